@@ -1,0 +1,112 @@
+// Package volumeid makes and reads the IDs of volumes whose storage lives on one node, and the names under which
+// that node is known to the cluster.
+//
+// An ID is a version letter, a digest of the node and a digest of the volume's name, 57 characters of [0-9a-v] in
+// all. So a retried CreateVolume finds its own volume without an index, anyone who holds an ID can tell its node,
+// and no ID can be mistaken for a path. The volumeHandle of a PersistentVolume never changes, so neither may the
+// meaning of a letter: a new form of ID takes a new letter.
+package volumeid
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+const (
+	volumeLetter = 'a' // a volume made by CreateVolume
+	inlineLetter = 'i' // the storage of an inline ephemeral volume
+
+	nodeLen = 16 // characters of 5 bits: 80 bits of the digest of the node
+	nameLen = 40 // 200 bits of the digest of the name
+
+	maxNodeName = 253 // a DNS subdomain, RFC 1123
+	maxNodeID   = 128 // CSI spec v1.13, size limits
+	maxSegment  = 63  // CSI spec v1.13, Topology
+)
+
+// ErrMalformed says that a string is not an ID of any known form.
+var ErrMalformed = errors.New("malformed volume ID")
+
+var (
+	encoding = base32.HexEncoding.WithPadding(base32.NoPadding)
+	segment  = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
+)
+
+// ID is what an ID says.
+type ID struct {
+	Inline bool   // the storage of an inline ephemeral volume
+	Node   string // digest of the node that holds the volume, as NodeDigest returns it
+}
+
+// New returns the ID of the volume that CreateVolume is to make under name on node. It is always the same.
+func New(node, name string) string {
+	return string(volumeLetter) + digest(node, nodeLen) + digest(name, nameLen)
+}
+
+// NewInline returns the ID of the storage behind the inline ephemeral volume that the kubelet calls handle.
+// It is in no PersistentVolume, and none that names it is served.
+func NewInline(node, handle string) string {
+	return string(inlineLetter) + digest(node, nodeLen) + digest(handle, nameLen)
+}
+
+// Parse reads an ID. Whatever New and NewInline can't have made is ErrMalformed.
+func Parse(s string) (ID, error) {
+	if len(s) != 1+nodeLen+nameLen || (s[0] != volumeLetter && s[0] != inlineLetter) {
+		return ID{}, ErrMalformed
+	}
+	for _, c := range []byte(s[1:]) {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'v') {
+			return ID{}, ErrMalformed
+		}
+	}
+	return ID{Inline: s[0] == inlineLetter, Node: s[1 : 1+nodeLen]}, nil
+}
+
+// NodeDigest returns the part of an ID that stands for node.
+func NodeDigest(node string) string { return digest(node, nodeLen) }
+
+// CheckNode returns an error for a node name that no cluster can have: empty, over 253 bytes, or with characters
+// that are neither printable ASCII nor part of a name.
+func CheckNode(node string) error {
+	if node == "" || len(node) > maxNodeName {
+		return fmt.Errorf("a node name has 1 to %d bytes, this one has %d", maxNodeName, len(node))
+	}
+	for _, c := range []byte(node) {
+		if c <= ' ' || c > '~' || c == '/' {
+			return fmt.Errorf("a node name has no character like %q", c)
+		}
+	}
+	return nil
+}
+
+// NodeID returns what NodeGetInfo calls node: its name, or a digest where the name is over 128 bytes.
+func NodeID(node string) string {
+	if len(node) <= maxNodeID {
+		return node
+	}
+	return "node-" + NodeDigest(node)
+}
+
+// Segment returns node as the value of a topology key: its name where that is a legal value, else a digest.
+// CSI spec v1.13, Topology: at most 63 characters, the first and the last alphanumeric.
+func Segment(node string) string {
+	if len(node) <= maxSegment && segment.MatchString(node) {
+		return node
+	}
+	return "node-" + NodeDigest(node)
+}
+
+func digest(s string, length int) string {
+	sum := sha256.Sum256([]byte(s))
+	var text [52]byte // 32 bytes at 5 bits a character
+	encoding.Encode(text[:], sum[:])
+	for i, c := range text[:length] {
+		if c >= 'A' {
+			text[i] = c + 'a' - 'A'
+		}
+	}
+	return string(text[:length])
+}
