@@ -1,0 +1,56 @@
+package namespace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+)
+
+// inside is set in the environment of a process that is in its own namespace.
+const inside = "CAUSEWAY_IN_NAMESPACE"
+
+// Enter returns nil in a process that is in a mount namespace of its own. Elsewhere it runs this program again, with
+// the same arguments, in a new one, and exits with its exit code. A user who isn't root also gets a user namespace,
+// and is root in there. It returns an error if the machine permits neither.
+func Enter() error {
+	if os.Getenv(inside) != "" {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	// The child dies with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: syscall.CLONE_NEWNS, // with it, os/exec makes every mount private
+		Pdeathsig:    syscall.SIGKILL,
+	}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("a mount namespace of its own, for user %d: %w", os.Geteuid(), err)
+	}
+	err = cmd.Wait()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+			os.Exit(128 + int(status.Signal()))
+		}
+		os.Exit(exit.ExitCode())
+	}
+	if err != nil {
+		return err
+	}
+	os.Exit(0)
+	return nil
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package namespace
+
+import "errors"
+
+// Enter returns errors.ErrUnsupported: only Linux has mount namespaces.
+func Enter() error { return errors.ErrUnsupported }

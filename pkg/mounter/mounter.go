@@ -1,0 +1,128 @@
+// Package mounter puts a volume at a path on this operating system.
+//
+// A mount is a value: a backend says what to mount (Mount), never how, and the Mounter of this operating system
+// does it. So backends are portable, and everything that differs between operating systems is in this package.
+// mounter_linux.go is the real one, mounter_windows.go and mounter_other.go refuse, and Fake behaves like the real
+// one in memory, for tests.
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Kind is the way in which a Mount is made.
+type Kind string
+
+// Directory is a directory of this machine: a bind mount on Linux, a link on Windows.
+const Directory Kind = "directory"
+
+// Mount says what is to be at a path.
+type Mount struct {
+	Kind     Kind
+	Source   string   // the absolute path of what is mounted
+	Options  []string // mount options, each of which passed CheckOptions
+	ReadOnly bool     // enforced by the kernel, whatever Options say
+}
+
+// Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
+// the directory (a project quota), the numbers are those of the limit.
+type Usage struct {
+	TotalBytes, UsedBytes, AvailableBytes    int64
+	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 where the filesystem has no fixed number of inodes
+}
+
+// Errors that a Mounter returns wrapped, with what was tried and on what.
+var (
+	ErrPath     = errors.New("not a path for volumes")      // outside the kubelet directory, relative, unclean, or through a link
+	ErrConflict = errors.New("something else is there")     // another mount, or the same with other options
+	ErrBusy     = errors.New("in use")                      // files below the path are open
+	ErrNotEmpty = errors.New("not an empty directory")      // mounting over it would hide somebody's files
+	ErrOption   = errors.New("mount option not allowed")    // not on the list of this kind
+	ErrReadOnly = errors.New("the filesystem is read-only") // asked for writing
+)
+
+// Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. The parent of
+// a path must exist; no element of it may be a symbolic link. Every method may be called by many goroutines, but for
+// one path the caller makes one change at a time. All methods may be repeated.
+type Mounter interface {
+	// Mount puts m at path, and makes the last element of path where it is missing. If m is there already, with
+	// the same options, nothing is done. The result is checked with the kernel before it is reported; after an error
+	// path is as it was. A dead or deleted mount at path is replaced. Errors: ErrPath, ErrConflict, ErrNotEmpty,
+	// ErrOption, ErrReadOnly.
+	Mount(ctx context.Context, m Mount, path string) error
+
+	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount
+	// that is in use: that is ErrBusy. Nothing mounted, or no such path, is no error.
+	Unmount(ctx context.Context, path string) error
+
+	// Remove removes path, which must be empty and no mount point: it never recurses. No such path is no error.
+	// Errors: ErrPath, ErrNotEmpty, ErrBusy.
+	Remove(ctx context.Context, path string) error
+
+	// Mounted reports whether path shows m's source. Options are not compared. No such path, or a dead mount, is false.
+	Mounted(ctx context.Context, m Mount, path string) (bool, error)
+
+	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
+	// It costs the same however many mounts the machine has.
+	Siblings(ctx context.Context, path string) ([]string, error)
+
+	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own
+	// place aside. It asks the kernel anew and costs as much as the machine has mounts.
+	Users(source string) ([]string, error)
+
+	// Usage tells how full the filesystem at path is.
+	Usage(ctx context.Context, path string) (Usage, error)
+}
+
+// directoryOptions are the mount options that a Directory may have. Everything else is refused, above all what would
+// name a device, a credential or another filesystem. nodev is always on; nosuid is, unless suid is asked for.
+var directoryOptions = []string{
+	"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev",
+	"relatime", "noatime", "nodiratime", "strictatime",
+}
+
+// CheckOptions returns ErrOption for the first of options that a mount of kind k may not have. It names the option
+// but never its value, which may be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
+func CheckOptions(k Kind, options []string) error {
+	if k != Directory {
+		return fmt.Errorf("%w: mounts of kind %q have no options here", errors.ErrUnsupported, k)
+	}
+	for _, o := range options {
+		if !slices.Contains(directoryOptions, o) {
+			name, _, _ := strings.Cut(o, "=")
+			return fmt.Errorf("%w: %.64q (allowed: %s)", ErrOption, name, strings.Join(directoryOptions, ", "))
+		}
+	}
+	return nil
+}
+
+// maxPath is PATH_MAX of Linux, less the terminating NUL.
+const maxPath = 4095
+
+// below returns path relative to dir. Both must be absolute and clean, and path strictly below dir.
+func below(dir, path string) (string, error) {
+	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
+		return "", fmt.Errorf("%w: a path has at most %d bytes, none of them NUL", ErrPath, maxPath)
+	}
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return "", fmt.Errorf("%w: %.128q is not absolute and clean", ErrPath, path)
+	}
+	rel, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
+	if !ok || rel == "" {
+		return "", fmt.Errorf("%w: %.128q is not below %q", ErrPath, path, dir)
+	}
+	return rel, nil
+}
+
+// checkDir returns an error for a directory that no Mounter can work below.
+func checkDir(dir string) error {
+	if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
+		return fmt.Errorf("%w: the kubelet directory %q is not absolute and clean", ErrPath, dir)
+	}
+	return nil
+}

@@ -1,0 +1,571 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+)
+
+// maxLayers bounds how many mounts stacked at one path Unmount takes away.
+const maxLayers = 32
+
+// linux is the Mounter of Linux 5.8 and newer. It asks the kernel by system calls whose cost doesn't grow with the
+// number of mounts, and parses mountinfo only where a source must be found by name (Users).
+type linux struct {
+	dir    string // the kubelet directory, as callers spell it
+	known  known
+	legacy atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+}
+
+// New returns the Mounter of this machine for paths below dir, the kubelet directory, which must exist.
+// It needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
+func New(dir string) (Mounter, error) {
+	if err := checkDir(dir); err != nil {
+		return nil, err
+	}
+	l := &linux{dir: dir}
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
+	if errors.Is(err, unix.ENOSYS) {
+		return nil, fmt.Errorf("%w: Linux 5.8 or newer is needed (no openat2)", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kubelet directory %s: %w", dir, err)
+	}
+	unix.Close(fd)
+	if err := l.findMounts(); err != nil {
+		return nil, fmt.Errorf("mounts below %s: %w", dir, err)
+	}
+	return l, nil
+}
+
+// findMounts remembers what an earlier process mounted below the directory, so that Siblings knows it.
+func (l *linux) findMounts() error {
+	real, err := filepath.EvalSymlinks(l.dir)
+	if err != nil {
+		return err
+	}
+	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
+	if err != nil {
+		return err
+	}
+	for _, i := range infos {
+		if rel, err := filepath.Rel(real, i.Mountpoint); err == nil && rel != "." {
+			l.known.add(filepath.Join(l.dir, rel), fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, i.Root))
+		}
+	}
+	return nil
+}
+
+func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	attr, err := attributes(m)
+	if err != nil {
+		return err
+	}
+	p, err := l.open(path)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	src, err := openSource(m.Source)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(src.fd)
+	if src.flags&unix.ST_RDONLY != 0 && attr.flags&unix.ST_RDONLY == 0 {
+		return fmt.Errorf("%w: %s", ErrReadOnly, m.Source)
+	}
+
+	made, done, err := p.prepare(src, attr)
+	if done || err != nil {
+		return err
+	}
+	crashpoint.Reached("mount:target-made")
+	err = l.attach(src, p, attr)
+	if err == nil {
+		err = p.verify(src, attr)
+	}
+	if err != nil {
+		err = fmt.Errorf("mount %s at %s: %w", m.Source, path, err)
+		if undo := l.Unmount(context.WithoutCancel(ctx), path); undo != nil {
+			return errors.Join(err, undo)
+		}
+		if made {
+			unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
+		}
+		return err
+	}
+	l.known.addFrom(path, m.Source)
+	return nil
+}
+
+// prepare makes path ready for src: done says that src is mounted there already, made that the directory is new.
+func (p place) prepare(src source, attr attributeSet) (made, done bool, err error) {
+	at, err := p.stat()
+	if at.broken || at.deleted {
+		if err := unix.Unmount(p.proc(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return false, false, fmt.Errorf("take the dead mount at %s away: %w", p.path, err)
+		}
+		at, err = p.stat()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := unix.Mkdirat(p.parent, p.name, 0o750); err != nil {
+			return false, false, fmt.Errorf("make %s: %w", p.path, err)
+		}
+		return true, false, nil
+	case err != nil:
+		return false, false, err
+	case at.mode&unix.S_IFMT != unix.S_IFDIR:
+		return false, false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
+	case at.mounted && at.id != src.id:
+		return false, false, fmt.Errorf("%w: %s", ErrConflict, p.path)
+	case at.mounted:
+		if err := p.verify(src, attr); err != nil {
+			return false, false, fmt.Errorf("%w: %w", ErrConflict, err)
+		}
+		return false, true, nil
+	}
+	return false, false, p.empty()
+}
+
+// attach makes the mount. open_tree, mount_setattr and move_mount put it there with all of its options in one step;
+// a bind by mount(2) ignores MS_RDONLY in silence, and needs a second call, until which it is writable.
+func (l *linux) attach(src source, p place, attr attributeSet) error {
+	target, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(target)
+	if !l.legacy.Load() {
+		err := attachTree(src, target, attr)
+		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
+			return err
+		}
+		l.legacy.CompareAndSwap(false, errors.Is(err, unix.ENOSYS)) // EPERM may be this one mount's
+	}
+	return attachLegacy(src, target, p, attr)
+}
+
+func attachTree(src source, target int, attr attributeSet) error {
+	tree, err := unix.OpenTree(src.fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(tree)
+	set := unix.MountAttr{Attr_set: attr.set, Attr_clr: attr.clear}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &set); err != nil {
+		return fmt.Errorf("mount_setattr: %w", err)
+	}
+	if err := unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return fmt.Errorf("move_mount: %w", err)
+	}
+	return nil
+}
+
+func attachLegacy(src source, target int, p place, attr attributeSet) error {
+	if err := unix.Mount(procPath(src.fd), procPath(target), "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	flags := (src.flags&managedFlags)&^attr.clearFlags() | attr.flags
+	ms := uintptr(flags &^ accessFlags) // ST_ and MS_ have the same numbers, but for the access times
+	switch flags & accessFlags {
+	case unix.ST_NOATIME:
+		ms |= unix.MS_NOATIME
+	case unix.ST_RELATIME:
+		ms |= unix.MS_RELATIME
+	default:
+		ms |= unix.MS_STRICTATIME
+	}
+	if err := unix.Mount("", p.proc(), "", unix.MS_BIND|unix.MS_REMOUNT|ms, ""); err != nil {
+		return fmt.Errorf("remount: %w", err)
+	}
+	return nil
+}
+
+// verify asks the kernel whether src is mounted at p with the options of attr and no others than src's own.
+func (p place) verify(src source, attr attributeSet) error {
+	at, err := p.stat()
+	if err != nil {
+		return err
+	}
+	if !at.mounted || at.id != src.id {
+		return fmt.Errorf("%s does not show what was mounted there", p.path)
+	}
+	var st unix.Statfs_t
+	if err := p.statfs(&st); err != nil {
+		return err
+	}
+	want := (src.flags&managedFlags)&^attr.clearFlags() | attr.flags
+	if got := st.Flags & managedFlags; got != want {
+		return fmt.Errorf("%s has the mount flags %#x, not %#x", p.path, got, want)
+	}
+	return nil
+}
+
+func (l *linux) Unmount(ctx context.Context, path string) error {
+	p, err := l.open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		l.known.forget(path)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	for range maxLayers {
+		at, err := p.stat()
+		if err != nil && !at.broken && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		flags := unix.UMOUNT_NOFOLLOW
+		if at.broken {
+			flags |= unix.MNT_DETACH
+		} else if !at.mounted {
+			l.known.forget(path)
+			return nil
+		}
+		switch err := unmountPatiently(ctx, p.proc(), flags); {
+		case errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("unmount %s: %w", path, ErrBusy)
+		case err != nil && !errors.Is(err, unix.EINVAL): // EINVAL: no mount any more, as the next look will tell
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+	return fmt.Errorf("unmount %s: still a mount after %d tries", path, maxLayers)
+}
+
+// unmountPatiently is umount2(2), tried again for some 30 ms while the mount is busy: whoever but looks at it, as a
+// stat(2) does, holds it for that moment.
+func unmountPatiently(ctx context.Context, path string, flags int) error {
+	err := unix.Unmount(path, flags)
+	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait <= 16*time.Millisecond; wait *= 2 {
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(wait):
+		}
+		err = unix.Unmount(path, flags)
+	}
+	return err
+}
+
+func (l *linux) Remove(_ context.Context, path string) error {
+	p, err := l.open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	err = unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("remove %s: %w", path, ErrNotEmpty)
+	case errors.Is(err, unix.ENOTDIR):
+		return fmt.Errorf("remove %s: %w: not a directory", path, ErrPath)
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("remove %s: %w", path, ErrBusy)
+	}
+	return fmt.Errorf("remove %s: %w", path, err)
+}
+
+func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
+	p, err := l.open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer p.close()
+	at, err := p.stat()
+	if at.broken || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return false, fmt.Errorf("source of %s: %w", path, err)
+	}
+	return at.mounted && !at.deleted && at.id == src.id, nil
+}
+
+func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
+	p, err := l.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+	self, err := p.stat()
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, other := range l.known.siblings(path) {
+		if l.shows(other, self.id) {
+			paths = append(paths, other)
+		} else {
+			l.known.forget(other) // somebody else unmounted it
+		}
+	}
+	slices.Sort(paths)
+	return paths, nil
+}
+
+func (l *linux) shows(path string, id fileID) bool {
+	p, err := l.open(path)
+	if err != nil {
+		return false
+	}
+	defer p.close()
+	at, err := p.stat()
+	return err == nil && at.mounted && at.id == id
+}
+
+func (l *linux) Users(source string) ([]string, error) {
+	name, own, infos, err := find(source)
+	if err != nil || own == nil {
+		return nil, err
+	}
+	var paths []string
+	for _, i := range infos {
+		if i.ID != own.ID && i.Major == own.Major && i.Minor == own.Minor &&
+			(i.Root == name || strings.HasPrefix(i.Root, strings.TrimSuffix(name, "/")+"/")) {
+			paths = append(paths, i.Mountpoint)
+		}
+	}
+	slices.Sort(paths)
+	return paths, nil
+}
+
+// IsFilesystem reports whether path is the top of a filesystem, whole, and not just a directory of one.
+func IsFilesystem(path string) (bool, error) {
+	name, own, _, err := find(path)
+	if err == nil && own == nil {
+		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+	}
+	return err == nil && name == "/", err
+}
+
+// find returns the name that path has within its filesystem, the mount through which it is seen, and all mounts.
+// own is nil if there is no such path.
+//
+// One pass over mountinfo is enough: since Linux 5.8 a reader keeps its place by a cursor, so a mount that is there
+// the whole time is listed, however many come and go meanwhile.
+func find(path string) (name string, own *mountinfo.Info, all []*mountinfo.Info, err error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return "", nil, nil, nil
+	}
+	if err != nil {
+		return "", nil, nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	real, err := os.Readlink(procPath(fd))
+	if err != nil {
+		return "", nil, nil, err
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+		return "", nil, nil, &fs.PathError{Op: "statx", Path: path, Err: err}
+	}
+	if all, err = mountinfo.GetMounts(nil); err != nil {
+		return "", nil, nil, err
+	}
+	for _, i := range all {
+		if uint64(i.ID) != st.Mnt_id {
+			continue
+		}
+		rel, err := filepath.Rel(i.Mountpoint, real)
+		if err != nil {
+			return "", nil, nil, err
+		}
+		return filepath.Join(i.Root, rel), i, all, nil
+	}
+	return "", nil, nil, fmt.Errorf("%s is on mount %d, which mountinfo does not list", path, st.Mnt_id)
+}
+
+func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
+	p, err := l.open(path)
+	if err != nil {
+		return Usage{}, err
+	}
+	defer p.close()
+	var st unix.Statfs_t
+	if err := p.statfs(&st); err != nil {
+		return Usage{}, err
+	}
+	unit := st.Frsize
+	return Usage{
+		TotalBytes:      int64(st.Blocks) * unit,
+		UsedBytes:       int64(st.Blocks-st.Bfree) * unit,
+		AvailableBytes:  int64(st.Bavail) * unit,
+		TotalInodes:     int64(st.Files),
+		UsedInodes:      int64(st.Files - st.Ffree),
+		AvailableInodes: int64(st.Ffree),
+	}, nil
+}
+
+// place is a path below the kubelet directory, held by its parent, so that nothing can be swapped beneath us.
+type place struct {
+	parent int    // O_PATH descriptor
+	name   string // the last element
+	path   string // as it was asked for
+}
+
+// open resolves path beneath the kubelet directory without following any link.
+// Errors: ErrPath, fs.ErrNotExist (the parent).
+func (l *linux) open(path string) (place, error) {
+	rel, err := below(l.dir, path)
+	if err != nil {
+		return place{}, err
+	}
+	fd, err := unix.Open(l.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return place{}, &fs.PathError{Op: "open", Path: l.dir, Err: err}
+	}
+	dir, name := filepath.Split(rel)
+	if dir == "" {
+		return place{parent: fd, name: name, path: path}, nil
+	}
+	defer unix.Close(fd)
+	how := unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	}
+	parent, err := unix.Openat2(fd, dir, &how)
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
+		return place{}, fmt.Errorf("%w: %s: %w", ErrPath, filepath.Dir(path), err)
+	case err != nil:
+		return place{}, &fs.PathError{Op: "open", Path: filepath.Dir(path), Err: err}
+	}
+	return place{parent: parent, name: name, path: path}, nil
+}
+
+func (p place) close() { unix.Close(p.parent) }
+
+// proc names the place for the system calls that take no descriptor. It resolves through the parent that we hold.
+func (p place) proc() string { return procPath(p.parent) + "/" + p.name }
+
+func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// stat tells what is at the place. broken comes with an error.
+func (p place) stat() (state, error) {
+	s, err := stat(p.parent, p.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	if err != nil {
+		s.broken = mountutils.IsCorruptedMnt(err)
+		return s, &fs.PathError{Op: "statx", Path: p.path, Err: err}
+	}
+	if s.mode&unix.S_IFMT == unix.S_IFLNK {
+		return s, fmt.Errorf("%w: %s is a symbolic link", ErrPath, p.path)
+	}
+	return s, nil
+}
+
+func (p place) statfs(st *unix.Statfs_t) error {
+	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: p.path, Err: err}
+	}
+	defer unix.Close(fd)
+	if err := unix.Fstatfs(fd, st); err != nil {
+		return &fs.PathError{Op: "statfs", Path: p.path, Err: err}
+	}
+	return nil
+}
+
+// empty returns ErrNotEmpty if the directory at the place has entries.
+func (p place) empty() error {
+	fd, err := unix.Openat(p.parent, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: p.path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), p.path)
+	defer f.Close()
+	switch _, err := f.Readdirnames(1); err {
+	case io.EOF:
+		return nil
+	case nil:
+		return fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
+	default:
+		return err
+	}
+}
+
+// fileID names a file or directory of this machine, however it is reached.
+type fileID struct {
+	major, minor uint32
+	ino          uint64
+}
+
+// state is what statx(2) says of a path. STATX_ATTR_MOUNT_ROOT (Linux 5.8) tells mount points, binds too.
+type state struct {
+	id      fileID
+	mode    uint16
+	mounted bool // the root of a mount
+	deleted bool // a mount whose directory is gone
+	broken  bool // a mount that answers with an error, such as that of a dead server
+}
+
+func stat(dir int, path string, flags int) (state, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(dir, path, flags, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_NLINK, &st); err != nil {
+		return state{}, err
+	}
+	mounted := st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+	return state{
+		id:      fileID{st.Dev_major, st.Dev_minor, st.Ino},
+		mode:    st.Mode,
+		mounted: mounted,
+		deleted: mounted && st.Nlink == 0,
+	}, nil
+}
+
+// source is an open directory that is to be mounted, with the flags of the mount through which it was reached.
+type source struct {
+	fd    int
+	id    fileID
+	flags int64
+}
+
+func openSource(path string) (source, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return source{}, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	s, err := stat(fd, "", unix.AT_EMPTY_PATH)
+	var st unix.Statfs_t
+	if err == nil {
+		err = unix.Fstatfs(fd, &st)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return source{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return source{fd: fd, id: s.id, flags: st.Flags}, nil
+}

@@ -1,0 +1,351 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// noNamespace is why tests that really mount can't run.
+var noNamespace error
+
+func TestMain(m *testing.M) {
+	noNamespace = namespace.Enter()
+	os.Exit(m.Run())
+}
+
+func realMounter(t *testing.T, change ...func(*linux)) func(string) Mounter {
+	if noNamespace != nil {
+		t.Skip(noNamespace)
+	}
+	return func(dir string) Mounter {
+		m, err := New(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range change {
+			c(m.(*linux))
+		}
+		return m
+	}
+}
+
+// newRealBench is a bench whose volumes are on a filesystem of the test's own: in a user namespace, the access time
+// options of anybody else's can't be changed.
+func newRealBench(t *testing.T, change ...func(*linux)) *bench {
+	b := newBench(t, realMounter(t, change...))
+	if err := unix.Mount("none", b.storage, "tmpfs", 0, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(b.storage, unix.MNT_DETACH) })
+	return b
+}
+
+func legacy(on bool) func(*linux) { return func(l *linux) { l.legacy.Store(on) } }
+
+func TestLinuxKeepsTheContract(t *testing.T) {
+	testContract(t, func(t *testing.T) *bench { return newRealBench(t) })
+}
+
+func TestLinuxKeepsTheContractWithoutTheNewSystemCalls(t *testing.T) {
+	testContract(t, func(t *testing.T) *bench { return newRealBench(t, legacy(true)) })
+}
+
+func TestEveryOptionIsKnownToTheKernelsTables(t *testing.T) {
+	for _, o := range directoryOptions {
+		if _, ok := linuxOptions[o]; !ok {
+			t.Errorf("%s is allowed but does nothing", o)
+		}
+	}
+	if len(linuxOptions) != len(directoryOptions) {
+		t.Errorf("%d options do something, %d are allowed", len(linuxOptions), len(directoryOptions))
+	}
+}
+
+func TestReadOnlyIsEnforcedByTheKernel(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		t.Run(fmt.Sprintf("legacy=%v", old), func(t *testing.T) {
+			b := newRealBench(t, legacy(old))
+			v, target := b.volume("v"), b.path("target")
+			v.ReadOnly = true
+			b.mount(v, target)
+			if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("write through a read-only mount: %v, want EROFS", err)
+			}
+			if err := os.WriteFile(filepath.Join(v.Source, "f"), nil, 0o600); err != nil {
+				t.Errorf("write to the source: %v", err)
+			}
+		})
+	}
+}
+
+func TestOptionsReachTheKernel(t *testing.T) {
+	for name, tc := range map[string]struct {
+		options []string
+		has     int64
+		hasNot  int64
+	}{
+		"by default":      {nil, unix.ST_NODEV | unix.ST_NOSUID, unix.ST_RDONLY | unix.ST_NOEXEC},
+		"suid":            {[]string{"suid"}, unix.ST_NODEV, unix.ST_NOSUID},
+		"noexec":          {[]string{"noexec"}, unix.ST_NOEXEC | unix.ST_NODEV | unix.ST_NOSUID, unix.ST_RDONLY},
+		"ro":              {[]string{"ro"}, unix.ST_RDONLY, 0},
+		"noatime":         {[]string{"noatime"}, unix.ST_NOATIME, unix.ST_RELATIME},
+		"strictatime":     {[]string{"strictatime"}, 0, unix.ST_RELATIME | unix.ST_NOATIME},
+		"nodiratime":      {[]string{"nodiratime"}, unix.ST_NODIRATIME, 0},
+		"the last counts": {[]string{"noatime", "relatime", "noexec", "exec"}, unix.ST_RELATIME, unix.ST_NOATIME | unix.ST_NOEXEC},
+	} {
+		for _, old := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, legacy=%v", name, old), func(t *testing.T) {
+				b := newRealBench(t, legacy(old))
+				b.mount(b.volume("v", tc.options...), b.path("target"))
+				var st unix.Statfs_t
+				if err := unix.Statfs(b.path("target"), &st); err != nil {
+					t.Fatal(err)
+				}
+				if st.Flags&tc.has != tc.has || st.Flags&tc.hasNot != 0 {
+					t.Errorf("flags are %#x, want all of %#x and none of %#x", st.Flags, tc.has, tc.hasNot)
+				}
+			})
+		}
+	}
+}
+
+func TestABusyMountIsNotDetached(t *testing.T) {
+	b := newRealBench(t)
+	v, target := b.volume("v"), b.path("target")
+	b.mount(v, target)
+	f, err := os.Create(filepath.Join(target, "open"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Unmount(context.Background(), target); !errors.Is(err, ErrBusy) {
+		t.Errorf("Unmount = %v, want ErrBusy", err)
+	}
+	if !b.mounted(v, target) {
+		t.Error("the busy mount is gone")
+	}
+	f.Close()
+	if err := b.Unmount(context.Background(), target); err != nil {
+		t.Errorf("Unmount after the file was closed: %v", err)
+	}
+}
+
+func TestStackedMountsAllGo(t *testing.T) {
+	b := newRealBench(t)
+	v, target := b.volume("v"), b.path("target")
+	b.mount(v, target)
+	for range 3 { // as an older driver that doesn't look first leaves them
+		if err := unix.Mount(v.Source, target, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Unmount(context.Background(), target); err != nil {
+		t.Fatal(err)
+	}
+	if b.mounted(v, target) {
+		t.Error("a layer is left")
+	}
+}
+
+func TestADeletedSourceIsReplaced(t *testing.T) {
+	b := newRealBench(t)
+	v, target := b.volume("v"), b.path("target")
+	b.mount(v, target)
+	if err := os.Remove(v.Source); err != nil {
+		t.Fatal(err)
+	}
+	v = b.volume("v") // the same path, another directory
+	if b.mounted(v, target) {
+		t.Error("Mounted takes the deleted directory for the new one")
+	}
+	b.mount(v, target)
+	if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); err != nil || !exists(filepath.Join(v.Source, "f")) {
+		t.Errorf("the target doesn't show the new directory: %v", err)
+	}
+}
+
+func TestADeadMountIsReplacedAndUnmounted(t *testing.T) {
+	dead := func(t *testing.T, path string) {
+		t.Helper()
+		mkdir(t, path)
+		fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Skipf("no fuse: %v", err)
+		}
+		options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
+		err = unix.Mount("dead", path, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options)
+		unix.Close(fd) // the server is gone
+		if err != nil {
+			t.Skipf("no fuse mounts: %v", err)
+		}
+		t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
+	}
+	t.Run("replaced", func(t *testing.T) {
+		b := newRealBench(t)
+		dead(t, b.path("target"))
+		v := b.volume("v")
+		if b.mounted(v, b.path("target")) {
+			t.Error("Mounted = true for a dead mount")
+		}
+		b.mount(v, b.path("target"))
+		if err := os.WriteFile(b.path("target", "f"), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("unmounted", func(t *testing.T) {
+		b := newRealBench(t)
+		dead(t, b.path("target"))
+		if err := b.Unmount(context.Background(), b.path("target")); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Remove(context.Background(), b.path("target")); err != nil || exists(b.path("target")) {
+			t.Errorf("Remove: %v", err)
+		}
+	})
+}
+
+func TestAnotherProcessesMountsAreFoundAgain(t *testing.T) {
+	b := newRealBench(t)
+	b.mount(b.volume("v"), b.path("staging"))
+	b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
+	b.Mounter = realMounter(t)(b.kubelet) // as after a restart
+	got, err := b.Siblings(context.Background(), b.path("staging"))
+	if want := []string{b.path("one")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+	}
+	b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("two"))
+	got, err = b.Siblings(context.Background(), b.path("two"))
+	if want := []string{b.path("one"), b.path("staging")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+	}
+	if err := unix.Unmount(b.path("one"), 0); err != nil { // by somebody else
+		t.Fatal(err)
+	}
+	if got, _ := b.Siblings(context.Background(), b.path("staging")); !slices.Equal(got, []string{b.path("two")}) {
+		t.Errorf("Siblings = %v, still with what somebody unmounted", got)
+	}
+}
+
+func TestAKubeletDirectoryBehindALink(t *testing.T) {
+	b := newRealBench(t)
+	link := filepath.Join(filepath.Dir(b.kubelet), "link")
+	if err := os.Symlink(b.kubelet, link); err != nil {
+		t.Fatal(err)
+	}
+	b.mount(b.volume("v"), b.path("old"))
+	b.Mounter, b.kubelet = realMounter(t)(link), link
+	b.mount(Mount{Kind: Directory, Source: b.path("old")}, b.path("new"))
+	got, err := b.Siblings(context.Background(), b.path("new"))
+	if want := []string{b.path("old")}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+	}
+}
+
+func TestUsersSeesMountsOfSubdirectoriesAnywhere(t *testing.T) {
+	b := newRealBench(t)
+	v := b.volume("v")
+	mkdir(t, filepath.Join(v.Source, "sub dir"))
+	elsewhere := filepath.Join(filepath.Dir(b.kubelet), "else where") // mountinfo escapes the space
+	mkdir(t, elsewhere)
+	if err := unix.Mount(filepath.Join(v.Source, "sub dir"), elsewhere, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(elsewhere, 0)
+	got, err := b.Users(v.Source)
+	if want := []string{elsewhere}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Users = %v, %v, want %v", got, err, want)
+	}
+	renamed := v.Source + "-renamed"
+	if err := os.Rename(v.Source, renamed); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := b.Users(renamed); !slices.Equal(got, []string{elsewhere}) {
+		t.Errorf("Users = %v after a rename, want %v", got, elsewhere)
+	}
+}
+
+func TestIsFilesystem(t *testing.T) {
+	b := newRealBench(t)
+	dir := filepath.Join(b.storage, "fs")
+	mkdir(t, dir)
+	if yes, err := IsFilesystem(dir); yes || err != nil {
+		t.Errorf("IsFilesystem(a directory) = %v, %v", yes, err)
+	}
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(dir, 0)
+	if yes, err := IsFilesystem(dir); !yes || err != nil {
+		t.Errorf("IsFilesystem(the top of a tmpfs) = %v, %v", yes, err)
+	}
+	sub := filepath.Join(dir, "sub")
+	mkdir(t, sub)
+	if err := unix.Mount(sub, sub, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(sub, 0)
+	if yes, err := IsFilesystem(sub); yes || err != nil {
+		t.Errorf("IsFilesystem(a bind of a part) = %v, %v", yes, err)
+	}
+	if _, err := IsFilesystem(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("IsFilesystem(none) = %v", err)
+	}
+}
+
+func TestUsageIsThatOfTheFilesystem(t *testing.T) {
+	b := newRealBench(t)
+	v := b.volume("v")
+	if err := unix.Mount("none", v.Source, "tmpfs", 0, "size=1m,nr_inodes=100"); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(v.Source, unix.MNT_DETACH)
+	b.mount(v, b.path("target"))
+	if err := os.WriteFile(b.path("target", "f"), make([]byte, 64<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.Usage(context.Background(), b.path("target"))
+	want := Usage{TotalBytes: 1 << 20, UsedBytes: 64 << 10, AvailableBytes: 960 << 10, TotalInodes: 100, UsedInodes: 2, AvailableInodes: 98}
+	if err != nil || got != want {
+		t.Errorf("Usage = %+v, %v, want %+v", got, err, want)
+	}
+}
+
+func TestManyCallersAtOnce(t *testing.T) {
+	b := newRealBench(t)
+	b.mount(b.volume("v"), b.path("staging"))
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			path := b.path(fmt.Sprint("target", i))
+			for range 25 {
+				if err := b.Mount(context.Background(), Mount{Kind: Directory, Source: b.path("staging")}, path); err != nil {
+					t.Error(err)
+				}
+				if _, err := b.Siblings(context.Background(), b.path("staging")); err != nil {
+					t.Error(err)
+				}
+				if users, err := b.Users(filepath.Join(b.storage, "v")); err != nil || !slices.Contains(users, path) {
+					t.Errorf("Users = %v, %v, without %s", users, err, path)
+				}
+				if err := errors.Join(b.Unmount(context.Background(), path), b.Remove(context.Background(), path)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	info, err := os.ReadFile("/proc/self/mountinfo")
+	if n := strings.Count(string(info), b.kubelet); err != nil || n != 1 {
+		t.Errorf("%d mounts are left, want the staging one, %v", n, err)
+	}
+}

@@ -1,0 +1,17 @@
+//go:build !linux && !windows
+
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+)
+
+// New refuses: volumes are mounted on Linux and Windows only. Elsewhere the project builds and runs its unit tests.
+func New(string) (Mounter, error) {
+	return nil, fmt.Errorf("%w: there are no mounts for pods on %s", errors.ErrUnsupported, runtime.GOOS)
+}
+
+// IsFilesystem refuses: see New.
+func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }

@@ -1,0 +1,317 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// bench is a kubelet directory and a directory with volumes, for one test.
+type bench struct {
+	Mounter
+	t                *testing.T
+	kubelet, storage string
+}
+
+func newBench(t *testing.T, make func(dir string) Mounter) *bench {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, kubelet: filepath.Join(dir, "kubelet"), storage: filepath.Join(dir, "storage")}
+	mkdir(t, b.kubelet)
+	mkdir(t, b.storage)
+	b.Mounter = make(b.kubelet)
+	return b
+}
+
+// volume makes a directory to mount and returns the Mount for it.
+func (b *bench) volume(name string, options ...string) Mount {
+	b.t.Helper()
+	dir := filepath.Join(b.storage, name)
+	if _, err := os.Stat(dir); err != nil {
+		mkdir(b.t, dir)
+	}
+	return Mount{Kind: Directory, Source: dir, Options: options}
+}
+
+func (b *bench) path(elem ...string) string {
+	return filepath.Join(append([]string{b.kubelet}, elem...)...)
+}
+
+func (b *bench) mount(m Mount, path string) {
+	b.t.Helper()
+	if err := b.Mount(context.Background(), m, path); err != nil {
+		b.t.Fatalf("Mount(%+v, %s): %v", m, path, err)
+	}
+	mounter := b.Mounter // a test may go on with another one
+	b.t.Cleanup(func() { mounter.Unmount(context.Background(), path) })
+}
+
+func (b *bench) refused(m Mount, path string, want error) {
+	b.t.Helper()
+	if err := b.Mount(context.Background(), m, path); !errors.Is(err, want) {
+		b.t.Fatalf("Mount(%+v, %s) = %v, want %v", m, path, err, want)
+	}
+}
+
+func (b *bench) mounted(m Mount, path string) bool {
+	b.t.Helper()
+	yes, err := b.Mounted(context.Background(), m, path)
+	if err != nil {
+		b.t.Fatalf("Mounted(%s): %v", path, err)
+	}
+	return yes
+}
+
+func mkdir(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func TestFakeKeepsTheContract(t *testing.T) {
+	testContract(t, func(t *testing.T) *bench {
+		return newBench(t, func(dir string) Mounter { return NewFake(dir) })
+	})
+}
+
+// testContract is what every Mounter does, the fake too.
+func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
+	ctx := context.Background()
+	run := func(name string, test func(t *testing.T, b *bench)) {
+		t.Run(name, func(t *testing.T) { test(t, newBench(t)) })
+	}
+
+	run("a mount makes its path, and taking it away leaves it", func(t *testing.T, b *bench) {
+		v, path := b.volume("v"), b.path("target")
+		b.mount(v, path)
+		if !b.mounted(v, path) {
+			t.Fatal("Mounted = false after Mount")
+		}
+		if err := b.Unmount(ctx, path); err != nil {
+			t.Fatal(err)
+		}
+		if b.mounted(v, path) || !exists(path) {
+			t.Fatal("after Unmount the path is to be there and not mounted")
+		}
+		if err := b.Remove(ctx, path); err != nil || exists(path) {
+			t.Fatalf("Remove = %v, path exists: %v", err, exists(path))
+		}
+	})
+
+	run("every call may be repeated", func(t *testing.T, b *bench) {
+		v, path := b.volume("v", "noexec", "noatime"), b.path("target")
+		for range 3 {
+			b.mount(v, path)
+		}
+		for range 3 {
+			if err := b.Unmount(ctx, path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b.mounted(v, path) {
+			t.Fatal("three mounts made more than one layer")
+		}
+		for range 3 {
+			if err := b.Remove(ctx, path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+
+	run("another source, other options or another mode at the same path is a conflict", func(t *testing.T, b *bench) {
+		path := b.path("target")
+		b.mount(b.volume("v"), path)
+		readOnly := b.volume("v")
+		readOnly.ReadOnly = true
+		b.refused(b.volume("other"), path, ErrConflict)
+		b.refused(b.volume("v", "noexec"), path, ErrConflict)
+		b.refused(b.volume("v", "suid"), path, ErrConflict)
+		b.refused(b.volume("v", "noatime"), path, ErrConflict)
+		b.refused(readOnly, path, ErrConflict)
+		b.mount(b.volume("v", "rw"), path) // the same in other words
+		b.mount(b.volume("v", "ro", "rw"), path)
+	})
+
+	run("a path that isn't the kubelet's is refused by every method", func(t *testing.T, b *bench) {
+		v := b.volume("v")
+		mkdir(t, b.path("real"))
+		if err := os.Symlink(b.path("real"), b.path("link")); err != nil {
+			t.Skipf("no symbolic links here: %v", err)
+		}
+		if err := os.WriteFile(b.path("file"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{
+			"", "relative", b.kubelet, b.kubelet + "/", b.kubelet + "/../storage/x", b.kubelet + "x/y", b.storage + "/y",
+			b.kubelet + "//target", b.kubelet + "/target/", b.kubelet + "/./target", "/",
+			b.path("nul\x00"), b.path(strings.Repeat("x/", 3000)), b.path("link"), b.path("link", "target"), b.path("file", "target"),
+		} {
+			if err := b.Mount(ctx, v, path); !errors.Is(err, ErrPath) {
+				t.Errorf("Mount(%.60q) = %v, want ErrPath", path, err)
+			}
+			if err := b.Unmount(ctx, path); !errors.Is(err, ErrPath) {
+				t.Errorf("Unmount(%.60q) = %v, want ErrPath", path, err)
+			}
+			if err := b.Remove(ctx, path); !errors.Is(err, ErrPath) {
+				t.Errorf("Remove(%.60q) = %v, want ErrPath", path, err)
+			}
+			if _, err := b.Mounted(ctx, v, path); !errors.Is(err, ErrPath) {
+				t.Errorf("Mounted(%.60q) = %v, want ErrPath", path, err)
+			}
+		}
+		b.refused(v, b.path("file"), ErrPath)
+		if !exists(b.path("link")) || !exists(b.path("file")) || exists(b.path("real", "target")) {
+			t.Error("a refused call changed something")
+		}
+	})
+
+	run("a directory with files is not mounted over, nor removed", func(t *testing.T, b *bench) {
+		path := b.path("target")
+		mkdir(t, filepath.Join(path, "somebody's"))
+		b.refused(b.volume("v"), path, ErrNotEmpty)
+		if err := b.Remove(ctx, path); !errors.Is(err, ErrNotEmpty) {
+			t.Errorf("Remove = %v, want ErrNotEmpty", err)
+		}
+		if !exists(filepath.Join(path, "somebody's")) {
+			t.Error("somebody's files are gone")
+		}
+	})
+
+	run("a mount point is not removed", func(t *testing.T, b *bench) {
+		path := b.path("target")
+		b.mount(b.volume("v"), path)
+		if err := b.Remove(ctx, path); !errors.Is(err, ErrBusy) {
+			t.Errorf("Remove = %v, want ErrBusy", err)
+		}
+	})
+
+	run("a missing parent is an error for Mount and nothing to do for the rest", func(t *testing.T, b *bench) {
+		v, path := b.volume("v"), b.path("no", "such", "target")
+		b.refused(v, path, os.ErrNotExist)
+		if err := errors.Join(b.Unmount(ctx, path), b.Remove(ctx, path)); err != nil {
+			t.Error(err)
+		}
+		if b.mounted(v, path) {
+			t.Error("Mounted = true")
+		}
+	})
+
+	run("a missing source leaves no path behind", func(t *testing.T, b *bench) {
+		v, path := b.volume("v"), b.path("target")
+		if err := os.Remove(v.Source); err != nil {
+			t.Fatal(err)
+		}
+		b.refused(v, path, os.ErrNotExist)
+		if exists(path) {
+			t.Error("the path was left behind")
+		}
+	})
+
+	run("an option that isn't on the list is refused without its value", func(t *testing.T, b *bench) {
+		err := b.Mount(ctx, b.volume("v", "noexec", "password=geheim"), b.path("target"))
+		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "password") || strings.Contains(err.Error(), "geheim") {
+			t.Errorf("Mount = %v, want ErrOption that names password only", err)
+		}
+		if exists(b.path("target")) {
+			t.Error("the path was left behind")
+		}
+		b.refused(Mount{Kind: "unheard-of", Source: b.storage}, b.path("target"), errors.ErrUnsupported)
+	})
+
+	run("what is mounted from a mount is a sibling and a user of its source", func(t *testing.T, b *bench) {
+		v, w := b.volume("v"), b.volume("w")
+		b.mount(v, b.path("staging"))
+		b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
+		b.mount(Mount{Kind: Directory, Source: b.path("staging"), ReadOnly: true}, b.path("two"))
+		b.mount(w, b.path("other"))
+		got, err := b.Siblings(ctx, b.path("staging"))
+		if want := []string{b.path("one"), b.path("two")}; err != nil || !slices.Equal(got, want) {
+			t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+		}
+		if !b.mounted(v, b.path("two")) || b.mounted(w, b.path("two")) {
+			t.Error("Mounted doesn't tell v from w")
+		}
+		got, err = b.Users(v.Source)
+		if want := []string{b.path("one"), b.path("staging"), b.path("two")}; err != nil || !slices.Equal(got, want) {
+			t.Errorf("Users = %v, %v, want %v", got, err, want)
+		}
+		if got, _ := b.Users(b.storage); len(got) != 4 {
+			t.Errorf("Users(storage) = %v, want all four", got)
+		}
+		if got, err := b.Users(filepath.Join(b.storage, "none")); err != nil || len(got) != 0 {
+			t.Errorf("Users(none) = %v, %v, want none", got, err)
+		}
+		if err := b.Unmount(ctx, b.path("two")); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := b.Siblings(ctx, b.path("staging")); !slices.Equal(got, []string{b.path("one")}) {
+			t.Errorf("Siblings = %v after one was unmounted", got)
+		}
+	})
+
+	run("writing through a read-only mount is not to be had", func(t *testing.T, b *bench) {
+		v := b.volume("v", "ro")
+		b.mount(v, b.path("staging"))
+		b.refused(Mount{Kind: Directory, Source: b.path("staging")}, b.path("target"), ErrReadOnly)
+		b.mount(Mount{Kind: Directory, Source: b.path("staging"), ReadOnly: true}, b.path("target"))
+	})
+
+	run("usage of a path that isn't there is an error", func(t *testing.T, b *bench) {
+		if _, err := b.Usage(ctx, b.path("none")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("Usage = %v, want ErrNotExist", err)
+		}
+	})
+}
+
+func TestFakeFailsOnDemand(t *testing.T) {
+	fake := NewFake(t.TempDir())
+	fake.Err = errors.New("on demand")
+	b := newBench(t, func(dir string) Mounter { fake.dir = dir; return fake })
+	b.refused(b.volume("v"), b.path("target"), fake.Err)
+	if err := b.Unmount(context.Background(), b.path("target")); !errors.Is(err, fake.Err) {
+		t.Errorf("Unmount = %v", err)
+	}
+	if len(fake.Mounts()) != 0 || exists(b.path("target")) {
+		t.Error("a failing Mount changed something")
+	}
+}
+
+func FuzzCheckOptions(f *testing.F) {
+	for _, o := range []string{"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00"} {
+		f.Add(o)
+	}
+	f.Fuzz(func(t *testing.T, o string) {
+		err := CheckOptions(Directory, []string{o})
+		if (err == nil) != slices.Contains(directoryOptions, o) {
+			t.Errorf("CheckOptions(%q) = %v", o, err)
+		}
+		if _, value, ok := strings.Cut(o, "="); err != nil && ok && len(value) > 3 && !strings.Contains("suid nodev relatime", value) &&
+			strings.Contains(err.Error(), value) && !strings.Contains(strings.SplitN(o, "=", 2)[0], value) {
+			t.Errorf("CheckOptions(%q) = %v shows the value", o, err)
+		}
+	})
+}
+
+func FuzzBelow(f *testing.F) {
+	for _, p := range []string{"/k/a", "/k/../a", "/k", "/ka", "/k/a/../../b", "k/a", "/k//a", "/k/a\x00"} {
+		f.Add(p)
+	}
+	f.Fuzz(func(t *testing.T, p string) {
+		rel, err := below("/k", p)
+		if err == nil && (filepath.Join("/k", rel) != p || !strings.HasPrefix(p, "/k/") || strings.Contains("/"+rel+"/", "/../")) {
+			t.Errorf("below(%q) = %q", p, rel)
+		}
+	})
+}

@@ -1,0 +1,14 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+)
+
+// New refuses: the Mounter of Windows is not built yet.
+func New(string) (Mounter, error) {
+	return nil, fmt.Errorf("%w: mounting on Windows is not built yet", errors.ErrUnsupported)
+}
+
+// IsFilesystem refuses: see New.
+func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }

@@ -1,0 +1,74 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// attributeSet is mount options in the kernel's two languages: what mount_setattr(2) is told, and what statfs(2) is
+// to show afterwards.
+type attributeSet struct {
+	set, clear uint64 // MOUNT_ATTR_*
+	flags      int64  // ST_*
+}
+
+const (
+	accessFlags  = unix.ST_NOATIME | unix.ST_RELATIME
+	managedFlags = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME | accessFlags
+)
+
+// linuxOptions says what each of directoryOptions does: it takes bits out and puts bits in. The last one wins.
+var linuxOptions = map[string]struct {
+	attrOut, attrIn uint64
+	flagOut, flagIn int64
+}{
+	"ro":          {0, unix.MOUNT_ATTR_RDONLY, 0, unix.ST_RDONLY},
+	"rw":          {unix.MOUNT_ATTR_RDONLY, 0, unix.ST_RDONLY, 0},
+	"exec":        {unix.MOUNT_ATTR_NOEXEC, 0, unix.ST_NOEXEC, 0},
+	"noexec":      {0, unix.MOUNT_ATTR_NOEXEC, 0, unix.ST_NOEXEC},
+	"suid":        {unix.MOUNT_ATTR_NOSUID, 0, unix.ST_NOSUID, 0},
+	"nosuid":      {0, unix.MOUNT_ATTR_NOSUID, 0, unix.ST_NOSUID},
+	"nodev":       {0, unix.MOUNT_ATTR_NODEV, 0, unix.ST_NODEV},
+	"relatime":    {unix.MOUNT_ATTR__ATIME, unix.MOUNT_ATTR_RELATIME, accessFlags, unix.ST_RELATIME},
+	"noatime":     {unix.MOUNT_ATTR__ATIME, unix.MOUNT_ATTR_NOATIME, accessFlags, unix.ST_NOATIME},
+	"strictatime": {unix.MOUNT_ATTR__ATIME, unix.MOUNT_ATTR_STRICTATIME, accessFlags, 0},
+	"nodiratime":  {0, unix.MOUNT_ATTR_NODIRATIME, 0, unix.ST_NODIRATIME},
+}
+
+// attributes turns the options of m into what the kernel understands. A device node in a volume is never one that
+// a pod should open, so nodev always holds; nosuid holds unless suid is asked for.
+func attributes(m Mount) (attributeSet, error) {
+	if m.Kind != Directory {
+		return attributeSet{}, fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, m.Kind)
+	}
+	if err := CheckOptions(m.Kind, m.Options); err != nil {
+		return attributeSet{}, err
+	}
+	a := attributeSet{
+		set:   unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID,
+		flags: unix.ST_NODEV | unix.ST_NOSUID,
+	}
+	for _, name := range m.Options {
+		o := linuxOptions[name]
+		a.set = a.set&^o.attrOut | o.attrIn
+		a.flags = a.flags&^o.flagOut | o.flagIn
+		if o.flagOut&accessFlags != 0 {
+			a.clear = unix.MOUNT_ATTR__ATIME // the kernel wants it cleared before it is set
+		}
+	}
+	if m.ReadOnly {
+		a.set |= unix.MOUNT_ATTR_RDONLY
+		a.flags |= unix.ST_RDONLY
+	}
+	return a, nil
+}
+
+// clearFlags are the ST_* flags that don't come over from the source.
+func (a attributeSet) clearFlags() int64 {
+	if a.clear != 0 {
+		return accessFlags
+	}
+	return 0
+}
