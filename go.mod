@@ -3,6 +3,7 @@ module github.com/causeway-csi/causeway
 go 1.26.0
 
 require (
+	github.com/google/uuid v1.6.0
 	github.com/moby/sys/mountinfo v0.7.3
 	golang.org/x/sys v0.49.0
 	k8s.io/mount-utils v0.37.2

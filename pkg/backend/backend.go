@@ -1,0 +1,178 @@
+// Package backend is the contract between CSI and storage. A backend implements Backend, and as many of the optional
+// interfaces as its storage can: having the method is having the capability, and the driver reads what it advertises
+// off the type. So a backend must not be wrapped, which would hide methods.
+//
+// What holds for every method, and is held against a backend by backendtest:
+//   - It may be called by many goroutines. For one volume the driver makes one changing call at a time.
+//   - It may be called again with the same arguments after any outcome, even a crash, and then finishes the job or
+//     finds it done.
+//   - An error other than ErrBusy, ErrUnavailable or the context's means that the call has left nothing: to Kubernetes
+//     it is final, and whatever were left would be leaked (CSI spec v1.13, error scheme).
+//   - IDs, names and parameters are strangers' input. Secrets never appear in an error or a record.
+package backend
+
+import (
+	"context"
+	"errors"
+
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// Errors that a backend returns wrapped, with what was tried and on what. The driver turns each into a status code;
+// any other error is INTERNAL.
+var (
+	ErrNotFound    = errors.New("not found")          // no volume with that ID
+	ErrExists      = errors.New("exists already")     // a volume with that name and other properties
+	ErrInvalid     = errors.New("invalid argument")   // never right here, whatever the state
+	ErrInUse       = errors.New("in use")             // mounted here, so it can't be deleted
+	ErrExhausted   = errors.New("no room")            // not here and now; another node may have it
+	ErrOutOfRange  = errors.New("out of range")       // a size, or an offset
+	ErrBusy        = errors.New("operation pending")  // the same volume is being worked on
+	ErrUnavailable = errors.New("not available now")  // nothing was done; the same call may succeed later
+	ErrNotReady    = errors.New("storage not usable") // and won't be until a person acts
+)
+
+// Backend is what every kind of storage has.
+type Backend interface {
+	// Create makes the volume of o.Name, or finds the one that an earlier call made. It returns when the volume is
+	// durable. Errors: ErrExists if the one it finds doesn't fit o, ErrInvalid, ErrExhausted, ErrOutOfRange.
+	// CSI spec v1.13, CreateVolume.
+	Create(ctx context.Context, o CreateOptions) (Volume, error)
+
+	// Get returns the volume, from CreateVolume or inline. Errors: ErrNotFound, for malformed IDs too.
+	Get(ctx context.Context, id string, secrets map[string]string) (Volume, error)
+
+	// Delete deletes a volume that Create made. An ID that is unknown or malformed is no error. It doesn't wait until
+	// the space is free again. Errors: ErrInUse while the volume is mounted on this machine, in which case it is
+	// untouched. CSI spec v1.13, DeleteVolume.
+	Delete(ctx context.Context, id string, secrets map[string]string) error
+
+	// Mount says what to mount so that the volume can be used as a says. It changes nothing. The driver asks before
+	// each stage and publish, and to find out whether the volume supports a use. Errors: ErrNotFound, ErrInvalid for
+	// a use that the volume can't serve and for a context that isn't the volume's.
+	Mount(ctx context.Context, id string, a Access) (mounter.Mount, error)
+}
+
+// CreateOptions is a CreateVolumeRequest that the driver has checked as far as that doesn't depend on the backend.
+type CreateOptions struct {
+	Name       string            // 1 to 128 bytes, no control characters; not a path
+	Required   int64             // bytes; 0: the backend's choice
+	Limit      int64             // bytes; 0: none, else at least Required
+	Access     []Access          // every use that must be possible, at least one
+	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
+	Secrets    map[string]string
+}
+
+// Access is one use of a volume. CSI spec v1.13, VolumeCapability.
+type Access struct {
+	Block    bool     // the device itself, not a filesystem
+	FSType   string   // "": the backend's choice
+	Options  []string // mount options; may hold secrets
+	ReadOnly bool
+	Context  map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
+	Secrets  map[string]string
+}
+
+// Volume is what is known of a volume.
+type Volume struct {
+	ID         string            // at most 128 bytes
+	Size       int64             // bytes
+	Parameters map[string]string // that it was made with
+	Context    map[string]string // handed to every later use by the CO; never changes, holds no secrets
+	Inline     bool              // made by Inliner, for one pod
+}
+
+// Lister is a Backend that can enumerate its volumes.
+type Lister interface {
+	// List returns up to limit volumes with IDs above after, in the order of their IDs, and whether there are more.
+	// Inline volumes are not listed. So pages stay right while volumes come and go. CSI spec v1.13, ListVolumes.
+	List(ctx context.Context, after string, limit int) (volumes []Volume, more bool, err error)
+}
+
+// Sizer is a Backend that knows how much room it has.
+type Sizer interface {
+	// Capacity returns how much room is left for volumes such as o describes; Name, Required and Limit don't count.
+	// Room that was promised to a volume is not left. What can't be served at all has 0 bytes. Errors: ErrInvalid.
+	// CSI spec v1.13, GetCapacity.
+	Capacity(ctx context.Context, o CreateOptions) (Capacity, error)
+}
+
+// Capacity is room for volumes, in bytes.
+type Capacity struct {
+	Available int64 // for all new volumes together
+	Maximum   int64 // for one new volume
+}
+
+// NodeLocal is a Backend whose volumes can be used on one node only: they get that node's topology, and access modes
+// for many nodes are refused.
+type NodeLocal interface {
+	// Node returns the name of the node.
+	Node() string
+}
+
+// Inliner is a Backend that can make volumes which live as long as one pod (Kubernetes: CSI ephemeral volumes).
+type Inliner interface {
+	// CreateInline makes the volume that the kubelet calls handle, or finds it. o.Name is not used. Everything in o
+	// comes from the author of the pod. Get, Mount and Doctor then know the volume by its handle.
+	CreateInline(ctx context.Context, handle string, o CreateOptions) (Volume, error)
+
+	// DeleteInline deletes it. A handle that isn't one of an inline volume is no error, and nothing is done.
+	// Errors: ErrInUse.
+	DeleteInline(ctx context.Context, handle string) error
+}
+
+// Prober is a Backend that may not be ready from the start.
+type Prober interface {
+	// Probe reports whether the backend serves calls. ready is false while it is starting; an error says what a
+	// person has to mend, and wraps ErrNotReady. CSI spec v1.13, Probe.
+	Probe(ctx context.Context) (ready bool, err error)
+}
+
+// Doctor is a Backend that can tell what is wrong with its volumes. CSI spec v1.13, the health RPCs.
+type Doctor interface {
+	// Health returns what is wrong with the volume: nothing, if it is well. Errors: ErrNotFound.
+	Health(ctx context.Context, id string) ([]Condition, error)
+
+	// ListHealth returns up to limit volumes that aren't well, with IDs above after, in order, and whether there may
+	// be more.
+	ListHealth(ctx context.Context, after string, limit int) (sick []Diagnosis, more bool, err error)
+
+	// StorageHealth returns what is wrong with the storage as a whole, as this node sees it. DataLoss is none of it.
+	StorageHealth(ctx context.Context) ([]Condition, error)
+}
+
+// Severity is how bad a Condition is.
+type Severity int
+
+const (
+	Degraded     Severity = iota + 1 // usable, but not as it should be
+	Inaccessible                     // not usable; the data may be there
+	DataLoss                         // data is lost, or very likely so
+)
+
+// Condition is one thing that is wrong.
+type Condition struct {
+	Severity Severity
+	Reason   string // one word in CamelCase, for machines
+	Message  string // for a person: what, and what to do
+}
+
+// Diagnosis is a volume with what is wrong with it.
+type Diagnosis struct {
+	ID         string
+	Conditions []Condition // at least one; no two with the same Severity and Reason
+}
+
+// Meter is a Backend that counts things for Prometheus.
+type Meter interface {
+	// Metrics returns the present values. The set of names is always the same.
+	Metrics() []Metric
+}
+
+// Metric is one value. Its name gets the driver's prefix.
+type Metric struct {
+	Name    string // snake_case with its unit at the end
+	Help    string
+	Counter bool // it only grows; else a gauge
+	Value   float64
+}

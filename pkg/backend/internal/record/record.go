@@ -1,0 +1,149 @@
+// Package record keeps a small value in a file, so that a reader finds it whole or not at all, and can tell a file
+// that is damaged from one that a newer release wrote.
+//
+// A file is JSON: {"version":1,"crc32c":"…","data":{…}}. The sum is over data without white space.
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+)
+
+var (
+	// ErrDamaged says that a file isn't what was written.
+	ErrDamaged = errors.New("damaged record")
+	// ErrNewer says that a newer release wrote the file.
+	ErrNewer = errors.New("record of a newer version")
+)
+
+// maxSize bounds what Read takes into memory, in bytes.
+const maxSize = 1 << 20
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Format is the form of one kind of record.
+type Format struct {
+	// Version is what Write writes, from 1.
+	Version int
+	// Upgrades turn data of version n into data of version n+1. A version for which there is none can't be read.
+	Upgrades map[int]func(data []byte) ([]byte, error)
+}
+
+type envelope struct {
+	Version int             `json:"version"`
+	Sum     string          `json:"crc32c"`
+	Data    json.RawMessage `json:"data"`
+}
+
+// Encode returns v as a file of this format. It fails only for a v that isn't JSON.
+func (f Format) Encode(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	file, err := json.Marshal(envelope{Version: f.Version, Sum: sum(data), Data: data})
+	return append(file, '\n'), err
+}
+
+// Decode reads a file of this format, or of an older one that can be upgraded, into v. Errors: ErrDamaged, ErrNewer.
+func (f Format) Decode(file []byte, v any) error {
+	var head struct{ Version int } // first of all, since a newer release may have changed the rest
+	if err := json.Unmarshal(file, &head); err == nil && head.Version > f.Version {
+		return fmt.Errorf("%w: %d, this release reads up to %d", ErrNewer, head.Version, f.Version)
+	}
+	var e envelope
+	if err := unmarshal(file, &e); err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	var data bytes.Buffer
+	if err := json.Compact(&data, e.Data); err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if got := sum(data.Bytes()); got != e.Sum {
+		return fmt.Errorf("%w: its sum is %s, not %.20q", ErrDamaged, got, e.Sum)
+	}
+	raw := data.Bytes()
+	for version := e.Version; version < f.Version; version++ {
+		upgrade := f.Upgrades[version]
+		if upgrade == nil {
+			return fmt.Errorf("%w: no release wrote version %d", ErrDamaged, version)
+		}
+		var err error
+		if raw, err = upgrade(raw); err != nil {
+			return fmt.Errorf("%w: upgrade from version %d: %w", ErrDamaged, version, err)
+		}
+	}
+	if err := unmarshal(raw, v); err != nil {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return nil
+}
+
+// Create writes v to a new file called name in dir, durably; only the directory is left for the caller to sync. It
+// is for directories that nobody reads yet.
+func (f Format) Create(dir *os.Root, name string, v any) error {
+	file, err := f.Encode(v)
+	if err != nil {
+		return err
+	}
+	out, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(file)
+	if err == nil {
+		err = out.Sync()
+	}
+	return errors.Join(err, out.Close())
+}
+
+// Replace writes v to the file called name in dir, durably, in place of the one that may be there: at every moment
+// one of the two is there, whole.
+func (f Format) Replace(dir *os.Root, name string, v any) error {
+	next := name + ".new"
+	if err := dir.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := f.Create(dir, next, v); err != nil {
+		return err
+	}
+	if err := dir.Rename(next, name); err != nil {
+		return err
+	}
+	return SyncDir(dir, ".")
+}
+
+// Read reads the file called name in dir into v. Errors: fs.ErrNotExist, ErrDamaged, ErrNewer.
+func (f Format) Read(dir *os.Root, name string, v any) error {
+	info, err := dir.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxSize {
+		return fmt.Errorf("%w: %s is not a file of a record's size", ErrDamaged, name)
+	}
+	file, err := dir.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	return f.Decode(file, v)
+}
+
+// unmarshal is json.Unmarshal that takes no unknown fields and nothing after the value.
+func unmarshal(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if d.More() {
+		return errors.New("something follows the value")
+	}
+	return nil
+}
+
+func sum(data []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(data, castagnoli)) }

@@ -1,0 +1,157 @@
+package record
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+type value struct {
+	Name string `json:"name"`
+	Size int64  `json:"size,omitempty"`
+}
+
+func root(t testing.TB) *os.Root {
+	r, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func TestWhatWasWrittenIsRead(t *testing.T) {
+	f, dir, want := Format{Version: 1}, root(t), value{Name: "ä<>\u2028", Size: 1 << 60}
+	if err := f.Create(dir, "r.json", want); err != nil {
+		t.Fatal(err)
+	}
+	var got value
+	if err := f.Read(dir, "r.json", &got); err != nil || got != want {
+		t.Errorf("Read = %+v, %v, want %+v", got, err, want)
+	}
+	if err := f.Create(dir, "r.json", want); !errors.Is(err, os.ErrExist) {
+		t.Errorf("a second Create = %v, want ErrExist", err)
+	}
+}
+
+func TestReplaceLeavesTheOldOrTheNew(t *testing.T) {
+	f, dir := Format{Version: 1}, root(t)
+	if err := dir.WriteFile("r.json.new", []byte("what a crash left"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []value{{Name: "old"}, {Name: "new"}} {
+		if err := f.Replace(dir, "r.json", want); err != nil {
+			t.Fatal(err)
+		}
+		var got value
+		if err := f.Read(dir, "r.json", &got); err != nil || got != want {
+			t.Errorf("Read = %+v, %v, want %+v", got, err, want)
+		}
+	}
+	if _, err := dir.Stat("r.json.new"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("r.json.new is left: %v", err)
+	}
+}
+
+func TestDamageIsTold(t *testing.T) {
+	f := Format{Version: 1}
+	good, err := f.Encode(value{Name: "volume", Size: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range len(good) - 2 { // the newline is no loss
+		if err := f.Decode(good[:i], &value{}); !errors.Is(err, ErrDamaged) {
+			t.Errorf("cut after %d bytes: %v, want ErrDamaged", i, err)
+		}
+	}
+	for name, file := range map[string]string{
+		"a changed digit":   strings.Replace(string(good), "4096", "4097", 1),
+		"zeros at the end":  string(good[:40]) + strings.Repeat("\x00", len(good)-40),
+		"two records":       string(good) + string(good),
+		"an unknown field":  strings.Replace(string(good), `"version"`, `"x":1,"version"`, 1),
+		"no version":        strings.Replace(string(good), `"version":1,`, ``, 1),
+		"a version below 1": strings.Replace(string(good), `"version":1`, `"version":-1`, 1),
+		"not JSON":          "once upon a time",
+		"null":              "null",
+	} {
+		if err := f.Decode([]byte(file), &value{}); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: %v, want ErrDamaged", name, err)
+		}
+	}
+}
+
+func TestAnOlderVersionIsUpgradedAndANewerOneRefused(t *testing.T) {
+	older, err := Format{Version: 1}.Encode(map[string]string{"title": "volume"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := Format{Version: 2, Upgrades: map[int]func([]byte) ([]byte, error){
+		1: func(data []byte) ([]byte, error) {
+			return []byte(strings.Replace(string(data), "title", "name", 1)), nil
+		},
+	}}
+	var got value
+	if err := current.Decode(older, &got); err != nil || got.Name != "volume" {
+		t.Errorf("Decode = %+v, %v", got, err)
+	}
+	newer, err := Format{Version: 3}.Encode(map[string]string{"what": "nobody knows yet"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := current.Decode(newer, &got); !errors.Is(err, ErrNewer) {
+		t.Errorf("Decode = %v, want ErrNewer", err)
+	}
+	if err := current.Decode([]byte(`{"version":3,"signature":"who knows"}`), &got); !errors.Is(err, ErrNewer) {
+		t.Errorf("Decode = %v, want ErrNewer for a file of another form too", err)
+	}
+	if err := (Format{Version: 2}).Decode(older, &got); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Decode without an upgrade = %v, want ErrDamaged", err)
+	}
+}
+
+func TestOnlyAFileInTheDirectoryIsRead(t *testing.T) {
+	f, dir := Format{Version: 1}, root(t)
+	outside := filepath.Join(t.TempDir(), "secret.json")
+	good, _ := f.Encode(value{Name: "secret"})
+	if err := os.WriteFile(outside, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Symlink(outside, "link.json"); err != nil {
+		t.Skip(err)
+	}
+	if err := f.Read(dir, "link.json", &value{}); err == nil {
+		t.Error("a link out of the directory was followed")
+	}
+	if err := dir.WriteFile("large.json", make([]byte, maxSize+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Read(dir, "large.json", &value{}); !errors.Is(err, ErrDamaged) {
+		t.Errorf("a file over the limit: %v, want ErrDamaged", err)
+	}
+	if err := f.Read(dir, "none.json", &value{}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v, want ErrNotExist", err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	format := Format{Version: 1}
+	good, _ := format.Encode(value{Name: "volume", Size: 4096})
+	f.Add(good)
+	f.Add([]byte(`{"version":2,"crc32c":"","data":{}}`))
+	f.Add([]byte(`{"version":1,"crc32c":"00000000","data":`))
+	f.Add([]byte("null"))
+	f.Fuzz(func(t *testing.T, file []byte) {
+		var v value
+		switch err := format.Decode(file, &v); {
+		case err == nil:
+			again, err := format.Encode(v)
+			if err != nil || format.Decode(again, &v) != nil {
+				t.Errorf("%q was read and can't be written: %v", file, err)
+			}
+		case !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer):
+			t.Errorf("Decode(%q) = %v", file, err)
+		}
+	})
+}
