@@ -1,0 +1,565 @@
+// Package backendtest is the contract of package backend as a test suite. A backend's test is one call of Run; what
+// the backend doesn't implement is not tested.
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// MiB is a size that every backend should be able to make.
+const MiB = 1 << 20
+
+// Run holds a backend against the contract. open returns a new, empty, ready backend for one test; where the backend
+// asks what is mounted, it is to ask m. The suite mounts nothing for real.
+func Run(t *testing.T, open func(t *testing.T, m mounter.Mounter) backend.Backend) {
+	for name, test := range rows {
+		t.Run(name, func(t *testing.T) {
+			dir, err := filepath.EvalSymlinks(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := mounter.NewFake(dir)
+			test(&subject{T: t, Backend: open(t, m), mounter: m, kubelet: dir})
+		})
+	}
+}
+
+// rows are the contract.
+var rows = map[string]func(s *subject){
+	"a volume is made, found and deleted, and each can be repeated": lifecycle,
+	"a deleted volume's name makes a new volume":                    reuse,
+	"an ID from a stranger is not found, and nothing to delete":     strangeIDs,
+	"a name from a stranger is a name like any other":               strangeNames,
+	"sizes are kept to":                             sizes,
+	"the same name for something else is refused":   conflicts,
+	"what is not understood is refused and named":   unknowns,
+	"a cancelled call leaves nothing":               cancelled,
+	"Mount says what to mount":                      mounts,
+	"a mounted volume is not deleted":               inUse,
+	"pages are in order":                            pages,
+	"pages stay right while volumes come and go":    churn,
+	"room that is promised is not offered again":    capacity,
+	"what doesn't fit leaves nothing":               exhausted,
+	"an inline volume is known by its handle alone": inline,
+	"a ready backend says so":                       ready,
+	"a well volume has no conditions":               health,
+	"metrics have names that stay":                  metrics,
+	"many callers at once":                          concurrency,
+	"secrets are in no error":                       secrets,
+}
+
+type subject struct {
+	*testing.T
+	backend.Backend
+	mounter *mounter.Fake
+	kubelet string
+}
+
+// optional returns the subject as a T, or skips the row.
+func optional[T any](s *subject) T {
+	b, ok := s.Backend.(T)
+	if !ok {
+		s.Skipf("the backend is no %T", *new(T))
+	}
+	return b
+}
+
+func request(name string) backend.CreateOptions {
+	return backend.CreateOptions{Name: name, Required: MiB, Access: []backend.Access{{}}}
+}
+
+func (s *subject) create(o backend.CreateOptions) backend.Volume {
+	s.Helper()
+	v, err := s.Create(context.Background(), o)
+	if err != nil {
+		s.Fatalf("Create(%.40q): %v", o.Name, err)
+	}
+	return v
+}
+
+func (s *subject) delete(id string) {
+	s.Helper()
+	if err := s.Delete(context.Background(), id, nil); err != nil {
+		s.Fatalf("Delete(%q): %v", id, err)
+	}
+}
+
+// refused makes sure that Create fails with one of want and that nothing is left.
+func (s *subject) refused(o backend.CreateOptions, want ...error) error {
+	s.Helper()
+	before := s.state()
+	_, err := s.Create(context.Background(), o)
+	if !slices.ContainsFunc(want, func(w error) bool { return errors.Is(err, w) }) {
+		s.Fatalf("Create(%+v) = %v, want one of %v", o, err, want)
+	}
+	if after := s.state(); after != before {
+		s.Fatalf("a refused Create left something: %s, before %s", after, before)
+	}
+	return err
+}
+
+// state is what can be seen of everything in the backend.
+func (s *subject) state() string {
+	s.Helper()
+	var state string
+	if l, ok := s.Backend.(backend.Lister); ok {
+		state = fmt.Sprint(s.list(l))
+	}
+	if m, ok := s.Backend.(backend.Meter); ok {
+		for _, v := range m.Metrics() {
+			if v.Name == "promised_bytes" || strings.HasSuffix(v.Name, "volumes") {
+				state += fmt.Sprintf(" %s=%v", v.Name, v.Value)
+			}
+		}
+	}
+	return state
+}
+
+func (s *subject) list(l backend.Lister) []string {
+	s.Helper()
+	volumes, more, err := l.List(context.Background(), "", 1<<20)
+	if err != nil || more {
+		s.Fatalf("List: more %v, %v", more, err)
+	}
+	var ids []string
+	for _, v := range volumes {
+		ids = append(ids, v.ID)
+	}
+	return ids
+}
+
+func lifecycle(s *subject) {
+	ctx := context.Background()
+	v := s.create(request("pvc-1"))
+	if again := s.create(request("pvc-1")); again.ID != v.ID || again.Size != v.Size {
+		s.Errorf("a second Create made %+v, the first %+v", again, v)
+	}
+	if v.ID == "" || len(v.ID) > 128 || v.Inline {
+		s.Errorf("Create made %+v", v)
+	}
+	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.ID != v.ID || got.Size != v.Size {
+		s.Errorf("Get = %+v, %v, want %+v", got, err, v)
+	}
+	if other := s.create(request("pvc-2")); other.ID == v.ID {
+		s.Errorf("two names have the ID %q", v.ID)
+	}
+	for range 3 {
+		s.delete(v.ID)
+	}
+	if got, err := s.Get(ctx, v.ID, nil); !errors.Is(err, backend.ErrNotFound) {
+		s.Errorf("Get after Delete = %+v, %v", got, err)
+	}
+}
+
+func reuse(s *subject) {
+	for range 3 {
+		s.delete(s.create(request("pvc-1")).ID)
+	}
+	o := request("pvc-1")
+	o.Required = 2 * MiB
+	if v := s.create(o); v.Size < 2*MiB {
+		s.Errorf("the new volume has %d bytes, as the deleted one", v.Size)
+	}
+}
+
+// strange are strings that no ID may be and any name may be, as far as they are valid names.
+func strange(id string) []string {
+	return []string{
+		".", "..", "/", "a/b", "../" + id, id + "/..", id + "/", "./" + id, strings.ToUpper(id) + "x", " " + id, id + " ",
+		"-", "--help", "*", "$(id)", "%00", "a\\b", "C:\\", "NUL", "volumes", "staging", "record.json",
+		strings.Repeat("x", 128), "\u202e" + id, "ａ" + id, "а", "\U0001F4BE",
+	}
+}
+
+func strangeIDs(s *subject) {
+	ctx := context.Background()
+	id := s.create(request("pvc-1")).ID
+	for _, bad := range append(strange(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat(id, 100), strings.Repeat("x", 4096)) {
+		if v, err := s.Get(ctx, bad, nil); !errors.Is(err, backend.ErrNotFound) {
+			s.Errorf("Get(%.60q) = %+v, %v", bad, v, err)
+		}
+		if m, err := s.Mount(ctx, bad, backend.Access{}); !errors.Is(err, backend.ErrNotFound) {
+			s.Errorf("Mount(%.60q) = %+v, %v", bad, m, err)
+		}
+		if err := s.Delete(ctx, bad, nil); err != nil {
+			s.Errorf("Delete(%.60q) = %v", bad, err)
+		}
+	}
+	if _, err := s.Get(ctx, id, nil); err != nil {
+		s.Errorf("after all that the volume is %v", err)
+	}
+}
+
+func strangeNames(s *subject) {
+	seen := map[string]string{}
+	for _, name := range strange("pvc") {
+		v := s.create(request(name))
+		if other, ok := seen[v.ID]; ok {
+			s.Errorf("%q and %q are one volume", name, other)
+		}
+		seen[v.ID] = name
+	}
+	for id := range seen {
+		s.delete(id)
+	}
+}
+
+func sizes(s *subject) {
+	for i, o := range []backend.CreateOptions{
+		{Required: MiB}, {Required: MiB, Limit: MiB}, {Required: MiB, Limit: 2 * MiB}, {Limit: 16 * MiB}, {}, {Required: MiB + 4096},
+	} {
+		o.Name, o.Access = fmt.Sprint("pvc-", i), []backend.Access{{}}
+		if v := s.create(o); v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) || v.Size <= 0 {
+			s.Errorf("between %d and %d bytes were asked for, the volume has %d", o.Required, o.Limit, v.Size)
+		}
+	}
+}
+
+func conflicts(s *subject) {
+	o := request("pvc-1")
+	o.Required, o.Limit = 2*MiB, 2*MiB
+	v := s.create(o)
+	larger, smaller, any := o, o, o
+	larger.Required, larger.Limit = v.Size+1, 0
+	smaller.Required, smaller.Limit = 1, v.Size-1
+	any.Required, any.Limit = 0, 0
+	s.refused(larger, backend.ErrExists)
+	s.refused(smaller, backend.ErrExists, backend.ErrOutOfRange)
+	if got := s.create(any); got.ID != v.ID {
+		s.Errorf("a request for any size made %+v", got)
+	}
+}
+
+func unknowns(s *subject) {
+	o := request("pvc-1")
+	o.Parameters = map[string]string{"colour-of-the-disk": "blue"}
+	if err := s.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
+		s.Errorf("%v doesn't name the parameter", err)
+	}
+	o = request("pvc-1")
+	o.Access = []backend.Access{{}, {Options: []string{"password=hidden"}}}
+	if err := s.refused(o, backend.ErrInvalid); strings.Contains(err.Error(), "hidden") {
+		s.Errorf("%v shows the value of a mount option", err)
+	}
+	o.Access = []backend.Access{{FSType: "fat12"}}
+	s.refused(o, backend.ErrInvalid)
+}
+
+func cancelled(s *subject) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	before := s.state()
+	_, err := s.Create(ctx, request("pvc-1"))
+	if after := s.state(); err != nil && after != before {
+		s.Errorf("a cancelled Create left something: %s, before %s", after, before)
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
+		s.Errorf("Create = %v, want the context's error", err)
+	}
+	s.create(request("pvc-1"))
+}
+
+func mounts(s *subject) {
+	ctx := context.Background()
+	v := s.create(request("pvc-1"))
+	m, err := s.Mount(ctx, v.ID, backend.Access{Context: v.Context})
+	if err != nil {
+		s.Fatal(err)
+	}
+	if again, err := s.Mount(ctx, v.ID, backend.Access{}); err != nil || again.Source != m.Source || m.Source == "" || m.ReadOnly {
+		s.Errorf("Mount = %+v, then %+v, %v", m, again, err)
+	}
+	if ro, err := s.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil || !ro.ReadOnly {
+		s.Errorf("a read-only Mount = %+v, %v", ro, err)
+	}
+	if _, err := s.Mount(ctx, v.ID, backend.Access{Context: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("Mount with a context that isn't the volume's = %v", err)
+	}
+	if _, err := s.Mount(ctx, v.ID, backend.Access{Options: []string{"password=hidden"}}); !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
+		s.Errorf("Mount with a forbidden option = %v", err)
+	}
+	o := request("pvc-2")
+	o.Access = []backend.Access{{Block: true}}
+	_, refused := s.Create(ctx, o)
+	if _, err := s.Mount(ctx, v.ID, backend.Access{Block: true}); errors.Is(refused, backend.ErrInvalid) && !errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("no block volume can be made, but Mount makes one a block device: %v", err)
+	}
+}
+
+func inUse(s *subject) {
+	optional[backend.NodeLocal](s)
+	ctx := context.Background()
+	v := s.create(request("pvc-1"))
+	m, err := s.Mount(ctx, v.ID, backend.Access{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	target := filepath.Join(s.kubelet, "target")
+	if err := s.mounter.Mount(ctx, m, target); err != nil {
+		s.Fatal(err)
+	}
+	if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+		s.Errorf("Delete of a mounted volume = %v", err)
+	}
+	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.ID != v.ID {
+		s.Errorf("after that Get = %+v, %v", got, err)
+	}
+	if err := s.mounter.Unmount(ctx, target); err != nil {
+		s.Fatal(err)
+	}
+	s.delete(v.ID)
+}
+
+func pages(s *subject) {
+	l := optional[backend.Lister](s)
+	var want []string
+	for i := range 7 {
+		want = append(want, s.create(request(fmt.Sprint("pvc-", i))).ID)
+	}
+	slices.Sort(want)
+	for limit := 1; limit <= 8; limit++ {
+		var got []string
+		for after, more := "", true; more; {
+			page, m, err := l.List(context.Background(), after, limit)
+			if err != nil || len(page) == 0 || len(page) > limit {
+				s.Fatalf("a page of %d has %d, %v", limit, len(page), err)
+			}
+			for _, v := range page {
+				got = append(got, v.ID)
+			}
+			after, more = got[len(got)-1], m
+		}
+		if !slices.Equal(got, want) {
+			s.Errorf("pages of %d list %v, want %v", limit, got, want)
+		}
+	}
+}
+
+func churn(s *subject) {
+	l := optional[backend.Lister](s)
+	stays, goes := map[string]bool{}, []string{}
+	for i := range 40 {
+		if id := s.create(request(fmt.Sprint("pvc-", i))).ID; i%2 == 0 {
+			stays[id] = true
+		} else {
+			goes = append(goes, id)
+		}
+	}
+	seen := map[string]bool{}
+	for i, after, more := 0, "", true; more; i++ {
+		page, m, err := l.List(context.Background(), after, 3)
+		if err != nil || len(page) == 0 {
+			s.Fatalf("List after %q: %d volumes, %v", after, len(page), err)
+		}
+		for _, v := range page {
+			if seen[v.ID] {
+				s.Errorf("%s is listed twice", v.ID)
+			}
+			seen[v.ID] = true
+			if !stays[v.ID] { // the last of a page too: the next page starts after a volume that is gone
+				s.delete(v.ID)
+			}
+		}
+		s.create(request(fmt.Sprint("new-", i)))
+		if len(goes) > i {
+			s.delete(goes[i])
+		}
+		if after, more = page[len(page)-1].ID, m; i > 200 {
+			s.Fatal("the list has no end")
+		}
+	}
+	for id := range stays {
+		if !seen[id] {
+			s.Errorf("%s was there all the time and is not listed", id)
+		}
+	}
+}
+
+func capacity(s *subject) {
+	z := optional[backend.Sizer](s)
+	room := func() backend.Capacity {
+		s.Helper()
+		c, err := z.Capacity(context.Background(), backend.CreateOptions{})
+		if err != nil || c.Available < 0 || c.Maximum < 0 || c.Maximum > c.Available {
+			s.Fatalf("Capacity = %+v, %v", c, err)
+		}
+		return c
+	}
+	before := room()
+	if before.Available < 1024*MiB {
+		s.Skipf("only %d bytes are left here", before.Available)
+	}
+	o := request("pvc-1")
+	o.Required = 512 * MiB
+	v := s.create(o)
+	const noise = 64 * MiB // others use the disk too
+	if after := room(); after.Available > before.Available-v.Size+noise {
+		s.Errorf("%d bytes were left, a volume of %d was made, %d are left", before.Available, v.Size, after.Available)
+	}
+	s.delete(v.ID)
+	if after := room(); after.Available < before.Available-noise {
+		s.Errorf("%d bytes were left before the volume, %d after it", before.Available, after.Available)
+	}
+	if _, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("Capacity with an unknown parameter = %v", err)
+	}
+}
+
+func exhausted(s *subject) {
+	optional[backend.Sizer](s)
+	o := request("pvc-1")
+	o.Required = 1 << 60
+	s.refused(o, backend.ErrExhausted, backend.ErrOutOfRange)
+	s.create(request("pvc-1"))
+}
+
+func inline(s *subject) {
+	b := optional[backend.Inliner](s)
+	ctx := context.Background()
+	handle := "csi-" + strings.Repeat("0123456789abcdef", 4)
+	before := s.state()
+	o := backend.CreateOptions{Required: MiB, Access: []backend.Access{{}}}
+	v, err := b.CreateInline(ctx, handle, o)
+	if err != nil || !v.Inline {
+		s.Fatalf("CreateInline = %+v, %v", v, err)
+	}
+	if again, err := b.CreateInline(ctx, handle, o); err != nil || again.ID != v.ID {
+		s.Errorf("a second CreateInline = %+v, %v, the first %+v", again, err, v)
+	}
+	if got, err := s.Get(ctx, handle, nil); err != nil || !got.Inline || got.ID != handle {
+		s.Errorf("Get by the handle = %+v, %v", got, err)
+	}
+	if m, err := s.Mount(ctx, handle, backend.Access{}); err != nil || m.Source == "" {
+		s.Errorf("Mount by the handle = %+v, %v", m, err)
+	}
+	if l, ok := s.Backend.(backend.Lister); ok && len(s.list(l)) > 0 {
+		s.Error("List shows an inline volume")
+	}
+	s.delete(handle)
+	if _, err := s.Get(ctx, handle, nil); err != nil {
+		s.Errorf("Delete deleted an inline volume: %v", err)
+	}
+	persistent := s.create(request("pvc-1"))
+	if err := b.DeleteInline(ctx, persistent.ID); err != nil {
+		s.Errorf("DeleteInline of a volume that isn't inline: %v", err)
+	}
+	if _, err := s.Get(ctx, persistent.ID, nil); err != nil {
+		s.Errorf("DeleteInline deleted a volume that isn't inline: %v", err)
+	}
+	s.delete(persistent.ID)
+	for range 3 {
+		if err := b.DeleteInline(ctx, handle); err != nil {
+			s.Fatal(err)
+		}
+	}
+	if after := s.state(); after != before {
+		s.Errorf("something is left: %s, before %s", after, before)
+	}
+	o.Parameters = map[string]string{"colour": "blue"}
+	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("CreateInline with an unknown parameter = %v", err)
+	}
+}
+
+func ready(s *subject) {
+	if ok, err := optional[backend.Prober](s).Probe(context.Background()); !ok || err != nil {
+		s.Errorf("Probe = %v, %v", ok, err)
+	}
+}
+
+func health(s *subject) {
+	d := optional[backend.Doctor](s)
+	ctx := context.Background()
+	v := s.create(request("pvc-1"))
+	if c, err := d.Health(ctx, v.ID); err != nil || len(c) != 0 {
+		s.Errorf("Health = %v, %v", c, err)
+	}
+	if c, err := d.Health(ctx, "none"); !errors.Is(err, backend.ErrNotFound) {
+		s.Errorf("Health of an unknown volume = %v, %v", c, err)
+	}
+	if sick, more, err := d.ListHealth(ctx, "", 10); err != nil || more || len(sick) != 0 {
+		s.Errorf("ListHealth = %v, %v, %v", sick, more, err)
+	}
+	if c, err := d.StorageHealth(ctx); err != nil || len(c) != 0 {
+		s.Errorf("StorageHealth = %v, %v", c, err)
+	}
+}
+
+func metrics(s *subject) {
+	m := optional[backend.Meter](s)
+	names := func() (names []string) {
+		for _, v := range m.Metrics() {
+			if v.Help == "" || strings.ToLower(v.Name) != v.Name || v.Counter != strings.HasSuffix(v.Name, "_total") {
+				s.Errorf("bad metric %+v", v)
+			}
+			names = append(names, v.Name)
+		}
+		slices.Sort(names)
+		return names
+	}
+	before := names()
+	if unique := slices.Compact(slices.Clone(before)); len(unique) != len(before) {
+		s.Errorf("a name is there twice: %v", before)
+	}
+	s.create(request("pvc-1"))
+	if after := names(); !slices.Equal(before, after) {
+		s.Errorf("the names were %v and are %v", before, after)
+	}
+}
+
+func concurrency(s *subject) {
+	ctx := context.Background()
+	shared := s.create(request("shared"))
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for j := range 10 {
+				o := request(fmt.Sprintf("pvc-%d-%d", i, j))
+				v, err := s.Create(ctx, o)
+				if err != nil {
+					s.Error(err)
+					return
+				}
+				if got, err := s.Create(ctx, request("shared")); err != nil || got.ID != shared.ID {
+					s.Errorf("Create(shared) = %+v, %v", got, err)
+				}
+				if l, ok := s.Backend.(backend.Lister); ok {
+					if page, _, err := l.List(ctx, "", 100); err != nil || !slices.ContainsFunc(page, func(p backend.Volume) bool { return p.ID == v.ID }) {
+						s.Errorf("List is without %s, which was made: %v", v.ID, err)
+					}
+				}
+				if err := s.Delete(ctx, v.ID, nil); err != nil {
+					s.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if l, ok := s.Backend.(backend.Lister); ok {
+		if got := s.list(l); !slices.Equal(got, []string{shared.ID}) {
+			s.Errorf("%v are left, want the shared one", got)
+		}
+	}
+}
+
+func secrets(s *subject) {
+	ctx, secret := context.Background(), map[string]string{"password": "correct horse battery"}
+	bad := request("pvc-1")
+	bad.Secrets, bad.Parameters = secret, map[string]string{"colour": "blue"}
+	_, err1 := s.Create(ctx, bad)
+	_, err2 := s.Get(ctx, "none", secret)
+	_, err3 := s.Mount(ctx, "none", backend.Access{Secrets: secret, Options: []string{"pass=correct horse battery"}})
+	if err := errors.Join(err1, err2, err3, s.Delete(ctx, "none", secret)); strings.Contains(err.Error(), "correct horse") {
+		s.Errorf("the password is in %v", err)
+	}
+}

@@ -1,0 +1,7 @@
+//go:build !linux && !windows
+
+package hostpath
+
+import "golang.org/x/sys/unix"
+
+const readOnlyFlag = unix.MNT_RDONLY

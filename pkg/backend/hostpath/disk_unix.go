@@ -1,0 +1,46 @@
+//go:build !windows
+
+package hostpath
+
+import (
+	"errors"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockFile is not used here: the directory itself is locked.
+const lockFile = ""
+
+// lockRoot locks the root for this process until the returned file is closed or the process dies.
+func lockRoot(root *os.Root) (*os.File, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	runtime.KeepAlive(dir)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// space asks the filesystem of the root how much room it has.
+func (s *store) space() (space, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(s.lock.Fd()), &st); err != nil {
+		return space{}, &os.PathError{Op: "statfs", Path: s.path, Err: err}
+	}
+	unit, reserved := int64(st.Bsize), int64(st.Bfree)-int64(st.Bavail)
+	return space{
+		total:    (int64(st.Blocks) - reserved) * unit,
+		free:     int64(st.Bavail) * unit,
+		readOnly: int64(st.Flags)&readOnlyFlag != 0,
+	}, nil
+}
+
+func isFull(err error) bool     { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+func isReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }

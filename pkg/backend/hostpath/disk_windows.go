@@ -1,0 +1,44 @@
+package hostpath
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/windows"
+)
+
+// lockFile is what lockRoot locks: Windows has no locks on directories.
+const lockFile = "lock"
+
+// lockRoot locks the root for this process until the returned file is closed or the process dies.
+func lockRoot(root *os.Root) (*os.File, error) {
+	f, err := root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
+	if err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, new(windows.Overlapped)); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// space asks the filesystem of the root how much room it has.
+func (s *store) space() (space, error) {
+	path, err := windows.UTF16PtrFromString(s.path)
+	if err != nil {
+		return space{}, err
+	}
+	var free, total uint64
+	if err := windows.GetDiskFreeSpaceEx(path, &free, &total, nil); err != nil {
+		return space{}, &os.PathError{Op: "GetDiskFreeSpaceEx", Path: s.path, Err: err}
+	}
+	return space{total: int64(total), free: int64(free)}, nil
+}
+
+func isFull(err error) bool {
+	return errors.Is(err, windows.ERROR_DISK_FULL) || errors.Is(err, windows.ERROR_HANDLE_DISK_FULL)
+}
+
+func isReadOnly(err error) bool { return errors.Is(err, windows.ERROR_WRITE_PROTECT) }

@@ -1,0 +1,269 @@
+// Package hostpath is the backend of storage on the node itself: a volume is a directory below one root directory.
+//
+// On disk:
+//
+//	<root>/identity.json         which root this is; see identity.go
+//	<root>/volumes/<id>/         record.json and data/, which is what pods see
+//	<root>/staging/              half-made volumes; moved to trash/ at start
+//	<root>/trash/                deleted volumes, emptied in the background
+//
+// A volume is made in staging/, made durable, and renamed into volumes/: nothing half-made is ever seen there, and a
+// SIGKILL or a power cut at any moment leaves the volume wholly there or not at all. Deleting is a rename to trash/.
+// The records are read once, at start, into an index; no call but List costs more because there are more volumes.
+//
+// Everything below the root is reached through os.Root. What is in data/ belongs to strangers and is never followed.
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+const (
+	volumesDir = "volumes"
+	stagingDir = "staging"
+	trashDir   = "trash"
+	recordFile = "record.json"
+	dataDir    = "data"
+)
+
+// retryOpen is how often a root that can't be used is looked at again.
+const retryOpen = 500 * time.Millisecond
+
+// Config is what a Backend needs to know. All fields but Adopt are required.
+type Config struct {
+	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
+	Node    string // name of this node
+	Seen    string // a file outside Root that remembers which root was served, in a directory that exists
+	Release string // of the driver, for people who read identity.json
+	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
+
+	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
+	Users func(source string) ([]string, error)
+}
+
+// Backend keeps volumes below a root directory. It serves one root, exclusively.
+type Backend struct {
+	cfg   Config
+	stop  context.CancelFunc
+	done  sync.WaitGroup
+	wake  chan struct{} // there is something in the trash
+	index index
+	count counters
+
+	mu     sync.Mutex
+	store  *store // nil until the root is open and read
+	reason error  // why it isn't yet
+}
+
+var (
+	_ backend.Backend   = (*Backend)(nil)
+	_ backend.Lister    = (*Backend)(nil)
+	_ backend.Sizer     = (*Backend)(nil)
+	_ backend.NodeLocal = (*Backend)(nil)
+	_ backend.Inliner   = (*Backend)(nil)
+	_ backend.Prober    = (*Backend)(nil)
+	_ backend.Doctor    = (*Backend)(nil)
+	_ backend.Meter     = (*Backend)(nil)
+)
+
+// store is an open root.
+type store struct {
+	path  string // of the root
+	root  *os.Root
+	info  fs.FileInfo // of the root
+	lock  *os.File
+	whole bool // the root is the top of a filesystem, all of which is ours
+}
+
+// New returns a Backend that opens its root in the background, and goes on trying until it can: Probe tells. Until
+// then every call is ErrUnavailable. Close ends it.
+func New(cfg Config) (*Backend, error) {
+	if !filepath.IsAbs(cfg.Root) || filepath.Clean(cfg.Root) != cfg.Root {
+		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	b := &Backend{cfg: cfg, stop: stop, wake: make(chan struct{}, 1)}
+	b.done.Go(func() {
+		if s := b.open(ctx); s != nil {
+			b.emptyTrash(ctx, s)
+		}
+	})
+	return b, nil
+}
+
+// Close stops the work in the background and gives the root up. No call may be running.
+func (b *Backend) Close() error {
+	b.stop()
+	b.done.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.store == nil {
+		return nil
+	}
+	defer func() { b.store, b.reason = nil, errors.New("the driver is shutting down") }()
+	return b.store.close()
+}
+
+// Node returns the name of the node that holds the volumes.
+func (b *Backend) Node() string { return b.cfg.Node }
+
+// open returns the root when it can be served, or nil when ctx is done first.
+func (b *Backend) open(ctx context.Context) *store {
+	for {
+		start := time.Now()
+		s, err := openStore(b.cfg)
+		if err == nil {
+			if err = b.load(s); err != nil {
+				s.close()
+			}
+		}
+		b.mu.Lock()
+		if b.reason = err; err == nil {
+			b.store = s
+		}
+		b.mu.Unlock()
+		if err == nil {
+			b.count.openSeconds.Store(time.Since(start).Seconds())
+			return s
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(retryOpen):
+		}
+	}
+}
+
+// ready returns the open root, or ErrUnavailable.
+func (b *Backend) ready() (*store, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.store != nil:
+		return b.store, nil
+	case b.reason != nil:
+		return nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, b.reason)
+	}
+	return nil, fmt.Errorf("%w: the driver is still reading the records of its volumes", backend.ErrUnavailable)
+}
+
+// Probe reports whether the root is open and can be written to.
+func (b *Backend) Probe(context.Context) (bool, error) {
+	b.mu.Lock()
+	s, reason := b.store, b.reason
+	b.mu.Unlock()
+	if s == nil && reason == nil {
+		return false, nil
+	}
+	if s != nil {
+		reason = errors.Join(s.inPlace(), s.writable())
+	}
+	if reason != nil {
+		return false, fmt.Errorf("%w: %w", backend.ErrNotReady, reason)
+	}
+	return true, nil
+}
+
+// openStore opens the root, makes sure that it is the right one and that no other process serves it, and makes its
+// directories. It never makes the root itself: where a data disk isn't mounted, that would hide it.
+func openStore(cfg Config) (_ *store, err error) {
+	s := &store{path: cfg.Root}
+	if s.root, err = os.OpenRoot(cfg.Root); err != nil {
+		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.info, err = s.root.Stat("."); err != nil {
+		return nil, err
+	}
+	if s.lock, err = lockRoot(s.root); err != nil {
+		return nil, fmt.Errorf("the root %s is served by another process: %w", cfg.Root, err)
+	}
+	if err = identify(s.root, cfg); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{volumesDir, stagingDir, trashDir} {
+		if err = s.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	if err = record.SyncDir(s.root, "."); err != nil {
+		return nil, err
+	}
+	// Where it can't be told whose the filesystem is, it isn't ours: then less room is offered, never more.
+	s.whole, err = mounter.IsFilesystem(cfg.Root)
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = nil
+	}
+	return s, err
+}
+
+func (s *store) close() error {
+	err := s.root.Close()
+	if s.lock != nil {
+		err = errors.Join(err, s.lock.Close())
+	}
+	return err
+}
+
+// inPlace returns an error if the root's path leads to another directory than the one that is open: its disk was
+// unmounted, or another one was mounted over it.
+func (s *store) inPlace() error {
+	info, err := os.Stat(s.path)
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(info, s.info) {
+		return fmt.Errorf("%w: %s is another directory than at the start: restart the driver", backend.ErrUnavailable, s.path)
+	}
+	return nil
+}
+
+// writable returns an error if no file can be made. A full disk is no such error: its volumes are served as ever.
+func (s *store) writable() error {
+	name := path.Join(stagingDir, "probe-"+random())
+	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		if isFull(err) {
+			return nil
+		}
+		return fmt.Errorf("the root can't be written to: %w", err)
+	}
+	return errors.Join(f.Close(), s.root.Remove(name))
+}
+
+// dataPath returns the absolute path of what a pod sees of the volume with this ID.
+func (s *store) dataPath(id string) string { return filepath.Join(s.path, volumesDir, id, dataDir) }
+
+// counters are what Metrics reports beside what is in the index.
+type counters struct {
+	openSeconds  float
+	swept        atomic.Int64 // half-made or leftover things that the start found
+	trashed      atomic.Int64 // entries of trash/ that wait
+	removedFiles atomic.Int64
+	trashErrors  atomic.Int64
+	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
+	calls        atomic.Int64           // Create and Delete that are running: the trash gives way to them
+}
+
+// float is an atomic float64.
+type float struct{ v atomic.Value }
+
+func (f *float) Store(x float64) { f.v.Store(x) }
+func (f *float) Load() float64   { x, _ := f.v.Load().(float64); return x }

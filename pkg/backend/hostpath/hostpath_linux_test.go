@@ -1,0 +1,271 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// noNamespace is why tests that mount can't run.
+var noNamespace error
+
+func TestMain(m *testing.M) {
+	noNamespace = namespace.Enter()
+	os.Exit(m.Run())
+}
+
+// newDisk is a world whose root is a filesystem of its own.
+func newDisk(t *testing.T, options string) *world {
+	if noNamespace != nil {
+		t.Skip(noNamespace)
+	}
+	w := newWorld(t)
+	if err := unix.Mount("none", w.cfg.Root, "tmpfs", 0, options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(w.cfg.Root, unix.MNT_DETACH) })
+	return w
+}
+
+func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
+	w := newDisk(t, "size=4m,nr_inodes=40")
+	b := w.open()
+	v := w.create(b, "before")
+	for i := 0; ; i++ { // others use up every inode
+		if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, fmt.Sprint(i)), nil, 0o600); err != nil {
+			break
+		}
+	}
+	_, err := b.Create(context.Background(), backend.CreateOptions{Name: "after", Required: 1 << 20, Access: []backend.Access{{}}})
+	if !errors.Is(err, backend.ErrExhausted) {
+		t.Errorf("Create on a full disk = %v, want ErrExhausted", err)
+	}
+	if got := w.names(stagingDir); len(got) != 0 {
+		t.Errorf("%v are left in staging", got)
+	}
+	if b.index.promised != v.Size {
+		t.Errorf("%d bytes are promised, want those of the one volume", b.index.promised)
+	}
+	if ready, err := b.Probe(context.Background()); !ready || err != nil {
+		t.Errorf("Probe = %v, %v: a full disk is no reason to restart", ready, err)
+	}
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Errorf("Delete on a full disk = %v", err)
+	}
+	w.emptied()
+	w.create(b, "after")
+}
+
+func TestAReadOnlyRoot(t *testing.T) {
+	ctx := context.Background()
+	w := newDisk(t, "size=4m")
+	b := w.open()
+	v := w.create(b, "before")
+	readOnly := func(flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("none", w.cfg.Root, "", unix.MS_REMOUNT|flags, "size=4m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	readOnly(unix.MS_RDONLY)
+	if ready, err := b.Probe(ctx); ready || !errors.Is(err, backend.ErrNotReady) {
+		t.Errorf("Probe = %v, %v", ready, err)
+	}
+	if c, err := b.Capacity(ctx, backend.CreateOptions{}); err != nil || c.Available != 0 {
+		t.Errorf("Capacity = %+v, %v", c, err)
+	}
+	if _, err := b.Create(ctx, backend.CreateOptions{Name: "x", Required: 1, Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) {
+		t.Errorf("Create = %v, want ErrExhausted: another node may have room", err)
+	}
+	if err := b.Delete(ctx, v.ID, nil); err == nil {
+		t.Error("Delete on a read-only root = nil")
+	}
+	if _, err := b.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil {
+		t.Errorf("Mount = %v: volumes can still be read", err)
+	}
+	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Severity != backend.Degraded {
+		t.Errorf("StorageHealth = %+v, %v", c, err)
+	}
+	readOnly(0)
+	if ready, err := b.Probe(ctx); !ready || err != nil {
+		t.Errorf("Probe = %v, %v when it is writable again", ready, err)
+	}
+	w.create(b, "after")
+}
+
+func TestAWholeFilesystemIsOurs(t *testing.T) {
+	w := newDisk(t, "size=64m")
+	b := w.open()
+	v, err := b.Create(context.Background(), backend.CreateOptions{Name: "v", Required: 48 << 20, Access: []backend.Access{{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _ := b.Capacity(context.Background(), backend.CreateOptions{})
+	if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, "f"), make([]byte, 40<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	after, err := b.Capacity(context.Background(), backend.CreateOptions{})
+	if err != nil || before.Available != 16<<20 || after != before {
+		t.Errorf("%d bytes are left, and %d when the volume uses what it was promised (%v)", before.Available, after.Available, err)
+	}
+}
+
+func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
+	w := newDisk(t, "size=4m")
+	kubelet := filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
+	if err := os.Mkdir(kubelet, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	m, err := mounter.New(kubelet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := w.open(func(c *Config) { c.Users = m.Users })
+	v := w.create(b, "v")
+	ctx := context.Background()
+	what, err := b.Mount(ctx, v.ID, backend.Access{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(kubelet, "target")
+	if err := m.Mount(ctx, what, target); err != nil {
+		t.Fatal(err)
+	}
+	defer m.Unmount(ctx, target)
+	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) || !strings.Contains(err.Error(), target) {
+		t.Errorf("Delete = %v, want ErrInUse that says where", err)
+	}
+	b.Close() // a new driver, and one that knows nothing of the mount
+	m, err = mounter.New(kubelet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = w.open(func(c *Config) { c.Users = m.Users })
+	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+		t.Errorf("Delete after a restart = %v, want ErrInUse", err)
+	}
+	if err := m.Unmount(ctx, target); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Delete(ctx, v.ID, nil); err != nil {
+		t.Errorf("Delete = %v", err)
+	}
+}
+
+func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
+	for name, mounted := range map[string]func(precious, inTrash string) error{
+		"a filesystem": func(precious, inTrash string) error {
+			if err := unix.Mount("none", inTrash, "tmpfs", 0, ""); err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(inTrash, "precious"), nil, 0o600)
+		},
+		"a directory of the same filesystem": func(precious, inTrash string) error {
+			if err := os.WriteFile(filepath.Join(precious, "precious"), nil, 0o600); err != nil {
+				return err
+			}
+			return unix.Mount(precious, inTrash, "", unix.MS_BIND, "")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newDisk(t, "size=4m")
+			precious, inTrash := w.path("precious"), w.path("trash/x/data/mnt")
+			for _, dir := range []string{precious, inTrash} {
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := mounted(precious, inTrash); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Unmount(inTrash, unix.MNT_DETACH)
+			dir, err := os.Open(w.path(trashDir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dir.Close()
+			if err := removeTree(dir, "x", func() error { return nil }); err == nil {
+				t.Error("removeTree = nil")
+			}
+			if _, err := os.Stat(filepath.Join(inTrash, "precious")); err != nil {
+				t.Errorf("what was mounted in the trash is %v", err)
+			}
+		})
+	}
+}
+
+func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
+	w := newDisk(t, "size=4m")
+	real, err := mounter.New(filepath.Dir(w.cfg.Root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blind bool // as if Delete had not seen the mount
+	b := w.open(func(c *Config) {
+		c.Users = func(source string) ([]string, error) {
+			if blind && strings.Contains(source, volumesDir) {
+				return nil, nil
+			}
+			return real.Users(source)
+		}
+	})
+	v := w.create(b, "v")
+	target := filepath.Join(filepath.Dir(w.cfg.Root), "target")
+	os.Mkdir(target, 0o755)
+	if err := unix.Mount(w.path(volumesDir, v.ID, dataDir), target, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(target, unix.MNT_DETACH)
+	if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	blind = true
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	if _, err := os.Stat(filepath.Join(target, "f")); err != nil {
+		t.Errorf("a file in use is %v", err)
+	}
+	if c, _ := b.StorageHealth(context.Background()); len(c) != 1 || c[0].Reason != "TrashStuck" {
+		t.Errorf("StorageHealth = %+v", c)
+	}
+}
+
+func TestDeepTreesAreRemoved(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "v")
+	dir, err := os.OpenRoot(w.path(volumesDir, v.ID, dataDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1500 { // far beyond PATH_MAX and any limit on descriptors
+		if err := dir.Mkdir("deeper", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		next, err := dir.OpenRoot("deeper")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := dir.Close(); err != nil {
+			t.Fatal(err)
+		}
+		dir = next
+	}
+	dir.Close()
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.emptied()
+}

@@ -1,0 +1,495 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+func TestHostpathKeepsTheContract(t *testing.T) {
+	backendtest.Run(t, func(t *testing.T, m mounter.Mounter) backend.Backend {
+		return newWorld(t, func(c *Config) { c.Users = m.Users }).open()
+	})
+}
+
+// world is a root with what is around it, on which one backend after another can be opened.
+type world struct {
+	*testing.T
+	cfg Config
+}
+
+func newWorld(t *testing.T, change ...func(*Config)) *world {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t, cfg: Config{
+		Root:    filepath.Join(dir, "root"),
+		Node:    "node-1",
+		Seen:    filepath.Join(dir, "seen.json"),
+		Release: "test",
+		Users:   mounter.NewFake(dir).Users,
+	}}
+	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range change {
+		c(&w.cfg)
+	}
+	return w
+}
+
+// start opens a backend that may never become ready.
+func (w *world) start(change ...func(*Config)) *Backend {
+	w.Helper()
+	cfg := w.cfg
+	for _, c := range change {
+		c(&cfg)
+	}
+	b, err := New(cfg)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { b.Close() })
+	return b
+}
+
+// open opens a backend and waits until it is ready.
+func (w *world) open(change ...func(*Config)) *Backend {
+	w.Helper()
+	b := w.start(change...)
+	w.eventually("ready", func() bool {
+		ready, err := b.Probe(context.Background())
+		if err != nil {
+			w.Fatal(err)
+		}
+		return ready
+	})
+	return b
+}
+
+// refused opens a backend and waits for the reason why it isn't ready, which it returns.
+func (w *world) refused(change ...func(*Config)) error {
+	w.Helper()
+	b := w.start(change...)
+	defer b.Close()
+	var err error
+	w.eventually("refused", func() bool {
+		_, err = b.Probe(context.Background())
+		return err != nil
+	})
+	if !errors.Is(err, backend.ErrNotReady) {
+		w.Errorf("Probe = %v, want ErrNotReady", err)
+	}
+	if _, err := b.Create(context.Background(), backend.CreateOptions{Name: "x"}); !errors.Is(err, backend.ErrUnavailable) {
+		w.Errorf("Create = %v, want ErrUnavailable", err)
+	}
+	return err
+}
+
+func (w *world) eventually(what string, done func() bool) {
+	w.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.Fatalf("not %s after 20 s", what)
+		}
+	}
+}
+
+func (w *world) path(elem ...string) string {
+	return filepath.Join(append([]string{w.cfg.Root}, elem...)...)
+}
+
+func (w *world) names(dir string) []string {
+	w.Helper()
+	entries, err := os.ReadDir(w.path(dir))
+	if err != nil {
+		w.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func (w *world) create(b *Backend, name string) backend.Volume {
+	w.Helper()
+	v, err := b.Create(context.Background(), backend.CreateOptions{Name: name, Required: 1 << 20, Access: []backend.Access{{}}})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return v
+}
+
+func (w *world) emptied() {
+	w.Helper()
+	w.eventually("emptied", func() bool { return len(w.names(trashDir)) == 0 })
+}
+
+func TestVolumesAreFoundAgainByTheNextProcess(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, "f"), []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.CreateInline(context.Background(), "csi-1", backend.CreateOptions{Access: []backend.Access{{}}}); err != nil {
+		t.Fatal(err)
+	}
+	promised := b.index.promised
+	b.Close()
+	b = w.open()
+	if again := w.create(b, "pvc-1"); again.ID != v.ID || again.Size != v.Size {
+		t.Errorf("found %+v, want %+v", again, v)
+	}
+	if got, err := b.Get(context.Background(), "csi-1", nil); err != nil || !got.Inline {
+		t.Errorf("the inline volume is %+v, %v", got, err)
+	}
+	if b.index.promised != promised {
+		t.Errorf("%d bytes are promised, before %d", b.index.promised, promised)
+	}
+	if data, err := os.ReadFile(w.path(volumesDir, v.ID, dataDir, "f")); string(data) != "data" {
+		t.Errorf("the file holds %q, %v", data, err)
+	}
+}
+
+func TestWhatACrashLeftIsSwept(t *testing.T) {
+	w := newWorld(t)
+	w.open().Close()
+	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er"} {
+		if err := os.MkdirAll(w.path(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := w.open()
+	if got := b.count.swept.Load(); got != 1 || len(w.names(stagingDir)) != 0 {
+		t.Errorf("%d things swept, %v left in staging", got, w.names(stagingDir))
+	}
+	w.emptied()
+}
+
+func TestARecordThatCantBeReadIsReportedAndLeftAlone(t *testing.T) {
+	ctx := context.Background()
+	for name, tc := range map[string]struct {
+		record func(good []byte) []byte
+		reason string
+	}{
+		"torn":            {func(b []byte) []byte { return b[:len(b)/2] }, "RecordUnreadable"},
+		"empty":           {func([]byte) []byte { return nil }, "RecordUnreadable"},
+		"of a newer one":  {func([]byte) []byte { return []byte(`{"version":2,"crc32c":"0","data":{}}`) }, "RecordOfNewerVersion"},
+		"of an older one": {func([]byte) []byte { return []byte(`{"version":0,"crc32c":"44136fa3","data":{}}`) }, "RecordUnreadable"},
+		"of another volume": {func(b []byte) []byte {
+			other := &volume{ID: "a" + strings.Repeat("0", 56), Name: "other", Size: 1}
+			file, _ := volumeFormat.Encode(other)
+			return file
+		}, "RecordUnreadable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			b := w.open()
+			good, bad := w.create(b, "good"), w.create(b, "bad")
+			b.Close()
+			file := w.path(volumesDir, bad.ID, recordFile)
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			content = tc.record(content)
+			if err := os.WriteFile(file, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+
+			b = w.open()
+			if sick, more, err := b.ListHealth(ctx, "", 10); err != nil || more || len(sick) != 1 || sick[0].ID != bad.ID ||
+				sick[0].Conditions[0].Reason != tc.reason || sick[0].Conditions[0].Severity != backend.Inaccessible {
+				t.Errorf("ListHealth = %+v, %v, %v, want %s", sick, more, err, tc.reason)
+			}
+			if c, err := b.Health(ctx, bad.ID); err != nil || len(c) != 1 || c[0].Reason != tc.reason {
+				t.Errorf("Health = %+v, %v", c, err)
+			}
+			if _, err := b.Get(ctx, good.ID, nil); err != nil {
+				t.Errorf("the other volume is %v", err)
+			}
+			_, getErr := b.Get(ctx, bad.ID, nil)
+			_, createErr := b.Create(ctx, backend.CreateOptions{Name: "bad", Access: []backend.Access{{}}})
+			_, mountErr := b.Mount(ctx, bad.ID, backend.Access{})
+			for _, err := range []error{getErr, createErr, mountErr, b.Delete(ctx, bad.ID, nil)} {
+				if err == nil || errors.Is(err, backend.ErrNotFound) {
+					t.Errorf("a call for the volume = %v, want what is wrong with it", err)
+				}
+			}
+			if page, _, _ := b.List(ctx, "", 10); len(page) != 1 || page[0].ID != good.ID {
+				t.Errorf("List = %+v, want the good volume", page)
+			}
+			if now, err := os.ReadFile(file); err != nil || !slices.Equal(now, content) {
+				t.Errorf("the record was touched: %q, %v", now, err)
+			}
+			if _, err := os.Stat(w.path(volumesDir, bad.ID, dataDir)); err != nil {
+				t.Errorf("the data was touched: %v", err)
+			}
+		})
+	}
+}
+
+func TestAMissingDirectoryIsDataLoss(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	if err := os.Remove(w.path(volumesDir, v.ID, dataDir)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := b.Health(context.Background(), v.ID)
+	if err != nil || len(c) != 1 || c[0].Severity != backend.DataLoss {
+		t.Errorf("Health = %+v, %v", c, err)
+	}
+}
+
+func TestTheRootsIdentity(t *testing.T) {
+	other := func(c *Config) { c.Root += "2" }
+	adopt := func(c *Config) { c.Adopt = true }
+	elsewhere := func(c *Config) { c.Seen += ".other" }
+	for name, tc := range map[string]struct {
+		prepare func(w *world) // after a first start, with one volume
+		change  func(*Config)
+		refused string // "" if it is served
+	}{
+		"the same again":     {func(*world) {}, nil, ""},
+		"the memory is lost": {func(w *world) { os.Remove(w.cfg.Seen) }, nil, ""},
+		"an empty disk where a filled one was": {func(w *world) {
+			os.Rename(w.cfg.Root, w.cfg.Root+".away")
+			os.Mkdir(w.cfg.Root, 0o700)
+		}, nil, "is its disk mounted?"},
+		"another disk": {func(w *world) {
+			os.Mkdir(w.cfg.Root+"2", 0o700)
+			w.open(other, elsewhere).Close()
+		}, other, "is the right disk mounted?"},
+		"another node's disk": {func(*world) {}, func(c *Config) { c.Node = "node-2" }, `belongs to node "node-1"`},
+		"no identity and files": {func(w *world) {
+			os.Remove(w.path(identityFile))
+			os.Remove(w.cfg.Seen)
+		}, nil, "isn't empty"},
+		"a torn identity": {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt, "damaged"},
+		"an identity of a newer release": {func(w *world) {
+			os.WriteFile(w.path(identityFile), []byte(`{"version":9}`), 0o600)
+		}, adopt, "newer"},
+		"no root": {func(w *world) { os.RemoveAll(w.cfg.Root) }, nil, "the root must exist"},
+		"a file as root": {func(w *world) {
+			os.RemoveAll(w.cfg.Root)
+			os.WriteFile(w.cfg.Root, nil, 0o600)
+		}, nil, "the root must exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			b := w.open()
+			w.create(b, "pvc-1")
+			b.Close()
+			tc.prepare(w)
+			if tc.change == nil {
+				tc.change = func(*Config) {}
+			}
+			if tc.refused == "" {
+				w.open(tc.change)
+				return
+			}
+			if err := w.refused(tc.change); !strings.Contains(err.Error(), tc.refused) {
+				t.Errorf("refused because of %v, want %s", err, tc.refused)
+			}
+		})
+	}
+}
+
+func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	b.Close()
+	onNode2 := func(c *Config) { c.Node = "node-2" }
+	w.refused(onNode2)
+	b = w.open(onNode2, func(c *Config) { c.Adopt = true })
+	if _, err := b.Get(context.Background(), v.ID, nil); err != nil {
+		t.Errorf("the adopted volume is %v", err)
+	}
+	b.Close()
+	w.open(onNode2).Close() // once is enough
+	w.refused()             // and it is no longer the first node's
+}
+
+func TestARootThatComesLaterIsServed(t *testing.T) {
+	w := newWorld(t)
+	w.open().Close()
+	if err := os.Rename(w.cfg.Root, w.cfg.Root+".away"); err != nil {
+		t.Fatal(err)
+	}
+	b := w.start()
+	w.eventually("refused", func() bool { _, err := b.Probe(context.Background()); return err != nil })
+	if err := os.Rename(w.cfg.Root+".away", w.cfg.Root); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("ready", func() bool { ready, _ := b.Probe(context.Background()); return ready })
+}
+
+func TestOneProcessServesARoot(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	if err := w.refused(); !strings.Contains(err.Error(), "another process") {
+		t.Errorf("refused because of %v", err)
+	}
+	b.Close()
+	w.open()
+}
+
+func TestARootThatWasReplacedIsNotServed(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	if err := os.Rename(w.cfg.Root, w.cfg.Root+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(w.path(volumesDir, v.ID, dataDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	if m, err := b.Mount(ctx, v.ID, backend.Access{}); err == nil {
+		t.Errorf("Mount = %+v, on another disk", m)
+	}
+	if err := b.Delete(ctx, v.ID, nil); err == nil {
+		t.Error("Delete = nil")
+	}
+	if ready, err := b.Probe(ctx); ready || !errors.Is(err, backend.ErrNotReady) {
+		t.Errorf("Probe = %v, %v", ready, err)
+	}
+	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Severity != backend.Inaccessible {
+		t.Errorf("StorageHealth = %+v, %v", c, err)
+	}
+	if _, err := os.Stat(filepath.Join(w.cfg.Root+".away", volumesDir, v.ID)); err != nil {
+		t.Errorf("the volume is %v", err)
+	}
+}
+
+func TestAForgedLinkIsNotFollowed(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	outside := filepath.Join(w.TempDir(), "precious")
+	if err := os.MkdirAll(filepath.Join(outside, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range []string{"link", "dir/link"} { // as a pod can
+		path := w.path(volumesDir, v.ID, dataDir, link)
+		os.MkdirAll(filepath.Dir(path), 0o755)
+		if err := os.Symlink(outside, path); err != nil {
+			t.Skip(err)
+		}
+	}
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.emptied()
+	if _, err := os.Stat(filepath.Join(outside, "sub")); err != nil {
+		t.Errorf("emptying the trash followed a link: %v", err)
+	}
+}
+
+func TestADeletedVolumesSpaceComesBack(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "pvc-1")
+	data := w.path(volumesDir, v.ID, dataDir)
+	for _, name := range []string{"a/b/c", "with\nnewline", "\xff\xfenot UTF-8", strings.Repeat("n", 255)} {
+		if err := os.MkdirAll(filepath.Join(data, name, "sub"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 1500 {
+		if err := os.WriteFile(filepath.Join(data, "a", strings.Repeat("f", 1+i%200)+string(rune('0'+i/200))), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.emptied()
+	if b.count.removedFiles.Load() < 1000 || b.count.stuck.Load() != nil {
+		t.Errorf("%d files removed, stuck: %v", b.count.removedFiles.Load(), b.count.stuck.Load())
+	}
+}
+
+func TestRoomThatIsLeft(t *testing.T) {
+	const G = 1 << 30
+	for name, tc := range map[string]struct {
+		disk     space
+		promised int64
+		whole    bool
+		want     int64
+	}{
+		"empty and whole":              {space{total: 100 * G, free: 100 * G}, 0, true, 100 * G},
+		"promised, not used":           {space{total: 100 * G, free: 100 * G}, 40 * G, true, 60 * G},
+		"promised and used":            {space{total: 100 * G, free: 60 * G}, 40 * G, true, 60 * G},
+		"more used than promised":      {space{total: 100 * G, free: 10 * G}, 40 * G, true, 10 * G},
+		"shared with others":           {space{total: 100 * G, free: 60 * G}, 40 * G, false, 20 * G},
+		"promised more than there is":  {space{total: 100 * G, free: 90 * G}, 140 * G, true, 0},
+		"shared and promised too much": {space{total: 100 * G, free: 30 * G}, 40 * G, false, 0},
+		"read-only":                    {space{total: 100 * G, free: 60 * G, readOnly: true}, 0, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tc.disk.available(tc.promised, tc.whole); got != tc.want {
+				t.Errorf("available = %d, want %d", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
+	var x index
+	x.replace([]*volume{{ID: "a", Size: 1 << 62}, {ID: "b", Size: 1 << 62}, {ID: "c", Size: 1 << 62}}, nil)
+	if x.promised <= 0 {
+		t.Errorf("promised = %d", x.promised)
+	}
+	if err := x.reserve(1, func(p int64) int64 { return space{total: 1 << 40, free: 1 << 40}.available(p, true) }); !errors.Is(err, backend.ErrExhausted) {
+		t.Errorf("reserve = %v", err)
+	}
+}
+
+func FuzzCreate(f *testing.F) {
+	f.Add("pvc-1", "kind", "directory", int64(1<<20), int64(0))
+	f.Add("..", "kind", "image", int64(-1), int64(1))
+	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
+	dir := f.TempDir()
+	b, err := New(Config{Root: dir, Node: "n", Seen: filepath.Join(f.TempDir(), "seen"), Users: mounter.NewFake(dir).Users})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { b.Close() })
+	for ready := false; !ready; ready, _ = b.Probe(context.Background()) {
+		time.Sleep(time.Millisecond)
+	}
+	f.Fuzz(func(t *testing.T, name, key, value string, required, limit int64) {
+		if required < 0 || limit < 0 || (limit > 0 && required > limit) {
+			return // the driver's to refuse
+		}
+		o := backend.CreateOptions{Name: name, Required: required, Limit: limit, Parameters: map[string]string{key: value}, Access: []backend.Access{{}}}
+		v, err := b.Create(context.Background(), o)
+		if err != nil {
+			return
+		}
+		if key != "kind" || value != "directory" || v.Size < required || (limit > 0 && v.Size > limit) {
+			t.Errorf("Create(%+v) = %+v", o, v)
+		}
+		if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+			t.Error(err)
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 4 {
+			t.Errorf("the root holds %v, %v", entries, err)
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+)
+
+// A data disk that failed to mount looks like an empty root, and would be taken for one: deletes of volumes that
+// nobody sees would be acknowledged, and new volumes made on the wrong disk. So a root has an identity, and what was
+// served last is remembered outside it.
+
+const identityFile = "identity.json"
+
+var identityFormat = record.Format{Version: 1}
+
+// identity is the content of identity.json, and of the file that remembers it.
+type identity struct {
+	UUID    string    `json:"uuid"`
+	Node    string    `json:"node"`
+	Release string    `json:"release"` // that made it
+	Created time.Time `json:"created"`
+}
+
+// identify makes sure that root is the one that was served before, or that there was none before. With cfg.Adopt it
+// makes it so.
+func identify(root *os.Root, cfg Config) error {
+	memory, err := os.OpenRoot(filepath.Dir(cfg.Seen))
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	has, err := readIdentity(root, identityFile)
+	if err != nil {
+		return fmt.Errorf("%s of the root: %w", identityFile, err)
+	}
+	seen, err := readIdentity(memory, filepath.Base(cfg.Seen))
+	if err != nil {
+		return fmt.Errorf("%s: %w", cfg.Seen, err)
+	}
+
+	if doubt := compare(root, has, seen, cfg); doubt != nil && !cfg.Adopt {
+		return fmt.Errorf("%w; if this is right, start the driver once with --adopt-root", doubt)
+	}
+	if has == nil {
+		has = &identity{UUID: uuid.NewString(), Release: cfg.Release, Created: time.Now().UTC().Truncate(time.Second)}
+	}
+	if has.Node != cfg.Node {
+		has.Node = cfg.Node
+		if err := identityFormat.Replace(root, identityFile, has); err != nil {
+			return err
+		}
+	}
+	crashpoint.Reached("identity:made")
+	if seen == nil || *seen != *has {
+		return identityFormat.Replace(memory, filepath.Base(cfg.Seen), has)
+	}
+	return nil
+}
+
+// compare returns why a person should look before root is served.
+func compare(root *os.Root, has, seen *identity, cfg Config) error {
+	switch {
+	case has == nil && seen != nil:
+		return fmt.Errorf("the root %s has no %s, but one was served here: is its disk mounted?", cfg.Root, identityFile)
+	case has == nil:
+		return unused(root, cfg.Root)
+	case has.Node != cfg.Node:
+		return fmt.Errorf("the root %s belongs to node %q, this is %q", cfg.Root, has.Node, cfg.Node)
+	case seen != nil && seen.UUID != has.UUID:
+		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted?", cfg.Root, has.UUID, seen.UUID)
+	}
+	return nil
+}
+
+// unused returns an error if something other than a fresh filesystem leaves, or an interrupted first start, is in root.
+func unused(root *os.Root, name string) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != "lost+found" && e.Name() != identityFile+".new" && e.Name() != lockFile {
+			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q", name, identityFile, e.Name())
+		}
+	}
+	return nil
+}
+
+// readIdentity returns nil if there is no such file.
+func readIdentity(dir *os.Root, name string) (*identity, error) {
+	var i identity
+	switch err := identityFormat.Read(dir, name, &i); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return &i, nil
+}

@@ -1,0 +1,201 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+)
+
+// List returns volumes from the index. One whose record can't be read is in ListHealth only: nothing is known of it.
+func (b *Backend) List(_ context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
+	if _, err := b.ready(); err != nil {
+		return nil, false, err
+	}
+	b.index.after(after, func(_ string, v *volume, _ error) bool {
+		switch {
+		case v == nil:
+			return true
+		case len(page) == limit:
+			more = true
+			return false
+		}
+		page = append(page, v.public())
+		return true
+	})
+	return page, more, nil
+}
+
+// Capacity returns the room for directories.
+func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.Capacity, error) {
+	s, err := b.ready()
+	if err != nil {
+		return backend.Capacity{}, err
+	}
+	for _, a := range o.Access {
+		if a.Block || a.FSType != "" {
+			return backend.Capacity{}, nil // there can be no such volume here
+		}
+	}
+	if err := check(o); err != nil {
+		return backend.Capacity{}, err
+	}
+	disk, err := s.space()
+	if err != nil {
+		return backend.Capacity{}, err
+	}
+	b.index.mu.RLock()
+	defer b.index.mu.RUnlock()
+	room := disk.available(b.index.promised, s.whole)
+	return backend.Capacity{Available: room, Maximum: room}, nil
+}
+
+// reserve promises size bytes, or returns ErrExhausted.
+func (b *Backend) reserve(s *store, size int64) error {
+	disk, err := s.space()
+	if err != nil {
+		return err
+	}
+	return b.index.reserve(size, func(promised int64) int64 { return disk.available(promised, s.whole) })
+}
+
+// space is the room of a filesystem, in bytes.
+type space struct {
+	total    int64 // used or free, without what only root may use
+	free     int64
+	readOnly bool
+}
+
+// available returns what is left for new volumes.
+//
+// If the whole filesystem is ours, everything on it is in volumes: its size less what was promised is left, or less
+// than that if volumes hold more than they were promised. On a filesystem that is shared, how much of a promise is
+// used already can't be told from what others use, so all of it is taken off what is free: too little is
+// offered then, never too much.
+func (d space) available(promised int64, whole bool) int64 {
+	room := d.free - promised
+	if whole {
+		room = min(d.free, d.total-promised)
+	}
+	if d.readOnly {
+		return 0
+	}
+	return max(0, room)
+}
+
+// Health looks at the record and the directory of one volume.
+func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, error) {
+	s, err := b.ready()
+	if err != nil {
+		return nil, err
+	}
+	v, err := b.index.find(id)
+	if errors.Is(err, backend.ErrNotFound) {
+		return nil, err
+	}
+	return s.diagnose(v, err), nil
+}
+
+// ListHealth looks at every volume above after until it has found limit sick ones.
+func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick []backend.Diagnosis, more bool, err error) {
+	s, err := b.ready()
+	if err != nil {
+		return nil, false, err
+	}
+	var volumes []*volume
+	var broken []error
+	var ids []string
+	b.index.after(after, func(id string, v *volume, err error) bool {
+		ids, volumes, broken = append(ids, id), append(volumes, v), append(broken, err)
+		return true
+	})
+	for i, id := range ids {
+		if err := ctx.Err(); err != nil {
+			return nil, false, err
+		}
+		if conditions := s.diagnose(volumes[i], broken[i]); len(conditions) > 0 {
+			if len(sick) == limit {
+				return sick, true, nil
+			}
+			sick = append(sick, backend.Diagnosis{ID: id, Conditions: conditions})
+		}
+	}
+	return sick, false, nil
+}
+
+// diagnose returns what is wrong with a volume, of which err is why its record can't be used.
+func (s *store) diagnose(v *volume, err error) []backend.Condition {
+	switch {
+	case errors.Is(err, record.ErrNewer):
+		return one(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
+	case err != nil:
+		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, volumesDir)
+	}
+	info, err := s.root.Lstat(path.Join(volumesDir, v.ID, dataDir))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return one(backend.DataLoss, "DataMissing", "the directory %s is gone: restore it from a backup", s.dataPath(v.ID))
+	case err != nil:
+		return one(backend.Inaccessible, "DataUnreadable", "%v", err)
+	case !info.IsDir():
+		return one(backend.DataLoss, "DataMissing", "%s is no directory: restore it from a backup", s.dataPath(v.ID))
+	}
+	return nil
+}
+
+// StorageHealth tells whether the root is there and writable, and whether its trash can be emptied.
+func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error) {
+	if _, err := b.Probe(ctx); err != nil {
+		severity := backend.Inaccessible
+		if isReadOnly(err) {
+			severity = backend.Degraded
+		}
+		return one(severity, "RootUnusable", "%v", err), nil
+	}
+	if why := b.count.stuck.Load(); why != nil {
+		return one(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why), nil
+	}
+	return nil, nil
+}
+
+func one(s backend.Severity, reason, format string, a ...any) []backend.Condition {
+	return []backend.Condition{{Severity: s, Reason: reason, Message: fmt.Sprintf(format, a...)}}
+}
+
+// Metrics returns what the index and the filesystem say now.
+func (b *Backend) Metrics() []backend.Metric {
+	b.index.mu.RLock()
+	volumes, inline, broken, promised := len(b.index.byID), len(b.index.inline), len(b.index.broken), b.index.promised
+	b.index.mu.RUnlock()
+	var disk space
+	var room int64
+	if s, err := b.ready(); err == nil {
+		if disk, err = s.space(); err == nil {
+			room = disk.available(promised, s.whole)
+		}
+	}
+	gauge := func(name, help string, value float64) backend.Metric {
+		return backend.Metric{Name: name, Help: help, Value: value}
+	}
+	counter := func(name, help string, value int64) backend.Metric {
+		return backend.Metric{Name: name, Help: help, Value: float64(value), Counter: true}
+	}
+	return []backend.Metric{
+		gauge("volumes", "Volumes made by CreateVolume.", float64(volumes)),
+		gauge("inline_volumes", "Inline ephemeral volumes.", float64(inline)),
+		gauge("unreadable_records", "Volumes whose record can't be used; they are left alone.", float64(broken)),
+		gauge("promised_bytes", "Sum of the sizes of all volumes.", float64(promised)),
+		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.total)),
+		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),
+		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),
+		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", b.count.openSeconds.Load()),
+		counter("swept_total", "Half-made or leftover things that were found at start and moved to the trash.", b.count.swept.Load()),
+		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
+		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),
+		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.", b.count.trashErrors.Load()),
+	}
+}

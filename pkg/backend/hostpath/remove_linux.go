@@ -1,0 +1,85 @@
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxDepth is how deep removeTree descends, and so how many descriptors it holds.
+const maxDepth = 64
+
+// removeTree removes the entry called name of dir with all that is in it, and calls each after each file. It follows
+// no link and enters no mount, not even one of the same filesystem: that is an error. A tree deeper than maxDepth
+// comes apart: the deeper parts become entries of dir, which the caller then finds.
+func removeTree(dir *os.File, name string, each func() error) error {
+	defer runtime.KeepAlive(dir) // or the collector may close it in the middle
+	r := remover{top: int(dir.Fd()), each: each}
+	return r.remove(r.top, name, 0)
+}
+
+type remover struct {
+	top  int
+	each func() error
+}
+
+func (r *remover) remove(dir int, name string, depth int) error {
+	err := unix.Unlinkat(dir, name, 0)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return r.each()
+	case !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM):
+		return fmt.Errorf("remove %q: %w", name, err)
+	case depth == maxDepth:
+		return unix.Renameat(dir, name, r.top, "deep-"+random())
+	}
+	if err := r.clear(dir, name, depth); err != nil {
+		return err
+	}
+	if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	return r.each()
+}
+
+// clear removes all that is in the directory called name.
+func (r *remover) clear(dir int, name string, depth int) error {
+	how := unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH,
+	}
+	fd, err := unix.Openat2(dir, name, &how)
+	if err != nil {
+		return fmt.Errorf("open %q to remove what is in it: %w", name, err)
+	}
+	d := os.NewFile(uintptr(fd), name)
+	defer d.Close()
+	for { // until a whole pass finds nothing: a removal while reading may hide an entry from that pass
+		found := 0
+		for {
+			names, err := d.Readdirnames(1024)
+			if err != nil && err != io.EOF {
+				return fmt.Errorf("read %q: %w", name, err)
+			}
+			if len(names) == 0 {
+				break
+			}
+			found += len(names)
+			for _, n := range names {
+				if err := r.remove(fd, n, depth+1); err != nil {
+					return err
+				}
+			}
+		}
+		if found == 0 {
+			return nil
+		}
+		if _, err := d.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+)
+
+const (
+	readers    = 4           // that read records at start
+	retryTrash = time.Minute // until what could not be removed is tried again
+	burst      = 256         // files that are removed in one go
+	maxYield   = 20          // milliseconds that the trash gives way for, after each burst
+)
+
+// load moves what a crash left in staging/ to the trash and reads all records into the index.
+func (b *Backend) load(s *store) error {
+	half, err := s.list(stagingDir)
+	if err != nil {
+		return err
+	}
+	for _, name := range half {
+		if err := s.root.Rename(path.Join(stagingDir, name), path.Join(trashDir, name+"-"+random())); err != nil {
+			return fmt.Errorf("sweep: %w", err)
+		}
+		b.count.swept.Add(1)
+		crashpoint.Reached("sweep:moved")
+	}
+	names, err := s.list(volumesDir)
+	if err != nil {
+		return err
+	}
+	volumes, broken := s.readRecords(names)
+	b.index.replace(volumes, broken)
+	return nil
+}
+
+// readRecords reads the records of the volumes with these names.
+func (s *store) readRecords(names []string) (volumes []*volume, broken map[string]error) {
+	broken = map[string]error{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	work := make(chan string)
+	for range readers {
+		wg.Go(func() {
+			for name := range work {
+				v, err := s.readRecord(name)
+				mu.Lock()
+				if err != nil {
+					broken[name] = err
+				} else {
+					volumes = append(volumes, v)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for _, name := range names {
+		work <- name
+	}
+	close(work)
+	wg.Wait()
+	return volumes, broken
+}
+
+func (s *store) readRecord(name string) (*volume, error) {
+	dir, err := s.root.OpenRoot(path.Join(volumesDir, name))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	var v volume
+	if err := volumeFormat.Read(dir, recordFile, &v); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: there is none", record.ErrDamaged)
+		}
+		return nil, err
+	}
+	return &v, v.check(name)
+}
+
+// list returns the names in one of the root's directories.
+func (s *store) list(name string) ([]string, error) {
+	dir, err := s.root.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return dir.Readdirnames(-1)
+}
+
+// emptyTrash removes what is in the trash, whenever there is something, until ctx is done. It is one goroutine that
+// gives way to calls, since removing many files slows the journal that they wait for.
+func (b *Backend) emptyTrash(ctx context.Context, s *store) {
+	for {
+		again := time.Duration(0)
+		if err := b.emptyOnce(ctx, s); err != nil && ctx.Err() == nil {
+			why := err.Error()
+			b.count.stuck.Store(&why)
+			again = retryTrash
+		} else {
+			b.count.stuck.Store(nil)
+		}
+		var timer <-chan time.Time
+		if again > 0 {
+			timer = time.After(again)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.wake:
+		case <-timer:
+		}
+	}
+}
+
+// wakeTrash makes emptyTrash look.
+func (b *Backend) wakeTrash() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// emptyOnce tries each entry of the trash once.
+func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
+	names, err := s.list(trashDir)
+	b.count.trashed.Store(int64(len(names)))
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	// Nothing that is mounted gets here, as Delete has looked. But what is removed is gone for ever: look again.
+	if err := s.inPlace(); err != nil {
+		return err
+	}
+	users, err := b.cfg.Users(filepath.Join(s.path, trashDir))
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("something in %s is mounted at %s", filepath.Join(s.path, trashDir), users[0])
+	}
+	trash, err := s.root.Open(trashDir)
+	if err != nil {
+		return err
+	}
+	defer trash.Close()
+	var failed error
+	for _, name := range names {
+		if err := removeTree(trash, name, func() error { return b.pace(ctx) }); err != nil {
+			b.count.trashErrors.Add(1)
+			failed = err
+			continue
+		}
+		b.count.trashed.Add(-1)
+	}
+	if left, err := s.list(trashDir); failed == nil && err == nil && len(left) > 0 {
+		b.wakeTrash() // deep trees come back in pieces; see removeTree
+	}
+	return failed
+}
+
+// pace is called after each file that was removed. After a burst it waits while calls are running, for a while.
+func (b *Backend) pace(ctx context.Context) error {
+	if b.count.removedFiles.Add(1)%burst != 0 {
+		return nil
+	}
+	crashpoint.Reached("trash:burst")
+	for range maxYield {
+		if b.count.calls.Load() == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,289 @@
+package hostpath
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// defaultSize is the size of a volume for which none is asked, in bytes.
+const defaultSize = 1 << 30
+
+// dataMode is the mode of a new volume's directory, which belongs to root, as on a freshly made filesystem. Pods that
+// don't run as root set fsGroup.
+const dataMode = 0o755
+
+// Create makes a directory. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
+func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
+	return b.create(ctx, &volume{ID: volumeid.New(b.cfg.Node, o.Name), Name: o.Name}, o)
+}
+
+// CreateInline makes a directory for the life of one pod.
+func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.CreateOptions) (backend.Volume, error) {
+	return b.create(ctx, &volume{ID: volumeid.NewInline(b.cfg.Node, handle), Name: handle, Inline: true}, o)
+}
+
+// create makes v, which has its ID and name, as o says, or finds it.
+func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions) (backend.Volume, error) {
+	s, err := b.ready()
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	if err := check(o); err != nil {
+		return backend.Volume{}, err
+	}
+	key := v.ID
+	if v.Inline {
+		key = v.Name
+	}
+	switch old, err := b.index.find(key); {
+	case err == nil && old.fits(o):
+		return old.public(), nil
+	case err == nil:
+		return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and the parameters %v", backend.ErrExists, old.Size, old.Parameters)
+	case !errors.Is(err, backend.ErrNotFound):
+		return backend.Volume{}, err
+	}
+
+	v.Size, v.Parameters, v.Created = chooseSize(o), o.Parameters, time.Now().UTC().Truncate(time.Second)
+	defer b.busy()()
+	if err := b.reserve(s, v.Size); err != nil {
+		return backend.Volume{}, err
+	}
+	if err := s.make(ctx, v); err != nil {
+		b.index.release(v.Size)
+		return backend.Volume{}, exhausted(err)
+	}
+	b.index.put(v)
+	return v.public(), nil
+}
+
+// make makes the volume on disk. After an error there is nothing of it.
+func (s *store) make(ctx context.Context, v *volume) (err error) {
+	half := path.Join(stagingDir, v.ID+"-"+random())
+	if err := s.root.Mkdir(half, 0o700); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.discard(half))
+		}
+	}()
+	crashpoint.Reached("create:half-made")
+	dir, err := s.root.OpenRoot(half)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := dir.Mkdir(dataDir, dataMode); err != nil {
+		return err
+	}
+	if err := dir.Chmod(dataDir, dataMode); err != nil { // whatever the umask is
+		return err
+	}
+	if err := volumeFormat.Create(dir, recordFile, v); err != nil {
+		return err
+	}
+	crashpoint.Reached("create:recorded")
+	if err := errors.Join(record.SyncDir(dir, "."), ctx.Err()); err != nil {
+		return err
+	}
+	final := path.Join(volumesDir, v.ID)
+	if err := s.root.Rename(half, final); err != nil {
+		return err
+	}
+	crashpoint.Reached("create:renamed")
+	if err := record.SyncDir(s.root, volumesDir); err != nil {
+		return errors.Join(err, s.root.Rename(final, half)) // which is then discarded
+	}
+	crashpoint.Reached("create:durable")
+	return nil
+}
+
+// discard removes a half-made volume, in which no pod has written.
+func (s *store) discard(half string) error {
+	for _, name := range []string{path.Join(half, recordFile), path.Join(half, dataDir), half} {
+		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Get returns the volume.
+func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backend.Volume, error) {
+	if _, err := b.ready(); err != nil {
+		return backend.Volume{}, err
+	}
+	v, err := b.index.find(id)
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	return v.public(), nil
+}
+
+// Delete moves the volume to the trash.
+func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) error {
+	return b.remove(id, false)
+}
+
+// DeleteInline moves an inline volume to the trash.
+func (b *Backend) DeleteInline(_ context.Context, handle string) error {
+	return b.remove(handle, true)
+}
+
+func (b *Backend) remove(id string, inline bool) error {
+	s, err := b.ready()
+	if err != nil {
+		return err
+	}
+	v, err := b.index.find(id)
+	if errors.Is(err, backend.ErrNotFound) || (err == nil && v.Inline != inline) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer b.busy()()
+	if err := b.unused(s, v); err != nil {
+		return err
+	}
+	crashpoint.Reached("delete:checked")
+	err = s.root.Rename(path.Join(volumesDir, v.ID), path.Join(trashDir, v.ID+"-"+random()))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier try may have got this far
+		return err
+	}
+	crashpoint.Reached("delete:renamed")
+	// One fsync of the new parent makes a rename durable on ext4, xfs and btrfs.
+	if err := record.SyncDir(s.root, trashDir); err != nil {
+		return err
+	}
+	crashpoint.Reached("delete:durable")
+	b.index.drop(v)
+	b.count.trashed.Add(1)
+	b.wakeTrash()
+	return nil
+}
+
+// unused returns ErrInUse if the volume is mounted anywhere on this machine, as the kernel sees it now: there is no
+// attach to prevent a delete, and what is in the trash is removed, through any mount of it too.
+func (b *Backend) unused(s *store, v *volume) error {
+	if err := s.inPlace(); err != nil {
+		return err
+	}
+	users, err := b.cfg.Users(filepath.Dir(s.dataPath(v.ID)))
+	if err != nil {
+		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
+	}
+	if len(users) > 0 {
+		return fmt.Errorf("%w: volume %s is mounted at %s", backend.ErrInUse, v.ID, strings.Join(users[:min(3, len(users))], ", "))
+	}
+	return nil
+}
+
+// Mount returns the volume's directory.
+func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
+	s, err := b.ready()
+	if err != nil {
+		return mounter.Mount{}, err
+	}
+	v, err := b.index.find(id)
+	if err != nil {
+		return mounter.Mount{}, err
+	}
+	if err := errors.Join(checkAccess(a), s.inPlace()); err != nil {
+		return mounter.Mount{}, err
+	}
+	for key := range a.Context { // the volumes of this backend have none
+		return mounter.Mount{}, fmt.Errorf("%w: volume %s has no %.64q in its context", backend.ErrInvalid, v.ID, key)
+	}
+	return mounter.Mount{Kind: mounter.Directory, Source: s.dataPath(v.ID), Options: a.Options, ReadOnly: a.ReadOnly}, nil
+}
+
+// check returns an error for what no directory can be.
+func check(o backend.CreateOptions) error {
+	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
+		switch value := o.Parameters[key]; {
+		case key != "kind":
+			return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
+		case value != "directory":
+			return fmt.Errorf("%w: parameter kind is %.64q, but this release has volumes of kind directory only", backend.ErrInvalid, value)
+		}
+	}
+	for _, a := range o.Access {
+		if err := checkAccess(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkAccess returns an error for a use that a directory doesn't have.
+func checkAccess(a backend.Access) error {
+	switch {
+	case a.Block:
+		return fmt.Errorf("%w: a directory can't be used as a block device", backend.ErrInvalid)
+	case a.FSType != "":
+		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out", backend.ErrInvalid, a.FSType)
+	}
+	if err := mounter.CheckOptions(mounter.Directory, a.Options); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+	}
+	return nil
+}
+
+// fits reports whether the volume is what o asks for.
+func (v *volume) fits(o backend.CreateOptions) bool {
+	return v.Size >= o.Required && (o.Limit == 0 || v.Size <= o.Limit) &&
+		kindOf(v.Parameters) == kindOf(o.Parameters)
+}
+
+// kindOf returns the kind that parameters ask for.
+func kindOf(parameters map[string]string) string {
+	if kind := parameters["kind"]; kind != "" {
+		return kind
+	}
+	return "directory"
+}
+
+// chooseSize returns a size in bytes within what o asks for.
+func chooseSize(o backend.CreateOptions) int64 {
+	switch {
+	case o.Required > 0:
+		return o.Required
+	case o.Limit > 0:
+		return min(o.Limit, defaultSize)
+	}
+	return defaultSize
+}
+
+// busy counts a call that the emptying of the trash gives way to, until what it returns is called.
+func (b *Backend) busy() func() {
+	b.count.calls.Add(1)
+	return func() { b.count.calls.Add(-1) }
+}
+
+// exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.
+func exhausted(err error) error {
+	if isFull(err) || isReadOnly(err) {
+		return fmt.Errorf("%w: %w", backend.ErrExhausted, err)
+	}
+	return err
+}
+
+// random returns a suffix that makes a name new.
+func random() string { return strings.ToLower(rand.Text()[:10]) }
