@@ -1,0 +1,180 @@
+// Package driver speaks CSI v1.13: it turns calls into questions to a Backend (what is a volume?) and a Mounter (what
+// is mounted?), and their answers into responses.
+//
+// A handler checks its request, makes one call and answers. What every call needs is done once, around the handlers:
+// interceptors.go catches panics, counts, logs, turns errors into status codes (errors.go) and keeps two calls from
+// changing one volume (lock.go). validate.go says what a legal request is.
+package driver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"regexp"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// maxMessage is the largest message taken and sent, in bytes. Over the limit gRPC says RESOURCE_EXHAUSTED, which the
+// provisioner takes for a full disk, so it is far from anything that is sent: pages are cut at maxPage volumes.
+const maxMessage = 16 << 20
+
+// Config is what a Driver needs. All fields but ServerOptions are required.
+type Config struct {
+	Name     string // such as hostpath.csi.causeway.dev; CSI spec v1.13, GetPluginInfo
+	Release  string
+	Node     string // name of this node
+	Backend  backend.Backend
+	Mounter  mounter.Mounter
+	StateDir string // an existing directory that outlives the process, but need not outlive the machine's boot
+	Log      *slog.Logger
+	Registry *prometheus.Registry
+
+	ServerOptions []grpc.ServerOption // such as a stats handler that traces
+}
+
+// Driver serves the Identity, Controller and Node services for one backend on one node.
+type Driver struct {
+	cfg    Config
+	server *grpc.Server
+}
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
+
+// CheckName returns an error for a name that no driver may have. CSI spec v1.13, GetPluginInfo.
+func CheckName(name string) error {
+	if !validName.MatchString(name) {
+		return fmt.Errorf("the driver name %q is no domain name of at most 63 characters", name)
+	}
+	return nil
+}
+
+// New returns a Driver that isn't serving yet.
+func New(cfg Config) (*Driver, error) {
+	if err := CheckName(cfg.Name); err != nil {
+		return nil, err
+	}
+	if err := volumeid.CheckNode(cfg.Node); err != nil {
+		return nil, err
+	}
+	stagings, err := openStagings(cfg.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("state of staged volumes: %w", err)
+	}
+	d := &Driver{cfg: cfg}
+	if meter, ok := cfg.Backend.(backend.Meter); ok {
+		if err := cfg.Registry.Register(backendMetrics{meter}); err != nil {
+			return nil, err
+		}
+	}
+	count, err := countCalls(cfg.Registry)
+	if err != nil {
+		return nil, err
+	}
+	options := append([]grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxSendMsgSize(maxMessage),
+		grpc.ChainUnaryInterceptor(count, logCalls(cfg.Log), mapErrors, recoverPanics, newLocks().intercept),
+	}, cfg.ServerOptions...)
+	d.server = grpc.NewServer(options...)
+	place := newPlace(cfg)
+	csi.RegisterIdentityServer(d.server, &identity{cfg: cfg})
+	csi.RegisterControllerServer(d.server, &controller{backend: cfg.Backend, place: place})
+	csi.RegisterNodeServer(d.server, &node{
+		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, id: volumeid.NodeID(cfg.Node),
+	})
+	return d, nil
+}
+
+// Serve answers calls on l until ctx is done. Then it takes no new ones, waits for the running ones as long as drain,
+// cuts off what runs still, and returns nil. It closes l.
+func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration) error {
+	go d.watch(ctx)
+	stopped := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		cut := time.AfterFunc(drain, d.server.Stop)
+		defer cut.Stop()
+		d.server.GracefulStop()
+	})
+	err := d.server.Serve(l)
+	if !stop() {
+		<-stopped
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// watchEvery is how often watch looks, and watchVolumes how many volumes it names at the most.
+const (
+	watchEvery   = 2 * time.Second
+	watchVolumes = 100
+)
+
+// watch logs when the backend becomes ready or stops being so, and why, and which volumes aren't well when it does.
+func (d *Driver) watch(ctx context.Context) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	last := "starting"
+	for {
+		now := "ready"
+		switch ready, err := d.probe(ctx); {
+		case err != nil:
+			now = err.Error()
+		case !ready:
+			now = "starting"
+		}
+		if now != last && ctx.Err() == nil {
+			if last = now; now == "ready" {
+				d.cfg.Log.Info("ready")
+				d.logSick(ctx)
+			} else {
+				d.cfg.Log.Error("not ready", "reason", now)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (d *Driver) logSick(ctx context.Context) {
+	doctor, ok := d.cfg.Backend.(backend.Doctor)
+	if !ok {
+		return
+	}
+	sick, more, err := doctor.ListHealth(ctx, "", watchVolumes)
+	if err != nil {
+		d.cfg.Log.Error("the health of volumes can't be told", "error", err)
+	}
+	for _, s := range sick {
+		for _, c := range s.Conditions {
+			d.cfg.Log.Error("a volume isn't well", "volume", s.ID, "reason", c.Reason, "message", c.Message)
+		}
+	}
+	if more {
+		d.cfg.Log.Error("more volumes aren't well: ControllerListVolumeHealth has them all")
+	}
+}
+
+// probe reports whether the backend is ready. CSI spec v1.13, Probe.
+func (d *Driver) probe(ctx context.Context) (bool, error) { return probe(ctx, d.cfg.Backend) }
+
+func probe(ctx context.Context, b backend.Backend) (bool, error) {
+	if p, ok := b.(backend.Prober); ok {
+		return p.Probe(ctx)
+	}
+	return true, nil
+}

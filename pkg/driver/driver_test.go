@@ -1,0 +1,511 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+func TestEveryErrorHasItsCode(t *testing.T) {
+	for _, line := range statusCodes {
+		if got := codeOf(fmt.Errorf("call: %w", fmt.Errorf("cause: %w", line.err))); got != line.code {
+			t.Errorf("%v is %s, want %s", line.err, got, line.code)
+		}
+	}
+	for _, tc := range []struct {
+		err  error
+		code codes.Code
+	}{
+		{errors.New("anything"), codes.Internal},
+		{fs.ErrNotExist, codes.Internal}, // a missing file must never become a missing volume
+		{status.Error(codes.Unimplemented, "x"), codes.Unimplemented},
+		{fmt.Errorf("%w: %w", backend.ErrInvalid, mounter.ErrOption), codes.InvalidArgument},
+		{errors.Join(backend.ErrExhausted, errors.New("disk full")), codes.ResourceExhausted},
+	} {
+		if got := codeOf(tc.err); got != tc.code {
+			t.Errorf("%v is %s, want %s", tc.err, got, tc.code)
+		}
+	}
+}
+
+func TestAPanicIsAnErrorAndIsLogged(t *testing.T) {
+	var out logBuffer
+	intercept := func(handler grpc.UnaryHandler) error {
+		count, err := countCalls(newRegistry())
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodePublishVolume"}
+		chain := handler
+		for _, i := range []grpc.UnaryServerInterceptor{recoverPanics, mapErrors, logCalls(newTestLogger(&out)), count} {
+			next := chain
+			chain = func(ctx context.Context, req any) (any, error) { return i(ctx, req, info, next) }
+		}
+		_, err = chain(context.Background(), &csi.NodePublishVolumeRequest{VolumeId: "v"})
+		return err
+	}
+	err := intercept(func(context.Context, any) (any, error) { panic("what a bug") })
+	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "goroutine") {
+		t.Errorf("got %v", err)
+	}
+	if log := out.String(); !strings.Contains(log, "what a bug") || !strings.Contains(log, "driver_test.go") {
+		t.Errorf("the log has no stack: %s", log)
+	}
+}
+
+func TestTwoCallsForOneVolume(t *testing.T) {
+	l := newLocks()
+	req := &csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: "/one"}
+	call := func(req any, handler grpc.UnaryHandler) error {
+		_, err := l.intercept(context.Background(), req, nil, handler)
+		return err
+	}
+	nothing := func(context.Context, any) (any, error) { return nil, nil }
+	err := call(req, func(context.Context, any) (any, error) {
+		for _, busy := range []any{
+			req,
+			&csi.NodePublishVolumeRequest{VolumeId: "other", TargetPath: "/one"},
+			&csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/two"},
+			&csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/three"},
+			&csi.DeleteVolumeRequest{VolumeId: "v"},
+		} {
+			if err := call(busy, nothing); !errors.Is(err, backend.ErrBusy) {
+				t.Errorf("%T = %v, want ErrBusy", busy, err)
+			}
+		}
+		for _, free := range []any{
+			&csi.NodePublishVolumeRequest{VolumeId: "other", TargetPath: "/other"},
+			&csi.DeleteVolumeRequest{VolumeId: "/one"},
+			&csi.CreateVolumeRequest{Name: "v"},
+			&csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/one"},
+			&csi.ListVolumesRequest{},
+		} {
+			if err := call(free, nothing); err != nil {
+				t.Errorf("%T = %v", free, err)
+			}
+		}
+		return nil, nil
+	})
+	if err != nil || len(l.held) != 0 {
+		t.Errorf("%v, held: %v", err, l.held)
+	}
+	if err := call(req, func(context.Context, any) (any, error) { return nil, errors.New("failed") }); err == nil || len(l.held) != 0 {
+		t.Errorf("after a failure %v is held", l.held)
+	}
+}
+
+// TestManyCallsAtOnce makes 200 mixed calls at a time, on one volume and on many, and looks at what they leave.
+func TestManyCallsAtOnce(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		ctx := context.Background()
+		one := d.create("one", capability(sharedMode))
+		d.stage(one)
+		var wg sync.WaitGroup
+		var done, aborted atomic.Int64
+		check := func(what string, err error) {
+			switch status.Code(err) {
+			case codes.OK:
+				done.Add(1)
+			case codes.Aborted:
+				aborted.Add(1)
+			default:
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		for i := range 100 {
+			wg.Go(func() { // on one volume
+				target := fmt.Sprint("one-", i%10)
+				switch i % 4 {
+				case 0:
+					check("publish", one.publish(target))
+				case 1:
+					check("unpublish", one.unpublish(target))
+				case 2:
+					check("stage", one.stage())
+				case 3:
+					_, err := d.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: one.id, VolumePath: one.staging})
+					check("stats", err)
+				}
+			})
+			wg.Go(func() { // a life of its own
+				v := d.create(fmt.Sprint("own-", i), capability(sharedMode))
+				check("stage", v.stage())
+				check("publish", v.publish(fmt.Sprint("own-", i)))
+				if _, err := d.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 10}); err != nil {
+					t.Error(err)
+				}
+				check("unpublish", v.unpublish(fmt.Sprint("own-", i)))
+				check("unstage", v.unstage())
+				check("delete", v.delete())
+			})
+		}
+		wg.Wait()
+		if done.Load() < 500 {
+			t.Errorf("%d calls done, %d aborted: own volumes have no rivals", done.Load(), aborted.Load())
+		}
+		for i := range 10 {
+			d.want(codes.OK, one.unpublish(fmt.Sprint("one-", i)))
+		}
+		d.want(codes.OK, one.unstage())
+		d.want(codes.OK, one.delete())
+		if users, err := d.mounter.Users(d.root); err != nil || len(users) != 0 {
+			t.Errorf("still mounted: %v, %v", users, err)
+		}
+		if left, err := os.ReadDir(filepath.Join(d.root, "volumes")); err != nil || len(left) != 0 {
+			t.Errorf("volumes left: %v, %v", left, err)
+		}
+	})
+}
+
+func TestTheSameCreateManyTimesMakesOneVolume(t *testing.T) {
+	d := startDriver(t)
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			_, err := d.CreateVolume(context.Background(), createRequest("pvc-1"))
+			if code := status.Code(err); code != codes.OK && code != codes.Aborted {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if list, err := d.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 1 {
+		t.Errorf("ListVolumes = %v, %v", list, err)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	dir, err := os.MkdirTemp("", "sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "sub", "csi.sock")
+	listen := func() (net.Listener, error) { return Listen("unix://"+path, false) }
+
+	l, err := listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket is %v, %v, want 0600", info.Mode(), err)
+	}
+	go func(l net.Listener) {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}(l)
+	if second, err := listen(); err == nil {
+		second.Close()
+		t.Error("a live socket was replaced")
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
+		t.Errorf("beside the socket there is %v", entries)
+	}
+	l.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket is there after Close: %v", err)
+	}
+
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close() // as after SIGKILL
+	if l, err = listen(); err != nil {
+		t.Fatalf("a stale socket is not replaced: %v", err)
+	}
+	newer, err := net.ListenUnix("unix", &net.UnixAddr{Name: path + "2", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer newer.Close()
+	if err := os.Rename(path+"2", path); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("Close removed the socket of a newer driver: %v", err)
+	}
+
+	os.Remove(path)
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, endpoint := range []string{
+		"unix://" + path, "unix://" + dir, "unix://relative.sock", path, "", "http://x", "tcp://127.0.0.1:0",
+		"unix://" + filepath.Join(dir, strings.Repeat("x", 108)),
+	} {
+		if l, err := Listen(endpoint, false); err == nil {
+			l.Close()
+			t.Errorf("Listen(%.60q) = nil", endpoint)
+		}
+	}
+	if data, err := os.ReadFile(path); string(data) != "precious" {
+		t.Errorf("a file at the endpoint holds %q, %v", data, err)
+	}
+	if l, err = Listen("tcp://127.0.0.1:0", true); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+}
+
+// slow is a backend whose Create takes as long as a test wants.
+type slow struct {
+	backend.Backend
+	started, finish chan struct{}
+}
+
+func (s *slow) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
+	close(s.started)
+	select {
+	case <-s.finish:
+		return backend.Volume{ID: "slow"}, nil
+	case <-ctx.Done():
+		return backend.Volume{}, ctx.Err()
+	}
+}
+
+func TestServeDrains(t *testing.T) {
+	for name, tc := range map[string]struct {
+		drain time.Duration
+		ends  bool // the call ends by itself
+		code  codes.Code
+	}{
+		"a running call ends":    {time.Minute, true, codes.OK},
+		"an endless call is cut": {50 * time.Millisecond, false, codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := startDriver(t)
+			b := &slow{started: make(chan struct{}), finish: make(chan struct{})}
+			server, err := New(Config{Name: testName, Release: "test", Node: "n", Backend: b, Mounter: d.mounter, StateDir: d.path("state"), Log: newTestLogger(d.log), Registry: newRegistry()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := Listen("unix://"+filepath.Join(d.dir, "2.sock"), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(context.Background())
+			served := make(chan error)
+			go func() { served <- server.Serve(ctx, l, tc.drain) }()
+			conn, err := grpc.NewClient("unix://"+filepath.Join(d.dir, "2.sock"), insecureOption())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			answered := make(chan error)
+			go func() {
+				_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), createRequest("x"))
+				answered <- err
+			}()
+			<-b.started
+			stop()
+			if tc.ends {
+				close(b.finish)
+			}
+			d.want(tc.code, <-answered)
+			if err := <-served; err != nil {
+				t.Errorf("Serve = %v", err)
+			}
+		})
+	}
+}
+
+func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
+	c := &controller{backend: &slow{}, place: &place{}}
+	resp, err := c.ControllerGetCapabilities(context.Background(), nil)
+	if err != nil || len(resp.GetCapabilities()) != 3 {
+		t.Errorf("a backend with the four methods only has %v, %v", resp, err)
+	}
+	for name, call := range map[string]func() error{
+		"ListVolumes":               func() error { _, err := c.ListVolumes(context.Background(), nil); return err },
+		"GetCapacity":               func() error { _, err := c.GetCapacity(context.Background(), nil); return err },
+		"ControllerGetVolumeHealth": func() error { _, err := c.ControllerGetVolumeHealth(context.Background(), nil); return err },
+		"ControllerListVolumeHealth": func() error {
+			_, err := c.ControllerListVolumeHealth(context.Background(), nil)
+			return err
+		},
+	} {
+		if code := codeOf(call()); code != codes.Unimplemented {
+			t.Errorf("%s = %s", name, code)
+		}
+	}
+	n := &node{backend: &slow{}, place: &place{}}
+	if resp, err := n.NodeGetCapabilities(context.Background(), nil); err != nil || len(resp.GetCapabilities()) != 3 {
+		t.Errorf("its node has %v, %v", resp, err)
+	}
+	if info, err := n.NodeGetInfo(context.Background(), nil); err != nil || info.GetAccessibleTopology() != nil {
+		t.Errorf("a backend that isn't local has the topology %v, %v", info, err)
+	}
+	if err := c.place.checkMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER); err != nil {
+		t.Errorf("a backend that isn't local refuses many nodes: %v", err)
+	}
+}
+
+func TestHTTP(t *testing.T) {
+	d := startDriver(t)
+	d.create("v", capability(sharedMode))
+	server := httptest.NewServer(d.driver.HTTP())
+	defer server.Close()
+	get := func(path string) (int, string) {
+		t.Helper()
+		resp, err := http.Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body)
+	}
+	_, body := get("/metrics")
+	for _, want := range []string{
+		`causeway_csi_calls_total{code="OK",method="CreateVolume"} 1`, `causeway_csi_call_seconds_bucket{method="CreateVolume",le="10"} 1`,
+		"causeway_csi_calls_in_flight 0", "causeway_volumes 1", "causeway_promised_bytes 1.048576e+06", "causeway_storage_free_bytes ",
+		"causeway_swept_total 0", "causeway_trash_entries 0",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("/metrics has no %s", want)
+		}
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := get(path); code != 200 {
+			t.Errorf("%s = %d %s", path, code, body)
+		}
+	}
+	if err := os.Rename(d.root, d.root+".away"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Rename(d.root+".away", d.root)
+	if code, body := get("/readyz"); code != 503 || !strings.Contains(body, d.root) {
+		t.Errorf("/readyz = %d %s without a root", code, body)
+	}
+	if code, _ := get("/healthz"); code != 200 {
+		t.Errorf("/healthz = %d without a root: a restart mends nothing", code)
+	}
+}
+
+func TestTracingIsOffUnlessAskedFor(t *testing.T) {
+	for name, tc := range map[string]struct {
+		env  map[string]string
+		on   bool
+		fail bool
+	}{
+		"by default":          {nil, false, false},
+		"none":                {map[string]string{"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, false, false},
+		"disabled":            {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, false, false},
+		"an endpoint":         {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, true, false},
+		"grpc":                {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, true, false},
+		"console":             {map[string]string{"OTEL_TRACES_EXPORTER": "console"}, true, false},
+		"an unknown exporter": {map[string]string{"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, false, true},
+		"an unknown protocol": {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "udp"}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for k, v := range tc.env {
+				t.Setenv(k, v)
+			}
+			options, shutdown, err := Tracing(context.Background(), testName, "test")
+			if (err != nil) != tc.fail || (len(options) > 0) != tc.on {
+				t.Fatalf("Tracing = %d options, %v", len(options), err)
+			}
+			if err == nil {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				defer cancel()
+				shutdown(ctx)
+			}
+		})
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for s, want := range map[string]int64{
+		"1": 1, "1024": 1024, "10Gi": 10 << 30, "5k": 5000, "3M": 3e6, "7Pi": 7 << 50, "9223372036854775": 9223372036854775,
+		"": 0, "0": 0, "0Gi": 0, "-1": 0, "+1": 0, "1.5Gi": 0, "Gi": 0, "1gi": 0, "1 Gi": 0, "1GiB": 0, "9223372036854775808": 0, "9999999Pi": 0, "1e3": 0, "٣": 0,
+	} {
+		got, err := parseSize(s)
+		if got != want || (err == nil) != (want > 0) {
+			t.Errorf("parseSize(%q) = %d, %v, want %d", s, got, err, want)
+		}
+	}
+}
+
+func FuzzParseSize(f *testing.F) {
+	for _, s := range []string{"1", "10Gi", "-1", "99999999999999999999", "1.5Gi", "0", "Ki"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if n, err := parseSize(s); (err == nil) != (n > 0) || n < 0 || (err != nil && !errors.Is(err, backend.ErrInvalid)) {
+			t.Errorf("parseSize(%q) = %d, %v", s, n, err)
+		}
+	})
+}
+
+func FuzzPagingToken(f *testing.F) {
+	f.Add("volume", int32(1))
+	f.Add(nextToken("volume"), int32(0))
+	f.Add("00000000.", int32(math.MaxInt32))
+	f.Fuzz(func(t *testing.T, s string, entries int32) {
+		if after, limit, err := parsePage(s, entries); err == nil && (limit < 1 || limit > maxPage || (s != "" && nextToken(after) != s)) {
+			t.Errorf("parsePage(%q, %d) = %q, %d", s, entries, after, limit)
+		}
+		if after, _, err := parsePage(nextToken(s), 1); err != nil || after != s {
+			t.Errorf("parsePage(nextToken(%q)) = %q, %v", s, after, err)
+		}
+	})
+}
+
+func FuzzCheckName(f *testing.F) {
+	for _, s := range []string{"pvc-1", "", "a\x00", "a\u0085", "..", strings.Repeat("x", 129), "\xff"} {
+		f.Add(s)
+	}
+	banned := func(c rune) bool {
+		return c <= 8 || c == 0xb || c == 0xc || (c >= 0xe && c <= 0x1f) || (c >= 0x7f && c <= 0x9f)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if err := checkName(s); (err == nil) != (len(s) <= 128 && !slices.ContainsFunc([]rune(s), banned)) {
+			t.Errorf("checkName(%q) = %v", s, err)
+		}
+	})
+}
+
+func FuzzOwnKeys(f *testing.F) {
+	f.Add("csi.storage.k8s.io/x", "kind")
+	f.Add("storage.kubernetes.io/", "csi.storage.k8s.io")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		for key := range ownKeys(map[string]string{a: "1", b: "2"}) {
+			if strings.HasPrefix(key, "csi.storage.k8s.io/") || strings.HasPrefix(key, "storage.kubernetes.io/") || (key != a && key != b) {
+				t.Errorf("%q is left of %q and %q", key, a, b)
+			}
+		}
+	})
+}

@@ -1,0 +1,59 @@
+package driver
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// errPrecondition says that a call is right, but not in the state in which the volume is.
+var errPrecondition = errors.New("not now")
+
+// errToken says that a paging token isn't one of ours.
+var errToken = errors.New("bad token")
+
+// statusCodes is the one place where an error becomes a status code. The first line that matches counts; what matches
+// none is INTERNAL. CSI spec v1.13, error scheme.
+var statusCodes = []struct {
+	err  error
+	code codes.Code
+}{
+	{context.Canceled, codes.Canceled},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{backend.ErrUnavailable, codes.Unavailable},
+	{backend.ErrBusy, codes.Aborted},
+	{errToken, codes.Aborted},
+	{backend.ErrNotFound, codes.NotFound},
+	{backend.ErrExists, codes.AlreadyExists},
+	{mounter.ErrConflict, codes.AlreadyExists},
+	{backend.ErrInvalid, codes.InvalidArgument},
+	{mounter.ErrPath, codes.InvalidArgument},
+	{mounter.ErrOption, codes.InvalidArgument},
+	{backend.ErrInUse, codes.FailedPrecondition},
+	{backend.ErrNotReady, codes.FailedPrecondition},
+	{errPrecondition, codes.FailedPrecondition},
+	{mounter.ErrBusy, codes.FailedPrecondition},
+	{mounter.ErrNotEmpty, codes.FailedPrecondition},
+	{mounter.ErrReadOnly, codes.FailedPrecondition},
+	{backend.ErrExhausted, codes.ResourceExhausted},
+	{backend.ErrOutOfRange, codes.OutOfRange},
+	{errors.ErrUnsupported, codes.Unimplemented},
+}
+
+// codeOf returns the status code for err.
+func codeOf(err error) codes.Code {
+	if s, ok := status.FromError(err); ok {
+		return s.Code()
+	}
+	for _, line := range statusCodes {
+		if errors.Is(err, line.err) {
+			return line.code
+		}
+	}
+	return codes.Internal
+}

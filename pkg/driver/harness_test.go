@@ -1,0 +1,284 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+const testName = "hostpath.csi.causeway.dev"
+
+// realMounter is set where this process may mount; see sanity_linux_test.go.
+var realMounter func(dir string) (mounter.Mounter, error)
+
+// forEachMounter runs a test with the fake mounter and, where that is possible, with real mounts.
+func forEachMounter(t *testing.T, test func(t *testing.T, d *testDriver)) {
+	t.Run("fake", func(t *testing.T) { test(t, startDriver(t)) })
+	t.Run("real", func(t *testing.T) {
+		if realMounter == nil {
+			t.Skip("this process can't mount")
+		}
+		test(t, startDriver(t, func(d *testDriver) { d.real = true }))
+	})
+}
+
+// testDriver is a driver that serves a socket, in this process, with a client.
+type testDriver struct {
+	testing.TB
+	real               bool // mounts
+	node               string
+	dir, root, kubelet string
+	log                *logBuffer
+	registry           *prometheus.Registry
+	mounter            mounter.Mounter
+	options            []grpc.ServerOption
+	backend            *hostpath.Backend
+	driver             *Driver
+	conn               *grpc.ClientConn
+	stop               func()
+	csi.IdentityClient
+	csi.ControllerClient
+	csi.NodeClient
+}
+
+func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
+	t.Helper()
+	// A short path: a socket's has 107 bytes at the most.
+	dir, err := os.MkdirTemp("", "csi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil && !t.Failed() { // nothing may be mounted in it any more
+			t.Error(err)
+		}
+	})
+	d := &testDriver{TB: t, dir: dir, node: "node-1", root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir, "kubelet"), log: &logBuffer{}}
+	for _, sub := range []string{d.root, d.kubelet, d.path("state"), filepath.Join(dir, "volumes")} {
+		if err := os.MkdirAll(sub, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range change {
+		c(d)
+	}
+	d.start()
+	t.Cleanup(func() { d.stop() })
+	return d
+}
+
+// start starts the driver, for the first time or again.
+func (d *testDriver) start() {
+	d.Helper()
+	var err error
+	if d.mounter == nil {
+		d.mounter = mounter.NewFake(d.kubelet)
+	}
+	if d.real {
+		if d.mounter, err = realMounter(d.kubelet); err != nil {
+			d.Fatal(err)
+		}
+	}
+	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users})
+	if err != nil {
+		d.Fatal(err)
+	}
+	d.registry = newRegistry()
+	d.driver, err = New(Config{
+		Name: testName, Release: "test", Node: d.node, Backend: d.backend, Mounter: d.mounter, StateDir: d.path("state"),
+		Log:      newTestLogger(d.log),
+		Registry: d.registry, ServerOptions: d.options,
+	})
+	if err != nil {
+		d.Fatal(err)
+	}
+	l, err := Listen(d.endpoint(), false)
+	if err != nil {
+		d.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- d.driver.Serve(ctx, l, 10*time.Second) }()
+	d.conn, err = grpc.NewClient(d.endpoint(), insecureOption(), grpc.WithAuthority("localhost"))
+	if err != nil {
+		d.Fatal(err)
+	}
+	d.IdentityClient, d.ControllerClient, d.NodeClient = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	d.stop = sync.OnceFunc(func() {
+		d.conn.Close()
+		cancel()
+		if err := <-served; err != nil {
+			d.Error(err)
+		}
+		if err := d.backend.Close(); err != nil {
+			d.Error(err)
+		}
+	})
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if resp, err := d.Probe(context.Background(), &csi.ProbeRequest{}); err == nil && resp.GetReady().GetValue() {
+			return
+		}
+		if time.Now().After(deadline) {
+			d.Fatal("the driver is not ready after 20 s")
+		}
+	}
+}
+
+// restart stops the driver and starts it anew. The fake mounter keeps its mounts, as a kernel does.
+func (d *testDriver) restart() {
+	d.Helper()
+	d.stop()
+	d.start()
+}
+
+func (d *testDriver) endpoint() string { return "unix://" + filepath.Join(d.dir, "csi.sock") }
+
+func (d *testDriver) path(elem ...string) string {
+	return filepath.Join(append([]string{d.kubelet}, elem...)...)
+}
+
+// volume is a volume that is being played with.
+type volume struct {
+	*testDriver
+	id      string
+	context map[string]string
+	use     *csi.VolumeCapability
+	staging string
+}
+
+const (
+	sharedMode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	singleMode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+)
+
+func capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{MountFlags: flags}},
+	}
+}
+
+func createRequest(name string) *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name:               name,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: 1 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{capability(sharedMode)},
+	}
+}
+
+// create makes a volume and its staging directory, as the kubelet would.
+func (d *testDriver) create(name string, use *csi.VolumeCapability) *volume {
+	d.Helper()
+	req := createRequest(name)
+	req.VolumeCapabilities = []*csi.VolumeCapability{use}
+	resp, err := d.CreateVolume(context.Background(), req)
+	if err != nil {
+		d.Fatal(err)
+	}
+	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), use: use, staging: d.path("staging-" + name)}
+	if err := os.MkdirAll(v.staging, 0o750); err != nil {
+		d.Fatal(err)
+	}
+	return v
+}
+
+func (v *volume) stage() error {
+	_, err := v.NodeStageVolume(context.Background(), &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.use, VolumeContext: v.context,
+	})
+	return err
+}
+
+func (v *volume) publish(target string, change ...func(*csi.NodePublishVolumeRequest)) error {
+	req := &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.path(target), VolumeCapability: v.use, VolumeContext: v.context,
+	}
+	for _, c := range change {
+		c(req)
+	}
+	_, err := v.NodePublishVolume(context.Background(), req)
+	return err
+}
+
+func (v *volume) unpublish(target string) error {
+	_, err := v.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.path(target)})
+	return err
+}
+
+func (v *volume) unstage() error {
+	_, err := v.NodeUnstageVolume(context.Background(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+func (v *volume) delete() error {
+	_, err := v.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+func readOnly(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
+
+// want fails the test unless err has this code.
+func (d *testDriver) want(code codes.Code, err error) {
+	d.Helper()
+	if got := status.Code(err); got != code {
+		d.Fatalf("%v: got %s, want %s", err, got, code)
+	}
+}
+
+// data returns the directory of a volume's data.
+func (v *volume) data() string { return filepath.Join(v.root, "volumes", v.id, "data") }
+
+// logBuffer is a log that many goroutines write to.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// exists reports whether there is something at a path.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func handle(n int) string { return fmt.Sprintf("csi-%064x", n) }
+
+func newRegistry() *prometheus.Registry { return prometheus.NewRegistry() }
+
+func newTestLogger(l *logBuffer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func insecureOption() grpc.DialOption {
+	return grpc.WithTransportCredentials(insecure.NewCredentials())
+}

@@ -1,0 +1,43 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// identity is the Identity service. CSI spec v1.13, Identity Service RPC.
+type identity struct {
+	csi.UnimplementedIdentityServer
+	cfg Config
+}
+
+func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: i.cfg.Name, VendorVersion: i.cfg.Release}, nil
+}
+
+func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	services := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
+	if _, ok := i.cfg.Backend.(backend.NodeLocal); ok {
+		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+	}
+	resp := &csi.GetPluginCapabilitiesResponse{}
+	for _, s := range services {
+		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
+			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: s}},
+		})
+	}
+	return resp, nil
+}
+
+// Probe says ready when the backend does. It is cheap enough to be called every second.
+func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	ready, err := probe(ctx, i.cfg.Backend)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil
+}

@@ -1,0 +1,141 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// panicked is the error of a handler that panicked. Its stack is for the log, not for the caller.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("the driver panicked: %v", p.value) }
+
+// recoverPanics turns a panic into an error: one bad call must not end the others.
+func recoverPanics(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			resp, err = nil, &panicked{value: v, stack: debug.Stack()}
+		}
+	}()
+	return handler(ctx, req)
+}
+
+// mapErrors gives an error its status code, and takes out of its text whatever is secret in the request.
+func mapErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	if err == nil {
+		return resp, nil
+	}
+	text := err.Error()
+	if s, ok := status.FromError(err); ok {
+		text = s.Message()
+	}
+	return nil, &callError{code: codeOf(err), text: newScrubber(req).scrub(text), cause: err}
+}
+
+// callError is a status that remembers its cause for the log.
+type callError struct {
+	code  codes.Code
+	text  string
+	cause error
+}
+
+func (e *callError) Error() string              { return e.text }
+func (e *callError) GRPCStatus() *status.Status { return status.New(e.code, e.text) }
+func (e *callError) Unwrap() error              { return e.cause }
+
+// quiet are the calls that only ask. They are logged at level debug, unless they fail.
+var quiet = map[string]bool{
+	"GetPluginInfo": true, "GetPluginCapabilities": true, "Probe": true,
+	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
+	"ValidateVolumeCapabilities": true, "ControllerGetVolume": true, "ListVolumes": true, "GetCapacity": true,
+	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true,
+	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
+}
+
+// logCalls writes one line for each call. At level debug the line has the request and the response, redacted.
+func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		start := time.Now()
+		resp, err := handler(ctx, req)
+		method, code := path.Base(info.FullMethod), status.Code(err)
+		level := levelOf(method, code)
+		if !log.Enabled(ctx, level) {
+			return resp, err
+		}
+		attrs := append(make([]slog.Attr, 0, 10), slog.String("code", code.String()), slog.Duration("took", time.Since(start)))
+		attrs = append(attrs, subject(req)...)
+		if err != nil {
+			attrs = append(attrs, slog.String("error", status.Convert(err).Message()))
+		}
+		if p := panicOf(err); p != nil {
+			attrs = append(attrs, slog.String("stack", string(p.stack)))
+		}
+		if log.Enabled(ctx, slog.LevelDebug) {
+			attrs = append(attrs, slog.String("request", redacted(req)), slog.String("response", redacted(resp)))
+		}
+		log.LogAttrs(ctx, level, method, attrs...)
+		return resp, err
+	}
+}
+
+func levelOf(method string, code codes.Code) slog.Level {
+	switch {
+	case code == codes.Internal, code == codes.Unknown, code == codes.DataLoss:
+		return slog.LevelError
+	case code != codes.OK:
+		return slog.LevelWarn
+	case quiet[method]:
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
+}
+
+// subject returns what a call is about.
+func subject(req any) []slog.Attr {
+	var attrs []slog.Attr
+	add := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, fmt.Sprintf("%.200s", value)))
+		}
+	}
+	if r, ok := req.(interface{ GetName() string }); ok {
+		add("name", r.GetName())
+	}
+	if r, ok := req.(interface{ GetVolumeId() string }); ok {
+		add("volume", r.GetVolumeId())
+	}
+	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
+		add("staging", r.GetStagingTargetPath())
+	}
+	if r, ok := req.(interface{ GetTargetPath() string }); ok {
+		add("target", r.GetTargetPath())
+	}
+	return attrs
+}
+
+// panicOf returns the panic behind err, or nil.
+func panicOf(err error) *panicked {
+	for err != nil {
+		if p, ok := err.(*panicked); ok {
+			return p
+		}
+		u, ok := err.(interface{ Unwrap() error })
+		if !ok {
+			return nil
+		}
+		err = u.Unwrap()
+	}
+	return nil
+}

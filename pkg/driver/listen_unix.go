@@ -1,0 +1,56 @@
+//go:build !windows
+
+package driver
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// bindSocket makes the socket under another name, takes everyone else's rights away, and puts it in place in one
+// step: there is no moment without a socket and none in which a stranger could connect.
+func bindSocket(path string) (net.Listener, error) {
+	next := filepath.Join(filepath.Dir(path), "."+strconv.Itoa(os.Getpid()))
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: next, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(next, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(next))
+	}
+	info, err := os.Lstat(next)
+	if err == nil {
+		err = os.Rename(next, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(next))
+	}
+	return &socket{UnixListener: l, path: path, info: info}, nil
+}
+
+// socket is a listener that removes its socket when it is closed, unless another driver has put its own there.
+type socket struct {
+	*net.UnixListener
+	path string
+	info fs.FileInfo
+}
+
+func (s *socket) Close() error {
+	if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {
+		os.Remove(s.path)
+	}
+	return s.UnixListener.Close()
+}
+
+func isRefused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+}

@@ -1,0 +1,77 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// locks keeps two calls from changing the same volume or path at the same time. The second one doesn't wait: it is
+// ABORTED, and the CO retries it (CSI spec v1.13, concurrency).
+type locks struct {
+	mu   sync.Mutex
+	held map[string]struct{}
+}
+
+func newLocks() *locks { return &locks{held: map[string]struct{}{}} }
+
+// lockKeys returns what a call changes.
+//
+// These take no lock, since they change nothing and may come while anything goes on: GetPluginInfo, Probe and the
+// capabilities, which know no volume; ValidateVolumeCapabilities, ControllerGetVolume, the lists, GetCapacity and the
+// health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo.
+func lockKeys(req any) []string {
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		return []string{"name " + r.GetName()}
+	case *csi.DeleteVolumeRequest:
+		return []string{"volume " + r.GetVolumeId()}
+	case *csi.NodeStageVolumeRequest:
+		return []string{"volume " + r.GetVolumeId(), "path " + r.GetStagingTargetPath()}
+	case *csi.NodeUnstageVolumeRequest:
+		return []string{"volume " + r.GetVolumeId(), "path " + r.GetStagingTargetPath()}
+	case *csi.NodePublishVolumeRequest:
+		return []string{"volume " + r.GetVolumeId(), "path " + r.GetTargetPath()}
+	case *csi.NodeUnpublishVolumeRequest:
+		return []string{"volume " + r.GetVolumeId(), "path " + r.GetTargetPath()}
+	}
+	return nil
+}
+
+// intercept holds the locks of a call while it runs.
+func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	keys := lockKeys(req)
+	if busy, ok := l.try(keys); !ok {
+		return nil, fmt.Errorf("%w for %.200q", backend.ErrBusy, busy)
+	}
+	defer l.release(keys)
+	return handler(ctx, req)
+}
+
+// try takes all of keys or none. If one is held, it returns that.
+func (l *locks) try(keys []string) (busy string, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range keys {
+		if _, ok := l.held[k]; ok {
+			return k, false
+		}
+	}
+	for _, k := range keys {
+		l.held[k] = struct{}{}
+	}
+	return "", true
+}
+
+func (l *locks) release(keys []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range keys {
+		delete(l.held, k)
+	}
+}

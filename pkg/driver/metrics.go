@@ -1,0 +1,66 @@
+package driver
+
+import (
+	"context"
+	"path"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// metricPrefix starts the name of every metric of this driver.
+const metricPrefix = "causeway_"
+
+// callSeconds are the upper bounds of the histogram's buckets: from a mount to a copy.
+var callSeconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60}
+
+// countCalls registers the metrics of calls and returns the interceptor that feeds them.
+func countCalls(registry *prometheus.Registry) (grpc.UnaryServerInterceptor, error) {
+	calls := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: metricPrefix + "csi_calls_total", Help: "CSI calls that ended, by method and status code.",
+	}, []string{"method", "code"})
+	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: metricPrefix + "csi_call_seconds", Help: "How long CSI calls took.", Buckets: callSeconds,
+	}, []string{"method"})
+	running := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: metricPrefix + "csi_calls_in_flight", Help: "CSI calls that are running.",
+	})
+	for _, c := range []prometheus.Collector{calls, seconds, running} {
+		if err := registry.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		running.Inc()
+		defer running.Dec()
+		start := time.Now()
+		resp, err := handler(ctx, req)
+		method := path.Base(info.FullMethod)
+		seconds.WithLabelValues(method).Observe(time.Since(start).Seconds())
+		calls.WithLabelValues(method, status.Code(err).String()).Inc()
+		return resp, err
+	}, nil
+}
+
+// backendMetrics is a prometheus.Collector of what a backend counts.
+type backendMetrics struct{ backend.Meter }
+
+func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
+	for _, v := range m.Metrics() {
+		out <- prometheus.NewDesc(metricPrefix+v.Name, v.Help, nil, nil)
+	}
+}
+
+func (m backendMetrics) Collect(out chan<- prometheus.Metric) {
+	for _, v := range m.Metrics() {
+		kind := prometheus.GaugeValue
+		if v.Counter {
+			kind = prometheus.CounterValue
+		}
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(metricPrefix+v.Name, v.Help, nil, nil), kind, v.Value)
+	}
+}

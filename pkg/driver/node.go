@@ -1,0 +1,328 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// node is the Node service: the backend says what to mount, the mounter does it. What is staged and published is
+// what the kernel says is mounted; only the capability that a volume was staged with is remembered beside it, as no
+// mount shows an access mode. CSI spec v1.13, Node Service RPC.
+type node struct {
+	csi.UnimplementedNodeServer
+	backend  backend.Backend
+	mounter  mounter.Mounter
+	place    *place
+	stagings *stagings
+	id       string
+}
+
+func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.place.topology()}, nil
+}
+
+func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	types := []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	}
+	if _, ok := n.backend.(backend.Doctor); ok {
+		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
+	}
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range types {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	if err := required("volume ID", id, "staging target path", path); err != nil {
+		return nil, err
+	}
+	u, err := n.place.use(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	if err := n.stage(ctx, id, path, u); err != nil {
+		return nil, fmt.Errorf("stage volume %.128q: %w", id, err)
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (n *node) stage(ctx context.Context, id, path string, u use) error {
+	if inline, err := n.inline(ctx, id); err != nil {
+		return err
+	} else if inline {
+		return fmt.Errorf("%w: it is a pod's inline volume", backend.ErrNotFound)
+	}
+	what, err := n.backend.Mount(ctx, id, u.Access)
+	if err != nil {
+		return err
+	}
+	if old, ok := n.stagings.at(path); ok && old.VolumeID == id && old.Use != u.digest() {
+		if there, err := n.mounter.Mounted(ctx, what, path); err != nil {
+			return err
+		} else if there {
+			return fmt.Errorf("%w: it is staged with another capability", mounter.ErrConflict)
+		}
+	}
+	if err := n.mounter.Mount(ctx, what, path); err != nil {
+		return err
+	}
+	crashpoint.Reached("stage:mounted")
+	return n.stagings.put(staging{VolumeID: id, Path: path, Use: u.digest()})
+}
+
+// NodeUnstageVolume unmounts the staging path, whatever is known of the volume: a CO must be able to clean up.
+func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
+	if err := required("volume ID", id, "staging target path", path); err != nil {
+		return nil, err
+	}
+	if err := n.mounter.Unmount(ctx, path); err != nil {
+		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
+	}
+	crashpoint.Reached("unstage:unmounted")
+	if err := n.stagings.remove(path); err != nil {
+		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	id, target := req.GetVolumeId(), req.GetTargetPath()
+	if err := required("volume ID", id, "target path", target); err != nil {
+		return nil, err
+	}
+	u, err := n.place.use(req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	u.ReadOnly = u.ReadOnly || req.GetReadonly()
+	if req.GetVolumeContext()[ephemeralKey] == "true" {
+		err = n.publishInline(ctx, req, u)
+	} else {
+		err = n.publish(ctx, req, u)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("publish volume %.128q: %w", id, err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// publish mounts what is staged at the target. CSI spec v1.13, NodePublishVolume, has the table of what a second call
+// is answered.
+func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) error {
+	staging, target := req.GetStagingTargetPath(), req.GetTargetPath()
+	if staging == "" {
+		return fmt.Errorf("%w: the staging target path is missing: stage the volume first", errPrecondition)
+	}
+	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
+	if err != nil {
+		return err
+	}
+	if there, err := n.mounter.Mounted(ctx, what, staging); err != nil {
+		return err
+	} else if !there {
+		return fmt.Errorf("%w: it is not staged at %s", errPrecondition, staging)
+	}
+	if err := n.asStaged(ctx, what, req, u); err != nil {
+		return err
+	}
+	if u.oneTarget() {
+		if err := n.onlyTarget(ctx, staging, target); err != nil {
+			return err
+		}
+	}
+	from := mounter.Mount{Kind: mounter.Directory, Source: staging, Options: u.Options, ReadOnly: u.ReadOnly}
+	if err := n.mounter.Mount(ctx, from, target); err != nil {
+		return err
+	}
+	crashpoint.Reached("publish:mounted")
+	return nil
+}
+
+// asStaged returns an error if the volume was staged with another capability than u.
+func (n *node) asStaged(ctx context.Context, what mounter.Mount, req *csi.NodePublishVolumeRequest, u use) error {
+	old, ok := n.stagings.at(req.GetStagingTargetPath())
+	if !ok || old.VolumeID != req.GetVolumeId() || old.Use == u.digest() {
+		return nil
+	}
+	class := errPrecondition
+	if published, err := n.mounter.Mounted(ctx, what, req.GetTargetPath()); err != nil {
+		return err
+	} else if published {
+		class = mounter.ErrConflict
+	}
+	return fmt.Errorf("%w: it is staged with another capability", class)
+}
+
+// onlyTarget returns an error if what is staged is published at another path than target.
+func (n *node) onlyTarget(ctx context.Context, staging, target string) error {
+	others, err := n.mounter.Siblings(ctx, staging)
+	if err != nil {
+		return err
+	}
+	for _, path := range others {
+		if _, isStaging := n.stagings.at(path); path != target && !isStaging {
+			return fmt.Errorf("%w: its access mode allows one target, and it is published at %s", errPrecondition, path)
+		}
+	}
+	return nil
+}
+
+// publishInline makes the volume of a pod and mounts it at the target. A CO never stages it.
+func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) (err error) {
+	inliner, ok := n.backend.(backend.Inliner)
+	if !ok {
+		return fmt.Errorf("%w: this driver has no inline volumes", backend.ErrInvalid)
+	}
+	if req.GetStagingTargetPath() != "" {
+		return fmt.Errorf("%w: an inline volume is not staged", backend.ErrInvalid)
+	}
+	o, err := inlineOptions(req.GetVolumeContext(), u)
+	if err != nil {
+		return err
+	}
+	_, err = n.backend.Get(ctx, req.GetVolumeId(), nil)
+	isNew := errors.Is(err, backend.ErrNotFound)
+	if _, err := inliner.CreateInline(ctx, req.GetVolumeId(), o); err != nil {
+		return err
+	}
+	crashpoint.Reached("publish:inline-made")
+	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
+	if err == nil {
+		err = n.mounter.Mount(ctx, what, req.GetTargetPath())
+	}
+	if err != nil && isNew { // an old one may hold a pod's data
+		err = errors.Join(err, inliner.DeleteInline(context.WithoutCancel(ctx), req.GetVolumeId()))
+	}
+	return err
+}
+
+// NodeUnpublishVolume unmounts the target, whatever is known of the volume, and removes it. An inline volume ends
+// with it: this is the one call here in which the backend is asked to change something.
+func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, target := req.GetVolumeId(), req.GetTargetPath()
+	if err := required("volume ID", id, "target path", target); err != nil {
+		return nil, err
+	}
+	err := n.mounter.Unmount(ctx, target)
+	if err == nil {
+		crashpoint.Reached("unpublish:unmounted")
+		err = n.mounter.Remove(ctx, target)
+	}
+	if inliner, ok := n.backend.(backend.Inliner); ok && err == nil {
+		err = inliner.DeleteInline(ctx, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("unpublish volume %.128q: %w", id, err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if err := required("volume ID", id, "volume path", path); err != nil {
+		return nil, err
+	}
+	what, err := n.backend.Mount(ctx, id, backend.Access{})
+	if err != nil {
+		return nil, err
+	}
+	there, err := n.mounter.Mounted(ctx, what, path)
+	if errors.Is(err, mounter.ErrPath) || (err == nil && !there) {
+		return nil, fmt.Errorf("%w: volume %.128q at %.128q", backend.ErrNotFound, id, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	u, err := n.mounter.Usage(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("get the usage of volume %.128q: %w", id, err)
+	}
+	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
+		Unit: csi.VolumeUsage_BYTES, Total: u.TotalBytes, Used: u.UsedBytes, Available: u.AvailableBytes,
+	}}}
+	if u.TotalInodes > 0 {
+		resp.Usage = append(resp.Usage, &csi.VolumeUsage{
+			Unit: csi.VolumeUsage_INODES, Total: u.TotalInodes, Used: u.UsedInodes, Available: u.AvailableInodes,
+		})
+	}
+	return resp, nil
+}
+
+// NodeGetVolumeHealth adds to what the backend knows whether a volume that was staged is mounted still.
+func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	doctor, ok := n.backend.(backend.Doctor)
+	if !ok {
+		return n.UnimplementedNodeServer.NodeGetVolumeHealth(ctx, req)
+	}
+	id := req.GetVolumeId()
+	if err := required("volume ID", id); err != nil {
+		return nil, err
+	}
+	conditions, err := doctor.Health(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
+	}
+	for _, path := range n.stagings.of(id) {
+		what, err := n.backend.Mount(ctx, id, backend.Access{})
+		if err != nil {
+			break // the backend has said what is wrong
+		}
+		if there, err := n.mounter.Mounted(ctx, what, path); err == nil && !there {
+			conditions = append(conditions, backend.Condition{
+				Severity: backend.Inaccessible, Reason: "StagingMountLost",
+				Message: fmt.Sprintf("somebody unmounted %s: end the pods that use the volume, so that it is staged again", path),
+			})
+			break
+		}
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: volumeHealth(id, conditions)}, nil
+}
+
+func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	doctor, ok := n.backend.(backend.Doctor)
+	if !ok {
+		return n.UnimplementedNodeServer.NodeGetStorageHealth(ctx, req)
+	}
+	conditions, err := doctor.StorageHealth(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("get the health of the storage: %w", err)
+	}
+	resp := &csi.NodeGetStorageHealthResponse{}
+	for _, c := range conditions {
+		status := csi.StorageHealthErrorType_STORAGE_UNREACHABLE
+		if c.Severity == backend.Degraded {
+			status = csi.StorageHealthErrorType_STORAGE_DEGRADED
+		}
+		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{
+			Status: status, Reason: c.Reason, Message: c.Message,
+		})
+	}
+	return resp, nil
+}
+
+// inline reports whether id is an inline volume's.
+func (n *node) inline(ctx context.Context, id string) (bool, error) {
+	if _, ok := n.backend.(backend.Inliner); !ok {
+		return false, nil
+	}
+	v, err := n.backend.Get(ctx, id, nil)
+	return v.Inline, err
+}

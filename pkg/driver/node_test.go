@@ -1,0 +1,395 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+func TestFilesReachAllTargetsOfAVolume(t *testing.T) {
+	d := startReal(t)
+	v := d.create("shared", capability(sharedMode))
+	d.want(codes.OK, v.stage())
+	d.want(codes.OK, v.publish("one"))
+	d.want(codes.OK, v.publish("two", readOnly))
+	if err := os.WriteFile(d.path("one", "f"), []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(d.path("two", "f")); string(got) != "hello" {
+		t.Errorf("two shows %q, %v", got, err)
+	}
+	if err := os.WriteFile(d.path("two", "f"), nil, 0o600); err == nil {
+		t.Error("a read-only target was written to")
+	}
+	for _, target := range []string{"one", "two"} {
+		d.want(codes.OK, v.unpublish(target))
+		if exists(d.path(target)) {
+			t.Errorf("%s is there after NodeUnpublishVolume", target)
+		}
+	}
+	d.want(codes.OK, v.unstage())
+	if got, err := os.ReadFile(filepath.Join(v.data(), "f")); string(got) != "hello" {
+		t.Errorf("the volume holds %q, %v", got, err)
+	}
+	d.want(codes.OK, v.delete())
+}
+
+// startReal starts a driver that mounts, or skips the test.
+func startReal(t *testing.T) *testDriver {
+	t.Helper()
+	if realMounter == nil {
+		t.Skip("this process can't mount")
+	}
+	return startDriver(t, func(d *testDriver) { d.real = true })
+}
+
+// TestASecondPublish is the table of CSI spec v1.13, NodePublishVolume.
+func TestASecondPublish(t *testing.T) {
+	type answers struct{ same, sameTarget, samePath, other codes.Code }
+	refused := answers{codes.OK, codes.AlreadyExists, codes.FailedPrecondition, codes.FailedPrecondition}
+	for mode, want := range map[csi.VolumeCapability_AccessMode_Mode]answers{
+		singleMode: refused,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:      refused,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY: {codes.OK, codes.OK, codes.FailedPrecondition, codes.FailedPrecondition}, // read-only already
+		sharedMode: {codes.OK, codes.AlreadyExists, codes.OK, codes.OK},
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			forEachMounter(t, func(t *testing.T, d *testDriver) {
+				for _, restarted := range []bool{false, true} {
+					v := d.create("v", capability(mode))
+					d.want(codes.OK, v.stage())
+					d.want(codes.OK, v.publish("one"))
+					if restarted {
+						d.restart()
+					}
+					d.want(want.same, v.publish("one"))
+					d.want(want.sameTarget, v.publish("one", readOnly))
+					d.want(want.samePath, v.publish("two"))
+					d.want(want.other, v.publish("three", readOnly))
+					for _, target := range []string{"one", "two", "three"} {
+						d.want(codes.OK, v.unpublish(target))
+					}
+					d.want(codes.OK, v.publish("two"))
+					d.want(codes.OK, v.unpublish("two"))
+					d.want(codes.OK, v.unstage())
+					d.want(codes.OK, v.delete())
+				}
+			})
+		})
+	}
+}
+
+func TestAnotherCapabilityThanAtStaging(t *testing.T) {
+	for name, restarted := range map[string]bool{"in one life": false, "after a restart": true} {
+		t.Run(name, func(t *testing.T) {
+			forEachMounter(t, func(t *testing.T, d *testDriver) {
+				v := d.create("v", capability(sharedMode))
+				d.want(codes.OK, v.stage())
+				d.want(codes.OK, v.publish("one"))
+				if restarted {
+					d.restart()
+				}
+				for _, use := range []*csi.VolumeCapability{capability(singleMode), capability(sharedMode, "noexec")} {
+					v.use = use
+					d.want(codes.AlreadyExists, v.stage())
+					d.want(codes.AlreadyExists, v.publish("one"))
+					d.want(codes.FailedPrecondition, v.publish("two"))
+				}
+				if exists(d.path("two")) {
+					t.Error("a refused publish left its target")
+				}
+				v.use = capability(sharedMode)
+				d.want(codes.OK, v.stage())
+				d.want(codes.OK, v.unpublish("one"))
+				d.want(codes.OK, v.unstage())
+				v.use = capability(singleMode)
+				d.want(codes.OK, v.stage()) // staged anew, it may be anything
+				d.want(codes.OK, v.publish("one"))
+				d.want(codes.OK, v.unpublish("one"))
+				d.want(codes.OK, v.unstage())
+			})
+		})
+	}
+}
+
+func TestPublishNeedsStaging(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v, w := d.create("v", capability(sharedMode)), d.create("w", capability(sharedMode))
+		d.want(codes.FailedPrecondition, v.publish("one"))
+		d.want(codes.FailedPrecondition, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" }))
+		d.want(codes.InvalidArgument, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = d.root }))
+		d.want(codes.OK, w.stage())
+		d.want(codes.FailedPrecondition, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = w.staging }))
+		d.want(codes.NotFound, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "none" }))
+		if exists(d.path("one")) {
+			t.Error("a refused publish left its target")
+		}
+		v.staging = w.staging
+		d.want(codes.AlreadyExists, v.stage())
+		d.want(codes.OK, w.unstage())
+	})
+}
+
+func TestStagingThatSomebodyUnmounted(t *testing.T) {
+	d := startReal(t)
+	v := d.create("v", capability(sharedMode))
+	d.want(codes.OK, v.stage())
+	if err := d.mounter.Unmount(context.Background(), v.staging); err != nil {
+		t.Fatal(err)
+	}
+	d.want(codes.FailedPrecondition, v.publish("one"))
+	health, err := d.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+	if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 1 || s[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
+		t.Errorf("health is %v, %v", health, err)
+	}
+	d.want(codes.OK, v.stage())
+	d.want(codes.OK, v.publish("one"))
+	d.want(codes.OK, v.unpublish("one"))
+	d.want(codes.OK, v.unstage())
+}
+
+func TestAMountedVolumeIsNotDeleted(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		d.want(codes.FailedPrecondition, v.delete())
+		d.want(codes.OK, v.publish("one"))
+		d.want(codes.FailedPrecondition, v.delete())
+		d.want(codes.OK, v.unstage()) // a CO must not, but if it does
+		d.restart()
+		d.want(codes.FailedPrecondition, v.delete())
+		if !exists(v.data()) {
+			t.Fatal("the data is gone")
+		}
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.delete())
+	})
+}
+
+func TestABusyTargetIsNotUnpublished(t *testing.T) {
+	d := startReal(t)
+	v := d.create("v", capability(sharedMode))
+	d.want(codes.OK, v.stage())
+	d.want(codes.OK, v.publish("one"))
+	f, err := os.Create(d.path("one", "open"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.want(codes.FailedPrecondition, v.unpublish("one"))
+	if _, err := f.WriteString("still mine"); err != nil {
+		t.Error(err)
+	}
+	f.Close()
+	d.want(codes.OK, v.unpublish("one"))
+	d.want(codes.OK, v.unstage())
+}
+
+func TestTargetsThatAreNoTargets(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		precious := filepath.Join(d.dir, "precious")
+		for _, err := range []error{
+			os.MkdirAll(filepath.Join(precious, "sub"), 0o755),
+			os.Symlink(precious, d.path("link")),
+			os.WriteFile(d.path("file"), nil, 0o600),
+			os.MkdirAll(d.path("full", "sub"), 0o755),
+			os.Symlink(precious, filepath.Join(v.data(), "planted")), // by the pod
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, target := range []string{precious, d.kubelet, d.path("link"), d.path("link", "sub"), d.path("file"), "relative", d.path("x") + "/../../precious", d.path(strings.Repeat("x", 300), "y")} {
+			at := func(r *csi.NodePublishVolumeRequest) { r.TargetPath = target }
+			if err := v.publish("", at); err == nil {
+				t.Errorf("published at %.80q", target)
+			}
+			_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
+			if target != d.path(strings.Repeat("x", 300), "y") {
+				d.want(codes.InvalidArgument, err)
+			}
+		}
+		d.want(codes.FailedPrecondition, v.publish("full"))
+		d.want(codes.OK, v.publish("one"))
+		// Through the planted link, a target would be outside the kubelet directory.
+		if d.real {
+			d.want(codes.InvalidArgument, v.publish("one/planted/target"))
+			d.want(codes.InvalidArgument, v.unpublish("one/planted"))
+		}
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.unstage())
+		if !exists(filepath.Join(precious, "sub")) || !exists(d.path("full", "sub")) || !exists(d.path("file")) || !exists(d.path("link")) {
+			t.Error("something that isn't ours was touched")
+		}
+	})
+}
+
+func TestUnpublishAndUnstageMayBeRepeated(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.publish("one"))
+		for range 3 {
+			d.want(codes.OK, v.unpublish("one"))
+		}
+		for range 3 {
+			d.want(codes.OK, v.unstage())
+		}
+		d.want(codes.OK, v.delete())
+		// The kubelet cleans up, even what nobody knows any more.
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.unstage())
+	})
+}
+
+func TestInlineVolumes(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		ctx := context.Background()
+		inline := func(n int, attributes map[string]string) error {
+			attributes[ephemeralKey], attributes["csi.storage.k8s.io/pod.name"] = "true", "pod"
+			_, err := d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+				VolumeId: handle(n), TargetPath: d.path("inline"), VolumeCapability: capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+				VolumeContext: attributes,
+			})
+			return err
+		}
+		unpublish := func(n int) error {
+			_, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: handle(n), TargetPath: d.path("inline")})
+			return err
+		}
+		volumes := func() int {
+			entries, err := os.ReadDir(filepath.Join(d.root, "volumes"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(entries)
+		}
+
+		for _, bad := range []map[string]string{
+			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"colour": "blue"}, {"kind": "image"}, {"size": "9999999999999999999"},
+		} {
+			d.want(codes.InvalidArgument, inline(1, bad))
+		}
+		d.want(codes.ResourceExhausted, inline(1, map[string]string{"size": "8000Pi"}))
+		if volumes() != 0 || exists(d.path("inline")) {
+			t.Fatal("a refused inline volume left something")
+		}
+
+		for range 2 {
+			d.want(codes.OK, inline(1, map[string]string{"size": "10Mi"}))
+		}
+		d.want(codes.AlreadyExists, inline(1, map[string]string{"size": "20Mi"}))
+		if volumes() != 1 {
+			t.Errorf("there are %d volumes", volumes())
+		}
+		if list, err := d.ListVolumes(ctx, &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 0 {
+			t.Errorf("ListVolumes = %v, %v", list, err)
+		}
+		if _, err := d.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: handle(1), VolumePath: d.path("inline")}); err != nil {
+			t.Errorf("stats of an inline volume: %v", err)
+		}
+		// Nobody gets at it by a PersistentVolume with its handle.
+		_, err := d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: handle(1), StagingTargetPath: d.path("staging"), VolumeCapability: capability(sharedMode)})
+		d.want(codes.NotFound, err)
+		_, err = d.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: handle(1)})
+		d.want(codes.NotFound, err)
+		_, err = d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: handle(1)})
+		d.want(codes.OK, err)
+		if volumes() != 1 {
+			t.Error("DeleteVolume deleted an inline volume")
+		}
+		d.restart()
+		for range 3 {
+			d.want(codes.OK, unpublish(1))
+		}
+		if volumes() != 0 || exists(d.path("inline")) {
+			t.Error("the inline volume is there after NodeUnpublishVolume")
+		}
+	})
+}
+
+func TestAnInlineVolumeThatCantBeMounted(t *testing.T) {
+	fail := errors.New("on demand")
+	d := startDriver(t)
+	fake := d.mounter.(*mounter.Fake)
+	inline := func() error {
+		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
+			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+		})
+		return err
+	}
+	data := filepath.Join(d.root, "volumes", "*", "data")
+	fake.Err = fail
+	d.want(codes.Internal, inline())
+	if left, _ := filepath.Glob(data); len(left) != 0 {
+		t.Errorf("a volume that was never mounted is left: %v", left)
+	}
+	fake.Err = nil
+	d.want(codes.OK, inline())
+	if err := fake.Unmount(context.Background(), d.path("inline")); err != nil { // the machine reboots
+		t.Fatal(err)
+	}
+	fake.Err = fail
+	d.want(codes.Internal, inline())
+	if left, _ := filepath.Glob(data); len(left) != 1 {
+		t.Error("a volume with a pod's data was deleted because it could not be mounted")
+	}
+}
+
+func TestStatsAreOfTheVolumeAndItsPath(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v, w := d.create("v", capability(sharedMode)), d.create("w", capability(sharedMode))
+		for _, x := range []*volume{v, w} {
+			d.want(codes.OK, x.stage())
+		}
+		d.want(codes.OK, v.publish("one"))
+		stats := func(id, path string) error {
+			_, err := d.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+			return err
+		}
+		d.want(codes.OK, stats(v.id, d.path("one")))
+		d.want(codes.OK, stats(v.id, v.staging))
+		d.want(codes.NotFound, stats(v.id, w.staging))
+		d.want(codes.NotFound, stats(v.id, d.path("none")))
+		d.want(codes.NotFound, stats(v.id, d.root))
+		d.want(codes.NotFound, stats(v.id, v.data()))
+		d.want(codes.NotFound, stats("none", d.path("one")))
+		d.want(codes.InvalidArgument, stats(v.id, ""))
+		d.want(codes.InvalidArgument, stats("", d.path("one")))
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.NotFound, stats(v.id, d.path("one")))
+		d.want(codes.OK, errors.Join(v.unstage(), w.unstage()))
+	})
+}
+
+func TestARestartKnowsWhatWasStaged(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		d.restart()
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.publish("one"))
+		if err := os.RemoveAll(d.path("state")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(d.path("state"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		d.restart() // the kernel's word is enough
+		d.want(codes.OK, v.publish("two"))
+		for _, target := range []string{"one", "two"} {
+			d.want(codes.OK, v.unpublish(target))
+		}
+		d.want(codes.OK, v.unstage())
+		d.want(codes.OK, v.delete())
+	})
+}

@@ -1,0 +1,178 @@
+package driver
+
+import (
+	"cmp"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
+)
+
+// stripped stands in a log for what is secret.
+const stripped = "***"
+
+// sensitiveWords make a key of a map, or the name of a mount option, one whose value is secret. Service account
+// tokens come in the volume context, which the spec doesn't mark as secret.
+var sensitiveWords = []string{"pass", "pwd", "secret", "token", "cred", "auth", "key", "cert", "private"}
+
+func sensitive(key string) bool {
+	key = strings.ToLower(key)
+	return slices.ContainsFunc(sensitiveWords, func(w string) bool { return strings.Contains(key, w) })
+}
+
+// redacted returns a message as JSON with everything that is secret taken out: fields that the spec marks with
+// csi_secret, values of maps whose key sounds secret, and what follows the = of a mount flag.
+func redacted(m any) string {
+	message, ok := m.(proto.Message)
+	if !ok || message == nil || !message.ProtoReflect().IsValid() {
+		return ""
+	}
+	text, err := json.Marshal(redactMessage(message.ProtoReflect()))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+func redactMessage(m protoreflect.Message) map[string]any {
+	fields := map[string]any{}
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		fields[string(field.Name())] = redactField(field, value)
+		return true
+	})
+	return fields
+}
+
+func redactField(field protoreflect.FieldDescriptor, value protoreflect.Value) any {
+	secret := isSecret(field)
+	switch {
+	case field.IsMap():
+		entries := map[string]any{}
+		value.Map().Range(func(key protoreflect.MapKey, value protoreflect.Value) bool {
+			if entries[key.String()] = stripped; !secret && !sensitive(key.String()) {
+				entries[key.String()] = redactValue(field.MapValue(), value)
+			}
+			return true
+		})
+		return entries
+	case secret:
+		return stripped
+	case field.IsList():
+		items := make([]any, value.List().Len())
+		for i := range items {
+			items[i] = redactValue(field, value.List().Get(i))
+			if field.Name() == "mount_flags" {
+				items[i] = redactFlag(value.List().Get(i).String())
+			}
+		}
+		return items
+	}
+	return redactValue(field, value)
+}
+
+func redactValue(field protoreflect.FieldDescriptor, value protoreflect.Value) any {
+	switch field.Kind() {
+	case protoreflect.MessageKind, protoreflect.GroupKind:
+		return redactMessage(value.Message())
+	case protoreflect.EnumKind:
+		if v := field.Enum().Values().ByNumber(value.Enum()); v != nil {
+			return string(v.Name())
+		}
+	}
+	return value.Interface()
+}
+
+func redactFlag(flag string) string {
+	if name, _, ok := strings.Cut(flag, "="); ok {
+		return name + "=" + stripped
+	}
+	return flag
+}
+
+// isSecret reports whether the spec marks the field with csi_secret.
+func isSecret(field protoreflect.FieldDescriptor) bool {
+	options, ok := field.Options().(*descriptorpb.FieldOptions)
+	return ok && options != nil && proto.GetExtension(options, csi.E_CsiSecret).(bool)
+}
+
+// scrubber takes the secrets of one request out of texts. No error of ours shows one, but an error of a library may.
+type scrubber struct{ secrets []string }
+
+// minSecret is the length from which a value is searched for: a shorter one is in every other word.
+const minSecret = 4
+
+func newScrubber(req any) scrubber {
+	message, ok := req.(proto.Message)
+	if !ok || message == nil {
+		return scrubber{}
+	}
+	var s scrubber
+	s.collect(message.ProtoReflect())
+	slices.SortFunc(s.secrets, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	return s
+}
+
+func (s *scrubber) collect(m protoreflect.Message) {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		secret := isSecret(field)
+		switch {
+		case field.IsMap() && field.MapValue().Kind() == protoreflect.StringKind:
+			value.Map().Range(func(key protoreflect.MapKey, value protoreflect.Value) bool {
+				if secret || sensitive(key.String()) {
+					s.add(value.String())
+				}
+				return true
+			})
+		case field.IsList() && field.Kind() == protoreflect.MessageKind:
+			for i := range value.List().Len() {
+				s.collect(value.List().Get(i).Message())
+			}
+		case field.Name() == "mount_flags":
+			for i := range value.List().Len() {
+				if _, v, ok := strings.Cut(value.List().Get(i).String(), "="); ok {
+					s.add(v)
+				}
+			}
+		case field.Kind() == protoreflect.MessageKind && !field.IsMap():
+			s.collect(value.Message())
+		case secret && field.Kind() == protoreflect.StringKind:
+			s.add(value.String())
+		}
+		return true
+	})
+}
+
+// add remembers a secret. If it is JSON, as service account tokens are, the strings in it are secrets too.
+func (s *scrubber) add(secret string) {
+	if len(secret) >= minSecret {
+		s.secrets = append(s.secrets, secret)
+	}
+	var inner map[string]any
+	if strings.HasPrefix(secret, "{") && json.Unmarshal([]byte(secret), &inner) == nil {
+		s.addInner(inner)
+	}
+}
+
+func (s *scrubber) addInner(inner map[string]any) {
+	for _, v := range inner {
+		switch v := v.(type) {
+		case string:
+			if len(v) >= minSecret {
+				s.secrets = append(s.secrets, v)
+			}
+		case map[string]any:
+			s.addInner(v)
+		}
+	}
+}
+
+func (s scrubber) scrub(text string) string {
+	for _, secret := range s.secrets {
+		text = strings.ReplaceAll(text, secret, stripped)
+	}
+	return text
+}

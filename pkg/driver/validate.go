@@ -1,0 +1,282 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// What a legal request is. A backend gets to see only what passed here, and checks what depends on it alone.
+
+const (
+	maxString     = 128     // bytes of a string; CSI spec v1.13, size limits
+	maxMountFlags = 4 << 10 // bytes of all mount flags together; CSI spec v1.13, VolumeCapability
+)
+
+// reservedPrefixes are those of keys that Kubernetes adds to parameters and contexts. They are accepted everywhere and
+// mean nothing to a backend.
+var reservedPrefixes = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
+
+// ephemeralKey is "true" in the context of an inline volume, if the CSIDriver object says podInfoOnMount.
+const ephemeralKey = "csi.storage.k8s.io/ephemeral"
+
+// required returns an error for the first empty value. It takes what a value is called, and the value, in turn.
+func required(nameAndValue ...string) error {
+	for i := 0; i < len(nameAndValue); i += 2 {
+		if nameAndValue[i+1] == "" {
+			return fmt.Errorf("%w: the %s is missing", backend.ErrInvalid, nameAndValue[i])
+		}
+	}
+	return nil
+}
+
+// ownKeys returns m without the keys that Kubernetes reserves.
+func ownKeys(m map[string]string) map[string]string {
+	own := map[string]string{}
+	for k, v := range m {
+		if !slices.ContainsFunc(reservedPrefixes, func(p string) bool { return strings.HasPrefix(k, p) }) {
+			own[k] = v
+		}
+	}
+	return own
+}
+
+// checkName returns an error for a volume name that the spec doesn't allow (CSI spec v1.13, CreateVolumeRequest.name).
+func checkName(name string) error {
+	if len(name) > maxString {
+		return fmt.Errorf("%w: the name has %d bytes, over %d", backend.ErrInvalid, len(name), maxString)
+	}
+	for _, c := range name {
+		if c < '\t' || c == '\v' || c == '\f' || (c > '\r' && c < ' ') || (c >= 0x7f && c <= 0x9f) {
+			return fmt.Errorf("%w: the name has the control character %U", backend.ErrInvalid, c)
+		}
+	}
+	return nil
+}
+
+// checkRange returns an error for a capacity range that no volume can have.
+func checkRange(r *csi.CapacityRange) error {
+	switch required, limit := r.GetRequiredBytes(), r.GetLimitBytes(); {
+	case required < 0 || limit < 0:
+		return fmt.Errorf("%w: a size is negative", backend.ErrInvalid)
+	case limit > 0 && required > limit:
+		return fmt.Errorf("%w: %d bytes are required and %d are the limit", backend.ErrOutOfRange, required, limit)
+	}
+	return nil
+}
+
+// createOptions turns a checked request into what a backend is asked for.
+func (p *place) createOptions(req *csi.CreateVolumeRequest) (backend.CreateOptions, error) {
+	o := backend.CreateOptions{
+		Name:       req.GetName(),
+		Required:   req.GetCapacityRange().GetRequiredBytes(),
+		Limit:      req.GetCapacityRange().GetLimitBytes(),
+		Parameters: ownKeys(req.GetParameters()),
+		Secrets:    req.GetSecrets(),
+	}
+	if err := required("name", req.GetName()); err != nil {
+		return o, err
+	}
+	if err := checkName(req.GetName()); err != nil {
+		return o, err
+	}
+	if err := checkRange(req.GetCapacityRange()); err != nil {
+		return o, err
+	}
+	for key := range ownKeys(req.GetMutableParameters()) {
+		return o, fmt.Errorf("%w: unknown mutable parameter %.64q: this driver has none", backend.ErrInvalid, key)
+	}
+	if req.GetVolumeContentSource() != nil {
+		return o, fmt.Errorf("%w: this driver makes empty volumes only, none from a snapshot or another volume", backend.ErrInvalid)
+	}
+	uses, err := p.uses(req.GetVolumeCapabilities())
+	if err != nil {
+		return o, err
+	}
+	for _, u := range uses {
+		o.Access = append(o.Access, u.Access)
+	}
+	return o, p.reachable(req.GetAccessibilityRequirements())
+}
+
+// use is a VolumeCapability that this driver understands.
+type use struct {
+	backend.Access
+	mode csi.VolumeCapability_AccessMode_Mode
+}
+
+// uses reads capabilities, of which there must be one.
+func (p *place) uses(capabilities []*csi.VolumeCapability) ([]use, error) {
+	if len(capabilities) == 0 {
+		return nil, fmt.Errorf("%w: the volume capabilities are missing", backend.ErrInvalid)
+	}
+	var uses []use
+	for _, c := range capabilities {
+		u, err := p.use(c)
+		if err != nil {
+			return nil, err
+		}
+		uses = append(uses, u)
+	}
+	return uses, nil
+}
+
+// use reads one capability.
+func (p *place) use(c *csi.VolumeCapability) (use, error) {
+	u := use{mode: c.GetAccessMode().GetMode()}
+	switch c.GetAccessType().(type) {
+	case *csi.VolumeCapability_Block:
+		u.Block = true
+	case *csi.VolumeCapability_Mount:
+		u.FSType, u.Options = c.GetMount().GetFsType(), c.GetMount().GetMountFlags()
+	default:
+		return u, fmt.Errorf("%w: a volume capability says neither block nor mount", backend.ErrInvalid)
+	}
+	if c.GetMount().GetVolumeMountGroup() != "" {
+		return u, fmt.Errorf("%w: the volume mount group is set, but this driver doesn't have VOLUME_MOUNT_GROUP", backend.ErrInvalid)
+	}
+	flags := 0
+	for _, f := range u.Options {
+		flags += len(f)
+	}
+	if flags > maxMountFlags {
+		return u, fmt.Errorf("%w: the mount flags have %d bytes, over %d", backend.ErrInvalid, flags, maxMountFlags)
+	}
+	switch u.mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		u.ReadOnly = true
+	}
+	return u, p.checkMode(u.mode)
+}
+
+// checkMode returns an error for an access mode that can't be kept.
+func (p *place) checkMode(mode csi.VolumeCapability_AccessMode_Mode) error {
+	switch mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		return nil
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		if !p.local {
+			return nil
+		}
+		return fmt.Errorf("%w: access mode %s: a volume on one node's storage can't be used on another", backend.ErrInvalid, mode)
+	}
+	return fmt.Errorf("%w: unknown access mode %d", backend.ErrInvalid, mode)
+}
+
+// oneTarget reports whether the volume may be published at one target path only. CSI spec v1.13, NodePublishVolume.
+func (u use) oneTarget() bool {
+	switch u.mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
+		return true
+	}
+	return false
+}
+
+// digest stands for the capability: two are the same exactly if their digests are. It gives nothing away, as mount
+// flags may be secret.
+func (u use) digest() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", u.mode, u.Block, u.FSType, u.Options))
+	return hex.EncodeToString(sum[:16])
+}
+
+// place is where volumes can be used: on one node, or anywhere.
+type place struct {
+	local bool
+	key   string // topology key, "" if anywhere
+	value string
+}
+
+func newPlace(cfg Config) *place {
+	local, ok := cfg.Backend.(backend.NodeLocal)
+	if !ok {
+		return &place{}
+	}
+	return &place{local: true, key: cfg.Name + "/node", value: volumeid.Segment(local.Node())}
+}
+
+// topology returns where volumes can be used, or nil if anywhere.
+func (p *place) topology() *csi.Topology {
+	if !p.local {
+		return nil
+	}
+	return &csi.Topology{Segments: map[string]string{p.key: p.value}}
+}
+
+// within reports whether t includes this place. A key that isn't ours excludes it.
+func (p *place) within(t *csi.Topology) bool {
+	for key, value := range t.GetSegments() {
+		if p.local && (key != p.key || value != p.value) {
+			return false
+		}
+	}
+	return true
+}
+
+// reachable returns ErrExhausted if no volume here meets the requirement: another node's driver may meet it.
+func (p *place) reachable(r *csi.TopologyRequirement) error {
+	if len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), p.within) {
+		return nil
+	}
+	return fmt.Errorf("%w: no requisite topology includes %s=%s", backend.ErrExhausted, p.key, p.value)
+}
+
+// inlineOptions reads the attributes of an inline volume, which the author of the pod wrote.
+func inlineOptions(context map[string]string, u use) (backend.CreateOptions, error) {
+	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}}
+	if size, ok := o.Parameters["size"]; ok {
+		delete(o.Parameters, "size")
+		bytes, err := parseSize(size)
+		if err != nil {
+			return o, err
+		}
+		o.Required, o.Limit = bytes, bytes
+	}
+	return o, nil
+}
+
+// sizeUnits are the suffixes of Kubernetes quantities that make sense for a disk.
+var sizeUnits = []struct {
+	suffix string
+	bytes  int64
+}{
+	{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50},
+	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}, {"", 1},
+}
+
+// parseSize reads a whole number with an optional suffix, such as 10Gi, in bytes. It is at least 1.
+func parseSize(s string) (int64, error) {
+	bad := fmt.Errorf("%w: the size %.32q is not a number like 10Gi", backend.ErrInvalid, s)
+	for _, unit := range sizeUnits {
+		digits, ok := strings.CutSuffix(s, unit.suffix)
+		if !ok {
+			continue
+		}
+		var n int64
+		for _, c := range []byte(digits) {
+			if c < '0' || c > '9' || n > (math.MaxInt64/unit.bytes-9)/10 {
+				return 0, bad
+			}
+			n = n*10 + int64(c-'0')
+		}
+		if n == 0 {
+			return 0, bad
+		}
+		return n * unit.bytes, nil
+	}
+	return 0, bad
+}
