@@ -1,0 +1,22 @@
+# Every target is one line. hack/go finds a Go that is new enough, or fetches one.
+GO ?= ./hack/go
+RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
+PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
+
+.PHONY: help demo test build bench fuzz vet lint
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
+demo: ## build the driver and watch it create, mount, fill, share and delete a volume
+	@$(GO) run ./test/demo
+test: ## run all tests, with the race detector where there is a C compiler
+	$(GO) test $(RACE) ./...
+build: ## build the driver into bin/
+	$(GO) build -trimpath -o bin/ ./cmd/...
+bench: ## measure the driver beside the old way: docs/benchmarks.md
+	@$(GO) run ./test/bench
+fuzz: ## run every fuzz target for a few seconds
+	./hack/fuzz $(GO)
+vet: ## go vet for every platform
+	set -e; for p in $(PLATFORMS); do echo "vet $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
+lint: ## gofmt and staticcheck
+	test -z "$$($$($(GO) env GOROOT)/bin/gofmt -l . | tee /dev/stderr)" && $(GO) tool -modfile=tools/go.mod staticcheck ./...

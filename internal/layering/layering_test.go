@@ -1,0 +1,186 @@
+// Package layering holds the tree against its own rules: who may import whom, and what the code never does.
+package layering
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/causeway-csi/causeway/"
+
+// logging is what a room has no business with if its errors say all there is to say.
+var logging = []string{"log", "log/slog", "k8s.io/klog/v2"}
+
+// rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
+// standard library they may not.
+var rooms = map[string]struct{ may, not []string }{
+	"internal/crashpoint":         {nil, logging},
+	"internal/namespace":          {nil, logging},
+	"pkg/volumeid":                {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/mounter":                 {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend":                 {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/backendtest":     {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
+	"pkg/backend/internal/record": {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath":        {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, append([]string{"os/exec"}, logging...)},
+	"pkg/driver":                  {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
+	"pkg/router":                  {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", module + "pkg/volumeid"}, []string{"os/exec", "log"}},
+}
+
+// never are imports that even a wide prefix above doesn't allow.
+var never = map[string][]string{
+	"pkg/driver":           {module + "pkg/backend/"},
+	"pkg/backend/hostpath": {module + "pkg/backend/smb"},
+}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Imports    []string
+	GoFiles    []string
+	Standard   bool
+}
+
+// list runs go list in the module's root for an operating system.
+func list(t *testing.T, goos string, args ...string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Imports,GoFiles,Standard"}, args...)...)
+	cmd.Dir = filepath.Join("..", "..")
+	cmd.Env = append(os.Environ(), "GOOS="+goos, "CGO_ENABLED=0")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v: %s", err, stderr.String())
+	}
+	var pkgs []pkg
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+}
+
+func hasPrefix(path string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return path == p || strings.HasPrefix(path, strings.TrimSuffix(p, "/")+"/") })
+}
+
+func TestWhoImportsWhom(t *testing.T) {
+	for _, goos := range []string{"linux", "windows", "darwin"} {
+		seen := 0
+		for _, p := range list(t, goos, "./pkg/...", "./internal/...") {
+			name := strings.TrimPrefix(p.ImportPath, module)
+			if len(p.GoFiles) == 0 {
+				continue
+			}
+			room, ok := rooms[name]
+			if !ok {
+				t.Errorf("%s has no rules: give it some", name)
+				continue
+			}
+			seen++
+			for _, i := range p.Imports {
+				first, _, _ := strings.Cut(i, "/")
+				standard := !strings.Contains(first, ".")
+				switch {
+				case standard && slices.Contains(room.not, i), hasPrefix(i, never[name]):
+					t.Errorf("%s imports %s on %s", name, i, goos)
+				case !standard && !hasPrefix(i, room.may):
+					t.Errorf("%s imports %s on %s", name, i, goos)
+				}
+			}
+		}
+		if seen < 8 {
+			t.Errorf("only %d packages were looked at on %s", seen, goos)
+		}
+	}
+}
+
+// TestWindowsRunsNoPrograms: csi-proxy's PowerShell is why. The Windows file of mount-utils runs it too.
+func TestWindowsRunsNoPrograms(t *testing.T) {
+	for _, p := range list(t, "windows", "-deps", "./cmd/driver") {
+		if p.ImportPath == "os/exec" || strings.HasPrefix(p.ImportPath, "k8s.io/mount-utils") {
+			t.Errorf("the Windows driver contains %s", p.ImportPath)
+		}
+	}
+}
+
+// TestTheProductHasNoTestDependencies: what is needed for tests stays out of the driver.
+func TestTheProductHasNoTestDependencies(t *testing.T) {
+	for _, p := range list(t, "linux", "-deps", "./cmd/...") {
+		if hasPrefix(p.ImportPath, []string{"testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes", "k8s.io/client-go"}) {
+			t.Errorf("the driver contains %s", p.ImportPath)
+		}
+	}
+}
+
+// maxLines is the longest a function may be.
+const maxLines = 60
+
+// TestWhatTheCodeNeverDoes reads the source: no long function, no init, no package that is called after nothing, and
+// in what a pod's data passes through no RemoveAll and no look at the operating system's name.
+func TestWhatTheCodeNeverDoes(t *testing.T) {
+	root := filepath.Join("..", "..")
+	functions := 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if slices.Contains([]string{"util", "utils", "common", "types", "helpers", "vendor"}, d.Name()) {
+				t.Errorf("%s: a name that says nothing", path)
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		test := strings.HasSuffix(path, "_test.go")
+		product := !test && strings.HasPrefix(path, filepath.Join(root, "pkg")+string(filepath.Separator))
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				functions++
+				lines := files.Position(n.End()).Line - files.Position(n.Pos()).Line + 1
+				if !test && lines > maxLines {
+					t.Errorf("%s: %s has %d lines, over %d", path, n.Name.Name, lines, maxLines)
+				}
+				if n.Name.Name == "init" && n.Recv == nil {
+					t.Errorf("%s: an init function", path)
+				}
+			case *ast.SelectorExpr:
+				if product && n.Sel.Name == "RemoveAll" {
+					t.Errorf("%s: RemoveAll", files.Position(n.Pos()))
+				}
+				if x, ok := n.X.(*ast.Ident); ok && product && x.Name == "runtime" && n.Sel.Name == "GOOS" && !strings.HasSuffix(path, "_other.go") {
+					t.Errorf("%s: runtime.GOOS", files.Position(n.Pos()))
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil || functions < 200 {
+		t.Errorf("%d functions were looked at, %v", functions, err)
+	}
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// patience is how long the demo waits for anything.
+const patience = 30 * time.Second
+
+// demo is a driver process with a client.
+type demo struct {
+	dir, root, kubelet, socket string
+	cmd                        *exec.Cmd
+	exited                     chan error
+	conn                       *grpc.ClientConn
+	identity                   csi.IdentityClient
+	controller                 csi.ControllerClient
+	node                       csi.NodeClient
+}
+
+// startDriver builds the driver and starts it on a socket in a directory of its own.
+func startDriver(ctx context.Context) (*demo, error) {
+	dir, err := os.MkdirTemp("", "causeway-demo-")
+	if err != nil {
+		return nil, err
+	}
+	d := &demo{
+		dir: dir, root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir, "kubelet"), socket: filepath.Join(dir, "csi.sock"),
+		exited: make(chan error, 1),
+	}
+	err = errors.Join(os.Mkdir(d.root, 0o700), os.Mkdir(d.kubelet, 0o750))
+	if err == nil {
+		err = step("build the driver", func() (string, error) { return d.build(ctx) })
+	}
+	if err == nil {
+		err = step("start it, and wait until it is ready", func() (string, error) { return d.start(ctx) })
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.kill(), d.cleanUp())
+	}
+	return d, nil
+}
+
+func (d *demo) build(ctx context.Context) (string, error) {
+	bin := filepath.Join(d.dir, "driver")
+	out, err := exec.CommandContext(ctx, "go", "build", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	info, err := os.Stat(bin)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d MB", info.Size()>>20), nil
+}
+
+func (d *demo) start(ctx context.Context) (string, error) {
+	log, err := os.Create(filepath.Join(d.dir, "log"))
+	if err != nil {
+		return "", err
+	}
+	defer log.Close()
+	cmd := exec.Command(filepath.Join(d.dir, "driver"), "--endpoint=unix://"+d.socket, "--root="+d.root, "--kubelet-dir="+d.kubelet,
+		"--state-dir="+filepath.Join(d.dir, "state"), "--node-id=demo-node")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	d.cmd = cmd
+	go func() { d.exited <- cmd.Wait() }()
+	d.conn, err = grpc.NewClient("unix://"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return "", err
+	}
+	d.identity, d.controller, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		// Until the socket is there every call fails at once.
+		resp, err := d.identity.Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && resp.GetReady().GetValue() {
+			return "unix://" + d.socket, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", errors.Join(err, d.logged())
+		case exit := <-d.exited:
+			d.cmd = nil
+			return "", errors.Join(fmt.Errorf("the driver ended: %w", exit), d.logged())
+		case <-time.After(5 * time.Millisecond):
+			d.conn.ResetConnectBackoff()
+		}
+	}
+}
+
+// logged returns what the driver logged.
+func (d *demo) logged() error {
+	log, err := os.ReadFile(filepath.Join(d.dir, "log"))
+	return errors.Join(err, errors.New(string(log)))
+}
+
+// terminate ends the driver as a kubelet would.
+func (d *demo) terminate() (string, error) {
+	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return "", err
+	}
+	select {
+	case err := <-d.exited:
+		d.cmd = nil
+		return "exit code 0", err
+	case <-time.After(patience):
+		return "", errors.New("it does not end")
+	}
+}
+
+// kill ends the driver if it runs still.
+func (d *demo) kill() error {
+	if d.cmd == nil {
+		return nil
+	}
+	defer func() { d.cmd = nil }()
+	if err := d.cmd.Process.Kill(); err != nil {
+		return err
+	}
+	<-d.exited
+	return nil
+}
+
+// nothingLeft proves that there is no mount, no socket, no process and no file of a volume.
+func (d *demo) nothingLeft() (string, error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
+	if err != nil {
+		return "", err
+	}
+	if len(mounts) > 0 {
+		return "", fmt.Errorf("%s is mounted still", mounts[0].Mountpoint)
+	}
+	var files []string
+	for _, dir := range []string{d.kubelet, filepath.Join(d.root, "volumes"), filepath.Join(d.root, "staging"), filepath.Join(d.root, "trash")} {
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if path != dir {
+				files = append(files, path)
+			}
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	if _, err := os.Lstat(d.socket); err == nil {
+		files = append(files, d.socket)
+	}
+	if len(files) > 0 {
+		return "", fmt.Errorf("left: %v", files)
+	}
+	return "0 mounts, 0 files, 0 sockets, 0 processes", nil
+}
+
+// trashEmptied waits until the files of deleted volumes are gone.
+func (d *demo) trashEmptied() (string, error) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		entries, err := os.ReadDir(filepath.Join(d.root, "trash"))
+		if err != nil || len(entries) == 0 {
+			return "", err
+		}
+	}
+	return "", errors.New("it does not")
+}
+
+// cleanUp removes the demo's directory. What a failed demo left mounted in it is seen in this namespace only, and is
+// taken away first.
+func (d *demo) cleanUp() error {
+	if d.conn != nil {
+		d.conn.Close()
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
+	if err != nil {
+		return err
+	}
+	for _, m := range slices.Backward(mounts) {
+		if err := syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
+		}
+	}
+	return os.RemoveAll(d.dir)
+}

@@ -1,0 +1,41 @@
+// Command demo shows the driver at work: it builds it, starts it, and plays the container orchestrator, by the real
+// gRPC calls, from CreateVolume to a pod's files and back. It prints a line for each step, and at the end proves that
+// nothing is left behind.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+func main() {
+	if err := namespace.Enter(); err != nil {
+		fmt.Fprintln(os.Stderr, "The demo mounts volumes, which it can't do here:", err)
+		fmt.Fprintln(os.Stderr, advice(err))
+		os.Exit(1)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	start := time.Now()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
+		os.Exit(1)
+	}
+	fmt.Printf("\nDone in %s. docs/how-it-works.md tells what happened.\n", time.Since(start).Round(10*time.Millisecond))
+}
+
+// advice says what to do where the demo can't run.
+func advice(err error) string {
+	if errors.Is(err, errors.ErrUnsupported) {
+		return "It needs Linux. Elsewhere the project builds and passes its unit tests: make build, make test."
+	}
+	return "Run it as root (sudo make demo), or permit user namespaces: see the sysctls user.max_user_namespaces,\n" +
+		"kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns."
+}

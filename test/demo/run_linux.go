@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+func run(ctx context.Context) (err error) {
+	fmt.Println("A CSI driver, with this program as the container orchestrator:")
+	fmt.Println()
+	d, err := startDriver(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.cleanUp()) }()
+	if err := d.play(ctx); err != nil {
+		return errors.Join(err, d.kill())
+	}
+	if err := step("the driver empties its trash", d.trashEmptied); err != nil {
+		return err
+	}
+	if err := step("SIGTERM, and the driver drains", d.terminate); err != nil {
+		return err
+	}
+	return step("nothing is left behind", d.nothingLeft)
+}
+
+// step runs one step and prints a line with what it was, what came of it and how long it took.
+func step(what string, do func() (result string, err error)) error {
+	start := time.Now()
+	result, err := do()
+	took := time.Since(start)
+	if err != nil {
+		fmt.Printf("  %-44s FAILED\n", what)
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	fmt.Printf("  %-44s %9s  %s\n", what, pretty(took), result)
+	return nil
+}
+
+func pretty(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%.2f ms", float64(d.Microseconds())/1000)
+	default:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	}
+}
