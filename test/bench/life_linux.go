@@ -1,0 +1,308 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// client is a connection to one driver.
+type client struct {
+	csi.IdentityClient
+	csi.ControllerClient
+	csi.NodeClient
+	conn     *grpc.ClientConn
+	endpoint string
+	name     string // of the driver
+	dir      string // for staging and target paths
+}
+
+func dial(ctx context.Context, endpoint, dir string) (*client, error) {
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		return nil, err
+	}
+	c := &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), conn, endpoint, "", dir}
+	info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", endpoint, err), conn.Close())
+	}
+	c.name = info.GetName()
+	return c, os.MkdirAll(dir, 0o750)
+}
+
+// peakRSS returns the most memory that the driver's process has had, in KiB, or 0 if that can't be told.
+func (c *client) peakRSS() int64 { return statusOf(c.pid(), "VmHWM") }
+
+// pid returns the process that serves the socket.
+func (c *client) pid() int {
+	path, ok := strings.CutPrefix(c.endpoint, "unix://")
+	if !ok {
+		return 0
+	}
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return 0
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	return pid
+}
+
+// statusOf reads a number of KiB from /proc/<pid>/status.
+func statusOf(pid int, key string) (kib int64) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, key+":"); ok {
+			fmt.Sscan(rest, &kib)
+		}
+	}
+	return kib
+}
+
+func use() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+	}
+}
+
+// volume is one volume in the middle of its life.
+type volume struct {
+	*client
+	name, id        string
+	context         map[string]string
+	staging, target string
+}
+
+func (c *client) volumes(n int, prefix string) ([]*volume, error) {
+	var vs []*volume
+	for i := range n {
+		name := fmt.Sprintf("%s-%d", prefix, i)
+		v := &volume{client: c, name: name, staging: filepath.Join(c.dir, "staging-"+name), target: filepath.Join(c.dir, "target-"+name)}
+		if err := os.MkdirAll(v.staging, 0o750); err != nil {
+			return nil, err
+		}
+		vs = append(vs, v)
+	}
+	return vs, nil
+}
+
+func (v *volume) create(ctx context.Context) error {
+	resp, err := v.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{use()},
+	})
+	v.id, v.context = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
+	return err
+}
+
+func (v *volume) stage(ctx context.Context) error {
+	_, err := v.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: use(), VolumeContext: v.context})
+	return err
+}
+
+func (v *volume) publish(ctx context.Context) error {
+	_, err := v.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: use(), VolumeContext: v.context,
+	})
+	return err
+}
+
+func (v *volume) stats(ctx context.Context) error {
+	_, err := v.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging})
+	return err
+}
+
+func (v *volume) unpublish(ctx context.Context) error {
+	_, err := v.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	return err
+}
+
+func (v *volume) unstage(ctx context.Context) error {
+	_, err := v.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+func (v *volume) delete(ctx context.Context) error {
+	_, err := v.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+// phases are the life of a volume.
+var phases = []struct {
+	name string
+	call func(*volume, context.Context) error
+}{
+	{"create", (*volume).create},
+	{"create again", (*volume).create},
+	{"stage", (*volume).stage},
+	{"publish", (*volume).publish},
+	{"stats", (*volume).stats},
+	{"unpublish", (*volume).unpublish},
+	{"unstage", (*volume).unstage},
+	{"delete", (*volume).delete},
+}
+
+// sample is how long each of many calls took, and all of them together.
+type sample struct {
+	times []time.Duration
+	all   time.Duration
+}
+
+func (s sample) quantile(q float64) time.Duration {
+	sorted := slices.Sorted(slices.Values(s.times))
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+func (s sample) perSecond() float64 { return float64(len(s.times)) / s.all.Seconds() }
+
+// each makes one call for each of n things, by some callers at a time. The first error ends it.
+func each(ctx context.Context, n, callers int, call func(ctx context.Context, i int) error) (sample, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := sample{times: make([]time.Duration, n)}
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range callers {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n || ctx.Err() != nil {
+					return
+				}
+				begin := time.Now()
+				err := call(ctx, i)
+				s.times[i] = time.Since(begin)
+				if err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	s.all = time.Since(start)
+	return s, context.Cause(ctx)
+}
+
+// compare drives one driver, or two in turn, phase by phase, and prints medians over the rounds.
+func compare(ctx context.Context, o options) error {
+	var clients []*client
+	for i, endpoint := range o.endpoints {
+		if endpoint == "" {
+			continue
+		}
+		c, err := dial(ctx, endpoint, filepath.Join(o.dir, fmt.Sprint("bench-", os.Getpid(), "-", i)))
+		if err != nil {
+			return err
+		}
+		defer c.conn.Close()
+		defer os.RemoveAll(c.dir) // empty directories: what is mounted can't be removed
+		clients = append(clients, c)
+	}
+	results := make([][][]sample, len(clients)) // by client, phase and round
+	for i := range results {
+		results[i] = make([][]sample, len(phases))
+	}
+	for round := range o.rounds {
+		for i, c := range clients {
+			if err := c.round(ctx, o, round, results[i]); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+	}
+	report(clients, results)
+	return nil
+}
+
+// round is one whole life of all volumes.
+func (c *client) round(ctx context.Context, o options, round int, results [][]sample) error {
+	vs, err := c.volumes(o.volumes, fmt.Sprintf("bench-%d-%d", os.Getpid(), round))
+	if err != nil {
+		return err
+	}
+	for p, phase := range phases {
+		s, err := each(ctx, len(vs), o.callers, func(ctx context.Context, i int) error { return phase.call(vs[i], ctx) })
+		if err != nil {
+			return fmt.Errorf("%s: %w", phase.name, err)
+		}
+		results[p] = append(results[p], s)
+	}
+	for _, v := range vs {
+		if err := os.Remove(v.staging); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// report prints a table, with ratios if there are two drivers.
+func report(clients []*client, results [][][]sample) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	defer w.Flush()
+	fmt.Fprint(w, "call\t")
+	for _, c := range clients {
+		fmt.Fprintf(w, "%s: p50\tp99\tcalls/s\t", c.name)
+	}
+	if len(clients) == 2 {
+		fmt.Fprint(w, "p50 second/first\tcalls/s first/second\t")
+	}
+	fmt.Fprintln(w)
+	for p, phase := range phases {
+		fmt.Fprintf(w, "%s\t", phase.name)
+		var p50, rate []float64
+		for i := range clients {
+			m := median(results[i][p], func(s sample) float64 { return micro(s.quantile(.5)) })
+			p50 = append(p50, m)
+			rate = append(rate, median(results[i][p], sample.perSecond))
+			fmt.Fprintf(w, "%.0f µs\t%.0f µs\t%.0f\t", m, median(results[i][p], func(s sample) float64 { return micro(s.quantile(.99)) }), rate[i])
+		}
+		if len(clients) == 2 {
+			fmt.Fprintf(w, "%.2f\t%.2f\t", p50[1]/p50[0], rate[0]/rate[1])
+		}
+		fmt.Fprintln(w)
+	}
+	fmt.Fprint(w, "peak RSS\t")
+	for _, c := range clients {
+		fmt.Fprintf(w, "%.1f MB\t\t\t", float64(c.peakRSS())/1024)
+	}
+	fmt.Fprintln(w)
+}
+
+func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+
+// median returns the middle one of what f says of each of xs.
+func median[T any](xs []T, f func(T) float64) float64 {
+	var all []float64
+	for _, x := range xs {
+		all = append(all, f(x))
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}

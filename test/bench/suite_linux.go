@@ -1,0 +1,412 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	few, many = 10, 2000 // mounts on the machine
+	perRound  = 200      // calls of a kind in each round
+)
+
+// suite measures what docs/benchmarks.md promises.
+func suite(ctx context.Context, rounds int) (err error) {
+	dir, err := os.MkdirTemp("", "causeway-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cleanUp(dir)) }()
+	bin := filepath.Join(dir, "driver")
+	if out, err := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver").CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	fmt.Printf("medians of %d rounds of %d calls, one machine, one run\n", rounds, perRound)
+	for _, part := range []struct {
+		title string
+		run   func(ctx context.Context, dir, bin string, rounds int) error
+	}{
+		{"mounting, beside the old way", mounting},
+		{"eight callers beside one", callers},
+		{"creating among 100 and among 10,000 volumes", creating},
+		{"memory", memory},
+	} {
+		fmt.Printf("\n%s\n", part.title)
+		if err := part.run(ctx, dir, bin, rounds); err != nil {
+			return fmt.Errorf("%s: %w", part.title, err)
+		}
+	}
+	return nil
+}
+
+// row prints one line: what, the figure, and what is asked of it.
+func row(what string, figure float64, unit, asked string) {
+	fmt.Printf("  %-62s %9.2f %-6s %s\n", what, figure, unit, asked)
+}
+
+// process is a driver of our own.
+type process struct {
+	*client
+	cmd  *exec.Cmd
+	root string
+}
+
+// startDriver starts a driver with everything it needs in dir/name.
+func startDriver(ctx context.Context, dir, bin, name string) (*process, error) {
+	dir = filepath.Join(dir, name)
+	p := &process{root: filepath.Join(dir, "root")}
+	kubelet := filepath.Join(dir, "kubelet")
+	if err := errors.Join(os.MkdirAll(p.root, 0o700), os.MkdirAll(kubelet, 0o750)); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	p.cmd = exec.Command(bin, "--endpoint="+endpoint, "--root="+p.root, "--kubelet-dir="+kubelet, "--state-dir="+filepath.Join(dir, "state"), "--node-id=bench")
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if p.client, err = dial(ctx, endpoint, filepath.Join(kubelet, "pods")); err != nil {
+		return nil, errors.Join(err, p.cmd.Process.Kill())
+	}
+	for {
+		resp, err := p.Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && resp.GetReady().GetValue() {
+			return p, nil
+		}
+		if ctx.Err() != nil {
+			return nil, errors.Join(err, p.stop())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (p *process) stop() error {
+	return errors.Join(p.conn.Close(), p.cmd.Process.Signal(syscall.SIGTERM), p.cmd.Wait())
+}
+
+// made returns n new volumes, staged if asked for.
+func (p *process) made(ctx context.Context, n int, prefix string, staged bool) ([]*volume, error) {
+	vs, err := p.volumes(n, prefix)
+	if err != nil {
+		return nil, err
+	}
+	_, err = each(ctx, n, 8, func(ctx context.Context, i int) error {
+		if err := vs[i].create(ctx); err != nil || !staged {
+			return err
+		}
+		return vs[i].stage(ctx)
+	})
+	return vs, err
+}
+
+// filler makes and unmakes mounts that belong to nobody, so that the machine has as many as are wanted.
+type filler struct {
+	dir   string
+	count int
+}
+
+func (f *filler) fill(n int) error {
+	if err := os.MkdirAll(filepath.Join(f.dir, "source"), 0o755); err != nil {
+		return err
+	}
+	for ; f.count < n; f.count++ {
+		at := f.at(f.count)
+		if err := os.MkdirAll(at, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(filepath.Join(f.dir, "source"), at, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+	}
+	for ; f.count > n; f.count-- {
+		if err := unix.Unmount(f.at(f.count-1), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *filler) at(i int) string { return filepath.Join(f.dir, fmt.Sprint(i)) }
+
+// mounting measures publish, unpublish and stats with few and with many mounts, and in between what the system calls
+// and the old way's programs take.
+func mounting(ctx context.Context, dir, bin string, rounds int) (err error) {
+	p, err := startDriver(ctx, dir, bin, "mounting")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	vs, err := p.made(ctx, perRound, "m", false)
+	if err != nil {
+		return err
+	}
+	f := &filler{dir: filepath.Join(dir, "filler")}
+	results := map[int][]lap{}
+	for range rounds {
+		for _, mounts := range []int{few, many} {
+			if err := f.fill(mounts); err != nil {
+				return err
+			}
+			l, err := measureLap(ctx, vs, filepath.Join(dir, "direct"))
+			if err != nil {
+				return err
+			}
+			results[mounts] = append(results[mounts], l)
+		}
+	}
+	if err := f.fill(0); err != nil {
+		return err
+	}
+	reportMounting(results)
+	return nil
+}
+
+// lap is the medians of one round, in microseconds.
+type lap struct {
+	publish, unpublish, stats                float64 // the whole gRPC call
+	mount, umount                            float64 // mount(2), umount2(2)
+	execMount, execUmount, execFindmnt, noop float64
+}
+
+// measureLap measures each call beside the system call that it can't do without, volume by volume.
+func measureLap(ctx context.Context, vs []*volume, direct string) (lap, error) {
+	source := filepath.Join(direct, "source")
+	target := filepath.Join(direct, "target")
+	if err := errors.Join(os.MkdirAll(source, 0o755), os.MkdirAll(target, 0o755)); err != nil {
+		return lap{}, err
+	}
+	times := map[string]*sample{}
+	measure := func(name string, call func() error) error {
+		start := time.Now()
+		err := call()
+		if times[name] == nil {
+			times[name] = &sample{}
+		}
+		times[name].times = append(times[name].times, time.Since(start))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	}
+	for i, v := range vs {
+		if err := v.stage(ctx); err != nil {
+			return lap{}, err
+		}
+		err := errors.Join(
+			measure("publish", func() error { return v.publish(ctx) }),
+			measure("mount", func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") }),
+			measure("stats", func() error { return v.stats(ctx) }),
+			measure("noop", func() error {
+				_, err := v.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+				return err
+			}),
+			measure("umount", func() error { return unix.Unmount(target, 0) }),
+			measure("unpublish", func() error { return v.unpublish(ctx) }),
+		)
+		if i%5 == 0 { // slow, and steady enough
+			err = errors.Join(err,
+				measure("execMount", exec.Command("mount", "--bind", source, target).Run),
+				measure("execFindmnt", exec.Command("findmnt", "--mountpoint", target).Run),
+				measure("execUmount", exec.Command("umount", target).Run))
+		}
+		if err = errors.Join(err, v.unstage(ctx)); err != nil {
+			return lap{}, err
+		}
+	}
+	p50 := func(name string) float64 { return micro(times[name].quantile(.5)) }
+	return lap{
+		publish: p50("publish"), unpublish: p50("unpublish"), stats: p50("stats"), mount: p50("mount"), umount: p50("umount"),
+		execMount: p50("execMount"), execUmount: p50("execUmount"), execFindmnt: p50("execFindmnt"), noop: p50("noop"),
+	}, nil
+}
+
+func reportMounting(results map[int][]lap) {
+	m := func(mounts int, f func(lap) float64) float64 { return median(results[mounts], f) }
+	for _, mounts := range []int{few, many} {
+		at := fmt.Sprintf(" (%d mounts)", mounts)
+		row("exec mount --bind"+at, m(mounts, func(l lap) float64 { return l.execMount }), "µs", "")
+		row("exec umount"+at, m(mounts, func(l lap) float64 { return l.execUmount }), "µs", "")
+		row("exec findmnt"+at, m(mounts, func(l lap) float64 { return l.execFindmnt }), "µs", "")
+		row("mount(2)"+at, m(mounts, func(l lap) float64 { return l.mount }), "µs", "")
+		row("umount2(2)"+at, m(mounts, func(l lap) float64 { return l.umount }), "µs", "")
+		row("a call that does nothing"+at, m(mounts, func(l lap) float64 { return l.noop }), "µs", "")
+		row("NodePublishVolume"+at, m(mounts, func(l lap) float64 { return l.publish }), "µs", "")
+		row("NodeUnpublishVolume"+at, m(mounts, func(l lap) float64 { return l.unpublish }), "µs", "")
+		row("NodeGetVolumeStats"+at, m(mounts, func(l lap) float64 { return l.stats }), "µs", "")
+		row("publish, times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / l.publish }), "", "asked: 5")
+		row("unpublish, times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / l.unpublish }), "", "asked: 5")
+		row("stats, times faster than exec findmnt", m(mounts, func(l lap) float64 { return l.execFindmnt / l.stats }), "", "asked: 10")
+	}
+	own := func(mounts int) float64 { return m(mounts, func(l lap) float64 { return l.publish - l.mount }) }
+	unown := func(mounts int) float64 { return m(mounts, func(l lap) float64 { return l.unpublish - l.umount }) }
+	row(fmt.Sprintf("publish less mount(2), %d mounts to %d", many, few), own(many)/own(few), "", "asked: at most 1.2")
+	row(fmt.Sprintf("unpublish less umount2(2), %d mounts to %d", many, few), unown(many)/unown(few), "", "asked: at most 1.2")
+}
+
+// callers compares publishes per second of eight callers with those of one.
+func callers(ctx context.Context, dir, bin string, rounds int) (err error) {
+	p, err := startDriver(ctx, dir, bin, "callers")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	vs, err := p.made(ctx, perRound, "c", true)
+	if err != nil {
+		return err
+	}
+	rates := map[int][]float64{}
+	for range rounds {
+		for _, n := range []int{1, 8} {
+			s, err := each(ctx, len(vs), n, func(ctx context.Context, i int) error { return vs[i].publish(ctx) })
+			if err != nil {
+				return err
+			}
+			rates[n] = append(rates[n], s.perSecond())
+			if _, err := each(ctx, len(vs), n, func(ctx context.Context, i int) error { return vs[i].unpublish(ctx) }); err != nil {
+				return err
+			}
+		}
+	}
+	self := func(f float64) float64 { return f }
+	one, eight := median(rates[1], self), median(rates[8], self)
+	row("publishes per second, 1 caller", one, "", "")
+	row("publishes per second, 8 callers", eight, "", "")
+	row("8 callers to 1", eight/one, "", "asked: at least 1.3")
+	_, err = each(ctx, len(vs), 8, func(ctx context.Context, i int) error { return vs[i].unstage(ctx) })
+	return err
+}
+
+// creating compares CreateVolume on a driver with 100 volumes and on one with 10,000, turn by turn.
+func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
+	sizes := []int{100, 10000}
+	var ps []*process
+	defer func() {
+		for _, p := range ps {
+			err = errors.Join(err, p.stop())
+		}
+	}()
+	for _, n := range sizes {
+		p, err := startDriver(ctx, dir, bin, fmt.Sprint("creating-", n))
+		if err != nil {
+			return err
+		}
+		ps = append(ps, p)
+		if _, err := p.made(ctx, n, "filler", false); err != nil {
+			return err
+		}
+	}
+	results := make([][]float64, len(ps))
+	for round := range rounds {
+		samples := make([]sample, len(ps))
+		for i := range perRound {
+			for n, p := range ps { // call by call, so that the disk's moods meet both
+				vs, err := p.volumes(1, fmt.Sprintf("probe-%d-%d", round, i))
+				if err != nil {
+					return err
+				}
+				start := time.Now()
+				if err := vs[0].create(ctx); err != nil {
+					return err
+				}
+				samples[n].times = append(samples[n].times, time.Since(start))
+				if err := errors.Join(vs[0].delete(ctx), os.Remove(vs[0].staging)); err != nil {
+					return err
+				}
+			}
+		}
+		for n, s := range samples {
+			results[n] = append(results[n], micro(s.quantile(.5)))
+		}
+	}
+	self := func(f float64) float64 { return f }
+	for n := range ps {
+		row(fmt.Sprintf("CreateVolume, durable, among %d volumes", sizes[n]), median(results[n], self), "µs", "")
+	}
+	row("among 10,000 to among 100", median(results[1], self)/median(results[0], self), "", "asked: at most 1.3")
+	return nil
+}
+
+// memory measures the driver with 1,000 and with 10,000 volumes, when all have been made, staged and published, and
+// when it has been started anew and has listed them.
+func memory(ctx context.Context, dir, bin string, _ int) error {
+	for _, c := range []struct {
+		volumes int
+		asked   string
+	}{{1000, "asked: under 25"}, {10000, "asked: under 40"}} {
+		name := fmt.Sprint("memory-", c.volumes)
+		p, err := startDriver(ctx, dir, bin, name)
+		if err != nil {
+			return err
+		}
+		vs, err := p.made(ctx, c.volumes, "v", true)
+		if err == nil {
+			_, err = each(ctx, len(vs), 8, func(ctx context.Context, i int) error { return vs[i].publish(ctx) })
+		}
+		if err == nil {
+			err = p.listAll(ctx)
+		}
+		if err != nil {
+			return errors.Join(err, p.stop())
+		}
+		row(fmt.Sprintf("peak RSS, %d volumes made, staged, published and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
+		if err := p.stop(); err != nil {
+			return err
+		}
+		if p, err = startDriver(ctx, dir, bin, name); err != nil {
+			return err
+		}
+		if err = p.listAll(ctx); err == nil {
+			row(fmt.Sprintf("peak RSS, %d volumes, started anew and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
+			_, err = each(ctx, len(vs), 8, func(ctx context.Context, i int) error {
+				v := *vs[i]
+				v.client = p.client
+				return errors.Join(v.unpublish(ctx), v.unstage(ctx))
+			})
+		}
+		if err = errors.Join(err, p.stop()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *process) listAll(ctx context.Context) error {
+	for token := ""; ; {
+		page, err := p.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: token})
+		if token = page.GetNextToken(); err != nil || token == "" {
+			return err
+		}
+	}
+}
+
+// cleanUp removes what the suite made. In its own namespace nobody else sees the mounts that an interruption left.
+func cleanUp(dir string) error {
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		return err
+	}
+	for i := range mounts {
+		if err := unix.Unmount(mounts[len(mounts)-1-i].Mountpoint, unix.MNT_DETACH); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(dir)
+}
