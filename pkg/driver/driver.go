@@ -23,6 +23,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
+// window is the flow control window of a connection, in bytes. A fixed one spares a ping for each request, by which
+// gRPC would find out the best: a tenth of the time of a small call.
+const window = 1 << 20
+
+// streamWorkers are goroutines that stay, and spare each call the growing of a new one's stack. Calls beyond their
+// number get goroutines of their own.
+const streamWorkers = 4
+
 // maxMessage is the largest message taken and sent, in bytes. Over the limit gRPC says RESOURCE_EXHAUSTED, which the
 // provisioner takes for a full disk, so it is far from anything that is sent: pages are cut at maxPage volumes.
 const maxMessage = 16 << 20
@@ -82,6 +90,9 @@ func New(cfg Config) (*Driver, error) {
 	options := append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
+		grpc.StaticConnWindowSize(window),
+		grpc.StaticStreamWindowSize(window),
+		grpc.NumStreamWorkers(streamWorkers),
 		grpc.ChainUnaryInterceptor(count, logCalls(cfg.Log), mapErrors, recoverPanics, newLocks().intercept),
 	}, cfg.ServerOptions...)
 	d.server = grpc.NewServer(options...)

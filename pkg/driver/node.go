@@ -83,7 +83,7 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 		return err
 	}
 	crashpoint.Reached("stage:mounted")
-	return n.stagings.put(staging{VolumeID: id, Path: path, Use: u.digest()})
+	return n.stagings.put(path, staging{VolumeID: id, Use: u.digest()})
 }
 
 // NodeUnstageVolume unmounts the staging path, whatever is known of the volume: a CO must be able to clean up.
@@ -221,11 +221,7 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 	if err := required("volume ID", id, "target path", target); err != nil {
 		return nil, err
 	}
-	err := n.mounter.Unmount(ctx, target)
-	if err == nil {
-		crashpoint.Reached("unpublish:unmounted")
-		err = n.mounter.Remove(ctx, target)
-	}
+	err := n.mounter.Remove(ctx, target)
 	if inliner, ok := n.backend.(backend.Inliner); ok && err == nil {
 		err = inliner.DeleteInline(ctx, id)
 	}

@@ -16,8 +16,13 @@ import (
 // the kernel knows.
 type staging struct {
 	VolumeID string `json:"volumeID"`
-	Path     string `json:"path"`
-	Use      string `json:"use"` // use.digest
+	Use      digest `json:"use"`
+}
+
+// stagingFile is the content of its file.
+type stagingFile struct {
+	Path string `json:"path"`
+	staging
 }
 
 // stagings keeps one small file for each staging path, so that a restarted driver knows what it did. The files are
@@ -37,26 +42,31 @@ func openStagings(dir string) (*stagings, error) {
 		return nil, err
 	}
 	s := &stagings{dir: root, byPath: map[string]staging{}}
-	entries, err := fs.ReadDir(root.FS(), ".")
+	d, err := root.Open(".")
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
-		if !e.Type().IsRegular() || !strings.HasSuffix(e.Name(), stagingSuffix) {
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, stagingSuffix) {
 			continue
 		}
-		var old staging
-		data, err := root.ReadFile(e.Name())
+		var old stagingFile
+		data, err := root.ReadFile(name)
 		if err == nil {
 			err = json.Unmarshal(data, &old)
 		}
-		if _, gone := os.Lstat(old.Path); err != nil || fileOf(old.Path) != e.Name() || errors.Is(gone, fs.ErrNotExist) {
-			if err := root.Remove(e.Name()); err != nil {
+		if _, gone := os.Lstat(old.Path); err != nil || fileOf(old.Path) != name || errors.Is(gone, fs.ErrNotExist) {
+			if err := root.Remove(name); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		s.byPath[old.Path] = old
+		s.byPath[old.Path] = old.staging
 	}
 	return s, nil
 }
@@ -83,15 +93,15 @@ func (s *stagings) of(id string) []string {
 	return paths
 }
 
-func (s *stagings) put(st staging) error {
-	if old, ok := s.at(st.Path); ok && old == st {
+func (s *stagings) put(path string, st staging) error {
+	if old, ok := s.at(path); ok && old == st {
 		return nil
 	}
-	data, err := json.Marshal(st)
+	data, err := json.Marshal(stagingFile{path, st})
 	if err != nil {
 		return err
 	}
-	name := fileOf(st.Path)
+	name := fileOf(path)
 	if err := s.dir.WriteFile(name+".new", data, 0o600); err != nil {
 		return err
 	}
@@ -100,7 +110,7 @@ func (s *stagings) put(st staging) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.byPath[st.Path] = st
+	s.byPath[path] = st
 	return nil
 }
 

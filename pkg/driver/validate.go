@@ -187,11 +187,24 @@ func (u use) oneTarget() bool {
 	return false
 }
 
-// digest stands for the capability: two are the same exactly if their digests are. It gives nothing away, as mount
-// flags may be secret.
-func (u use) digest() string {
+// digest stands for a capability: two are the same exactly if their digests are. It gives nothing away, as mount flags
+// may be secret.
+type digest [16]byte
+
+func (u use) digest() digest {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", u.mode, u.Block, u.FSType, u.Options))
-	return hex.EncodeToString(sum[:16])
+	return digest(sum[:])
+}
+
+// MarshalText and UnmarshalText make it hexadecimal digits in a file.
+func (d digest) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, d[:]), nil }
+
+func (d *digest) UnmarshalText(text []byte) error {
+	if len(text) != hex.EncodedLen(len(d)) {
+		return hex.ErrLength
+	}
+	_, err := hex.Decode(d[:], text)
+	return err
 }
 
 // place is where volumes can be used: on one node, or anywhere.

@@ -16,7 +16,7 @@ import (
 // the real one does, and returns the same errors in the same cases; only the files of a source don't show up at a
 // path. The zero value is not usable: see NewFake.
 type Fake struct {
-	Err      error // if set, Mount and Unmount fail with it and change nothing
+	Err      error // if set, Mount, Unmount and Remove fail with it and change nothing
 	Capacity Usage // what Usage answers
 
 	dir    string
@@ -103,21 +103,17 @@ func (f *Fake) Unmount(_ context.Context, path string) error {
 	return nil
 }
 
-func (f *Fake) Remove(_ context.Context, path string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if there, err := f.look(path); errors.Is(err, fs.ErrNotExist) || (err == nil && !there) {
-		return nil
-	} else if err != nil {
+func (f *Fake) Remove(ctx context.Context, path string) error {
+	if err := f.Unmount(ctx, path); err != nil {
 		return err
-	}
-	if _, mounted := f.mounts[path]; mounted {
-		return fmt.Errorf("remove %s: %w", path, ErrBusy)
 	}
 	if entries, err := os.ReadDir(path); err == nil && len(entries) > 0 {
 		return fmt.Errorf("remove %s: %w", path, ErrNotEmpty)
 	}
-	return os.Remove(path)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {

@@ -1,42 +1,52 @@
 package mounter
 
-import "sync"
+import (
+	"crypto/sha256"
+	"slices"
+	"sync"
+)
 
 // known remembers which paths were mounted from the same source. It is a hint that costs nothing to ask: whoever
 // uses it looks at each path again. Its zero value is empty.
 type known struct {
 	mu      sync.Mutex
-	sources map[string]string              // by path
-	paths   map[string]map[string]struct{} // by source
+	sources map[string]sourceID   // by path
+	paths   map[sourceID][]string // by source
+}
+
+// sourceID stands for a source: there may be many, and their names are long.
+type sourceID [16]byte
+
+func idOf(source string) sourceID {
+	sum := sha256.Sum256([]byte(source))
+	return sourceID(sum[:])
 }
 
 // add remembers that path shows source. Any string that names the source will do.
 func (k *known) add(path, source string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.put(path, source)
+	k.put(path, idOf(source))
 }
 
 // addFrom remembers that path shows what is at from: where that is itself a mount, the source of it.
 func (k *known) addFrom(path, from string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s, ok := k.sources[from]; ok {
-		from = s
+	source, ok := k.sources[from]
+	if !ok {
+		source = idOf(from)
 	}
-	k.put(path, from)
+	k.put(path, source)
 }
 
-func (k *known) put(path, source string) {
+func (k *known) put(path string, source sourceID) {
 	k.drop(path)
 	if k.sources == nil {
-		k.sources, k.paths = map[string]string{}, map[string]map[string]struct{}{}
-	}
-	if k.paths[source] == nil {
-		k.paths[source] = map[string]struct{}{}
+		k.sources, k.paths = map[string]sourceID{}, map[sourceID][]string{}
 	}
 	k.sources[path] = source
-	k.paths[source][path] = struct{}{}
+	k.paths[source] = append(k.paths[source], path)
 }
 
 func (k *known) forget(path string) {
@@ -51,7 +61,8 @@ func (k *known) drop(path string) {
 		return
 	}
 	delete(k.sources, path)
-	if delete(k.paths[source], path); len(k.paths[source]) == 0 {
+	others := slices.DeleteFunc(k.paths[source], func(p string) bool { return p == path })
+	if k.paths[source] = others; len(others) == 0 {
 		delete(k.paths, source)
 	}
 }
@@ -60,8 +71,12 @@ func (k *known) drop(path string) {
 func (k *known) siblings(path string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	source, ok := k.sources[path]
+	if !ok {
+		return nil
+	}
 	var others []string
-	for other := range k.paths[k.sources[path]] {
+	for _, other := range k.paths[source] {
 		if other != path {
 			others = append(others, other)
 		}

@@ -60,8 +60,8 @@ type Mounter interface {
 	// that is in use: that is ErrBusy. Nothing mounted, or no such path, is no error.
 	Unmount(ctx context.Context, path string) error
 
-	// Remove removes path, which must be empty and no mount point: it never recurses. No such path is no error.
-	// Errors: ErrPath, ErrNotEmpty, ErrBusy.
+	// Remove does what Unmount does, and then removes path, which must be empty: it never recurses.
+	// Errors: ErrPath, ErrBusy, ErrNotEmpty.
 	Remove(ctx context.Context, path string) error
 
 	// Mounted reports whether path shows m's source. Options are not compared. No such path, or a dead mount, is false.

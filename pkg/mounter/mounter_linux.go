@@ -28,6 +28,7 @@ const maxLayers = 32
 // number of mounts, and parses mountinfo only where a source must be found by name (Users).
 type linux struct {
 	dir    string // the kubelet directory, as callers spell it
+	real   string // the same without links
 	known  known
 	legacy atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
@@ -38,16 +39,19 @@ func New(dir string) (Mounter, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err
 	}
-	l := &linux{dir: dir}
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
-	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, fmt.Errorf("kubelet directory: %w", err)
+	}
+	l := &linux{dir: dir, real: real}
+	p, err := l.open(filepath.Join(dir, "any"))
 	if errors.Is(err, unix.ENOSYS) {
 		return nil, fmt.Errorf("%w: Linux 5.8 or newer is needed (no openat2)", errors.ErrUnsupported)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("kubelet directory %s: %w", dir, err)
+		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
-	unix.Close(fd)
+	p.close()
 	if err := l.findMounts(); err != nil {
 		return nil, fmt.Errorf("mounts below %s: %w", dir, err)
 	}
@@ -56,20 +60,16 @@ func New(dir string) (Mounter, error) {
 
 // findMounts remembers what an earlier process mounted below the directory, so that Siblings knows it.
 func (l *linux) findMounts() error {
-	real, err := filepath.EvalSymlinks(l.dir)
-	if err != nil {
-		return err
-	}
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(real))
-	if err != nil {
-		return err
-	}
-	for _, i := range infos {
-		if rel, err := filepath.Rel(real, i.Mountpoint); err == nil && rel != "." {
-			l.known.add(filepath.Join(l.dir, rel), fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, i.Root))
+	below := mountinfo.PrefixFilter(l.real)
+	_, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		if skip, _ := below(i); skip || i.Mountpoint == l.real {
+			return true, false
 		}
-	}
-	return nil
+		path := l.dir + strings.TrimPrefix(i.Mountpoint, l.real)
+		l.known.add(path, fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, i.Root))
+		return true, false // it need not be kept
+	})
+	return err
 }
 
 func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
@@ -222,6 +222,16 @@ func (p place) verify(src source, attr attributeSet) error {
 }
 
 func (l *linux) Unmount(ctx context.Context, path string) error {
+	return l.takeAway(ctx, path, false)
+}
+
+func (l *linux) Remove(ctx context.Context, path string) error {
+	return l.takeAway(ctx, path, true)
+}
+
+// takeAway unmounts layer by layer until the kernel says that path is no mount. When path is to be removed, that its
+// removal succeeds says so.
+func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		l.known.forget(path)
@@ -233,62 +243,71 @@ func (l *linux) Unmount(ctx context.Context, path string) error {
 	defer p.close()
 	for range maxLayers {
 		at, err := p.stat()
-		if err != nil && !at.broken && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		flags := unix.UMOUNT_NOFOLLOW
-		if at.broken {
-			flags |= unix.MNT_DETACH
-		} else if !at.mounted {
+		switch {
+		case at.broken:
+			err = p.unmount(ctx, unix.MNT_DETACH)
+		case errors.Is(err, fs.ErrNotExist):
+			l.known.forget(path)
+			return nil
+		case err == nil && at.mounted:
+			err = p.unmount(ctx, 0)
+		case err == nil && !remove:
 			l.known.forget(path)
 			return nil
 		}
-		switch err := unmountPatiently(ctx, p.proc(), flags); {
-		case errors.Is(err, unix.EBUSY):
-			return fmt.Errorf("unmount %s: %w", path, ErrBusy)
-		case err != nil && !errors.Is(err, unix.EINVAL): // EINVAL: no mount any more, as the next look will tell
-			return fmt.Errorf("unmount %s: %w", path, err)
+		if err == nil && remove {
+			crashpoint.Reached("remove:unmounted")
+			if err = p.remove(); err == nil {
+				l.known.forget(path)
+				return nil
+			}
+			if errors.Is(err, ErrBusy) { // there is one more layer
+				continue
+			}
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return fmt.Errorf("unmount %s: still a mount after %d tries", path, maxLayers)
 }
 
-// unmountPatiently is umount2(2), tried again for some 30 ms while the mount is busy: whoever but looks at it, as a
-// stat(2) does, holds it for that moment.
-func unmountPatiently(ctx context.Context, path string, flags int) error {
-	err := unix.Unmount(path, flags)
+// unmount takes one layer away. It is tried again for some 30 ms while the mount is busy: whoever but looks at it, as
+// a stat(2) does, holds it for that moment. Errors: ErrBusy.
+func (p place) unmount(ctx context.Context, flags int) error {
+	path := p.proc()
+	err := unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW)
 	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait <= 16*time.Millisecond; wait *= 2 {
 		select {
 		case <-ctx.Done():
-			return err
+			return fmt.Errorf("unmount %s: %w", p.path, ErrBusy)
 		case <-time.After(wait):
 		}
-		err = unix.Unmount(path, flags)
+		err = unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW)
 	}
-	return err
-}
-
-func (l *linux) Remove(_ context.Context, path string) error {
-	p, err := l.open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		err = ErrBusy
+	case err == nil, errors.Is(err, unix.EINVAL): // no mount any more, as the next look will tell
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	err = unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
+	return fmt.Errorf("unmount %s: %w", p.path, err)
+}
+
+// remove removes an empty directory. Errors: ErrBusy for a mount point, ErrNotEmpty, ErrPath.
+func (p place) remove() error {
+	err := unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("remove %s: %w", path, ErrNotEmpty)
+		err = ErrNotEmpty
 	case errors.Is(err, unix.ENOTDIR):
-		return fmt.Errorf("remove %s: %w: not a directory", path, ErrPath)
+		err = fmt.Errorf("%w: not a directory", ErrPath)
 	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("remove %s: %w", path, ErrBusy)
+		err = ErrBusy
 	}
-	return fmt.Errorf("remove %s: %w", path, err)
+	return fmt.Errorf("remove %s: %w", p.path, err)
 }
 
 func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
@@ -315,6 +334,10 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 }
 
 func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
+	others := l.known.siblings(path)
+	if len(others) == 0 {
+		return nil, nil
+	}
 	p, err := l.open(path)
 	if err != nil {
 		return nil, err
@@ -325,7 +348,7 @@ func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
 		return nil, err
 	}
 	var paths []string
-	for _, other := range l.known.siblings(path) {
+	for _, other := range others {
 		if l.shows(other, self.id) {
 			paths = append(paths, other)
 		} else {
@@ -347,16 +370,22 @@ func (l *linux) shows(path string, id fileID) bool {
 }
 
 func (l *linux) Users(source string) ([]string, error) {
-	name, own, infos, err := find(source)
+	name, own, err := find(source)
 	if err != nil || own == nil {
+		return nil, err
+	}
+	// One pass over mountinfo is enough: since Linux 5.8 a reader keeps its place by a cursor, so a mount that is there
+	// the whole time is listed, however many come and go meanwhile.
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return i.ID == own.ID || i.Major != own.Major || i.Minor != own.Minor ||
+			(i.Root != name && !strings.HasPrefix(i.Root, strings.TrimSuffix(name, "/")+"/")), false
+	})
+	if err != nil {
 		return nil, err
 	}
 	var paths []string
 	for _, i := range infos {
-		if i.ID != own.ID && i.Major == own.Major && i.Minor == own.Minor &&
-			(i.Root == name || strings.HasPrefix(i.Root, strings.TrimSuffix(name, "/")+"/")) {
-			paths = append(paths, i.Mountpoint)
-		}
+		paths = append(paths, i.Mountpoint)
 	}
 	slices.Sort(paths)
 	return paths, nil
@@ -364,49 +393,47 @@ func (l *linux) Users(source string) ([]string, error) {
 
 // IsFilesystem reports whether path is the top of a filesystem, whole, and not just a directory of one.
 func IsFilesystem(path string) (bool, error) {
-	name, own, _, err := find(path)
+	name, own, err := find(path)
 	if err == nil && own == nil {
 		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}
 	return err == nil && name == "/", err
 }
 
-// find returns the name that path has within its filesystem, the mount through which it is seen, and all mounts.
-// own is nil if there is no such path.
-//
-// One pass over mountinfo is enough: since Linux 5.8 a reader keeps its place by a cursor, so a mount that is there
-// the whole time is listed, however many come and go meanwhile.
-func find(path string) (name string, own *mountinfo.Info, all []*mountinfo.Info, err error) {
+// find returns the name that path has within its filesystem, and the mount through which it is seen, which is nil if
+// there is no such path.
+func find(path string) (name string, own *mountinfo.Info, err error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
-		return "", nil, nil, nil
+		return "", nil, nil
 	}
 	if err != nil {
-		return "", nil, nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		return "", nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
 	real, err := os.Readlink(procPath(fd))
 	if err != nil {
-		return "", nil, nil, err
+		return "", nil, err
 	}
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
-		return "", nil, nil, &fs.PathError{Op: "statx", Path: path, Err: err}
+		return "", nil, &fs.PathError{Op: "statx", Path: path, Err: err}
 	}
-	if all, err = mountinfo.GetMounts(nil); err != nil {
-		return "", nil, nil, err
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		found := uint64(i.ID) == st.Mnt_id
+		return !found, found
+	})
+	if err != nil {
+		return "", nil, err
 	}
-	for _, i := range all {
-		if uint64(i.ID) != st.Mnt_id {
-			continue
-		}
-		rel, err := filepath.Rel(i.Mountpoint, real)
-		if err != nil {
-			return "", nil, nil, err
-		}
-		return filepath.Join(i.Root, rel), i, all, nil
+	if len(infos) == 0 {
+		return "", nil, fmt.Errorf("%s is on mount %d, which mountinfo does not list", path, st.Mnt_id)
 	}
-	return "", nil, nil, fmt.Errorf("%s is on mount %d, which mountinfo does not list", path, st.Mnt_id)
+	rel, err := filepath.Rel(infos[0].Mountpoint, real)
+	if err != nil {
+		return "", nil, err
+	}
+	return filepath.Join(infos[0].Root, rel), infos[0], nil
 }
 
 func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
@@ -437,29 +464,18 @@ type place struct {
 	path   string // as it was asked for
 }
 
-// open resolves path beneath the kubelet directory without following any link.
+// open resolves path below the kubelet directory without following any link.
 // Errors: ErrPath, fs.ErrNotExist (the parent).
 func (l *linux) open(path string) (place, error) {
 	rel, err := below(l.dir, path)
 	if err != nil {
 		return place{}, err
 	}
-	fd, err := unix.Open(l.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return place{}, &fs.PathError{Op: "open", Path: l.dir, Err: err}
-	}
 	dir, name := filepath.Split(rel)
-	if dir == "" {
-		return place{parent: fd, name: name, path: path}, nil
-	}
-	defer unix.Close(fd)
-	how := unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	}
-	parent, err := unix.Openat2(fd, dir, &how)
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	parent, err := unix.Openat2(unix.AT_FDCWD, l.real+"/"+dir, &how)
 	switch {
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
 		return place{}, fmt.Errorf("%w: %s: %w", ErrPath, filepath.Dir(path), err)
 	case err != nil:
 		return place{}, &fs.PathError{Op: "open", Path: filepath.Dir(path), Err: err}

@@ -131,6 +131,9 @@ func TestABusyMountIsNotDetached(t *testing.T) {
 	if err := b.Unmount(context.Background(), target); !errors.Is(err, ErrBusy) {
 		t.Errorf("Unmount = %v, want ErrBusy", err)
 	}
+	if err := b.Remove(context.Background(), target); !errors.Is(err, ErrBusy) {
+		t.Errorf("Remove = %v, want ErrBusy", err)
+	}
 	if !b.mounted(v, target) {
 		t.Error("the busy mount is gone")
 	}
@@ -154,6 +157,14 @@ func TestStackedMountsAllGo(t *testing.T) {
 	}
 	if b.mounted(v, target) {
 		t.Error("a layer is left")
+	}
+	for range 3 {
+		if err := unix.Mount(v.Source, target, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Remove(context.Background(), target); err != nil || exists(target) {
+		t.Errorf("Remove = %v, target exists: %v", err, exists(target))
 	}
 }
 

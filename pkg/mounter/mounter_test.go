@@ -189,11 +189,17 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
-	run("a mount point is not removed", func(t *testing.T, b *bench) {
-		path := b.path("target")
-		b.mount(b.volume("v"), path)
-		if err := b.Remove(ctx, path); !errors.Is(err, ErrBusy) {
-			t.Errorf("Remove = %v, want ErrBusy", err)
+	run("Remove unmounts first", func(t *testing.T, b *bench) {
+		v, path := b.volume("v"), b.path("target")
+		b.mount(v, path)
+		mkdir(t, filepath.Join(v.Source, "precious"))
+		for range 3 {
+			if err := b.Remove(ctx, path); err != nil || exists(path) {
+				t.Fatalf("Remove = %v, path exists: %v", err, exists(path))
+			}
+		}
+		if !exists(filepath.Join(v.Source, "precious")) {
+			t.Error("the volume's files are gone")
 		}
 	})
 
