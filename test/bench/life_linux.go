@@ -37,7 +37,9 @@ func dial(ctx context.Context, endpoint, dir string) (*client, error) {
 		return nil, err
 	}
 	c := &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), conn, endpoint, "", dir}
-	info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+	wait, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	info, err := c.GetPluginInfo(wait, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", endpoint, err), conn.Close())
 	}

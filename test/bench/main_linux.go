@@ -24,8 +24,9 @@ func main() {
 	flag.IntVar(&o.volumes, "volumes", 200, "how many volumes live at the same time (with -endpoint)")
 	flag.IntVar(&o.callers, "callers", 1, "how many calls are made at the same time (with -endpoint)")
 	flag.IntVar(&o.rounds, "rounds", 5, "how often everything is repeated; medians are printed")
+	flag.StringVar(&o.only, "only", "", "measure only the parts whose `title` has this in it, such as creating (without -endpoint)")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE)
 	defer stop()
 	if err := run(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -37,6 +38,7 @@ type options struct {
 	endpoints                [2]string
 	dir                      string
 	volumes, callers, rounds int
+	only                     string
 }
 
 func run(ctx context.Context, o options) error {
@@ -47,7 +49,7 @@ func run(ctx context.Context, o options) error {
 		if err := namespace.Enter(); err != nil {
 			return fmt.Errorf("the measured driver mounts, which needs root or a user namespace: %w", err)
 		}
-		return suite(ctx, o.rounds)
+		return suite(ctx, o.rounds, o.only)
 	}
 	if o.dir == "" {
 		return fmt.Errorf("-dir is needed: a directory below the driver's kubelet directory")

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// process is a driver as an operator runs it.
+type process struct {
+	*testing.T
+	dir  string
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// said returns what the process wrote so far.
+func (p *process) said() string {
+	p.Helper()
+	out, err := os.ReadFile(p.cmd.Stdout.(*os.File).Name())
+	if err != nil {
+		p.Fatal(err)
+	}
+	return string(out)
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "driver")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return bin
+}
+
+func start(t *testing.T, bin, dir string, args ...string) *process {
+	t.Helper()
+	p := &process{T: t, dir: dir, done: make(chan error, 1)}
+	args = append([]string{
+		"--endpoint=unix://" + filepath.Join(dir, "csi.sock"), "--root=" + filepath.Join(dir, "root"),
+		"--kubelet-dir=" + filepath.Join(dir, "kubelet"), "--node-id=n",
+	}, args...)
+	p.cmd = exec.Command(bin, args...)
+	out, err := os.CreateTemp(dir, "out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.done <- p.cmd.Wait() }()
+	t.Cleanup(func() { p.cmd.Process.Kill() })
+	return p
+}
+
+// ended waits for the process to end and returns its exit code.
+func (p *process) ended() int {
+	p.Helper()
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(30 * time.Second):
+		p.Fatal("the driver does not end")
+		return 0
+	}
+}
+
+// probe waits until the driver answers, and returns whether it is ready.
+func (p *process) probe() (bool, error) {
+	p.Helper()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for {
+		resp, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if err != nil || resp.GetReady().GetValue() {
+			return resp.GetReady().GetValue(), err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func newDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cmd") // short: a socket's path has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	for _, sub := range []string{"root", "kubelet"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestTheProcess(t *testing.T) {
+	bin, dir := build(t), newDir(t)
+	first := start(t, bin, dir, "--log-format=json", "--http-endpoint=127.0.0.1:0")
+	if ready, err := first.probe(); !ready || err != nil {
+		t.Fatalf("Probe = %v, %v: %s", ready, err, first.said())
+	}
+	second := start(t, bin, dir)
+	if code := second.ended(); code != 1 || !strings.Contains(second.said(), "another process serves it") {
+		t.Errorf("a second driver on a live socket: exit %d, %s", code, second.said())
+	}
+	first.cmd.Process.Kill()
+	first.ended()
+	third := start(t, bin, dir) // on a stale socket
+	if ready, err := third.probe(); !ready || err != nil {
+		t.Fatalf("Probe = %v, %v: %s", ready, err, third.said())
+	}
+	third.cmd.Process.Signal(syscall.SIGTERM)
+	if code := third.ended(); code != 0 || !strings.Contains(third.said(), "drained and done") {
+		t.Errorf("after SIGTERM: exit %d, %s", code, third.said())
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "csi.sock")); !os.IsNotExist(err) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	for _, line := range strings.Split(strings.TrimSpace(first.said()), "\n") {
+		if !strings.HasPrefix(line, `{"time":`) {
+			t.Errorf("no JSON: %s", line)
+		}
+	}
+}
+
+func TestTheProcessServesMetrics(t *testing.T) {
+	dir := newDir(t)
+	p := start(t, build(t), dir, "--http-endpoint=127.0.0.1:0")
+	if ready, err := p.probe(); !ready || err != nil {
+		t.Fatalf("Probe = %v, %v: %s", ready, err, p.said())
+	}
+	m := regexp.MustCompile(`serving metrics" endpoint=(\S+)`).FindStringSubmatch(p.said())
+	if m == nil {
+		t.Fatalf("where are the metrics? %s", p.said())
+	}
+	resp, err := http.Get("http://" + m[1] + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	for _, want := range []string{"causeway_volumes 0", "go_goroutines ", "process_resident_memory_bytes "} {
+		if err != nil || !strings.Contains(string(body), want) {
+			t.Errorf("/metrics has no %s: %v", want, err)
+		}
+	}
+}
+
+func TestAMissingRootIsSaidAndWaitedFor(t *testing.T) {
+	bin, dir := build(t), newDir(t)
+	if err := os.Remove(filepath.Join(dir, "root")); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, bin, dir)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := p.probe(); err != nil && strings.Contains(err.Error(), "the root must exist") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the driver doesn't say that its root is missing")
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "root"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if ready, _ := p.probe(); ready {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the driver doesn't take the root that came later")
+		}
+	}
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	if code := p.ended(); code != 0 {
+		t.Errorf("exit %d", code)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	out, err := exec.Command(build(t), "--version").Output()
+	if err != nil || !strings.Contains(string(out), "CSI v1.13.0") {
+		t.Errorf("--version prints %q, %v", out, err)
+	}
+}
