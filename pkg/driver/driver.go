@@ -126,24 +126,25 @@ func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration)
 	return err
 }
 
-// watchEvery is how often watch looks, and watchVolumes how many volumes it names at the most.
 const (
-	watchEvery   = 2 * time.Second
-	watchVolumes = 100
+	watchUnready = 200 * time.Millisecond // how often watch looks while the backend isn't ready
+	watchReady   = 10 * time.Second       // and while it is
+	watchVolumes = 100                    // how many volumes it names at the most
 )
 
 // watch logs when the backend becomes ready or stops being so, and why, and which volumes aren't well when it does.
 func (d *Driver) watch(ctx context.Context) {
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
 	last := "starting"
 	for {
-		now := "ready"
+		now, next := "ready", watchReady
 		switch ready, err := d.probe(ctx); {
 		case err != nil:
 			now = err.Error()
 		case !ready:
 			now = "starting"
+		}
+		if now != "ready" {
+			next = watchUnready
 		}
 		if now != last && ctx.Err() == nil {
 			if last = now; now == "ready" {
@@ -156,7 +157,7 @@ func (d *Driver) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(next):
 		}
 	}
 }

@@ -25,6 +25,7 @@ var statusCodes = []struct {
 }{
 	{context.Canceled, codes.Canceled},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{backend.ErrNotReady, codes.FailedPrecondition}, // Probe's, whatever else it wraps
 	{backend.ErrUnavailable, codes.Unavailable},
 	{backend.ErrBusy, codes.Aborted},
 	{errToken, codes.Aborted},
@@ -35,7 +36,6 @@ var statusCodes = []struct {
 	{mounter.ErrPath, codes.InvalidArgument},
 	{mounter.ErrOption, codes.InvalidArgument},
 	{backend.ErrInUse, codes.FailedPrecondition},
-	{backend.ErrNotReady, codes.FailedPrecondition},
 	{errPrecondition, codes.FailedPrecondition},
 	{mounter.ErrBusy, codes.FailedPrecondition},
 	{mounter.ErrNotEmpty, codes.FailedPrecondition},

@@ -86,8 +86,15 @@ func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 	return d
 }
 
-// start starts the driver, for the first time or again.
+// start starts the driver, for the first time or again, and waits until it is ready.
 func (d *testDriver) start() {
+	d.Helper()
+	d.serve()
+	d.ready()
+}
+
+// serve starts the driver.
+func (d *testDriver) serve() {
 	d.Helper()
 	var err error
 	if d.mounter == nil {
@@ -133,6 +140,11 @@ func (d *testDriver) start() {
 			d.Error(err)
 		}
 	})
+}
+
+// ready waits until the driver is ready.
+func (d *testDriver) ready() {
+	d.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if resp, err := d.Probe(context.Background(), &csi.ProbeRequest{}); err == nil && resp.GetReady().GetValue() {
 			return

@@ -393,3 +393,25 @@ func TestARestartKnowsWhatWasStaged(t *testing.T) {
 		d.want(codes.OK, v.delete())
 	})
 }
+
+func TestPodsCanEndWhileTheRootIsAway(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.publish("one"))
+		d.stop()
+		away := d.root + ".away"
+		if err := os.Rename(d.root, away); err != nil {
+			t.Fatal(err)
+		}
+		d.serve()
+		d.want(codes.Unavailable, v.publish("two"))
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.unstage())
+		if err := os.Rename(away, d.root); err != nil {
+			t.Fatal(err)
+		}
+		d.ready()
+		d.want(codes.OK, v.delete())
+	})
+}

@@ -227,10 +227,10 @@ func (s *store) close() error {
 func (s *store) inPlace() error {
 	info, err := os.Stat(s.path)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: the root: %w", backend.ErrUnavailable, err)
 	}
 	if !os.SameFile(info, s.info) {
-		return fmt.Errorf("%w: %s is another directory than at the start: restart the driver", backend.ErrUnavailable, s.path)
+		return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver", backend.ErrUnavailable, s.path)
 	}
 	return nil
 }
