@@ -50,7 +50,10 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	there, err := f.look(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	if err != nil {
 		return err
 	}
 	if info, err := os.Stat(m.Source); err != nil {

@@ -22,22 +22,22 @@ func idOf(source string) sourceID {
 	return sourceID(sum[:])
 }
 
-// add remembers that path shows source. Any string that names the source will do.
-func (k *known) add(path, source string) {
+// add remembers that path shows source.
+func (k *known) add(path string, source sourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.put(path, idOf(source))
+	k.put(path, source)
 }
 
-// addFrom remembers that path shows what is at from: where that is itself a mount, the source of it.
-func (k *known) addFrom(path, from string) {
+// addFrom remembers that path shows what the mount at from shows, and returns false if none is known there.
+func (k *known) addFrom(path, from string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	source, ok := k.sources[from]
-	if !ok {
-		source = idOf(from)
+	if ok {
+		k.put(path, source)
 	}
-	k.put(path, source)
+	return ok
 }
 
 func (k *known) put(path string, source sourceID) {

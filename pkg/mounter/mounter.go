@@ -46,8 +46,8 @@ var (
 	ErrReadOnly = errors.New("the filesystem is read-only") // asked for writing
 )
 
-// Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. The parent of
-// a path must exist; no element of it may be a symbolic link. Every method may be called by many goroutines, but for
+// Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
+// at, a path must have a parent; no element of it may be a symbolic link. Every method may be called by many goroutines, but for
 // one path the caller makes one change at a time. All methods may be repeated.
 type Mounter interface {
 	// Mount puts m at path, and makes the last element of path where it is missing. If m is there already, with
@@ -68,7 +68,7 @@ type Mounter interface {
 	Mounted(ctx context.Context, m Mount, path string) (bool, error)
 
 	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
-	// It costs the same however many mounts the machine has.
+	// It costs the same however many mounts the machine has, and is an error where one of them can't be looked at.
 	Siblings(ctx context.Context, path string) ([]string, error)
 
 	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own
@@ -86,23 +86,24 @@ var directoryOptions = []string{
 	"relatime", "noatime", "nodiratime", "strictatime",
 }
 
-// CheckOptions returns ErrOption for the first of options that a mount of kind k may not have. It names the option
-// but never its value, which may be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
+// CheckOptions returns ErrOption for the first of options that a mount of kind k may not have. It says which one it is
+// but doesn't show it, as it may be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
 func CheckOptions(k Kind, options []string) error {
 	if k != Directory {
 		return fmt.Errorf("%w: mounts of kind %q have no options here", errors.ErrUnsupported, k)
 	}
-	for _, o := range options {
+	for i, o := range options {
 		if !slices.Contains(directoryOptions, o) {
-			name, _, _ := strings.Cut(o, "=")
-			return fmt.Errorf("%w: %.64q (allowed: %s)", ErrOption, name, strings.Join(directoryOptions, ", "))
+			return fmt.Errorf("%w: number %d of %d (allowed: %s)", ErrOption, i+1, len(options), strings.Join(directoryOptions, ", "))
 		}
 	}
 	return nil
 }
 
-// maxPath is PATH_MAX of Linux, less the terminating NUL.
-const maxPath = 4095
+const (
+	maxPath = 4095 // PATH_MAX of Linux, less the terminating NUL
+	maxName = 255  // NAME_MAX: bytes of one element of a path
+)
 
 // below returns path relative to dir. Both must be absolute and clean, and path strictly below dir.
 func below(dir, path string) (string, error) {
@@ -115,6 +116,11 @@ func below(dir, path string) (string, error) {
 	rel, ok := strings.CutPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
 	if !ok || rel == "" {
 		return "", fmt.Errorf("%w: %.128q is not below %q", ErrPath, path, dir)
+	}
+	for name := range strings.SplitSeq(rel, string(filepath.Separator)) {
+		if len(name) > maxName {
+			return "", fmt.Errorf("%w: %.64q… has %d bytes, over %d", ErrPath, name, len(name), maxName)
+		}
 	}
 	return rel, nil
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	mountutils "k8s.io/mount-utils"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
@@ -43,19 +42,50 @@ func New(dir string) (Mounter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
+	if err := mayMount(); err != nil {
+		return nil, err
+	}
 	l := &linux{dir: dir, real: real}
-	p, err := l.open(filepath.Join(dir, "any"))
-	if errors.Is(err, unix.ENOSYS) {
-		return nil, fmt.Errorf("%w: Linux 5.8 or newer is needed (no openat2)", errors.ErrUnsupported)
+	if err := l.checkKernel(); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("kubelet directory: %w", err)
-	}
-	p.close()
 	if err := l.findMounts(); err != nil {
 		return nil, fmt.Errorf("mounts below %s: %w", dir, err)
 	}
 	return l, nil
+}
+
+// mayMount returns an error if this process lacks CAP_SYS_ADMIN: without it the first mount would fail, much later.
+func mayMount() error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&head, &caps[0]); err != nil {
+		return fmt.Errorf("capget: %w", err)
+	}
+	if caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
+		return fmt.Errorf("%w: mounting needs CAP_SYS_ADMIN: run as root, in Kubernetes in a privileged container", fs.ErrPermission)
+	}
+	return nil
+}
+
+// checkKernel returns an error for a kernel without openat2 (5.6) or STATX_ATTR_MOUNT_ROOT (5.8).
+func (l *linux) checkKernel() error {
+	p, err := l.open(filepath.Join(l.dir, "any"))
+	if err == nil {
+		defer p.close()
+		var st unix.Statx_t
+		err = unix.Statx(p.parent, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &st)
+		if err == nil && st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+			err = unix.ENOSYS
+		}
+	}
+	if errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("%w: Linux 5.8 or newer is needed", errors.ErrUnsupported)
+	}
+	if err != nil {
+		return fmt.Errorf("kubelet directory: %w", err)
+	}
+	return nil
 }
 
 // findMounts remembers what an earlier process mounted below the directory, so that Siblings knows it.
@@ -65,11 +95,31 @@ func (l *linux) findMounts() error {
 		if skip, _ := below(i); skip || i.Mountpoint == l.real {
 			return true, false
 		}
-		path := l.dir + strings.TrimPrefix(i.Mountpoint, l.real)
-		l.known.add(path, fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, i.Root))
+		l.known.add(l.dir+strings.TrimPrefix(i.Mountpoint, l.real), sourceOf(i, i.Root))
 		return true, false // it need not be kept
 	})
 	return err
+}
+
+// sourceOf names what a mount shows: name, within the filesystem of i.
+func sourceOf(i *mountinfo.Info, name string) sourceID {
+	return idOf(fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, name))
+}
+
+// remember notes that path shows what is at from: where that is known as a mount, the source of it.
+func (l *linux) remember(path, from string) error {
+	if l.known.addFrom(path, from) {
+		return nil
+	}
+	name, own, err := find(from)
+	if err == nil && own == nil {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return fmt.Errorf("find the filesystem of %s: %w", from, err)
+	}
+	l.known.add(path, sourceOf(own, name))
+	return nil
 }
 
 func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
@@ -81,6 +131,9 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return err
 	}
 	p, err := l.open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s does not exist, which the caller has to make", ErrPath, filepath.Dir(path))
+	}
 	if err != nil {
 		return err
 	}
@@ -103,6 +156,9 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	if err == nil {
 		err = p.verify(src, attr)
 	}
+	if err == nil {
+		err = l.remember(path, m.Source)
+	}
 	if err != nil {
 		err = fmt.Errorf("mount %s at %s: %w", m.Source, path, err)
 		if undo := l.Unmount(context.WithoutCancel(ctx), path); undo != nil {
@@ -113,7 +169,6 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		}
 		return err
 	}
-	l.known.addFrom(path, m.Source)
 	return nil
 }
 
@@ -311,26 +366,11 @@ func (p place) remove() error {
 }
 
 func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
-	p, err := l.open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer p.close()
-	at, err := p.stat()
-	if at.broken || errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
 	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
-		return false, fmt.Errorf("source of %s: %w", path, err)
+		return false, fmt.Errorf("source of %s: %w", path, &fs.PathError{Op: "statx", Path: m.Source, Err: err})
 	}
-	return at.mounted && !at.deleted && at.id == src.id, nil
+	return l.shows(path, src.id)
 }
 
 func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
@@ -349,9 +389,12 @@ func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
 	}
 	var paths []string
 	for _, other := range others {
-		if l.shows(other, self.id) {
+		switch there, err := l.shows(other, self.id); {
+		case err != nil:
+			return nil, err
+		case there:
 			paths = append(paths, other)
-		} else {
+		default:
 			l.known.forget(other) // somebody else unmounted it
 		}
 	}
@@ -359,14 +402,21 @@ func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
 	return paths, nil
 }
 
-func (l *linux) shows(path string, id fileID) bool {
+// shows reports whether the file called id is mounted at path.
+func (l *linux) shows(path string, id fileID) (bool, error) {
 	p, err := l.open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer p.close()
 	at, err := p.stat()
-	return err == nil && at.mounted && at.id == id
+	if at.broken || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && at.mounted && !at.deleted && at.id == id, err
 }
 
 func (l *linux) Users(source string) ([]string, error) {
@@ -398,6 +448,20 @@ func IsFilesystem(path string) (bool, error) {
 		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}
 	return err == nil && name == "/", err
+}
+
+// IsShared reports whether mounts made below path, which must exist, are seen outside this mount namespace. In a
+// container they must be, or pods would see empty directories: mountPropagation: Bidirectional.
+func IsShared(path string) (bool, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return false, err
+	}
+	_, own, err := find(real)
+	if err == nil && own == nil {
+		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+	}
+	return err == nil && strings.Contains(own.Optional, "shared:"), err
 }
 
 // find returns the name that path has within its filesystem, and the mount through which it is seen, which is nil if
@@ -475,7 +539,7 @@ func (l *linux) open(path string) (place, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	parent, err := unix.Openat2(unix.AT_FDCWD, l.real+"/"+dir, &how)
 	switch {
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		return place{}, fmt.Errorf("%w: %s: %w", ErrPath, filepath.Dir(path), err)
 	case err != nil:
 		return place{}, &fs.PathError{Op: "open", Path: filepath.Dir(path), Err: err}
@@ -494,13 +558,18 @@ func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 func (p place) stat() (state, error) {
 	s, err := stat(p.parent, p.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
-		s.broken = mountutils.IsCorruptedMnt(err)
+		s.broken = isDead(err)
 		return s, &fs.PathError{Op: "statx", Path: p.path, Err: err}
 	}
 	if s.mode&unix.S_IFMT == unix.S_IFLNK {
 		return s, fmt.Errorf("%w: %s is a symbolic link", ErrPath, p.path)
 	}
 	return s, nil
+}
+
+// isDead reports whether err is how a mount answers whose server or disk is gone.
+func isDead(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EHOSTDOWN) || errors.Is(err, unix.EIO)
 }
 
 func (p place) statfs(st *unix.Statfs_t) error {

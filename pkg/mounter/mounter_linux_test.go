@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -244,6 +248,148 @@ func TestAnotherProcessesMountsAreFoundAgain(t *testing.T) {
 	}
 	if got, _ := b.Siblings(context.Background(), b.path("staging")); !slices.Equal(got, []string{b.path("two")}) {
 		t.Errorf("Siblings = %v, still with what somebody unmounted", got)
+	}
+}
+
+func TestMountsOfTwoProcessesFromOneSourceAreSiblings(t *testing.T) {
+	b := newRealBench(t)
+	v := b.volume("v")
+	b.mount(v, b.path("old"))
+	b.Mounter = realMounter(t)(b.kubelet)
+	b.mount(v, b.path("new")) // from the source itself, not from a mount that is known
+	for path, want := range map[string]string{b.path("old"): b.path("new"), b.path("new"): b.path("old")} {
+		if got, err := b.Siblings(context.Background(), path); err != nil || !slices.Equal(got, []string{want}) {
+			t.Errorf("Siblings(%s) = %v, %v, want %s", path, got, err, want)
+		}
+	}
+}
+
+func TestASiblingThatCantBeLookedAtIsAnError(t *testing.T) {
+	b := newRealBench(t)
+	v := b.volume("v")
+	mkdir(t, b.path("pod"))
+	b.mount(v, b.path("staging"))
+	b.mount(v, b.path("pod", "target"))
+	if err := errors.Join(os.Rename(b.path("pod"), b.path("moved")), os.Symlink("moved", b.path("pod"))); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.Siblings(context.Background(), b.path("staging")); err == nil {
+		t.Errorf("Siblings = %v and no error, though one is behind a link", got)
+	}
+	if err := errors.Join(os.Remove(b.path("pod")), os.Rename(b.path("moved"), b.path("pod"))); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.Siblings(context.Background(), b.path("staging")); err != nil || len(got) != 1 {
+		t.Errorf("Siblings = %v, %v: the error has made it forget", got, err)
+	}
+}
+
+func TestAMountThatFailsLeavesNoTarget(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		b := newRealBench(t, legacy(old))
+		v := b.volume("v")
+		if err := unix.Mount("", b.storage, "", unix.MS_UNBINDABLE, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Mount(context.Background(), v, b.path("new")); !errors.Is(err, unix.EINVAL) {
+			t.Fatalf("Mount = %v, want EINVAL, as the source can't be bound", err)
+		}
+		mkdir(t, b.path("there"))
+		b.refused(v, b.path("there"), unix.EINVAL)
+		if exists(b.path("new")) || !exists(b.path("there")) {
+			t.Error("after the error, the targets are not as they were")
+		}
+	}
+}
+
+// In a user namespace the options of a mount that comes from outside are locked. So there, a bind succeeds and its
+// options don't.
+func TestAMountWithoutItsOptionsIsTakenAway(t *testing.T) {
+	const outside = "CAUSEWAY_TEST_OUTSIDE"
+	dir := os.Getenv(outside)
+	if dir == "" {
+		b := newRealBench(t)
+		if err := unix.Mount("", b.storage, "", unix.MS_REMOUNT|unix.MS_NOATIME, ""); err != nil {
+			t.Fatal(err)
+		}
+		b.volume("v")
+		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), outside+"="+b.storage)
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("in a user namespace: %v\n%s", err, out)
+		}
+		return
+	}
+	b := newBench(t, realMounter(t))
+	b.storage = dir
+	b.refused(b.volume("v", "strictatime"), b.path("target"), unix.EPERM)
+	if exists(b.path("target")) {
+		t.Error("the target is left")
+	}
+	b.mount(b.volume("v"), b.path("target"))
+}
+
+func TestAMountThatIsBusyForAMomentIsUnmounted(t *testing.T) {
+	b := newRealBench(t)
+	v := b.volume("v")
+	for range 20 { // once is enough: this machine may be slower than the patience of Unmount
+		b.mount(v, b.path("target"))
+		f, err := os.Create(b.path("target", "open"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan struct{})
+		go func() {
+			time.Sleep(3 * time.Millisecond)
+			f.Close()
+			close(closed)
+		}()
+		err = b.Unmount(context.Background(), b.path("target"))
+		if <-closed; err == nil {
+			return
+		}
+	}
+	t.Error("Unmount never waited")
+}
+
+func TestWithoutTheCapabilityThereIsNoMounter(t *testing.T) {
+	realMounter(t)
+	dir := t.TempDir()
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&head, &none[0]); err != nil {
+			failed <- err
+			return
+		}
+		_, err := New(dir)
+		failed <- err
+	}()
+	if err := <-failed; !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_SYS_ADMIN") {
+		t.Errorf("New = %v, want an error that names CAP_SYS_ADMIN", err)
+	}
+}
+
+func TestIsShared(t *testing.T) {
+	b := newRealBench(t)
+	for flag, want := range map[uintptr]bool{unix.MS_SHARED: true, unix.MS_PRIVATE: false, unix.MS_SLAVE: false} {
+		if err := unix.Mount("", b.storage, "", flag, ""); err != nil {
+			t.Fatal(err)
+		}
+		mkdir(t, filepath.Join(b.storage, "kubelet"))
+		if got, err := IsShared(filepath.Join(b.storage, "kubelet")); err != nil || got != want {
+			t.Errorf("IsShared = %v, %v after mount flag %#x, want %v", got, err, flag, want)
+		}
+	}
+	if _, err := IsShared(b.path("none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("IsShared(none) = %v", err)
 	}
 }
 

@@ -156,7 +156,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		for _, path := range []string{
 			"", "relative", b.kubelet, b.kubelet + "/", b.kubelet + "/../storage/x", b.kubelet + "x/y", b.storage + "/y",
 			b.kubelet + "//target", b.kubelet + "/target/", b.kubelet + "/./target", "/",
-			b.path("nul\x00"), b.path(strings.Repeat("x/", 3000)), b.path("link"), b.path("link", "target"), b.path("file", "target"),
+			b.path("nul\x00"), b.path(strings.Repeat("x/", 3000)), b.path(strings.Repeat("x", 300)), b.path("link"), b.path("link", "target"), b.path("file", "target"),
 		} {
 			if err := b.Mount(ctx, v, path); !errors.Is(err, ErrPath) {
 				t.Errorf("Mount(%.60q) = %v, want ErrPath", path, err)
@@ -205,7 +205,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 
 	run("a missing parent is an error for Mount and nothing to do for the rest", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("no", "such", "target")
-		b.refused(v, path, os.ErrNotExist)
+		b.refused(v, path, ErrPath)
 		if err := errors.Join(b.Unmount(ctx, path), b.Remove(ctx, path)); err != nil {
 			t.Error(err)
 		}
@@ -225,10 +225,10 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
-	run("an option that isn't on the list is refused without its value", func(t *testing.T, b *bench) {
-		err := b.Mount(ctx, b.volume("v", "noexec", "password=geheim"), b.path("target"))
-		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "password") || strings.Contains(err.Error(), "geheim") {
-			t.Errorf("Mount = %v, want ErrOption that names password only", err)
+	run("an option that isn't on the list is refused and not shown", func(t *testing.T, b *bench) {
+		err := b.Mount(ctx, b.volume("v", "noexec", "geheim"), b.path("target"))
+		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "number 2 of 2") || strings.Contains(err.Error(), "geheim") {
+			t.Errorf("Mount = %v, want ErrOption that says which one", err)
 		}
 		if exists(b.path("target")) {
 			t.Error("the path was left behind")
@@ -303,9 +303,9 @@ func FuzzCheckOptions(f *testing.F) {
 		if (err == nil) != slices.Contains(directoryOptions, o) {
 			t.Errorf("CheckOptions(%q) = %v", o, err)
 		}
-		const value = "\u2603\u2603"
-		if err := CheckOptions(Directory, []string{o + "=" + value}); err == nil || (strings.Contains(err.Error(), value) && !strings.Contains(o, "\u2603")) {
-			t.Errorf("CheckOptions(%q=%s) = %v", o, value, err)
+		const secret = "\u2603\u2603"
+		if err := CheckOptions(Directory, []string{o + secret}); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("CheckOptions(%q%s) = %v", o, secret, err)
 		}
 	})
 }

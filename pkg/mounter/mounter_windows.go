@@ -12,3 +12,6 @@ func New(string) (Mounter, error) {
 
 // IsFilesystem refuses: see New.
 func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
+
+// IsShared refuses: see New.
+func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
