@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // options are the flags, with defaults filled in. docs/flags.md is made from their usage.
@@ -24,6 +26,7 @@ type options struct {
 	nodeID       string
 	backend      string
 	root         string
+	initRoot     bool
 	adoptRoot    bool
 	kubeletDir   string
 	stateDir     string
@@ -42,9 +45,10 @@ func (o *options) flags(set *flag.FlagSet) {
 	set.StringVar(&o.nodeID, "node-id", "", "`name` of this node, as Kubernetes knows it (default: the host name)")
 	set.StringVar(&o.backend, "backend", "hostpath", "where volumes are kept: hostpath")
 	set.StringVar(&o.root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
+	set.BoolVar(&o.initRoot, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
 	set.BoolVar(&o.adoptRoot, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
 	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's `directory`: nothing is mounted outside it")
-	set.StringVar(&o.stateDir, "state-dir", "", "`directory` for what is remembered about staged volumes and the root (default: <kubelet-dir>/plugins/<driver-name>.state)")
+	set.StringVar(&o.stateDir, "state-dir", "", "`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: <kubelet-dir>/plugins/<driver-name>.state)")
 	set.StringVar(&o.httpEndpoint, "http-endpoint", "", "`host:port` for /metrics, /healthz and /readyz (default: none)")
 	set.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	set.IntVar(&o.verbosity, "v", 0, "0 logs each call that changes something, 4 each call with its redacted request and response, -4 only trouble")
@@ -52,44 +56,113 @@ func (o *options) flags(set *flag.FlagSet) {
 	set.BoolVar(&o.showVersion, "version", false, "print the version and exit")
 }
 
-// parse reads the command line. Usage goes to out.
+// parse reads the command line, and checks all that can be checked without touching the machine. Usage goes to out.
 func parse(args []string, getenv func(string) string, out io.Writer) (options, error) {
 	var o options
 	set := flag.NewFlagSet("driver", flag.ContinueOnError)
-	set.SetOutput(out)
+	set.SetOutput(io.Discard)
 	o.flags(set)
-	if err := set.Parse(args); err != nil {
+	switch err := set.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		usage(set, out)
+		return o, err
+	case err != nil:
+		return o, fmt.Errorf("%w (--help lists the flags)", err)
+	case set.NArg() > 0:
+		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
+	case o.showVersion:
+		return o, nil
+	}
+	if err := o.fillIn(getenv); err != nil {
 		return o, err
 	}
-	if set.NArg() > 0 {
-		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
-	}
-	if o.logFormat != "text" && o.logFormat != "json" {
-		return o, fmt.Errorf("--log-format=%s: only text and json are known", o.logFormat)
-	}
-	if err := driver.CheckName(o.driverName); err != nil {
-		return o, fmt.Errorf("--driver-name: %w", err)
-	}
-	for name, dir := range map[string]string{"kubelet-dir": o.kubeletDir, "root": o.root} {
-		if !filepath.IsAbs(dir) {
-			return o, fmt.Errorf("--%s=%s: the path is not absolute", name, dir)
+	return o, o.check()
+}
+
+// usage lists the flags, each with two dashes.
+func usage(set *flag.FlagSet, out io.Writer) {
+	fmt.Fprintln(out, "The Causeway CSI driver. Its flags:")
+	set.VisitAll(func(f *flag.Flag) {
+		value, text := flag.UnquoteUsage(f)
+		fmt.Fprintf(out, "  --%s %s\n    \t%s", f.Name, value, text)
+		if f.DefValue != "" && f.DefValue != "false" {
+			fmt.Fprintf(out, " (default: %s)", f.DefValue)
 		}
-	}
-	o.kubeletDir, o.root = filepath.Clean(o.kubeletDir), filepath.Clean(o.root)
+		fmt.Fprintln(out)
+	})
+}
+
+// fillIn sets what was not said and depends on other flags, the environment or the machine.
+func (o *options) fillIn(getenv func(string) string) error {
 	plugins := filepath.Join(o.kubeletDir, "plugins")
 	o.endpoint = cmp.Or(o.endpoint, getenv("CSI_ENDPOINT"), "unix://"+filepath.Join(plugins, o.driverName, "csi.sock"))
 	o.stateDir = cmp.Or(o.stateDir, filepath.Join(plugins, o.driverName+".state"))
-	if !filepath.IsAbs(o.stateDir) {
-		return o, fmt.Errorf("--state-dir=%s: the path is not absolute", o.stateDir)
-	}
 	if o.nodeID == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return o, errors.Join(errors.New("--node-id is needed: this machine has no host name"), err)
+			return errors.Join(errors.New("--node-id is needed: this machine has no host name"), err)
 		}
 		o.nodeID = name
 	}
-	return o, nil
+	return nil
+}
+
+// check returns an error for values that can never be right, and makes paths clean.
+func (o *options) check() error {
+	if err := o.checkDirs(); err != nil {
+		return err
+	}
+	if o.backend != "hostpath" {
+		return fmt.Errorf("--backend=%s: there is only hostpath", o.backend)
+	}
+	if o.logFormat != "text" && o.logFormat != "json" {
+		return fmt.Errorf("--log-format=%s: only text and json are known", o.logFormat)
+	}
+	if o.drain < 0 {
+		return fmt.Errorf("--drain-timeout=%s: it is negative", o.drain)
+	}
+	if err := driver.CheckName(o.driverName); err != nil {
+		return fmt.Errorf("--driver-name: %w", err)
+	}
+	if err := volumeid.CheckNode(o.nodeID); err != nil {
+		return fmt.Errorf("--node-id: %w", err)
+	}
+	if err := driver.CheckEndpoint(o.endpoint, o.allowTCP); err != nil {
+		return fmt.Errorf("--endpoint: %w", err)
+	}
+	if _, _, err := net.SplitHostPort(o.httpEndpoint); o.httpEndpoint != "" && err != nil {
+		return fmt.Errorf("--http-endpoint: %w", err)
+	}
+	return nil
+}
+
+// checkDirs makes sure that no directory is in the way of another.
+func (o *options) checkDirs() error {
+	for _, f := range []struct {
+		name string
+		dir  *string
+	}{{"kubelet-dir", &o.kubeletDir}, {"root", &o.root}, {"state-dir", &o.stateDir}} {
+		if !filepath.IsAbs(*f.dir) {
+			return fmt.Errorf("--%s=%s: the path is not absolute", f.name, *f.dir)
+		}
+		*f.dir = filepath.Clean(*f.dir)
+	}
+	if nested(o.root, o.kubeletDir) {
+		return fmt.Errorf("--root=%s and --kubelet-dir=%s: one is in the other", o.root, o.kubeletDir)
+	}
+	if nested(o.root, o.stateDir) { // which remembers the root, and so must not go with it
+		return fmt.Errorf("--root=%s and --state-dir=%s: one is in the other", o.root, o.stateDir)
+	}
+	return nil
+}
+
+// nested reports whether two clean paths are the same or one is below the other.
+func nested(a, b string) bool {
+	under := func(path, dir string) bool {
+		rel, err := filepath.Rel(dir, path)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	return under(a, b) || under(b, a)
 }
 
 // logger returns the logger that the flags describe.

@@ -45,7 +45,7 @@ func main() {
 		debug.SetGCPercent(gcPercent)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	log := o.logger(os.Stderr)
 	if err := run(ctx, o, log); err != nil {
 		log.Error("the driver can't go on", "error", err)
@@ -53,21 +53,28 @@ func main() {
 	}
 }
 
-// run serves until ctx is done.
+// run serves until ctx is done. First of all it takes the endpoint: while another driver serves there, nothing here is
+// touched, and what is mounted is read when nobody else changes it any more.
 func run(ctx context.Context, o options, log *slog.Logger) (err error) {
-	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
+	if _, err := os.Stat(o.kubeletDir); err != nil {
+		return fmt.Errorf("--kubelet-dir: %w", err)
+	}
+	l, err := listen(o)
+	if err != nil {
 		return err
 	}
+	defer l.close()
 	mount, err := mounter.New(o.kubeletDir)
 	if err != nil {
 		return err
 	}
-	store, closeStore, err := openBackend(o, mount)
-	if err != nil {
-		return err
+	if shared, err := mounter.IsShared(o.kubeletDir); err == nil && !shared {
+		log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", o.kubeletDir)
 	}
-	defer func() { err = errors.Join(err, closeStore()) }()
-	tracing, endTracing, err := driver.Tracing(ctx, o.driverName, release())
+	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
+		return fmt.Errorf("--state-dir: %w", err)
+	}
+	tracing, endTracing, err := driver.Tracing(ctx, o.driverName, release(), log)
 	if err != nil {
 		return err
 	}
@@ -79,6 +86,11 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 			log.Warn("spans were lost", "error", err)
 		}
 	}()
+	store, closeStore, err := openBackend(o, mount, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeStore()) }()
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d, err := driver.New(driver.Config{
@@ -89,15 +101,18 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	return serve(ctx, o, log, d)
+	return serve(ctx, o, log, d, l)
 }
 
 // openBackend is the only place that knows the names of backends.
-func openBackend(o options, m mounter.Mounter) (backend.Backend, func() error, error) {
+func openBackend(o options, m mounter.Mounter, log *slog.Logger) (backend.Backend, func() error, error) {
 	switch o.backend {
 	case "hostpath":
+		if o.adoptRoot {
+			log.Warn("--adopt-root is set: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
+		}
 		b, err := hostpath.New(hostpath.Config{
-			Root: o.root, Node: o.nodeID, Release: release(), Adopt: o.adoptRoot,
+			Root: o.root, Node: o.nodeID, Release: release(), Init: o.initRoot, Adopt: o.adoptRoot,
 			Seen:  filepath.Join(o.stateDir, "root-identity"),
 			Users: m.Users,
 		})
@@ -109,32 +124,48 @@ func openBackend(o options, m mounter.Mounter) (backend.Backend, func() error, e
 	return nil, nil, fmt.Errorf("--backend=%s: there is only hostpath", o.backend)
 }
 
-// serve answers on both endpoints until ctx is done or one of them fails.
-func serve(ctx context.Context, o options, log *slog.Logger, d *driver.Driver) error {
-	socket, err := driver.Listen(o.endpoint, o.allowTCP)
-	if err != nil {
-		return err
+// listeners are the endpoints of the driver.
+type listeners struct {
+	csi, http net.Listener // http may be nil
+}
+
+func listen(o options) (l listeners, err error) {
+	if l.csi, err = driver.Listen(o.endpoint, o.allowTCP); err != nil {
+		return l, err
 	}
+	if o.httpEndpoint == "" {
+		return l, nil
+	}
+	if l.http, err = net.Listen("tcp", o.httpEndpoint); err != nil {
+		return l, errors.Join(fmt.Errorf("--http-endpoint: %w", err), l.csi.Close())
+	}
+	return l, nil
+}
+
+func (l listeners) close() {
+	l.csi.Close()
+	if l.http != nil {
+		l.http.Close()
+	}
+}
+
+// serve answers on both endpoints until ctx is done or one of them fails.
+func serve(ctx context.Context, o options, log *slog.Logger, d *driver.Driver, l listeners) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if o.httpEndpoint != "" {
-		l, err := net.Listen("tcp", o.httpEndpoint)
-		if err != nil {
-			socket.Close()
-			return fmt.Errorf("--http-endpoint: %w", err)
-		}
+	if l.http != nil {
 		server := &http.Server{Handler: d.HTTP(), ReadHeaderTimeout: 10 * time.Second}
 		defer server.Close()
 		go func() {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := server.Serve(l.http); !errors.Is(err, http.ErrServerClosed) {
 				cancel(fmt.Errorf("--http-endpoint: %w", err))
 			}
 		}()
-		log.Info("serving metrics", "endpoint", l.Addr().String())
+		log.Info("serving metrics", "endpoint", l.http.Addr().String())
 	}
 	log.Info("serving CSI", "endpoint", o.endpoint, "driver", o.driverName, "release", release(), "node", o.nodeID,
 		"backend", o.backend, "root", o.root)
-	if err := d.Serve(ctx, socket, o.drain); err != nil {
+	if err := d.Serve(ctx, l.csi, o.drain); err != nil {
 		return err
 	}
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {

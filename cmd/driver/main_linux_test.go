@@ -16,7 +16,17 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
+
+// noNamespace is why drivers, which mount, can't run.
+var noNamespace error
+
+func TestMain(m *testing.M) {
+	noNamespace = namespace.Enter()
+	os.Exit(m.Run())
+}
 
 // process is a driver as an operator runs it.
 type process struct {
@@ -38,6 +48,9 @@ func (p *process) said() string {
 
 func build(t *testing.T) string {
 	t.Helper()
+	if noNamespace != nil {
+		t.Skip(noNamespace)
+	}
 	bin := filepath.Join(t.TempDir(), "driver")
 	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
@@ -50,7 +63,7 @@ func start(t *testing.T, bin, dir string, args ...string) *process {
 	p := &process{T: t, dir: dir, done: make(chan error, 1)}
 	args = append([]string{
 		"--endpoint=unix://" + filepath.Join(dir, "csi.sock"), "--root=" + filepath.Join(dir, "root"),
-		"--kubelet-dir=" + filepath.Join(dir, "kubelet"), "--node-id=n",
+		"--kubelet-dir=" + filepath.Join(dir, "kubelet"), "--node-id=n", "--init-root",
 	}, args...)
 	p.cmd = exec.Command(bin, args...)
 	out, err := os.CreateTemp(dir, "out")
@@ -163,6 +176,44 @@ func TestTheProcessServesMetrics(t *testing.T) {
 		if err != nil || !strings.Contains(string(body), want) {
 			t.Errorf("/metrics has no %s: %v", want, err)
 		}
+	}
+}
+
+func TestAWrongFlagTouchesNothing(t *testing.T) {
+	bin, dir := build(t), newDir(t)
+	for _, flag := range []string{"--backend=tape", "--node-id=a/b", "--endpoint=tcp://:1", "--http-endpoint=x", "--root=relative", "--no-such-flag"} {
+		p := start(t, bin, dir, flag)
+		if code := p.ended(); code != 2 || strings.Count(p.said(), "\n") != 1 {
+			t.Errorf("%s: exit %d, %q, want 2 and one line", flag, code, p.said())
+		}
+	}
+	p := start(t, bin, dir, "--kubelet-dir="+filepath.Join(dir, "none"))
+	if code := p.ended(); code != 1 || !strings.Contains(p.said(), "--kubelet-dir") {
+		t.Errorf("without a kubelet directory: exit %d, %s", code, p.said())
+	}
+	for _, sub := range []string{"root", "kubelet"} {
+		if entries, err := os.ReadDir(filepath.Join(dir, sub)); err != nil || len(entries) != 0 {
+			t.Errorf("%s holds %v, %v", sub, entries, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "none")); !os.IsNotExist(err) {
+		t.Errorf("the kubelet directory was made: %v", err)
+	}
+}
+
+func TestTheFirstStartIsAskedFor(t *testing.T) {
+	bin, dir := build(t), newDir(t)
+	p := start(t, bin, dir, "--init-root=false")
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := p.probe(); err != nil && strings.Contains(err.Error(), "--init-root") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the driver doesn't ask for --init-root")
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Join(dir, "root")); err != nil || len(entries) != 0 {
+		t.Errorf("the root holds %v, %v", entries, err)
 	}
 }
 

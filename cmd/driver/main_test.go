@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"io"
 	"os"
@@ -41,27 +42,61 @@ func TestDefaults(t *testing.T) {
 }
 
 func TestBadFlagsAreNamed(t *testing.T) {
-	for says, args := range map[string][]string{
-		"no-such-flag":  {"--no-such-flag"},
-		"stray":         {"stray"},
-		"--log-format":  {"--log-format=xml"},
-		"--kubelet-dir": {"--kubelet-dir=relative"},
-		"--root":        {"--root=relative"},
-		"--state-dir":   {"--state-dir=relative"},
-		"--driver-name": {"--driver-name=../x"},
-		"is no flag":    {"--allow-tcp", "true"},
-		"parse error":   {"-v=loud"},
+	for name, tc := range map[string]struct {
+		args []string
+		says string
+	}{
+		"an unknown flag":              {[]string{"--no-such-flag"}, "no-such-flag"},
+		"an argument":                  {[]string{"stray"}, "stray"},
+		"a log format":                 {[]string{"--log-format=xml"}, "--log-format"},
+		"a relative kubelet directory": {[]string{"--kubelet-dir=relative"}, "--kubelet-dir"},
+		"a relative root":              {[]string{"--root=relative"}, "--root"},
+		"an empty root":                {[]string{"--root="}, "--root"},
+		"a relative state directory":   {[]string{"--state-dir=relative"}, "--state-dir"},
+		"a driver name":                {[]string{"--driver-name=../x"}, "--driver-name"},
+		"a value after a switch":       {[]string{"--allow-tcp", "true"}, "is no flag"},
+		"a number":                     {[]string{"-v=loud"}, "parse error"},
+		"a backend":                    {[]string{"--backend=tape"}, "tape"},
+		"a node ID":                    {[]string{"--node-id=a/b"}, "--node-id"},
+		"a node ID that is too long":   {[]string{"--node-id=" + strings.Repeat("n", 300)}, "--node-id"},
+		"an endpoint":                  {[]string{"--endpoint=/csi.sock"}, "--endpoint"},
+		"a long endpoint":              {[]string{"--endpoint=unix:///" + strings.Repeat("x", 107)}, "108"},
+		"TCP":                          {[]string{"--endpoint=tcp://:1"}, "--allow-tcp"},
+		"TCP without a port":           {[]string{"--endpoint=tcp://host", "--allow-tcp"}, "missing port"},
+		"an HTTP endpoint":             {[]string{"--http-endpoint=8080"}, "--http-endpoint"},
+		"a negative time":              {[]string{"--drain-timeout=-1s"}, "--drain-timeout"},
+		"a root that is the state":     {[]string{"--root=/x", "--state-dir=/x/"}, "--state-dir"},
+		"a state in the root":          {[]string{"--root=/x", "--state-dir=/x/y"}, "--state-dir"},
+		"a root in the state":          {[]string{"--root=/x/y", "--state-dir=/x"}, "--state-dir"},
+		"a root in the kubelet's":      {[]string{"--root=/var/lib/kubelet/x"}, "--kubelet-dir"},
+		"a root around the kubelet's":  {[]string{"--root=/var/lib"}, "--kubelet-dir"},
+		"everything as the root":       {[]string{"--root=/"}, "--root"},
 	} {
-		if _, err := parse(args, env(nil), io.Discard); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v: %v, want %q in it", args, err, says)
+		t.Run(name, func(t *testing.T) {
+			if _, err := parse(tc.args, env(nil), io.Discard); err == nil || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%v: %v, want %q in it", tc.args, err, tc.says)
+			}
+		})
+	}
+	for _, args := range [][]string{
+		{"--root=/var/lib/kubelet2"}, {"--root=/x", "--state-dir=/xy"}, {"--endpoint=tcp://127.0.0.1:0", "--allow-tcp"},
+		{"--version", "--root=relative"},
+	} {
+		if _, err := parse(args, env(nil), io.Discard); err != nil {
+			t.Errorf("%v: %v", args, err)
 		}
 	}
-	o, err := parse([]string{"--backend=tape"}, env(nil), io.Discard)
-	if err == nil {
-		_, _, err = openBackend(o, nil)
+}
+
+func TestHelp(t *testing.T) {
+	var out strings.Builder
+	if _, err := parse([]string{"--help"}, env(nil), &out); !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("parse = %v", err)
 	}
-	if err == nil || !strings.Contains(err.Error(), "tape") {
-		t.Errorf("--backend=tape: %v", err)
+	for _, want := range []string{"--endpoint unix:///path.sock\n", "(default: /var/lib/kubelet)", "--allow-tcp"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in %s", want, out.String())
+		}
 	}
 }
 

@@ -3,7 +3,8 @@
 // off the type. So a backend must not be wrapped, which would hide methods.
 //
 // What holds for every method, and is held against a backend by backendtest:
-//   - It may be called by many goroutines. For one volume the driver makes one changing call at a time.
+//   - It may be called by many goroutines. For one ID the driver makes one changing call at a time, and one Create for
+//     one name; but a Create may run beside the Delete of that volume.
 //   - It may be called again with the same arguments after any outcome, even a crash, and then finishes the job or
 //     finds it done.
 //   - An error other than ErrBusy, ErrUnavailable or the context's means that the call has left nothing: to Kubernetes
@@ -24,7 +25,7 @@ var (
 	ErrNotFound    = errors.New("not found")          // no volume with that ID
 	ErrExists      = errors.New("exists already")     // a volume with that name and other properties
 	ErrInvalid     = errors.New("invalid argument")   // never right here, whatever the state
-	ErrInUse       = errors.New("in use")             // mounted here, so it can't be deleted
+	ErrInUse       = errors.New("in use")             // so it can't be deleted
 	ErrExhausted   = errors.New("no room")            // not here and now; another node may have it
 	ErrOutOfRange  = errors.New("out of range")       // a size, or an offset
 	ErrBusy        = errors.New("operation pending")  // the same volume is being worked on
@@ -43,8 +44,8 @@ type Backend interface {
 	Get(ctx context.Context, id string, secrets map[string]string) (Volume, error)
 
 	// Delete deletes a volume that Create made. An ID that is unknown or malformed is no error. It doesn't wait until
-	// the space is free again. Errors: ErrInUse while the volume is mounted on this machine, in which case it is
-	// untouched. CSI spec v1.13, DeleteVolume.
+	// the space is free again. Errors: ErrInUse while a volume of NodeLocal storage is mounted on this machine, in
+	// which case it is untouched. CSI spec v1.13, DeleteVolume.
 	Delete(ctx context.Context, id string, secrets map[string]string) error
 
 	// Mount says what to mount so that the volume can be used as a says. It changes nothing. The driver asks before
@@ -55,7 +56,7 @@ type Backend interface {
 
 // CreateOptions is a CreateVolumeRequest that the driver has checked as far as that doesn't depend on the backend.
 type CreateOptions struct {
-	Name       string            // 1 to 128 bytes, no control characters; not a path
+	Name       string            // 1 to 128 bytes, no control characters but \t, \n and \r; not a path
 	Required   int64             // bytes; 0: the backend's choice
 	Limit      int64             // bytes; 0: none, else at least Required
 	Access     []Access          // every use that must be possible, at least one
@@ -77,7 +78,7 @@ type Access struct {
 type Volume struct {
 	ID         string            // at most 128 bytes
 	Size       int64             // bytes
-	Parameters map[string]string // that it was made with
+	Parameters map[string]string // that it was made with, defaults filled in
 	Context    map[string]string // handed to every later use by the CO; never changes, holds no secrets
 	Inline     bool              // made by Inliner, for one pod
 }
@@ -113,11 +114,12 @@ type NodeLocal interface {
 // Inliner is a Backend that can make volumes which live as long as one pod (Kubernetes: CSI ephemeral volumes).
 type Inliner interface {
 	// CreateInline makes the volume that the kubelet calls handle, or finds it. o.Name is not used. Everything in o
-	// comes from the author of the pod. Get, Mount and Doctor then know the volume by its handle.
+	// comes from the author of the pod. Get, Mount and Doctor then know the volume by its handle. Errors: as Create,
+	// and ErrInvalid for a handle that isn't the kubelet's: no ID of another volume can be one.
 	CreateInline(ctx context.Context, handle string, o CreateOptions) (Volume, error)
 
-	// DeleteInline deletes it. A handle that isn't one of an inline volume is no error, and nothing is done.
-	// Errors: ErrInUse.
+	// DeleteInline deletes it. A handle that isn't one of an inline volume is no error, and nothing is done, even
+	// while the storage is away: every volume that a pod gives up gets here. Errors: ErrInUse.
 	DeleteInline(ctx context.Context, handle string) error
 }
 

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -34,13 +35,18 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	if _, ok := c.backend.(backend.Doctor); ok {
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	}
-	resp := &csi.ControllerGetCapabilitiesResponse{}
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
+		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
+	})}, nil
+}
+
+// each returns what wrap makes of each type.
+func each[T, C any](types []T, wrap func(T) C) []C {
+	var all []C
 	for _, t := range types {
-		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
-			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
-		})
+		all = append(all, wrap(t))
 	}
-	return resp, nil
+	return all
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
@@ -77,8 +83,10 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err != nil {
 		return nil, err
 	}
-	if err := c.supports(ctx, v, req); err != nil {
+	if err := c.supports(ctx, v, req); errors.Is(err, backend.ErrInvalid) {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: newScrubber(req).scrub(err.Error())}, nil
+	} else if err != nil {
+		return nil, err
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeContext:      req.GetVolumeContext(),
@@ -88,7 +96,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// supports returns why v can't be what the request describes.
+// supports returns why v can't be what the request describes: ErrInvalid, or why that can't be told.
 func (c *controller) supports(ctx context.Context, v backend.Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
 	uses, err := c.place.uses(req.GetVolumeCapabilities())
 	if err != nil {
@@ -101,10 +109,10 @@ func (c *controller) supports(ctx context.Context, v backend.Volume, req *csi.Va
 		}
 	}
 	if p := ownKeys(req.GetParameters()); len(p) > 0 && !maps.Equal(p, v.Parameters) {
-		return fmt.Errorf("the volume was made with other parameters: %v", v.Parameters)
+		return fmt.Errorf("%w: the volume was made with other parameters", backend.ErrInvalid)
 	}
 	if len(ownKeys(req.GetMutableParameters())) > 0 {
-		return fmt.Errorf("the volume has no mutable parameters")
+		return fmt.Errorf("%w: the volume has no mutable parameters", backend.ErrInvalid)
 	}
 	return nil
 }
@@ -183,6 +191,9 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	if err := required("volume ID", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
+	if v, err := c.backend.Get(ctx, req.GetVolumeId(), nil); err == nil && v.Inline {
+		return nil, errInline(req.GetVolumeId())
+	}
 	conditions, err := doctor.Health(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", req.GetVolumeId(), err)
@@ -217,9 +228,14 @@ func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 func (c *controller) persistent(ctx context.Context, id string, secrets map[string]string) (backend.Volume, error) {
 	v, err := c.backend.Get(ctx, id, secrets)
 	if err == nil && v.Inline {
-		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+		err = errInline(id)
 	}
 	return v, err
+}
+
+// errInline says that an inline volume is the node's alone.
+func errInline(id string) error {
+	return fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
 }
 
 // volume returns v as CSI has it.

@@ -8,7 +8,9 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"regexp"
@@ -42,7 +44,7 @@ type Config struct {
 	Node     string // name of this node
 	Backend  backend.Backend
 	Mounter  mounter.Mounter
-	StateDir string // an existing directory that outlives the process, but need not outlive the machine's boot
+	StateDir string // an existing directory that outlives the process; the driver keeps to names of its own in it
 	Log      *slog.Logger
 	Registry *prometheus.Registry
 
@@ -53,6 +55,7 @@ type Config struct {
 type Driver struct {
 	cfg    Config
 	server *grpc.Server
+	prober *prober
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
@@ -73,11 +76,11 @@ func New(cfg Config) (*Driver, error) {
 	if err := volumeid.CheckNode(cfg.Node); err != nil {
 		return nil, err
 	}
-	stagings, err := openStagings(cfg.StateDir)
+	stagings, err := openStagings(cfg.StateDir, func(path string) (bool, error) { return isMount(cfg.Mounter, path) })
 	if err != nil {
 		return nil, fmt.Errorf("state of staged volumes: %w", err)
 	}
-	d := &Driver{cfg: cfg}
+	d := &Driver{cfg: cfg, prober: &prober{backend: cfg.Backend}}
 	if meter, ok := cfg.Backend.(backend.Meter); ok {
 		if err := cfg.Registry.Register(backendMetrics{meter}); err != nil {
 			return nil, err
@@ -97,7 +100,7 @@ func New(cfg Config) (*Driver, error) {
 	}, cfg.ServerOptions...)
 	d.server = grpc.NewServer(options...)
 	place := newPlace(cfg)
-	csi.RegisterIdentityServer(d.server, &identity{cfg: cfg})
+	csi.RegisterIdentityServer(d.server, &identity{cfg: cfg, prober: d.prober})
 	csi.RegisterControllerServer(d.server, &controller{backend: cfg.Backend, place: place})
 	csi.RegisterNodeServer(d.server, &node{
 		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, id: volumeid.NodeID(cfg.Node),
@@ -105,16 +108,23 @@ func New(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
+// isMount reports whether something that is alive is mounted at path: whether path is a mount of what it shows.
+func isMount(m mounter.Mounter, path string) (bool, error) {
+	there, err := m.Mounted(context.Background(), mounter.Mount{Kind: mounter.Directory, Source: path}, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return there, err
+}
+
 // Serve answers calls on l until ctx is done. Then it takes no new ones, waits for the running ones as long as drain,
-// cuts off what runs still, and returns nil. It closes l.
+// leaves behind what runs still, and returns nil. It closes l.
 func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration) error {
 	go d.watch(ctx)
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		cut := time.AfterFunc(drain, d.server.Stop)
-		defer cut.Stop()
-		d.server.GracefulStop()
+		d.drain(drain)
 	})
 	err := d.server.Serve(l)
 	if !stop() {
@@ -126,67 +136,18 @@ func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration)
 	return err
 }
 
-const (
-	watchUnready = 200 * time.Millisecond // how often watch looks while the backend isn't ready
-	watchReady   = 10 * time.Second       // and while it is
-	watchVolumes = 100                    // how many volumes it names at the most
-)
-
-// watch logs when the backend becomes ready or stops being so, and why, and which volumes aren't well when it does.
-func (d *Driver) watch(ctx context.Context) {
-	last := "starting"
-	for {
-		now, next := "ready", watchReady
-		switch ready, err := d.probe(ctx); {
-		case err != nil:
-			now = err.Error()
-		case !ready:
-			now = "starting"
-		}
-		if now != "ready" {
-			next = watchUnready
-		}
-		if now != last && ctx.Err() == nil {
-			if last = now; now == "ready" {
-				d.cfg.Log.Info("ready")
-				d.logSick(ctx)
-			} else {
-				d.cfg.Log.Error("not ready", "reason", now)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(next):
-		}
+// drain ends the server when no call runs any more, or after limit: a call may hang in a disk for ever.
+func (d *Driver) drain(limit time.Duration) {
+	d.cfg.Log.Info("draining", "for at most", limit)
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		d.server.GracefulStop()
+	}()
+	select {
+	case <-drained:
+	case <-time.After(limit):
+		d.cfg.Log.Warn("calls are running still and are left behind")
+		d.server.Stop()
 	}
-}
-
-func (d *Driver) logSick(ctx context.Context) {
-	doctor, ok := d.cfg.Backend.(backend.Doctor)
-	if !ok {
-		return
-	}
-	sick, more, err := doctor.ListHealth(ctx, "", watchVolumes)
-	if err != nil {
-		d.cfg.Log.Error("the health of volumes can't be told", "error", err)
-	}
-	for _, s := range sick {
-		for _, c := range s.Conditions {
-			d.cfg.Log.Error("a volume isn't well", "volume", s.ID, "reason", c.Reason, "message", c.Message)
-		}
-	}
-	if more {
-		d.cfg.Log.Error("more volumes aren't well: ControllerListVolumeHealth has them all")
-	}
-}
-
-// probe reports whether the backend is ready. CSI spec v1.13, Probe.
-func (d *Driver) probe(ctx context.Context) (bool, error) { return probe(ctx, d.cfg.Backend) }
-
-func probe(ctx context.Context, b backend.Backend) (bool, error) {
-	if p, ok := b.(backend.Prober); ok {
-		return p.Probe(ctx)
-	}
-	return true, nil
 }

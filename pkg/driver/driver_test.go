@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -434,7 +435,7 @@ func TestTracingIsOffUnlessAskedFor(t *testing.T) {
 			for k, v := range tc.env {
 				t.Setenv(k, v)
 			}
-			options, shutdown, err := Tracing(context.Background(), testName, "test")
+			options, shutdown, err := Tracing(context.Background(), testName, "test", slog.New(slog.DiscardHandler))
 			if (err != nil) != tc.fail || (len(options) > 0) != tc.on {
 				t.Fatalf("Tracing = %d options, %v", len(options), err)
 			}

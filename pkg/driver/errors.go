@@ -12,7 +12,7 @@ import (
 )
 
 // errPrecondition says that a call is right, but not in the state in which the volume is.
-var errPrecondition = errors.New("not now")
+var errPrecondition = errors.New("wrong state")
 
 // errToken says that a paging token isn't one of ours.
 var errToken = errors.New("bad token")

@@ -105,7 +105,7 @@ func (d *testDriver) serve() {
 			d.Fatal(err)
 		}
 	}
-	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users})
+	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users})
 	if err != nil {
 		d.Fatal(err)
 	}

@@ -11,10 +11,10 @@ import (
 // serves calls; if not, the answer is 503 and says why).
 func (d *Driver) HTTP() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(d.cfg.Registry, promhttp.HandlerOpts{Registry: d.cfg.Registry}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.cfg.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		switch ready, err := d.probe(r.Context()); {
+		switch ready, err := d.prober.probe(r.Context()); {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		case !ready:

@@ -12,7 +12,8 @@ import (
 // identity is the Identity service. CSI spec v1.13, Identity Service RPC.
 type identity struct {
 	csi.UnimplementedIdentityServer
-	cfg Config
+	cfg    Config
+	prober *prober
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -24,18 +25,14 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	if _, ok := i.cfg.Backend.(backend.NodeLocal); ok {
 		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
-	resp := &csi.GetPluginCapabilitiesResponse{}
-	for _, s := range services {
-		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
-			Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: s}},
-		})
-	}
-	return resp, nil
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+	})}, nil
 }
 
 // Probe says ready when the backend does. It is cheap enough to be called every second.
 func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	ready, err := probe(ctx, i.cfg.Backend)
+	ready, err := i.prober.probe(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -74,8 +75,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 		if !log.Enabled(ctx, level) {
 			return resp, err
 		}
-		attrs := append(make([]slog.Attr, 0, 10), slog.String("code", code.String()), slog.Duration("took", time.Since(start)))
-		attrs = append(attrs, subject(req)...)
+		attrs := append(make([]slog.Attr, 0, 10), slog.String("code", code.String()), slog.Float64("ms", float64(time.Since(start).Microseconds())/1000))
+		attrs = append(attrs, subject(req, resp)...)
 		if err != nil {
 			attrs = append(attrs, slog.String("error", status.Convert(err).Message()))
 		}
@@ -83,7 +84,7 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 			attrs = append(attrs, slog.String("stack", string(p.stack)))
 		}
 		if log.Enabled(ctx, slog.LevelDebug) {
-			attrs = append(attrs, slog.String("request", redacted(req)), slog.String("response", redacted(resp)))
+			attrs = append(attrs, slog.Any("request", redacted(req)), slog.Any("response", redacted(resp)))
 		}
 		log.LogAttrs(ctx, level, method, attrs...)
 		return resp, err
@@ -103,7 +104,7 @@ func levelOf(method string, code codes.Code) slog.Level {
 }
 
 // subject returns what a call is about.
-func subject(req any) []slog.Attr {
+func subject(req, resp any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {
 		if value != "" {
@@ -115,6 +116,9 @@ func subject(req any) []slog.Attr {
 	}
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
 		add("volume", r.GetVolumeId())
+	}
+	if r, ok := resp.(*csi.CreateVolumeResponse); ok {
+		add("volume", r.GetVolume().GetVolumeId())
 	}
 	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
 		add("staging", r.GetStagingTargetPath())

@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net"
@@ -19,10 +20,15 @@ func bindSocket(path string) (net.Listener, error) {
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: next, Net: "unix"})
+	// On Linux a socket is born with the mode of its descriptor. Elsewhere it gets it a moment later.
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { syscall.Fchmod(int(fd), 0o600) })
+	}}
+	listener, err := config.Listen(context.Background(), "unix", next)
 	if err != nil {
 		return nil, err
 	}
+	l := listener.(*net.UnixListener)
 	l.SetUnlinkOnClose(false)
 	if err := os.Chmod(next, 0o600); err != nil {
 		return nil, errors.Join(err, l.Close(), os.Remove(next))

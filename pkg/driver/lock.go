@@ -36,7 +36,11 @@ func lockKeys(req any) []string {
 	case *csi.NodeUnstageVolumeRequest:
 		return []string{"volume " + r.GetVolumeId(), "path " + r.GetStagingTargetPath()}
 	case *csi.NodePublishVolumeRequest:
-		return []string{"volume " + r.GetVolumeId(), "path " + r.GetTargetPath()}
+		keys := []string{"volume " + r.GetVolumeId(), "path " + r.GetTargetPath()}
+		if r.GetStagingTargetPath() != "" { // which an inline volume has not
+			keys = append(keys, "path "+r.GetStagingTargetPath())
+		}
+		return keys
 	case *csi.NodeUnpublishVolumeRequest:
 		return []string{"volume " + r.GetVolumeId(), "path " + r.GetTargetPath()}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -37,13 +38,9 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	if _, ok := n.backend.(backend.Doctor); ok {
 		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	}
-	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range types {
-		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
-			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
-		})
-	}
-	return resp, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types, func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
+		return &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}}
+	})}, nil
 }
 
 func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
@@ -72,18 +69,25 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	if err != nil {
 		return err
 	}
-	if old, ok := n.stagings.at(path); ok && old.VolumeID == id && old.Use != u.digest() {
+	st := staging{VolumeID: id, Use: u.digest()}
+	if old, ok := n.stagings.at(path); ok && old.VolumeID == id && old.Use != st.Use {
 		if there, err := n.mounter.Mounted(ctx, what, path); err != nil {
 			return err
 		} else if there {
 			return fmt.Errorf("%w: it is staged with another capability", mounter.ErrConflict)
 		}
 	}
-	if err := n.mounter.Mount(ctx, what, path); err != nil {
+	// First the record: a record without a mount means nothing, but a mount without one could be of any access mode.
+	forget, err := n.stagings.put(path, st)
+	if err != nil {
 		return err
 	}
+	crashpoint.Reached("stage:recorded")
+	if err := n.mounter.Mount(ctx, what, path); err != nil {
+		return errors.Join(err, forget())
+	}
 	crashpoint.Reached("stage:mounted")
-	return n.stagings.put(path, staging{VolumeID: id, Use: u.digest()})
+	return nil
 }
 
 // NodeUnstageVolume unmounts the staging path, whatever is known of the volume: a CO must be able to clean up.
@@ -127,8 +131,11 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 // is answered.
 func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) error {
 	staging, target := req.GetStagingTargetPath(), req.GetTargetPath()
-	if staging == "" {
+	switch staging {
+	case "":
 		return fmt.Errorf("%w: the staging target path is missing: stage the volume first", errPrecondition)
+	case target:
+		return fmt.Errorf("%w: the target path is the staging target path", backend.ErrInvalid)
 	}
 	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
 	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
@@ -153,6 +160,14 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 		return err
 	}
 	crashpoint.Reached("publish:mounted")
+	// Had somebody unmounted the staging path meanwhile, a pod would now write to the node's own disk.
+	there, err := n.mounter.Mounted(ctx, what, target)
+	if err == nil && !there {
+		err = fmt.Errorf("%w: it is no longer staged at %s", errPrecondition, staging)
+	}
+	if err != nil {
+		return errors.Join(err, n.mounter.Remove(context.WithoutCancel(ctx), target))
+	}
 	return nil
 }
 
@@ -177,8 +192,16 @@ func (n *node) onlyTarget(ctx context.Context, staging, target string) error {
 	if err != nil {
 		return err
 	}
-	for _, path := range others {
-		if _, isStaging := n.stagings.at(path); path != target && !isStaging {
+	return oneTarget(slices.DeleteFunc(others, func(path string) bool {
+		_, isStaging := n.stagings.at(path)
+		return isStaging
+	}), target)
+}
+
+// oneTarget returns an error if one of paths isn't target.
+func oneTarget(paths []string, target string) error {
+	for _, path := range paths {
+		if path != target {
 			return fmt.Errorf("%w: its access mode allows one target, and it is published at %s", errPrecondition, path)
 		}
 	}
@@ -204,14 +227,27 @@ func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequ
 		return err
 	}
 	crashpoint.Reached("publish:inline-made")
-	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
-	if err == nil {
-		err = n.mounter.Mount(ctx, what, req.GetTargetPath())
-	}
-	if err != nil && isNew { // an old one may hold a pod's data
+	if err = n.mountInline(ctx, req, u); err != nil && isNew { // an old one may hold a pod's data
 		err = errors.Join(err, inliner.DeleteInline(context.WithoutCancel(ctx), req.GetVolumeId()))
 	}
 	return err
+}
+
+func (n *node) mountInline(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) error {
+	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
+	if err != nil {
+		return err
+	}
+	if u.oneTarget() {
+		users, err := n.mounter.Users(what.Source)
+		if err != nil {
+			return err
+		}
+		if err := oneTarget(users, req.GetTargetPath()); err != nil {
+			return err
+		}
+	}
+	return n.mounter.Mount(ctx, what, req.GetTargetPath())
 }
 
 // NodeUnpublishVolume unmounts the target, whatever is known of the volume, and removes it. An inline volume ends

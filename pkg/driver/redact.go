@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // stripped stands in a log for what is secret.
@@ -25,17 +27,17 @@ func sensitive(key string) bool {
 }
 
 // redacted returns a message as JSON with everything that is secret taken out: fields that the spec marks with
-// csi_secret, values of maps whose key sounds secret, and what follows the = of a mount flag.
-func redacted(m any) string {
+// csi_secret, values of maps whose key sounds secret, and mount flags that aren't well known.
+func redacted(m any) json.RawMessage {
 	message, ok := m.(proto.Message)
 	if !ok || message == nil || !message.ProtoReflect().IsValid() {
-		return ""
+		return json.RawMessage("null")
 	}
 	text, err := json.Marshal(redactMessage(message.ProtoReflect()))
 	if err != nil {
-		return err.Error()
+		text, _ = json.Marshal(err.Error())
 	}
-	return string(text)
+	return text
 }
 
 func redactMessage(m protoreflect.Message) map[string]any {
@@ -86,9 +88,10 @@ func redactValue(field protoreflect.FieldDescriptor, value protoreflect.Value) a
 	return value.Interface()
 }
 
+// redactFlag shows only flags that are known to be none of a secret.
 func redactFlag(flag string) string {
-	if name, _, ok := strings.Cut(flag, "="); ok {
-		return name + "=" + stripped
+	if mounter.CheckOptions(mounter.Directory, []string{flag}) != nil {
+		return stripped
 	}
 	return flag
 }
@@ -133,9 +136,7 @@ func (s *scrubber) collect(m protoreflect.Message) {
 			}
 		case field.Name() == "mount_flags":
 			for i := range value.List().Len() {
-				if _, v, ok := strings.Cut(value.List().Get(i).String(), "="); ok {
-					s.add(v)
-				}
+				s.addFlag(value.List().Get(i).String())
 			}
 		case field.Kind() == protoreflect.MessageKind && !field.IsMap():
 			s.collect(value.Message())
@@ -144,6 +145,17 @@ func (s *scrubber) collect(m protoreflect.Message) {
 		}
 		return true
 	})
+}
+
+// addFlag remembers a mount flag that may be a secret, and what follows its =.
+func (s *scrubber) addFlag(flag string) {
+	if redactFlag(flag) == flag {
+		return
+	}
+	s.add(flag)
+	if _, value, ok := strings.Cut(flag, "="); ok {
+		s.add(value)
+	}
 }
 
 // add remembers a secret. If it is JSON, as service account tokens are, the strings in it are secrets too.

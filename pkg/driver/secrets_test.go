@@ -170,21 +170,21 @@ func (d *testDriver) stage(v *volume) {
 }
 
 func TestRedacted(t *testing.T) {
-	got := redacted(&csi.NodeStageVolumeRequest{
+	got := string(redacted(&csi.NodeStageVolumeRequest{
 		VolumeId:         "v",
 		Secrets:          map[string]string{"user": "u1", "x": "u2"},
 		VolumeContext:    map[string]string{"share": "//server/share", "csi.storage.k8s.io/serviceAccount.tokens": "u3"},
 		PublishContext:   map[string]string{"ApiKey": "u4"},
-		VolumeCapability: capability(sharedMode, "noexec", "pass=u5"),
-	})
+		VolumeCapability: capability(sharedMode, "noexec", "pass=u5", "u6"),
+	}))
 	want := `{"publish_context":{"ApiKey":"***"},"secrets":{"user":"***","x":"***"},` +
-		`"volume_capability":{"access_mode":{"mode":"SINGLE_NODE_MULTI_WRITER"},"mount":{"mount_flags":["noexec","pass=***"]}},` +
+		`"volume_capability":{"access_mode":{"mode":"SINGLE_NODE_MULTI_WRITER"},"mount":{"mount_flags":["noexec","***","***"]}},` +
 		`"volume_context":{"csi.storage.k8s.io/serviceAccount.tokens":"***","share":"//server/share"},"volume_id":"v"}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	for name, m := range map[string]any{"nil": nil, "a nil message": (*csi.ProbeRequest)(nil), "no message": 7} {
-		if got := redacted(m); got != "" {
+		if got := string(redacted(m)); got != "null" {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
@@ -192,11 +192,12 @@ func TestRedacted(t *testing.T) {
 
 func TestErrorsAreScrubbed(t *testing.T) {
 	req := &csi.CreateVolumeRequest{
-		Secrets:    map[string]string{"a": "correct horse", "b": "correct horse battery", "c": "abc"},
-		Parameters: map[string]string{"tokens": `{"aud":{"token":"eyJhbGciOi"}}`},
+		Secrets:            map[string]string{"a": "correct horse", "b": "correct horse battery", "c": "abc"},
+		Parameters:         map[string]string{"tokens": `{"aud":{"token":"eyJhbGciOi"}}`},
+		VolumeCapabilities: []*csi.VolumeCapability{capability(sharedMode, "noexec", "staple", "user=hunter2")},
 	}
-	got := newScrubber(req).scrub("can't log in with correct horse battery, correct horse, eyJhbGciOi: abc is no alphabet")
-	if want := "can't log in with ***, ***, ***: abc is no alphabet"; got != want {
+	got := newScrubber(req).scrub("can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, hunter2, noexec: abc is no alphabet")
+	if want := "can't log in with ***, ***, ***, ***, ***, noexec: abc is no alphabet"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -215,7 +216,7 @@ func FuzzRedacted(f *testing.F) {
 			return
 		}
 		req.Secrets = map[string]string{"x": snowman + secret + snowman}
-		if strings.Contains(redacted(&req), snowman) || strings.Contains(newScrubber(&req).scrub("failed: "+req.Secrets["x"]), snowman) {
+		if strings.Contains(string(redacted(&req)), snowman) || strings.Contains(newScrubber(&req).scrub("failed: "+req.Secrets["x"]), snowman) {
 			t.Errorf("%q shows in %s", secret, redacted(&req))
 		}
 	})

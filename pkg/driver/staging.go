@@ -5,10 +5,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
-	"strings"
 	"sync"
 )
 
@@ -28,47 +30,60 @@ type stagingFile struct {
 // stagings keeps one small file for each staging path, so that a restarted driver knows what it did. The files are
 // not synced: after a power cut nothing is mounted, and a file without a mount means nothing.
 type stagings struct {
+	path   string // of the directory
 	dir    *os.Root
 	mu     sync.Mutex
 	byPath map[string]staging
 }
 
-const stagingSuffix = ".json"
+// stagingsDir is where they are, in the driver's state directory.
+const stagingsDir = "staged"
 
-// openStagings reads the files in dir. One that is damaged, or whose staging path is gone, is removed.
-func openStagings(dir string) (*stagings, error) {
+// stagingName is what their names look like. Nothing else in the directory is touched.
+var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json$`)
+
+// openStagings reads the files. One that is damaged is removed, and so is one of whose path mounted says false: the
+// machine was booted since, or somebody has cleaned up. Where mounted can't tell, the file stays.
+func openStagings(stateDir string, mounted func(path string) (bool, error)) (*stagings, error) {
+	dir := filepath.Join(stateDir, stagingsDir)
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, err
 	}
-	s := &stagings{dir: root, byPath: map[string]staging{}}
-	d, err := root.Open(".")
+	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}}
+	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return nil, err
 	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if !strings.HasSuffix(name, stagingSuffix) {
+	for _, e := range entries {
+		if !stagingName.MatchString(e.Name()) {
 			continue
 		}
-		var old stagingFile
-		data, err := root.ReadFile(name)
-		if err == nil {
-			err = json.Unmarshal(data, &old)
+		if err := s.read(e.Name(), mounted); err != nil {
+			return nil, err
 		}
-		if _, gone := os.Lstat(old.Path); err != nil || fileOf(old.Path) != name || errors.Is(gone, fs.ErrNotExist) {
-			if err := root.Remove(name); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		s.byPath[old.Path] = old.staging
 	}
 	return s, nil
+}
+
+// read reads one file, or removes it.
+func (s *stagings) read(name string, mounted func(path string) (bool, error)) error {
+	data, err := s.dir.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	var old stagingFile
+	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name {
+		return s.dir.Remove(name)
+	}
+	if there, err := mounted(old.Path); err == nil && !there {
+		return s.dir.Remove(name)
+	}
+	s.byPath[old.Path] = old.staging
+	return nil
 }
 
 // at returns what was staged at path.
@@ -93,10 +108,22 @@ func (s *stagings) of(id string) []string {
 	return paths
 }
 
-func (s *stagings) put(path string, st staging) error {
-	if old, ok := s.at(path); ok && old == st {
-		return nil
+// put remembers st, and returns what takes it back to what was remembered before.
+func (s *stagings) put(path string, st staging) (undo func() error, err error) {
+	old, was := s.at(path)
+	if was && old == st {
+		return func() error { return nil }, nil
 	}
+	if err := s.write(path, st); err != nil {
+		return nil, fmt.Errorf("remember it in %s: %w", s.path, err)
+	}
+	if !was {
+		return func() error { return s.remove(path) }, nil
+	}
+	return func() error { return s.write(path, old) }, nil
+}
+
+func (s *stagings) write(path string, st staging) error {
 	data, err := json.Marshal(stagingFile{path, st})
 	if err != nil {
 		return err
@@ -119,7 +146,7 @@ func (s *stagings) remove(path string) error {
 		return nil
 	}
 	if err := s.dir.Remove(fileOf(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return fmt.Errorf("forget it in %s: %w", s.path, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,5 +156,5 @@ func (s *stagings) remove(path string) error {
 
 func fileOf(path string) string {
 	sum := sha256.Sum256([]byte(path))
-	return hex.EncodeToString(sum[:16]) + stagingSuffix
+	return hex.EncodeToString(sum[:16]) + ".json"
 }

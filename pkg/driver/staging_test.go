@@ -1,63 +1,110 @@
 package driver
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 func TestStagingsSurviveARestartAndDamage(t *testing.T) {
-	dir, paths := t.TempDir(), t.TempDir()
-	staged := func(name string) string {
-		path := filepath.Join(paths, name)
-		if err := os.MkdirAll(path, 0o755); err != nil {
+	state := t.TempDir()
+	dir := filepath.Join(state, stagingsDir)
+	path := func(name string) string { return filepath.Join("/staging", name) }
+	file := func(name string) string { return filepath.Join(dir, fileOf(path(name))) }
+	mounted := func(path string) (bool, error) {
+		switch filepath.Base(path) {
+		case "unmounted":
+			return false, nil
+		case "dead":
+			return false, errors.New("the server is gone")
+		}
+		return true, nil
+	}
+	open := func() *stagings {
+		t.Helper()
+		s, err := openStagings(state, mounted)
+		if err != nil {
 			t.Fatal(err)
 		}
-		return path
+		return s
 	}
-	s, err := openStagings(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := open()
 	want := staging{VolumeID: "v", Use: use{mode: sharedMode}.digest()}
-	for _, name := range []string{"kept", "gone", "torn", "moved"} {
-		if err := s.put(staged(name), want); err != nil {
+	for _, name := range []string{"kept", "unmounted", "dead", "torn", "moved"} {
+		if _, err := s.put(path(name), want); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Remove(staged("gone")); err != nil {
-		t.Fatal(err)
+	others := map[string]string{
+		filepath.Join(state, "root-identity"):                        "not ours",
+		filepath.Join(state, strings.Repeat("0", 32)+".json"):        "{}",
+		filepath.Join(dir, "notes.json"):                             "somebody's",
+		filepath.Join(dir, strings.Repeat("F", 32)+".json"):          "not one of our names",
+		filepath.Join(dir, strings.Repeat("0", 32)+".json.bak.json"): "{}",
 	}
-	file := func(name string) string { return filepath.Join(dir, fileOf(filepath.Join(paths, name))) }
+	for name, content := range others {
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := os.WriteFile(file("torn"), []byte(`{"path":"`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(file("moved"), filepath.Join(dir, strings.Repeat("0", 32)+stagingSuffix)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "root-identity"), []byte("not ours"), 0o600); err != nil {
+	if err := os.Rename(file("moved"), filepath.Join(dir, strings.Repeat("0", 32)+".json")); err != nil {
 		t.Fatal(err)
 	}
 
-	if s, err = openStagings(dir); err != nil {
-		t.Fatal(err)
-	}
-	if got, ok := s.at(filepath.Join(paths, "kept")); !ok || got != want {
+	s = open()
+	if got, ok := s.at(path("kept")); !ok || got != want {
 		t.Errorf("kept is %+v, %v, want %+v", got, ok, want)
 	}
-	if got := s.of("v"); len(got) != 1 {
-		t.Errorf("v is staged at %v", got)
+	if got, want := s.of("v"), []string{path("dead"), path("kept")}; !slices.Equal(got, want) {
+		t.Errorf("v is staged at %v, want %v", got, want)
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 2 {
-		t.Errorf("left are %v, %v, want the kept one and what isn't ours", left, err)
+	for name, content := range others {
+		if got, err := os.ReadFile(name); err != nil || string(got) != content {
+			t.Errorf("%s was touched: %q, %v", name, got, err)
+		}
 	}
-	if err := s.remove(filepath.Join(paths, "kept")); err != nil {
+	if left, err := filepath.Glob(filepath.Join(dir, "*.json")); err != nil || len(left) != 5 {
+		t.Errorf("left are %v, %v, want two of ours and three that aren't", left, err)
+	}
+	if err := s.remove(path("kept")); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = openStagings(dir); err != nil || len(s.of("v")) != 0 {
-		t.Errorf("after remove: %v, %v", s.of("v"), err)
+	if s = open(); len(s.of("v")) != 1 {
+		t.Errorf("after remove: %v", s.of("v"))
+	}
+}
+
+func TestAPutCanBeUndone(t *testing.T) {
+	s, err := openStagings(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, next := staging{VolumeID: "v", Use: use{mode: sharedMode}.digest()}, staging{VolumeID: "w", Use: use{mode: singleMode}.digest()}
+	undo, err := s.put("/a", old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := s.put("/a", old); err != nil || again() != nil || len(s.of("v")) != 1 {
+		t.Errorf("undoing what changed nothing changed something: %v, %v", s.of("v"), err)
+	}
+	undoNext, err := s.put("/a", next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := s.at("/a"); got != next {
+		t.Errorf("at = %+v, want %+v", got, next)
+	}
+	if err := undoNext(); err != nil || len(s.of("v")) != 1 || len(s.of("w")) != 0 {
+		t.Errorf("after undo: %v and %v, %v", s.of("v"), s.of("w"), err)
+	}
+	if err := undo(); err != nil || len(s.of("v")) != 0 {
+		t.Errorf("after the second undo: %v, %v", s.of("v"), err)
 	}
 }
 

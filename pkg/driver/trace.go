@@ -3,9 +3,11 @@ package driver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -19,7 +21,8 @@ import (
 // Tracing returns server options that send a span for each call to OpenTelemetry, and what to call at the end. It is
 // set up by the standard OTEL_* variables, and is off, without any option, unless OTEL_TRACES_EXPORTER (otlp, console
 // or none) or an OTLP endpoint is among them. Spans have the method and the status, nothing of a request.
-func Tracing(ctx context.Context, name, release string) (options []grpc.ServerOption, shutdown func(context.Context) error, err error) {
+// What goes wrong with it later goes to log.
+func Tracing(ctx context.Context, name, release string, log *slog.Logger) (options []grpc.ServerOption, shutdown func(context.Context) error, err error) {
 	exporter, err := spanExporter(ctx)
 	if err != nil || exporter == nil {
 		return nil, func(context.Context) error { return nil }, err
@@ -30,6 +33,7 @@ func Tracing(ctx context.Context, name, release string) (options []grpc.ServerOp
 	if err != nil {
 		return nil, nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("tracing", "error", err) }))
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	handler := otelgrpc.NewServerHandler(
 		otelgrpc.WithTracerProvider(provider),

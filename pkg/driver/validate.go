@@ -187,7 +187,7 @@ func (u use) oneTarget() bool {
 	return false
 }
 
-// digest stands for a capability: two are the same exactly if their digests are. It gives nothing away, as mount flags
+// digest stands for a capability: two are the same exactly if their digests are. It doesn't show mount flags, which
 // may be secret.
 type digest [16]byte
 
@@ -219,7 +219,7 @@ func newPlace(cfg Config) *place {
 	if !ok {
 		return &place{}
 	}
-	return &place{local: true, key: cfg.Name + "/node", value: volumeid.Segment(local.Node())}
+	return &place{local: true, key: strings.ToLower(cfg.Name) + "/node", value: volumeid.Segment(local.Node())}
 }
 
 // topology returns where volumes can be used, or nil if anywhere.

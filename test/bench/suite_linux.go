@@ -88,7 +88,7 @@ func startDriver(ctx context.Context, dir, bin, name string, inMemory bool) (*pr
 	}
 	defer log.Close()
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
-	p.cmd = exec.Command(bin, "--endpoint="+endpoint, "--root="+p.root, "--kubelet-dir="+kubelet, "--state-dir="+filepath.Join(dir, "state"), "--node-id=bench")
+	p.cmd = exec.Command(bin, "--endpoint="+endpoint, "--root="+p.root, "--init-root", "--kubelet-dir="+kubelet, "--state-dir="+filepath.Join(dir, "state"), "--node-id=bench")
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {

@@ -117,7 +117,7 @@ func (w *world) start(crashAt string) bool {
 	}
 	defer log.Close()
 	endpoint := "unix://" + filepath.Join(w.dir, "csi.sock")
-	cmd := exec.Command(w.bin, "--endpoint="+endpoint, "--root="+w.root, "--kubelet-dir="+w.kubelet, "--state-dir="+filepath.Join(w.dir, "state"), "--node-id=n")
+	cmd := exec.Command(w.bin, "--endpoint="+endpoint, "--root="+w.root, "--init-root", "--kubelet-dir="+w.kubelet, "--state-dir="+filepath.Join(w.dir, "state"), "--node-id=n")
 	cmd.Env = append(os.Environ(), crashpoint.Env+"="+crashAt)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

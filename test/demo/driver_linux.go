@@ -74,7 +74,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(d.dir, "driver"), "--endpoint=unix://"+d.socket, "--root="+d.root, "--kubelet-dir="+d.kubelet,
+	cmd := exec.Command(filepath.Join(d.dir, "driver"), "--endpoint=unix://"+d.socket, "--root="+d.root, "--init-root", "--kubelet-dir="+d.kubelet,
 		"--state-dir="+filepath.Join(d.dir, "state"), "--node-id=demo-node")
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {

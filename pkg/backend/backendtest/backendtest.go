@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -19,9 +21,10 @@ import (
 // MiB is a size that every backend should be able to make.
 const MiB = 1 << 20
 
-// Run holds a backend against the contract. open returns a new, empty, ready backend for one test; where the backend
-// asks what is mounted, it is to ask m. The suite mounts nothing for real.
-func Run(t *testing.T, open func(t *testing.T, m mounter.Mounter) backend.Backend) {
+// Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
+// returns opens that storage, as another process would, and returns a ready backend. One with a method Close is closed
+// before the next is opened. Where the backend asks what is mounted, it is to ask m. The suite mounts nothing for real.
+func Run(t *testing.T, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
 	for name, test := range rows {
 		t.Run(name, func(t *testing.T) {
 			dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -29,7 +32,8 @@ func Run(t *testing.T, open func(t *testing.T, m mounter.Mounter) backend.Backen
 				t.Fatal(err)
 			}
 			m := mounter.NewFake(dir)
-			test(&subject{T: t, Backend: open(t, m), mounter: m, kubelet: dir})
+			open := storage(t, m)
+			test(&subject{T: t, Backend: open(), open: open, mounter: m, kubelet: dir})
 		})
 	}
 }
@@ -38,6 +42,7 @@ func Run(t *testing.T, open func(t *testing.T, m mounter.Mounter) backend.Backen
 var rows = map[string]func(s *subject){
 	"a volume is made, found and deleted, and each can be repeated": lifecycle,
 	"a deleted volume's name makes a new volume":                    reuse,
+	"another process finds what was made and nothing more":          restart,
 	"an ID from a stranger is not found, and nothing to delete":     strangeIDs,
 	"a name from a stranger is a name like any other":               strangeNames,
 	"sizes are kept to":                             sizes,
@@ -61,6 +66,7 @@ var rows = map[string]func(s *subject){
 type subject struct {
 	*testing.T
 	backend.Backend
+	open    func() backend.Backend
 	mounter *mounter.Fake
 	kubelet string
 }
@@ -161,6 +167,41 @@ func lifecycle(s *subject) {
 	}
 }
 
+func restart(s *subject) {
+	ctx := context.Background()
+	kept, deleted := s.create(request("kept")), s.create(request("deleted"))
+	s.delete(deleted.ID)
+	handle := "csi-" + strings.Repeat("0", 64)
+	inliner, ok := s.Backend.(backend.Inliner)
+	if ok {
+		if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}}); err != nil {
+			s.Fatal(err)
+		}
+	}
+	before := s.state()
+	if c, ok := s.Backend.(io.Closer); ok {
+		if err := c.Close(); err != nil {
+			s.Fatal(err)
+		}
+	}
+	s.Backend = s.open()
+	if after := s.state(); after != before {
+		s.Errorf("the next process has %s, the first had %s", after, before)
+	}
+	if got, err := s.Get(ctx, kept.ID, nil); err != nil || !reflect.DeepEqual(got, kept) {
+		s.Errorf("Get = %+v, %v, want %+v", got, err, kept)
+	}
+	if got, err := s.Get(ctx, deleted.ID, nil); !errors.Is(err, backend.ErrNotFound) {
+		s.Errorf("Get of a deleted volume = %+v, %v", got, err)
+	}
+	if again := s.create(request("kept")); again.ID != kept.ID {
+		s.Errorf("the same name makes %s, and made %s", again.ID, kept.ID)
+	}
+	if got, err := s.Get(ctx, handle, nil); ok && (err != nil || !got.Inline) {
+		s.Errorf("the inline volume is %+v, %v", got, err)
+	}
+}
+
 func reuse(s *subject) {
 	for range 3 {
 		s.delete(s.create(request("pvc-1")).ID)
@@ -247,9 +288,9 @@ func unknowns(s *subject) {
 		s.Errorf("%v doesn't name the parameter", err)
 	}
 	o = request("pvc-1")
-	o.Access = []backend.Access{{}, {Options: []string{"password=hidden"}}}
+	o.Access = []backend.Access{{}, {Options: []string{"hidden"}}}
 	if err := s.refused(o, backend.ErrInvalid); strings.Contains(err.Error(), "hidden") {
-		s.Errorf("%v shows the value of a mount option", err)
+		s.Errorf("%v shows an unknown mount option, which may be a secret", err)
 	}
 	o.Access = []backend.Access{{FSType: "fat12"}}
 	s.refused(o, backend.ErrInvalid)
@@ -331,7 +372,7 @@ func pages(s *subject) {
 		var got []string
 		for after, more := "", true; more; {
 			page, m, err := l.List(context.Background(), after, limit)
-			if err != nil || len(page) == 0 || len(page) > limit {
+			if err != nil || len(page) == 0 || len(page) > limit || len(got) > len(want) {
 				s.Fatalf("a page of %d has %d, %v", limit, len(page), err)
 			}
 			for _, v := range page {
@@ -468,6 +509,15 @@ func inline(s *subject) {
 	o.Parameters = map[string]string{"colour": "blue"}
 	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("CreateInline with an unknown parameter = %v", err)
+	}
+	o.Parameters = nil
+	for _, bad := range []string{"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle), "csi-" + strings.Repeat("/", 64), persistent.ID} {
+		if v, err := b.CreateInline(ctx, bad, o); !errors.Is(err, backend.ErrInvalid) {
+			s.Errorf("CreateInline(%q) = %+v, %v", bad, v, err)
+		}
+	}
+	if after := s.state(); after != before {
+		s.Errorf("refused calls left something: %s, before %s", after, before)
 	}
 }
 

@@ -5,3 +5,6 @@ package hostpath
 import "golang.org/x/sys/unix"
 
 const readOnlyFlag = unix.MNT_RDONLY
+
+// blockSize returns the unit of f_blocks, in bytes: statfs(2).
+func blockSize(st *unix.Statfs_t) int64 { return int64(st.Bsize) }

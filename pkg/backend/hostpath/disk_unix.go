@@ -4,6 +4,7 @@ package hostpath
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 
@@ -21,9 +22,12 @@ func lockRoot(root *os.Root) (*os.File, error) {
 	}
 	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	runtime.KeepAlive(dir)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = errors.New("another process serves it")
+	}
 	if err != nil {
 		dir.Close()
-		return nil, err
+		return nil, fmt.Errorf("lock the root: %w", err)
 	}
 	return dir, nil
 }
@@ -34,7 +38,7 @@ func (s *store) space() (space, error) {
 	if err := unix.Fstatfs(int(s.lock.Fd()), &st); err != nil {
 		return space{}, &os.PathError{Op: "statfs", Path: s.path, Err: err}
 	}
-	unit, reserved := int64(st.Bsize), int64(st.Bfree)-int64(st.Bavail)
+	unit, reserved := blockSize(&st), int64(st.Bfree)-int64(st.Bavail)
 	return space{
 		total:    (int64(st.Blocks) - reserved) * unit,
 		free:     int64(st.Bavail) * unit,

@@ -2,6 +2,7 @@ package hostpath
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/windows"
@@ -19,7 +20,7 @@ func lockRoot(root *os.Root) (*os.File, error) {
 	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
 	if err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, new(windows.Overlapped)); err != nil {
 		f.Close()
-		return nil, err
+		return nil, fmt.Errorf("lock the root, which another process may serve: %w", err)
 	}
 	return f, nil
 }

@@ -9,7 +9,8 @@
 //
 // A volume is made in staging/, made durable, and renamed into volumes/: nothing half-made is ever seen there, and a
 // SIGKILL or a power cut at any moment leaves the volume wholly there or not at all. Deleting is a rename to trash/.
-// The records are read once, at start, into an index; no call but List costs more because there are more volumes.
+// The records are read once, at start, into an index; what a call costs doesn't grow with the number of volumes, but
+// for the lists.
 //
 // Everything below the root is reached through os.Root. What is in data/ belongs to strangers and is never followed.
 package hostpath
@@ -42,12 +43,13 @@ const (
 // retryOpen is how often a root that can't be used is looked at again.
 const retryOpen = 500 * time.Millisecond
 
-// Config is what a Backend needs to know. All fields but Adopt are required.
+// Config is what a Backend needs to know. All fields but Init and Adopt are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
 	Seen    string // a file outside Root that remembers which root was served, in a directory that exists
 	Release string // of the driver, for people who read identity.json
+	Init    bool   // take Root if it is empty and nothing is remembered: a first start
 	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
@@ -136,7 +138,7 @@ func (b *Backend) open(ctx context.Context) *store {
 		}
 		b.mu.Unlock()
 		if err == nil {
-			b.count.openSeconds.Store(time.Since(start).Seconds())
+			b.count.openTime.Store(int64(time.Since(start)))
 			return s
 		}
 		select {
@@ -147,15 +149,16 @@ func (b *Backend) open(ctx context.Context) *store {
 	}
 }
 
-// ready returns the open root, or ErrUnavailable.
+// ready returns the open root if it is in its place still, or ErrUnavailable.
 func (b *Backend) ready() (*store, error) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	s, reason := b.store, b.reason
+	b.mu.Unlock()
 	switch {
-	case b.store != nil:
-		return b.store, nil
-	case b.reason != nil:
-		return nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, b.reason)
+	case s != nil:
+		return s, s.inPlace()
+	case reason != nil:
+		return nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, reason)
 	}
 	return nil, fmt.Errorf("%w: the driver is still reading the records of its volumes", backend.ErrUnavailable)
 }
@@ -193,7 +196,7 @@ func openStore(cfg Config) (_ *store, err error) {
 		return nil, err
 	}
 	if s.lock, err = lockRoot(s.root); err != nil {
-		return nil, fmt.Errorf("the root %s is served by another process: %w", cfg.Root, err)
+		return nil, fmt.Errorf("%s: %w", cfg.Root, err)
 	}
 	if err = identify(s.root, cfg); err != nil {
 		return nil, err
@@ -253,7 +256,7 @@ func (s *store) dataPath(id string) string { return filepath.Join(s.path, volume
 
 // counters are what Metrics reports beside what is in the index.
 type counters struct {
-	openSeconds  float
+	openTime     atomic.Int64 // nanoseconds
 	swept        atomic.Int64 // half-made or leftover things that the start found
 	trashed      atomic.Int64 // entries of trash/ that wait
 	removedFiles atomic.Int64
@@ -261,9 +264,3 @@ type counters struct {
 	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
 	calls        atomic.Int64           // Create and Delete that are running: the trash gives way to them
 }
-
-// float is an atomic float64.
-type float struct{ v atomic.Value }
-
-func (f *float) Store(x float64) { f.v.Store(x) }
-func (f *float) Load() float64   { x, _ := f.v.Load().(float64); return x }

@@ -84,11 +84,11 @@ func TestAReadOnlyRoot(t *testing.T) {
 	if c, err := b.Capacity(ctx, backend.CreateOptions{}); err != nil || c.Available != 0 {
 		t.Errorf("Capacity = %+v, %v", c, err)
 	}
-	if _, err := b.Create(ctx, backend.CreateOptions{Name: "x", Required: 1, Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) {
-		t.Errorf("Create = %v, want ErrExhausted: another node may have room", err)
+	if _, err := b.Create(ctx, backend.CreateOptions{Name: "x", Required: 1, Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("Create = %v, want ErrExhausted, as another node may have room, and why", err)
 	}
-	if err := b.Delete(ctx, v.ID, nil); err == nil {
-		t.Error("Delete on a read-only root = nil")
+	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("Delete on a read-only root = %v, want ErrUnavailable", err)
 	}
 	if _, err := b.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil {
 		t.Errorf("Mount = %v: volumes can still be read", err)
@@ -234,6 +234,10 @@ func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	if other := w.create(b, "other"); b.Delete(context.Background(), other.ID, nil) != nil {
+		t.Error("another volume can't be deleted")
+	}
+	w.eventually("emptied but for one", func() bool { return len(w.names(trashDir)) == 1 })
 	if _, err := os.Stat(filepath.Join(target, "f")); err != nil {
 		t.Errorf("a file in use is %v", err)
 	}
@@ -242,7 +246,44 @@ func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 	}
 }
 
+func TestAnImmutableFileKeepsTheTrashFull(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "v")
+	f, err := os.Create(w.path(volumesDir, v.ID, dataDir, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const immutable = 0x10 // FS_IMMUTABLE_FL
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, immutable); err != nil {
+		t.Skipf("no immutable files here: %v", err)
+	}
+	defer unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
+	if why := *b.count.stuck.Load(); !strings.Contains(why, unix.EPERM.Error()) {
+		t.Errorf("stuck because of %s, want %v", why, unix.EPERM)
+	}
+	unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
+	b.wakeTrash()
+	w.emptied()
+	w.eventually("well", func() bool { return b.count.stuck.Load() == nil })
+}
+
 func TestDeepTreesAreRemoved(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	low := limit
+	low.Cur = 256
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "v")

@@ -16,8 +16,9 @@ import (
 )
 
 func TestHostpathKeepsTheContract(t *testing.T) {
-	backendtest.Run(t, func(t *testing.T, m mounter.Mounter) backend.Backend {
-		return newWorld(t, func(c *Config) { c.Users = m.Users }).open()
+	backendtest.Run(t, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
+		w := newWorld(t, func(c *Config) { c.Users = m.Users })
+		return func() backend.Backend { return w.open() }
 	})
 }
 
@@ -37,6 +38,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Node:    "node-1",
 		Seen:    filepath.Join(dir, "seen.json"),
 		Release: "test",
+		Init:    true,
 		Users:   mounter.NewFake(dir).Users,
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
@@ -136,14 +138,11 @@ func (w *world) emptied() {
 	w.eventually("emptied", func() bool { return len(w.names(trashDir)) == 0 })
 }
 
-func TestVolumesAreFoundAgainByTheNextProcess(t *testing.T) {
+func TestFilesAreFoundAgainByTheNextProcess(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
 	if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, "f"), []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.CreateInline(context.Background(), "csi-1", backend.CreateOptions{Access: []backend.Access{{}}}); err != nil {
 		t.Fatal(err)
 	}
 	promised := b.index.promised
@@ -151,9 +150,6 @@ func TestVolumesAreFoundAgainByTheNextProcess(t *testing.T) {
 	b = w.open()
 	if again := w.create(b, "pvc-1"); again.ID != v.ID || again.Size != v.Size {
 		t.Errorf("found %+v, want %+v", again, v)
-	}
-	if got, err := b.Get(context.Background(), "csi-1", nil); err != nil || !got.Inline {
-		t.Errorf("the inline volume is %+v, %v", got, err)
 	}
 	if b.index.promised != promised {
 		t.Errorf("%d bytes are promised, before %d", b.index.promised, promised)
@@ -166,12 +162,15 @@ func TestVolumesAreFoundAgainByTheNextProcess(t *testing.T) {
 func TestWhatACrashLeftIsSwept(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
-	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er"} {
+	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er", "volumes/lost+found", "volumes/somebody's/record.json"} {
 		if err := os.MkdirAll(w.path(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b := w.open()
+	if sick, _, err := b.ListHealth(context.Background(), "", 10); err != nil || len(sick) != 0 || len(w.names(volumesDir)) != 2 {
+		t.Errorf("what isn't ours is a volume that is %+v, %v, of %v", sick, err, w.names(volumesDir))
+	}
 	if got := b.count.swept.Load(); got != 1 || len(w.names(stagingDir)) != 0 {
 		t.Errorf("%d things swept, %v left in staging", got, w.names(stagingDir))
 	}
@@ -269,6 +268,12 @@ func TestTheRootsIdentity(t *testing.T) {
 			os.Rename(w.cfg.Root, w.cfg.Root+".away")
 			os.Mkdir(w.cfg.Root, 0o700)
 		}, nil, "is its disk mounted?"},
+		"an empty disk and nothing remembered": {func(w *world) {
+			os.Rename(w.cfg.Root, w.cfg.Root+".away")
+			os.Mkdir(w.cfg.Root, 0o700)
+			os.Remove(w.cfg.Seen)
+		}, func(c *Config) { c.Init = false }, "--init-root"},
+		"the same again without --init-root": {func(*world) {}, func(c *Config) { c.Init = false }, ""},
 		"another disk": {func(w *world) {
 			os.Mkdir(w.cfg.Root+"2", 0o700)
 			w.open(other, elsewhere).Close()
@@ -324,6 +329,21 @@ func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
 	w.refused()             // and it is no longer the first node's
 }
 
+func TestAnAdoptedDiskIsTheOneThatIsRemembered(t *testing.T) {
+	w := newWorld(t)
+	w.open().Close()
+	first, second := w.cfg.Root, w.cfg.Root+"2"
+	if err := os.Mkdir(second, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.Root = second
+	w.refused()
+	w.open(func(c *Config) { c.Adopt = true }).Close()
+	w.open().Close()
+	w.cfg.Root = first
+	w.refused()
+}
+
 func TestARootThatComesLaterIsServed(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
@@ -359,11 +379,15 @@ func TestARootThatWasReplacedIsNotServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	if m, err := b.Mount(ctx, v.ID, backend.Access{}); err == nil {
-		t.Errorf("Mount = %+v, on another disk", m)
-	}
-	if err := b.Delete(ctx, v.ID, nil); err == nil {
-		t.Error("Delete = nil")
+	_, createErr := b.Create(ctx, backend.CreateOptions{Name: "pvc-1", Access: []backend.Access{{}}})
+	_, getErr := b.Get(ctx, v.ID, nil)
+	_, mountErr := b.Mount(ctx, v.ID, backend.Access{})
+	_, _, listErr := b.List(ctx, "", 1)
+	_, roomErr := b.Capacity(ctx, backend.CreateOptions{})
+	for _, err := range []error{createErr, getErr, mountErr, listErr, roomErr, b.Delete(ctx, v.ID, nil)} {
+		if !errors.Is(err, backend.ErrUnavailable) {
+			t.Errorf("a call while another disk is there = %v, want ErrUnavailable", err)
+		}
 	}
 	if ready, err := b.Probe(ctx); ready || !errors.Is(err, backend.ErrNotReady) {
 		t.Errorf("Probe = %v, %v", ready, err)
@@ -465,7 +489,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add("..", "kind", "image", int64(-1), int64(1))
 	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
 	dir := f.TempDir()
-	b, err := New(Config{Root: dir, Node: "n", Seen: filepath.Join(f.TempDir(), "seen"), Users: mounter.NewFake(dir).Users})
+	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"), Users: mounter.NewFake(dir).Users})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -15,8 +15,8 @@ import (
 )
 
 // A data disk that failed to mount looks like an empty root, and would be taken for one: deletes of volumes that
-// nobody sees would be acknowledged, and new volumes made on the wrong disk. So a root has an identity, and what was
-// served last is remembered outside it.
+// nobody sees would be acknowledged, and new volumes made on the wrong disk. So a root has an identity, what was
+// served last is remembered outside it, and the first start is one that somebody asked for.
 
 const identityFile = "identity.json"
 
@@ -47,8 +47,12 @@ func identify(root *os.Root, cfg Config) error {
 		return fmt.Errorf("%s: %w", cfg.Seen, err)
 	}
 
-	if doubt := compare(root, has, seen, cfg); doubt != nil && !cfg.Adopt {
+	switch doubt := compare(root, has, seen, cfg); {
+	case cfg.Adopt:
+	case doubt != nil:
 		return fmt.Errorf("%w; if this is right, start the driver once with --adopt-root", doubt)
+	case has == nil && !cfg.Init:
+		return fmt.Errorf("the root %s is empty and none was served here before: if its disk is mounted, start the driver with --init-root", cfg.Root)
 	}
 	if has == nil {
 		has = &identity{UUID: uuid.NewString(), Release: cfg.Release, Created: time.Now().UTC().Truncate(time.Second)}

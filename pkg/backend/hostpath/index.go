@@ -31,7 +31,7 @@ func (v *volume) check(id string) error {
 	parsed, err := volumeid.Parse(id)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: a directory with this name is no volume", err)
+		return err
 	case v.ID != id:
 		return fmt.Errorf("%w: it is of volume %.64q", record.ErrDamaged, v.ID)
 	case v.Size < 0 || v.Name == "" || v.Inline != parsed.Inline:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
@@ -60,6 +61,9 @@ func (b *Backend) reserve(s *store, size int64) error {
 	if err != nil {
 		return err
 	}
+	if disk.readOnly {
+		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.path)
+	}
 	return b.index.reserve(size, func(promised int64) int64 { return disk.available(promised, s.whole) })
 }
 
@@ -97,7 +101,7 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if errors.Is(err, backend.ErrNotFound) {
 		return nil, err
 	}
-	return s.diagnose(v, err), nil
+	return s.diagnose(id, v, err), nil
 }
 
 // ListHealth looks at every volume above after until it has found limit sick ones.
@@ -117,7 +121,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
-		if conditions := s.diagnose(volumes[i], broken[i]); len(conditions) > 0 {
+		if conditions := s.diagnose(id, volumes[i], broken[i]); len(conditions) > 0 {
 			if len(sick) == limit {
 				return sick, true, nil
 			}
@@ -127,13 +131,13 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 	return sick, false, nil
 }
 
-// diagnose returns what is wrong with a volume, of which err is why its record can't be used.
-func (s *store) diagnose(v *volume, err error) []backend.Condition {
+// diagnose returns what is wrong with the volume called id, of which err is why its record can't be used.
+func (s *store) diagnose(id string, v *volume, err error) []backend.Condition {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return one(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
 	case err != nil:
-		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, volumesDir)
+		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, s.dataPath(id))
 	}
 	info, err := s.root.Lstat(path.Join(volumesDir, v.ID, dataDir))
 	switch {
@@ -192,7 +196,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.total)),
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),
 		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),
-		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", b.count.openSeconds.Load()),
+		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", time.Duration(b.count.openTime.Load()).Seconds()),
 		counter("swept_total", "Half-made or leftover things that were found at start and moved to the trash.", b.count.swept.Load()),
 		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
 		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),

@@ -32,7 +32,7 @@ func (r *remover) remove(dir int, name string, depth int) error {
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return r.each()
-	case !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM):
+	case !errors.Is(err, unix.EISDIR): // EPERM: it is immutable
 		return fmt.Errorf("remove %q: %w", name, err)
 	case depth == maxDepth:
 		return unix.Renameat(dir, name, r.top, "deep-"+random())

@@ -7,11 +7,13 @@ import (
 	"io/fs"
 	"path"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 const (
@@ -38,6 +40,10 @@ func (b *Backend) load(s *store) error {
 	if err != nil {
 		return err
 	}
+	names = slices.DeleteFunc(names, func(name string) bool { // what somebody else put there is none of ours
+		_, err := volumeid.Parse(name)
+		return err != nil
+	})
 	volumes, broken := s.readRecords(names)
 	b.index.replace(volumes, broken)
 	return nil
@@ -141,23 +147,16 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	if err := s.inPlace(); err != nil {
 		return err
 	}
-	users, err := b.cfg.Users(filepath.Join(s.path, trashDir))
-	if err != nil {
-		return err
-	}
-	if len(users) > 0 {
-		return fmt.Errorf("something in %s is mounted at %s", filepath.Join(s.path, trashDir), users[0])
-	}
+	names, failed := b.unmounted(s, names)
 	trash, err := s.root.Open(trashDir)
 	if err != nil {
 		return err
 	}
 	defer trash.Close()
-	var failed error
 	for _, name := range names {
 		if err := removeTree(trash, name, func() error { return b.pace(ctx) }); err != nil {
 			b.count.trashErrors.Add(1)
-			failed = err
+			failed = fmt.Errorf("in %s: %w", filepath.Join(s.path, trashDir), err)
 			continue
 		}
 		b.count.trashed.Add(-1)
@@ -166,6 +165,30 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 		b.wakeTrash() // deep trees come back in pieces; see removeTree
 	}
 	return failed
+}
+
+// unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
+func (b *Backend) unmounted(s *store, names []string) (free []string, err error) {
+	trash := filepath.Join(s.path, trashDir)
+	users, err := b.cfg.Users(trash)
+	if err != nil {
+		return nil, err
+	}
+	if len(users) == 0 {
+		return names, nil
+	}
+	for _, name := range names {
+		users, failed := b.cfg.Users(filepath.Join(trash, name))
+		if failed == nil && len(users) > 0 {
+			failed = fmt.Errorf("%s is mounted at %s", filepath.Join(trash, name), users[0])
+		}
+		if failed != nil {
+			err = failed
+			continue
+		}
+		free = append(free, name)
+	}
+	return free, err
 }
 
 // pace is called after each file that was removed. After a burst it waits while calls are running, for a while.

@@ -1,6 +1,7 @@
 package hostpath
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -32,8 +34,14 @@ func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.
 	return b.create(ctx, &volume{ID: volumeid.New(b.cfg.Node, o.Name), Name: o.Name}, o)
 }
 
+// inlineHandle is how the kubelet names inline volumes.
+var inlineHandle = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
+
 // CreateInline makes a directory for the life of one pod.
 func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.CreateOptions) (backend.Volume, error) {
+	if !inlineHandle.MatchString(handle) {
+		return backend.Volume{}, fmt.Errorf("%w: an inline volume's handle is csi- and 64 hexadecimal digits", backend.ErrInvalid)
+	}
 	return b.create(ctx, &volume{ID: volumeid.NewInline(b.cfg.Node, handle), Name: handle, Inline: true}, o)
 }
 
@@ -54,12 +62,13 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	case err == nil && old.fits(o):
 		return old.public(), nil
 	case err == nil:
-		return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and the parameters %v", backend.ErrExists, old.Size, old.Parameters)
+		return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and is of kind %s", backend.ErrExists, old.Size, kindOf(old.Parameters))
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
 
-	v.Size, v.Parameters, v.Created = chooseSize(o), o.Parameters, time.Now().UTC().Truncate(time.Second)
+	v.Size, v.Created = chooseSize(o), time.Now().UTC().Truncate(time.Second)
+	v.Parameters = map[string]string{kindKey: kindOf(o.Parameters)}
 	defer b.busy()()
 	if err := b.reserve(s, v.Size); err != nil {
 		return backend.Volume{}, err
@@ -72,18 +81,33 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	return v.public(), nil
 }
 
-// make makes the volume on disk. After an error there is nothing of it.
+// make makes the volume on disk. After an error there is nothing of it, unless that is ErrUnavailable.
 func (s *store) make(ctx context.Context, v *volume) (err error) {
 	half := path.Join(stagingDir, v.ID+"-"+random())
 	if err := s.root.Mkdir(half, 0o700); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.discard(half))
-		}
-	}()
 	crashpoint.Reached("create:half-made")
+	if err := errors.Join(s.fill(half, v), ctx.Err()); err != nil {
+		return errors.Join(err, s.discard(half))
+	}
+	final := path.Join(volumesDir, v.ID)
+	if err := s.root.Rename(half, final); err != nil {
+		return errors.Join(err, s.discard(half))
+	}
+	crashpoint.Reached("create:renamed")
+	if err := record.SyncDir(s.root, volumesDir); err != nil {
+		if undo := s.root.Rename(final, half); undo != nil { // the next start finds it, whole
+			return fmt.Errorf("%w: restart the driver: %w", backend.ErrUnavailable, errors.Join(err, undo))
+		}
+		return errors.Join(err, s.discard(half))
+	}
+	crashpoint.Reached("create:durable")
+	return nil
+}
+
+// fill makes the content of a half-made volume, durably. It leaves nothing open: Windows renames no open directory.
+func (s *store) fill(half string, v *volume) error {
 	dir, err := s.root.OpenRoot(half)
 	if err != nil {
 		return err
@@ -99,19 +123,7 @@ func (s *store) make(ctx context.Context, v *volume) (err error) {
 		return err
 	}
 	crashpoint.Reached("create:recorded")
-	if err := errors.Join(record.SyncDir(dir, "."), ctx.Err()); err != nil {
-		return err
-	}
-	final := path.Join(volumesDir, v.ID)
-	if err := s.root.Rename(half, final); err != nil {
-		return err
-	}
-	crashpoint.Reached("create:renamed")
-	if err := record.SyncDir(s.root, volumesDir); err != nil {
-		return errors.Join(err, s.root.Rename(final, half)) // which is then discarded
-	}
-	crashpoint.Reached("create:durable")
-	return nil
+	return record.SyncDir(dir, ".")
 }
 
 // discard removes a half-made volume, in which no pod has written.
@@ -168,6 +180,9 @@ func (b *Backend) remove(id string, inline bool) error {
 	}
 	crashpoint.Reached("delete:checked")
 	err = s.root.Rename(path.Join(volumesDir, v.ID), path.Join(trashDir, v.ID+"-"+random()))
+	if isReadOnly(err) {
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier try may have got this far
 		return err
 	}
@@ -186,9 +201,6 @@ func (b *Backend) remove(id string, inline bool) error {
 // unused returns ErrInUse if the volume is mounted anywhere on this machine, as the kernel sees it now: there is no
 // attach to prevent a delete, and what is in the trash is removed, through any mount of it too.
 func (b *Backend) unused(s *store, v *volume) error {
-	if err := s.inPlace(); err != nil {
-		return err
-	}
 	users, err := b.cfg.Users(filepath.Dir(s.dataPath(v.ID)))
 	if err != nil {
 		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
@@ -209,7 +221,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	if err := errors.Join(checkAccess(a), s.inPlace()); err != nil {
+	if err := checkAccess(a); err != nil {
 		return mounter.Mount{}, err
 	}
 	for key := range a.Context { // the volumes of this backend have none
@@ -218,13 +230,19 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	return mounter.Mount{Kind: mounter.Directory, Source: s.dataPath(v.ID), Options: a.Options, ReadOnly: a.ReadOnly}, nil
 }
 
+// The one parameter, and its default.
+const (
+	kindKey   = "kind"
+	directory = "directory"
+)
+
 // check returns an error for what no directory can be.
 func check(o backend.CreateOptions) error {
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
 		switch value := o.Parameters[key]; {
-		case key != "kind":
+		case key != kindKey:
 			return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
-		case value != "directory":
+		case value != directory:
 			return fmt.Errorf("%w: parameter kind is %.64q, but this release has volumes of kind directory only", backend.ErrInvalid, value)
 		}
 	}
@@ -258,10 +276,7 @@ func (v *volume) fits(o backend.CreateOptions) bool {
 
 // kindOf returns the kind that parameters ask for.
 func kindOf(parameters map[string]string) string {
-	if kind := parameters["kind"]; kind != "" {
-		return kind
-	}
-	return "directory"
+	return cmp.Or(parameters[kindKey], directory)
 }
 
 // chooseSize returns a size in bytes within what o asks for.

@@ -70,6 +70,8 @@ func TestDamageIsTold(t *testing.T) {
 		"a changed digit":   strings.Replace(string(good), "4096", "4097", 1),
 		"zeros at the end":  string(good[:40]) + strings.Repeat("\x00", len(good)-40),
 		"two records":       string(good) + string(good),
+		"a brace too many":  string(good) + "}",
+		"a bracket":         string(good) + "]",
 		"an unknown field":  strings.Replace(string(good), `"version"`, `"x":1,"version"`, 1),
 		"no version":        strings.Replace(string(good), `"version":1,`, ``, 1),
 		"a version below 1": strings.Replace(string(good), `"version":1`, `"version":-1`, 1),

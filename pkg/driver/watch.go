@@ -1,0 +1,135 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// prober asks the backend whether it is ready: once at a time, however many want to know.
+type prober struct {
+	backend backend.Backend
+	group   singleflight.Group
+}
+
+// probeLimit is how long a probe may take. A disk that hangs never answers, and is not ready.
+const probeLimit = 5 * time.Second
+
+// probe reports whether the backend is ready. CSI spec v1.13, Probe.
+func (p *prober) probe(ctx context.Context) (bool, error) {
+	b, ok := p.backend.(backend.Prober)
+	if !ok {
+		return true, nil
+	}
+	answer := p.group.DoChan("", func() (any, error) { return b.Probe(context.WithoutCancel(ctx)) })
+	late := time.NewTimer(probeLimit)
+	defer late.Stop()
+	select {
+	case a := <-answer:
+		return a.Val.(bool), a.Err
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-late.C:
+		return false, fmt.Errorf("%w: the storage has not answered for %s", backend.ErrNotReady, probeLimit)
+	}
+}
+
+const (
+	watchUnready = 200 * time.Millisecond // how often watch looks while the backend isn't ready
+	watchReady   = 10 * time.Second       // and while it is
+	watchVolumes = 100                    // how many volumes it names at the most
+)
+
+// States in which watch finds the driver.
+const (
+	starting = "starting"
+	notReady = "not ready"
+	ready    = "ready"
+	notWell  = "ready, but the storage isn't well"
+)
+
+// watch logs when the driver becomes ready or stops being so, and why, and what is wrong with the storage.
+func (d *Driver) watch(ctx context.Context) {
+	last, lastWhy := starting, ""
+	for {
+		now, why := d.state(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		next, serves := watchReady, now == ready || now == notWell
+		if !serves {
+			next = watchUnready
+		}
+		if now != last || why != lastWhy {
+			d.logState(now, why)
+			if serves && (last == starting || last == notReady) {
+				d.logSick(ctx)
+			}
+			last, lastWhy = now, why
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(next):
+		}
+	}
+}
+
+// state returns in which state the driver is, and why.
+func (d *Driver) state(ctx context.Context) (state, why string) {
+	switch ready, err := d.prober.probe(ctx); {
+	case err != nil:
+		return notReady, err.Error()
+	case !ready:
+		return starting, ""
+	}
+	doctor, ok := d.cfg.Backend.(backend.Doctor)
+	if !ok {
+		return ready, ""
+	}
+	conditions, err := doctor.StorageHealth(ctx)
+	if err != nil {
+		return notWell, err.Error()
+	}
+	var messages []string
+	for _, c := range conditions {
+		messages = append(messages, c.Reason+": "+c.Message)
+	}
+	if len(messages) > 0 {
+		return notWell, strings.Join(messages, "; ")
+	}
+	return ready, ""
+}
+
+func (d *Driver) logState(state, why string) {
+	if why == "" {
+		d.cfg.Log.Info(state)
+		return
+	}
+	d.cfg.Log.Error(state, "reason", why)
+}
+
+// logSick logs which volumes aren't well.
+func (d *Driver) logSick(ctx context.Context) {
+	doctor, ok := d.cfg.Backend.(backend.Doctor)
+	if !ok {
+		return
+	}
+	sick, more, err := doctor.ListHealth(ctx, "", watchVolumes)
+	if err != nil {
+		d.cfg.Log.Error("the health of volumes can't be told", "error", err)
+	}
+	for _, s := range sick {
+		for _, c := range s.Conditions {
+			d.cfg.Log.Error("a volume isn't well", "volume", s.ID, "reason", c.Reason, "message", c.Message)
+		}
+	}
+	if more {
+		d.cfg.Log.Error("more volumes aren't well: ControllerListVolumeHealth has them all")
+	}
+}
