@@ -329,6 +329,27 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			t.Errorf("%s: %v", name, resp)
 		}
 	}
+	resp := validate(func(r *csi.ValidateVolumeCapabilitiesRequest) {
+		r.Parameters = map[string]string{"kind": "directory", "csi.storage.k8s.io/pvc/name": "claim"} // the default, spelled out
+	})
+	if resp.GetConfirmed() == nil {
+		t.Errorf("the default kind: %v", resp)
+	}
+	if err := os.Rename(d.root, d.root+".away"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Rename(d.root+".away", d.root)
+	_, err := d.ValidateVolumeCapabilities(context.Background(), &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{capability(singleMode)},
+	})
+	d.want(codes.Unavailable, err) // which is no "no"
+}
+
+func TestTheTopologyKeyIsALabelsKey(t *testing.T) {
+	p := newPlace(Config{Name: "HostPath.CSI.example", Backend: startDriver(t).backend})
+	if p.key != "hostpath.csi.example/node" {
+		t.Errorf("the key is %s, and labels are lower case", p.key)
+	}
 }
 
 func TestHealthOfVolumes(t *testing.T) {

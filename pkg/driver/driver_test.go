@@ -1,7 +1,9 @@
 package driver
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,10 +32,35 @@ import (
 )
 
 func TestEveryErrorHasItsCode(t *testing.T) {
-	for _, line := range statusCodes {
-		if got := codeOf(fmt.Errorf("call: %w", fmt.Errorf("cause: %w", line.err))); got != line.code {
-			t.Errorf("%v is %s, want %s", line.err, got, line.code)
+	known := map[error]codes.Code{
+		context.Canceled:         codes.Canceled,
+		context.DeadlineExceeded: codes.DeadlineExceeded,
+		backend.ErrNotFound:      codes.NotFound,
+		backend.ErrExists:        codes.AlreadyExists,
+		backend.ErrInvalid:       codes.InvalidArgument,
+		backend.ErrInUse:         codes.FailedPrecondition,
+		backend.ErrExhausted:     codes.ResourceExhausted,
+		backend.ErrOutOfRange:    codes.OutOfRange,
+		backend.ErrBusy:          codes.Aborted,
+		backend.ErrUnavailable:   codes.Unavailable,
+		backend.ErrNotReady:      codes.FailedPrecondition,
+		mounter.ErrPath:          codes.InvalidArgument,
+		mounter.ErrOption:        codes.InvalidArgument,
+		mounter.ErrConflict:      codes.AlreadyExists,
+		mounter.ErrBusy:          codes.FailedPrecondition,
+		mounter.ErrNotEmpty:      codes.FailedPrecondition,
+		mounter.ErrReadOnly:      codes.FailedPrecondition,
+		errPrecondition:          codes.FailedPrecondition,
+		errToken:                 codes.Aborted,
+		errors.ErrUnsupported:    codes.Unimplemented,
+	}
+	for err, code := range known {
+		if got := codeOf(fmt.Errorf("call: %w", fmt.Errorf("cause: %w", err))); got != code {
+			t.Errorf("%v is %s, want %s", err, got, code)
 		}
+	}
+	if len(known) != len(statusCodes) {
+		t.Errorf("the table has %d lines, the test %d", len(statusCodes), len(known))
 	}
 	for _, tc := range []struct {
 		err  error
@@ -44,10 +71,179 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		{status.Error(codes.Unimplemented, "x"), codes.Unimplemented},
 		{fmt.Errorf("%w: %w", backend.ErrInvalid, mounter.ErrOption), codes.InvalidArgument},
 		{errors.Join(backend.ErrExhausted, errors.New("disk full")), codes.ResourceExhausted},
+		{fmt.Errorf("%w: %w", backend.ErrNotReady, backend.ErrUnavailable), codes.FailedPrecondition},
+		{fmt.Errorf("%w: %w", backend.ErrUnavailable, fs.ErrNotExist), codes.Unavailable},
 	} {
 		if got := codeOf(tc.err); got != tc.code {
 			t.Errorf("%v is %s, want %s", tc.err, got, tc.code)
 		}
+	}
+}
+
+// odd is a backend that answers as a test wants.
+type odd struct {
+	backend.Backend
+	create  func() error
+	probe   func() (bool, error)
+	trouble []backend.Condition
+	limits  []int
+}
+
+func (o *odd) Create(context.Context, backend.CreateOptions) (backend.Volume, error) {
+	return backend.Volume{}, o.create()
+}
+
+func (o *odd) Probe(context.Context) (bool, error) { return o.probe() }
+
+func (o *odd) List(_ context.Context, _ string, limit int) ([]backend.Volume, bool, error) {
+	o.limits = append(o.limits, limit)
+	return nil, false, nil
+}
+
+func (o *odd) Health(context.Context, string) ([]backend.Condition, error) { return nil, nil }
+
+func (o *odd) ListHealth(context.Context, string, int) ([]backend.Diagnosis, bool, error) {
+	return nil, false, nil
+}
+
+func (o *odd) StorageHealth(context.Context) ([]backend.Condition, error) { return o.trouble, nil }
+
+// serveOdd serves a backend on a socket and returns clients of it. Serve's result comes when stop was called.
+func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Duration) (conn *grpc.ClientConn, stop func(), served chan error) {
+	t.Helper()
+	d := startDriver(t)
+	server, err := New(Config{
+		Name: testName, Release: "test", Node: "n", Backend: b, Mounter: d.mounter, StateDir: d.path("state"),
+		Log: newTestLogger(log), Registry: newRegistry(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "unix://" + filepath.Join(d.dir, "2.sock")
+	l, err := Listen(endpoint, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served = make(chan error, 1)
+	go func() { served <- server.Serve(ctx, l, drain) }()
+	if conn, err = grpc.NewClient(endpoint, insecureOption()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cancel(); conn.Close() })
+	return conn, cancel, served
+}
+
+func alwaysReady() (bool, error) { return true, nil }
+
+func TestWhatABackendDoesBadlyIsCaught(t *testing.T) {
+	secret := "correct horse battery"
+	for name, tc := range map[string]struct {
+		create func() error
+		code   codes.Code
+		says   string
+	}{
+		"it panics":                     {func() error { panic("what a bug") }, codes.Internal, "panicked"},
+		"its error has a secret":        {func() error { return errors.New("login as " + secret) }, codes.Internal, "login as ***"},
+		"its status has a secret":       {func() error { return status.Error(codes.NotFound, secret) }, codes.NotFound, "***"},
+		"its error wraps a known class": {func() error { return fmt.Errorf("disk: %w", backend.ErrExhausted) }, codes.ResourceExhausted, "no room"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := &logBuffer{}
+			conn, _, _ := serveOdd(t, &odd{create: tc.create, probe: alwaysReady}, log, time.Second)
+			req := createRequest("x")
+			req.Secrets = map[string]string{"password": secret}
+			_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req)
+			if status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), secret) {
+				t.Errorf("got %v, want %s with %q", err, tc.code, tc.says)
+			}
+			if strings.Contains(log.String(), secret) {
+				t.Errorf("the secret is in the log: %s", log.String())
+			}
+		})
+	}
+}
+
+func TestLargeMessagesAndPages(t *testing.T) {
+	b := &odd{create: func() error { return backend.ErrInvalid }, probe: alwaysReady}
+	conn, _, _ := serveOdd(t, b, &logBuffer{}, time.Second)
+	req := createRequest("x")
+	req.Secrets = map[string]string{"x": strings.Repeat("s", 5<<20)} // over gRPC's own limit
+	_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req)
+	if status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a message of 5 MiB: %.100v, want the backend's answer", err)
+	}
+	for _, entries := range []int32{0, 1, maxPage, math.MaxInt32} {
+		if _, err := csi.NewControllerClient(conn).ListVolumes(context.Background(), &csi.ListVolumesRequest{MaxEntries: entries}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []int{maxPage, 1, maxPage, maxPage}; !slices.Equal(b.limits, want) {
+		t.Errorf("pages of %v are asked for, want %v", b.limits, want)
+	}
+}
+
+func TestAProbeThatHangs(t *testing.T) {
+	asked, release := make(chan struct{}, 100), make(chan struct{})
+	p := &prober{backend: &odd{probe: func() (bool, error) {
+		asked <- struct{}{}
+		<-release
+		return true, nil
+	}}}
+	for range 10 {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+		if ready, err := p.probe(ctx); ready || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("probe = %v, %v while the disk hangs", ready, err)
+		}
+		cancel()
+	}
+	close(release)
+	if ready, err := p.probe(context.Background()); !ready || err != nil {
+		t.Errorf("probe = %v, %v when the disk is back", ready, err)
+	}
+	if n := len(asked); n > 2 {
+		t.Errorf("%d probes hung in the disk, want one", n)
+	}
+}
+
+func TestTheStateThatIsLogged(t *testing.T) {
+	b := &odd{probe: alwaysReady}
+	d := &Driver{cfg: Config{Backend: b}, prober: &prober{backend: b}}
+	want := func(state, why string) {
+		t.Helper()
+		if gotState, gotWhy := d.state(context.Background()); gotState != state || gotWhy != why {
+			t.Errorf("state = %q, %q, want %q, %q", gotState, gotWhy, state, why)
+		}
+	}
+	want(ready, "")
+	b.trouble = []backend.Condition{{Reason: "TrashStuck", Message: "x"}, {Reason: "TrashStuck", Message: "y"}}
+	want(notWell, "TrashStuck: x; TrashStuck: y")
+	b.probe = func() (bool, error) { return false, nil }
+	want(starting, "")
+	b.probe = func() (bool, error) { return false, errors.New("no disk") }
+	want(notReady, "no disk")
+}
+
+func TestTheLogIsJSONThroughout(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	_, err := logCalls(log)(context.Background(), createRequest("pvc-1"), &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
+		func(context.Context, any) (any, error) {
+			return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "v"}}, nil
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line struct {
+		Msg, Code, Name, Volume string
+		Ms                      float64
+		Request, Response       map[string]any
+	}
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
+		t.Fatalf("%v: %s", err, out.String())
+	}
+	if line.Msg != "CreateVolume" || line.Code != "OK" || line.Name != "pvc-1" || line.Volume != "v" || line.Request["name"] != "pvc-1" || line.Response["volume"] == nil {
+		t.Errorf("the line is %s", out.String())
 	}
 }
 
@@ -78,7 +274,7 @@ func TestAPanicIsAnErrorAndIsLogged(t *testing.T) {
 
 func TestTwoCallsForOneVolume(t *testing.T) {
 	l := newLocks()
-	req := &csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: "/one"}
+	req := &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: "/staging", TargetPath: "/one"}
 	call := func(req any, handler grpc.UnaryHandler) error {
 		_, err := l.intercept(context.Background(), req, nil, handler)
 		return err
@@ -90,6 +286,8 @@ func TestTwoCallsForOneVolume(t *testing.T) {
 			&csi.NodePublishVolumeRequest{VolumeId: "other", TargetPath: "/one"},
 			&csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/two"},
 			&csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/three"},
+			&csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/three"},
+			&csi.NodeUnstageVolumeRequest{VolumeId: "other", StagingTargetPath: "/staging"},
 			&csi.DeleteVolumeRequest{VolumeId: "v"},
 		} {
 			if err := call(busy, nothing); !errors.Is(err, backend.ErrBusy) {
@@ -97,7 +295,7 @@ func TestTwoCallsForOneVolume(t *testing.T) {
 			}
 		}
 		for _, free := range []any{
-			&csi.NodePublishVolumeRequest{VolumeId: "other", TargetPath: "/other"},
+			&csi.NodePublishVolumeRequest{VolumeId: "other", TargetPath: "/other"}, // inline
 			&csi.DeleteVolumeRequest{VolumeId: "/one"},
 			&csi.CreateVolumeRequest{Name: "v"},
 			&csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/one"},
@@ -282,14 +480,19 @@ func TestEndpoints(t *testing.T) {
 type slow struct {
 	backend.Backend
 	started, finish chan struct{}
+	deaf            bool // it doesn't look at its context, as a call that hangs in a disk
 }
 
 func (s *slow) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	close(s.started)
+	cut := ctx.Done()
+	if s.deaf {
+		cut = nil
+	}
 	select {
 	case <-s.finish:
 		return backend.Volume{ID: "slow"}, nil
-	case <-ctx.Done():
+	case <-cut:
 		return backend.Volume{}, ctx.Err()
 	}
 }
@@ -298,30 +501,16 @@ func TestServeDrains(t *testing.T) {
 	for name, tc := range map[string]struct {
 		drain time.Duration
 		ends  bool // the call ends by itself
+		deaf  bool
 		code  codes.Code
 	}{
-		"a running call ends":    {time.Minute, true, codes.OK},
-		"an endless call is cut": {50 * time.Millisecond, false, codes.Unavailable},
+		"a running call ends":              {time.Minute, true, false, codes.OK},
+		"an endless call is cut":           {50 * time.Millisecond, false, false, codes.Unavailable},
+		"a call that hangs is left behind": {50 * time.Millisecond, false, true, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := startDriver(t)
-			b := &slow{started: make(chan struct{}), finish: make(chan struct{})}
-			server, err := New(Config{Name: testName, Release: "test", Node: "n", Backend: b, Mounter: d.mounter, StateDir: d.path("state"), Log: newTestLogger(d.log), Registry: newRegistry()})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l, err := Listen("unix://"+filepath.Join(d.dir, "2.sock"), false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, stop := context.WithCancel(context.Background())
-			served := make(chan error)
-			go func() { served <- server.Serve(ctx, l, tc.drain) }()
-			conn, err := grpc.NewClient("unix://"+filepath.Join(d.dir, "2.sock"), insecureOption())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
+			b := &slow{started: make(chan struct{}), finish: make(chan struct{}), deaf: tc.deaf}
+			conn, stop, served := serveOdd(t, b, &logBuffer{}, tc.drain)
 			answered := make(chan error)
 			go func() {
 				_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), createRequest("x"))
@@ -331,10 +520,19 @@ func TestServeDrains(t *testing.T) {
 			stop()
 			if tc.ends {
 				close(b.finish)
+			} else {
+				defer close(b.finish)
 			}
-			d.want(tc.code, <-answered)
-			if err := <-served; err != nil {
-				t.Errorf("Serve = %v", err)
+			if err := <-answered; status.Code(err) != tc.code {
+				t.Errorf("the call = %v, want %s", err, tc.code)
+			}
+			select {
+			case err := <-served:
+				if err != nil {
+					t.Errorf("Serve = %v", err)
+				}
+			case <-time.After(30 * time.Second):
+				t.Error("Serve does not return")
 			}
 		})
 	}

@@ -126,6 +126,7 @@ func TestPublishNeedsStaging(t *testing.T) {
 		d.want(codes.FailedPrecondition, v.publish("one"))
 		d.want(codes.FailedPrecondition, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" }))
 		d.want(codes.InvalidArgument, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = d.root }))
+		d.want(codes.InvalidArgument, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = r.TargetPath }))
 		d.want(codes.OK, w.stage())
 		d.want(codes.FailedPrecondition, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = w.staging }))
 		d.want(codes.NotFound, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "none" }))
@@ -297,10 +298,17 @@ func TestInlineVolumes(t *testing.T) {
 		if _, err := d.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: handle(1), VolumePath: d.path("inline")}); err != nil {
 			t.Errorf("stats of an inline volume: %v", err)
 		}
+		_, err := d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: handle(1), TargetPath: d.path("second"), VolumeCapability: capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+			VolumeContext: map[string]string{ephemeralKey: "true", "size": "10Mi"},
+		})
+		d.want(codes.FailedPrecondition, err)
 		// Nobody gets at it by a PersistentVolume with its handle.
-		_, err := d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: handle(1), StagingTargetPath: d.path("staging"), VolumeCapability: capability(sharedMode)})
+		_, err = d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: handle(1), StagingTargetPath: d.path("staging"), VolumeCapability: capability(sharedMode)})
 		d.want(codes.NotFound, err)
 		_, err = d.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: handle(1)})
+		d.want(codes.NotFound, err)
+		_, err = d.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: handle(1)})
 		d.want(codes.NotFound, err)
 		_, err = d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: handle(1)})
 		d.want(codes.OK, err)
@@ -343,6 +351,156 @@ func TestAnInlineVolumeThatCantBeMounted(t *testing.T) {
 	if left, _ := filepath.Glob(data); len(left) != 1 {
 		t.Error("a volume with a pod's data was deleted because it could not be mounted")
 	}
+	_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
+	d.want(codes.Internal, err)
+	if left, _ := filepath.Glob(data); len(left) != 1 {
+		t.Error("a volume was deleted that could not be unmounted")
+	}
+}
+
+func TestTheHandleOfAnInlineVolumeIsTheKubelets(t *testing.T) {
+	d := startDriver(t)
+	v := d.create("v", capability(sharedMode))
+	for _, id := range []string{v.id, "csi-1", "..", handle(1) + "x"} {
+		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
+			VolumeId: id, TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+		})
+		d.want(codes.InvalidArgument, err)
+	}
+	if len(d.mounter.(*mounter.Fake).Mounts()) != 0 || exists(d.path("inline")) {
+		t.Error("something was mounted")
+	}
+}
+
+// sabotaged is a Mounter that does something before it mounts.
+type sabotaged struct {
+	mounter.Mounter
+	before func()
+}
+
+func (s *sabotaged) Mount(ctx context.Context, m mounter.Mount, path string) error {
+	s.before()
+	return s.Mounter.Mount(ctx, m, path)
+}
+
+func TestStagingThatIsUnmountedInTheMiddle(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		bad := &sabotaged{d.mounter, func() {
+			if err := d.mounter.Unmount(context.Background(), v.staging); err != nil {
+				t.Error(err)
+			}
+		}}
+		n := &node{backend: d.backend, mounter: bad, place: &place{}, stagings: &stagings{}}
+		_, err := n.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
+			VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: d.path("one"), VolumeCapability: v.use,
+		})
+		if !errors.Is(err, errPrecondition) || exists(d.path("one")) {
+			t.Errorf("publish = %v, target there: %v: a pod would write to the node's own disk", err, exists(d.path("one")))
+		}
+		d.want(codes.OK, v.unstage())
+	})
+}
+
+func TestAStageThatCantBeRememberedMountsNothing(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(singleMode))
+		if err := os.RemoveAll(d.path("state", stagingsDir)); err != nil {
+			t.Fatal(err)
+		}
+		err := v.stage()
+		d.want(codes.Internal, err)
+		if !strings.Contains(err.Error(), d.path("state", stagingsDir)) {
+			t.Errorf("%v doesn't name the state directory", err)
+		}
+		if users, err := d.mounter.Users(v.data()); err != nil || len(users) != 0 {
+			t.Errorf("mounted at %v, %v", users, err)
+		}
+		d.restart()
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.unstage())
+	})
+}
+
+func TestAStageThatFailsIsForgotten(t *testing.T) {
+	d := startDriver(t)
+	v := d.create("v", capability(sharedMode))
+	fake := d.mounter.(*mounter.Fake)
+	fake.Err = errors.New("on demand")
+	d.want(codes.Internal, v.stage())
+	fake.Err = nil
+	if left, err := os.ReadDir(d.path("state", stagingsDir)); err != nil || len(left) != 0 {
+		t.Errorf("%v is remembered, %v", left, err)
+	}
+	d.want(codes.OK, v.stage())
+	d.want(codes.OK, v.unstage())
+}
+
+func TestAfterARebootVolumesAreWell(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(singleMode))
+		d.want(codes.OK, v.stage())
+		d.stop()
+		if err := d.mounter.Unmount(context.Background(), v.staging); err != nil { // the machine reboots
+			t.Fatal(err)
+		}
+		d.start()
+		health, err := d.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+		if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 0 {
+			t.Errorf("health is %v, %v", health, err)
+		}
+		v.use = capability(sharedMode)
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.unstage())
+	})
+}
+
+func TestAnotherStagingPathIsNoTarget(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(singleMode))
+		first := v.staging
+		d.want(codes.OK, v.stage())
+		v.staging = d.path("second-staging")
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.publish("one"))
+		d.want(codes.FailedPrecondition, v.publish("two"))
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.unstage())
+		v.staging = first
+		d.want(codes.OK, v.unstage())
+	})
+}
+
+func TestAPodEndsThoughTheRecordIsDamaged(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.publish("one"))
+		record := filepath.Join(d.root, "volumes", v.id, "record.json")
+		good, err := os.ReadFile(record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, bad := range []string{"{", `{"version":9}`} {
+			if err := os.WriteFile(record, []byte(bad), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d.restart()
+			d.want(codes.OK, v.unpublish("one"))
+			d.want(codes.OK, v.unstage())
+			d.want(codes.Internal, v.delete())
+			if err := os.WriteFile(record, good, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d.restart()
+			d.want(codes.OK, v.stage())
+			d.want(codes.OK, v.publish("one"))
+		}
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.unstage())
+		d.want(codes.OK, v.delete())
+	})
 }
 
 func TestStatsAreOfTheVolumeAndItsPath(t *testing.T) {
