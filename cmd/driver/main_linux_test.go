@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,8 +26,22 @@ var noNamespace error
 
 func TestMain(m *testing.M) {
 	noNamespace = namespace.Enter()
-	os.Exit(m.Run())
+	code := m.Run()
+	if binDir != "" {
+		os.RemoveAll(binDir)
+	}
+	os.Exit(code)
 }
+
+// binDir holds the driver once it is built.
+var binDir string
+
+var buildOnce = sync.OnceValues(func() (out []byte, err error) {
+	if binDir, err = os.MkdirTemp("", "bin"); err != nil {
+		return nil, err
+	}
+	return exec.Command("go", "build", "-o", filepath.Join(binDir, "driver"), ".").CombinedOutput()
+})
 
 // process is a driver as an operator runs it.
 type process struct {
@@ -51,11 +66,10 @@ func build(t *testing.T) string {
 	if noNamespace != nil {
 		t.Skip(noNamespace)
 	}
-	bin := filepath.Join(t.TempDir(), "driver")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := buildOnce(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	return bin
+	return filepath.Join(binDir, "driver")
 }
 
 func start(t *testing.T, bin, dir string, args ...string) *process {

@@ -46,12 +46,19 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 			break
 		}
 	}
-	_, err := b.Create(context.Background(), backend.CreateOptions{Name: "after", Required: 1 << 20, Access: []backend.Access{{}}})
-	if !errors.Is(err, backend.ErrExhausted) {
-		t.Errorf("Create on a full disk = %v, want ErrExhausted", err)
-	}
-	if got := w.names(stagingDir); len(got) != 0 {
-		t.Errorf("%v are left in staging", got)
+	for free := range 3 { // a volume takes three inodes: each failure is one step further
+		if free > 0 {
+			if err := os.Remove(w.path(volumesDir, v.ID, dataDir, fmt.Sprint(free))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := b.Create(context.Background(), backend.CreateOptions{Name: "after", Required: 1 << 20, Access: []backend.Access{{}}})
+		if !errors.Is(err, backend.ErrExhausted) {
+			t.Errorf("Create with %d free inodes = %v, want ErrExhausted", free, err)
+		}
+		if got := append(w.names(stagingDir), w.names(trashDir)...); len(got) != 0 {
+			t.Errorf("with %d free inodes %v are left", free, got)
+		}
 	}
 	if b.index.promised != v.Size {
 		t.Errorf("%d bytes are promised, want those of the one volume", b.index.promised)
