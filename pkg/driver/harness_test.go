@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -32,7 +33,7 @@ func forEachMounter(t *testing.T, test func(t *testing.T, d *testDriver)) {
 	t.Run("fake", func(t *testing.T) { test(t, startDriver(t)) })
 	t.Run("real", func(t *testing.T) {
 		if realMounter == nil {
-			t.Skip("this process can't mount")
+			namespace.Skip(t, "this process can't mount")
 		}
 		test(t, startDriver(t, func(d *testDriver) { d.real = true }))
 	})

@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -46,7 +47,7 @@ func TestFilesReachAllTargetsOfAVolume(t *testing.T) {
 func startReal(t *testing.T) *testDriver {
 	t.Helper()
 	if realMounter == nil {
-		t.Skip("this process can't mount")
+		namespace.Skip(t, "this process can't mount")
 	}
 	return startDriver(t, func(d *testDriver) { d.real = true })
 }

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 
 func realMounter(t *testing.T, change ...func(*linux)) func(string) Mounter {
 	if noNamespace != nil {
-		t.Skip(noNamespace)
+		namespace.Skip(t, noNamespace)
 	}
 	return func(dir string) Mounter {
 		m, err := New(dir)

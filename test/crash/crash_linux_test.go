@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 func buildDriver(t *testing.T) string {
 	t.Helper()
 	if noNamespace != nil {
-		t.Skip(noNamespace)
+		namespace.Skip(t, noNamespace)
 	}
 	bin := filepath.Join(t.TempDir(), "driver")
 	out, err := exec.Command("go", "build", "-tags", "crashpoints", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver").CombinedOutput()

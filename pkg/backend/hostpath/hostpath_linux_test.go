@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 // newDisk is a world whose root is a filesystem of its own.
 func newDisk(t *testing.T, options string) *world {
 	if noNamespace != nil {
-		t.Skip(noNamespace)
+		namespace.Skip(t, noNamespace)
 	}
 	w := newWorld(t)
 	if err := unix.Mount("none", w.cfg.Root, "tmpfs", 0, options); err != nil {
