@@ -4,6 +4,8 @@ package namespace
 
 import (
 	"os"
+	"os/signal"
+	"syscall"
 	"testing"
 )
 
@@ -18,4 +20,12 @@ func Skip(t testing.TB, why any) {
 		t.Fatalf("%v, and %s is set", why, mustMount)
 	}
 	t.Skip(why)
+}
+
+// Signals returns the signals that ask a program to end. SIGHUP isn't one of them under nohup.
+func Signals() []os.Signal {
+	if signal.Ignored(syscall.SIGHUP) {
+		return []os.Signal{os.Interrupt, syscall.SIGTERM}
+	}
+	return []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
 }

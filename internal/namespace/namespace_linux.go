@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"syscall"
 )
@@ -15,6 +16,9 @@ const inside = "CAUSEWAY_IN_NAMESPACE"
 // Enter returns nil in a process that is in a mount namespace of its own. Elsewhere it runs this program again, with
 // the same arguments, in a new one, and exits with its exit code. A user who isn't root also gets a user namespace,
 // and is root in there. It returns an error if the machine permits neither.
+//
+// A signal that asks this process to end is passed on, and the program in there may take its time to clean up. From a
+// terminal it gets that signal twice.
 func Enter() error {
 	if os.Getenv(inside) != "" {
 		return nil
@@ -38,9 +42,17 @@ func Enter() error {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
+	signals := make(chan os.Signal, 3)
+	signal.Notify(signals, Signals()...)
+	defer signal.Stop(signals)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("a mount namespace of its own, for user %d: %w", os.Geteuid(), err)
 	}
+	go func() {
+		for s := range signals {
+			cmd.Process.Signal(s) // an error is that it has ended, which is what Wait waits for
+		}
+	}()
 	err = cmd.Wait()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {

@@ -1,0 +1,90 @@
+package namespace
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// asProgram is set in the environment where this test's binary is to be the program below.
+const asProgram = "CAUSEWAY_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		os.Exit(program())
+	}
+	os.Exit(m.Run())
+}
+
+const cleanedUp, noNamespace = 7, 8 // exit codes
+
+// program is one that takes its time to clean up when it is asked to end.
+func program() int {
+	if err := Enter(); err != nil {
+		fmt.Println(err)
+		return noNamespace
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), Signals()...)
+	defer stop()
+	fmt.Println("ready")
+	<-ctx.Done()
+	time.Sleep(100 * time.Millisecond)
+	return cleanedUp
+}
+
+func TestWhoeverIsAskedToEndMayCleanUp(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		if !slices.Contains(Signals(), os.Signal(s)) { // go test runs under nohup
+			continue
+		}
+		t.Run(s.String()+" from a process", func(t *testing.T) { endWith(t, s, false) })
+		t.Run(s.String()+" from a terminal", func(t *testing.T) { endWith(t, s, true) })
+	}
+}
+
+// endWith sends a signal to a program in a namespace, or rather to the process that waits for it; as a terminal does,
+// to both of them.
+func endWith(t *testing.T, s syscall.Signal, both bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if said == "ready\n" {
+		pid := cmd.Process.Pid
+		if both {
+			pid = -pid
+		}
+		if err := syscall.Kill(pid, s); err != nil {
+			t.Error(err)
+		}
+	}
+	switch err := cmd.Wait(); cmd.ProcessState.ExitCode() {
+	case cleanedUp:
+	case noNamespace:
+		Skip(t, strings.TrimSpace(said))
+	default:
+		t.Errorf("it ended with %v, after it said %q", err, said)
+	}
+}
