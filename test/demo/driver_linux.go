@@ -24,7 +24,8 @@ const patience = 30 * time.Second
 // demo is a driver process with a client.
 type demo struct {
 	dir, root, kubelet, socket string
-	cmd                        *exec.Cmd
+	cmd                        *exec.Cmd // nil when the driver doesn't run
+	pid                        int       // the driver's, even when it has ended
 	exited                     chan error
 	conn                       *grpc.ClientConn
 	identity                   csi.IdentityClient
@@ -44,10 +45,10 @@ func startDriver(ctx context.Context) (*demo, error) {
 	}
 	err = errors.Join(os.Mkdir(d.root, 0o700), os.Mkdir(d.kubelet, 0o750))
 	if err == nil {
-		err = step("build the driver", func() (string, error) { return d.build(ctx) })
+		err = step(ctx, "build the driver", func() (string, error) { return d.build(ctx) })
 	}
 	if err == nil {
-		err = step("start it, and wait until it is ready", func() (string, error) { return d.start(ctx) })
+		err = step(ctx, "start it, and wait until it is ready", func() (string, error) { return d.start(ctx) })
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.kill(), d.cleanUp())
@@ -57,7 +58,10 @@ func startDriver(ctx context.Context) (*demo, error) {
 
 func (d *demo) build(ctx context.Context) (string, error) {
 	bin := filepath.Join(d.dir, "driver")
-	out, err := exec.CommandContext(ctx, "go", "build", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver").CombinedOutput()
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+d.dir)                     // for what an interrupted build leaves
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it then ends its compilers, too
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
@@ -77,10 +81,11 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	cmd := exec.Command(filepath.Join(d.dir, "driver"), "--endpoint=unix://"+d.socket, "--root="+d.root, "--init-root", "--kubelet-dir="+d.kubelet,
 		"--state-dir="+filepath.Join(d.dir, "state"), "--node-id=demo-node")
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return "", err
 	}
-	d.cmd = cmd
+	d.cmd, d.pid = cmd, cmd.Process.Pid
 	go func() { d.exited <- cmd.Wait() }()
 	d.conn, err = grpc.NewClient("unix://"+d.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -100,7 +105,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 			return "", errors.Join(err, d.logged())
 		case exit := <-d.exited:
 			d.cmd = nil
-			return "", errors.Join(fmt.Errorf("the driver ended: %w", exit), d.logged())
+			return "", errors.Join(errors.New("the driver ended"), exit, d.logged())
 		case <-time.After(5 * time.Millisecond):
 			d.conn.ResetConnectBackoff()
 		}
@@ -133,11 +138,12 @@ func (d *demo) kill() error {
 		return nil
 	}
 	defer func() { d.cmd = nil }()
-	if err := d.cmd.Process.Kill(); err != nil {
-		return err
+	err := d.cmd.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) { // by itself: a terminal's Ctrl-C reaches it too
+		err = nil
 	}
 	<-d.exited
-	return nil
+	return err
 }
 
 // nothingLeft proves that there is no mount, no socket, no process and no file of a volume.
@@ -166,6 +172,9 @@ func (d *demo) nothingLeft() (string, error) {
 	}
 	if len(files) > 0 {
 		return "", fmt.Errorf("left: %v", files)
+	}
+	if err := syscall.Kill(d.pid, 0); !errors.Is(err, syscall.ESRCH) {
+		return "", fmt.Errorf("the driver's process, %d, is there still: %v", d.pid, err)
 	}
 	return "0 mounts, 0 files, 0 sockets, 0 processes", nil
 }

@@ -21,7 +21,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, advice(err))
 		os.Exit(1)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
 	defer stop()
 	start := time.Now()
 	if err := run(ctx); err != nil {

@@ -69,7 +69,7 @@ func (d *demo) play(ctx context.Context) error {
 		}},
 	}
 	for _, s := range steps {
-		if err := step(s.what, s.do); err != nil {
+		if err := step(ctx, s.what, s.do); err != nil {
 			return err
 		}
 	}

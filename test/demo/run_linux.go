@@ -14,24 +14,28 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, d.cleanUp()) }()
+	defer func() { err = errors.Join(err, d.kill(), d.cleanUp()) }()
 	if err := d.play(ctx); err != nil {
-		return errors.Join(err, d.kill())
-	}
-	if err := step("the driver empties its trash", d.trashEmptied); err != nil {
 		return err
 	}
-	if err := step("SIGTERM, and the driver drains", d.terminate); err != nil {
+	if err := step(ctx, "the driver empties its trash", d.trashEmptied); err != nil {
 		return err
 	}
-	return step("nothing is left behind", d.nothingLeft)
+	if err := step(ctx, "SIGTERM, and the driver drains", d.terminate); err != nil {
+		return err
+	}
+	return step(ctx, "nothing is left behind", d.nothingLeft)
 }
 
-// step runs one step and prints a line with what it was, what came of it and how long it took.
-func step(what string, do func() (result string, err error)) error {
+// step runs one step and prints a line with what it was, what came of it and how long it took. A signal makes it fail,
+// and then is the error: what else went wrong is its work.
+func step(ctx context.Context, what string, do func() (result string, err error)) error {
 	start := time.Now()
 	result, err := do()
 	took := time.Since(start)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		fmt.Printf("  %-44s FAILED\n", what)
 		return fmt.Errorf("%s: %w", what, err)
