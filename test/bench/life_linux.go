@@ -17,7 +17,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // client is a connection to one driver.
@@ -101,6 +103,8 @@ type volume struct {
 	name, id        string
 	context         map[string]string
 	staging, target string
+	// What may have been done and not taken back: nobody knows what came of a call without an answer.
+	created, staged, published bool
 }
 
 func (c *client) volumes(n int, prefix string) ([]*volume, error) {
@@ -108,28 +112,34 @@ func (c *client) volumes(n int, prefix string) ([]*volume, error) {
 	for i := range n {
 		name := fmt.Sprintf("%s-%d", prefix, i)
 		v := &volume{client: c, name: name, staging: filepath.Join(c.dir, "staging-"+name), target: filepath.Join(c.dir, "target-"+name)}
-		if err := os.MkdirAll(v.staging, 0o750); err != nil {
-			return nil, err
-		}
 		vs = append(vs, v)
+		if err := os.MkdirAll(v.staging, 0o750); err != nil {
+			return vs, err
+		}
 	}
 	return vs, nil
 }
 
 func (v *volume) create(ctx context.Context) error {
+	v.created = true
 	resp, err := v.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{use()},
 	})
+	if err != nil {
+		return err
+	}
 	v.id, v.context = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
-	return err
+	return nil
 }
 
 func (v *volume) stage(ctx context.Context) error {
+	v.staged = true
 	_, err := v.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: use(), VolumeContext: v.context})
 	return err
 }
 
 func (v *volume) publish(ctx context.Context) error {
+	v.published = true
 	_, err := v.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: use(), VolumeContext: v.context,
 	})
@@ -143,17 +153,64 @@ func (v *volume) stats(ctx context.Context) error {
 
 func (v *volume) unpublish(ctx context.Context) error {
 	_, err := v.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	v.published = v.published && err != nil
 	return err
 }
 
 func (v *volume) unstage(ctx context.Context) error {
 	_, err := v.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	v.staged = v.staged && err != nil
 	return err
 }
 
 func (v *volume) delete(ctx context.Context) error {
 	_, err := v.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	v.created = v.created && err != nil
 	return err
+}
+
+// end takes back whatever of the volume may be there. It stops where that fails, as a kubelet does.
+func (v *volume) end(ctx context.Context) error {
+	lost := v.created && v.id == "" // no answer told the ID; a second create of the same name does
+	for _, step := range []struct {
+		due  bool
+		call func(context.Context) error
+	}{{v.published, v.unpublish}, {v.staged, v.unstage}, {lost, v.create}} {
+		if !step.due {
+			continue
+		}
+		switch err := settled(ctx, step.call); status.Code(err) {
+		case codes.OK, codes.NotFound, codes.InvalidArgument, codes.Unimplemented: // it never did what is taken back
+		default:
+			return err
+		}
+	}
+	if v.created && v.id != "" {
+		if err := settled(ctx, v.delete); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{v.target, v.staging} {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// settled makes a call, and repeats it while the driver is busy with an earlier one for the volume.
+func settled(ctx context.Context, call func(context.Context) error) error {
+	for {
+		err := call(ctx)
+		if status.Code(err) != codes.Aborted {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // phases are the life of a volume.
@@ -214,7 +271,7 @@ func each(ctx context.Context, n, callers int, call func(ctx context.Context, i 
 }
 
 // compare drives one driver, or two in turn, phase by phase, and prints medians over the rounds.
-func compare(ctx context.Context, o options) error {
+func compare(ctx context.Context, o options) (err error) {
 	var clients []*client
 	for i, endpoint := range o.endpoints {
 		if endpoint == "" {
@@ -225,9 +282,10 @@ func compare(ctx context.Context, o options) error {
 			return err
 		}
 		defer c.conn.Close()
-		defer os.RemoveAll(c.dir) // empty directories: what is mounted can't be removed
+		defer func() { err = errors.Join(err, os.Remove(c.dir)) }()
 		clients = append(clients, c)
 	}
+	headings(clients)
 	results := make([][][]sample, len(clients)) // by client, phase and round
 	for i := range results {
 		results[i] = make([][]sample, len(phases))
@@ -243,9 +301,18 @@ func compare(ctx context.Context, o options) error {
 	return nil
 }
 
-// round is one whole life of all volumes.
-func (c *client) round(ctx context.Context, o options, round int, results [][]sample) error {
+// headings makes the names of two drivers differ.
+func headings(clients []*client) {
+	if len(clients) == 2 && clients[0].name == clients[1].name {
+		clients[0].name += " (first)"
+		clients[1].name += " (second)"
+	}
+}
+
+// round is one whole life of all volumes. It leaves nothing of them behind, as the driver may be somebody else's.
+func (c *client) round(ctx context.Context, o options, round int, results [][]sample) (err error) {
 	vs, err := c.volumes(o.volumes, fmt.Sprintf("bench-%d-%d", os.Getpid(), round))
+	defer func() { err = errors.Join(err, tidy(ctx, vs, o.callers)) }()
 	if err != nil {
 		return err
 	}
@@ -256,12 +323,29 @@ func (c *client) round(ctx context.Context, o options, round int, results [][]sa
 		}
 		results[p] = append(results[p], s)
 	}
-	for _, v := range vs {
-		if err := os.Remove(v.staging); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
 	return nil
+}
+
+// patience is how long a driver has to take back what it made for a round that was interrupted.
+const patience = 2 * time.Minute
+
+// tidy takes back what there may be of some volumes.
+func tidy(ctx context.Context, vs []*volume, callers int) error {
+	if ctx.Err() != nil {
+		fmt.Fprintln(os.Stderr, "bench: taking back what was made")
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	errs := make([]error, len(vs))
+	_, err := each(ctx, len(vs), callers, func(ctx context.Context, i int) error {
+		errs[i] = vs[i].end(ctx)
+		return nil
+	})
+	left := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(left) > 0 {
+		err = errors.Join(err, fmt.Errorf("volumes that may be left: %d, the first because: %w", len(left), left[0]))
+	}
+	return err
 }
 
 // report prints a table, with ratios if there are two drivers.

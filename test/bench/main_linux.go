@@ -26,9 +26,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "how often everything is repeated; medians are printed")
 	flag.StringVar(&o.only, "only", "", "measure only the parts whose `title` has this in it, such as creating (without -endpoint)")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE)
-	defer stop()
-	if err := run(ctx, o); err != nil {
+	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -41,7 +39,7 @@ type options struct {
 	only                     string
 }
 
-func run(ctx context.Context, o options) error {
+func run(o options) error {
 	if o.volumes < 1 || o.callers < 1 || o.rounds < 1 {
 		return fmt.Errorf("-volumes, -callers and -rounds are at least 1")
 	}
@@ -49,9 +47,13 @@ func run(ctx context.Context, o options) error {
 		if err := namespace.Enter(); err != nil {
 			return fmt.Errorf("the measured driver mounts, which needs root or a user namespace: %w", err)
 		}
-		return suite(ctx, o.rounds, o.only)
 	}
-	if o.dir == "" {
+	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
+	defer stop()
+	switch {
+	case o.endpoints[0] == "":
+		return suite(ctx, o.rounds, o.only)
+	case o.dir == "":
 		return fmt.Errorf("-dir is needed: a directory below the driver's kubelet directory")
 	}
 	return compare(ctx, o)

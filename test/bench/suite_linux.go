@@ -32,7 +32,10 @@ func suite(ctx context.Context, rounds int, only string) (err error) {
 	}
 	defer func() { err = errors.Join(err, cleanUp(dir)) }()
 	bin := filepath.Join(dir, "driver")
-	if out, err := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver").CombinedOutput(); err != nil {
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
+	build.Env = append(os.Environ(), "GOTMPDIR="+dir)                         // for what an interrupted build leaves
+	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
+	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	fmt.Printf("medians of %d rounds of %d calls, one machine, one run\n", rounds, perRound)
@@ -97,7 +100,9 @@ func startDriver(ctx context.Context, dir, bin, name string, inMemory bool) (*pr
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if p.client, err = dial(ctx, endpoint, filepath.Join(kubelet, "pods")); err != nil {
-		return nil, errors.Join(err, p.cmd.Process.Kill())
+		p.cmd.Process.Kill()
+		p.cmd.Wait()
+		return nil, err
 	}
 	for {
 		resp, err := p.Probe(ctx, &csi.ProbeRequest{})
