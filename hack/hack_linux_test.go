@@ -1,0 +1,117 @@
+// Package hack tests the scripts in this directory, with other programs in place of those that they run.
+package hack
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// program writes a shell script called name to dir.
+func program(t *testing.T, dir, name, script string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// machine returns a PATH with no Go on it. Its curl says what it is asked for, and fails.
+func machine(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"sh", "uname", "mkdir", "mktemp", "rm", "sed", "tr"} {
+		path, err := exec.LookPath(name)
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(dir, name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	program(t, dir, "unzip", "exit 1")
+	program(t, dir, "curl", `for url; do :; done; echo "asked $url"; exit 22`)
+	return dir
+}
+
+func TestWhereGoIsFetchedFrom(t *testing.T) {
+	machine := machine(t)
+	for goproxy, want := range map[string]string{
+		"":                                     "asked https://proxy.golang.org/golang.org/toolchain",
+		"https://proxy.golang.org,direct":      "asked https://proxy.golang.org/golang.org/toolchain",
+		"https://one.example/|http://two":      "asked https://one.example/golang.org/toolchain",
+		"direct,http://two.example/x/,off":     "asked http://two.example/x/golang.org/toolchain",
+		"file:///mirror|https://three.example": "asked https://three.example/golang.org/toolchain",
+		"direct":                               "asked https://proxy.golang.org/golang.org/toolchain",
+		"off":                                  "GOPROXY is off",
+		"direct,off":                           "GOPROXY is off",
+	} {
+		cmd := exec.Command("./go", "version")
+		cmd.Env = []string{"PATH=" + machine, "GOPROXY=" + goproxy, "HOME=" + t.TempDir()}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("GOPROXY=%s: %v, %s; want %q", goproxy, err, out, want)
+		}
+	}
+}
+
+func TestGoIsFetchedIntoSomePlace(t *testing.T) {
+	machine := machine(t)
+	for env, want := range map[string]string{
+		"HOME=" + t.TempDir():           "asked https://",
+		"XDG_CACHE_HOME=" + t.TempDir(): "asked https://",
+		"HOME=":                         "neither HOME nor XDG_CACHE_HOME is set",
+		"NONE=":                         "neither HOME nor XDG_CACHE_HOME is set",
+	} {
+		cmd := exec.Command("./go", "version")
+		cmd.Env = []string{"PATH=" + machine, env}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%s: %v, %s; want %q", env, err, out, want)
+		}
+	}
+}
+
+func TestAnInstalledGoNeedsNothingElse(t *testing.T) {
+	machine := machine(t)
+	program(t, machine, "go", `case $1 in env) echo go1.99.1 ;; *) echo "installed $*" ;; esac`)
+	cmd := exec.Command("./go", "version")
+	cmd.Env = []string{"PATH=" + machine, "GOPROXY=off"}
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "installed version\n" {
+		t.Errorf("%v, %s", err, out)
+	}
+}
+
+func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
+	dir := t.TempDir()
+	tests := filepath.Join(dir, "some_test.go")
+	if err := os.WriteFile(tests, []byte("func FuzzOne(f *testing.F) {\n\nfunc FuzzTwo(f *testing.F) {\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, goCommand string
+		pass            bool
+		want            string
+	}{
+		{"go list fails", "exit 1", false, ""},
+		{"go list fails in the middle", "echo some/pkg " + tests + "; exit 1", false, ""},
+		{"no package has tests", "exit 0", false, "no fuzz target"},
+		{"no test is a target", "[ $1 = test ] || echo some/pkg /dev/null", false, "no fuzz target"},
+		{"a target fails", "[ $1 = list ] && echo some/pkg " + tests + "|| { echo crasher; exit 1; }", false, "crasher"},
+		{"all is well", "[ $1 = test ] || echo some/pkg " + tests, true, "some/pkg FuzzOne\nsome/pkg FuzzTwo\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := exec.Command("./fuzz", program(t, t.TempDir(), "go", c.goCommand))
+			tmp := t.TempDir()
+			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+			out, err := cmd.CombinedOutput()
+			if (err == nil) != c.pass || !strings.Contains(string(out), c.want) {
+				t.Errorf("%v, %s; want %q", err, out, c.want)
+			}
+			if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}
