@@ -64,7 +64,7 @@ func (p *process) said() string {
 func build(t *testing.T) string {
 	t.Helper()
 	if noNamespace != nil {
-		t.Skip(noNamespace)
+		namespace.Skip(t, noNamespace)
 	}
 	if out, err := buildOnce(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
