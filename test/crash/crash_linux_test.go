@@ -294,6 +294,15 @@ func (l *life) steps() []func(context.Context) error {
 	}
 }
 
+// step does the next step. One that fails stays the next.
+func (l *life) step() error {
+	err := l.steps()[l.next](context.Background())
+	if err == nil {
+		l.next++
+	}
+	return err
+}
+
 // The volume has its data after writtenAfter steps; from deletedFrom on it may be gone.
 const writtenAfter, deletedFrom = 4, 10
 
@@ -403,10 +412,9 @@ func TestDeathAtEveryPoint(t *testing.T) {
 			if point != "identity:made" { // all the others are on the way of a node that has been running
 				w.start("")
 				for other.next < writtenAfter {
-					if err := other.steps()[other.next](context.Background()); err != nil {
+					if err := other.step(); err != nil {
 						t.Fatal(err)
 					}
-					other.next++
 				}
 				w.stop()
 				if err := os.MkdirAll(filepath.Join(w.root, "staging", "half", "data"), 0o700); err != nil {
@@ -420,9 +428,8 @@ func TestDeathAtEveryPoint(t *testing.T) {
 				w.start("")
 			}
 			for l.next < len(l.steps()) {
-				err := l.steps()[l.next](context.Background())
+				err := l.step()
 				if err == nil {
-					l.next++
 					continue
 				}
 				if !interrupted(err) || died {
@@ -448,8 +455,8 @@ func TestDeathAtEveryPoint(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			for ; other.next > 0 && other.next < len(other.steps()); other.next++ {
-				if err := other.steps()[other.next](context.Background()); err != nil {
+			for other.next > 0 && other.next < len(other.steps()) {
+				if err := other.step(); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -485,7 +492,7 @@ func TestDeathAtRandom(t *testing.T) {
 					}
 					l := lives[i]
 					for l.next < len(l.steps()) {
-						err := l.steps()[l.next](context.Background())
+						err := l.step()
 						if interrupted(err) {
 							mu.Lock()
 							interruptions++
@@ -496,7 +503,6 @@ func TestDeathAtRandom(t *testing.T) {
 							t.Errorf("step %d of %s: %v", l.next, l.name, err)
 							return
 						}
-						l.next++
 					}
 					l.kept()
 					lives[i] = nil
@@ -519,8 +525,8 @@ func TestDeathAtRandom(t *testing.T) {
 	}
 	w.start("")
 	for _, l := range lives {
-		for ; l != nil && l.next < len(l.steps()); l.next++ {
-			if err := l.steps()[l.next](context.Background()); err != nil {
+		for l != nil && l.next < len(l.steps()) {
+			if err := l.step(); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -23,7 +23,8 @@ const (
 	maxYield   = 20          // milliseconds that the trash gives way for, after each burst
 )
 
-// load moves what a crash left in staging/ to the trash and reads all records into the index.
+// load moves what a crash left in staging/ to the trash, makes durable what it finds, and reads all records into the
+// index.
 func (b *Backend) load(s *store) error {
 	half, err := s.list(stagingDir)
 	if err != nil {
@@ -35,6 +36,13 @@ func (b *Backend) load(s *store) error {
 		}
 		b.count.swept.Add(1)
 		crashpoint.Reached("sweep:moved")
+	}
+	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. From here
+	// on a retry of that create finds the volume, one of that delete doesn't, and both are acknowledged as they are.
+	for _, dir := range []string{volumesDir, trashDir} {
+		if err := record.SyncDir(s.root, dir); err != nil {
+			return err
+		}
 	}
 	names, err := s.list(volumesDir)
 	if err != nil {
