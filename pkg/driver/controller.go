@@ -242,7 +242,7 @@ func errInline(id string) error {
 func (c *controller) volume(v backend.Volume) *csi.Volume {
 	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size, VolumeContext: v.Context}
 	if c.place.local {
-		volume.AccessibleTopology = []*csi.Topology{c.place.topology()}
+		volume.AccessibleTopology = []*csi.Topology{c.place.topology}
 	}
 	return volume
 }

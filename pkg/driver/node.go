@@ -26,7 +26,7 @@ type node struct {
 }
 
 func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.place.topology()}, nil
+	return &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.place.topology}, nil
 }
 
 func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {

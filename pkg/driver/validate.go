@@ -212,6 +212,8 @@ type place struct {
 	local bool
 	key   string // topology key, "" if anywhere
 	value string
+
+	topology *csi.Topology // the same, as CSI has it; nil if anywhere. One for all answers: it never changes
 }
 
 func newPlace(cfg Config) *place {
@@ -219,15 +221,9 @@ func newPlace(cfg Config) *place {
 	if !ok {
 		return &place{}
 	}
-	return &place{local: true, key: strings.ToLower(cfg.Name) + "/node", value: volumeid.Segment(local.Node())}
-}
-
-// topology returns where volumes can be used, or nil if anywhere.
-func (p *place) topology() *csi.Topology {
-	if !p.local {
-		return nil
-	}
-	return &csi.Topology{Segments: map[string]string{p.key: p.value}}
+	p := &place{local: true, key: strings.ToLower(cfg.Name) + "/node", value: volumeid.Segment(local.Node())}
+	p.topology = &csi.Topology{Segments: map[string]string{p.key: p.value}}
+	return p
 }
 
 // within reports whether t includes this place. A key that isn't ours excludes it.

@@ -2,7 +2,6 @@ package hostpath
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -18,12 +17,12 @@ var volumeFormat = record.Format{Version: 1}
 
 // volume is the content of a record.json. It never changes once it is in the index.
 type volume struct {
-	ID         string            `json:"id"`
-	Name       string            `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
-	Size       int64             `json:"size"` // bytes
-	Inline     bool              `json:"inline,omitempty"`
-	Parameters map[string]string `json:"parameters,omitempty"`
-	Created    time.Time         `json:"created"`
+	ID      string    `json:"id"`
+	Name    string    `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
+	Size    int64     `json:"size"` // bytes
+	Inline  bool      `json:"inline,omitempty"`
+	Kind    kind      `json:"kind"`
+	Created time.Time `json:"created"`
 }
 
 // check returns an error for a record that this release can't have written to the directory called id.
@@ -34,7 +33,7 @@ func (v *volume) check(id string) error {
 		return err
 	case v.ID != id:
 		return fmt.Errorf("%w: it is of volume %.64q", record.ErrDamaged, v.ID)
-	case v.Size < 0 || v.Name == "" || v.Inline != parsed.Inline:
+	case v.Size < 0 || v.Name == "" || v.Inline != parsed.Inline || v.Kind != directory:
 		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
 	}
 	return nil
@@ -45,7 +44,7 @@ func (v *volume) public() backend.Volume {
 	if v.Inline {
 		id = v.Name
 	}
-	return backend.Volume{ID: id, Size: v.Size, Parameters: maps.Clone(v.Parameters), Inline: v.Inline}
+	return backend.Volume{ID: id, Size: v.Size, Parameters: map[string]string{kindKey: string(v.Kind)}, Inline: v.Inline}
 }
 
 // index is what is known of all volumes. Its zero value is empty.

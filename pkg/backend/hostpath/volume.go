@@ -62,13 +62,12 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	case err == nil && old.fits(o):
 		return old.public(), nil
 	case err == nil:
-		return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and is of kind %s", backend.ErrExists, old.Size, kindOf(old.Parameters))
+		return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and is of kind %s", backend.ErrExists, old.Size, old.Kind)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
 
-	v.Size, v.Created = chooseSize(o), time.Now().UTC().Truncate(time.Second)
-	v.Parameters = map[string]string{kindKey: kindOf(o.Parameters)}
+	v.Size, v.Kind, v.Created = chooseSize(o), kindOf(o), time.Now().UTC().Truncate(time.Second)
 	defer b.busy()()
 	if err := b.reserve(s, v.Size); err != nil {
 		return backend.Volume{}, err
@@ -230,10 +229,12 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	return mounter.Mount{Kind: mounter.Directory, Source: s.dataPath(v.ID), Options: a.Options, ReadOnly: a.ReadOnly}, nil
 }
 
-// The one parameter, and its default.
+// kind is what a volume is made of.
+type kind string
+
 const (
-	kindKey   = "kind"
-	directory = "directory"
+	kindKey        = "kind" // the parameter
+	directory kind = "directory"
 )
 
 // check returns an error for what no directory can be.
@@ -242,7 +243,7 @@ func check(o backend.CreateOptions) error {
 		switch value := o.Parameters[key]; {
 		case key != kindKey:
 			return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
-		case value != directory:
+		case value != string(directory):
 			return fmt.Errorf("%w: parameter kind is %.64q, but this release has volumes of kind directory only", backend.ErrInvalid, value)
 		}
 	}
@@ -271,12 +272,12 @@ func checkAccess(a backend.Access) error {
 // fits reports whether the volume is what o asks for.
 func (v *volume) fits(o backend.CreateOptions) bool {
 	return v.Size >= o.Required && (o.Limit == 0 || v.Size <= o.Limit) &&
-		kindOf(v.Parameters) == kindOf(o.Parameters)
+		v.Kind == kindOf(o)
 }
 
-// kindOf returns the kind that parameters ask for.
-func kindOf(parameters map[string]string) string {
-	return cmp.Or(parameters[kindKey], directory)
+// kindOf returns the kind that o asks for.
+func kindOf(o backend.CreateOptions) kind {
+	return kind(cmp.Or(o.Parameters[kindKey], string(directory)))
 }
 
 // chooseSize returns a size in bytes within what o asks for.
