@@ -78,7 +78,7 @@ func newDisk(t *testing.T, bin string, f filesystem) *disk {
 	t.Helper()
 	d := &disk{filesystem: f}
 	t.Cleanup(func() { // after the world's own
-		if d.world != nil {
+		if d.image != "" {
 			d.detached()
 		}
 	})
@@ -92,6 +92,9 @@ func newDisk(t *testing.T, bin string, f filesystem) *disk {
 	}
 	d.run("mkfs."+f.name, "-q", d.image)
 	d.mount()
+	if loops := d.loops(); len(loops) != 1 {
+		t.Fatalf("loop devices of %s: %v, want one", d.image, loops)
+	}
 	return d
 }
 
@@ -120,23 +123,25 @@ func (d *disk) settle() {
 	}
 }
 
-// detached makes sure that no loop device holds on to an image.
+// loops returns the loop devices that hold an image of this disk.
+func (d *disk) loops() []string {
+	d.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		d.Fatal(err)
+	}
+	return slices.DeleteFunc(files, func(file string) bool {
+		name, _ := os.ReadFile(file) // fails if the device has just let go
+		return !strings.HasPrefix(string(name), d.image)
+	})
+}
+
+// detached makes sure that no loop device is left.
 func (d *disk) detached() {
 	d.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-		if err != nil {
-			d.Fatal(err)
-		}
-		held := slices.DeleteFunc(files, func(file string) bool {
-			name, _ := os.ReadFile(file) // gone with its device
-			return !strings.HasPrefix(string(name), d.dir+"/")
-		})
-		if len(held) == 0 {
-			return
-		}
+	for deadline := time.Now().Add(patience); len(d.loops()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			d.Fatalf("left: %v", held)
+			d.Fatalf("left: %v", d.loops())
 		}
 	}
 }
