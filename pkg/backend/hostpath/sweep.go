@@ -37,8 +37,8 @@ func (b *Backend) load(s *store) error {
 		b.count.swept.Add(1)
 		crashpoint.Reached("sweep:moved")
 	}
-	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. From here
-	// on a retry of that create finds the volume, one of that delete doesn't, and both are acknowledged as they are.
+	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
+	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
 	for _, dir := range []string{volumesDir, trashDir} {
 		if err := record.SyncDir(s.root, dir); err != nil {
 			return err
