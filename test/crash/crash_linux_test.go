@@ -94,6 +94,9 @@ type world struct {
 
 func newWorld(t *testing.T, bin string) *world {
 	dir, err := os.MkdirTemp("", "crash")
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir) // as the kernel will tell what is mounted there
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
