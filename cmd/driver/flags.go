@@ -147,13 +147,27 @@ func (o *options) checkDirs() error {
 		}
 		*f.dir = filepath.Clean(*f.dir)
 	}
-	if nested(o.root, o.kubeletDir) {
+	return o.checkNesting(func(path string) string { return path })
+}
+
+// checkNesting makes sure that nothing is mounted, or remembered, in the root: it would go with its disk. real is what
+// a path stands for.
+func (o *options) checkNesting(real func(path string) string) error {
+	if nested(real(o.root), real(o.kubeletDir)) {
 		return fmt.Errorf("--root=%s and --kubelet-dir=%s: one is in the other", o.root, o.kubeletDir)
 	}
-	if nested(o.root, o.stateDir) { // which remembers the root, and so must not go with it
+	if nested(real(o.root), real(o.stateDir)) {
 		return fmt.Errorf("--root=%s and --state-dir=%s: one is in the other", o.root, o.stateDir)
 	}
 	return nil
+}
+
+// resolved returns path without links, or path itself where it can't be told.
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
 }
 
 // nested reports whether two clean paths are the same or one is below the other.

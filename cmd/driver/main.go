@@ -74,6 +74,9 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
+	if err := o.checkNesting(resolved); err != nil {
+		return err
+	}
 	tracing, endTracing, err := driver.Tracing(ctx, o.driverName, release(), log)
 	if err != nil {
 		return err

@@ -56,6 +56,7 @@ type Driver struct {
 	cfg    Config
 	server *grpc.Server
 	prober *prober
+	node   *node
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
@@ -102,16 +103,17 @@ func New(cfg Config) (*Driver, error) {
 	place := newPlace(cfg)
 	csi.RegisterIdentityServer(d.server, &identity{cfg: cfg, prober: d.prober})
 	csi.RegisterControllerServer(d.server, &controller{backend: cfg.Backend, place: place})
-	csi.RegisterNodeServer(d.server, &node{
-		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, id: volumeid.NodeID(cfg.Node),
-	})
+	d.node = &node{
+		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, prober: d.prober, id: volumeid.NodeID(cfg.Node),
+	}
+	csi.RegisterNodeServer(d.server, d.node)
 	return d, nil
 }
 
 // isMount reports whether something that is alive is mounted at path: whether path is a mount of what it shows.
 func isMount(m mounter.Mounter, path string) (bool, error) {
 	there, err := m.Mounted(context.Background(), mounter.Mount{Kind: mounter.Directory, Source: path}, path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, mounter.ErrPath) { // it may be below another kubelet directory
 		return false, nil
 	}
 	return there, err
@@ -120,7 +122,11 @@ func isMount(m mounter.Mounter, path string) (bool, error) {
 // Serve answers calls on l until ctx is done. Then it takes no new ones, waits for the running ones as long as drain,
 // leaves behind what runs still, and returns nil. It closes l.
 func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration) error {
-	go d.watch(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		d.watch(ctx)
+	}()
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
@@ -130,10 +136,14 @@ func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration)
 	if !stop() {
 		<-stopped
 	}
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		return err
 	}
-	return err
+	select {
+	case <-watched:
+	case <-time.After(time.Second): // it hangs in the disk
+	}
+	return nil
 }
 
 // drain ends the server when no call runs any more, or after limit: a call may hang in a disk for ever.

@@ -86,6 +86,7 @@ type odd struct {
 	create  func() error
 	probe   func() (bool, error)
 	trouble []backend.Condition
+	sick    func()
 	limits  []int
 }
 
@@ -103,6 +104,9 @@ func (o *odd) List(_ context.Context, _ string, limit int) ([]backend.Volume, bo
 func (o *odd) Health(context.Context, string) ([]backend.Condition, error) { return nil, nil }
 
 func (o *odd) ListHealth(context.Context, string, int) ([]backend.Diagnosis, bool, error) {
+	if o.sick != nil {
+		o.sick()
+	}
 	return nil, false, nil
 }
 
@@ -161,6 +165,24 @@ func TestWhatABackendDoesBadlyIsCaught(t *testing.T) {
 				t.Errorf("the secret is in the log: %s", log.String())
 			}
 		})
+	}
+}
+
+func TestAPanicOutsideOfACallEndsNothing(t *testing.T) {
+	log := &logBuffer{}
+	b := &odd{probe: func() (bool, error) { panic("what a bug") }}
+	conn, _, _ := serveOdd(t, b, log, time.Second)
+	for range 2 {
+		_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panicked") {
+			t.Errorf("Probe = %v", err)
+		}
+	}
+	d := &Driver{cfg: Config{Backend: b, Log: newTestLogger(log)}, prober: &prober{backend: b}}
+	b.sick = func() { panic("what a bug") }
+	d.logSick(context.Background())
+	if !strings.Contains(log.String(), "can't be told") {
+		t.Errorf("the log says nothing of it: %s", log.String())
 	}
 }
 

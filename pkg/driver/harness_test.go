@@ -28,6 +28,9 @@ const testName = "hostpath.csi.causeway.dev"
 // realMounter is set where this process may mount; see sanity_linux_test.go.
 var realMounter func(dir string) (mounter.Mounter, error)
 
+// bindMount mounts without the driver, as others do. It is set where realMounter is.
+var bindMount func(from, at string) error
+
 // forEachMounter runs a test with the fake mounter and, where that is possible, with real mounts.
 func forEachMounter(t *testing.T, test func(t *testing.T, d *testDriver)) {
 	t.Run("fake", func(t *testing.T) { test(t, startDriver(t)) })

@@ -23,13 +23,18 @@ type panicked struct {
 func (p *panicked) Error() string { return fmt.Sprintf("the driver panicked: %v", p.value) }
 
 // recoverPanics turns a panic into an error: one bad call must not end the others.
-func recoverPanics(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+func recoverPanics(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	return guard(func() (any, error) { return handler(ctx, req) })
+}
+
+// guard calls f and turns a panic into an error. Whatever calls a backend goes through it.
+func guard(f func() (any, error)) (result any, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			resp, err = nil, &panicked{value: v, stack: debug.Stack()}
+			result, err = nil, &panicked{value: v, stack: debug.Stack()}
 		}
 	}()
-	return handler(ctx, req)
+	return f()
 }
 
 // mapErrors gives an error its status code, and takes out of its text whatever is secret in the request.

@@ -4,22 +4,20 @@ package driver
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
+	"sync"
 	"syscall"
 )
 
 // bindSocket makes the socket under another name, takes everyone else's rights away, and puts it in place in one
 // step: there is no moment without a socket and none in which a stranger could connect.
 func bindSocket(path string) (net.Listener, error) {
-	next := filepath.Join(filepath.Dir(path), "."+strconv.Itoa(os.Getpid()))
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	next := filepath.Join(filepath.Dir(path), "."+rand.Text()[:10])
 	// On Linux a socket is born with the mode of its descriptor. Elsewhere it gets it a moment later.
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { syscall.Fchmod(int(fd), 0o600) })
@@ -46,15 +44,20 @@ func bindSocket(path string) (net.Listener, error) {
 // socket is a listener that removes its socket when it is closed, unless another driver has put its own there.
 type socket struct {
 	*net.UnixListener
-	path string
-	info fs.FileInfo
+	path   string
+	info   fs.FileInfo
+	closed sync.Once
 }
 
-func (s *socket) Close() error {
-	if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {
-		os.Remove(s.path)
-	}
-	return s.UnixListener.Close()
+// Close may be called again, and then does nothing: the next driver's socket may have the number of ours by then.
+func (s *socket) Close() (err error) {
+	s.closed.Do(func() {
+		if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {
+			os.Remove(s.path)
+		}
+		err = s.UnixListener.Close()
+	})
+	return err
 }
 
 func isRefused(err error) bool {

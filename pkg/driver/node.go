@@ -22,6 +22,7 @@ type node struct {
 	mounter  mounter.Mounter
 	place    *place
 	stagings *stagings
+	prober   *prober
 	id       string
 }
 
@@ -70,11 +71,11 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 		return err
 	}
 	st := staging{VolumeID: id, Use: u.digest()}
-	if old, ok := n.stagings.at(path); ok && old.VolumeID == id && old.Use != st.Use {
-		if there, err := n.mounter.Mounted(ctx, what, path); err != nil {
+	if old, ok := n.stagings.at(path); ok && old != st {
+		if there, err := isMount(n.mounter, path); err != nil {
 			return err
 		} else if there {
-			return fmt.Errorf("%w: it is staged with another capability", mounter.ErrConflict)
+			return fmt.Errorf("%w: another volume is staged there, or this one with another capability", mounter.ErrConflict)
 		}
 	}
 	// First the record: a record without a mount means nothing, but a mount without one could be of any access mode.
@@ -84,9 +85,13 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	}
 	crashpoint.Reached("stage:recorded")
 	if err := n.mounter.Mount(ctx, what, path); err != nil {
-		return errors.Join(err, forget())
+		if there, look := isMount(n.mounter, path); look == nil && !there {
+			err = errors.Join(err, forget())
+		}
+		return err
 	}
 	crashpoint.Reached("stage:mounted")
+	n.stagings.setLive(path, true)
 	return nil
 }
 
@@ -96,6 +101,7 @@ func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 	if err := required("volume ID", id, "staging target path", path); err != nil {
 		return nil, err
 	}
+	n.stagings.setLive(path, false)
 	if err := n.mounter.Unmount(ctx, path); err != nil {
 		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
 	}
@@ -147,10 +153,14 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	} else if !there {
 		return fmt.Errorf("%w: it is not staged at %s", errPrecondition, staging)
 	}
-	if err := n.asStaged(ctx, what, req, u); err != nil {
+	published, err := n.mounter.Mounted(ctx, what, target)
+	if err != nil {
 		return err
 	}
-	if u.oneTarget() {
+	if err := n.asStaged(req, u, published); err != nil {
+		return err
+	}
+	if u.oneTarget() && !published {
 		if err := n.onlyTarget(ctx, staging, target); err != nil {
 			return err
 		}
@@ -160,6 +170,9 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 		return err
 	}
 	crashpoint.Reached("publish:mounted")
+	if published {
+		return nil
+	}
 	// Had somebody unmounted the staging path meanwhile, a pod would now write to the node's own disk.
 	there, err := n.mounter.Mounted(ctx, what, target)
 	if err == nil && !there {
@@ -171,37 +184,27 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	return nil
 }
 
-// asStaged returns an error if the volume was staged with another capability than u.
-func (n *node) asStaged(ctx context.Context, what mounter.Mount, req *csi.NodePublishVolumeRequest, u use) error {
+// asStaged returns an error if what is staged was staged with another capability than u.
+func (n *node) asStaged(req *csi.NodePublishVolumeRequest, u use, published bool) error {
 	old, ok := n.stagings.at(req.GetStagingTargetPath())
-	if !ok || old.VolumeID != req.GetVolumeId() || old.Use == u.digest() {
+	if !ok || old == (staging{VolumeID: req.GetVolumeId(), Use: u.digest()}) {
 		return nil
 	}
 	class := errPrecondition
-	if published, err := n.mounter.Mounted(ctx, what, req.GetTargetPath()); err != nil {
-		return err
-	} else if published {
+	if published {
 		class = mounter.ErrConflict
 	}
 	return fmt.Errorf("%w: it is staged with another capability", class)
 }
 
-// onlyTarget returns an error if what is staged is published at another path than target.
-func (n *node) onlyTarget(ctx context.Context, staging, target string) error {
-	others, err := n.mounter.Siblings(ctx, staging)
+// onlyTarget returns an error if what is mounted at a path is published at another path than target.
+func (n *node) onlyTarget(ctx context.Context, at, target string) error {
+	others, err := n.mounter.Siblings(ctx, at)
 	if err != nil {
 		return err
 	}
-	return oneTarget(slices.DeleteFunc(others, func(path string) bool {
-		_, isStaging := n.stagings.at(path)
-		return isStaging
-	}), target)
-}
-
-// oneTarget returns an error if one of paths isn't target.
-func oneTarget(paths []string, target string) error {
-	for _, path := range paths {
-		if path != target {
+	for _, path := range others {
+		if _, isStaging := n.stagings.at(path); path != target && !isStaging {
 			return fmt.Errorf("%w: its access mode allows one target, and it is published at %s", errPrecondition, path)
 		}
 	}
@@ -238,16 +241,18 @@ func (n *node) mountInline(ctx context.Context, req *csi.NodePublishVolumeReques
 	if err != nil {
 		return err
 	}
-	if u.oneTarget() {
-		users, err := n.mounter.Users(what.Source)
-		if err != nil {
-			return err
-		}
-		if err := oneTarget(users, req.GetTargetPath()); err != nil {
-			return err
-		}
+	target := req.GetTargetPath()
+	published, err := n.mounter.Mounted(ctx, what, target)
+	if err != nil {
+		return err
 	}
-	return n.mounter.Mount(ctx, what, req.GetTargetPath())
+	if err := n.mounter.Mount(ctx, what, target); err != nil || published || !u.oneTarget() {
+		return err
+	}
+	if err := n.onlyTarget(ctx, target, target); err != nil {
+		return errors.Join(err, n.mounter.Remove(context.WithoutCancel(ctx), target))
+	}
+	return nil
 }
 
 // NodeUnpublishVolume unmounts the target, whatever is known of the volume, and removes it. An inline volume ends
@@ -312,12 +317,14 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
 	}
-	for _, path := range n.stagings.of(id) {
+	for _, path := range n.stagings.liveOf(id) {
 		what, err := n.backend.Mount(ctx, id, backend.Access{})
 		if err != nil {
 			break // the backend has said what is wrong
 		}
-		if there, err := n.mounter.Mounted(ctx, what, path); err == nil && !there {
+		there, err := n.mounter.Mounted(ctx, what, path)
+		// If it is not live any more, this driver has begun to unstage it meanwhile.
+		if err == nil && !there && slices.Contains(n.stagings.liveOf(id), path) {
 			conditions = append(conditions, backend.Condition{
 				Severity: backend.Inaccessible, Reason: "StagingMountLost",
 				Message: fmt.Sprintf("somebody unmounted %s: end the pods that use the volume, so that it is staged again", path),
@@ -329,11 +336,10 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 }
 
 func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
-	doctor, ok := n.backend.(backend.Doctor)
-	if !ok {
+	if _, ok := n.backend.(backend.Doctor); !ok {
 		return n.UnimplementedNodeServer.NodeGetStorageHealth(ctx, req)
 	}
-	conditions, err := doctor.StorageHealth(ctx)
+	conditions, err := n.prober.storageHealth(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("get the health of the storage: %w", err)
 	}

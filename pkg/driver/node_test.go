@@ -457,6 +457,89 @@ func TestAfterARebootVolumesAreWell(t *testing.T) {
 	})
 }
 
+// A container's subPath mounts a part of a volume, or all of it, once more below the kubelet directory.
+func TestWhatThePodsContainersMountIsNoSecondTarget(t *testing.T) {
+	d := startReal(t)
+	v := d.create("v", capability(singleMode))
+	d.want(codes.OK, v.stage())
+	d.want(codes.OK, v.publish("one"))
+	inline := func() error {
+		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
+			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(singleMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+		})
+		return err
+	}
+	d.want(codes.OK, inline())
+	for _, target := range []string{"one", "inline"} {
+		for _, sub := range []string{"", "sub"} {
+			from, at := d.path(target, sub), d.path("subpath-"+target+sub)
+			if err := errors.Join(os.MkdirAll(from, 0o755), os.Mkdir(at, 0o755), bindMount(from, at)); err != nil {
+				t.Fatal(err)
+			}
+			defer d.mounter.Unmount(context.Background(), at)
+		}
+	}
+	for range 2 {
+		d.want(codes.OK, v.publish("one"))
+		d.want(codes.OK, inline())
+		d.restart()
+	}
+	for _, at := range []string{"subpath-one", "subpath-onesub", "subpath-inline", "subpath-inlinesub"} {
+		if err := d.mounter.Unmount(context.Background(), d.path(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
+	d.want(codes.OK, err)
+	d.want(codes.OK, v.unpublish("one"))
+	d.want(codes.OK, v.unstage())
+}
+
+func TestAnotherVolumesRecordIsNotLost(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v, w := d.create("v", capability(singleMode)), d.create("w", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		before, _ := d.driver.node.stagings.at(v.staging)
+		w.staging = v.staging
+		d.want(codes.AlreadyExists, w.stage())
+		if after, _ := d.driver.node.stagings.at(v.staging); after != before {
+			t.Errorf("%+v is remembered, and was %+v", after, before)
+		}
+		if _, err := d.driver.node.stagings.put(v.staging, staging{VolumeID: w.id}); err != nil { // as an older release left it
+			t.Fatal(err)
+		}
+		v.use = capability(sharedMode)
+		d.want(codes.FailedPrecondition, v.publish("one"))
+		d.want(codes.OK, v.unstage())
+	})
+}
+
+func TestHealthWhileAVolumeIsStagedAndUnstaged(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 200 {
+				if err := errors.Join(v.stage(), v.unstage()); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		for busy := true; busy; {
+			select {
+			case <-done:
+				busy = false
+			default:
+			}
+			health, err := d.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
+			if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 0 {
+				t.Fatalf("health is %v, %v", health, err)
+			}
+		}
+	})
+}
+
 func TestAnotherStagingPathIsNoTarget(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(singleMode))
@@ -558,6 +641,11 @@ func TestPodsCanEndWhileTheRootIsAway(t *testing.T) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
 		d.want(codes.OK, v.publish("one"))
+		inline := &csi.NodePublishVolumeRequest{
+			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+		}
+		_, err := d.NodePublishVolume(context.Background(), inline)
+		d.want(codes.OK, err)
 		d.stop()
 		away := d.root + ".away"
 		if err := os.Rename(d.root, away); err != nil {
@@ -567,10 +655,16 @@ func TestPodsCanEndWhileTheRootIsAway(t *testing.T) {
 		d.want(codes.Unavailable, v.publish("two"))
 		d.want(codes.OK, v.unpublish("one"))
 		d.want(codes.OK, v.unstage())
+		end := func() error {
+			_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
+			return err
+		}
+		d.want(codes.Unavailable, end()) // it is unmounted, but its data can't be deleted yet
 		if err := os.Rename(away, d.root); err != nil {
 			t.Fatal(err)
 		}
 		d.ready()
+		d.want(codes.OK, end())
 		d.want(codes.OK, v.delete())
 	})
 }

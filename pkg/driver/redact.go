@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -158,26 +159,33 @@ func (s *scrubber) addFlag(flag string) {
 	}
 }
 
-// add remembers a secret. If it is JSON, as service account tokens are, the strings in it are secrets too.
+// add remembers a secret, as it is and as %q shows it. If it is JSON, as service account tokens are, the strings in it
+// are secrets too.
 func (s *scrubber) add(secret string) {
-	if len(secret) >= minSecret {
-		s.secrets = append(s.secrets, secret)
+	if len(secret) < minSecret {
+		return
 	}
-	var inner map[string]any
+	s.secrets = append(s.secrets, secret)
+	if quoted := strconv.Quote(secret); quoted[1:len(quoted)-1] != secret {
+		s.secrets = append(s.secrets, quoted[1:len(quoted)-1])
+	}
+	var inner any
 	if strings.HasPrefix(secret, "{") && json.Unmarshal([]byte(secret), &inner) == nil {
 		s.addInner(inner)
 	}
 }
 
-func (s *scrubber) addInner(inner map[string]any) {
-	for _, v := range inner {
-		switch v := v.(type) {
-		case string:
-			if len(v) >= minSecret {
-				s.secrets = append(s.secrets, v)
-			}
-		case map[string]any:
-			s.addInner(v)
+func (s *scrubber) addInner(inner any) {
+	switch v := inner.(type) {
+	case string:
+		s.add(v)
+	case []any:
+		for _, item := range v {
+			s.addInner(item)
+		}
+	case map[string]any:
+		for _, item := range v {
+			s.addInner(item)
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -14,6 +16,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "tests with real mounts are skipped:", err)
 	} else {
 		realMounter = mounter.New
+		bindMount = func(from, at string) error { return unix.Mount(from, at, "", unix.MS_BIND, "") }
 	}
 	os.Exit(m.Run())
 }

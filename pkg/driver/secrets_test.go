@@ -193,11 +193,11 @@ func TestRedacted(t *testing.T) {
 func TestErrorsAreScrubbed(t *testing.T) {
 	req := &csi.CreateVolumeRequest{
 		Secrets:            map[string]string{"a": "correct horse", "b": "correct horse battery", "c": "abc"},
-		Parameters:         map[string]string{"tokens": `{"aud":{"token":"eyJhbGciOi"}}`},
+		Parameters:         map[string]string{"tokens": `{"aud":{"token":"eyJhbGciOi"},"more":["abcdef"]}`, "password": "gehe\nim"},
 		VolumeCapabilities: []*csi.VolumeCapability{capability(sharedMode, "noexec", "staple", "user=hunter2")},
 	}
-	got := newScrubber(req).scrub("can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, hunter2, noexec: abc is no alphabet")
-	if want := "can't log in with ***, ***, ***, ***, ***, noexec: abc is no alphabet"; got != want {
+	got := newScrubber(req).scrub(`can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, hunter2, "gehe\nim", abcdef, noexec: abc is no alphabet`)
+	if want := `can't log in with ***, ***, ***, ***, ***, "***", ***, noexec: abc is no alphabet`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

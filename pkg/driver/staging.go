@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -34,13 +35,14 @@ type stagings struct {
 	dir    *os.Root
 	mu     sync.Mutex
 	byPath map[string]staging
+	live   map[string]bool // those that are mounted, and not just being staged or unstaged
 }
 
 // stagingsDir is where they are, in the driver's state directory.
 const stagingsDir = "staged"
 
 // stagingName is what their names look like. Nothing else in the directory is touched.
-var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json$`)
+var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 
 // openStagings reads the files. One that is damaged is removed, and so is one of whose path mounted says false: the
 // machine was booted since, or somebody has cleaned up. Where mounted can't tell, the file stays.
@@ -53,7 +55,7 @@ func openStagings(stateDir string, mounted func(path string) (bool, error)) (*st
 	if err != nil {
 		return nil, err
 	}
-	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}}
+	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}, live: map[string]bool{}}
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return nil, err
@@ -69,8 +71,11 @@ func openStagings(stateDir string, mounted func(path string) (bool, error)) (*st
 	return s, nil
 }
 
-// read reads one file, or removes it.
+// read reads one file, or removes it. What ends with .new was never put in place.
 func (s *stagings) read(name string, mounted func(path string) (bool, error)) error {
+	if strings.HasSuffix(name, ".new") {
+		return s.dir.Remove(name)
+	}
 	data, err := s.dir.ReadFile(name)
 	if err != nil {
 		return err
@@ -79,10 +84,11 @@ func (s *stagings) read(name string, mounted func(path string) (bool, error)) er
 	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name {
 		return s.dir.Remove(name)
 	}
-	if there, err := mounted(old.Path); err == nil && !there {
+	there, err := mounted(old.Path)
+	if err == nil && !there {
 		return s.dir.Remove(name)
 	}
-	s.byPath[old.Path] = old.staging
+	s.byPath[old.Path], s.live[old.Path] = old.staging, there
 	return nil
 }
 
@@ -94,18 +100,27 @@ func (s *stagings) at(path string) (staging, bool) {
 	return st, ok
 }
 
-// of returns the paths at which a volume was staged, sorted.
-func (s *stagings) of(id string) []string {
+// liveOf returns the paths at which a volume was mounted when it was staged, sorted.
+func (s *stagings) liveOf(id string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var paths []string
 	for path, st := range s.byPath {
-		if st.VolumeID == id {
+		if st.VolumeID == id && s.live[path] {
 			paths = append(paths, path)
 		}
 	}
 	slices.Sort(paths)
 	return paths
+}
+
+// setLive notes that what is staged at path is mounted now, or may be unmounted from now on.
+func (s *stagings) setLive(path string, live bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.byPath[path]; ok {
+		s.live[path] = live
+	}
 }
 
 // put remembers st, and returns what takes it back to what was remembered before.
@@ -151,6 +166,7 @@ func (s *stagings) remove(path string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byPath, path)
+	delete(s.live, path)
 	return nil
 }
 

@@ -9,6 +9,18 @@ import (
 	"testing"
 )
 
+// pathsOf returns where a volume is remembered, live or not.
+func pathsOf(s *stagings, id string) []string {
+	var paths []string
+	for path, st := range s.byPath {
+		if st.VolumeID == id {
+			paths = append(paths, path)
+		}
+	}
+	slices.Sort(paths)
+	return paths
+}
+
 func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 	state := t.TempDir()
 	dir := filepath.Join(state, stagingsDir)
@@ -38,6 +50,9 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.WriteFile(file("kept")+".new", []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	others := map[string]string{
 		filepath.Join(state, "root-identity"):                        "not ours",
 		filepath.Join(state, strings.Repeat("0", 32)+".json"):        "{}",
@@ -61,8 +76,14 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 	if got, ok := s.at(path("kept")); !ok || got != want {
 		t.Errorf("kept is %+v, %v, want %+v", got, ok, want)
 	}
-	if got, want := s.of("v"), []string{path("dead"), path("kept")}; !slices.Equal(got, want) {
+	if got, want := pathsOf(s, "v"), []string{path("dead"), path("kept")}; !slices.Equal(got, want) {
 		t.Errorf("v is staged at %v, want %v", got, want)
+	}
+	if got, want := s.liveOf("v"), []string{path("kept")}; !slices.Equal(got, want) {
+		t.Errorf("v is mounted at %v, want %v", got, want)
+	}
+	if exists(file("kept") + ".new") {
+		t.Error("what was never put in place is left")
 	}
 	for name, content := range others {
 		if got, err := os.ReadFile(name); err != nil || string(got) != content {
@@ -75,8 +96,8 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 	if err := s.remove(path("kept")); err != nil {
 		t.Fatal(err)
 	}
-	if s = open(); len(s.of("v")) != 1 {
-		t.Errorf("after remove: %v", s.of("v"))
+	if s = open(); len(pathsOf(s, "v")) != 1 {
+		t.Errorf("after remove: %v", pathsOf(s, "v"))
 	}
 }
 
@@ -90,8 +111,8 @@ func TestAPutCanBeUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := s.put("/a", old); err != nil || again() != nil || len(s.of("v")) != 1 {
-		t.Errorf("undoing what changed nothing changed something: %v, %v", s.of("v"), err)
+	if again, err := s.put("/a", old); err != nil || again() != nil || len(pathsOf(s, "v")) != 1 {
+		t.Errorf("undoing what changed nothing changed something: %v, %v", pathsOf(s, "v"), err)
 	}
 	undoNext, err := s.put("/a", next)
 	if err != nil {
@@ -100,11 +121,11 @@ func TestAPutCanBeUndone(t *testing.T) {
 	if got, _ := s.at("/a"); got != next {
 		t.Errorf("at = %+v, want %+v", got, next)
 	}
-	if err := undoNext(); err != nil || len(s.of("v")) != 1 || len(s.of("w")) != 0 {
-		t.Errorf("after undo: %v and %v, %v", s.of("v"), s.of("w"), err)
+	if err := undoNext(); err != nil || len(pathsOf(s, "v")) != 1 || len(pathsOf(s, "w")) != 0 {
+		t.Errorf("after undo: %v and %v, %v", pathsOf(s, "v"), pathsOf(s, "w"), err)
 	}
-	if err := undo(); err != nil || len(s.of("v")) != 0 {
-		t.Errorf("after the second undo: %v, %v", s.of("v"), err)
+	if err := undo(); err != nil || len(pathsOf(s, "v")) != 0 {
+		t.Errorf("after the second undo: %v, %v", pathsOf(s, "v"), err)
 	}
 }
 

@@ -11,14 +11,31 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// prober asks the backend whether it is ready: once at a time, however many want to know.
+// prober asks the backend how it is: each question once at a time, however many want to know.
 type prober struct {
 	backend backend.Backend
 	group   singleflight.Group
 }
 
-// probeLimit is how long a probe may take. A disk that hangs never answers, and is not ready.
+// probeLimit is how long an answer may take. A disk that hangs never answers, and is not ready.
 const probeLimit = 5 * time.Second
+
+// ask waits for the answer to a question, as long as it may take.
+func (p *prober) ask(ctx context.Context, question string, f func(context.Context) (any, error)) (any, error) {
+	answer := p.group.DoChan(question, func() (any, error) {
+		return guard(func() (any, error) { return f(context.WithoutCancel(ctx)) })
+	})
+	late := time.NewTimer(probeLimit)
+	defer late.Stop()
+	select {
+	case a := <-answer:
+		return a.Val, a.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-late.C:
+		return nil, fmt.Errorf("%w: the storage has not answered for %s", backend.ErrNotReady, probeLimit)
+	}
+}
 
 // probe reports whether the backend is ready. CSI spec v1.13, Probe.
 func (p *prober) probe(ctx context.Context) (bool, error) {
@@ -26,17 +43,20 @@ func (p *prober) probe(ctx context.Context) (bool, error) {
 	if !ok {
 		return true, nil
 	}
-	answer := p.group.DoChan("", func() (any, error) { return b.Probe(context.WithoutCancel(ctx)) })
-	late := time.NewTimer(probeLimit)
-	defer late.Stop()
-	select {
-	case a := <-answer:
-		return a.Val.(bool), a.Err
-	case <-ctx.Done():
-		return false, ctx.Err()
-	case <-late.C:
-		return false, fmt.Errorf("%w: the storage has not answered for %s", backend.ErrNotReady, probeLimit)
+	answer, err := p.ask(ctx, "probe", func(ctx context.Context) (any, error) { return b.Probe(ctx) })
+	ready, _ := answer.(bool)
+	return ready, err
+}
+
+// storageHealth returns what is wrong with the storage. CSI spec v1.13, NodeGetStorageHealth.
+func (p *prober) storageHealth(ctx context.Context) ([]backend.Condition, error) {
+	b, ok := p.backend.(backend.Doctor)
+	if !ok {
+		return nil, nil
 	}
+	answer, err := p.ask(ctx, "storage", func(ctx context.Context) (any, error) { return b.StorageHealth(ctx) })
+	conditions, _ := answer.([]backend.Condition)
+	return conditions, err
 }
 
 const (
@@ -88,11 +108,7 @@ func (d *Driver) state(ctx context.Context) (state, why string) {
 	case !ready:
 		return starting, ""
 	}
-	doctor, ok := d.cfg.Backend.(backend.Doctor)
-	if !ok {
-		return ready, ""
-	}
-	conditions, err := doctor.StorageHealth(ctx)
+	conditions, err := d.prober.storageHealth(ctx)
 	if err != nil {
 		return notWell, err.Error()
 	}
@@ -120,7 +136,12 @@ func (d *Driver) logSick(ctx context.Context) {
 	if !ok {
 		return
 	}
-	sick, more, err := doctor.ListHealth(ctx, "", watchVolumes)
+	var sick []backend.Diagnosis
+	var more bool
+	_, err := guard(func() (_ any, err error) {
+		sick, more, err = doctor.ListHealth(ctx, "", watchVolumes)
+		return nil, err
+	})
 	if err != nil {
 		d.cfg.Log.Error("the health of volumes can't be told", "error", err)
 	}

@@ -55,6 +55,15 @@ func (k *known) forget(path string) {
 	k.drop(path)
 }
 
+// forgetFrom forgets path if it shows source still: somebody may have mounted another there meanwhile.
+func (k *known) forgetFrom(path string, source sourceID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.sources[path] == source {
+		k.drop(path)
+	}
+}
+
 func (k *known) drop(path string) {
 	source, ok := k.sources[path]
 	if !ok {
@@ -67,19 +76,18 @@ func (k *known) drop(path string) {
 	}
 }
 
-// siblings returns the other paths that show what path shows, in no order.
-func (k *known) siblings(path string) []string {
+// siblings returns the other paths that show what path shows, in no order, and what that is.
+func (k *known) siblings(path string) (others []string, source sourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	source, ok := k.sources[path]
 	if !ok {
-		return nil
+		return nil, source
 	}
-	var others []string
 	for _, other := range k.paths[source] {
 		if other != path {
 			others = append(others, other)
 		}
 	}
-	return others
+	return others, source
 }

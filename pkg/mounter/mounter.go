@@ -68,7 +68,7 @@ type Mounter interface {
 	Mounted(ctx context.Context, m Mount, path string) (bool, error)
 
 	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
-	// It costs the same however many mounts the machine has, and is an error where one of them can't be looked at.
+	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
 	Siblings(ctx context.Context, path string) ([]string, error)
 
 	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own

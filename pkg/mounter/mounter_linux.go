@@ -374,7 +374,7 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 }
 
 func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
-	others := l.known.siblings(path)
+	others, source := l.known.siblings(path)
 	if len(others) == 0 {
 		return nil, nil
 	}
@@ -390,12 +390,12 @@ func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
 	var paths []string
 	for _, other := range others {
 		switch there, err := l.shows(other, self.id); {
-		case err != nil:
-			return nil, err
+		case err != nil: // its class is not that of path
+			return nil, fmt.Errorf("%w: %s, where the same may be mounted, can't be looked at: %v", ErrBusy, other, err)
 		case there:
 			paths = append(paths, other)
 		default:
-			l.known.forget(other) // somebody else unmounted it
+			l.known.forgetFrom(other, source) // somebody else unmounted it
 		}
 	}
 	slices.Sort(paths)
@@ -443,7 +443,11 @@ func (l *linux) Users(source string) ([]string, error) {
 
 // IsFilesystem reports whether path is the top of a filesystem, whole, and not just a directory of one.
 func IsFilesystem(path string) (bool, error) {
-	name, own, err := find(path)
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return false, err
+	}
+	name, own, err := find(real)
 	if err == nil && own == nil {
 		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}

@@ -242,13 +242,16 @@ func (s *store) inPlace() error {
 func (s *store) writable() error {
 	name := path.Join(stagingDir, "probe-"+random())
 	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		if isFull(err) {
-			return nil
-		}
-		return fmt.Errorf("the root can't be written to: %w", err)
+	if err == nil {
+		err = errors.Join(f.Close(), s.root.Remove(name))
 	}
-	return errors.Join(f.Close(), s.root.Remove(name))
+	if err == nil || isFull(err) {
+		return nil
+	}
+	if in := (*fs.PathError)(nil); errors.As(err, &in) {
+		err = in.Err // without the name, so that the same trouble has the same words
+	}
+	return fmt.Errorf("the root %s can't be written to: %w", s.path, err)
 }
 
 // dataPath returns the absolute path of what a pod sees of the volume with this ID.

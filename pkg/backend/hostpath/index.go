@@ -125,6 +125,16 @@ func (x *index) put(v *volume) {
 	}
 }
 
+// breaks notes why the volume with this ID, or inline volume with this handle, can't be used until the next start.
+func (x *index) breaks(id string, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.broken[id] = err
+	if i, found := slices.BinarySearch(x.ids, id); !found {
+		x.ids = slices.Insert(x.ids, i, id)
+	}
+}
+
 // drop takes a volume and the promise of its size out.
 func (x *index) drop(v *volume) {
 	x.mu.Lock()

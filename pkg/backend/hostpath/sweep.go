@@ -155,7 +155,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	if err := s.inPlace(); err != nil {
 		return err
 	}
-	names, failed := b.unmounted(s, names)
+	names, failed := b.unmounted(ctx, s, names)
 	trash, err := s.root.Open(trashDir)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 }
 
 // unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
-func (b *Backend) unmounted(s *store, names []string) (free []string, err error) {
+func (b *Backend) unmounted(ctx context.Context, s *store, names []string) (free []string, err error) {
 	trash := filepath.Join(s.path, trashDir)
 	users, err := b.cfg.Users(trash)
 	if err != nil {
@@ -186,6 +186,9 @@ func (b *Backend) unmounted(s *store, names []string) (free []string, err error)
 		return names, nil
 	}
 	for _, name := range names {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		users, failed := b.cfg.Users(filepath.Join(trash, name))
 		if failed == nil && len(users) > 0 {
 			failed = fmt.Errorf("%s is mounted at %s", filepath.Join(trash, name), users[0])

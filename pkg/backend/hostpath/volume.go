@@ -72,7 +72,11 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err := b.reserve(s, v.Size); err != nil {
 		return backend.Volume{}, err
 	}
-	if err := s.make(ctx, v); err != nil {
+	switch err := s.make(ctx, v); {
+	case errors.Is(err, backend.ErrUnavailable): // its promise stays, too
+		b.index.breaks(key, err)
+		return backend.Volume{}, err
+	case err != nil:
 		b.index.release(v.Size)
 		return backend.Volume{}, exhausted(err)
 	}
