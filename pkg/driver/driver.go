@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
 	"regexp"
@@ -110,10 +109,10 @@ func New(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// isMount reports whether something that is alive is mounted at path: whether path is a mount of what it shows.
+// isMount reports whether something is mounted at a path that an earlier driver staged to.
 func isMount(m mounter.Mounter, path string) (bool, error) {
-	there, err := m.Mounted(context.Background(), mounter.Mount{Kind: mounter.Directory, Source: path}, path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, mounter.ErrPath) { // it may be below another kubelet directory
+	there, err := m.Occupied(context.Background(), path)
+	if errors.Is(err, mounter.ErrPath) { // it is below another kubelet directory, or gone
 		return false, nil
 	}
 	return there, err

@@ -28,6 +28,9 @@ const testName = "hostpath.csi.causeway.dev"
 // realMounter is set where this process may mount; see sanity_linux_test.go.
 var realMounter func(dir string) (mounter.Mounter, error)
 
+// inUserNamespace says that even root may not use loop devices here.
+var inUserNamespace bool
+
 // bindMount mounts without the driver, as others do. It is set where realMounter is.
 var bindMount func(from, at string) error
 
@@ -109,7 +112,7 @@ func (d *testDriver) serve() {
 			d.Fatal(err)
 		}
 	}
-	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users})
+	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Format: d.mounter.Format})
 	if err != nil {
 		d.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -72,7 +73,7 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	}
 	st := staging{VolumeID: id, Use: u.digest()}
 	if old, ok := n.stagings.at(path); ok && old != st {
-		if there, err := isMount(n.mounter, path); err != nil {
+		if there, err := n.mounter.Occupied(ctx, path); err != nil {
 			return err
 		} else if there {
 			return fmt.Errorf("%w: another volume is staged there, or this one with another capability", mounter.ErrConflict)
@@ -85,7 +86,7 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	}
 	crashpoint.Reached("stage:recorded")
 	if err := n.mounter.Mount(ctx, what, path); err != nil {
-		if there, look := isMount(n.mounter, path); look == nil && !there {
+		if there, look := n.mounter.Occupied(ctx, path); look == nil && !there {
 			err = errors.Join(err, forget())
 		}
 		return err
@@ -160,12 +161,12 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	if err := n.asStaged(req, u, published); err != nil {
 		return err
 	}
+	from := what.Again(staging)
 	if u.oneTarget() && !published {
-		if err := n.onlyTarget(ctx, staging, target); err != nil {
+		if err := n.onlyTarget(ctx, from.Source, target); err != nil {
 			return err
 		}
 	}
-	from := mounter.Mount{Kind: mounter.Directory, Source: staging, Options: u.Options, ReadOnly: u.ReadOnly}
 	if err := n.mounter.Mount(ctx, from, target); err != nil {
 		return err
 	}
@@ -204,11 +205,20 @@ func (n *node) onlyTarget(ctx context.Context, at, target string) error {
 		return err
 	}
 	for _, path := range others {
-		if _, isStaging := n.stagings.at(path); path != target && !isStaging {
+		if path != target && !n.isStaging(path) {
 			return fmt.Errorf("%w: its access mode allows one target, and it is published at %s", errPrecondition, path)
 		}
 	}
 	return nil
+}
+
+// isStaging reports whether something is staged at path, or in it as a device.
+func (n *node) isStaging(path string) bool {
+	_, ok := n.stagings.at(path)
+	if dir, name := filepath.Split(path); !ok && name == mounter.DeviceName {
+		_, ok = n.stagings.at(filepath.Clean(dir))
+	}
+	return ok
 }
 
 // publishInline makes the volume of a pod and mounts it at the target. A CO never stages it.
@@ -219,6 +229,9 @@ func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequ
 	}
 	if req.GetStagingTargetPath() != "" {
 		return fmt.Errorf("%w: an inline volume is not staged", backend.ErrInvalid)
+	}
+	if u.Block {
+		return fmt.Errorf("%w: an inline volume is no block device", backend.ErrInvalid)
 	}
 	o, err := inlineOptions(req.GetVolumeContext(), u)
 	if err != nil {
@@ -277,7 +290,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if err := required("volume ID", id, "volume path", path); err != nil {
 		return nil, err
 	}
-	what, err := n.backend.Mount(ctx, id, backend.Access{})
+	what, err := n.anyUse(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -318,7 +331,7 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
 	}
 	for _, path := range n.stagings.liveOf(id) {
-		what, err := n.backend.Mount(ctx, id, backend.Access{})
+		what, err := n.anyUse(ctx, id)
 		if err != nil {
 			break // the backend has said what is wrong
 		}
@@ -354,6 +367,15 @@ func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorage
 		})
 	}
 	return resp, nil
+}
+
+// anyUse returns what is mounted where a volume is used, whatever it is used as.
+func (n *node) anyUse(ctx context.Context, id string) (mounter.Mount, error) {
+	what, err := n.backend.Mount(ctx, id, backend.Access{})
+	if errors.Is(err, backend.ErrInvalid) { // it has no filesystem
+		return n.backend.Mount(ctx, id, backend.Access{Block: true})
+	}
+	return what, err
 }
 
 // inline reports whether id is an inline volume's.

@@ -202,7 +202,7 @@ func TestTargetsThatAreNoTargets(t *testing.T) {
 		for _, err := range []error{
 			os.MkdirAll(filepath.Join(precious, "sub"), 0o755),
 			os.Symlink(precious, d.path("link")),
-			os.WriteFile(d.path("file"), nil, 0o600),
+			os.WriteFile(d.path("file"), []byte("precious"), 0o600),
 			os.MkdirAll(d.path("full", "sub"), 0o755),
 			os.Symlink(precious, filepath.Join(v.data(), "planted")), // by the pod
 		} {
@@ -277,7 +277,7 @@ func TestInlineVolumes(t *testing.T) {
 		}
 
 		for _, bad := range []map[string]string{
-			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"colour": "blue"}, {"kind": "image"}, {"size": "9999999999999999999"},
+			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"colour": "blue"}, {"kind": "tape"}, {"size": "9999999999999999999"},
 		} {
 			d.want(codes.InvalidArgument, inline(1, bad))
 		}

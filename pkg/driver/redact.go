@@ -91,7 +91,7 @@ func redactValue(field protoreflect.FieldDescriptor, value protoreflect.Value) a
 
 // redactFlag shows only flags that are known to be none of a secret.
 func redactFlag(flag string) string {
-	if mounter.CheckOptions(mounter.Directory, []string{flag}) != nil {
+	if !mounter.IsOption(flag) {
 		return stripped
 	}
 	return flag

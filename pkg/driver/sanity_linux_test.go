@@ -3,6 +3,8 @@ package driver
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +19,9 @@ func TestMain(m *testing.M) {
 	} else {
 		realMounter = mounter.New
 		bindMount = func(from, at string) error { return unix.Mount(from, at, "", unix.MS_BIND, "") }
+	}
+	if users, err := os.ReadFile("/proc/self/uid_map"); err == nil {
+		inUserNamespace = !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"})
 	}
 	os.Exit(m.Run())
 }

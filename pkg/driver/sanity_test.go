@@ -36,6 +36,15 @@ var notOurs = []string{
 	"GroupControllerService not supported",
 }
 
+// canLoop reports whether this process may use loop devices, which nobody may in a user namespace.
+func canLoop() bool {
+	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err == nil {
+		f.Close()
+	}
+	return err == nil && !inUserNamespace
+}
+
 // ids are IDs that this driver could have made.
 type ids struct{ sanity.DefaultIDGenerator }
 
@@ -44,7 +53,7 @@ func (ids) GenerateUniqueValidVolumeID() string { return volumeid.New("node-1", 
 // TestSanity runs csi-sanity. Ginkgo refuses -count, as a suite can't run twice in one process.
 func TestSanity(t *testing.T) {
 	var drivers []*testDriver
-	run := func(name string, change ...func(*testDriver)) {
+	run := func(name string, parameters map[string]string, access string, change ...func(*testDriver)) {
 		ginkgo.Describe(name, func() {
 			d := startDriver(t, change...)
 			drivers = append(drivers, d)
@@ -53,12 +62,22 @@ func TestSanity(t *testing.T) {
 			config.TargetPath, config.StagingPath = d.path("target"), d.path("staging")
 			config.TestVolumeSize = 64 << 20
 			config.IDGen = ids{}
+			config.TestVolumeParameters = parameters
+			config.TestVolumeAccessType = access
 			sanity.GinkgoTest(&config)
 		})
 	}
-	run("fake mounter")
+	image := map[string]string{"kind": "image"}
+	run("fake mounter", nil, "mount")
+	run("fake mounter, images", image, "mount")
+	run("fake mounter, block devices", image, "block")
+	real := func(d *testDriver) { d.real = true }
 	if realMounter != nil {
-		run("real mounts", func(d *testDriver) { d.real = true })
+		run("real mounts", nil, "mount", real)
+	}
+	if realMounter != nil && canLoop() {
+		run("real mounts, images", image, "mount", real)
+		run("real mounts, block devices", image, "block", real)
 	}
 
 	passed, skipped := 0, map[string]int{}

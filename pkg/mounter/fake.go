@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -44,46 +45,119 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err := errors.Join(ctx.Err(), f.Err); err != nil {
 		return err
 	}
-	if err := CheckOptions(m.Kind, m.Options); err != nil {
+	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	there, err := f.look(path)
+	at, err := f.look(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: %w", ErrPath, err)
 	}
 	if err != nil {
 		return err
 	}
-	if info, err := os.Stat(m.Source); err != nil {
+	if err := f.checkSource(m); err != nil {
 		return err
-	} else if !info.IsDir() {
-		return &fs.PathError{Op: "mount", Path: m.Source, Err: errors.New("not a directory")}
 	}
 	if from, ok := f.mounts[m.Source]; ok {
-		if from.ReadOnly && !m.ReadOnly {
+		if m.Kind != Device && from.ReadOnly && !m.ReadOnly {
 			return fmt.Errorf("%w: %s", ErrReadOnly, m.Source)
 		}
 		m.Source, m.Options = from.Source, slices.Concat(from.Options, m.Options)
 	}
+	if m.Kind == Device {
+		for other, o := range f.mounts {
+			if o.Kind == Device && o.Source == m.Source && o.ReadOnly != m.ReadOnly && other != path {
+				return fmt.Errorf("%w: %s", ErrReadOnly, other)
+			}
+		}
+	}
 	m = effective(m)
-	switch old, mounted := f.mounts[path]; {
+	if m.Kind == Disk {
+		return f.mountDisk(m, at, path)
+	}
+	return f.put(m, at, path)
+}
+
+// put mounts m at path, of which at is what is there.
+func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
+	old, mounted := f.mounts[path]
+	_, disk := f.mounts[filepath.Join(path, DeviceName)]
+	switch {
 	case mounted && equal(old, m):
 		return nil
-	case mounted:
+	case mounted || disk:
 		return fmt.Errorf("%w: %s", ErrConflict, path)
-	case there:
-		if entries, err := os.ReadDir(path); err != nil || len(entries) > 0 {
-			return errors.Join(fmt.Errorf("%w: %s", ErrNotEmpty, path), err)
+	case at == nil && m.Kind == Device:
+		if err := os.WriteFile(path, nil, 0o640); err != nil {
+			return err
 		}
-	default:
+	case at == nil:
 		if err := os.Mkdir(path, 0o750); err != nil {
 			return err
 		}
+	case at.IsDir() == (m.Kind == Device):
+		return fmt.Errorf("%w: %s is a file where a directory is needed, or the other way round", ErrPath, path)
+	case at.IsDir():
+		if entries, err := os.ReadDir(path); err != nil || len(entries) > 0 {
+			return errors.Join(fmt.Errorf("%w: %s", ErrNotEmpty, path), err)
+		}
+	case at.Size() > 0:
+		return fmt.Errorf("%w: %s", ErrNotEmpty, path)
 	}
 	f.mounts[path] = m
 	return nil
+}
+
+// mountDisk keeps the device in a directory, as the real one does.
+func (f *Fake) mountDisk(m Mount, at fs.FileInfo, path string) error {
+	node := filepath.Join(path, DeviceName)
+	if old, ok := f.mounts[node]; ok && equal(old, m) {
+		return nil
+	}
+	if err := f.put(m, at, path); err != nil {
+		return err
+	}
+	delete(f.mounts, path)
+	f.mounts[node] = m
+	return os.WriteFile(node, nil, 0o640)
+}
+
+// checkSource returns an error unless m's source is what its kind needs.
+func (f *Fake) checkSource(m Mount) error {
+	info, err := os.Stat(m.Source)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() != (m.Kind == Directory) {
+		return &fs.PathError{Op: "mount", Path: m.Source, Err: errors.New("a file where a directory is needed, or the other way round")}
+	}
+	if m.Kind != Image {
+		return nil
+	}
+	head := make([]byte, len(fakeFormat)+len(m.FSType))
+	file, err := os.Open(m.Source)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := io.ReadFull(file, head); err != nil || string(head) != fakeFormat+m.FSType {
+		return fmt.Errorf("%w: %s", ErrFormat, m.Source)
+	}
+	return nil
+}
+
+// fakeFormat stands, with its type after it, at the start of an image for a filesystem.
+const fakeFormat = "fake filesystem: "
+
+// Format writes at the start of the image what it is.
+func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
+	if _, ok := imageOptions[fsType]; !ok {
+		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
+	}
+	_, err := image.WriteAt([]byte(fakeFormat+fsType), 0)
+	return err
 }
 
 func (f *Fake) Unmount(_ context.Context, path string) error {
@@ -97,10 +171,15 @@ func (f *Fake) Unmount(_ context.Context, path string) error {
 	} else if err != nil {
 		return err
 	}
+	node := filepath.Join(path, DeviceName)
 	for other := range f.mounts {
-		if strings.HasPrefix(other, path+string(filepath.Separator)) {
+		if other != node && strings.HasPrefix(other, path+string(filepath.Separator)) {
 			return fmt.Errorf("unmount %s: %w", path, ErrBusy)
 		}
+	}
+	if _, ok := f.mounts[node]; ok {
+		delete(f.mounts, node)
+		return os.Remove(node)
 	}
 	delete(f.mounts, path)
 	return nil
@@ -110,13 +189,20 @@ func (f *Fake) Remove(ctx context.Context, path string) error {
 	if err := f.Unmount(ctx, path); err != nil {
 		return err
 	}
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() && info.Size() > 0 {
+		return fmt.Errorf("%w: %s is not a directory", ErrPath, path)
+	}
 	if entries, err := os.ReadDir(path); err == nil && len(entries) > 0 {
 		return fmt.Errorf("remove %s: %w", path, ErrNotEmpty)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return os.Remove(path)
 }
 
 func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
@@ -130,11 +216,32 @@ func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if _, err := os.Stat(m.Source); err != nil {
 		return false, err
 	}
-	at, ok := f.mounts[path]
+	at, ok := f.at(path)
 	if from, linked := f.mounts[m.Source]; linked {
 		m.Source = from.Source
 	}
 	return ok && at.Source == m.Source, nil
+}
+
+func (f *Fake) Occupied(_ context.Context, path string) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, err := f.look(path); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	_, ok := f.at(path)
+	return ok, nil
+}
+
+// at returns what is mounted at path, or in it as a Disk.
+func (f *Fake) at(path string) (Mount, bool) {
+	m, ok := f.mounts[path]
+	if !ok {
+		m, ok = f.mounts[filepath.Join(path, DeviceName)]
+	}
+	return m, ok
 }
 
 func (f *Fake) Siblings(_ context.Context, path string) ([]string, error) {
@@ -170,39 +277,57 @@ func (f *Fake) Users(source string) ([]string, error) {
 }
 
 func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
-	if there, err := f.look(path); err != nil {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at, err := f.look(path)
+	if err != nil {
 		return Usage{}, err
-	} else if !there {
+	}
+	if m, ok := f.at(path); ok && (m.Kind == Disk || m.Kind == Device) {
+		info, err := os.Stat(m.Source)
+		if err != nil {
+			return Usage{}, err
+		}
+		return Usage{TotalBytes: info.Size()}, nil
+	}
+	if at == nil {
 		return Usage{}, &fs.PathError{Op: "statfs", Path: path, Err: fs.ErrNotExist}
 	}
 	return f.Capacity, nil
 }
 
-// look reports whether there is a directory at path. Errors: ErrPath, fs.ErrNotExist for the parent.
-func (f *Fake) look(path string) (bool, error) {
+// look returns what is at path, or nil. Errors: ErrPath, fs.ErrNotExist for the parent.
+func (f *Fake) look(path string) (fs.FileInfo, error) {
 	rel, err := below(f.dir, path)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	at := f.dir
+	var info fs.FileInfo
 	for _, name := range strings.Split(rel, string(filepath.Separator)) {
+		if info != nil && !info.IsDir() {
+			return nil, fmt.Errorf("%w: %s is not a directory", ErrPath, at)
+		}
 		at = filepath.Join(at, name)
-		info, err := os.Lstat(at)
+		info, err = os.Lstat(at)
 		if errors.Is(err, fs.ErrNotExist) && at == path {
-			return false, nil
+			return nil, nil
 		}
 		if err != nil {
-			return false, err
+			return nil, err
 		}
-		if !info.IsDir() {
-			return false, fmt.Errorf("%w: %s is not a directory", ErrPath, at)
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return nil, fmt.Errorf("%w: %s is a symbolic link", ErrPath, at)
 		}
 	}
-	return true, nil
+	return info, nil
 }
 
 // effective returns m with the options that count in the end, so that two mounts can be compared.
 func effective(m Mount) Mount {
+	if m.Kind == Disk || m.Kind == Device {
+		return m
+	}
 	on := map[string]bool{"nosuid": true}
 	for _, o := range m.Options {
 		switch o {
@@ -231,5 +356,5 @@ func effective(m Mount) Mount {
 }
 
 func equal(a, b Mount) bool {
-	return a.Kind == b.Kind && a.Source == b.Source && a.ReadOnly == b.ReadOnly && slices.Equal(a.Options, b.Options)
+	return a.Kind == b.Kind && a.FSType == b.FSType && a.Source == b.Source && a.ReadOnly == b.ReadOnly && slices.Equal(a.Options, b.Options)
 }

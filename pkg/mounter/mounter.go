@@ -7,9 +7,12 @@
 package mounter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,15 +21,42 @@ import (
 // Kind is the way in which a Mount is made.
 type Kind string
 
-// Directory is a directory of this machine: a bind mount on Linux, a link on Windows.
-const Directory Kind = "directory"
+const (
+	// Directory is a directory of this machine: a bind mount on Linux, a link on Windows.
+	Directory Kind = "directory"
+	// Image is a file with a filesystem in it.
+	Image Kind = "image"
+	// Disk is a file as a block device, which is then found in the directory at the path, as DeviceName.
+	Disk Kind = "disk"
+	// Device is a block device that is mounted already, once more: the path is a file.
+	Device Kind = "device"
+)
+
+// DeviceName is the name of the block device in the directory at which a Disk is mounted.
+const DeviceName = "device"
 
 // Mount says what is to be at a path.
 type Mount struct {
 	Kind     Kind
 	Source   string   // the absolute path of what is mounted
-	Options  []string // mount options, each of which passed CheckOptions
+	FSType   string   // of an Image: one of FSTypes
+	Sector   int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
+	Options  []string // mount options, each of which passed CheckOptions; none for a Disk or Device
 	ReadOnly bool     // enforced by the kernel, whatever Options say
+}
+
+// Again returns the Mount that shows at a further path what m shows at path.
+func (m Mount) Again(path string) Mount {
+	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
+	if m.Kind == Disk {
+		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
+	}
+	for _, o := range m.Options {
+		if slices.Contains(directoryOptions, o) { // the others are the filesystem's, and hold for all of its mounts
+			again.Options = append(again.Options, o)
+		}
+	}
+	return again
 }
 
 // Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
@@ -43,7 +73,8 @@ var (
 	ErrBusy     = errors.New("in use")                      // files below the path are open
 	ErrNotEmpty = errors.New("not an empty directory")      // mounting over it would hide somebody's files
 	ErrOption   = errors.New("mount option not allowed")    // not on the list of this kind
-	ErrReadOnly = errors.New("the filesystem is read-only") // asked for writing
+	ErrReadOnly = errors.New("it is read-only")             // asked for writing
+	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
 )
 
 // Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
@@ -64,18 +95,27 @@ type Mounter interface {
 	// Errors: ErrPath, ErrBusy, ErrNotEmpty.
 	Remove(ctx context.Context, path string) error
 
-	// Mounted reports whether path shows m's source. Options are not compared. No such path, or a dead mount, is false.
+	// Mounted reports whether path shows m's source, mounted by m or by m.Again. Options are not compared. No such
+	// path, or a dead mount, is false.
 	Mounted(ctx context.Context, m Mount, path string) (bool, error)
+
+	// Occupied reports whether anything that is alive is mounted at path.
+	Occupied(ctx context.Context, path string) (bool, error)
+
+	// Format makes a filesystem in an image that nobody uses, whatever was in it. Errors: ErrFormat for a type that
+	// isn't one of FSTypes, errors.ErrUnsupported where this machine can't make it.
+	Format(ctx context.Context, image *os.File, fsType string) error
 
 	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
 	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
 	Siblings(ctx context.Context, path string) ([]string, error)
 
 	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own
-	// place aside. It asks the kernel anew and costs as much as the machine has mounts.
+	// place aside. Of a file it returns where what is in it is mounted; if nothing is and it is some device's, that
+	// device. It asks the kernel anew and costs as much as the machine has mounts.
 	Users(source string) ([]string, error)
 
-	// Usage tells how full the filesystem at path is.
+	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
 	Usage(ctx context.Context, path string) (Usage, error)
 }
 
@@ -86,18 +126,51 @@ var directoryOptions = []string{
 	"relatime", "noatime", "nodiratime", "strictatime",
 }
 
-// CheckOptions returns ErrOption for the first of options that a mount of kind k may not have. It says which one it is
-// but doesn't show it, as it may be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
-func CheckOptions(k Kind, options []string) error {
-	if k != Directory {
-		return fmt.Errorf("%w: mounts of kind %q have no options here", errors.ErrUnsupported, k)
+// imageOptions are those that an Image may have beside directoryOptions, by the type of its filesystem. Not among them
+// is what weakens a filesystem's promises, such as nobarrier or data=writeback.
+var imageOptions = map[string][]string{
+	"ext4":  {"discard", "lazytime", "sync", "dirsync", "data=journal"},
+	"xfs":   {"discard", "lazytime", "sync", "dirsync", "largeio"},
+	"btrfs": {"discard", "sync", "dirsync", "autodefrag", "compress=zstd", "compress=lzo", "compress=zlib"},
+}
+
+// FSTypes are the filesystems that an Image may have, sorted.
+func FSTypes() []string { return slices.Sorted(maps.Keys(imageOptions)) }
+
+// CheckOptions returns ErrOption for the first of options that a mount of kind k, with a filesystem of a type, may not
+// have. It says which one it is but doesn't show it, as it may be a secret (CSI spec v1.13,
+// VolumeCapability.mount_flags).
+func CheckOptions(k Kind, fsType string, options []string) error {
+	allowed := directoryOptions
+	switch k {
+	case Directory:
+	case Image:
+		own, ok := imageOptions[fsType]
+		if !ok {
+			return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+		}
+		allowed = slices.Concat(allowed, own)
+	case Disk, Device:
+		allowed = nil
+	default:
+		return fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, k)
 	}
 	for i, o := range options {
-		if !slices.Contains(directoryOptions, o) {
-			return fmt.Errorf("%w: number %d of %d (allowed: %s)", ErrOption, i+1, len(options), strings.Join(directoryOptions, ", "))
+		if !slices.Contains(allowed, o) {
+			return fmt.Errorf("%w: number %d of %d (allowed: %s)", ErrOption, i+1, len(options), cmp.Or(strings.Join(allowed, ", "), "none"))
 		}
 	}
 	return nil
+}
+
+// IsOption reports whether an option is allowed for any kind: such a one is no secret.
+func IsOption(option string) bool {
+	for _, own := range imageOptions {
+		if slices.Contains(own, option) {
+			return true
+		}
+	}
+	return slices.Contains(directoryOptions, option)
 }
 
 const (

@@ -29,6 +29,7 @@ type linux struct {
 	dir    string // the kubelet directory, as callers spell it
 	real   string // the same without links
 	known  known
+	loops  loops
 	legacy atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
@@ -96,6 +97,11 @@ func (l *linux) findMounts() error {
 			return true, false
 		}
 		l.known.add(l.dir+strings.TrimPrefix(i.Mountpoint, l.real), sourceOf(i, i.Root))
+		if n, ok := loopNumber(i.Source); ok && i.FSType == btrfs { // on this machine's own disk, so it answers
+			if at, err := stat(unix.AT_FDCWD, i.Mountpoint, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+				l.loops.showsOn(at.id, n)
+			}
+		}
 		return true, false // it need not be kept
 	})
 	return err
@@ -138,6 +144,18 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return err
 	}
 	defer p.close()
+	switch m.Kind {
+	case Image:
+		return l.mountImage(ctx, m, p, attr)
+	case Disk:
+		return l.mountDisk(ctx, m, p)
+	case Device:
+		return l.mountDevice(ctx, m, p)
+	}
+	return l.mountDirectory(ctx, m, p, attr)
+}
+
+func (l *linux) mountDirectory(ctx context.Context, m Mount, p place, attr attributeSet) error {
 	src, err := openSource(m.Source)
 	if err != nil {
 		return err
@@ -147,7 +165,7 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return fmt.Errorf("%w: %s", ErrReadOnly, m.Source)
 	}
 
-	made, done, err := p.prepare(src, attr)
+	made, done, err := p.prepare(unix.S_IFDIR, func(at state) (bool, error) { return at.id == src.id, p.verify(src, attr) })
 	if done || err != nil {
 		return err
 	}
@@ -157,23 +175,29 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		err = p.verify(src, attr)
 	}
 	if err == nil {
-		err = l.remember(path, m.Source)
+		err = l.remember(p.path, m.Source)
 	}
-	if err != nil {
-		err = fmt.Errorf("mount %s at %s: %w", m.Source, path, err)
-		if undo := l.Unmount(context.WithoutCancel(ctx), path); undo != nil {
-			return errors.Join(err, undo)
-		}
-		if made {
-			unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
-		}
-		return err
-	}
-	return nil
+	return l.undo(ctx, m, p, made, err)
 }
 
-// prepare makes path ready for src: done says that src is mounted there already, made that the directory is new.
-func (p place) prepare(src source, attr attributeSet) (made, done bool, err error) {
+// undo takes away what a mount that failed because of err has made at p, and returns the whole story.
+func (l *linux) undo(ctx context.Context, m Mount, p place, made bool, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("mount %s at %s: %w", m.Source, p.path, err)
+	if undo := l.Unmount(context.WithoutCancel(ctx), p.path); undo != nil {
+		return errors.Join(err, undo)
+	}
+	if made {
+		return errors.Join(err, p.remove())
+	}
+	return err
+}
+
+// prepare makes p ready for a mount on a file or a directory: made says that it is new, done that what is wanted is
+// mounted there already. is tells whether it is, and what differs.
+func (p place) prepare(mode uint16, is func(at state) (same bool, differs error)) (made, done bool, err error) {
 	at, err := p.stat()
 	if at.broken || at.deleted {
 		if err := unix.Unmount(p.proc(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
@@ -183,23 +207,40 @@ func (p place) prepare(src source, attr attributeSet) (made, done bool, err erro
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if err := unix.Mkdirat(p.parent, p.name, 0o750); err != nil {
-			return false, false, fmt.Errorf("make %s: %w", p.path, err)
-		}
-		return true, false, nil
+		return true, false, p.make(mode)
 	case err != nil:
 		return false, false, err
-	case at.mode&unix.S_IFMT != unix.S_IFDIR:
-		return false, false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
-	case at.mounted && at.id != src.id:
-		return false, false, fmt.Errorf("%w: %s", ErrConflict, p.path)
 	case at.mounted:
-		if err := p.verify(src, attr); err != nil {
-			return false, false, fmt.Errorf("%w: %w", ErrConflict, err)
+		same, differs := is(at)
+		switch {
+		case !same:
+			return false, false, fmt.Errorf("%w: %s", ErrConflict, p.path)
+		case differs != nil:
+			return false, false, fmt.Errorf("%w: %w", ErrConflict, differs)
 		}
 		return false, true, nil
+	case at.mode&unix.S_IFMT != mode:
+		return false, false, fmt.Errorf("%w: %s is a file where a directory is needed, or the other way round", ErrPath, p.path)
+	case mode == unix.S_IFREG && at.size > 0:
+		return false, false, fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
+	case mode == unix.S_IFREG:
+		return false, false, nil
 	}
 	return false, false, p.empty()
+}
+
+// make makes an empty directory or file.
+func (p place) make(mode uint16) error {
+	var err error
+	if mode == unix.S_IFREG {
+		err = unix.Mknodat(p.parent, p.name, unix.S_IFREG|0o640, 0)
+	} else {
+		err = unix.Mkdirat(p.parent, p.name, 0o750)
+	}
+	if err != nil {
+		return fmt.Errorf("make %s: %w", p.path, err)
+	}
+	return nil
 }
 
 // attach makes the mount. open_tree, mount_setattr and move_mount put it there with all of its options in one step;
@@ -241,16 +282,7 @@ func attachLegacy(src source, target int, p place, attr attributeSet) error {
 		return fmt.Errorf("bind: %w", err)
 	}
 	flags := (src.flags&managedFlags)&^attr.clearFlags() | attr.flags
-	ms := uintptr(flags &^ accessFlags) // ST_ and MS_ have the same numbers, but for the access times
-	switch flags & accessFlags {
-	case unix.ST_NOATIME:
-		ms |= unix.MS_NOATIME
-	case unix.ST_RELATIME:
-		ms |= unix.MS_RELATIME
-	default:
-		ms |= unix.MS_STRICTATIME
-	}
-	if err := unix.Mount("", p.proc(), "", unix.MS_BIND|unix.MS_REMOUNT|ms, ""); err != nil {
+	if err := unix.Mount("", p.proc(), "", unix.MS_BIND|unix.MS_REMOUNT|mountFlags(flags), ""); err != nil {
 		return fmt.Errorf("remount: %w", err)
 	}
 	return nil
@@ -265,11 +297,15 @@ func (p place) verify(src source, attr attributeSet) error {
 	if !at.mounted || at.id != src.id {
 		return fmt.Errorf("%s does not show what was mounted there", p.path)
 	}
+	return p.verifyFlags((src.flags&managedFlags)&^attr.clearFlags() | attr.flags)
+}
+
+// verifyFlags asks the kernel whether what is mounted at p has these flags, and no other ones that options are about.
+func (p place) verifyFlags(want int64) error {
 	var st unix.Statfs_t
 	if err := p.statfs(&st); err != nil {
 		return err
 	}
-	want := (src.flags&managedFlags)&^attr.clearFlags() | attr.flags
 	if got := st.Flags & managedFlags; got != want {
 		return fmt.Errorf("%s has the mount flags %#x, not %#x", p.path, got, want)
 	}
@@ -308,11 +344,15 @@ func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 			err = p.unmount(ctx, 0)
 		case err == nil && !remove:
 			l.known.forget(path)
-			return nil
+			return l.releaseDisk(ctx, p, at)
 		}
 		if err == nil && remove {
 			crashpoint.Reached("remove:unmounted")
-			if err = p.remove(); err == nil {
+			err = p.remove()
+			if errors.Is(err, ErrNotEmpty) && l.releaseDisk(ctx, p, at) == nil {
+				err = p.remove()
+			}
+			if err == nil {
 				l.known.forget(path)
 				return nil
 			}
@@ -349,9 +389,15 @@ func (p place) unmount(ctx context.Context, flags int) error {
 	return fmt.Errorf("unmount %s: %w", p.path, err)
 }
 
-// remove removes an empty directory. Errors: ErrBusy for a mount point, ErrNotEmpty, ErrPath.
+// remove removes an empty directory, or an empty file, on which a device was mounted. Errors: ErrBusy for a mount
+// point, ErrNotEmpty, ErrPath.
 func (p place) remove() error {
 	err := unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
+	if errors.Is(err, unix.ENOTDIR) {
+		if at, look := p.stat(); look == nil && at.mode&unix.S_IFMT == unix.S_IFREG && at.size == 0 {
+			err = unix.Unlinkat(p.parent, p.name, 0)
+		}
+	}
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
@@ -370,7 +416,19 @@ func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("source of %s: %w", path, &fs.PathError{Op: "statx", Path: m.Source, Err: err})
 	}
-	return l.shows(path, src.id)
+	return l.shows(path, func(at state) (bool, error) {
+		switch m.Kind {
+		case Image, Disk:
+			return l.loops.holds(at, src.backing())
+		case Device:
+			return at.mode&unix.S_IFMT == unix.S_IFBLK && at.device == src.device, nil
+		}
+		return at.id == src.id, nil
+	})
+}
+
+func (l *linux) Occupied(_ context.Context, path string) (bool, error) {
+	return l.shows(path, func(state) (bool, error) { return true, nil })
 }
 
 func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
@@ -389,7 +447,7 @@ func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
 	}
 	var paths []string
 	for _, other := range others {
-		switch there, err := l.shows(other, self.id); {
+		switch there, err := l.shows(other, func(at state) (bool, error) { return at.id == self.id, nil }); {
 		case err != nil: // its class is not that of path
 			return nil, fmt.Errorf("%w: %s, where the same may be mounted, can't be looked at: %v", ErrBusy, other, err)
 		case there:
@@ -402,8 +460,8 @@ func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
 	return paths, nil
 }
 
-// shows reports whether the file called id is mounted at path.
-func (l *linux) shows(path string, id fileID) (bool, error) {
+// shows reports whether something is mounted at path and is the right thing. Where nothing is, it looks for a Disk.
+func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -416,13 +474,24 @@ func (l *linux) shows(path string, id fileID) (bool, error) {
 	if at.broken || errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil && at.mounted && !at.deleted && at.id == id, err
+	if err == nil && !at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR {
+		at, err = p.diskState()
+	}
+	if err != nil || !at.mounted || at.deleted {
+		return false, err
+	}
+	return is(at)
 }
 
 func (l *linux) Users(source string) ([]string, error) {
 	name, own, err := find(source)
 	if err != nil || own == nil {
 		return nil, err
+	}
+	if at, err := stat(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, &fs.PathError{Op: "statx", Path: source, Err: err}
+	} else if at.mode&unix.S_IFMT == unix.S_IFREG {
+		return l.loops.users(at.backing())
 	}
 	// One pass over mountinfo is enough: since Linux 5.8 a reader keeps its place by a cursor, so a mount that is there
 	// the whole time is listed, however many come and go meanwhile.
@@ -510,6 +579,9 @@ func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
 		return Usage{}, err
 	}
 	defer p.close()
+	if n, ok := p.loop(); ok {
+		return loopUsage(n)
+	}
 	var st unix.Statfs_t
 	if err := p.statfs(&st); err != nil {
 		return Usage{}, err
@@ -590,20 +662,26 @@ func (p place) statfs(st *unix.Statfs_t) error {
 
 // empty returns ErrNotEmpty if the directory at the place has entries.
 func (p place) empty() error {
+	names, err := p.names(1)
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
+	}
+	return err
+}
+
+// names returns up to n names of entries of the directory at the place.
+func (p place) names(n int) ([]string, error) {
 	fd, err := unix.Openat(p.parent, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return &fs.PathError{Op: "open", Path: p.path, Err: err}
+		return nil, &fs.PathError{Op: "open", Path: p.path, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), p.path)
 	defer f.Close()
-	switch _, err := f.Readdirnames(1); err {
-	case io.EOF:
-		return nil
-	case nil:
-		return fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
-	default:
-		return err
+	names, err := f.Readdirnames(n)
+	if err == io.EOF {
+		err = nil
 	}
+	return names, err
 }
 
 // fileID names a file or directory of this machine, however it is reached.
@@ -615,7 +693,9 @@ type fileID struct {
 // state is what statx(2) says of a path. STATX_ATTR_MOUNT_ROOT (Linux 5.8) tells mount points, binds too.
 type state struct {
 	id      fileID
+	device  fileID // what a device node stands for; the inode is 0
 	mode    uint16
+	size    uint64
 	mounted bool // the root of a mount
 	deleted bool // a mount whose directory is gone
 	broken  bool // a mount that answers with an error, such as that of a dead server
@@ -623,12 +703,14 @@ type state struct {
 
 func stat(dir int, path string, flags int) (state, error) {
 	var st unix.Statx_t
-	if err := unix.Statx(dir, path, flags, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_NLINK, &st); err != nil {
+	if err := unix.Statx(dir, path, flags, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_NLINK|unix.STATX_SIZE, &st); err != nil {
 		return state{}, err
 	}
 	mounted := st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 	return state{
 		id:      fileID{st.Dev_major, st.Dev_minor, st.Ino},
+		device:  fileID{major: st.Rdev_major, minor: st.Rdev_minor},
+		size:    st.Size,
 		mode:    st.Mode,
 		mounted: mounted,
 		deleted: mounted && st.Nlink == 0,

@@ -299,12 +299,12 @@ func FuzzCheckOptions(f *testing.F) {
 		f.Add(o)
 	}
 	f.Fuzz(func(t *testing.T, o string) {
-		err := CheckOptions(Directory, []string{o})
+		err := CheckOptions(Directory, "", []string{o})
 		if (err == nil) != slices.Contains(directoryOptions, o) {
 			t.Errorf("CheckOptions(%q) = %v", o, err)
 		}
 		const secret = "\u2603\u2603"
-		if err := CheckOptions(Directory, []string{o + secret}); err == nil || strings.Contains(err.Error(), secret) {
+		if err := CheckOptions(Directory, "", []string{o + secret}); err == nil || strings.Contains(err.Error(), secret) {
 			t.Errorf("CheckOptions(%q%s) = %v", o, secret, err)
 		}
 	})

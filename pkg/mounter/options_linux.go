@@ -1,8 +1,7 @@
 package mounter
 
 import (
-	"errors"
-	"fmt"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,18 +39,18 @@ var linuxOptions = map[string]struct {
 // attributes turns the options of m into what the kernel understands. A device node in a volume is never one that
 // a pod should open, so nodev always holds; nosuid holds unless suid is asked for.
 func attributes(m Mount) (attributeSet, error) {
-	if m.Kind != Directory {
-		return attributeSet{}, fmt.Errorf("%w: a mount of kind %q", errors.ErrUnsupported, m.Kind)
-	}
-	if err := CheckOptions(m.Kind, m.Options); err != nil {
+	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return attributeSet{}, err
+	}
+	if m.Kind == Disk || m.Kind == Device {
+		return attributeSet{}, nil // nodev would make it useless
 	}
 	a := attributeSet{
 		set:   unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID,
 		flags: unix.ST_NODEV | unix.ST_NOSUID,
 	}
 	for _, name := range m.Options {
-		o := linuxOptions[name]
+		o := linuxOptions[name] // nothing, for what is the filesystem's
 		a.set = a.set&^o.attrOut | o.attrIn
 		a.flags = a.flags&^o.flagOut | o.flagIn
 		if o.flagOut&accessFlags != 0 {
@@ -71,4 +70,38 @@ func (a attributeSet) clearFlags() int64 {
 		return accessFlags
 	}
 	return 0
+}
+
+// mountFlags turns ST_* flags into those of mount(2): they have the same numbers, but for the access times.
+func mountFlags(flags int64) uintptr {
+	ms := uintptr(flags &^ accessFlags)
+	switch flags & accessFlags {
+	case unix.ST_NOATIME:
+		return ms | unix.MS_NOATIME
+	case unix.ST_RELATIME:
+		return ms | unix.MS_RELATIME
+	}
+	return ms | unix.MS_STRICTATIME
+}
+
+// ownFlags are the options of filesystems that mount(2) takes as flags; the others it takes as text.
+var ownFlags = map[string]uintptr{"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "lazytime": unix.MS_LAZYTIME}
+
+// fresh returns what mount(2) is told for a filesystem that is mounted with these options, and the ST_* flags that
+// statfs(2) is to show afterwards.
+func (a attributeSet) fresh(options []string) (flags uintptr, data string, shown int64) {
+	shown = a.flags
+	if a.clear == 0 {
+		shown |= unix.ST_RELATIME // the kernel's default
+	}
+	flags = mountFlags(shown)
+	var text []string
+	for _, o := range options {
+		if flag, ok := ownFlags[o]; ok {
+			flags |= flag
+		} else if _, ok := linuxOptions[o]; !ok {
+			text = append(text, o)
+		}
+	}
+	return flags, strings.Join(text, ","), shown
 }

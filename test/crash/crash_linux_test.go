@@ -21,6 +21,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -195,32 +196,77 @@ func (w *world) cleanUp() {
 	for _, m := range slices.Backward(mounts) {
 		syscall.Unmount(m.Mountpoint, syscall.MNT_DETACH)
 	}
+	for _, file := range loopsOf(w.T, w.root+"/") { // devices of a test that failed
+		if err := detach("/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))); err != nil {
+			w.Error(err)
+		}
+	}
 	if err := os.RemoveAll(w.dir); err != nil {
 		w.Error(err)
 	}
+}
+
+func detach(device string) error {
+	dev, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	_, err = unix.IoctlRetInt(int(dev.Fd()), unix.LOOP_CLR_FD)
+	return err
 }
 
 // life is a volume with the calls that make and end it. An acknowledged step is never taken back.
 type life struct {
 	*world
 	name, id        string
+	kind            kind
 	staging, target string
 	next            int // the step to do
 }
 
-func (w *world) newLife(name string) *life {
-	l := &life{world: w, name: name, staging: filepath.Join(w.kubelet, "staging-"+name), target: filepath.Join(w.kubelet, "target-"+name)}
+// kind is what a volume is made of, and how it is used.
+type kind string
+
+const (
+	directory kind = "directory"
+	image     kind = "image"
+	device    kind = "device" // an image as a block device
+)
+
+func (w *world) newLife(name string, k kind) *life {
+	l := &life{world: w, name: name, kind: k, staging: filepath.Join(w.kubelet, "staging-"+name), target: filepath.Join(w.kubelet, "target-"+name)}
 	if err := os.Mkdir(l.staging, 0o750); err != nil {
 		w.Fatal(err)
 	}
 	return l
 }
 
-func use() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
+func (l *life) use() *csi.VolumeCapability {
+	c := &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 	}
+	if l.kind == device {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	}
+	return c
+}
+
+// parameters are those of the volume's class.
+func (l *life) parameters() map[string]string {
+	if l.kind == directory {
+		return nil
+	}
+	return map[string]string{"kind": "image"}
+}
+
+// data returns the path of what the driver keeps of the volume.
+func (l *life) data() string {
+	if l.kind == directory {
+		return filepath.Join(l.root, "volumes", l.id, "data")
+	}
+	return filepath.Join(l.root, "volumes", l.id, "image.raw")
 }
 
 // files is how many files a pod writes: more than the trash removes in one go.
@@ -228,7 +274,7 @@ const files = 300
 
 func (l *life) create(ctx context.Context) error {
 	resp, err := l.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: l.name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{use()},
+		Name: l.name, Parameters: l.parameters(), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 << 20}, VolumeCapabilities: []*csi.VolumeCapability{l.use()},
 	})
 	if id := resp.GetVolume().GetVolumeId(); err == nil && l.id != "" && l.id != id {
 		return fmt.Errorf("%s was %s and is now %s", l.name, l.id, id)
@@ -238,21 +284,41 @@ func (l *life) create(ctx context.Context) error {
 }
 
 func (l *life) stage(ctx context.Context) error {
-	_, err := l.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, VolumeCapability: use()})
+	_, err := l.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, VolumeCapability: l.use()})
 	return err
 }
 
 func (l *life) publish(ctx context.Context) error {
-	_, err := l.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: l.target, VolumeCapability: use()})
+	_, err := l.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: l.target, VolumeCapability: l.use()})
 	return err
 }
 
 // write is what a pod does.
 func (l *life) write(context.Context) error {
+	if l.kind == device {
+		return l.writeDevice()
+	}
 	for i := range files {
 		if err := os.WriteFile(filepath.Join(l.target, fmt.Sprint(i)), []byte(l.name), 0o600); err != nil {
 			return err
 		}
+	}
+	return l.check(l.target)
+}
+
+func (l *life) writeDevice() error {
+	dev, err := os.OpenFile(l.target, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	_, err = dev.WriteAt([]byte(l.name), 4096)
+	return errors.Join(err, dev.Sync(), dev.Close(), l.check(l.target))
+}
+
+// publishAgain finds what was written.
+func (l *life) publishAgain(ctx context.Context) error {
+	if err := l.publish(ctx); err != nil {
+		return err
 	}
 	return l.check(l.target)
 }
@@ -275,7 +341,7 @@ func (l *life) delete(ctx context.Context) error {
 // inline is what a pod with an inline volume adds: made, used and ended at once.
 func (l *life) inlineRequest() *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
-		VolumeId: fmt.Sprintf("csi-%064x", l.name), TargetPath: l.target + "-inline", VolumeCapability: use(),
+		VolumeId: fmt.Sprintf("csi-%064x", l.name), TargetPath: l.target + "-inline", VolumeCapability: (&life{kind: directory}).use(),
 		VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Mi"},
 	}
 }
@@ -293,7 +359,7 @@ func (l *life) unpublishInline(ctx context.Context) error {
 // steps are a whole life.
 func (l *life) steps() []func(context.Context) error {
 	return []func(context.Context) error{
-		l.create, l.stage, l.publish, l.write, l.publishInline, l.unpublishInline, l.unpublish, l.publish, l.unpublish, l.unstage, l.delete,
+		l.create, l.stage, l.publish, l.write, l.publishInline, l.unpublishInline, l.unpublish, l.publishAgain, l.unpublish, l.unstage, l.delete,
 	}
 }
 
@@ -311,6 +377,18 @@ const writtenAfter, deletedFrom = 4, 10
 
 // check makes sure that all that the pod wrote is at a path.
 func (l *life) check(path string) error {
+	if l.kind == device {
+		dev, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer dev.Close()
+		got := make([]byte, len(l.name))
+		if _, err := dev.ReadAt(got, 4096); err != nil || string(got) != l.name {
+			return fmt.Errorf("%s holds %q: %w", l.name, got, err)
+		}
+		return nil
+	}
 	for i := range files {
 		if got, err := os.ReadFile(filepath.Join(path, fmt.Sprint(i))); err != nil || string(got) != l.name {
 			return fmt.Errorf("file %d of %s holds %q: %w", i, l.name, got, err)
@@ -322,13 +400,13 @@ func (l *life) check(path string) error {
 // kept makes sure that what was acknowledged is there.
 func (l *life) kept() {
 	l.Helper()
-	data := filepath.Join(l.root, "volumes", l.id, "data")
+	data := l.data()
 	if l.next >= 1 && l.next < deletedFrom {
 		if _, err := os.Stat(data); err != nil {
 			l.Fatalf("an acknowledged volume: %v", err)
 		}
 	}
-	if l.next >= writtenAfter && l.next < deletedFrom {
+	if l.next >= writtenAfter && l.next < deletedFrom && l.kind != image { // which shows its files only where it is mounted
 		if err := l.check(data); err != nil {
 			l.Fatal(err)
 		}
@@ -364,10 +442,9 @@ func (w *world) whole() {
 		if !listed[e.Name()] && e.Name()[0] == 'a' {
 			w.Errorf("%s is on disk and not listed", e.Name())
 		}
-		for _, part := range []string{"record.json", "data"} {
-			if _, err := os.Stat(filepath.Join(w.root, "volumes", e.Name(), part)); err != nil {
-				w.Errorf("half a volume: %v", err)
-			}
+		parts, err := filepath.Glob(filepath.Join(w.root, "volumes", e.Name(), "*"))
+		if err != nil || len(parts) != 2 || filepath.Base(parts[1]) != "record.json" {
+			w.Errorf("half a volume: %v, %v", parts, err)
 		}
 	}
 	sick, err := w.ControllerListVolumeHealth(context.Background(), &csi.ControllerListVolumeHealthRequest{})
@@ -397,6 +474,7 @@ func (w *world) clean() {
 		for _, m := range mounts {
 			left = append(left, m.Mountpoint)
 		}
+		left = append(left, loopsOf(w.T, w.root+"/")...)
 		if len(left) == 0 {
 			return
 		}
@@ -406,12 +484,41 @@ func (w *world) clean() {
 	}
 }
 
+// death is a point at which the driver dies while it works on a volume.
+type death struct {
+	point string
+	kind  kind
+}
+
+// deaths are all points, with each kind of volume that gets there.
+func deaths(t *testing.T) []death {
+	t.Helper()
+	var all []death
+	for _, point := range points(t) {
+		switch kind, _, _ := strings.Cut(point, ":"); {
+		case kind == "image", point == "create:formatted":
+			all = append(all, death{point, image})
+		case kind == "disk":
+			all = append(all, death{point, device})
+		case kind == "identity", kind == "sweep", kind == "trash", point == "mount:target-made", strings.Contains(point, "inline"):
+			all = append(all, death{point, directory})
+		default:
+			all = append(all, death{point, directory}, death{point, image}, death{point, device})
+		}
+	}
+	return all
+}
+
 func TestDeathAtEveryPoint(t *testing.T) {
 	bin := buildDriver(t)
-	for _, point := range points(t) {
-		t.Run(point, func(t *testing.T) {
+	for _, d := range deaths(t) {
+		point := d.point
+		t.Run(point+" of a "+string(d.kind), func(t *testing.T) {
+			if d.kind != directory {
+				needLoops(t)
+			}
 			w := newWorld(t, bin)
-			other := w.newLife("other")
+			other := w.newLife("other", d.kind)
 			if point != "identity:made" { // all the others are on the way of a node that has been running
 				w.start("")
 				for other.next < writtenAfter {
@@ -424,7 +531,7 @@ func TestDeathAtEveryPoint(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			l, died := w.newLife("life"), false
+			l, died := w.newLife("life", d.kind), false
 			if !w.start(point) {
 				died = true
 				w.gone()
@@ -475,6 +582,10 @@ func TestDeathAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
+	kinds := []kind{directory}
+	if noLoops(t) == "" {
+		kinds = append(kinds, image, device)
+	}
 	lives := make([]*life, callers)
 	ended, interruptions := 0, 0
 	for round := range rounds {
@@ -491,7 +602,7 @@ func TestDeathAtRandom(t *testing.T) {
 			wg.Go(func() {
 				for n := 0; ; n++ {
 					if lives[i] == nil {
-						lives[i] = w.newLife(fmt.Sprintf("life-%d-%d-%d", round, i, n))
+						lives[i] = w.newLife(fmt.Sprintf("life-%d-%d-%d", round, i, n), kinds[(round+i+n)%len(kinds)])
 					}
 					l := lives[i]
 					for l.next < len(l.steps()) {

@@ -52,19 +52,28 @@ func (f filesystem) need(t *testing.T) {
 	}
 }
 
-// needLoops skips the test where no loop device can be mounted: in a user namespace, whoever is root in it.
+// needLoops skips the test where no loop device can be mounted.
 func needLoops(t *testing.T) {
+	t.Helper()
+	if why := noLoops(t); why != "" {
+		t.Skip(why)
+	}
+}
+
+// noLoops returns why no loop device can be mounted: in a user namespace it can't be, whoever is root in it.
+func noLoops(t *testing.T) string {
 	t.Helper()
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
-		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
+		return "only the machine's root can mount a loop device, and this is a user namespace"
 	}
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		t.Skip(err)
+		return err.Error()
 	}
+	return ""
 }
 
 // disk is a world whose root is a filesystem of its own, in an image.
@@ -124,15 +133,18 @@ func (d *disk) settle() {
 }
 
 // loops returns the loop devices that hold an image of this disk.
-func (d *disk) loops() []string {
-	d.Helper()
+func (d *disk) loops() []string { return loopsOf(d.T, d.image) }
+
+// loopsOf returns the loop devices that hold a file whose path starts with prefix.
+func loopsOf(t *testing.T, prefix string) []string {
+	t.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
-		d.Fatal(err)
+		t.Fatal(err)
 	}
 	return slices.DeleteFunc(files, func(file string) bool {
 		name, _ := os.ReadFile(file) // fails if the device has just let go
-		return !strings.HasPrefix(string(name), d.image)
+		return !strings.HasPrefix(string(name), prefix)
 	})
 }
 
@@ -212,6 +224,7 @@ func (l *life) known() {
 // outage is a moment at which the power goes.
 type outage struct {
 	name    string
+	kind    kind
 	during  string // "identity" (which is the first start), "create" or "delete", as in the names of crash points
 	point   string // where the driver dies; it lives if this is ""
 	retried bool   // another driver does what this one died of, and then the power goes
@@ -221,17 +234,19 @@ type outage struct {
 func outages(t *testing.T) []outage {
 	t.Helper()
 	all := []outage{
-		{"right after the first start", "identity", "", false},
-		{"right after a create", "create", "", false},
-		{"right after a delete", "delete", "", false},
+		{"right after the first start", directory, "identity", "", false},
+		{"right after a create", directory, "create", "", false},
+		{"right after a create of an image", image, "create", "", false},
+		{"right after a delete", directory, "delete", "", false},
 	}
 	names := points(t)
 	for _, o := range slices.Clone(all) {
 		before := len(all)
 		for _, point := range names {
-			if strings.HasPrefix(point, o.during+":") {
-				all = append(all, outage{"as the driver dies at " + point, o.during, point, false},
-					outage{"right after the retry of what died at " + point, o.during, point, true})
+			if strings.HasPrefix(point, o.during+":") && (point != "create:formatted" || o.kind == image) {
+				of := point + " of a " + string(o.kind)
+				all = append(all, outage{"as the driver dies at " + of, o.kind, o.during, point, false},
+					outage{"right after the retry of what died at " + of, o.kind, o.during, point, true})
 			}
 		}
 		if len(all) == before {
@@ -272,7 +287,7 @@ func (o outage) happen(d *disk, l *life) {
 
 func (o outage) test(t *testing.T, bin string, f filesystem) {
 	d := newDisk(t, bin, f)
-	l, other := d.newLife("life"), d.newLife("other")
+	l, other := d.newLife("life", o.kind), d.newLife("other", o.kind)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -18,13 +19,18 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// MiB is a size that every backend should be able to make.
+// MiB is a unit of sizes, in bytes.
 const MiB = 1 << 20
+
+// Size is one that every backend should be able to make, in bytes.
+const Size = 16 * MiB
 
 // Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
 // returns opens that storage, as another process would, and returns a ready backend. One with a method Close is closed
 // before the next is opened. Where the backend asks what is mounted, it is to ask m. The suite mounts nothing for real.
-func Run(t *testing.T, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
+//
+// Volumes are made with parameters, which may be nil. A backend with several kinds of volumes runs the suite for each.
+func Run(t *testing.T, parameters map[string]string, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
 	for name, test := range rows {
 		t.Run(name, func(t *testing.T) {
 			dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -33,7 +39,7 @@ func Run(t *testing.T, storage func(t *testing.T, m mounter.Mounter) (open func(
 			}
 			m := mounter.NewFake(dir)
 			open := storage(t, m)
-			test(&subject{T: t, Backend: open(), open: open, mounter: m, kubelet: dir})
+			test(&subject{T: t, Backend: open(), open: open, mounter: m, kubelet: dir, parameters: parameters})
 		})
 	}
 }
@@ -51,6 +57,7 @@ var rows = map[string]func(s *subject){
 	"a cancelled call leaves nothing":               cancelled,
 	"Mount says what to mount":                      mounts,
 	"a mounted volume is not deleted":               inUse,
+	"a block volume is a device, if there are any":  block,
 	"pages are in order":                            pages,
 	"pages stay right while volumes come and go":    churn,
 	"room that is promised is not offered again":    capacity,
@@ -69,6 +76,8 @@ type subject struct {
 	open    func() backend.Backend
 	mounter *mounter.Fake
 	kubelet string
+
+	parameters map[string]string
 }
 
 // optional returns the subject as a T, or skips the row.
@@ -80,8 +89,15 @@ func optional[T any](s *subject) T {
 	return b
 }
 
-func request(name string) backend.CreateOptions {
-	return backend.CreateOptions{Name: name, Required: MiB, Access: []backend.Access{{}}}
+func (s *subject) request(name string) backend.CreateOptions {
+	return backend.CreateOptions{Name: name, Required: Size, Access: []backend.Access{{}}, Parameters: maps.Clone(s.parameters)}
+}
+
+// with returns the parameters and one more.
+func (s *subject) with(key, value string) map[string]string {
+	p := map[string]string{key: value}
+	maps.Copy(p, s.parameters)
+	return p
 }
 
 func (s *subject) create(o backend.CreateOptions) backend.Volume {
@@ -146,8 +162,8 @@ func (s *subject) list(l backend.Lister) []string {
 
 func lifecycle(s *subject) {
 	ctx := context.Background()
-	v := s.create(request("pvc-1"))
-	if again := s.create(request("pvc-1")); again.ID != v.ID || again.Size != v.Size {
+	v := s.create(s.request("pvc-1"))
+	if again := s.create(s.request("pvc-1")); again.ID != v.ID || again.Size != v.Size {
 		s.Errorf("a second Create made %+v, the first %+v", again, v)
 	}
 	if v.ID == "" || len(v.ID) > 128 || v.Inline {
@@ -156,7 +172,7 @@ func lifecycle(s *subject) {
 	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.ID != v.ID || got.Size != v.Size {
 		s.Errorf("Get = %+v, %v, want %+v", got, err, v)
 	}
-	if other := s.create(request("pvc-2")); other.ID == v.ID {
+	if other := s.create(s.request("pvc-2")); other.ID == v.ID {
 		s.Errorf("two names have the ID %q", v.ID)
 	}
 	for range 3 {
@@ -169,12 +185,12 @@ func lifecycle(s *subject) {
 
 func restart(s *subject) {
 	ctx := context.Background()
-	kept, deleted := s.create(request("kept")), s.create(request("deleted"))
+	kept, deleted := s.create(s.request("kept")), s.create(s.request("deleted"))
 	s.delete(deleted.ID)
 	handle := "csi-" + strings.Repeat("0", 64)
 	inliner, ok := s.Backend.(backend.Inliner)
 	if ok {
-		if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}}); err != nil {
+		if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.parameters}); err != nil {
 			s.Fatal(err)
 		}
 	}
@@ -194,7 +210,7 @@ func restart(s *subject) {
 	if got, err := s.Get(ctx, deleted.ID, nil); !errors.Is(err, backend.ErrNotFound) {
 		s.Errorf("Get of a deleted volume = %+v, %v", got, err)
 	}
-	if again := s.create(request("kept")); again.ID != kept.ID {
+	if again := s.create(s.request("kept")); again.ID != kept.ID {
 		s.Errorf("the same name makes %s, and made %s", again.ID, kept.ID)
 	}
 	if got, err := s.Get(ctx, handle, nil); ok && (err != nil || !got.Inline) {
@@ -204,11 +220,11 @@ func restart(s *subject) {
 
 func reuse(s *subject) {
 	for range 3 {
-		s.delete(s.create(request("pvc-1")).ID)
+		s.delete(s.create(s.request("pvc-1")).ID)
 	}
-	o := request("pvc-1")
-	o.Required = 2 * MiB
-	if v := s.create(o); v.Size < 2*MiB {
+	o := s.request("pvc-1")
+	o.Required = 2 * Size
+	if v := s.create(o); v.Size < 2*Size {
 		s.Errorf("the new volume has %d bytes, as the deleted one", v.Size)
 	}
 }
@@ -224,7 +240,7 @@ func strange(id string) []string {
 
 func strangeIDs(s *subject) {
 	ctx := context.Background()
-	id := s.create(request("pvc-1")).ID
+	id := s.create(s.request("pvc-1")).ID
 	for _, bad := range append(strange(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat(id, 100), strings.Repeat("x", 4096)) {
 		if v, err := s.Get(ctx, bad, nil); !errors.Is(err, backend.ErrNotFound) {
 			s.Errorf("Get(%.60q) = %+v, %v", bad, v, err)
@@ -244,7 +260,7 @@ func strangeIDs(s *subject) {
 func strangeNames(s *subject) {
 	seen := map[string]string{}
 	for _, name := range strange("pvc") {
-		v := s.create(request(name))
+		v := s.create(s.request(name))
 		if other, ok := seen[v.ID]; ok {
 			s.Errorf("%q and %q are one volume", name, other)
 		}
@@ -257,9 +273,9 @@ func strangeNames(s *subject) {
 
 func sizes(s *subject) {
 	for i, o := range []backend.CreateOptions{
-		{Required: MiB}, {Required: MiB, Limit: MiB}, {Required: MiB, Limit: 2 * MiB}, {Limit: 16 * MiB}, {}, {Required: MiB + 4096},
+		{Required: Size}, {Required: Size, Limit: Size}, {Required: Size + 1, Limit: 2 * Size}, {Limit: 2 * Size}, {}, {Required: Size + 4096},
 	} {
-		o.Name, o.Access = fmt.Sprint("pvc-", i), []backend.Access{{}}
+		o.Name, o.Access, o.Parameters = fmt.Sprint("pvc-", i), []backend.Access{{}}, s.parameters
 		if v := s.create(o); v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) || v.Size <= 0 {
 			s.Errorf("between %d and %d bytes were asked for, the volume has %d", o.Required, o.Limit, v.Size)
 		}
@@ -267,8 +283,8 @@ func sizes(s *subject) {
 }
 
 func conflicts(s *subject) {
-	o := request("pvc-1")
-	o.Required, o.Limit = 2*MiB, 2*MiB
+	o := s.request("pvc-1")
+	o.Required, o.Limit = 2*Size, 2*Size
 	v := s.create(o)
 	larger, smaller, any := o, o, o
 	larger.Required, larger.Limit = v.Size+1, 0
@@ -282,12 +298,12 @@ func conflicts(s *subject) {
 }
 
 func unknowns(s *subject) {
-	o := request("pvc-1")
-	o.Parameters = map[string]string{"colour-of-the-disk": "blue"}
+	o := s.request("pvc-1")
+	o.Parameters = s.with("colour-of-the-disk", "blue")
 	if err := s.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
 		s.Errorf("%v doesn't name the parameter", err)
 	}
-	o = request("pvc-1")
+	o = s.request("pvc-1")
 	o.Access = []backend.Access{{}, {Options: []string{"hidden"}}}
 	if err := s.refused(o, backend.ErrInvalid); strings.Contains(err.Error(), "hidden") {
 		s.Errorf("%v shows an unknown mount option, which may be a secret", err)
@@ -300,19 +316,19 @@ func cancelled(s *subject) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	before := s.state()
-	_, err := s.Create(ctx, request("pvc-1"))
+	_, err := s.Create(ctx, s.request("pvc-1"))
 	if after := s.state(); err != nil && after != before {
 		s.Errorf("a cancelled Create left something: %s, before %s", after, before)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		s.Errorf("Create = %v, want the context's error", err)
 	}
-	s.create(request("pvc-1"))
+	s.create(s.request("pvc-1"))
 }
 
 func mounts(s *subject) {
 	ctx := context.Background()
-	v := s.create(request("pvc-1"))
+	v := s.create(s.request("pvc-1"))
 	m, err := s.Mount(ctx, v.ID, backend.Access{Context: v.Context})
 	if err != nil {
 		s.Fatal(err)
@@ -329,7 +345,7 @@ func mounts(s *subject) {
 	if _, err := s.Mount(ctx, v.ID, backend.Access{Options: []string{"password=hidden"}}); !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
 		s.Errorf("Mount with a forbidden option = %v", err)
 	}
-	o := request("pvc-2")
+	o := s.request("pvc-2")
 	o.Access = []backend.Access{{Block: true}}
 	_, refused := s.Create(ctx, o)
 	if _, err := s.Mount(ctx, v.ID, backend.Access{Block: true}); errors.Is(refused, backend.ErrInvalid) && !errors.Is(err, backend.ErrInvalid) {
@@ -337,10 +353,42 @@ func mounts(s *subject) {
 	}
 }
 
+func block(s *subject) {
+	ctx := context.Background()
+	o := s.request("pvc-1")
+	o.Access = []backend.Access{{Block: true}}
+	v, err := s.Create(ctx, o)
+	if errors.Is(err, backend.ErrInvalid) {
+		s.Skip("this backend has no block volumes")
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	m, err := s.Mount(ctx, v.ID, o.Access[0])
+	if err != nil || m.Kind != mounter.Disk || len(m.Options) != 0 {
+		s.Errorf("Mount = %+v, %v, want a disk", m, err)
+	}
+	if m, err := s.Mount(ctx, v.ID, backend.Access{}); !errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("Mount of a block volume as a filesystem = %+v, %v", m, err)
+	}
+	s.refused(s.request("pvc-1"), backend.ErrExists)
+	staging := filepath.Join(s.kubelet, "staging")
+	if err := s.mounter.Mount(ctx, m, staging); err != nil {
+		s.Fatal(err)
+	}
+	if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+		s.Errorf("Delete of a staged block volume = %v", err)
+	}
+	if err := s.mounter.Unmount(ctx, staging); err != nil {
+		s.Fatal(err)
+	}
+	s.delete(v.ID)
+}
+
 func inUse(s *subject) {
 	optional[backend.NodeLocal](s)
 	ctx := context.Background()
-	v := s.create(request("pvc-1"))
+	v := s.create(s.request("pvc-1"))
 	m, err := s.Mount(ctx, v.ID, backend.Access{})
 	if err != nil {
 		s.Fatal(err)
@@ -365,7 +413,7 @@ func pages(s *subject) {
 	l := optional[backend.Lister](s)
 	var want []string
 	for i := range 7 {
-		want = append(want, s.create(request(fmt.Sprint("pvc-", i))).ID)
+		want = append(want, s.create(s.request(fmt.Sprint("pvc-", i))).ID)
 	}
 	slices.Sort(want)
 	for limit := 1; limit <= 8; limit++ {
@@ -390,7 +438,7 @@ func churn(s *subject) {
 	l := optional[backend.Lister](s)
 	stays, goes := map[string]bool{}, []string{}
 	for i := range 40 {
-		if id := s.create(request(fmt.Sprint("pvc-", i))).ID; i%2 == 0 {
+		if id := s.create(s.request(fmt.Sprint("pvc-", i))).ID; i%2 == 0 {
 			stays[id] = true
 		} else {
 			goes = append(goes, id)
@@ -411,7 +459,7 @@ func churn(s *subject) {
 				s.delete(v.ID)
 			}
 		}
-		s.create(request(fmt.Sprint("new-", i)))
+		s.create(s.request(fmt.Sprint("new-", i)))
 		if len(goes) > i {
 			s.delete(goes[i])
 		}
@@ -430,7 +478,7 @@ func capacity(s *subject) {
 	z := optional[backend.Sizer](s)
 	room := func() backend.Capacity {
 		s.Helper()
-		c, err := z.Capacity(context.Background(), backend.CreateOptions{})
+		c, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.parameters})
 		if err != nil || c.Available < 0 || c.Maximum < 0 || c.Maximum > c.Available {
 			s.Fatalf("Capacity = %+v, %v", c, err)
 		}
@@ -440,7 +488,7 @@ func capacity(s *subject) {
 	if before.Available < 1024*MiB {
 		s.Skipf("only %d bytes are left here", before.Available)
 	}
-	o := request("pvc-1")
+	o := s.request("pvc-1")
 	o.Required = 512 * MiB
 	v := s.create(o)
 	const noise = 64 * MiB // others use the disk too
@@ -451,17 +499,17 @@ func capacity(s *subject) {
 	if after := room(); after.Available < before.Available-noise {
 		s.Errorf("%d bytes were left before the volume, %d after it", before.Available, after.Available)
 	}
-	if _, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
+	if _, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.with("colour", "blue")}); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Capacity with an unknown parameter = %v", err)
 	}
 }
 
 func exhausted(s *subject) {
 	optional[backend.Sizer](s)
-	o := request("pvc-1")
+	o := s.request("pvc-1")
 	o.Required = 1 << 60
 	s.refused(o, backend.ErrExhausted, backend.ErrOutOfRange)
-	s.create(request("pvc-1"))
+	s.create(s.request("pvc-1"))
 }
 
 func inline(s *subject) {
@@ -469,7 +517,7 @@ func inline(s *subject) {
 	ctx := context.Background()
 	handle := "csi-" + strings.Repeat("0123456789abcdef", 4)
 	before := s.state()
-	o := backend.CreateOptions{Required: MiB, Access: []backend.Access{{}}}
+	o := backend.CreateOptions{Required: Size, Access: []backend.Access{{}}, Parameters: s.parameters}
 	v, err := b.CreateInline(ctx, handle, o)
 	if err != nil || !v.Inline {
 		s.Fatalf("CreateInline = %+v, %v", v, err)
@@ -490,7 +538,7 @@ func inline(s *subject) {
 	if _, err := s.Get(ctx, handle, nil); err != nil {
 		s.Errorf("Delete deleted an inline volume: %v", err)
 	}
-	persistent := s.create(request("pvc-1"))
+	persistent := s.create(s.request("pvc-1"))
 	if err := b.DeleteInline(ctx, persistent.ID); err != nil {
 		s.Errorf("DeleteInline of a volume that isn't inline: %v", err)
 	}
@@ -506,11 +554,11 @@ func inline(s *subject) {
 	if after := s.state(); after != before {
 		s.Errorf("something is left: %s, before %s", after, before)
 	}
-	o.Parameters = map[string]string{"colour": "blue"}
+	o.Parameters = s.with("colour", "blue")
 	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("CreateInline with an unknown parameter = %v", err)
 	}
-	o.Parameters = nil
+	o.Parameters = s.parameters
 	for _, bad := range []string{"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle), "csi-" + strings.Repeat("/", 64), persistent.ID} {
 		if v, err := b.CreateInline(ctx, bad, o); !errors.Is(err, backend.ErrInvalid) {
 			s.Errorf("CreateInline(%q) = %+v, %v", bad, v, err)
@@ -530,7 +578,7 @@ func ready(s *subject) {
 func health(s *subject) {
 	d := optional[backend.Doctor](s)
 	ctx := context.Background()
-	v := s.create(request("pvc-1"))
+	v := s.create(s.request("pvc-1"))
 	if c, err := d.Health(ctx, v.ID); err != nil || len(c) != 0 {
 		s.Errorf("Health = %v, %v", c, err)
 	}
@@ -561,7 +609,7 @@ func metrics(s *subject) {
 	if unique := slices.Compact(slices.Clone(before)); len(unique) != len(before) {
 		s.Errorf("a name is there twice: %v", before)
 	}
-	s.create(request("pvc-1"))
+	s.create(s.request("pvc-1"))
 	if after := names(); !slices.Equal(before, after) {
 		s.Errorf("the names were %v and are %v", before, after)
 	}
@@ -569,18 +617,18 @@ func metrics(s *subject) {
 
 func concurrency(s *subject) {
 	ctx := context.Background()
-	shared := s.create(request("shared"))
+	shared := s.create(s.request("shared"))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
 			for j := range 10 {
-				o := request(fmt.Sprintf("pvc-%d-%d", i, j))
+				o := s.request(fmt.Sprintf("pvc-%d-%d", i, j))
 				v, err := s.Create(ctx, o)
 				if err != nil {
 					s.Error(err)
 					return
 				}
-				if got, err := s.Create(ctx, request("shared")); err != nil || got.ID != shared.ID {
+				if got, err := s.Create(ctx, s.request("shared")); err != nil || got.ID != shared.ID {
 					s.Errorf("Create(shared) = %+v, %v", got, err)
 				}
 				if l, ok := s.Backend.(backend.Lister); ok {
@@ -604,8 +652,8 @@ func concurrency(s *subject) {
 
 func secrets(s *subject) {
 	ctx, secret := context.Background(), map[string]string{"password": "correct horse battery"}
-	bad := request("pvc-1")
-	bad.Secrets, bad.Parameters = secret, map[string]string{"colour": "blue"}
+	bad := s.request("pvc-1")
+	bad.Secrets, bad.Parameters = secret, s.with("colour", "blue")
 	_, err1 := s.Create(ctx, bad)
 	_, err2 := s.Get(ctx, "none", secret)
 	_, err3 := s.Mount(ctx, "none", backend.Access{Secrets: secret, Options: []string{"pass=correct horse battery"}})

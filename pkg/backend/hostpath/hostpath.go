@@ -1,9 +1,10 @@
-// Package hostpath is the backend of storage on the node itself: a volume is a directory below one root directory.
+// Package hostpath is the backend of storage on the node itself: a volume is a directory below one root directory, or
+// an image, a file that is a disk.
 //
 // On disk:
 //
 //	<root>/identity.json         which root this is; see identity.go
-//	<root>/volumes/<id>/         record.json and data/, which is what pods see
+//	<root>/volumes/<id>/         record.json, and data/ or image.raw, which is what pods see
 //	<root>/staging/              half-made volumes; moved to trash/ at start
 //	<root>/trash/                deleted volumes, emptied in the background
 //
@@ -38,6 +39,7 @@ const (
 	trashDir   = "trash"
 	recordFile = "record.json"
 	dataDir    = "data"
+	imageFile  = "image.raw"
 )
 
 // retryOpen is how often a root that can't be used is looked at again.
@@ -54,6 +56,8 @@ type Config struct {
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
 	Users func(source string) ([]string, error)
+	// Format makes a filesystem in an image: mounter.Mounter.Format.
+	Format func(ctx context.Context, image *os.File, fsType string) error
 }
 
 // Backend keeps volumes below a root directory. It serves one root, exclusively.
@@ -88,6 +92,8 @@ type store struct {
 	info  fs.FileInfo // of the root
 	lock  *os.File
 	whole bool // the root is the top of a filesystem, all of which is ours
+
+	format func(ctx context.Context, image *os.File, fsType string) error
 }
 
 // New returns a Backend that opens its root in the background, and goes on trying until it can: Probe tells. Until
@@ -183,7 +189,7 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 // openStore opens the root, makes sure that it is the right one and that no other process serves it, and makes its
 // directories. It never makes the root itself: where a data disk isn't mounted, that would hide it.
 func openStore(cfg Config) (_ *store, err error) {
-	s := &store{path: cfg.Root}
+	s := &store{path: cfg.Root, format: cfg.Format}
 	if s.root, err = os.OpenRoot(cfg.Root); err != nil {
 		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
 	}
@@ -254,8 +260,16 @@ func (s *store) writable() error {
 	return fmt.Errorf("the root %s can't be written to: %w", s.path, err)
 }
 
-// dataPath returns the absolute path of what a pod sees of the volume with this ID.
-func (s *store) dataPath(id string) string { return filepath.Join(s.path, volumesDir, id, dataDir) }
+// dataPath returns the absolute path of what a pod sees of the volume.
+func (s *store) dataPath(v *volume) string { return filepath.Join(s.path, s.dataName(v)) }
+
+// dataName is the same, below the root.
+func (s *store) dataName(v *volume) string {
+	if v.Kind == image {
+		return filepath.Join(volumesDir, v.ID, imageFile)
+	}
+	return filepath.Join(volumesDir, v.ID, dataDir)
+}
 
 // counters are what Metrics reports beside what is in the index.
 type counters struct {

@@ -16,10 +16,17 @@ import (
 )
 
 func TestHostpathKeepsTheContract(t *testing.T) {
-	backendtest.Run(t, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
-		w := newWorld(t, func(c *Config) { c.Users = m.Users })
-		return func() backend.Backend { return w.open() }
-	})
+	for name, parameters := range map[string]map[string]string{
+		"directory": nil,
+		"image":     {kindKey: string(image)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			backendtest.Run(t, parameters, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
+				w := newWorld(t, func(c *Config) { c.Users, c.Format = m.Users, m.Format })
+				return func() backend.Backend { return w.open() }
+			})
+		})
+	}
 }
 
 // world is a root with what is around it, on which one backend after another can be opened.
@@ -40,6 +47,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Release: "test",
 		Init:    true,
 		Users:   mounter.NewFake(dir).Users,
+		Format:  mounter.NewFake(dir).Format,
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)
@@ -489,7 +497,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add("..", "kind", "image", int64(-1), int64(1))
 	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
 	dir := f.TempDir()
-	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"), Users: mounter.NewFake(dir).Users})
+	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"), Users: mounter.NewFake(dir).Users, Format: mounter.NewFake(dir).Format})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -22,6 +22,9 @@ type volume struct {
 	Size    int64     `json:"size"` // bytes
 	Inline  bool      `json:"inline,omitempty"`
 	Kind    kind      `json:"kind"`
+	FSType  string    `json:"fsType,omitempty"` // in an image; "" if there is none
+	Block   bool      `json:"block,omitempty"`  // an image may be used as a block device
+	Sector  int       `json:"sector,omitempty"` // of an image, in bytes
 	Created time.Time `json:"created"`
 }
 
@@ -33,10 +36,12 @@ func (v *volume) check(id string) error {
 		return err
 	case v.ID != id:
 		return fmt.Errorf("%w: it is of volume %.64q", record.ErrDamaged, v.ID)
-	case v.Size < 0 || v.Name == "" || v.Inline != parsed.Inline || v.Kind != directory:
+	case v.Size < 0 || v.Name == "" || v.Inline != parsed.Inline:
 		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
+	case v.Kind == directory, v.Kind == image && v.Sector > 0:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%w: its kind %.32q makes no sense", record.ErrDamaged, v.Kind)
 }
 
 func (v *volume) public() backend.Volume {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path"
+	"path/filepath"
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -37,13 +37,14 @@ func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	for _, a := range o.Access {
-		if a.Block || a.FSType != "" {
-			return backend.Capacity{}, nil // there can be no such volume here
+	o.Required, o.Limit = 0, 0
+	if _, err := plan(o); err != nil {
+		access := o.Access
+		o.Access = nil
+		if _, err := plan(o); err != nil || len(access) == 0 {
+			return backend.Capacity{}, err
 		}
-	}
-	if err := check(o); err != nil {
-		return backend.Capacity{}, err
+		return backend.Capacity{}, nil // there can be no volume for such a use
 	}
 	disk, err := s.space()
 	if err != nil {
@@ -137,16 +138,18 @@ func (s *store) diagnose(id string, v *volume, err error) []backend.Condition {
 	case errors.Is(err, record.ErrNewer):
 		return one(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
 	case err != nil:
-		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, s.dataPath(id))
+		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, filepath.Join(s.path, volumesDir, id))
 	}
-	info, err := s.root.Lstat(path.Join(volumesDir, v.ID, dataDir))
+	info, err := s.root.Lstat(s.dataName(v))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return one(backend.DataLoss, "DataMissing", "the directory %s is gone: restore it from a backup", s.dataPath(v.ID))
+		return one(backend.DataLoss, "DataMissing", "%s is gone: restore it from a backup", s.dataPath(v))
 	case err != nil:
 		return one(backend.Inaccessible, "DataUnreadable", "%v", err)
-	case !info.IsDir():
-		return one(backend.DataLoss, "DataMissing", "%s is no directory: restore it from a backup", s.dataPath(v.ID))
+	case info.IsDir() != (v.Kind == directory):
+		return one(backend.DataLoss, "DataMissing", "%s is no %s: restore it from a backup", s.dataPath(v), v.Kind)
+	case v.Kind == image && info.Size() < v.Size:
+		return one(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
 	}
 	return nil
 }

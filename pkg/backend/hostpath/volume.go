@@ -1,17 +1,15 @@
 package hostpath
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
+	"os"
 	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,14 +20,11 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// defaultSize is the size of a volume for which none is asked, in bytes.
-const defaultSize = 1 << 30
-
 // dataMode is the mode of a new volume's directory, which belongs to root, as on a freshly made filesystem. Pods that
 // don't run as root set fsGroup.
 const dataMode = 0o755
 
-// Create makes a directory. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
+// Create makes a directory or an image. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, &volume{ID: volumeid.New(b.cfg.Node, o.Name), Name: o.Name}, o)
 }
@@ -51,7 +46,8 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	if err := check(o); err != nil {
+	want, err := plan(o)
+	if err != nil {
 		return backend.Volume{}, err
 	}
 	key := v.ID
@@ -59,15 +55,14 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 		key = v.Name
 	}
 	switch old, err := b.index.find(key); {
-	case err == nil && old.fits(o):
-		return old.public(), nil
 	case err == nil:
-		return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and is of kind %s", backend.ErrExists, old.Size, old.Kind)
+		return old.public(), old.fits(want, o)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
 
-	v.Size, v.Kind, v.Created = chooseSize(o), kindOf(o), time.Now().UTC().Truncate(time.Second)
+	want.ID, want.Name, want.Inline, want.Created = v.ID, v.Name, v.Inline, time.Now().UTC().Truncate(time.Second)
+	v = want
 	defer b.busy()()
 	if err := b.reserve(s, v.Size); err != nil {
 		return backend.Volume{}, err
@@ -91,7 +86,7 @@ func (s *store) make(ctx context.Context, v *volume) (err error) {
 		return err
 	}
 	crashpoint.Reached("create:half-made")
-	if err := errors.Join(s.fill(half, v), ctx.Err()); err != nil {
+	if err := errors.Join(s.fill(ctx, half, v), ctx.Err()); err != nil {
 		return errors.Join(err, s.discard(half))
 	}
 	final := path.Join(volumesDir, v.ID)
@@ -110,16 +105,18 @@ func (s *store) make(ctx context.Context, v *volume) (err error) {
 }
 
 // fill makes the content of a half-made volume, durably. It leaves nothing open: Windows renames no open directory.
-func (s *store) fill(half string, v *volume) error {
+func (s *store) fill(ctx context.Context, half string, v *volume) error {
 	dir, err := s.root.OpenRoot(half)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if err := dir.Mkdir(dataDir, dataMode); err != nil {
-		return err
+	if v.Kind == image {
+		err = s.makeImage(ctx, dir, v)
+	} else {
+		err = makeDirectory(dir)
 	}
-	if err := dir.Chmod(dataDir, dataMode); err != nil { // whatever the umask is
+	if err != nil {
 		return err
 	}
 	if err := volumeFormat.Create(dir, recordFile, v); err != nil {
@@ -129,9 +126,43 @@ func (s *store) fill(half string, v *volume) error {
 	return record.SyncDir(dir, ".")
 }
 
+func makeDirectory(dir *os.Root) error {
+	if err := dir.Mkdir(dataDir, dataMode); err != nil {
+		return err
+	}
+	return dir.Chmod(dataDir, dataMode) // whatever the umask is
+}
+
+// makeImage makes a file of the volume's size, with holes for what nobody has written, and a filesystem in it. Here,
+// where nobody has written to it yet, is the only place where that is done: what looks blank later may be a filesystem
+// on a disk that can't be read.
+func (s *store) makeImage(ctx context.Context, dir *os.Root, v *volume) (err error) {
+	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := file.Truncate(v.Size); err != nil {
+		return err
+	}
+	if v.FSType != "" {
+		if err := s.format(ctx, file, v.FSType); err != nil {
+			if disk, look := s.space(); look == nil && disk.free < leastFree {
+				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // which a program can't say
+			}
+			return err
+		}
+	}
+	crashpoint.Reached("create:formatted")
+	return file.Sync()
+}
+
+// leastFree is how many bytes a disk must have free for a failing mkfs not to be blamed on it.
+const leastFree = 1 << 20
+
 // discard removes a half-made volume, in which no pod has written.
 func (s *store) discard(half string) error {
-	for _, name := range []string{path.Join(half, recordFile), path.Join(half, dataDir), half} {
+	for _, name := range []string{path.Join(half, recordFile), path.Join(half, dataDir), path.Join(half, imageFile), half} {
 		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -204,7 +235,11 @@ func (b *Backend) remove(id string, inline bool) error {
 // unused returns ErrInUse if the volume is mounted anywhere on this machine, as the kernel sees it now: there is no
 // attach to prevent a delete, and what is in the trash is removed, through any mount of it too.
 func (b *Backend) unused(s *store, v *volume) error {
-	users, err := b.cfg.Users(filepath.Dir(s.dataPath(v.ID)))
+	source := filepath.Dir(s.dataPath(v))
+	if v.Kind == image {
+		source = s.dataPath(v)
+	}
+	users, err := b.cfg.Users(source)
 	if err != nil {
 		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
 	}
@@ -214,7 +249,7 @@ func (b *Backend) unused(s *store, v *volume) error {
 	return nil
 }
 
-// Mount returns the volume's directory.
+// Mount returns the volume's directory, its filesystem or its device.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -224,75 +259,10 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	if err := checkAccess(a); err != nil {
-		return mounter.Mount{}, err
-	}
 	for key := range a.Context { // the volumes of this backend have none
 		return mounter.Mount{}, fmt.Errorf("%w: volume %s has no %.64q in its context", backend.ErrInvalid, v.ID, key)
 	}
-	return mounter.Mount{Kind: mounter.Directory, Source: s.dataPath(v.ID), Options: a.Options, ReadOnly: a.ReadOnly}, nil
-}
-
-// kind is what a volume is made of.
-type kind string
-
-const (
-	kindKey        = "kind" // the parameter
-	directory kind = "directory"
-)
-
-// check returns an error for what no directory can be.
-func check(o backend.CreateOptions) error {
-	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		switch value := o.Parameters[key]; {
-		case key != kindKey:
-			return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
-		case value != string(directory):
-			return fmt.Errorf("%w: parameter kind is %.64q, but this release has volumes of kind directory only", backend.ErrInvalid, value)
-		}
-	}
-	for _, a := range o.Access {
-		if err := checkAccess(a); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkAccess returns an error for a use that a directory doesn't have.
-func checkAccess(a backend.Access) error {
-	switch {
-	case a.Block:
-		return fmt.Errorf("%w: a directory can't be used as a block device", backend.ErrInvalid)
-	case a.FSType != "":
-		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out", backend.ErrInvalid, a.FSType)
-	}
-	if err := mounter.CheckOptions(mounter.Directory, a.Options); err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
-	}
-	return nil
-}
-
-// fits reports whether the volume is what o asks for.
-func (v *volume) fits(o backend.CreateOptions) bool {
-	return v.Size >= o.Required && (o.Limit == 0 || v.Size <= o.Limit) &&
-		v.Kind == kindOf(o)
-}
-
-// kindOf returns the kind that o asks for.
-func kindOf(o backend.CreateOptions) kind {
-	return kind(cmp.Or(o.Parameters[kindKey], string(directory)))
-}
-
-// chooseSize returns a size in bytes within what o asks for.
-func chooseSize(o backend.CreateOptions) int64 {
-	switch {
-	case o.Required > 0:
-		return o.Required
-	case o.Limit > 0:
-		return min(o.Limit, defaultSize)
-	}
-	return defaultSize
+	return v.mount(s.dataPath(v), a)
 }
 
 // busy counts a call that the emptying of the trash gives way to, until what it returns is called.

@@ -1,0 +1,349 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+)
+
+const btrfs = "btrfs"
+
+// mountImage mounts the filesystem in a file. It is never formatted here: a disk that answers with errors looks blank
+// to every tool, and a filesystem made on it then would be the end of the old one. See Format.
+func (l *linux) mountImage(ctx context.Context, m Mount, p place, attr attributeSet) error {
+	file, err := openImage(m.Source)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	b, err := backingOf(file)
+	if err != nil {
+		return err
+	}
+	flags, data, shown := attr.fresh(m.Options)
+	made, done, err := p.prepare(unix.S_IFDIR, func(at state) (bool, error) {
+		same, err := l.loops.holds(at, b)
+		return same, errors.Join(err, p.verifyFlags(shown))
+	})
+	if done || err != nil {
+		return err
+	}
+	crashpoint.Reached("image:target-made")
+	err = l.mountLoop(ctx, file, m, p, flags, data)
+	if err == nil {
+		err = p.verifyFlags(shown)
+	}
+	return l.undo(ctx, m, p, made, err)
+}
+
+// mountLoop attaches the file and mounts what is on the device. Nothing is left attached if it dies in the middle: the
+// device goes when the last one who holds it does, and that is the mount.
+func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, flags uintptr, data string) error {
+	dev, was, err := l.loops.attach(file, loopOptions{sector: m.Sector, direct: true, autoclear: true})
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	crashpoint.Reached("image:attached")
+	if !was && m.FSType == "ext4" {
+		if err := check(ctx, dev); err != nil {
+			return err
+		}
+	}
+	switch err := unix.Mount(dev.Name(), p.proc(), m.FSType, flags, data); {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EUCLEAN):
+		return fmt.Errorf("%w: no %s that can be mounted: %w", ErrFormat, m.FSType, err)
+	case err != nil:
+		return err
+	}
+	crashpoint.Reached("image:mounted")
+	at, err := p.stat()
+	if err != nil {
+		return err
+	}
+	if n, ok := loopNumber(dev.Name()); ok && m.FSType == btrfs {
+		l.loops.showsOn(at.id, n)
+	}
+	name, own, err := find(p.path)
+	if err == nil && own == nil {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return err
+	}
+	l.known.add(p.path, sourceOf(own, name))
+	return nil
+}
+
+// check mends an ext4 that was not unmounted, as far as nobody has to be asked. It fails if the device is in use.
+func check(ctx context.Context, dev *os.File) error {
+	out, err := exec.CommandContext(ctx, "e2fsck", "-p", dev.Name()).CombinedOutput()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode()&^3 == 0 { // 1: mended; 2: the same, for a root
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%w: e2fsck: %w: %.400s", ErrFormat, err, out)
+	}
+	return nil
+}
+
+// formats say how each filesystem is made in a file. Nothing is kept back for root, and nothing is written twice.
+var formats = map[string][]string{
+	"ext4": {"mkfs.ext4", "-q", "-F", "-m", "0"},
+	"xfs":  {"mkfs.xfs", "-q", "-f"},
+	btrfs:  {"mkfs.btrfs", "-q", "-f"},
+}
+
+func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error {
+	command, ok := formats[fsType]
+	if !ok {
+		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+	}
+	cmd := exec.CommandContext(ctx, command[0], append(command[1:], "/proc/self/fd/3")...)
+	cmd.ExtraFiles = []*os.File{image}
+	out, err := cmd.CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, command[0])
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return fmt.Errorf("%s: %w: %.400s", command[0], err, out)
+	}
+	return nil
+}
+
+// mountDisk attaches a file to a loop device and mounts that in the directory at p, which keeps it.
+func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
+	file, err := openImage(m.Source)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	b, err := backingOf(file)
+	if err != nil {
+		return err
+	}
+	made, err := p.prepareDisk(ctx)
+	if err != nil {
+		return err
+	}
+	d, err := p.disk()
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err := l.dropDead(ctx, d); err != nil {
+		return err
+	}
+	_, done, err := d.prepare(unix.S_IFREG, func(at state) (bool, error) { return l.loops.holds(at, b) })
+	if done || err != nil {
+		return err
+	}
+	dev, _, err := l.loops.attach(file, loopOptions{readOnly: m.ReadOnly, sector: m.Sector, direct: true, autoclear: true})
+	if err == nil {
+		defer dev.Close()
+		crashpoint.Reached("disk:attached")
+		err = unix.Mount(dev.Name(), d.proc(), "", unix.MS_BIND, "")
+	}
+	if err == nil {
+		crashpoint.Reached("disk:mounted")
+		err = setAutoclear(dev, false) // a mounted node doesn't hold its device
+	}
+	if err == nil {
+		err = l.remember(d.path, dev.Name())
+	}
+	return l.undo(ctx, m, p, made, err)
+}
+
+// dropDead takes a mounted node away whose device has no file any more.
+func (l *linux) dropDead(ctx context.Context, d place) error {
+	at, err := d.stat()
+	n, ok := l.loops.number(at)
+	if err != nil || !at.mounted || !ok {
+		return nil
+	}
+	if _, err := fileOfLoop(n); !errors.Is(err, unix.ENXIO) {
+		return err
+	}
+	return d.unmount(ctx, 0)
+}
+
+// mountDevice mounts a block device that a Disk made on the file at p. That it is read-only is a property of the
+// device, and so of all its targets.
+func (l *linux) mountDevice(ctx context.Context, m Mount, p place) error {
+	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return &fs.PathError{Op: "statx", Path: m.Source, Err: err}
+	}
+	n, ok := l.loops.number(src)
+	if !ok || src.mode&unix.S_IFMT != unix.S_IFBLK {
+		return fmt.Errorf("mount %s at %s: it is not a loop device", m.Source, p.path)
+	}
+	dev, err := openLoop(n, true)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	made, done, err := p.prepare(unix.S_IFREG, func(at state) (bool, error) {
+		readOnly, err := isReadOnly(dev)
+		if err == nil && readOnly != m.ReadOnly {
+			err = fmt.Errorf("%s is mounted read-only: %v", p.path, readOnly)
+		}
+		return at.device == src.device, err
+	})
+	if done || err != nil {
+		return err
+	}
+	if err = l.setReadOnly(ctx, dev, m, p); err == nil {
+		err = unix.Mount(m.Source, p.proc(), "", unix.MS_BIND, "")
+	}
+	if err == nil {
+		err = l.remember(p.path, m.Source)
+	}
+	return l.undo(ctx, m, p, made, err)
+}
+
+// setReadOnly makes the device as m wants it, unless it is mounted elsewhere otherwise. Errors: ErrReadOnly.
+func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place) error {
+	readOnly, err := isReadOnly(dev)
+	if err != nil || readOnly == m.ReadOnly {
+		return err
+	}
+	others, err := l.Siblings(ctx, m.Source)
+	if err != nil {
+		return err
+	}
+	for _, other := range others {
+		if other != p.path {
+			return fmt.Errorf("%w, or written to, at all its paths alike, and it is at %s", ErrReadOnly, other)
+		}
+	}
+	value := 0
+	if m.ReadOnly {
+		value = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(dev.Fd()), unix.BLKROSET, value); err != nil {
+		return fmt.Errorf("%w: BLKROSET of %s: %w", ErrReadOnly, dev.Name(), err)
+	}
+	if now, err := isReadOnly(dev); err != nil || now == m.ReadOnly {
+		return err
+	}
+	return fmt.Errorf("%w: %s was attached for reading only", ErrReadOnly, dev.Name())
+}
+
+func isReadOnly(dev *os.File) (bool, error) {
+	value, err := unix.IoctlGetInt(int(dev.Fd()), unix.BLKROGET)
+	if err != nil {
+		return false, &fs.PathError{Op: "BLKROGET", Path: dev.Name(), Err: err}
+	}
+	return value&0xff != 0, nil
+}
+
+// prepareDisk makes the directory for a Disk, where there is none. made says that it is new.
+func (p place) prepareDisk(ctx context.Context) (made bool, err error) {
+	at, err := p.stat()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return true, p.make(unix.S_IFDIR)
+	case err != nil:
+		return false, err
+	case at.mounted:
+		return false, fmt.Errorf("%w: %s", ErrConflict, p.path)
+	case at.mode&unix.S_IFMT != unix.S_IFDIR:
+		return false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
+	}
+	return false, p.emptyBut(DeviceName)
+}
+
+// disk is the place of a Disk's device in the directory at p. Errors: fs.ErrNotExist.
+func (p place) disk() (place, error) {
+	dir, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return place{}, &fs.PathError{Op: "open", Path: p.path, Err: err}
+	}
+	return place{parent: dir, name: DeviceName, path: p.path + "/" + DeviceName}, nil
+}
+
+// diskState is the state of a Disk's device in the directory at p: nothing mounted, if there is none.
+func (p place) diskState() (state, error) {
+	d, err := p.disk()
+	if errors.Is(err, fs.ErrNotExist) {
+		return state{}, nil
+	}
+	if err != nil {
+		return state{}, err
+	}
+	defer d.close()
+	at, err := d.stat()
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrPath) {
+		return state{}, nil
+	}
+	return at, err
+}
+
+// releaseDisk takes the device of a Disk out of the directory at p, whose state is at, if there is one.
+func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
+	if at.mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil
+	}
+	at, err := p.diskState()
+	empty := at.mode&unix.S_IFMT == unix.S_IFREG && at.size == 0 && at.id != fileID{}
+	if err != nil || (!at.mounted && !empty) {
+		return err
+	}
+	d, err := p.disk()
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if n, ok := l.loops.number(at); ok && at.mounted {
+		// First it is told to go with its last user. Then that user goes.
+		dev, err := openLoop(n, true)
+		if err == nil {
+			defer dev.Close()
+			err = setAutoclear(dev, true)
+		}
+		if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if at.mounted {
+		crashpoint.Reached("disk:releasing")
+		if err := d.unmount(ctx, 0); err != nil {
+			return err
+		}
+	}
+	l.known.forget(d.path)
+	return d.remove()
+}
+
+// emptyBut returns ErrNotEmpty if the directory at the place has an entry that isn't called name.
+func (p place) emptyBut(name string) error {
+	names, err := p.names(2)
+	if err == nil && len(names) > 0 && (len(names) > 1 || names[0] != name) {
+		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
+	}
+	return err
+}
+
+// loop returns the number of the loop device that is mounted at p as a device.
+func (p place) loop() (int, bool) {
+	at, err := p.stat()
+	if err == nil && !at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR {
+		at, err = p.diskState()
+	}
+	return int(at.device.minor), err == nil && at.mounted && at.mode&unix.S_IFMT == unix.S_IFBLK && at.device.major == loopMajor
+}
+
+func openImage(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+}

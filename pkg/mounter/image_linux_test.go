@@ -1,0 +1,303 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// newLoopBench is a bench on which images can be mounted.
+func newLoopBench(t *testing.T) *bench {
+	t.Helper()
+	b := newBench(t, realMounter(t))
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
+		t.Skip("only the machine's root can use loop devices, and this is a user namespace")
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		namespace.Skip(t, err)
+	}
+	t.Cleanup(func() {
+		if left := b.loops(); len(left) > 0 {
+			t.Errorf("attached still: %v", left)
+		}
+	})
+	return b
+}
+
+// loops returns the loop devices that have a file of this bench.
+func (b *bench) loops() []string {
+	b.t.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return slices.DeleteFunc(files, func(file string) bool {
+		name, _ := os.ReadFile(file) // fails if the device has just let go
+		return !strings.HasPrefix(string(name), b.storage)
+	})
+}
+
+// image makes a file for an image, with a filesystem unless fsType is "".
+func (b *bench) image(name, fsType string) Mount {
+	b.t.Helper()
+	m := Mount{Kind: Image, Source: filepath.Join(b.storage, name), FSType: fsType, Sector: 512}
+	f, err := os.Create(m.Source)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(320 << 20); err != nil {
+		b.t.Fatal(err)
+	}
+	if fsType == "" {
+		m.Kind = Disk
+		return m
+	}
+	if _, err := exec.LookPath("mkfs." + fsType); err != nil {
+		b.t.Skip(err)
+	}
+	if err := b.Format(context.Background(), f, fsType); err != nil {
+		b.t.Fatal(err)
+	}
+	return m
+}
+
+func (b *bench) unmount(paths ...string) {
+	b.t.Helper()
+	for _, path := range paths {
+		if err := b.Unmount(context.Background(), path); err != nil {
+			b.t.Fatalf("Unmount(%s): %v", path, err)
+		}
+	}
+}
+
+func TestImagesAreMounted(t *testing.T) {
+	ctx := context.Background()
+	for _, fsType := range FSTypes() {
+		t.Run(fsType, func(t *testing.T) {
+			b := newLoopBench(t)
+			m := b.image("image", fsType)
+			m.Options = []string{"noatime", "discard"}
+			other := b.image("other", fsType)
+			staging, one, two := b.path("staging"), b.path("one"), b.path("two")
+			for range 2 {
+				b.mount(m, staging)
+			}
+			if len(b.loops()) != 1 {
+				t.Errorf("attached: %v, want one device", b.loops())
+			}
+			b.mount(m.Again(staging), one)
+			readOnly := m
+			readOnly.ReadOnly = true
+			b.mount(readOnly.Again(staging), two)
+			if err := os.WriteFile(filepath.Join(one, "f"), []byte("hello"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.ReadFile(filepath.Join(two, "f")); string(got) != "hello" {
+				t.Errorf("two shows %q, %v", got, err)
+			}
+			if err := os.WriteFile(filepath.Join(two, "f"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("write to a read-only mount: %v", err)
+			}
+			for _, restarted := range []bool{false, true} {
+				if restarted {
+					b.Mounter = realMounter(t)(b.kubelet)
+				}
+				for _, path := range []string{staging, one, two} {
+					if !b.mounted(m, path) || b.mounted(other, path) {
+						t.Errorf("restarted %v: Mounted doesn't tell images apart at %s", restarted, path)
+					}
+				}
+				if got, err := b.Users(m.Source); err != nil || !slices.Equal(got, []string{one, staging, two}) {
+					t.Errorf("restarted %v: Users = %v, %v", restarted, got, err)
+				}
+				if got, err := b.Siblings(ctx, staging); err != nil || !slices.Equal(got, []string{one, two}) {
+					t.Errorf("restarted %v: Siblings = %v, %v", restarted, got, err)
+				}
+				b.refused(other, staging, ErrConflict)
+				b.refused(Mount{Kind: Image, Source: m.Source, FSType: fsType, Sector: 512}, staging, ErrConflict)
+				b.mount(m, staging)
+			}
+			if u, err := b.Usage(ctx, one); err != nil || u.TotalBytes > 320<<20 || u.TotalBytes < 100<<20 {
+				t.Errorf("Usage = %+v, %v", u, err)
+			}
+			b.unmount(one, two, staging)
+			if got, err := b.Users(m.Source); err != nil || len(got) != 0 {
+				t.Errorf("Users = %v, %v after all that", got, err)
+			}
+			b.mount(m, staging)
+			if got, err := os.ReadFile(filepath.Join(staging, "f")); string(got) != "hello" {
+				t.Errorf("mounted again, it shows %q, %v", got, err)
+			}
+			b.unmount(staging)
+		})
+	}
+}
+
+func TestAnImageIsNeverFormattedByMounting(t *testing.T) {
+	b := newLoopBench(t)
+	for name, spoil := range map[string]func(f *os.File) error{
+		"blank":   func(f *os.File) error { return errors.Join(f.Truncate(0), f.Truncate(64<<20)) },
+		"damaged": func(f *os.File) error { _, err := f.WriteAt(make([]byte, 4096), 0); return err },
+	} {
+		m := b.image(name, "ext4")
+		f, err := os.OpenFile(m.Source, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := spoil(f); err != nil {
+			t.Fatal(err)
+		}
+		head := func() string {
+			head := make([]byte, 8192)
+			if _, err := f.ReadAt(head, 0); err != nil {
+				t.Fatal(err)
+			}
+			return string(head)
+		}
+		before := head()
+		if err := b.Mount(context.Background(), m, b.path(name)); err == nil && name == "blank" {
+			t.Errorf("%s: Mount = nil", name)
+		} else if err != nil && (!errors.Is(err, ErrFormat) || exists(b.path(name))) {
+			t.Errorf("%s: Mount = %v, target there: %v", name, err, exists(b.path(name)))
+		}
+		b.unmount(b.path(name))
+		if name == "blank" && head() != before {
+			t.Errorf("%s: the image was written to", name)
+		}
+		f.Close()
+	}
+}
+
+func TestDisksAreDevices(t *testing.T) {
+	ctx := context.Background()
+	b := newLoopBench(t)
+	m, other := b.image("image", ""), b.image("other", "")
+	staging, one, two := b.path("staging"), b.path("one"), b.path("two")
+	for range 2 {
+		b.mount(m, staging)
+		b.mount(m.Again(staging), one)
+	}
+	if len(b.loops()) != 1 {
+		t.Errorf("attached: %v, want one device", b.loops())
+	}
+	dev, err := os.OpenFile(one, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dev.WriteAt([]byte("hello"), 4096); err != nil || dev.Sync() != nil {
+		t.Fatal(err)
+	}
+	if err := b.Unmount(ctx, one); !errors.Is(err, ErrBusy) {
+		t.Errorf("Unmount of a device in use = %v", err)
+	}
+	dev.Close()
+	if data, err := os.ReadFile(m.Source); err != nil || string(data[4096:4101]) != "hello" {
+		t.Errorf("the image holds %q, %v", data[4096:4101], err)
+	}
+	for _, restarted := range []bool{false, true} {
+		if restarted {
+			b.Mounter = realMounter(t)(b.kubelet)
+		}
+		for _, path := range []string{staging, one} {
+			if !b.mounted(m, path) || b.mounted(other, path) {
+				t.Errorf("restarted %v: Mounted doesn't tell disks apart at %s", restarted, path)
+			}
+			if yes, err := b.Occupied(ctx, path); !yes || err != nil {
+				t.Errorf("restarted %v: Occupied(%s) = %v, %v", restarted, path, yes, err)
+			}
+			if u, err := b.Usage(ctx, path); err != nil || (u != Usage{TotalBytes: 320 << 20}) {
+				t.Errorf("restarted %v: Usage(%s) = %+v, %v", restarted, path, u, err)
+			}
+		}
+		if got, err := b.Users(m.Source); err != nil || !slices.Equal(got, []string{one, filepath.Join(staging, DeviceName)}) {
+			t.Errorf("restarted %v: Users = %v, %v", restarted, got, err)
+		}
+		if got, err := b.Siblings(ctx, m.Again(staging).Source); err != nil || !slices.Equal(got, []string{one}) {
+			t.Errorf("restarted %v: Siblings = %v, %v", restarted, got, err)
+		}
+	}
+	readOnly := m
+	readOnly.ReadOnly = true
+	b.refused(readOnly.Again(staging), two, ErrReadOnly)
+	b.refused(readOnly.Again(staging), one, ErrConflict)
+	if exists(two) {
+		t.Error("a refused target is left")
+	}
+	if err := b.Remove(ctx, one); err != nil || exists(one) {
+		t.Errorf("Remove = %v, target there: %v", err, exists(one))
+	}
+	b.mount(readOnly.Again(staging), two)
+	if dev, err = os.OpenFile(two, os.O_RDWR, 0); err == nil { // which the kernel permits
+		if _, err := dev.WriteAt([]byte("no"), 0); !errors.Is(err, unix.EPERM) {
+			t.Errorf("write to a read-only device: %v, want EPERM", err)
+		}
+		dev.Close()
+	}
+	b.unmount(two)
+	b.mount(m.Again(staging), one) // and it can be written to again
+	if dev, err = os.OpenFile(one, os.O_RDWR, 0); err != nil {
+		t.Error(err)
+	}
+	dev.Close()
+	b.unmount(one, staging)
+	if got, err := b.Users(m.Source); err != nil || len(got) != 0 || exists(filepath.Join(staging, DeviceName)) {
+		t.Errorf("Users = %v, %v after all that", got, err)
+	}
+	if err := b.Remove(ctx, staging); err != nil || exists(staging) {
+		t.Errorf("Remove(staging) = %v", err)
+	}
+}
+
+func TestADiskThatIsStagedReadOnly(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	m.ReadOnly = true
+	b.mount(m, b.path("staging"))
+	writable := m
+	writable.ReadOnly = false
+	b.refused(writable.Again(b.path("staging")), b.path("one"), ErrReadOnly)
+	b.mount(m.Again(b.path("staging")), b.path("one"))
+	b.unmount(b.path("one"), b.path("staging"))
+}
+
+func TestADiskThatWasLeftHalfMountedIsMadeWhole(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	staging := b.path("staging")
+	mkdir(t, staging)
+	if err := os.WriteFile(filepath.Join(staging, DeviceName), nil, 0o640); err != nil { // killed before the mount
+		t.Fatal(err)
+	}
+	b.mount(m, staging)
+	dev, err := os.Open(filepath.Join(staging, DeviceName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = setAutoclear(dev, true) // killed before it was told to stay: the device is gone, its node mounted
+	dev.Close()
+	if err != nil || len(b.loops()) != 0 || b.mounted(m, staging) {
+		t.Fatalf("%v, attached: %v", err, b.loops())
+	}
+	b.mount(m, staging)
+	if len(b.loops()) != 1 || !b.mounted(m, staging) {
+		t.Errorf("attached: %v, mounted: %v", b.loops(), b.mounted(m, staging))
+	}
+	b.unmount(staging)
+	if err := b.Remove(context.Background(), staging); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,318 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Loop devices make a file a disk. The kernel attaches one file to two devices without complaint, with a page cache
+// each, which ruins what is on it. So a file is looked for before it is attached, by its device and inode, which the
+// kernel knows for certain: names of backing files are cut, go stale and belong to another mount namespace.
+// See loop(4).
+
+// backing names the file behind a loop device, as stat(2) does.
+type backing struct{ dev, ino uint64 }
+
+// loopMajor is the major number of loop devices: Documentation/admin-guide/devices.txt.
+const loopMajor = 7
+
+// maxLoopTries bounds how often another one is asked for when somebody else took the free device.
+const maxLoopTries = 100
+
+// loops knows which device has which file. Its zero value knows none.
+type loops struct {
+	mu     sync.Mutex
+	byFile map[backing]int // a hint: whoever uses it asks the kernel
+	shown  map[fileID]int  // by the root of a mounted btrfs, whose device number doesn't tell its disk's
+}
+
+// loopOptions say how a file is attached.
+type loopOptions struct {
+	readOnly  bool
+	sector    int  // logical block size, in bytes
+	direct    bool // past the page cache, where the file's filesystem can
+	autoclear bool // the kernel detaches it when nobody has it open or mounted any more
+}
+
+// attach returns the device of a file, open, and whether it was attached before. Errors: ErrConflict if it is attached
+// with another sector size or for reading only where writing is asked for.
+func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, err error) {
+	b, err := backingOf(file)
+	if err != nil {
+		return nil, false, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, found, err := l.find(b)
+	if err != nil {
+		return nil, false, err
+	}
+	if !found {
+		dev, err := l.configure(file, b, o)
+		return dev, false, err
+	}
+	if dev, err = openLoop(n, o.readOnly); err != nil {
+		return nil, true, err
+	}
+	if err := fits(dev, b, o); err != nil {
+		dev.Close()
+		return nil, true, err
+	}
+	return dev, true, nil
+}
+
+// fits returns an error unless dev has the file called b, in a way that is as good as o.
+func fits(dev *os.File, b backing, o loopOptions) error {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}
+	}
+	sector, err := unix.IoctlGetInt(int(dev.Fd()), unix.BLKSSZGET)
+	switch {
+	case err != nil:
+		return &fs.PathError{Op: "BLKSSZGET", Path: dev.Name(), Err: err}
+	case info.Device != b.dev || info.Inode != b.ino:
+		return fmt.Errorf("%w: %s has got another file", ErrBusy, dev.Name())
+	case info.Flags&unix.LO_FLAGS_READ_ONLY != 0 && !o.readOnly:
+		return fmt.Errorf("%w: %s is attached for reading only", ErrConflict, dev.Name())
+	case sector != o.sector:
+		return fmt.Errorf("%w: %s has sectors of %d bytes, not %d", ErrConflict, dev.Name(), sector, o.sector)
+	}
+	return nil
+}
+
+// configure attaches the file to a free device.
+func (l *loops) configure(file *os.File, b backing, o loopOptions) (*os.File, error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer control.Close()
+	config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: uint32(o.sector)}
+	if o.readOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	if o.direct {
+		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
+	}
+	if o.autoclear {
+		config.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
+	}
+	for range maxLoopTries {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, &fs.PathError{Op: "LOOP_CTL_GET_FREE", Path: control.Name(), Err: err}
+		}
+		dev, err := openLoop(n, o.readOnly)
+		if err != nil {
+			return nil, err
+		}
+		switch err := unix.IoctlLoopConfigure(int(dev.Fd()), &config); {
+		case err == nil:
+			l.remember(b, n)
+			return dev, nil
+		case errors.Is(err, unix.EINVAL) && config.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0:
+			config.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO // the disk has larger sectors than this image
+		case !errors.Is(err, unix.EBUSY): // somebody was faster
+			dev.Close()
+			return nil, &fs.PathError{Op: "LOOP_CONFIGURE", Path: dev.Name(), Err: err}
+		}
+		dev.Close()
+	}
+	return nil, fmt.Errorf("%w: no loop device is free after %d tries", ErrBusy, maxLoopTries)
+}
+
+// find returns the number of the device that has a file.
+func (l *loops) find(b backing) (n int, ok bool, err error) {
+	if n, ok := l.byFile[b]; ok {
+		if has, err := fileOfLoop(n); err == nil && has == b {
+			return n, true, nil
+		}
+		delete(l.byFile, b)
+	}
+	names, err := filepath.Glob("/sys/block/loop*/loop") // those that have a file
+	if err != nil {
+		return 0, false, err
+	}
+	for _, name := range names {
+		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(name)), "loop"))
+		if err != nil {
+			continue
+		}
+		has, err := fileOfLoop(n)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) { // detached meanwhile
+			continue
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		if has == b {
+			l.remember(b, n)
+			return n, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+func (l *loops) remember(b backing, n int) {
+	if l.byFile == nil {
+		l.byFile = map[backing]int{}
+	}
+	l.byFile[b] = n
+}
+
+// holds reports whether what is mounted at a place is on, or is, the device that has a file.
+func (l *loops) holds(at state, b backing) (bool, error) {
+	n, ok := l.number(at)
+	if !ok {
+		return false, nil
+	}
+	has, err := fileOfLoop(n)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return has == b, err
+}
+
+// number returns the number of the loop device that a mount is on, or that a device node stands for.
+func (l *loops) number(at state) (int, bool) {
+	switch {
+	case at.mode&unix.S_IFMT == unix.S_IFBLK:
+		return int(at.device.minor), at.device.major == loopMajor
+	case at.id.major == loopMajor:
+		return int(at.id.minor), true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, ok := l.shown[at.id]
+	return n, ok
+}
+
+// showsOn notes that the root of a btrfs on a device is called id.
+func (l *loops) showsOn(id fileID, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.shown == nil {
+		l.shown = map[fileID]int{}
+	}
+	l.shown[id] = n
+}
+
+// users returns where a device that has a file is mounted, sorted, or the device if it isn't.
+func (l *loops) users(b backing) ([]string, error) {
+	l.mu.Lock()
+	n, ok, err := l.find(b)
+	l.mu.Unlock()
+	if err != nil || !ok {
+		return nil, err
+	}
+	node := loopPath(n)
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		onIt := i.Source == node || (i.Major == loopMajor && i.Minor == n)
+		return !onIt && i.Root != strings.TrimPrefix(node, "/dev"), false
+	})
+	if err != nil {
+		return nil, err
+	}
+	paths := []string{}
+	for _, i := range infos {
+		paths = append(paths, i.Mountpoint)
+	}
+	if len(paths) == 0 && !released(n, b) {
+		paths = append(paths, node)
+	}
+	slices.Sort(paths)
+	return paths, nil
+}
+
+// released reports whether a device that nobody has mounted gives its file up. It goes with whoever has it open last,
+// and that may be somebody who only looks, for a moment.
+func released(n int, b backing) bool {
+	for wait := time.Millisecond; wait <= 32*time.Millisecond; wait *= 2 {
+		if has, err := fileOfLoop(n); errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || (err == nil && has != b) {
+			return true
+		}
+		time.Sleep(wait)
+	}
+	return false
+}
+
+// setAutoclear says whether the kernel is to detach a device when nobody has it open or mounted any more.
+func setAutoclear(dev *os.File, on bool) error {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}
+	}
+	if info.Flags &^= unix.LO_FLAGS_AUTOCLEAR; on {
+		info.Flags |= unix.LO_FLAGS_AUTOCLEAR
+	}
+	if err := unix.IoctlLoopSetStatus64(int(dev.Fd()), info); err != nil {
+		return &fs.PathError{Op: "LOOP_SET_STATUS64", Path: dev.Name(), Err: err}
+	}
+	return nil
+}
+
+// loopUsage tells the size of a device.
+func loopUsage(n int) (Usage, error) {
+	dev, err := openLoop(n, true)
+	if err != nil {
+		return Usage{}, err
+	}
+	defer dev.Close()
+	size, err := dev.Seek(0, io.SeekEnd)
+	return Usage{TotalBytes: size}, err
+}
+
+// fileOfLoop returns the file behind a device. Errors: unix.ENXIO if there is none.
+func fileOfLoop(n int) (backing, error) {
+	dev, err := openLoop(n, true)
+	if err != nil {
+		return backing{}, err
+	}
+	defer dev.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return backing{}, &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}
+	}
+	return backing{info.Device, info.Inode}, nil
+}
+
+func openLoop(n int, readOnly bool) (*os.File, error) {
+	flag := os.O_RDWR
+	if readOnly {
+		flag = os.O_RDONLY
+	}
+	return os.OpenFile(loopPath(n), flag|unix.O_CLOEXEC, 0)
+}
+
+func loopPath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
+
+// loopNumber returns the number of a loop device called path.
+func loopNumber(path string) (int, bool) {
+	digits, ok := strings.CutPrefix(path, "/dev/loop")
+	n, err := strconv.Atoi(digits)
+	return n, ok && err == nil
+}
+
+// backing returns how a file would be known behind a loop device.
+func (s state) backing() backing { return backing{unix.Mkdev(s.id.major, s.id.minor), s.id.ino} }
+
+func backingOf(file *os.File) (backing, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return backing{}, &fs.PathError{Op: "stat", Path: file.Name(), Err: err}
+	}
+	return backing{st.Dev, st.Ino}, nil
+}
