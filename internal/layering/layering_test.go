@@ -26,15 +26,16 @@ var logging = []string{"log", "log/slog", "k8s.io/klog/v2"}
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
-	"internal/crashpoint":         {nil, logging},
-	"internal/namespace":          {nil, logging},
-	"pkg/volumeid":                {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                 {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint"}, logging}, // mkfs and e2fsck are programs
-	"pkg/backend":                 {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/backendtest":     {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
-	"pkg/backend/internal/record": {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath":        {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, append([]string{"os/exec"}, logging...)},
-	"pkg/driver":                  {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
+	"internal/crashpoint":            {nil, logging},
+	"internal/namespace":             {nil, logging},
+	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint"}, logging}, // mkfs and e2fsck are programs
+	"pkg/backend":                    {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/backendtest":        {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
+	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/record":    {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, append([]string{"os/exec"}, logging...)},
+	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
 }
 
 // never are imports that even a wide prefix above doesn't allow.
@@ -123,7 +124,7 @@ func TestWindowsRunsNoPrograms(t *testing.T) {
 // TestTheProductHasNoTestDependencies: what is needed for tests stays out of the driver.
 func TestTheProductHasNoTestDependencies(t *testing.T) {
 	for _, p := range list(t, "linux", "-deps", "./cmd/...") {
-		if hasPrefix(p.ImportPath, []string{"testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes", "k8s.io/client-go"}) {
+		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes", "k8s.io/client-go"}) {
 			t.Errorf("the driver contains %s", p.ImportPath)
 		}
 	}

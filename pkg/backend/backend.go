@@ -22,10 +22,10 @@ import (
 // Errors that a backend returns wrapped, with what was tried and on what. The driver turns each into a status code;
 // any other error is INTERNAL.
 var (
-	ErrNotFound    = errors.New("not found")          // no volume with that ID
-	ErrExists      = errors.New("exists already")     // a volume with that name and other properties
+	ErrNotFound    = errors.New("not found")          // no volume with that ID, or no node
+	ErrExists      = errors.New("exists already")     // a volume with that name, or an attachment, and other properties
 	ErrInvalid     = errors.New("invalid argument")   // never right here, whatever the state
-	ErrInUse       = errors.New("in use")             // so it can't be deleted
+	ErrInUse       = errors.New("in use")             // so it can't be deleted, or attached to one more node
 	ErrExhausted   = errors.New("no room")            // not here and now; another node may have it
 	ErrOutOfRange  = errors.New("out of range")       // a size, or an offset
 	ErrBusy        = errors.New("operation pending")  // the same volume is being worked on
@@ -44,13 +44,13 @@ type Backend interface {
 	Get(ctx context.Context, id string, secrets map[string]string) (Volume, error)
 
 	// Delete deletes a volume that Create made. An ID that is unknown or malformed is no error. It doesn't wait until
-	// the space is free again. Errors: ErrInUse while a volume of NodeLocal storage is mounted on this machine, in
-	// which case it is untouched. CSI spec v1.13, DeleteVolume.
+	// the space is free again. Errors: ErrInUse while a volume of NodeLocal storage is mounted on this machine, or one
+	// of an Attacher is attached, in which case it is untouched. CSI spec v1.13, DeleteVolume.
 	Delete(ctx context.Context, id string, secrets map[string]string) error
 
 	// Mount says what to mount so that the volume can be used as a says. It changes nothing. The driver asks before
 	// each stage and publish, and to find out whether the volume supports a use. Errors: ErrNotFound, ErrInvalid for
-	// a use that the volume can't serve and for a context that isn't the volume's.
+	// a use that the volume can't serve, and for a context or an attachment that isn't the volume's.
 	Mount(ctx context.Context, id string, a Access) (mounter.Mount, error)
 }
 
@@ -72,6 +72,9 @@ type Access struct {
 	ReadOnly bool
 	Context  map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
 	Secrets  map[string]string
+
+	// Attachment is what Attach returned for this node. It is nil where the driver only asks, and for no Attacher.
+	Attachment map[string]string
 }
 
 // Volume is what is known of a volume.
@@ -81,6 +84,7 @@ type Volume struct {
 	Parameters map[string]string // that it was made with, defaults filled in
 	Context    map[string]string // handed to every later use by the CO; never changes, holds no secrets
 	Inline     bool              // made by Inliner, for one pod
+	Nodes      []string          // of an Attacher: IDs of the nodes that it is attached to, sorted; from Get and List
 }
 
 // Lister is a Backend that can enumerate its volumes.
@@ -121,6 +125,32 @@ type Inliner interface {
 	// DeleteInline deletes it. A handle that isn't one of an inline volume is no error, and nothing is done, even
 	// while the storage is away: every volume that a pod gives up gets here. Errors: ErrInUse.
 	DeleteInline(ctx context.Context, handle string) error
+}
+
+// Attacher is a Backend whose volumes must be attached to a node before they can be mounted there, as the disks of a
+// cloud. It knows the nodes by the IDs that NodeGetInfo returns on them. Both methods may run on any node.
+type Attacher interface {
+	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.Attachment: nothing secret,
+	// and the same when it is called again. With o.Access.ReadOnly, what Mount says for it is read-only.
+	// Errors: ErrNotFound for an unknown volume, an inline one and an unknown node; ErrExists if the volume is on that
+	// node already, but with another Capability or Access.ReadOnly; ErrInUse, with the ID of another node, if it is
+	// there and the two can't share it; ErrInvalid for a use that the volume can't serve; ErrExhausted if the node
+	// can take no more volumes. CSI spec v1.13, ControllerPublishVolume.
+	Attach(ctx context.Context, id string, o AttachOptions) (attachment map[string]string, err error)
+
+	// Detach takes the volume off the node, or off all nodes if node is "". What isn't attached, or not known at all, is
+	// no error. CSI spec v1.13, ControllerUnpublishVolume.
+	Detach(ctx context.Context, id, node string, secrets map[string]string) error
+}
+
+// AttachOptions is a ControllerPublishVolumeRequest that the driver has checked as far as that doesn't depend on the
+// backend.
+type AttachOptions struct {
+	Node       string // at most 256 bytes if it is the ID of a node at all
+	Access     Access // how the volume will be used there
+	Capability string // stands for the volume capability: two are equal exactly if their capabilities are; nothing secret
+	ManyNodes  bool   // the volume may be on other nodes too that have it with ManyNodes
+	OneWriter  bool   // but only one of all these may have it without Access.ReadOnly
 }
 
 // Prober is a Backend that may not be ready from the start.

@@ -28,6 +28,7 @@ const Size = 16 * MiB
 // Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
 // returns opens that storage, as another process would, and returns a ready backend. One with a method Close is closed
 // before the next is opened. Where the backend asks what is mounted, it is to ask m. The suite mounts nothing for real.
+// A backend that attaches is to know Nodes.
 //
 // Volumes are made with parameters, which may be nil. A backend with several kinds of volumes runs the suite for each.
 func Run(t *testing.T, parameters map[string]string, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
@@ -68,6 +69,14 @@ var rows = map[string]func(s *subject){
 	"metrics have names that stay":                  metrics,
 	"many callers at once":                          concurrency,
 	"secrets are in no error":                       secrets,
+
+	"a volume is attached and detached, and each can be repeated": attaches,
+	"a volume is shared only where all of its nodes share it":     shares,
+	"an attachment is not changed by asking for another":          attachesAgain,
+	"what isn't there is not attached, and detached already":      attachesNothing,
+	"what is attached read-only is mounted read-only":             attachesReadOnly,
+	"an attached volume is not deleted":                           attachedStays,
+	"many callers attach at once":                                 attachesConcurrently,
 }
 
 type subject struct {
@@ -195,12 +204,7 @@ func restart(s *subject) {
 		}
 	}
 	before := s.state()
-	if c, ok := s.Backend.(io.Closer); ok {
-		if err := c.Close(); err != nil {
-			s.Fatal(err)
-		}
-	}
-	s.Backend = s.open()
+	s.reopen()
 	if after := s.state(); after != before {
 		s.Errorf("the next process has %s, the first had %s", after, before)
 	}
@@ -216,6 +220,17 @@ func restart(s *subject) {
 	if got, err := s.Get(ctx, handle, nil); ok && (err != nil || !got.Inline) {
 		s.Errorf("the inline volume is %+v, %v", got, err)
 	}
+}
+
+// reopen goes on with the storage as another process would.
+func (s *subject) reopen() {
+	s.Helper()
+	if c, ok := s.Backend.(io.Closer); ok {
+		if err := c.Close(); err != nil {
+			s.Fatal(err)
+		}
+	}
+	s.Backend = s.open()
 }
 
 func reuse(s *subject) {

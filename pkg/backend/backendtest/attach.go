@@ -1,0 +1,293 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// Nodes are the IDs of the nodes that a backend which attaches is to know in Run, and no others.
+var Nodes = []string{"node-1", "node-2", "node-3"}
+
+// attacher is a subject that attaches.
+type attacher struct {
+	*subject
+	backend.Attacher
+}
+
+func attaching(s *subject) *attacher {
+	s.Helper()
+	return &attacher{s, optional[backend.Attacher](s)}
+}
+
+// reopen goes on with the storage as another process would.
+func (a *attacher) reopen() {
+	a.Helper()
+	a.subject.reopen()
+	a.Attacher = a.Backend.(backend.Attacher)
+}
+
+// alone is an attachment to a node that doesn't share the volume.
+func alone(node string) backend.AttachOptions {
+	return backend.AttachOptions{Node: node, Capability: "alone"}
+}
+
+// shared is an attachment to a node that does.
+func shared(node string) backend.AttachOptions {
+	return backend.AttachOptions{Node: node, Capability: "shared", ManyNodes: true}
+}
+
+func readOnly(o backend.AttachOptions) backend.AttachOptions {
+	o.Access.ReadOnly = true
+	return o
+}
+
+func (a *attacher) attach(id string, o backend.AttachOptions) map[string]string {
+	a.Helper()
+	attachment, err := a.Attach(context.Background(), id, o)
+	if err != nil {
+		a.Fatalf("Attach(%q, %+v): %v", id, o, err)
+	}
+	return attachment
+}
+
+func (a *attacher) detach(id, node string) {
+	a.Helper()
+	if err := a.Detach(context.Background(), id, node, nil); err != nil {
+		a.Fatalf("Detach(%q, %q): %v", id, node, err)
+	}
+}
+
+// wantNodes makes sure that the volume is attached to these nodes, whoever is asked.
+func (a *attacher) wantNodes(id string, want ...string) {
+	a.Helper()
+	if v, err := a.Get(context.Background(), id, nil); err != nil || !slices.Equal(v.Nodes, want) {
+		a.Errorf("Get says that %s is attached to %q, %v, want %q", id, v.Nodes, err, want)
+	}
+	l, ok := a.Backend.(backend.Lister)
+	if !ok {
+		return
+	}
+	volumes, _, err := l.List(context.Background(), "", 1<<20)
+	i := slices.IndexFunc(volumes, func(v backend.Volume) bool { return v.ID == id })
+	if err != nil || i < 0 || !slices.Equal(volumes[i].Nodes, want) {
+		a.Errorf("List is %+v, %v, want %s attached to %q", volumes, err, id, want)
+	}
+}
+
+func attaches(s *subject) {
+	a := attaching(s)
+	v, other := a.create(s.request("pvc-1")), a.create(s.request("pvc-2"))
+	a.wantNodes(v.ID)
+	first := a.attach(v.ID, alone(Nodes[0]))
+	a.wantNodes(v.ID, Nodes[0])
+	a.reopen()
+	a.wantNodes(v.ID, Nodes[0])
+	if again := a.attach(v.ID, alone(Nodes[0])); !maps.Equal(again, first) {
+		a.Errorf("a second Attach returns %v, the first returned %v", again, first)
+	}
+	if again := a.create(s.request("pvc-1")); again.ID != v.ID {
+		a.Errorf("a Create of an attached volume made %+v", again)
+	}
+	a.wantNodes(other.ID)
+	for range 3 {
+		a.detach(v.ID, Nodes[0])
+		a.wantNodes(v.ID)
+	}
+	a.attach(v.ID, alone(Nodes[1]))
+	a.detach(v.ID, Nodes[0]) // which hasn't got it
+	a.wantNodes(v.ID, Nodes[1])
+	a.detach(v.ID, Nodes[1])
+
+	for _, i := range []int{2, 0, 1} {
+		a.attach(v.ID, shared(Nodes[i]))
+	}
+	a.attach(other.ID, alone(Nodes[2]))
+	a.wantNodes(v.ID, Nodes...)
+	a.detach(v.ID, Nodes[1])
+	a.wantNodes(v.ID, Nodes[0], Nodes[2])
+	for range 2 {
+		a.detach(v.ID, "") // from all
+		a.wantNodes(v.ID)
+	}
+	a.wantNodes(other.ID, Nodes[2])
+	a.reopen()
+	a.wantNodes(v.ID)
+	a.wantNodes(other.ID, Nodes[2])
+}
+
+// shares attaches a volume to one node and then to another.
+func shares(s *subject) {
+	a := attaching(s)
+	v := a.create(s.request("pvc-1"))
+	oneWriter := func(node string) backend.AttachOptions {
+		o := shared(node)
+		o.Capability, o.OneWriter = "one writer", true
+		return o
+	}
+	one, two := Nodes[0], Nodes[1]
+	for name, row := range map[string]struct {
+		first, second backend.AttachOptions
+		want          error
+	}{
+		"neither shares":                        {alone(one), alone(two), backend.ErrInUse},
+		"neither shares nor writes":             {readOnly(alone(one)), readOnly(alone(two)), backend.ErrInUse},
+		"the second alone shares":               {alone(one), shared(two), backend.ErrInUse},
+		"the first alone shares":                {shared(one), alone(two), backend.ErrInUse},
+		"both share":                            {shared(one), shared(two), nil},
+		"both share and read":                   {readOnly(shared(one)), readOnly(shared(two)), nil},
+		"a second writer of one":                {oneWriter(one), oneWriter(two), backend.ErrInUse},
+		"a reader beside the one writer":        {oneWriter(one), readOnly(oneWriter(two)), nil},
+		"the one writer beside a reader":        {readOnly(oneWriter(one)), oneWriter(two), nil},
+		"one of many writers beside the one":    {oneWriter(one), shared(two), backend.ErrInUse},
+		"the one writer beside one of many":     {shared(one), oneWriter(two), backend.ErrInUse},
+		"two readers where one writer might be": {readOnly(oneWriter(one)), readOnly(oneWriter(two)), nil},
+	} {
+		a.attach(v.ID, row.first)
+		_, err := a.Attach(context.Background(), v.ID, row.second)
+		if !errors.Is(err, row.want) {
+			a.Errorf("%s: %v, want %v", name, err, row.want)
+		}
+		if err != nil {
+			a.wantNodes(v.ID, one)
+			if !strings.Contains(err.Error(), one) {
+				a.Errorf("%s: %v doesn't name the node %s", name, err, one)
+			}
+		} else {
+			a.wantNodes(v.ID, one, two)
+		}
+		a.detach(v.ID, "")
+	}
+	a.attach(v.ID, alone(one))
+	a.detach(v.ID, one)
+	a.attach(v.ID, alone(two)) // now that the other is gone
+}
+
+func attachesAgain(s *subject) {
+	a := attaching(s)
+	v := a.create(s.request("pvc-1"))
+	first := a.attach(v.ID, alone(Nodes[0]))
+	for name, o := range map[string]backend.AttachOptions{
+		"read-only":          readOnly(alone(Nodes[0])),
+		"another capability": shared(Nodes[0]),
+	} {
+		if got, err := a.Attach(context.Background(), v.ID, o); !errors.Is(err, backend.ErrExists) {
+			a.Errorf("%s: Attach = %v, %v, want ErrExists", name, got, err)
+		}
+	}
+	if again := a.attach(v.ID, alone(Nodes[0])); !maps.Equal(again, first) {
+		a.Errorf("after that Attach returns %v, before %v", again, first)
+	}
+	a.detach(v.ID, Nodes[0])
+	a.attach(v.ID, readOnly(alone(Nodes[0])))
+	if _, err := a.Attach(context.Background(), v.ID, alone(Nodes[0])); !errors.Is(err, backend.ErrExists) {
+		a.Errorf("Attach for writing of what is attached read-only = %v, want ErrExists", err)
+	}
+}
+
+func attachesNothing(s *subject) {
+	a := attaching(s)
+	ctx := context.Background()
+	v := a.create(s.request("pvc-1"))
+	for _, id := range append(strange(v.ID), "", "\x00", v.ID[:len(v.ID)-1], strings.Repeat("x", 4096)) {
+		if got, err := a.Attach(ctx, id, alone(Nodes[0])); !errors.Is(err, backend.ErrNotFound) {
+			a.Errorf("Attach(%.60q) = %v, %v, want ErrNotFound", id, got, err)
+		}
+		a.detach(id, Nodes[0])
+		a.detach(id, "")
+	}
+	for _, node := range append(strange(Nodes[0]), "node-4", "\x00", strings.Repeat("x", 4096)) {
+		if got, err := a.Attach(ctx, v.ID, alone(node)); !errors.Is(err, backend.ErrNotFound) {
+			a.Errorf("Attach to the node %.60q = %v, %v, want ErrNotFound", node, got, err)
+		}
+		a.detach(v.ID, node)
+	}
+	forbidden := alone(Nodes[0])
+	forbidden.Access.Options = []string{"password=hidden"}
+	if got, err := a.Attach(ctx, v.ID, forbidden); !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
+		a.Errorf("Attach with a forbidden option = %v, %v", got, err)
+	}
+	a.wantNodes(v.ID)
+	inliner, ok := a.Backend.(backend.Inliner)
+	if !ok {
+		return
+	}
+	handle := "csi-" + strings.Repeat("0", 64)
+	if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}}); err != nil {
+		a.Fatal(err)
+	}
+	if got, err := a.Attach(ctx, handle, alone(Nodes[0])); !errors.Is(err, backend.ErrNotFound) {
+		a.Errorf("Attach of an inline volume = %v, %v, want ErrNotFound", got, err)
+	}
+	a.detach(handle, "")
+}
+
+func attachesReadOnly(s *subject) {
+	a := attaching(s)
+	ctx := context.Background()
+	v := a.create(s.request("pvc-1"))
+	for _, o := range []backend.AttachOptions{alone(Nodes[0]), readOnly(alone(Nodes[0]))} {
+		got, err := a.Mount(ctx, v.ID, backend.Access{Attachment: a.attach(v.ID, o)})
+		if err != nil || got.Source == "" || got.ReadOnly != o.Access.ReadOnly {
+			a.Errorf("attached with ReadOnly %v, Mount = %+v, %v", o.Access.ReadOnly, got, err)
+		}
+		a.detach(v.ID, Nodes[0])
+	}
+	if got, err := a.Mount(ctx, v.ID, backend.Access{Attachment: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
+		a.Errorf("Mount with an attachment that isn't the volume's = %+v, %v", got, err)
+	}
+}
+
+func attachedStays(s *subject) {
+	a := attaching(s)
+	v := a.create(s.request("pvc-1"))
+	a.attach(v.ID, alone(Nodes[0]))
+	if err := a.Delete(context.Background(), v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+		a.Errorf("Delete of an attached volume = %v", err)
+	}
+	a.wantNodes(v.ID, Nodes[0])
+	a.detach(v.ID, Nodes[0])
+	a.delete(v.ID)
+	a.detach(v.ID, Nodes[0])
+	a.create(s.request("pvc-1"))
+	a.wantNodes(v.ID) // though it may have the same ID
+}
+
+// attachesConcurrently makes one change at a time of each volume, as the driver does, and looks at all of them meanwhile.
+func attachesConcurrently(s *subject) {
+	a := attaching(s)
+	ctx := context.Background()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			v, err := a.Create(ctx, s.request(fmt.Sprint("pvc-", i)))
+			if err != nil {
+				a.Error(err)
+				return
+			}
+			for j := range 10 {
+				node := Nodes[(i+j)%len(Nodes)]
+				attachment, err := a.Attach(ctx, v.ID, alone(node))
+				if err != nil {
+					a.Error(err)
+					return
+				}
+				if _, err := a.Mount(ctx, v.ID, backend.Access{Attachment: attachment}); err != nil {
+					a.Error(err)
+				}
+				a.wantNodes(v.ID, node)
+				if err := a.Detach(ctx, v.ID, node, nil); err != nil {
+					a.Error(err)
+				}
+			}
+			a.wantNodes(v.ID)
+		})
+	}
+	wg.Wait()
+}
