@@ -29,6 +29,7 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	if _, ok := c.backend.(backend.Lister); ok {
 		types = append(types, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
 	}
+	types = append(types, attachCapabilities(c.backend)...)
 	if _, ok := c.backend.(backend.Sizer); ok {
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	}
@@ -127,7 +128,7 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	}
 	return &csi.ControllerGetVolumeResponse{
 		Volume: c.volume(v),
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: v.Nodes},
 	}, nil
 }
 
@@ -144,9 +145,12 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	if err != nil {
 		return nil, fmt.Errorf("list volumes: %w", err)
 	}
+	if n := fitting(volumes); n < len(volumes) {
+		volumes, more = volumes[:n], true
+	}
 	resp := &csi.ListVolumesResponse{}
 	for _, v := range volumes {
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: c.volume(v)})
+		resp.Entries = append(resp.Entries, c.entry(v))
 	}
 	if more && len(volumes) > 0 {
 		resp.NextToken = nextToken(volumes[len(volumes)-1].ID)
@@ -245,6 +249,15 @@ func (c *controller) volume(v backend.Volume) *csi.Volume {
 		volume.AccessibleTopology = []*csi.Topology{c.place.topology}
 	}
 	return volume
+}
+
+// entry returns v as ListVolumes has it.
+func (c *controller) entry(v backend.Volume) *csi.ListVolumesResponse_Entry {
+	e := &csi.ListVolumesResponse_Entry{Volume: c.volume(v)}
+	if _, ok := c.backend.(backend.Attacher); ok {
+		e.Status = &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: v.Nodes}
+	}
+	return e
 }
 
 // volumeHealth returns what is wrong with a volume as CSI has it.

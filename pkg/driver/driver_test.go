@@ -311,6 +311,8 @@ func TestTwoCallsForOneVolume(t *testing.T) {
 			&csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/three"},
 			&csi.NodeUnstageVolumeRequest{VolumeId: "other", StagingTargetPath: "/staging"},
 			&csi.DeleteVolumeRequest{VolumeId: "v"},
+			&csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n"},
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: "v"},
 		} {
 			if err := call(busy, nothing); !errors.Is(err, backend.ErrBusy) {
 				t.Errorf("%T = %v, want ErrBusy", busy, err)
@@ -320,6 +322,8 @@ func TestTwoCallsForOneVolume(t *testing.T) {
 			&csi.NodePublishVolumeRequest{VolumeId: "other", TargetPath: "/other"}, // inline
 			&csi.DeleteVolumeRequest{VolumeId: "/one"},
 			&csi.CreateVolumeRequest{Name: "v"},
+			&csi.ControllerPublishVolumeRequest{VolumeId: "other", NodeId: "v"},
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: "other", NodeId: "v"},
 			&csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/one"},
 			&csi.ListVolumesRequest{},
 		} {
@@ -560,6 +564,12 @@ func TestServeDrains(t *testing.T) {
 	}
 }
 
+// attachesOnly is a backend with the four methods and an Attacher.
+type attachesOnly struct {
+	slow
+	backend.Attacher
+}
+
 func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 	c := &controller{backend: &slow{}, place: &place{}}
 	resp, err := c.ControllerGetCapabilities(context.Background(), nil)
@@ -567,8 +577,16 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 		t.Errorf("a backend with the four methods only has %v, %v", resp, err)
 	}
 	for name, call := range map[string]func() error{
-		"ListVolumes":               func() error { _, err := c.ListVolumes(context.Background(), nil); return err },
-		"GetCapacity":               func() error { _, err := c.GetCapacity(context.Background(), nil); return err },
+		"ListVolumes": func() error { _, err := c.ListVolumes(context.Background(), nil); return err },
+		"GetCapacity": func() error { _, err := c.GetCapacity(context.Background(), nil); return err },
+		"ControllerPublishVolume": func() error {
+			_, err := c.ControllerPublishVolume(context.Background(), nil)
+			return err
+		},
+		"ControllerUnpublishVolume": func() error {
+			_, err := c.ControllerUnpublishVolume(context.Background(), nil)
+			return err
+		},
 		"ControllerGetVolumeHealth": func() error { _, err := c.ControllerGetVolumeHealth(context.Background(), nil); return err },
 		"ControllerListVolumeHealth": func() error {
 			_, err := c.ControllerListVolumeHealth(context.Background(), nil)
@@ -578,6 +596,9 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 		if code := codeOf(call()); code != codes.Unimplemented {
 			t.Errorf("%s = %s", name, code)
 		}
+	}
+	if resp, err := (&controller{backend: &attachesOnly{}}).ControllerGetCapabilities(context.Background(), nil); err != nil || len(resp.GetCapabilities()) != 5 {
+		t.Errorf("a backend that attaches and has no list has %v, %v", resp, err)
 	}
 	n := &node{backend: &slow{}, place: &place{}}
 	if resp, err := n.NodeGetCapabilities(context.Background(), nil); err != nil || len(resp.GetCapabilities()) != 3 {

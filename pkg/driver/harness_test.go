@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -56,6 +58,7 @@ type testDriver struct {
 	mounter            mounter.Mounter
 	options            []grpc.ServerOption
 	backend            *hostpath.Backend
+	memory             *memory.Backend // in place of hostpath; see inMemory
 	driver             *Driver
 	conn               *grpc.ClientConn
 	stop               func()
@@ -93,6 +96,11 @@ func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 	return d
 }
 
+// inMemory lets the driver serve volumes in memory, which stay when it starts again.
+func inMemory(d *testDriver) {
+	d.memory = memory.New(memory.Config{Dir: filepath.Join(d.dir, "volumes"), Size: 1 << 40, Nodes: []string{"node-1", "node-2", "node-3"}})
+}
+
 // start starts the driver, for the first time or again, and waits until it is ready.
 func (d *testDriver) start() {
 	d.Helper()
@@ -112,13 +120,10 @@ func (d *testDriver) serve() {
 			d.Fatal(err)
 		}
 	}
-	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Format: d.mounter.Format})
-	if err != nil {
-		d.Fatal(err)
-	}
+	storage, closeStorage := d.openStorage()
 	d.registry = newRegistry()
 	d.driver, err = New(Config{
-		Name: testName, Release: "test", Node: d.node, Backend: d.backend, Mounter: d.mounter, StateDir: d.path("state"),
+		Name: testName, Release: "test", Node: d.node, Backend: storage, Mounter: d.mounter, StateDir: d.path("state"),
 		Log:      newTestLogger(d.log),
 		Registry: d.registry, ServerOptions: d.options,
 	})
@@ -143,10 +148,24 @@ func (d *testDriver) serve() {
 		if err := <-served; err != nil {
 			d.Error(err)
 		}
-		if err := d.backend.Close(); err != nil {
+		if err := closeStorage(); err != nil {
 			d.Error(err)
 		}
 	})
+}
+
+// openStorage opens the backend.
+func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func() error) {
+	d.Helper()
+	if d.memory != nil {
+		return d.memory, func() error { return nil }
+	}
+	var err error
+	d.backend, err = hostpath.New(hostpath.Config{Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Format: d.mounter.Format})
+	if err != nil {
+		d.Fatal(err)
+	}
+	return d.backend, d.backend.Close
 }
 
 // ready waits until the driver is ready.

@@ -125,6 +125,9 @@ func subject(req, resp any) []slog.Attr {
 	if r, ok := resp.(*csi.CreateVolumeResponse); ok {
 		add("volume", r.GetVolume().GetVolumeId())
 	}
+	if r, ok := req.(interface{ GetNodeId() string }); ok {
+		add("node", r.GetNodeId())
+	}
 	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
 		add("staging", r.GetStagingTargetPath())
 	}

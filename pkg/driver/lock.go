@@ -31,6 +31,10 @@ func lockKeys(req any) []string {
 		return []string{"name " + r.GetName()}
 	case *csi.DeleteVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
+	case *csi.ControllerPublishVolumeRequest: // for all nodes: one that is attached decides about another
+		return []string{"volume " + r.GetVolumeId()}
+	case *csi.ControllerUnpublishVolumeRequest:
+		return []string{"volume " + r.GetVolumeId()}
 	case *csi.NodeStageVolumeRequest:
 		return []string{"volume " + r.GetVolumeId(), "path " + r.GetStagingTargetPath()}
 	case *csi.NodeUnstageVolumeRequest:

@@ -54,7 +54,7 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	u.Context, u.Secrets, u.Attachment = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
 	if err := n.stage(ctx, id, path, u); err != nil {
 		return nil, fmt.Errorf("stage volume %.128q: %w", id, err)
 	}
@@ -144,7 +144,7 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	case target:
 		return fmt.Errorf("%w: the target path is the staging target path", backend.ErrInvalid)
 	}
-	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	u.Context, u.Secrets, u.Attachment = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
 	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
 	if err != nil {
 		return err
@@ -162,6 +162,7 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 		return err
 	}
 	from := what.Again(staging)
+	from.ReadOnly = u.ReadOnly // who asks for writing, and can't have it, is told so
 	if u.oneTarget() && !published {
 		if err := n.onlyTarget(ctx, from.Source, target); err != nil {
 			return err

@@ -12,6 +12,23 @@ import (
 // maxPage is how many volumes one page has at the most, whatever is asked for. It keeps a response under 1 MiB.
 const maxPage = 2000
 
+// maxNodeBytes is how much of one page may be IDs of nodes to which volumes are attached.
+const maxNodeBytes = 4 << 20
+
+// fitting returns how many of the first volumes fit on one page, because of the nodes that they are attached to.
+func fitting(volumes []backend.Volume) int {
+	size := 0
+	for i, v := range volumes {
+		for _, node := range v.Nodes {
+			size += len(node) + 3 // bytes around a string in protobuf
+		}
+		if size > maxNodeBytes && i > 0 { // one volume there must be, or a list never ends
+			return i
+		}
+	}
+	return len(volumes)
+}
+
 // A paging token is the ID of the last volume of the page before, so it holds whatever comes and goes, restarts too.
 // The sum in front tells our tokens from others.
 

@@ -50,6 +50,8 @@ func plant(m protoreflect.Message, d *testDriver, v *volume) {
 			m.Set(f, protoreflect.ValueOfEnum(protoreflect.EnumNumber(sharedMode)))
 		case f.Name() == "volume_id":
 			m.Set(f, protoreflect.ValueOfString(v.id))
+		case f.Name() == "node_id":
+			m.Set(f, protoreflect.ValueOfString("node-1"))
 		case f.Name() == "name":
 			m.Set(f, protoreflect.ValueOfString("pvc-secret"))
 		case f.Name() == "staging_target_path":
@@ -63,15 +65,20 @@ func plant(m protoreflect.Message, d *testDriver, v *volume) {
 // TestSecretsAreNowhere sends secrets of every shape through every call of every service, and looks for them in
 // everything that the driver says.
 func TestSecretsAreNowhere(t *testing.T) {
+	t.Run("hostpath", func(t *testing.T) { secretsAreNowhere(t) })
+	t.Run("volumes in memory", func(t *testing.T) { secretsAreNowhere(t, inMemory) })
+}
+
+func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 	var spans logBuffer
 	exporter, err := stdouttrace.New(stdouttrace.WithWriter(&spans))
 	if err != nil {
 		t.Fatal(err)
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))
-	d := startDriver(t, func(d *testDriver) {
+	d := startDriver(t, append(change, func(d *testDriver) {
 		d.options = []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(otelgrpc.WithTracerProvider(provider)))}
-	})
+	})...)
 	v := d.create("v", capability(sharedMode))
 	d.stage(v)
 

@@ -187,6 +187,17 @@ func (u use) oneTarget() bool {
 	return false
 }
 
+// manyNodes reports whether the volume may be used on more than one node at the same time.
+func (u use) manyNodes() bool {
+	switch u.mode {
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		return true
+	}
+	return false
+}
+
 // digest stands for a capability: two are the same exactly if their digests are. It doesn't show mount flags, which
 // may be secret.
 type digest [16]byte
@@ -195,6 +206,8 @@ func (u use) digest() digest {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", u.mode, u.Block, u.FSType, u.Options))
 	return digest(sum[:])
 }
+
+func (d digest) String() string { return hex.EncodeToString(d[:]) }
 
 // MarshalText and UnmarshalText make it hexadecimal digits in a file.
 func (d digest) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, d[:]), nil }
@@ -256,6 +269,23 @@ func inlineOptions(context map[string]string, u use) (backend.CreateOptions, err
 		o.Required, o.Limit = bytes, bytes
 	}
 	return o, nil
+}
+
+// attachOptions turns a checked request into what a backend is asked for.
+func (p *place) attachOptions(req *csi.ControllerPublishVolumeRequest) (backend.AttachOptions, error) {
+	if err := required("volume ID", req.GetVolumeId(), "node ID", req.GetNodeId()); err != nil {
+		return backend.AttachOptions{}, err
+	}
+	u, err := p.use(req.GetVolumeCapability())
+	if err != nil {
+		return backend.AttachOptions{}, err
+	}
+	u.ReadOnly = u.ReadOnly || req.GetReadonly()
+	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	return backend.AttachOptions{
+		Node: req.GetNodeId(), Access: u.Access, Capability: u.digest().String(), ManyNodes: u.manyNodes(),
+		OneWriter: u.mode == csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+	}, nil
 }
 
 // sizeUnits are the suffixes of Kubernetes quantities that make sense for a disk.
