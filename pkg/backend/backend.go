@@ -73,7 +73,8 @@ type Access struct {
 	Context  map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
 	Secrets  map[string]string
 
-	// Attachment is what Attach returned for this node. It is nil where the driver only asks, and for no Attacher.
+	// Attachment is what Attach returned for this node, as the CO hands it on: nil where the driver only asks. To a
+	// backend that doesn't attach it means nothing.
 	Attachment map[string]string
 }
 
@@ -151,6 +152,13 @@ type AttachOptions struct {
 	Capability string // stands for the volume capability: two are equal exactly if their capabilities are; nothing secret
 	ManyNodes  bool   // the volume may be on other nodes too that have it with ManyNodes
 	OneWriter  bool   // but only one of all these may have it without Access.ReadOnly
+}
+
+// Limiter is an Attacher whose nodes take a limited number of volumes.
+type Limiter interface {
+	// NodeLimit returns how many volumes can be attached to this node at the same time. 0 is any number. Beyond it
+	// Attach returns ErrExhausted. CSI spec v1.13, NodeGetInfo.
+	NodeLimit() int64
 }
 
 // Prober is a Backend that may not be ready from the start.

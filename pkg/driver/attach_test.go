@@ -150,6 +150,23 @@ func TestAttachRequests(t *testing.T) {
 	}
 }
 
+func TestANodeTakesNoMoreThanItsLimit(t *testing.T) {
+	d := startDriver(t, inMemory)
+	info, err := d.NodeGetInfo(context.Background(), &csi.NodeGetInfoRequest{})
+	d.want(codes.OK, err)
+	if info.GetMaxVolumesPerNode() != 16 {
+		t.Fatalf("NodeGetInfo = %v, want a limit of 16", info)
+	}
+	for i := range 17 {
+		code := codes.OK
+		if i == 16 {
+			code = codes.ResourceExhausted
+		}
+		_, err := d.create(fmt.Sprint("v", i), capability(sharedMode)).attach(info.GetNodeId())
+		d.want(code, err)
+	}
+}
+
 func TestDetachNeedsAVolume(t *testing.T) {
 	d := startDriver(t, inMemory)
 	_, err := d.ControllerUnpublishVolume(context.Background(), &csi.ControllerUnpublishVolumeRequest{NodeId: "node-1"})

@@ -98,7 +98,7 @@ func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 
 // inMemory lets the driver serve volumes in memory, which stay when it starts again.
 func inMemory(d *testDriver) {
-	d.memory = memory.New(memory.Config{Dir: filepath.Join(d.dir, "volumes"), Size: 1 << 40, Nodes: []string{"node-1", "node-2", "node-3"}})
+	d.memory = memory.New(memory.Config{Dir: filepath.Join(d.dir, "volumes"), Size: 1 << 40, Nodes: []string{"node-1", "node-2", "node-3"}, Limit: 16})
 }
 
 // start starts the driver, for the first time or again, and waits until it is ready.

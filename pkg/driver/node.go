@@ -28,7 +28,11 @@ type node struct {
 }
 
 func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.place.topology}, nil
+	resp := &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.place.topology}
+	if l, ok := n.backend.(backend.Limiter); ok {
+		resp.MaxVolumesPerNode = l.NodeLimit()
+	}
+	return resp, nil
 }
 
 func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {

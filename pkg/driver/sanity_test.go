@@ -49,11 +49,6 @@ var notHostpath = slices.Concat(noDriverYet, []string{
 	"Controller Publish, UnpublishVolume not supported",
 })
 
-// notMemory are those for volumes in memory, with which every spec is to run.
-var notMemory = slices.Concat(noDriverYet, []string{
-	"testnodevolumeattachlimit not enabled", // it has no limit
-})
-
 // ids are IDs that this driver could have made.
 type ids struct{ sanity.DefaultIDGenerator }
 
@@ -78,6 +73,7 @@ func TestSanity(t *testing.T) {
 			config.Address = d.endpoint()
 			config.TargetPath, config.StagingPath = d.path("target"), d.path("staging")
 			config.TestVolumeSize = 64 << 20
+			config.TestNodeVolumeAttachLimit = true
 			config.IDGen = ids{}
 			config.TestVolumeParameters = parameters
 			config.TestVolumeAccessType = access
@@ -88,7 +84,7 @@ func TestSanity(t *testing.T) {
 	run("fake mounter", notHostpath, nil, "mount")
 	run("fake mounter, images", notHostpath, image, "mount")
 	run("fake mounter, block devices", notHostpath, image, "block")
-	run("volumes in memory", notMemory, nil, "mount", inMemory)
+	run("volumes in memory", noDriverYet, nil, "mount", inMemory)
 	real := func(d *testDriver) { d.real = true }
 	if realMounter != nil {
 		run("real mounts", notHostpath, nil, "mount", real)

@@ -259,6 +259,29 @@ func attachedStays(s *subject) {
 	a.wantNodes(v.ID) // though it may have the same ID
 }
 
+func attachesToTheLimit(s *subject) {
+	a := attaching(s)
+	limit := optional[backend.Limiter](s).NodeLimit()
+	if limit == 0 || limit > 1000 {
+		s.Skipf("a node takes %d volumes", limit)
+	}
+	var ids []string
+	for i := range limit {
+		ids = append(ids, a.create(s.request(fmt.Sprint("pvc-", i))).ID)
+		a.attach(ids[i], alone(Nodes[0]))
+	}
+	extra := a.create(s.request("extra")).ID
+	if got, err := a.Attach(context.Background(), extra, alone(Nodes[0])); !errors.Is(err, backend.ErrExhausted) {
+		a.Errorf("Attach beyond the limit of %d = %v, %v", limit, got, err)
+	}
+	a.wantNodes(extra)
+	a.attach(ids[0], alone(Nodes[0])) // which is there
+	a.attach(extra, alone(Nodes[1]))  // where there is room
+	a.detach(extra, Nodes[1])
+	a.detach(ids[0], Nodes[0])
+	a.attach(extra, alone(Nodes[0]))
+}
+
 // attachesConcurrently makes one change at a time of each volume, as the driver does, and looks at all of them meanwhile.
 func attachesConcurrently(s *subject) {
 	a := attaching(s)

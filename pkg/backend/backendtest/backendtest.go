@@ -76,6 +76,7 @@ var rows = map[string]func(s *subject){
 	"what isn't there is not attached, and detached already":      attachesNothing,
 	"what is attached read-only is mounted read-only":             attachesReadOnly,
 	"an attached volume is not deleted":                           attachedStays,
+	"a node takes as many volumes as it says and no more":         attachesToTheLimit,
 	"many callers attach at once":                                 attachesConcurrently,
 }
 

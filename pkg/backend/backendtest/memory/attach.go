@@ -50,6 +50,9 @@ func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) 
 		if err := v.shares(u); err != nil {
 			return nil, err
 		}
+		if n := b.attachedTo(o.Node); b.cfg.Limit > 0 && n >= b.cfg.Limit {
+			return nil, fmt.Errorf("%w: %d volumes are attached to the node, which takes no more", backend.ErrExhausted, n)
+		}
 		b.attached++
 		a = attachment{number: strconv.Itoa(b.attached), use: u}
 		v.nodes[o.Node] = a
@@ -69,6 +72,19 @@ func (v *volume) shares(u use) error {
 		}
 	}
 	return nil
+}
+
+// NodeLimit returns how many volumes a node takes.
+func (b *Backend) NodeLimit() int64 { return b.cfg.Limit }
+
+// attachedTo returns how many volumes a node has. b.mu must be held.
+func (b *Backend) attachedTo(node string) (n int64) {
+	for _, v := range b.volumes {
+		if _, ok := v.nodes[node]; ok {
+			n++
+		}
+	}
+	return n
 }
 
 // Detach takes the number away.

@@ -30,6 +30,7 @@ var (
 	_ backend.Sizer    = (*Backend)(nil)
 	_ backend.Inliner  = (*Backend)(nil)
 	_ backend.Attacher = (*Backend)(nil)
+	_ backend.Limiter  = (*Backend)(nil)
 	_ backend.Prober   = (*Backend)(nil)
 	_ backend.Doctor   = (*Backend)(nil)
 	_ backend.Meter    = (*Backend)(nil)
@@ -40,6 +41,7 @@ type Config struct {
 	Dir   string   // an existing directory, for those that are mounted
 	Size  int64    // bytes of all volumes together
 	Nodes []string // IDs of the nodes that volumes can be attached to
+	Limit int64    // how many volumes one node takes; 0 is any number
 }
 
 // Backend is the storage. The zero value is not usable: see New.

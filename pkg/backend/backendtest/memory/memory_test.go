@@ -17,7 +17,7 @@ import (
 
 // storage returns storage with room for everything.
 func storage(t *testing.T) *Backend {
-	return New(Config{Dir: t.TempDir(), Size: 1 << 40, Nodes: backendtest.Nodes})
+	return New(Config{Dir: t.TempDir(), Size: 1 << 40, Nodes: backendtest.Nodes, Limit: 16})
 }
 
 func TestMemoryKeepsTheContract(t *testing.T) {
@@ -52,7 +52,7 @@ func TestEveryInterfaceHasItsExample(t *testing.T) {
 		}
 		return false
 	})
-	if found < 8 {
+	if found < 9 {
 		t.Errorf("only %d interfaces were found", found)
 	}
 }
