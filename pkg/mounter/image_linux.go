@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -141,11 +143,14 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
 		return err
 	}
 	defer d.close()
-	if err := l.dropDead(ctx, d); err != nil {
+	if err := l.dropStale(ctx, d); err != nil {
 		return err
 	}
 	_, done, err := d.prepare(unix.S_IFREG, func(at state) (bool, error) { return l.loops.holds(at, b) })
 	if done || err != nil {
+		return err
+	}
+	if err := d.writeBacking(b); err != nil {
 		return err
 	}
 	dev, _, err := l.loops.attach(file, loopOptions{readOnly: m.ReadOnly, sector: m.Sector, direct: true, autoclear: true})
@@ -164,14 +169,53 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
 	return l.undo(ctx, m, p, made, err)
 }
 
-// dropDead takes a mounted node away whose device has no file any more.
-func (l *linux) dropDead(ctx context.Context, d place) error {
-	at, err := d.stat()
+// A mounted node doesn't hold its device. If the driver dies where the kernel is told to let go, the node is left, and
+// the device's number may become another file's. So beside each node there is a file that says whose it is.
+
+// backingName is the name of that file.
+const backingName = "backing"
+
+func (d place) writeBacking(b backing) error {
+	fd, err := unix.Openat(d.parent, backingName, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o640)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), d.path)
+	_, err = fmt.Fprintln(f, b.dev, b.ino)
+	return errors.Join(err, f.Close())
+}
+
+// isOwn reports whether the device whose node is mounted at d, as at says, has the file that it had when it was
+// mounted, and returns its number.
+func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	n, ok := l.loops.number(at)
-	if err != nil || !at.mounted || !ok {
+	if !ok || !at.mounted {
+		return 0, false, nil
+	}
+	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return n, false, nil
+	}
+	if err != nil {
+		return n, false, &fs.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), d.path)
+	defer f.Close()
+	var b backing
+	if _, err := fmt.Fscan(f, &b.dev, &b.ino); err != nil {
+		return n, false, nil // torn, by a power cut: nothing was mounted after it
+	}
+	own, err = l.loops.holds(at, b)
+	return n, own, err
+}
+
+// dropStale takes a mounted node away whose device isn't what it was.
+func (l *linux) dropStale(ctx context.Context, d place) error {
+	at, err := d.stat()
+	if err != nil || !at.mounted {
 		return nil
 	}
-	if _, err := fileOfLoop(n); !errors.Is(err, unix.ENXIO) {
+	if _, own, err := l.isOwn(d, at); own || err != nil {
 		return err
 	}
 	return d.unmount(ctx, 0)
@@ -261,7 +305,7 @@ func (p place) prepareDisk(ctx context.Context) (made bool, err error) {
 	case at.mode&unix.S_IFMT != unix.S_IFDIR:
 		return false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
 	}
-	return false, p.emptyBut(DeviceName)
+	return false, p.emptyBut(DeviceName, backingName)
 }
 
 // disk is the place of a Disk's device in the directory at p. Errors: fs.ErrNotExist.
@@ -305,31 +349,48 @@ func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 		return err
 	}
 	defer d.close()
-	if n, ok := l.loops.number(at); ok && at.mounted {
-		// First it is told to go with its last user. Then that user goes.
-		dev, err := openLoop(n, true)
-		if err == nil {
-			defer dev.Close()
-			err = setAutoclear(dev, true)
-		}
-		if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
 	if at.mounted {
-		crashpoint.Reached("disk:releasing")
-		if err := d.unmount(ctx, 0); err != nil {
+		if err := l.releaseDevice(ctx, d, at); err != nil {
 			return err
 		}
 	}
 	l.known.forget(d.path)
+	if err := unix.Unlinkat(d.parent, backingName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "remove", Path: filepath.Join(p.path, backingName), Err: err}
+	}
 	return d.remove()
 }
 
-// emptyBut returns ErrNotEmpty if the directory at the place has an entry that isn't called name.
-func (p place) emptyBut(name string) error {
-	names, err := p.names(2)
-	if err == nil && len(names) > 0 && (len(names) > 1 || names[0] != name) {
+// releaseDevice unmounts a node. First the device is told to go with its last user; then that user goes.
+func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
+	n, own, err := l.isOwn(d, at)
+	if err != nil {
+		return err
+	}
+	var dev *os.File
+	if own {
+		if dev, err = openLoop(n, true); err != nil {
+			return err
+		}
+		defer dev.Close()
+		if err := setAutoclear(dev, true); err != nil && !errors.Is(err, unix.ENXIO) {
+			return err
+		}
+	}
+	crashpoint.Reached("disk:releasing")
+	if err := d.unmount(ctx, 0); err != nil {
+		if own { // it is used on
+			err = errors.Join(err, setAutoclear(dev, false))
+		}
+		return err
+	}
+	return nil
+}
+
+// emptyBut returns ErrNotEmpty if the directory at the place has an entry that isn't called one of names.
+func (p place) emptyBut(names ...string) error {
+	found, err := p.names(len(names) + 1)
+	if err == nil && slices.ContainsFunc(found, func(name string) bool { return !slices.Contains(names, name) }) {
 		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
 	}
 	return err

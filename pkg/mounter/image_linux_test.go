@@ -274,6 +274,19 @@ func TestADiskThatIsStagedReadOnly(t *testing.T) {
 	b.unmount(b.path("one"), b.path("staging"))
 }
 
+// attachAs attaches an image to a device of this number, as somebody else may.
+func (b *bench) attachAs(n int, m Mount) backing {
+	b.t.Helper()
+	if out, err := exec.Command("losetup", loopPath(n), m.Source).CombinedOutput(); err != nil {
+		b.t.Skipf("somebody took %s: %v, %s", loopPath(n), err, out)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(m.Source, &st); err != nil {
+		b.t.Fatal(err)
+	}
+	return backing{st.Dev, st.Ino}
+}
+
 func TestADiskThatWasLeftHalfMountedIsMadeWhole(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -287,14 +300,29 @@ func TestADiskThatWasLeftHalfMountedIsMadeWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dev.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	n := int(unix.Minor(st.Rdev))
 	err = setAutoclear(dev, true) // killed before it was told to stay: the device is gone, its node mounted
 	dev.Close()
 	if err != nil || len(b.loops()) != 0 || b.mounted(m, staging) {
 		t.Fatalf("%v, attached: %v", err, b.loops())
 	}
+	// The number becomes another image's, which has to be left in peace.
+	other := b.attachAs(n, b.image("other", ""))
+	b.unmount(staging)
+	mkdir(t, staging)
+	if has, err := fileOfLoop(n); err != nil || has != other {
+		t.Errorf("the other's device has %v, %v", has, err)
+	}
 	b.mount(m, staging)
-	if len(b.loops()) != 1 || !b.mounted(m, staging) {
-		t.Errorf("attached: %v, mounted: %v", b.loops(), b.mounted(m, staging))
+	if !b.mounted(m, staging) {
+		t.Error("not mounted again")
+	}
+	if out, err := exec.Command("losetup", "-d", loopPath(n)).CombinedOutput(); err != nil {
+		t.Errorf("losetup: %v, %s", err, out)
 	}
 	b.unmount(staging)
 	if err := b.Remove(context.Background(), staging); err != nil {
