@@ -109,6 +109,22 @@ type Capacity struct {
 	Maximum   int64 // for one new volume
 }
 
+// Expander is a Backend whose volumes can grow.
+type Expander interface {
+	// Expand makes the volume at least o.Required bytes large, and returns how large it is then and whether the node
+	// has to grow what is on it (mounter.Mounter.Grow). A volume that is large enough is left as it is: none ever
+	// shrinks. Errors: ErrNotFound, for inline volumes too, and ErrOutOfRange, also where there is no room: that is
+	// final, and the user may ask for less. CSI spec v1.13, ControllerExpandVolume.
+	Expand(ctx context.Context, id string, o ExpandOptions) (size int64, node bool, err error)
+}
+
+// ExpandOptions is a ControllerExpandVolumeRequest that the driver has checked.
+type ExpandOptions struct {
+	Required int64 // bytes; at least 1 if Limit is 0
+	Limit    int64 // bytes; 0: none, else at least Required
+	Secrets  map[string]string
+}
+
 // NodeLocal is a Backend whose volumes can be used on one node only: they get that node's topology, and access modes
 // for many nodes are refused.
 type NodeLocal interface {

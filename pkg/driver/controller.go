@@ -33,6 +33,9 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	if _, ok := c.backend.(backend.Sizer); ok {
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	}
+	if _, ok := c.backend.(backend.Expander); ok {
+		types = append(types, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	}
 	if _, ok := c.backend.(backend.Doctor); ok {
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	}

@@ -25,9 +25,15 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	if _, ok := i.cfg.Backend.(backend.NodeLocal); ok {
 		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+	capabilities := each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
-	})}, nil
+	})
+	if _, ok := i.cfg.Backend.(backend.Expander); ok {
+		capabilities = append(capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
+			VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+		}})
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: capabilities}, nil
 }
 
 // Probe says ready when the backend does. It is cheap enough to be called every second.

@@ -31,6 +31,10 @@ func lockKeys(req any) []string {
 		return []string{"name " + r.GetName()}
 	case *csi.DeleteVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
+	case *csi.ControllerExpandVolumeRequest:
+		return []string{"volume " + r.GetVolumeId()}
+	case *csi.NodeExpandVolumeRequest:
+		return []string{"volume " + r.GetVolumeId(), "path " + r.GetVolumePath()}
 	case *csi.ControllerPublishVolumeRequest: // for all nodes: one that is attached decides about another
 		return []string{"volume " + r.GetVolumeId()}
 	case *csi.ControllerUnpublishVolumeRequest:

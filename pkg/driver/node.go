@@ -41,6 +41,9 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
+	if _, ok := n.backend.(backend.Expander); ok {
+		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	}
 	if _, ok := n.backend.(backend.Doctor); ok {
 		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	}
@@ -295,15 +298,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if err := required("volume ID", id, "volume path", path); err != nil {
 		return nil, err
 	}
-	what, err := n.anyUse(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	there, err := n.mounter.Mounted(ctx, what, path)
-	if errors.Is(err, mounter.ErrPath) || (err == nil && !there) {
-		return nil, fmt.Errorf("%w: volume %.128q at %.128q", backend.ErrNotFound, id, path)
-	}
-	if err != nil {
+	if _, err := n.whatIsAt(ctx, id, path); err != nil {
 		return nil, err
 	}
 	u, err := n.mounter.Usage(ctx, path)

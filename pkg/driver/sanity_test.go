@@ -27,9 +27,7 @@ var noDriverYet = []string{
 	"GetSnapshot not supported",
 	"DeleteSnapshot not supported",
 	"CreateSnapshot not supported",
-	"ControllerExpandVolume not supported",
 	"ControllerModifyVolume not supported",
-	"NodeExpandVolume not supported",
 	"GroupControllerService not supported",
 }
 

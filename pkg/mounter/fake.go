@@ -223,6 +223,9 @@ func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	return ok && at.Source == m.Source, nil
 }
 
+// Grow does nothing: a fake filesystem has the size of its image.
+func (f *Fake) Grow(context.Context, Mount, string) error { return f.Err }
+
 func (f *Fake) Occupied(_ context.Context, path string) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

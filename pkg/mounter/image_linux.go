@@ -59,6 +59,9 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, 
 		if err := check(ctx, dev); err != nil {
 			return err
 		}
+		if err := growOffline(ctx, dev); err != nil {
+			return err
+		}
 	}
 	switch err := unix.Mount(dev.Name(), p.proc(), m.FSType, flags, data); {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EUCLEAN):
@@ -85,10 +88,13 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, 
 	return nil
 }
 
+// mended are the bits of e2fsck's exit code which say that all is well now: e2fsck(8).
+const mended = 1 | 2
+
 // check mends an ext4 that was not unmounted, as far as nobody has to be asked. It fails if the device is in use.
 func check(ctx context.Context, dev *os.File) error {
 	out, err := exec.CommandContext(ctx, "e2fsck", "-p", dev.Name()).CombinedOutput()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode()&^3 == 0 { // 1: mended; 2: the same, for a root
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode()&^mended == 0 {
 		return nil
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -259,6 +260,58 @@ func TestDisksAreDevices(t *testing.T) {
 	}
 	if err := b.Remove(ctx, staging); err != nil || exists(staging) {
 		t.Errorf("Remove(staging) = %v", err)
+	}
+}
+
+func TestImagesGrow(t *testing.T) {
+	ctx := context.Background()
+	const larger = 512 << 20
+	for _, fsType := range append(FSTypes(), "") {
+		t.Run(cmp.Or(fsType, "device"), func(t *testing.T) {
+			b := newLoopBench(t)
+			m, path := b.image("image", fsType), b.path("staging")
+			b.mount(m, path)
+			if fsType != "" {
+				if err := os.WriteFile(filepath.Join(path, "f"), []byte("hello"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before, err := b.Usage(ctx, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Truncate(m.Source, larger); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				err := b.Grow(ctx, m, path)
+				if fsType == "ext4" && errors.Is(err, ErrBusy) { // without CAP_SYS_RESOURCE, which not every root has
+					b.unmount(path)
+					b.mount(m, path)
+					err = b.Grow(ctx, m, path)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			after, err := b.Usage(ctx, path)
+			if grown := after.TotalBytes - before.TotalBytes; err != nil || grown < 150<<20 || after.TotalBytes > larger {
+				t.Errorf("Usage was %+v and is %+v, %v", before, after, err)
+			}
+			if fsType == "" {
+				b.unmount(path)
+				return
+			}
+			if got, err := os.ReadFile(filepath.Join(path, "f")); string(got) != "hello" {
+				t.Errorf("the file holds %q, %v", got, err)
+			}
+			if err := os.WriteFile(filepath.Join(path, "large"), make([]byte, 350<<20), 0o600); err != nil {
+				t.Errorf("the room isn't there: %v", err)
+			}
+			b.unmount(path)
+			b.mount(m, path)
+			b.unmount(path)
+		})
 	}
 }
 

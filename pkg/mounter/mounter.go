@@ -110,6 +110,10 @@ type Mounter interface {
 	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
 	Siblings(ctx context.Context, path string) ([]string, error)
 
+	// Grow makes the filesystem or device that m shows at path as large as its image, while it is used. A Directory
+	// has nothing to grow. Errors: ErrBusy where this machine can grow it only when it is mounted the next time.
+	Grow(ctx context.Context, m Mount, path string) error
+
 	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own
 	// place aside. Of a file it returns where what is in it is mounted; if nothing is and it is some device's, that
 	// device. It asks the kernel anew and costs as much as the machine has mounts.

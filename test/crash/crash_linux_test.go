@@ -222,7 +222,8 @@ type life struct {
 	name, id        string
 	kind            kind
 	staging, target string
-	next            int // the step to do
+	next            int  // the step to do
+	unwritten       bool // steps were left out: it has no data
 }
 
 // kind is what a volume is made of, and how it is used.
@@ -274,7 +275,7 @@ const files = 300
 
 func (l *life) create(ctx context.Context) error {
 	resp, err := l.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: l.name, Parameters: l.parameters(), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 << 20}, VolumeCapabilities: []*csi.VolumeCapability{l.use()},
+		Name: l.name, Parameters: l.parameters(), CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{l.use()},
 	})
 	if id := resp.GetVolume().GetVolumeId(); err == nil && l.id != "" && l.id != id {
 		return fmt.Errorf("%s was %s and is now %s", l.name, l.id, id)
@@ -323,6 +324,14 @@ func (l *life) publishAgain(ctx context.Context) error {
 	return l.check(l.target)
 }
 
+// sizes of a volume before and after it grows, in bytes.
+const size, expanded = 8 << 20, 16 << 20
+
+func (l *life) expand(ctx context.Context) error {
+	_, err := l.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: expanded}})
+	return err
+}
+
 func (l *life) unpublish(ctx context.Context) error {
 	_, err := l.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: l.target})
 	return err
@@ -359,7 +368,7 @@ func (l *life) unpublishInline(ctx context.Context) error {
 // steps are a whole life.
 func (l *life) steps() []func(context.Context) error {
 	return []func(context.Context) error{
-		l.create, l.stage, l.publish, l.write, l.publishInline, l.unpublishInline, l.unpublish, l.publishAgain, l.unpublish, l.unstage, l.delete,
+		l.create, l.stage, l.publish, l.write, l.publishInline, l.unpublishInline, l.expand, l.unpublish, l.publishAgain, l.unpublish, l.unstage, l.delete,
 	}
 }
 
@@ -372,8 +381,8 @@ func (l *life) step() error {
 	return err
 }
 
-// The volume has its data after writtenAfter steps; from deletedFrom on it may be gone.
-const writtenAfter, deletedFrom = 4, 10
+// The volume has its data after writtenAfter steps; from expandedFrom on it may be larger, from deletedFrom on gone.
+const writtenAfter, expandedFrom, deletedFrom = 4, 6, 11
 
 // check makes sure that all that the pod wrote is at a path.
 func (l *life) check(path string) error {
@@ -406,7 +415,7 @@ func (l *life) kept() {
 			l.Fatalf("an acknowledged volume: %v", err)
 		}
 	}
-	if l.next >= writtenAfter && l.next < deletedFrom && l.kind != image { // which shows its files only where it is mounted
+	if l.next >= writtenAfter && l.next < deletedFrom && l.kind != image && !l.unwritten { // which shows its files only where it is mounted
 		if err := l.check(data); err != nil {
 			l.Fatal(err)
 		}
@@ -443,6 +452,7 @@ func (w *world) whole() {
 			w.Errorf("%s is on disk and not listed", e.Name())
 		}
 		parts, err := filepath.Glob(filepath.Join(w.root, "volumes", e.Name(), "*"))
+		parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasSuffix(part, ".new") }) // never put in place
 		if err != nil || len(parts) != 2 || filepath.Base(parts[1]) != "record.json" {
 			w.Errorf("half a volume: %v, %v", parts, err)
 		}

@@ -216,6 +216,11 @@ func (l *life) known() {
 	switch code := status.Code(err); {
 	case l.next == 1 && code != codes.OK:
 		l.Errorf("an acknowledged volume: %v", err)
+	case l.next == expandedFrom+1:
+		v, err := l.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
+		if err != nil || v.GetVolume().GetCapacityBytes() != expanded {
+			l.Errorf("a volume whose expansion was acknowledged: %v, %v", v, err)
+		}
 	case l.next > deletedFrom && code != codes.NotFound:
 		l.Errorf("a volume whose delete was acknowledged: %v", err)
 	}
@@ -225,7 +230,7 @@ func (l *life) known() {
 type outage struct {
 	name    string
 	kind    kind
-	during  string // "identity" (which is the first start), "create" or "delete", as in the names of crash points
+	during  string // "identity" (which is the first start), "create", "expand" or "delete", as in the names of crash points
 	point   string // where the driver dies; it lives if this is ""
 	retried bool   // another driver does what this one died of, and then the power goes
 }
@@ -237,6 +242,8 @@ func outages(t *testing.T) []outage {
 		{"right after the first start", directory, "identity", "", false},
 		{"right after a create", directory, "create", "", false},
 		{"right after a create of an image", image, "create", "", false},
+		{"right after an expansion", directory, "expand", "", false},
+		{"right after an expansion of an image", image, "expand", "", false},
 		{"right after a delete", directory, "delete", "", false},
 	}
 	names := points(t)
@@ -297,7 +304,11 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 	if o.during != "identity" { // on a node that has been running for long
 		d.start("")
 		must(other.step())
-		if o.during == "delete" {
+		switch o.during {
+		case "expand":
+			must(l.step())
+			l.next, l.unwritten = expandedFrom, true
+		case "delete":
 			must(l.step())
 			l.next = deletedFrom
 		}

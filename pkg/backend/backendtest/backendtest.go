@@ -67,6 +67,7 @@ var rows = map[string]func(s *subject){
 	"a ready backend says so":                       ready,
 	"a well volume has no conditions":               health,
 	"metrics have names that stay":                  metrics,
+	"a volume grows and never shrinks":              expand,
 	"many callers at once":                          concurrency,
 	"secrets are in no error":                       secrets,
 
@@ -518,6 +519,40 @@ func capacity(s *subject) {
 	if _, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.with("colour", "blue")}); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Capacity with an unknown parameter = %v", err)
 	}
+}
+
+func expand(s *subject) {
+	e := optional[backend.Expander](s)
+	ctx := context.Background()
+	v := s.create(s.request("pvc-1"))
+	for _, o := range []backend.ExpandOptions{
+		{Required: 2 * Size}, {Required: 2 * Size}, {Required: Size}, {Limit: 2 * Size}, {Required: 2*Size + 1, Limit: 3 * Size}, {Limit: 4 * Size},
+	} {
+		size, _, err := e.Expand(ctx, v.ID, o)
+		if err != nil || size < o.Required || size < v.Size || (o.Limit > 0 && size > o.Limit) {
+			s.Errorf("Expand(%+v) of %d bytes = %d, %v", o, v.Size, size, err)
+		}
+		if v, err = s.Get(ctx, v.ID, nil); err != nil || v.Size != size {
+			s.Errorf("Get = %+v, %v after Expand to %d", v, err, size)
+		}
+	}
+	s.reopen()
+	e = optional[backend.Expander](s)
+	before := s.state()
+	for _, o := range []backend.ExpandOptions{{Limit: Size}, {Required: Size, Limit: Size}, {Required: 1 << 60}} {
+		if size, _, err := e.Expand(ctx, v.ID, o); !errors.Is(err, backend.ErrOutOfRange) || errors.Is(err, backend.ErrExhausted) {
+			s.Errorf("Expand(%+v) of %d bytes = %d, %v, want ErrOutOfRange alone", o, v.Size, size, err)
+		}
+	}
+	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.Size != v.Size || s.state() != before {
+		s.Errorf("Get = %+v, %v, want %+v: %s, before %s", got, err, v, s.state(), before)
+	}
+	for _, id := range append(strange(v.ID), "", "csi-"+strings.Repeat("0", 64)) {
+		if _, _, err := e.Expand(ctx, id, backend.ExpandOptions{Required: 2 * Size}); !errors.Is(err, backend.ErrNotFound) {
+			s.Errorf("Expand(%.60q) = %v", id, err)
+		}
+	}
+	s.delete(v.ID)
 }
 
 func exhausted(s *subject) {

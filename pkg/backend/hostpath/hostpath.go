@@ -78,6 +78,7 @@ var (
 	_ backend.Backend   = (*Backend)(nil)
 	_ backend.Lister    = (*Backend)(nil)
 	_ backend.Sizer     = (*Backend)(nil)
+	_ backend.Expander  = (*Backend)(nil)
 	_ backend.NodeLocal = (*Backend)(nil)
 	_ backend.Inliner   = (*Backend)(nil)
 	_ backend.Prober    = (*Backend)(nil)

@@ -28,6 +28,7 @@ var (
 	_ backend.Backend  = (*Backend)(nil)
 	_ backend.Lister   = (*Backend)(nil)
 	_ backend.Sizer    = (*Backend)(nil)
+	_ backend.Expander = (*Backend)(nil)
 	_ backend.Inliner  = (*Backend)(nil)
 	_ backend.Attacher = (*Backend)(nil)
 	_ backend.Limiter  = (*Backend)(nil)
@@ -129,6 +130,26 @@ func (b *Backend) create(ctx context.Context, id string, inline bool, o backend.
 	b.volumes[id] = v
 	b.promised += size
 	return v.public(), nil
+}
+
+// Expand grows a volume. There is nothing for the node to do.
+func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v, err := b.find(id)
+	if err == nil && v.inline {
+		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	size = max(v.size, o.Required)
+	if room := b.cfg.Size - b.promised; size-v.size > room || (o.Limit > 0 && size > o.Limit) {
+		return 0, false, fmt.Errorf("%w: it has %d bytes, %d more are left, the limit is %d", backend.ErrOutOfRange, v.size, room, o.Limit)
+	}
+	b.promised += size - v.size
+	v.size = size
+	return size, false, nil
 }
 
 // Get returns the volume.

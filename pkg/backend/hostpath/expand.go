@@ -1,0 +1,94 @@
+package hostpath
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// Expand raises the promise to a volume, and makes an image longer: first the file, then the record, so that no record
+// ever says more than there is. Whatever is interrupted, the same call finishes it. The node grows what is in an image.
+func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
+	s, err := b.ready()
+	if err != nil {
+		return 0, false, err
+	}
+	v, err := b.index.find(id)
+	if err == nil && v.Inline {
+		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	node = v.Kind == image
+	larger := *v
+	if larger.Size, err = v.grown(o); err != nil || larger.Size == v.Size {
+		return v.Size, node, err
+	}
+	defer b.busy()()
+	if err := b.reserve(s, larger.Size-v.Size); err != nil {
+		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err) // not ErrExhausted, too: that has another code
+	}
+	if err := s.grow(&larger); err != nil {
+		b.index.release(larger.Size - v.Size)
+		if isFull(err) {
+			err = fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
+		}
+		return 0, false, err
+	}
+	b.index.put(&larger)
+	return larger.Size, node, nil
+}
+
+// grown returns the size that v has to have.
+func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
+	size := max(v.Size, o.Required)
+	if v.Kind == image {
+		if size > 1<<62 {
+			return 0, fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, size)
+		}
+		size = (size + sizeUnit - 1) / sizeUnit * sizeUnit
+	}
+	if o.Limit > 0 && size > o.Limit {
+		return 0, fmt.Errorf("%w: the volume has %d bytes and would have %d, over the limit of %d", backend.ErrOutOfRange, v.Size, size, o.Limit)
+	}
+	return size, nil
+}
+
+// grow makes the volume on disk what v says, durably.
+func (s *store) grow(v *volume) error {
+	dir, err := s.root.OpenRoot(filepath.Join(volumesDir, v.ID))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if v.Kind == image {
+		if err := growImage(dir, v.Size); err != nil {
+			return err
+		}
+	}
+	crashpoint.Reached("expand:grown")
+	return volumeFormat.Replace(dir, recordFile, v)
+}
+
+func growImage(dir *os.Root, size int64) error {
+	file, err := dir.OpenFile(imageFile, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() < size { // an earlier try may have made it longer
+		if err := file.Truncate(size); err != nil {
+			return err
+		}
+	}
+	return file.Sync()
+}

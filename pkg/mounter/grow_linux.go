@@ -1,0 +1,211 @@
+package mounter
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func (l *linux) Grow(_ context.Context, m Mount, path string) error {
+	if m.Kind != Image && m.Kind != Disk {
+		return nil
+	}
+	p, err := l.open(path)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	at, err := p.stat()
+	if err == nil && !at.mounted {
+		at, err = p.diskState()
+	}
+	if err != nil {
+		return err
+	}
+	n, ok := l.loops.number(at)
+	if !ok || !at.mounted {
+		return fmt.Errorf("grow %s: it is not on a loop device", path)
+	}
+	dev, err := openLoop(n, true)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	if _, err := unix.IoctlRetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY); err != nil {
+		return &fs.PathError{Op: "LOOP_SET_CAPACITY", Path: dev.Name(), Err: err}
+	}
+	if m.Kind == Disk {
+		return nil
+	}
+	if err := p.growFilesystem(m.FSType, dev); err != nil {
+		return fmt.Errorf("grow the %s at %s: %w", m.FSType, path, err)
+	}
+	return nil
+}
+
+// growFilesystem grows the mounted filesystem at p to the size of its device.
+func (p place) growFilesystem(fsType string, dev *os.File) error {
+	fd, err := unix.Openat(p.parent, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	size, err := sizeOf(dev)
+	if err != nil {
+		return err
+	}
+	switch fsType {
+	case "ext4":
+		return growExt4(fd, dev, size)
+	case "xfs":
+		return growXFS(fd, size)
+	}
+	return growBtrfs(fd)
+}
+
+// sizeOf returns the size of a device in bytes.
+func sizeOf(dev *os.File) (uint64, error) {
+	var size uint64
+	if err := ioctl(int(dev.Fd()), unix.BLKGETSIZE64, unsafe.Pointer(&size)); err != nil {
+		return 0, &fs.PathError{Op: "BLKGETSIZE64", Path: dev.Name(), Err: err}
+	}
+	return size, nil
+}
+
+// ext4Resize is EXT4_IOC_RESIZE_FS: fs/ext4/ext4.h of Linux. It takes the new number of blocks.
+const ext4Resize = 0x40086610
+
+// growExt4 needs CAP_SYS_RESOURCE. Without it, the next NodeStageVolume grows it: see mountLoop.
+func growExt4(fd int, dev *os.File, size uint64) error {
+	super, err := readExt4(dev)
+	if err != nil || super.full(size) {
+		return err
+	}
+	blocks := size / super.blockSize
+	err = ioctl(fd, ext4Resize, unsafe.Pointer(&blocks))
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", ErrBusy, err)
+	}
+	if err != nil {
+		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
+	}
+	if super, err = readExt4(dev); err == nil && !super.full(size) {
+		err = fmt.Errorf("it has %d blocks, not %d", super.blocks, blocks)
+	}
+	return err
+}
+
+// ext4Super is what is read of an ext4's superblock: Documentation/filesystems/ext4/super.rst of Linux.
+type ext4Super struct{ blocks, blockSize uint64 }
+
+// full reports whether the filesystem fills a device of size bytes.
+func (s ext4Super) full(size uint64) bool { return s.blocks >= size/s.blockSize }
+
+func readExt4(dev *os.File) (ext4Super, error) {
+	const offset, magic, incompat64bit = 1024, 0xef53, 0x80
+	raw := make([]byte, 1024)
+	if _, err := dev.ReadAt(raw, offset); err != nil {
+		return ext4Super{}, err
+	}
+	if binary.LittleEndian.Uint16(raw[0x38:]) != magic || binary.LittleEndian.Uint32(raw[0x18:]) > 6 {
+		return ext4Super{}, fmt.Errorf("%w: no ext4 superblock", ErrFormat)
+	}
+	s := ext4Super{
+		blocks:    uint64(binary.LittleEndian.Uint32(raw[0x4:])),
+		blockSize: 1024 << binary.LittleEndian.Uint32(raw[0x18:]),
+	}
+	if binary.LittleEndian.Uint32(raw[0x60:])&incompat64bit != 0 {
+		s.blocks |= uint64(binary.LittleEndian.Uint32(raw[0x150:])) << 32
+	}
+	return s, nil
+}
+
+// growOffline grows an ext4 that isn't mounted and smaller than its device, as a volume that was expanded is.
+func growOffline(ctx context.Context, dev *os.File) error {
+	size, err := sizeOf(dev)
+	if err != nil {
+		return err
+	}
+	super, err := readExt4(dev)
+	if err != nil || super.full(size) {
+		return err
+	}
+	for _, command := range [][]string{{"e2fsck", "-f", "-p"}, {"resize2fs"}} {
+		out, err := exec.CommandContext(ctx, command[0], append(command[1:], dev.Name())...).CombinedOutput()
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && command[0] == "e2fsck" && exit.ExitCode()&^mended == 0 {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w: %.400s", command[0], err, out)
+		}
+	}
+	return nil
+}
+
+// From fs/xfs/libxfs/xfs_fs.h of Linux: XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA.
+const (
+	xfsGeometry = 0x8100587e
+	xfsGrow     = 0x4010586e
+)
+
+func growXFS(fd int, size uint64) error {
+	var geometry struct {
+		blockSize   uint32
+		_           [6]uint32
+		imaxPercent uint32
+		dataBlocks  uint64
+		_           [216]byte
+	}
+	if err := ioctl(fd, xfsGeometry, unsafe.Pointer(&geometry)); err != nil {
+		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	}
+	wanted := size / uint64(geometry.blockSize)
+	if geometry.dataBlocks >= wanted {
+		return nil
+	}
+	grow := struct {
+		blocks      uint64
+		imaxPercent uint32
+		_           uint32
+	}{blocks: wanted, imaxPercent: geometry.imaxPercent}
+	if err := ioctl(fd, xfsGrow, unsafe.Pointer(&grow)); err != nil {
+		return fmt.Errorf("XFS_IOC_FSGROWFSDATA: %w", err)
+	}
+	if err := ioctl(fd, xfsGeometry, unsafe.Pointer(&geometry)); err != nil {
+		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	}
+	if geometry.dataBlocks < wanted {
+		return fmt.Errorf("it has %d blocks, not %d", geometry.dataBlocks, wanted)
+	}
+	return nil
+}
+
+// btrfsResize is BTRFS_IOC_RESIZE: include/uapi/linux/btrfs.h of Linux.
+const btrfsResize = 0x50009403
+
+func growBtrfs(fd int) error {
+	var args struct {
+		_    int64
+		name [4088]byte
+	}
+	copy(args.name[:], "1:max")
+	if err := ioctl(fd, btrfsResize, unsafe.Pointer(&args)); err != nil {
+		return fmt.Errorf("BTRFS_IOC_RESIZE: %w", err)
+	}
+	return nil
+}
+
+// ioctl is ioctl(2) with a pointer, for what x/sys/unix has no function.
+func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg)); errno != 0 {
+		return errno
+	}
+	return nil
+}
