@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -330,14 +329,14 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
 	}
-	for _, path := range n.stagings.liveOf(id) {
+	for path, time := range n.stagings.liveOf(id) {
 		what, err := n.anyUse(ctx, id)
 		if err != nil {
 			break // the backend has said what is wrong
 		}
 		there, err := n.mounter.Mounted(ctx, what, path)
-		// If it is not live any more, this driver has begun to unstage it meanwhile.
-		if err == nil && !there && slices.Contains(n.stagings.liveOf(id), path) {
+		// If that mount isn't live any more, this driver has begun to unstage it meanwhile.
+		if err == nil && !there && n.stagings.liveOf(id)[path] == time {
 			conditions = append(conditions, backend.Condition{
 				Severity: backend.Inaccessible, Reason: "StagingMountLost",
 				Message: fmt.Sprintf("somebody unmounted %s: end the pods that use the volume, so that it is staged again", path),

@@ -518,6 +518,7 @@ func TestHealthWhileAVolumeIsStagedAndUnstaged(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		done := make(chan struct{})
+		defer func() { <-done }()
 		go func() {
 			defer close(done)
 			for range 200 {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 )
@@ -35,7 +34,8 @@ type stagings struct {
 	dir    *os.Root
 	mu     sync.Mutex
 	byPath map[string]staging
-	live   map[string]bool // those that are mounted, and not just being staged or unstaged
+	live   map[string]int // those that are mounted, and not just being staged or unstaged: which time it was
+	times  int
 }
 
 // stagingsDir is where they are, in the driver's state directory.
@@ -55,7 +55,7 @@ func openStagings(stateDir string, mounted func(path string) (bool, error)) (*st
 	if err != nil {
 		return nil, err
 	}
-	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}, live: map[string]bool{}}
+	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}, live: map[string]int{}}
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return nil, err
@@ -88,7 +88,8 @@ func (s *stagings) read(name string, mounted func(path string) (bool, error)) er
 	if err == nil && !there {
 		return s.dir.Remove(name)
 	}
-	s.byPath[old.Path], s.live[old.Path] = old.staging, there
+	s.byPath[old.Path] = old.staging
+	s.setLive(old.Path, there)
 	return nil
 }
 
@@ -100,17 +101,17 @@ func (s *stagings) at(path string) (staging, bool) {
 	return st, ok
 }
 
-// liveOf returns the paths at which a volume was mounted when it was staged, sorted.
-func (s *stagings) liveOf(id string) []string {
+// liveOf returns the paths at which a volume is mounted, if nobody else has unmounted it, and when that was: two that
+// are the same are one mount.
+func (s *stagings) liveOf(id string) map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var paths []string
+	paths := map[string]int{}
 	for path, st := range s.byPath {
-		if st.VolumeID == id && s.live[path] {
-			paths = append(paths, path)
+		if st.VolumeID == id && s.live[path] > 0 {
+			paths[path] = s.live[path]
 		}
 	}
-	slices.Sort(paths)
 	return paths
 }
 
@@ -118,8 +119,9 @@ func (s *stagings) liveOf(id string) []string {
 func (s *stagings) setLive(path string, live bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.byPath[path]; ok {
-		s.live[path] = live
+	if delete(s.live, path); live {
+		s.times++
+		s.live[path] = s.times
 	}
 }
 
