@@ -9,11 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -146,7 +148,7 @@ func (d *demo) kill() error {
 	return err
 }
 
-// nothingLeft proves that there is no mount, no socket, no process and no file of a volume.
+// nothingLeft proves that there is no mount, no loop device, no socket, no process and no file of a volume.
 func (d *demo) nothingLeft() (string, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
 	if err != nil {
@@ -173,10 +175,29 @@ func (d *demo) nothingLeft() (string, error) {
 	if len(files) > 0 {
 		return "", fmt.Errorf("left: %v", files)
 	}
+	devices, err := d.devices()
+	if err != nil {
+		return "", err
+	}
+	if len(devices) > 0 {
+		return "", fmt.Errorf("loop devices are left: %v", devices)
+	}
 	if err := syscall.Kill(d.pid, 0); !errors.Is(err, syscall.ESRCH) {
 		return "", fmt.Errorf("the driver's process, %d, is there still: %v", d.pid, err)
 	}
-	return "0 mounts, 0 files, 0 sockets, 0 processes", nil
+	return "0 mounts, 0 loop devices, 0 files, 0 sockets, 0 processes", nil
+}
+
+// devices returns the loop devices that have a file of the demo.
+func (d *demo) devices() ([]string, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(files, func(file string) bool {
+		name, _ := os.ReadFile(file) // fails if the device has just let go
+		return !strings.HasPrefix(string(name), d.dir+"/")
+	}), nil
 }
 
 // trashEmptied waits until the files of deleted volumes are gone.
@@ -205,5 +226,25 @@ func (d *demo) cleanUp() error {
 			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
 		}
 	}
+	devices, err := d.devices()
+	if err != nil {
+		return err
+	}
+	for _, device := range devices {
+		if err := detach(filepath.Join("/dev", filepath.Base(filepath.Dir(filepath.Dir(device))))); err != nil {
+			return err
+		}
+	}
 	return os.RemoveAll(d.dir)
+}
+
+// detach takes the file off a loop device that nobody uses any more.
+func detach(device string) error {
+	dev, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	_, err = unix.IoctlRetInt(int(dev.Fd()), unix.LOOP_CLR_FD)
+	return err
 }

@@ -18,6 +18,9 @@ func run(ctx context.Context) (err error) {
 	if err := d.play(ctx); err != nil {
 		return err
 	}
+	if err := d.playImages(ctx); err != nil {
+		return err
+	}
 	if err := step(ctx, "the driver empties its trash", d.trashEmptied); err != nil {
 		return err
 	}
