@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -52,21 +53,29 @@ func (b *Backend) load(s *store) error {
 		_, err := volumeid.Parse(name)
 		return err != nil
 	})
-	volumes, broken := s.readRecords(names)
+	volumes, broken, err := s.readRecords(names)
+	if err != nil {
+		return err
+	}
 	b.index.replace(volumes, broken)
 	return nil
 }
 
 // readRecords reads the records of the volumes with these names.
-func (s *store) readRecords(names []string) (volumes []*volume, broken map[string]error) {
-	broken = map[string]error{}
+func (s *store) readRecords(names []string) (volumes []*volume, broken map[string]error, err error) {
+	dir, err := s.root.OpenRoot(volumesDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer dir.Close()
+	volumes, broken = make([]*volume, 0, len(names)), map[string]error{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	work := make(chan string)
 	for range readers {
 		wg.Go(func() {
 			for name := range work {
-				v, err := s.readRecord(name)
+				v, err := readRecord(dir, name)
 				mu.Lock()
 				if err != nil {
 					broken[name] = err
@@ -82,17 +91,13 @@ func (s *store) readRecords(names []string) (volumes []*volume, broken map[strin
 	}
 	close(work)
 	wg.Wait()
-	return volumes, broken
+	return volumes, broken, nil
 }
 
-func (s *store) readRecord(name string) (*volume, error) {
-	dir, err := s.root.OpenRoot(path.Join(volumesDir, name))
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
+// readRecord reads the record of the volume called name in dir.
+func readRecord(dir *os.Root, name string) (*volume, error) {
 	var v volume
-	if err := volumeFormat.Read(dir, recordFile, &v); err != nil {
+	if err := volumeFormat.Read(dir, path.Join(name, recordFile), &v); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: there is none", record.ErrDamaged)
 		}
