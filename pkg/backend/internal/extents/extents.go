@@ -1,0 +1,373 @@
+// Package extents finds which ranges of a file hold data, and in which two files differ, without reading what needn't
+// be read: the filesystem is asked where it keeps the blocks of each. Two files of which one is a reflink of the other
+// share the blocks that nobody has written since. Where the filesystem's answer proves nothing, blocks are read.
+//
+// The files must not change meanwhile, as snapshots don't; but their blocks may be moved about the disk. What is asked
+// for moves a file's own offset, and takes less than a MiB of memory. Ranges are reported in ascending order, without
+// overlaps. They start and end at multiples of Block, but the last may end with its file. Ranges that touch are
+// reported as one; but once it has 1 GiB it is, so that whoever is interrupted later can go on from there.
+package extents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+)
+
+// Block is the unit of all ranges, in bytes.
+const Block = 4096
+
+// ErrOffset says that there is nothing to start from: an offset is negative or beyond the end.
+var ErrOffset = errors.New("offset out of range")
+
+// Each is called for every range, in order. If it returns an error, it isn't called again, and that is the error of
+// the whole.
+type Each func(offset, length int64) error
+
+// Allocated calls each for the ranges of a file that hold data. All others read as zeros; those reported may too. The
+// first one ends after from, and may start at the beginning of from's block. Errors: ErrOffset, the context's.
+func Allocated(ctx context.Context, file *os.File, from int64, each Each) error {
+	f, err := newSide(file)
+	if err != nil {
+		return err
+	}
+	if from < 0 || from > f.size {
+		return fmt.Errorf("%w: %d of a file of %d bytes", ErrOffset, from, f.size)
+	}
+	if from == f.size {
+		return nil
+	}
+	out := newMerger(from, f.size, each)
+	for at := floor(from); at < f.size; {
+		found, end, err := f.window(ctx, at, ceil(f.size))
+		if err != nil {
+			return err
+		}
+		for _, e := range found {
+			if err := out.add(e.start, e.end); err != nil {
+				return err
+			}
+		}
+		at = end
+	}
+	return out.flush()
+}
+
+// Delta calls each for the ranges in which target differs from base. Beyond base's end target is compared with zeros;
+// there is nothing beyond its own. The first range ends after from, and may start at the beginning of from's block.
+// Errors: ErrOffset if from isn't within target, the context's.
+//
+// related says that one file was made from the other, or both from a third, by reflink (FICLONE), directly or in many
+// steps, and was not copied. It is a promise: two files on two disks may have their blocks at the same addresses.
+// Then what is reported is a superset, for a block that was written anew is reported whatever was written. Verified
+// makes it exact. Without it, and on filesystems whose addresses prove nothing, blocks are read, and it is exact.
+func Delta(ctx context.Context, base, target *os.File, related bool, from int64, each Each) error {
+	b, err := newSide(base)
+	if err != nil {
+		return err
+	}
+	t, err := newSide(target)
+	if err != nil {
+		return err
+	}
+	d := delta{base: b, target: t}
+	if related {
+		if d.trusted, err = sameDisk(base, target); err != nil {
+			return err
+		}
+	}
+	return d.run(ctx, from, each)
+}
+
+// Verified returns an Each that reads what it is called for from both files, and passes on the blocks that differ.
+func Verified(ctx context.Context, base, target *os.File, each Each) Each {
+	c := comparison{base: base, target: target}
+	return func(offset, length int64) error {
+		out := newMerger(offset, offset+length, each)
+		if err := c.run(ctx, offset, offset+length, out.add); err != nil {
+			return err
+		}
+		return out.flush()
+	}
+}
+
+// extent is a range of a file that holds data, and where on the disk that is.
+type extent struct {
+	start, end int64
+	physical   int64 // if plain
+	plain      bool  // the same address means the same data
+}
+
+// side is one of the files that are looked at.
+type side struct {
+	file *os.File
+	size int64
+
+	// window returns extents from start on, in order, and up to where they are all: to end, if not to limit. They lie
+	// between start and end.
+	window func(ctx context.Context, start, limit int64) (found []extent, end int64, err error)
+}
+
+func newSide(file *os.File) (*side, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", file.Name())
+	}
+	f := &side{file: file, size: info.Size()}
+	look := newLook(file)
+	f.window = func(ctx context.Context, start, limit int64) ([]extent, int64, error) {
+		if err := ctx.Err(); err != nil {
+			return nil, 0, err
+		}
+		if start >= ceil(f.size) {
+			return nil, limit, nil
+		}
+		found, end, err := look(ctx, start, min(limit, ceil(f.size)))
+		if err == nil && end == ceil(f.size) {
+			end = limit
+		}
+		return found, end, err
+	}
+	return f, nil
+}
+
+// delta is a comparison of two files.
+type delta struct {
+	base, target *side
+	trusted      bool // addresses can be compared
+	reader       comparison
+	out          *merger
+}
+
+func (d *delta) run(ctx context.Context, from int64, each Each) error {
+	if from < 0 || from > d.target.size {
+		return fmt.Errorf("%w: %d of a file of %d bytes", ErrOffset, from, d.target.size)
+	}
+	if from == d.target.size {
+		return nil
+	}
+	d.reader = comparison{base: d.base.file, target: d.target.file}
+	d.out = newMerger(from, d.target.size, each)
+	at, end := floor(from), ceil(d.target.size)
+	// In the block in which only one file ends, the same address doesn't mean the same: what is behind an end isn't
+	// data.
+	if seam := min(d.base.size, d.target.size); d.base.size != d.target.size && seam%Block != 0 && at <= seam {
+		if err := d.walk(ctx, at, floor(seam)); err != nil {
+			return err
+		}
+		if err := d.reader.run(ctx, floor(seam), min(ceil(seam), d.target.size), d.out.add); err != nil {
+			return err
+		}
+		at = ceil(seam)
+	}
+	if err := d.walk(ctx, at, end); err != nil {
+		return err
+	}
+	return d.out.flush()
+}
+
+// walk goes through both files window by window.
+func (d *delta) walk(ctx context.Context, at, limit int64) error {
+	for at < limit {
+		base, target, end, err := d.look(ctx, at, limit)
+		if err != nil {
+			return err
+		}
+		for at < end {
+			b, bEnd := next(&base, at, end)
+			t, tEnd := next(&target, at, end)
+			until := min(bEnd, tEnd)
+			if err := d.decide(ctx, at, until, b, t); err != nil {
+				return err
+			}
+			at = until
+		}
+	}
+	return nil
+}
+
+// looks is how often look looks at a range whose extents are being moved.
+const looks = 3
+
+// look returns the extents of both files from at on, and up to where they are all. If they are plain, they were in
+// these places at one and the same moment: had one of base been freed and its place been given to one of target
+// meanwhile, the two would seem to be the same. So base is looked at again after target.
+func (d *delta) look(ctx context.Context, at, limit int64) (base, target []extent, end int64, err error) {
+	for range looks {
+		if base, end, err = d.base.window(ctx, at, limit); err != nil {
+			return nil, nil, 0, err
+		}
+		if target, end, err = d.target.window(ctx, at, end); err != nil {
+			return nil, nil, 0, err
+		}
+		if !d.trusted {
+			return base, target, end, nil
+		}
+		base = cut(base, end)
+		again, againEnd, err := d.base.window(ctx, at, end)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		if againEnd == end && slices.Equal(base, again) {
+			return base, target, end, nil
+		}
+	}
+	doubtful := []extent{{start: at, end: end}}
+	return doubtful, doubtful, end, nil
+}
+
+// decide reports a range if it differs. In each file it is a hole or lies in one extent.
+func (d *delta) decide(ctx context.Context, at, until int64, base, target *extent) error {
+	switch {
+	case base == nil && target == nil:
+		return nil
+	case !d.trusted, base != nil && !base.plain, target != nil && !target.plain:
+		return d.reader.run(ctx, at, until, d.out.add)
+	case base != nil && target != nil && base.physical-base.start == target.physical-target.start:
+		return nil
+	}
+	return d.out.add(at, until)
+}
+
+// next returns the first of extents if at is in it, and where it ends, or where the hole at at ends. Those that end
+// before at it drops.
+func next(extents *[]extent, at, limit int64) (*extent, int64) {
+	for len(*extents) > 0 && (*extents)[0].end <= at {
+		*extents = (*extents)[1:]
+	}
+	if len(*extents) == 0 {
+		return nil, limit
+	}
+	first := &(*extents)[0]
+	if first.start > at {
+		return nil, min(first.start, limit)
+	}
+	return first, min(first.end, limit)
+}
+
+// cut returns what of extents is before end. It changes them.
+func cut(extents []extent, end int64) []extent {
+	for len(extents) > 0 && extents[len(extents)-1].start >= end {
+		extents = extents[:len(extents)-1]
+	}
+	if n := len(extents); n > 0 {
+		extents[n-1].end = min(extents[n-1].end, end)
+	}
+	return extents
+}
+
+// appendExtent appends e to extents, or makes the last one longer if e goes on where that ends.
+func appendExtent(extents []extent, e extent) []extent {
+	if n := len(extents); n > 0 {
+		last := &extents[n-1]
+		if last.end == e.start && last.plain == e.plain && (!e.plain || last.physical+last.end-last.start == e.physical) {
+			last.end = e.end
+			return extents
+		}
+	}
+	return append(extents, e)
+}
+
+// chunk is how much is read of a file at once, in bytes.
+const chunk = 256 << 10
+
+// comparison compares two files by reading.
+type comparison struct {
+	base, target *os.File
+	buffers      []byte
+}
+
+// run calls report for the blocks from start to end that differ. A file that ends before reads as zeros.
+func (c *comparison) run(ctx context.Context, start, end int64, report func(start, end int64) error) error {
+	if c.buffers == nil {
+		c.buffers = make([]byte, 2*chunk)
+	}
+	for at := start; at < end; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		until := min(floor(at)+chunk, end)
+		b, t := c.buffers[:until-at], c.buffers[chunk:chunk+until-at]
+		if err := read(c.base, b, at); err != nil {
+			return err
+		}
+		if err := read(c.target, t, at); err != nil {
+			return err
+		}
+		if bytes.Equal(b, t) {
+			at = until
+			continue
+		}
+		for first := at; at < until; at = min(floor(at)+Block, until) {
+			from, to := at-first, min(floor(at)+Block, until)-first
+			if bytes.Equal(b[from:to], t[from:to]) {
+				continue
+			}
+			if err := report(first+from, first+to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// read fills buf from an offset on, with zeros beyond the end of the file.
+func read(file *os.File, buf []byte, offset int64) error {
+	n, err := file.ReadAt(buf, offset)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	clear(buf[n:])
+	return nil
+}
+
+// maxRange is how long a range gets before it is reported, even if it goes on, in bytes.
+const maxRange = 1 << 30
+
+// merger reports ranges that come in order, in whole blocks, and as few as may be.
+type merger struct {
+	each       Each
+	size       int64
+	start, end int64 // what is not reported yet; nothing if they are equal
+}
+
+func newMerger(from, size int64, each Each) *merger {
+	return &merger{each: each, size: size, start: floor(from), end: floor(from)}
+}
+
+// add takes the blocks of which a part is between start and end.
+func (m *merger) add(start, end int64) error {
+	start, end = max(floor(start), m.end), min(ceil(end), m.size)
+	if start >= end {
+		return nil
+	}
+	if start == m.end && m.end-m.start < maxRange {
+		m.end = end
+		return nil
+	}
+	if err := m.flush(); err != nil {
+		return err
+	}
+	m.start, m.end = start, end
+	return nil
+}
+
+// flush reports what is not reported yet.
+func (m *merger) flush() error {
+	start := m.start
+	if m.start = m.end; start == m.end {
+		return nil
+	}
+	return m.each(start, m.end-start)
+}
+
+func floor(offset int64) int64 { return offset / Block * Block }
+
+func ceil(offset int64) int64 { return floor(offset + Block - 1) }

@@ -1,0 +1,573 @@
+package extents
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// outside says why there is no mount namespace of our own, if there is none.
+var outside error
+
+func TestMain(m *testing.M) {
+	outside = namespace.Enter()
+	os.Exit(m.Run())
+}
+
+// filesystem is one that files may be on.
+type filesystem struct {
+	name    string
+	kind    string
+	size    int64    // of an image, in bytes: about the least that mkfs takes; 0 if there is none
+	mkfs    []string // arguments
+	options string   // for mount
+	reflink bool
+}
+
+var filesystems = []filesystem{
+	{"xfs", "xfs", 300 << 20, []string{"-q", "-m", "reflink=1"}, "loop", true},
+	{"xfs in blocks of 1 KiB", "xfs", 300 << 20, []string{"-q", "-m", "reflink=1", "-b", "size=1024"}, "loop", true},
+	{"xfs without reflink", "xfs", 300 << 20, []string{"-q", "-m", "reflink=0"}, "loop", false},
+	{"btrfs", "btrfs", 256 << 20, []string{"-q"}, "loop", true},
+	{"btrfs, compressed", "btrfs", 256 << 20, []string{"-q"}, "loop,compress-force=zstd", true},
+	{"ext4", "ext4", 64 << 20, []string{"-q"}, "loop", false},
+	{"ext4 in blocks of 1 KiB, small files inline", "ext4", 64 << 20, []string{"-q", "-b", "1024", "-O", "inline_data"}, "loop", false},
+	{"tmpfs", "tmpfs", 0, nil, "size=64m", false},
+}
+
+// mount makes a filesystem and mounts it. It skips the test where that can't be done. It is gone after the test.
+func (f filesystem) mount(t testing.TB) (dir string) {
+	t.Helper()
+	if outside != nil {
+		namespace.Skip(t, outside)
+	}
+	dir = t.TempDir()
+	image := "none"
+	if f.size > 0 {
+		needLoops(t)
+		image = filepath.Join(t.TempDir(), "image")
+		f.make(t, image)
+		t.Cleanup(func() { detached(t, image) })
+	}
+	run(t, "mount", "-t", f.kind, "-o", f.options, image, dir)
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// make makes the image of a filesystem that the kernel has.
+func (f filesystem) make(t testing.TB, image string) {
+	t.Helper()
+	mkfs, err := exec.LookPath("mkfs." + f.kind)
+	if err != nil {
+		t.Skip(err)
+	}
+	// The kernel looks for the filesystem, and loads its module, before it sees that there is nothing to mount.
+	if err := unix.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.kind, 0, ""); errors.Is(err, unix.ENODEV) {
+		t.Skipf("the kernel has no %s", f.kind)
+	}
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, f.size); err != nil {
+		t.Fatal(err)
+	}
+	run(t, mkfs, append(slices.Clone(f.mkfs), image)...)
+}
+
+// needLoops skips the test where no loop device can be mounted: in a user namespace, whoever is root in it.
+func needLoops(t testing.TB) {
+	t.Helper()
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
+		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		t.Skip(err)
+	}
+}
+
+// detached waits until no loop device has an image any more.
+func detached(t testing.TB, image string) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := slices.DeleteFunc(files, func(file string) bool {
+			name, _ := os.ReadFile(file) // fails if the device has just let go
+			return !strings.HasPrefix(string(name), image)
+		})
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %v", left)
+		}
+	}
+}
+
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+// volume is a file that changes, and of which snapshots are made.
+type volume struct {
+	*os.File
+	*rand.Rand
+	t       testing.TB
+	reflink bool
+	made    int
+}
+
+func newVolume(t testing.TB, dir string, reflink bool, seed uint64) *volume {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, fmt.Sprintf("volume-%d", seed)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &volume{File: f, Rand: rand.New(rand.NewPCG(seed, 1)), t: t, reflink: reflink}
+	t.Cleanup(func() { v.remove(f) })
+	return v
+}
+
+func (v *volume) remove(f *os.File) {
+	if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+		v.t.Error(err)
+	}
+}
+
+// sizeOf returns how long a file is.
+func sizeOf(t testing.TB, f *os.File) int64 {
+	t.Helper()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size()
+}
+
+// snapshot returns what the file is now, for ever.
+func (v *volume) snapshot() *os.File {
+	v.t.Helper()
+	v.made++
+	s, err := os.Create(fmt.Sprintf("%s-snapshot-%d", v.Name(), v.made))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(func() { v.remove(s) })
+	if v.reflink {
+		err = unix.IoctlFileClone(int(s.Fd()), int(v.Fd()))
+	} else {
+		_, err = s.Write(content(v.t, v.File))
+	}
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return s
+}
+
+// change does one of the things that happen to an image.
+func (v *volume) change() {
+	v.t.Helper()
+	size := sizeOf(v.t, v.File)
+	at := v.Int64N(size)
+	length := min(1+v.Int64N(20*Block), size-at)
+	if v.IntN(2) == 0 { // whole blocks
+		at, length = floor(at), min(ceil(length), size-floor(at))
+	}
+	var err error
+	switch v.IntN(8) {
+	case 0, 1:
+		_, err = v.WriteAt(v.random(length), at)
+	case 2:
+		_, err = v.WriteAt(v.random(min(length, 200)), at)
+	case 3: // the same again
+		data := content(v.t, v.File)
+		_, err = v.WriteAt(data[at:at+length], at)
+	case 4:
+		err = unix.Fallocate(int(v.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, length)
+	case 5:
+		err = unix.Fallocate(int(v.Fd()), unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, at, length)
+	case 6:
+		err = unix.Fallocate(int(v.Fd()), 0, at, length)
+	case 7:
+		_, err = v.WriteAt(make([]byte, length), at)
+		if v.reflink {
+			from, to := floor(v.Int64N(size)), floor(v.Int64N(size))
+			if n := floor(min(length, size-max(from, to), max(from, to)-min(from, to))); n > 0 {
+				err = unix.IoctlFileCloneRange(int(v.Fd()), &unix.FileCloneRange{Src_fd: int64(v.Fd()), Src_offset: uint64(from), Src_length: uint64(n), Dest_offset: uint64(to)})
+			}
+		}
+	}
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // tmpfs can't zero
+		v.t.Fatal(err)
+	}
+}
+
+// random returns bytes that may be compressed, and may not.
+func (v *volume) random(n int64) []byte {
+	data := make([]byte, n)
+	letters := 1 << v.IntN(9)
+	for i := range data {
+		data[i] = byte(v.IntN(letters))
+	}
+	return data
+}
+
+func TestSnapshotsOfAnImage(t *testing.T) {
+	for _, f := range filesystems {
+		t.Run(f.name, func(t *testing.T) {
+			dir := f.mount(t)
+			for seed := range uint64(2) {
+				playWith(t, newVolume(t, dir, f.reflink, seed))
+			}
+		})
+	}
+}
+
+// playWith changes a volume, and holds each snapshot against the one before and against the first.
+func playWith(t *testing.T, v *volume) {
+	size := int64(300<<10 + 4*Block)
+	if v.IntN(2) == 0 {
+		size += 777
+	}
+	if err := v.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	first := v.snapshot()
+	for last := first; v.made < 8; {
+		if v.IntN(4) == 0 {
+			size += v.Int64N(10 * Block)
+			if err := v.Truncate(size); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range v.IntN(30) {
+			v.change()
+		}
+		now := v.snapshot()
+		for _, base := range []*os.File{last, first} {
+			for _, from := range []int64{0, v.Int64N(size)} {
+				holds(t, base, now, v.reflink, from)
+				holds(t, base, now, true, from) // a broken promise, where there is nothing to trust
+				holds(t, now, base, v.reflink, min(from, sizeOf(t, base)))
+			}
+		}
+		last = now
+	}
+	if err := v.Truncate(0); err != nil { // the source goes, and nothing changes
+		t.Fatal(err)
+	}
+	holds(t, first, v.snapshot(), v.reflink, 0)
+}
+
+func TestWhatIsAllocatedButNotWrittenIsNoData(t *testing.T) {
+	for _, f := range filesystems {
+		if f.kind == "tmpfs" { // which writes zeros
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			v := newVolume(t, f.mount(t), f.reflink, 0)
+			err := errors.Join(v.Truncate(1<<20), unix.Fallocate(int(v.Fd()), 0, 256<<10, 256<<10))
+			if _, failed := v.WriteAt(fill(64<<10, 'a'), 64<<10); errors.Join(err, failed) != nil {
+				t.Fatal(err, failed)
+			}
+			files := map[string]*os.File{"the file": v.File}
+			if f.reflink { // a copy is all data
+				files["its snapshot"] = v.snapshot()
+			}
+			for name, file := range files {
+				var got []span
+				if err := Allocated(context.Background(), file, 0, collect(&got)); err != nil || !slices.Equal(got, []span{{64 << 10, 64 << 10}}) {
+					t.Errorf("%s: %v, %v", name, got, err)
+				}
+			}
+		})
+	}
+}
+
+// TestWhatIsReported: the same data written again is another block to the filesystem. So where that is reported, the
+// filesystem was asked, and where it isn't, the data was read.
+func TestWhatIsReported(t *testing.T) {
+	for _, f := range filesystems {
+		t.Run(f.name, func(t *testing.T) {
+			v := newVolume(t, f.mount(t), f.reflink, 0)
+			data := v.random(1 << 20)
+			write := func(at, n int64) {
+				if _, err := v.WriteAt(data[at:at+n], at); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write(0, 1<<20)
+			base := v.snapshot()
+			write(256<<10, 64<<10)
+			target := v.snapshot()
+			var asked, read, exact []span
+			err := errors.Join(
+				Delta(context.Background(), base, target, true, 0, collect(&asked)),
+				Delta(context.Background(), base, target, false, 0, collect(&read)),
+				Delta(context.Background(), base, target, true, 0, Verified(context.Background(), base, target, collect(&exact))))
+			if err != nil || read != nil || exact != nil {
+				t.Errorf("by reading: %v and %v, %v", read, exact, err)
+			}
+			if f.name == "xfs" || f.name == "btrfs" {
+				if want := []span{{256 << 10, 64 << 10}}; !slices.Equal(asked, want) {
+					t.Errorf("by extents: %v, want %v", asked, want)
+				}
+			}
+		})
+	}
+}
+
+// TestSmallFiles: a filesystem may keep them beside their names, where there are no addresses.
+func TestSmallFiles(t *testing.T) {
+	for _, f := range filesystems {
+		t.Run(f.name, func(t *testing.T) {
+			v := newVolume(t, f.mount(t), f.reflink, 0)
+			last := v.snapshot()
+			for size := 1; size < 3000; size = size*3/2 + 1 {
+				if _, err := v.WriteAt(v.random(int64(size)), 0); err != nil {
+					t.Fatal(err)
+				}
+				now := v.snapshot()
+				for _, from := range []int64{0, v.Int64N(int64(size))} {
+					holds(t, last, now, true, from)
+					holds(t, now, last, true, min(from, sizeOf(t, last)))
+				}
+				last = now
+			}
+		})
+	}
+}
+
+// TestManySmallExtents needs several windows of each file, with different ends.
+func TestManySmallExtents(t *testing.T) {
+	for _, f := range filesystems {
+		t.Run(f.name, func(t *testing.T) {
+			v := newVolume(t, f.mount(t), f.reflink, 0)
+			const blocks = 2*atOnce + 300
+			if err := v.Truncate(blocks * Block); err != nil {
+				t.Fatal(err)
+			}
+			write := func(at int) {
+				if _, err := v.WriteAt([]byte{byte(1 + v.IntN(255))}, int64(at)*Block); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for at := 0; at < blocks; at += 2 {
+				write(at)
+			}
+			base := v.snapshot()
+			for at := 0; at < blocks; at += 1 + v.IntN(9) {
+				write(at)
+			}
+			if err := unix.Fallocate(int(v.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 100*Block, 700*Block); err != nil {
+				t.Fatal(err)
+			}
+			target := v.snapshot()
+			holds(t, base, target, true, 0)
+			holds(t, target, base, true, v.Int64N(blocks*Block))
+		})
+	}
+}
+
+// TestTwoDisksWithTheSameAddresses: the promise is broken, and nothing is missed still.
+func TestTwoDisksWithTheSameAddresses(t *testing.T) {
+	for _, f := range filesystems {
+		if !f.reflink {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			var files [2]*os.File
+			for i := range files {
+				v := newVolume(t, f.mount(t), true, 0)
+				if _, err := v.WriteAt(fill(1<<20, byte('a'+i)), 0); err != nil {
+					t.Fatal(err)
+				}
+				files[i] = v.snapshot()
+			}
+			holds(t, files[0], files[1], true, 0)
+		})
+	}
+}
+
+// TestBlocksThatAreMovedMeanwhile: the filesystem moves whatever it can.
+func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
+	if _, err := exec.LookPath("btrfs"); err != nil {
+		t.Skip(err)
+	}
+	f := filesystem{"btrfs", "btrfs", 512 << 20, []string{"-q"}, "loop", true}
+	dir := f.mount(t)
+	v := newVolume(t, dir, true, 0)
+	if _, err := v.WriteAt(v.random(4<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	base := v.snapshot()
+	for range 200 {
+		v.change()
+	}
+	target := v.snapshot()
+	stop := make(chan struct{})
+	moved := 0
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			if out, err := exec.Command("btrfs", "balance", "start", "--full-balance", dir).CombinedOutput(); err != nil {
+				t.Logf("%v: %s", err, out)
+				return
+			}
+			moved++
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	for range 15 {
+		holds(t, base, target, true, 0)
+		holds(t, target, base, true, v.Int64N(4<<20))
+	}
+	close(stop)
+	group.Wait()
+	if moved == 0 {
+		t.Error("nothing was moved: that proves nothing")
+	}
+}
+
+func TestManyAtOnceTakeTurns(t *testing.T) {
+	v := newVolume(t, filesystems[0].mount(t), true, 0)
+	if _, err := v.WriteAt(v.random(1<<20), 0); err != nil {
+		t.Fatal(err)
+	}
+	base := v.snapshot()
+	v.change()
+	target := v.snapshot()
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			if err := Delta(context.Background(), base, target, true, 0, func(int64, int64) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	turn <- struct{}{}
+	defer func() { <-turn }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cancel()
+	if err := Allocated(ctx, base, 0, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another has its turn: %v", err)
+	}
+}
+
+var benchMiB = flag.Int64("image-mib", 256, "size of the image in BenchmarkDelta")
+
+// BenchmarkDelta finds 1 % of an image that was changed in pieces of 4 KiB, and reads both images to compare.
+func BenchmarkDelta(b *testing.B) {
+	for _, f := range filesystems {
+		if !f.reflink || (f.name != "xfs" && f.name != "btrfs") {
+			continue
+		}
+		f.size = *benchMiB<<20*3/2 + 512<<20
+		b.Run(f.name, func(b *testing.B) {
+			dir := f.mount(b)
+			v := newVolume(b, dir, true, 0)
+			data := v.random(1 << 20)
+			for at := range *benchMiB {
+				data[0] = byte(at)
+				if _, err := v.WriteAt(data, at<<20); err != nil {
+					b.Fatal(err)
+				}
+			}
+			base := v.snapshot()
+			for range *benchMiB << 20 / Block / 100 {
+				if _, err := v.WriteAt(v.random(Block), v.Int64N(*benchMiB<<20/Block)*Block); err != nil {
+					b.Fatal(err)
+				}
+			}
+			target := v.snapshot()
+			unix.Sync()
+			measure(b, dir, base, target)
+		})
+	}
+}
+
+// measure runs the ways to find a difference, each with cold and with warm caches.
+func measure(b *testing.B, dir string, base, target *os.File) {
+	ctx := context.Background()
+	ways := []struct {
+		name string
+		find func(each Each) error
+	}{
+		{"extents", func(each Each) error { return Delta(ctx, base, target, true, 0, each) }},
+		{"extents, verified", func(each Each) error { return Delta(ctx, base, target, true, 0, Verified(ctx, base, target, each)) }},
+		{"reading both", func(each Each) error { return Delta(ctx, base, target, false, 0, each) }},
+	}
+	for _, way := range ways {
+		for _, cache := range []string{"cold", "warm"} {
+			b.Run(way.name+", "+cache, func(b *testing.B) {
+				ranges := 0
+				for range b.N {
+					if cache == "cold" {
+						b.StopTimer()
+						forget(b, dir, base, target)
+						b.StartTimer()
+					}
+					ranges = 0
+					if err := way.find(func(int64, int64) error { ranges++; return nil }); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(ranges), "ranges")
+			})
+		}
+	}
+}
+
+// forget drops what is cached of files, and of the image of their filesystem.
+func forget(b *testing.B, dir string, files ...*os.File) {
+	b.Helper()
+	source, err := exec.Command("findmnt", "-no", "SOURCE", dir).Output()
+	if err != nil {
+		b.Fatal(err)
+	}
+	name, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(source))), "loop/backing_file"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	image, err := os.Open(strings.TrimSpace(string(name)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer image.Close()
+	for _, f := range append(files, image) {
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
