@@ -22,7 +22,7 @@ import (
 // Errors that a backend returns wrapped, with what was tried and on what. The driver turns each into a status code;
 // any other error is INTERNAL.
 var (
-	ErrNotFound    = errors.New("not found")          // no volume with that ID, or no node
+	ErrNotFound    = errors.New("not found")          // no volume or snapshot with that ID, or no node
 	ErrExists      = errors.New("exists already")     // a volume with that name, or an attachment, and other properties
 	ErrInvalid     = errors.New("invalid argument")   // never right here, whatever the state
 	ErrInUse       = errors.New("in use")             // so it can't be deleted, or attached to one more node

@@ -36,7 +36,7 @@ const streamWorkers = 4
 // provisioner takes for a full disk, so it is far from anything that is sent: pages are cut at maxPage volumes.
 const maxMessage = 16 << 20
 
-// Config is what a Driver needs. All fields but ServerOptions are required.
+// Config is what a Driver needs. All fields but the last two are required.
 type Config struct {
 	Name     string // such as hostpath.csi.causeway.dev; CSI spec v1.13, GetPluginInfo
 	Release  string
@@ -47,10 +47,15 @@ type Config struct {
 	Log      *slog.Logger
 	Registry *prometheus.Registry
 
+	// MetadataBlock is how long the blocks are in which the SnapshotMetadata service reports, in bytes: a multiple of
+	// 4096, and the answer's type is FIXED_LENGTH. If it is 0, and for a volume that isn't a whole number of them, it
+	// is VARIABLE_LENGTH, which takes fewer messages.
+	MetadataBlock int64
 	ServerOptions []grpc.ServerOption // such as a stats handler that traces
 }
 
-// Driver serves the Identity, Controller and Node services for one backend on one node.
+// Driver serves the Identity, Controller and Node services for one backend on one node, and SnapshotMetadata if the
+// backend is a Differ.
 type Driver struct {
 	cfg    Config
 	server *grpc.Server
@@ -90,13 +95,15 @@ func New(cfg Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
+	around := []grpc.UnaryServerInterceptor{count, logCalls(cfg.Log), mapErrors, recoverPanics, newLocks().intercept}
 	options := append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.StaticConnWindowSize(window),
 		grpc.StaticStreamWindowSize(window),
 		grpc.NumStreamWorkers(streamWorkers),
-		grpc.ChainUnaryInterceptor(count, logCalls(cfg.Log), mapErrors, recoverPanics, newLocks().intercept),
+		grpc.ChainUnaryInterceptor(around...),
+		grpc.ChainStreamInterceptor(aroundStreams(around)),
 	}, cfg.ServerOptions...)
 	d.server = grpc.NewServer(options...)
 	place := newPlace(cfg)
@@ -106,6 +113,9 @@ func New(cfg Config) (*Driver, error) {
 		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, prober: d.prober, id: volumeid.NodeID(cfg.Node),
 	}
 	csi.RegisterNodeServer(d.server, d.node)
+	if err := registerMetadata(d.server, cfg); err != nil {
+		return nil, err
+	}
 	return d, nil
 }
 

@@ -113,13 +113,17 @@ func (o *odd) ListHealth(context.Context, string, int) ([]backend.Diagnosis, boo
 func (o *odd) StorageHealth(context.Context) ([]backend.Condition, error) { return o.trouble, nil }
 
 // serveOdd serves a backend on a socket and returns clients of it. Serve's result comes when stop was called.
-func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Duration) (conn *grpc.ClientConn, stop func(), served chan error) {
+func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Duration, change ...func(*Config)) (conn *grpc.ClientConn, stop func(), served chan error) {
 	t.Helper()
 	d := startDriver(t)
-	server, err := New(Config{
+	cfg := Config{
 		Name: testName, Release: "test", Node: "n", Backend: b, Mounter: d.mounter, StateDir: d.path("state"),
 		Log: newTestLogger(log), Registry: newRegistry(),
-	})
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	server, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,9 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	if _, ok := i.cfg.Backend.(backend.NodeLocal); ok {
 		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
+	if _, ok := i.cfg.Backend.(backend.Differ); ok {
+		services = append(services, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
+	}
 	capabilities := each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
 	})

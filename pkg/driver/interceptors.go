@@ -68,6 +68,7 @@ var quiet = map[string]bool{
 	"ValidateVolumeCapabilities": true, "ControllerGetVolume": true, "ListVolumes": true, "GetCapacity": true,
 	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true,
 	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
+	"GetMetadataAllocated": true, "GetMetadataDelta": true,
 }
 
 // logCalls writes one line for each call. At level debug the line has the request and the response, redacted.
@@ -127,6 +128,15 @@ func subject(req, resp any) []slog.Attr {
 	}
 	if r, ok := req.(interface{ GetNodeId() string }); ok {
 		add("node", r.GetNodeId())
+	}
+	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
+		add("snapshot", r.GetSnapshotId())
+	}
+	if r, ok := req.(interface{ GetBaseSnapshotId() string }); ok {
+		add("base", r.GetBaseSnapshotId())
+	}
+	if r, ok := req.(interface{ GetTargetSnapshotId() string }); ok {
+		add("snapshot", r.GetTargetSnapshotId())
 	}
 	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
 		add("staging", r.GetStagingTargetPath())

@@ -24,7 +24,8 @@ func newLocks() *locks { return &locks{held: map[string]struct{}{}} }
 //
 // These take no lock, since they change nothing and may come while anything goes on: GetPluginInfo, Probe and the
 // capabilities, which know no volume; ValidateVolumeCapabilities, ControllerGetVolume, the lists, GetCapacity and the
-// health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo.
+// health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo; GetMetadataAllocated and GetMetadataDelta, which
+// read what never changes, for long.
 func lockKeys(req any) []string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:

@@ -259,7 +259,7 @@ func playWith(t *testing.T, v *volume) {
 		t.Fatal(err)
 	}
 	first := v.snapshot()
-	for last := first; v.made < 8; {
+	for last := first; v.made < 6; {
 		if v.IntN(4) == 0 {
 			size += v.Int64N(10 * Block)
 			if err := v.Truncate(size); err != nil {
@@ -271,11 +271,10 @@ func playWith(t *testing.T, v *volume) {
 		}
 		now := v.snapshot()
 		for _, base := range []*os.File{last, first} {
-			for _, from := range []int64{0, v.Int64N(size)} {
-				holds(t, base, now, v.reflink, from)
-				holds(t, base, now, true, from) // a broken promise, where there is nothing to trust
-				holds(t, now, base, v.reflink, min(from, sizeOf(t, base)))
-			}
+			from := v.Int64N(size)
+			holds(t, base, now, v.reflink, 0)
+			holds(t, base, now, true, from) // a broken promise, where there is no reflink
+			holds(t, now, base, v.reflink, min(from, sizeOf(t, base)))
 		}
 		last = now
 	}
@@ -367,6 +366,9 @@ func TestSmallFiles(t *testing.T) {
 // TestManySmallExtents needs several windows of each file, with different ends.
 func TestManySmallExtents(t *testing.T) {
 	for _, f := range filesystems {
+		if f.name != f.kind { // it takes its time
+			continue
+		}
 		t.Run(f.name, func(t *testing.T) {
 			v := newVolume(t, f.mount(t), f.reflink, 0)
 			const blocks = 2*atOnce + 300

@@ -1,0 +1,145 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// metadata is the SnapshotMetadata service: which blocks of a snapshot hold data, and which differ from another's.
+// CSI spec v1.13, Snapshot Metadata Service RPCs.
+type metadata struct {
+	csi.UnimplementedSnapshotMetadataServer
+	differ backend.Differ
+	block  int64 // length of all ranges, in bytes; 0: as they come
+}
+
+// maxRanges is how many ranges one message has at the most, whatever is asked for. It has some 50 KiB then.
+const maxRanges = 2048
+
+// minMetadataBlock is what the length of blocks must be a multiple of, in bytes.
+const minMetadataBlock = 4096
+
+func (m *metadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	id, from := req.GetSnapshotId(), req.GetStartingOffset()
+	if err := required("snapshot ID", id); err != nil {
+		return err
+	}
+	out, err := m.ranges(stream.Context(), id, from, req.GetMaxResults(), req.GetSecrets())
+	if err != nil {
+		return fmt.Errorf("blocks of snapshot %.128q: %w", id, err)
+	}
+	out.send = func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error {
+		return stream.Send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity, BlockMetadata: blocks})
+	}
+	if err := m.differ.Allocated(stream.Context(), id, from, req.GetSecrets(), out.add); err != nil {
+		return fmt.Errorf("blocks of snapshot %.128q: %w", id, err)
+	}
+	return out.end()
+}
+
+func (m *metadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	base, target, from := req.GetBaseSnapshotId(), req.GetTargetSnapshotId(), req.GetStartingOffset()
+	if err := required("base snapshot ID", base, "target snapshot ID", target); err != nil {
+		return err
+	}
+	out, err := m.ranges(stream.Context(), target, from, req.GetMaxResults(), req.GetSecrets())
+	if err != nil {
+		return fmt.Errorf("changes of snapshot %.128q: %w", target, err)
+	}
+	out.send = func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error {
+		return stream.Send(&csi.GetMetadataDeltaResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity, BlockMetadata: blocks})
+	}
+	if err := m.differ.Delta(stream.Context(), base, target, from, req.GetSecrets(), out.add); err != nil {
+		return fmt.Errorf("changes of snapshot %.128q since %.128q: %w", target, base, err)
+	}
+	return out.end()
+}
+
+// ranges returns what the ranges of a snapshot are put into.
+func (m *metadata) ranges(ctx context.Context, id string, from int64, limit int32, secrets map[string]string) (*ranges, error) {
+	if limit < 0 {
+		return nil, fmt.Errorf("%w: max_results is %d", backend.ErrInvalid, limit)
+	}
+	capacity, err := m.differ.SnapshotSize(ctx, id, secrets)
+	if err != nil {
+		return nil, err
+	}
+	if from < 0 || from > capacity {
+		return nil, fmt.Errorf("%w: the starting offset is %d, the volume has %d bytes", backend.ErrOutOfRange, from, capacity)
+	}
+	out := &ranges{capacity: capacity, limit: int(limit), style: csi.BlockMetadataType_VARIABLE_LENGTH}
+	if limit == 0 || limit > maxRanges {
+		out.limit = maxRanges
+	}
+	if m.block > 0 && capacity%m.block == 0 { // else the last block would be shorter, and the spec has no word for that
+		out.style, out.block, out.next = csi.BlockMetadataType_FIXED_LENGTH, m.block, from/m.block*m.block
+	}
+	return out, nil
+}
+
+// ranges are those of one answer. They are sent as soon as they fill a message.
+type ranges struct {
+	capacity int64
+	limit    int // ranges in a message
+	style    csi.BlockMetadataType
+	block    int64
+	next     int64 // before which all blocks are sent, if they have one length
+	send     func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error
+
+	waiting []*csi.BlockMetadata
+	sent    bool
+}
+
+// add takes one range; where all blocks have one length, the blocks that it touches.
+func (r *ranges) add(offset, length int64) error {
+	if r.block == 0 {
+		return r.put(offset, length)
+	}
+	for at := max(r.next, offset/r.block*r.block); at < offset+length; at += r.block {
+		if err := r.put(at, r.block); err != nil {
+			return err
+		}
+		r.next = at + r.block
+	}
+	return nil
+}
+
+func (r *ranges) put(offset, length int64) error {
+	r.waiting = append(r.waiting, &csi.BlockMetadata{ByteOffset: offset, SizeBytes: length})
+	if len(r.waiting) < r.limit {
+		return nil
+	}
+	return r.flush()
+}
+
+func (r *ranges) flush() error {
+	blocks := r.waiting
+	r.waiting, r.sent = nil, true
+	return r.send(r.style, r.capacity, blocks)
+}
+
+// end sends what is left. The capacity is told even where there are no ranges.
+func (r *ranges) end() error {
+	if len(r.waiting) == 0 && r.sent {
+		return nil
+	}
+	return r.flush()
+}
+
+// registerMetadata serves the SnapshotMetadata service if the backend has what it needs.
+func registerMetadata(server *grpc.Server, cfg Config) error {
+	differ, ok := cfg.Backend.(backend.Differ)
+	if !ok {
+		return nil
+	}
+	if cfg.MetadataBlock < 0 || cfg.MetadataBlock%minMetadataBlock != 0 {
+		return fmt.Errorf("blocks of snapshots can't have %d bytes: it must be a multiple of %d", cfg.MetadataBlock, minMetadataBlock)
+	}
+	csi.RegisterSnapshotMetadataServer(server, &metadata{differ: differ, block: cfg.MetadataBlock})
+	return nil
+}
