@@ -331,6 +331,7 @@ func TestAddressesAreBelievedOnlyWhereTheyProveSomething(t *testing.T) {
 	}{
 		"the same place":             {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 100)}, nil},
 		"another place":              {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 200)}, []span{{0, 4 * Block}}},
+		"two other places":           {[]extent{data(0, 4, 100)}, []extent{data(0, 2, 200), data(2, 4, 300)}, []span{{0, 4 * Block}}},
 		"one block elsewhere":        {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(1, 2, 300), data(2, 4, 102)}, []span{{Block, Block}}},
 		"the same place, cut":        {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(2, 4, 102)}, []span{{Block, Block}}},
 		"the place of another block": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 101)}, []span{{0, 4 * Block}}},
