@@ -510,6 +510,44 @@ func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestWhoMovesExtentsOnXFSChangesTheirNumber, which is what Delta relies on.
+func TestWhoMovesExtentsOnXFSChangesTheirNumber(t *testing.T) {
+	if _, err := exec.LookPath("xfs_fsr"); err != nil {
+		t.Skip(err)
+	}
+	v := newVolume(t, filesystems[0].mount(t), true, 0)
+	const blocks = 200
+	for at := int64(blocks - 1); at >= 0; at-- { // backwards, and synced each time, or it would be one extent
+		if _, err := v.WriteAt(fill(Block, byte(1+at)), 2*at*Block); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Fallocate(int(v.Fd()), 0, 0, 2*blocks*Block); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.WriteAt(fill(2*blocks*Block, 'x'), 0); err != nil {
+		t.Fatal(err)
+	}
+	base := v.snapshot()
+	if _, err := v.WriteAt(fill(Block, 'y'), 7*Block); err != nil {
+		t.Fatal(err)
+	}
+	target := v.snapshot()
+	before, err := counts(base, target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "xfs_fsr", "-v", base.Name())
+	after, err := counts(base, target)
+	if err != nil || after == before || after[1] != before[1] {
+		t.Errorf("%d extents before, %d after, %v", before, after, err)
+	}
+	holds(t, base, target, true, 0)
+}
+
 func TestManyAtOnceTakeTurns(t *testing.T) {
 	v := newVolume(t, filesystems[0].mount(t), true, 0)
 	if _, err := v.WriteAt(v.random(1<<20), 0); err != nil {

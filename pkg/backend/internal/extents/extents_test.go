@@ -380,6 +380,37 @@ func TestExtentsThatMoveAreLookedAtAgainAndThenRead(t *testing.T) {
 	}
 }
 
+func TestWhereExtentsAreCountedOneLookIsEnough(t *testing.T) {
+	old, now := fill(2*Block, 'a'), fill(2*Block, 'a')
+	now[Block] = 'b'
+	place := []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}}
+	for name, tc := range map[string]struct {
+		changes int // how often the number changes
+		want    []span
+		looks   int
+	}{
+		"they stay":             {0, nil, 1},
+		"some are moved":        {1, nil, 2},
+		"more and more of them": {100, []span{{Block, Block}}, looks},
+	} {
+		base := &disk{extents: place, atOnce: 10}
+		d, asked := pair(t, old, now, base, &disk{extents: place, atOnce: 10}), 0
+		d.count = func() ([2]uint32, error) {
+			asked++
+			return [2]uint32{7, uint32(min(asked/2, tc.changes))}, nil
+		}
+		var got []span
+		if err := d.run(context.Background(), 0, collect(&got)); err != nil || !slices.Equal(got, tc.want) || base.looks != tc.looks {
+			t.Errorf("%s: %v, %v after %d looks, want %v after %d", name, got, err, base.looks, tc.want, tc.looks)
+		}
+	}
+	d, wrong := pair(t, old, now, &disk{}, &disk{}), errors.New("wrong")
+	d.count = func() ([2]uint32, error) { return [2]uint32{}, wrong }
+	if err := d.run(context.Background(), 0, nil); !errors.Is(err, wrong) {
+		t.Errorf("an error: %v", err)
+	}
+}
+
 // TestOneFileEndsInABlock: the block is at the same place, and one file sees more of it.
 func TestOneFileEndsInABlock(t *testing.T) {
 	now := fill(2*Block, 'a')

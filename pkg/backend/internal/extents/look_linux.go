@@ -127,43 +127,75 @@ func seek(file *os.File, start, limit int64) ([]extent, int64, error) {
 }
 
 // sameDisk reports whether addresses of two files on this kind of filesystem can be compared: both are addresses of
-// one disk, and shared blocks are never written in place.
-func sameDisk(base, target *os.File) (bool, error) {
-	var disks [2]struct {
-		unix.Statfs_t
-		unix.Stat_t
-		fsxattr
+// one disk, and shared blocks are never written in place. count may be nil.
+func sameDisk(base, target *os.File) (trusted bool, count func() ([2]uint32, error), err error) {
+	b, err := diskOf(base)
+	if err != nil {
+		return false, nil, err
 	}
-	for i, file := range []*os.File{base, target} {
-		conn, err := file.SyscallConn()
-		if err != nil {
-			return false, err
-		}
-		var failed error
-		err = conn.Control(func(fd uintptr) {
-			failed = errors.Join(unix.Fstatfs(int(fd), &disks[i].Statfs_t), unix.Fstat(int(fd), &disks[i].Stat_t))
-		})
-		if err := errors.Join(err, failed); err != nil {
-			return false, err
-		}
+	t, err := diskOf(target)
+	if err != nil || b != t {
+		return false, nil, err
 	}
-	if disks[0].Type != disks[1].Type || disks[0].Dev != disks[1].Dev {
-		return false, nil
-	}
-	switch int64(disks[0].Type) {
+	switch b.kind {
 	case unix.BTRFS_SUPER_MAGIC: // its addresses are of all its disks together
-		return true, nil
+		return true, nil, nil
 	case unix.XFS_SUPER_MAGIC:
-		err := errors.Join(ioctl(base, iocGetXattr, unsafe.Pointer(&disks[0].fsxattr)), ioctl(target, iocGetXattr, unsafe.Pointer(&disks[1].fsxattr)))
-		return err == nil && disks[0].xflags&flagRealtime == disks[1].xflags&flagRealtime, err
+		xb, err := xattrOf(base)
+		if err != nil {
+			return false, nil, err
+		}
+		xt, err := xattrOf(target)
+		return err == nil && xb.flags&flagRealtime == xt.flags&flagRealtime, func() ([2]uint32, error) { return counts(base, target) }, err
 	}
-	return false, nil
+	return false, nil, nil
+}
+
+// diskID is what holds a file: a kind of filesystem, and which one.
+type diskID struct {
+	kind   int64
+	device uint64
+}
+
+func diskOf(file *os.File) (diskID, error) {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return diskID{}, err
+	}
+	var fs unix.Statfs_t
+	var stat unix.Stat_t
+	var failed error
+	err = conn.Control(func(fd uintptr) {
+		failed = errors.Join(unix.Fstatfs(int(fd), &fs), unix.Fstat(int(fd), &stat))
+	})
+	return diskID{kind: int64(fs.Type), device: uint64(stat.Dev)}, errors.Join(err, failed)
 }
 
 // fsxattr is struct fsxattr of linux/fs.h.
 type fsxattr struct {
-	xflags uint32
-	_      [24]byte
+	flags   uint32
+	_       uint32
+	extents uint32
+	_       [16]byte
+}
+
+func xattrOf(file *os.File) (x fsxattr, err error) {
+	if err := ioctl(file, iocGetXattr, unsafe.Pointer(&x)); err != nil {
+		return x, &os.PathError{Op: "get the extended attributes of", Path: file.Name(), Err: err}
+	}
+	return x, nil
+}
+
+// counts returns how many extents two files on xfs have. Whoever moves them (xfs_fsr) does it to have fewer.
+func counts(base, target *os.File) (extents [2]uint32, err error) {
+	for i, file := range []*os.File{base, target} {
+		x, err := xattrOf(file)
+		if err != nil {
+			return extents, err
+		}
+		extents[i] = x.extents
+	}
+	return extents, nil
 }
 
 // ioctl keeps the file open until it is done: f.Fd() alone wouldn't.
