@@ -1,0 +1,319 @@
+package copier
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// noNamespace is why tests that mount can't run.
+var noNamespace error
+
+func TestMain(m *testing.M) {
+	noNamespace = namespace.Enter()
+	os.Exit(m.Run())
+}
+
+// filesystem is what source and target are on.
+type filesystem struct {
+	name    string
+	size    int64 // of an image, in bytes
+	options string
+	clones  bool // it can share blocks
+}
+
+// Without noatime to look at a link would change it.
+var filesystems = []filesystem{
+	{"tmpfs", 0, "size=512m", false},
+	{"ext4", 512 << 20, "loop,noatime", false},
+	{"xfs", 512 << 20, "loop,noatime", true},
+	{"btrfs", 512 << 20, "loop,noatime", true},
+}
+
+// mount returns a directory on which a new filesystem is mounted. It skips the test where that can't be.
+func (f filesystem) mount(t testing.TB) string {
+	t.Helper()
+	if noNamespace != nil {
+		namespace.Skip(t, noNamespace)
+	}
+	dir := t.TempDir()
+	if f.name == "tmpfs" {
+		if err := unix.Mount("none", dir, f.name, unix.MS_NOATIME, f.options); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+		return dir
+	}
+	f.need(t)
+	image := filepath.Join(t.TempDir(), "disk")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, f.size); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "mkfs."+f.name, "-q", image)
+	f.attach(t, image, dir)
+	return dir
+}
+
+// attach mounts an image until the test is over.
+func (f filesystem) attach(t testing.TB, image, dir string) {
+	t.Helper()
+	run(t, "mount", "-t", f.name, "-o", f.options, image, dir)
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Errorf("unmount: %v: something is left open", err)
+			unix.Unmount(dir, unix.MNT_DETACH)
+		}
+		for deadline := time.Now().Add(10 * time.Second); len(loops(image)) > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("left: %v", loops(image))
+			}
+		}
+	})
+}
+
+// need skips the test where the filesystem can't be made or mounted.
+func (f filesystem) need(t testing.TB) {
+	t.Helper()
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
+		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		t.Skip(err)
+	}
+	if _, err := exec.LookPath("mkfs." + f.name); err != nil {
+		t.Skip(err)
+	}
+	err = syscall.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.name, 0, "")
+	if errors.Is(err, syscall.ENODEV) {
+		t.Skipf("the kernel has no %s", f.name)
+	}
+}
+
+// loops returns the loop devices that hold an image.
+func loops(image string) []string {
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	return slices.DeleteFunc(files, func(file string) bool {
+		name, _ := os.ReadFile(file) // fails if the device has just let go
+		return !strings.HasPrefix(string(name), image)
+	})
+}
+
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+// everywhere runs a test on each filesystem, in an empty directory of it.
+func everywhere(t *testing.T, test func(t *testing.T, dir string, f filesystem)) {
+	for _, f := range filesystems {
+		t.Run(f.name, func(t *testing.T) { test(t, f.mount(t), f) })
+	}
+}
+
+// must ends the test if err isn't nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// open opens a file until the test is over.
+func open(t testing.TB, path string, flags int) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(path, flags, 0o600)
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// way is how content may be copied.
+type way struct {
+	name             string
+	noClone, noRange bool
+}
+
+var ways = []way{{"the best way", false, false}, {"no clone", true, false}, {"read and write", true, true}}
+
+func (w way) set(c *content) {
+	c.noClone.Store(w.noClone)
+	c.noRange.Store(w.noRange)
+}
+
+// copyTree copies a directory to a new one, and returns an error as Tree does.
+func copyTree(ctx context.Context, t testing.TB, src, dst string, w way) (How, error) {
+	t.Helper()
+	must(t, os.Mkdir(dst, 0o700))
+	from, to := open(t, src, os.O_RDONLY), open(t, dst, os.O_RDONLY)
+	defer from.Close()
+	defer to.Close()
+	tree := newTree(ctx, from, to, Options{Workers: 4})
+	w.set(&tree.content)
+	err := tree.copy()
+	if left := descriptors(t, dst); left != 1 {
+		t.Errorf("%d descriptors are open in the target, want ours", left)
+	}
+	return tree.content.how(), err
+}
+
+// descriptors returns how many descriptors there are of files whose paths begin like this.
+func descriptors(t testing.TB, path string) (n int) {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, fd := range all {
+		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err == nil && strings.HasPrefix(to, path) {
+			n++
+		}
+	}
+	return n
+}
+
+// describe returns all that a copy keeps, by path.
+func describe(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	fd, err := unix.Open(dir, openDir|unix.O_NOATIME, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	all, inodes := map[string]string{}, map[inode][]string{}
+	describeDir(t, fd, ".", all, inodes)
+	for _, names := range inodes {
+		slices.Sort(names)
+		for _, name := range names {
+			all[name] += fmt.Sprintf(" is %q", names)
+		}
+	}
+	return all
+}
+
+func describeDir(t testing.TB, dir int, path string, all map[string]string, inodes map[inode][]string) {
+	t.Helper()
+	for _, name := range append(names(t, dir), ".") {
+		fd, err := openBelow(dir, name, openPath)
+		must(t, err)
+		var st unix.Statx_t
+		must(t, statx(fd, &st))
+		at := path + "/" + name
+		all[at] = describeNode(t, fd, &st)
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			key := inode{st.Dev_major, st.Dev_minor, st.Ino, st.Btime}
+			inodes[key] = append(inodes[key], at)
+		} else if name != "." {
+			sub, err := openBelow(dir, name, openDir|unix.O_NOATIME)
+			must(t, err)
+			describeDir(t, sub, at, all, inodes)
+			unix.Close(sub)
+		}
+		unix.Close(fd)
+	}
+}
+
+func names(t testing.TB, dir int) (all []string) {
+	t.Helper()
+	_, err := unix.Seek(dir, 0, 0)
+	must(t, err)
+	for buffer := make([]byte, 8192); ; {
+		n, err := unix.Getdents(dir, buffer)
+		must(t, err)
+		if n == 0 {
+			return all
+		}
+		_, _, all = unix.ParseDirent(buffer[:n], -1, all)
+	}
+}
+
+func describeNode(t testing.TB, fd int, st *unix.Statx_t) string {
+	t.Helper()
+	s := fmt.Sprintf("mode %o owner %d:%d dev %d:%d times %d.%09d %d.%09d", st.Mode, st.Uid, st.Gid, st.Rdev_major, st.Rdev_minor,
+		st.Atime.Sec, st.Atime.Nsec, st.Mtime.Sec, st.Mtime.Nsec)
+	list, err := xattr(func(to []byte) (int, error) { return unix.Listxattr(proc(fd), to) })
+	must(t, err)
+	attrs := strings.Split(string(list), "\x00")
+	slices.Sort(attrs)
+	for _, name := range attrs {
+		if name != "" {
+			value, err := xattr(func(to []byte) (int, error) { return unix.Getxattr(proc(fd), name, to) })
+			must(t, err)
+			s += fmt.Sprintf(" %s=%q", name, value)
+		}
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFLNK:
+		to := make([]byte, 4096)
+		n, err := unix.Readlinkat(fd, "", to)
+		must(t, err)
+		s += fmt.Sprintf(" to %q", to[:n])
+	case unix.S_IFREG:
+		in, err := reopen(fd)
+		must(t, err)
+		f := os.NewFile(uintptr(in), "")
+		defer f.Close()
+		sum := sha256.New()
+		n, err := f.WriteTo(sum)
+		must(t, err)
+		s += fmt.Sprintf(" size %d sum %x", n, sum.Sum(nil)[:8])
+	}
+	return s
+}
+
+// equal fails the test where two descriptions differ.
+func equal(t testing.TB, got, want map[string]string) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if got[name] != want[name] {
+			t.Errorf("%.200q is\n %s, want\n %s", name, got[name], want[name])
+		}
+	}
+	for name := range got {
+		if _, ok := want[name]; !ok {
+			t.Errorf("%.200q is in the copy only", name)
+		}
+	}
+}
+
+// allocated returns how many bytes of a file are no hole.
+func allocated(t testing.TB, path string) (n int64) {
+	t.Helper()
+	f := open(t, path, os.O_RDONLY)
+	defer f.Close()
+	must(t, f.Sync())
+	info, err := f.Stat()
+	must(t, err)
+	for at := int64(0); at < info.Size(); {
+		data, hole, err := nextData(int(f.Fd()), at, info.Size())
+		must(t, err)
+		n += hole - data
+		at = hole
+	}
+	return n
+}
+
+// pattern returns bytes none of which is zero.
+func pattern(n int, seed byte) []byte {
+	return bytes.Repeat([]byte{seed | 1, 2, 3, 4, 5, 6, 7}, n/7+1)[:n]
+}

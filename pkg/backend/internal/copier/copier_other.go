@@ -1,0 +1,22 @@
+//go:build !linux
+
+package copier
+
+import (
+	"context"
+	"errors"
+	"os"
+)
+
+// Clone returns errors.ErrUnsupported: see copier_linux.go.
+func Clone(src, dst *os.File) error { return errors.ErrUnsupported }
+
+// File returns errors.ErrUnsupported: no backend with images runs here yet.
+func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
+	return Copied, errors.ErrUnsupported
+}
+
+// Tree returns errors.ErrUnsupported: a copy without owners, links and attributes would be a silent loss.
+func Tree(ctx context.Context, src, dst *os.File, o Options) (How, error) {
+	return Copied, errors.ErrUnsupported
+}

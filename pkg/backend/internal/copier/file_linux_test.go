@@ -1,0 +1,266 @@
+package copier
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// writeParts writes a file of a size with data at some places, and returns it open.
+func writeParts(t testing.TB, path string, size int64, parts map[int64]int) *os.File {
+	t.Helper()
+	f := open(t, path, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+	must(t, f.Truncate(size))
+	for at, n := range parts {
+		_, err := f.WriteAt(pattern(n, byte(at>>12)), at)
+		must(t, err)
+	}
+	must(t, f.Sync())
+	return f
+}
+
+// images are files to be copied.
+var images = map[string]struct {
+	size  int64
+	parts map[int64]int
+}{
+	"empty":                   {0, nil},
+	"one byte":                {1, map[int64]int{0: 1}},
+	"a small hole":            {64 << 10, nil},
+	"small, with a hole":      {100_000, map[int64]int{0: 5000, 70_000: 100}},
+	"small, ends with data":   {100_000, map[int64]int{99_000: 1000}},
+	"dense":                   {3<<20 + 17, map[int64]int{0: 3<<20 + 17}},
+	"only a hole":             {40 << 20, nil},
+	"holes":                   {50<<20 + 1, map[int64]int{0: 4096, 20 << 20: 17 << 20, 50 << 20: 1}},
+	"data ends before a hole": {40 << 20, map[int64]int{5000: 10_000}},
+}
+
+func TestFileIsTheSame(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		for _, w := range ways {
+			for name, image := range images {
+				t.Run(w.name+"/"+name, func(t *testing.T) {
+					sub := filepath.Join(dir, w.name+name)
+					must(t, os.Mkdir(sub, 0o700))
+					src := writeParts(t, filepath.Join(sub, "src"), image.size, image.parts)
+					dst := open(t, filepath.Join(sub, "dst"), os.O_RDWR|os.O_CREATE)
+					var done atomic.Int64
+					c := content{done: &done}
+					w.set(&c)
+					must(t, c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), image.size))
+					if done.Load() != image.size {
+						t.Errorf("%d bytes are counted, want %d", done.Load(), image.size)
+					}
+					sameContent(t, dst.Name(), src.Name())
+					want := Copied
+					if image.size == 0 || f.clones && !w.noClone {
+						want = Cloned
+					}
+					if c.how() != want {
+						t.Errorf("%v, want %v", c.how(), want)
+					}
+				})
+			}
+		}
+	})
+}
+
+// sameContent makes sure that two files have the same bytes, and that got has no less holes.
+func sameContent(t *testing.T, got, want string) {
+	t.Helper()
+	a, err := os.ReadFile(got)
+	must(t, err)
+	b, err := os.ReadFile(want)
+	must(t, err)
+	if string(a) != string(b) {
+		t.Errorf("%d bytes of other content, want %d", len(a), len(b))
+	}
+	if a, b := allocated(t, got), allocated(t, want); a > b {
+		t.Errorf("%d bytes are allocated, and %d in the source", a, b)
+	}
+}
+
+func TestFileSharesItsBlocks(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		src := writeParts(t, filepath.Join(dir, "src"), 8<<20, map[int64]int{0: 4 << 20})
+		for name, attribute := range map[string]func(t *testing.T, f *os.File){
+			"plain":  func(*testing.T, *os.File) {},
+			"no cow": setNoCow,
+		} {
+			t.Run(name, func(t *testing.T) {
+				src := src
+				if name != "plain" {
+					if f.name != "btrfs" {
+						t.Skip("only btrfs has it")
+					}
+					src = open(t, filepath.Join(dir, name), os.O_RDWR|os.O_CREATE)
+					attribute(t, src)
+					_, err := src.Write(pattern(4<<20, 1))
+					must(t, err)
+				}
+				dst := open(t, filepath.Join(dir, name+".copy"), os.O_RDWR|os.O_CREATE)
+				how, err := File(context.Background(), src, dst, Options{})
+				must(t, err)
+				if cloned := how == Cloned; cloned != f.clones {
+					t.Errorf("%v on %s", how, f.name)
+				}
+				if f.clones && !shared(t, dst) {
+					t.Error("the blocks are not shared")
+				}
+				sameContent(t, dst.Name(), src.Name())
+			})
+		}
+	})
+}
+
+func setNoCow(t *testing.T, f *os.File) {
+	t.Helper()
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), getFlags)
+	must(t, err)
+	must(t, unix.IoctlSetPointerInt(int(f.Fd()), setFlags, int(flags|noCow)))
+}
+
+// shared tells whether every extent of a file is shared.
+func shared(t *testing.T, f *os.File) bool {
+	t.Helper()
+	type extent struct {
+		logical, physical, length uint64
+		_                         [2]uint64
+		flags                     uint32
+		_                         [3]uint32
+	}
+	var m struct { // struct fiemap of linux/fiemap.h
+		start, length              uint64
+		flags, mapped, count, _pad uint32
+		extents                    [64]extent
+	}
+	m.length, m.flags, m.count = ^uint64(0), 1 /* sync */, uint32(len(m.extents))
+	if _, _, err := unix.Syscall(unix.SYS_IOCTL, f.Fd(), 0xC020660B, uintptr(unsafe.Pointer(&m))); err != 0 {
+		t.Fatal(err)
+	}
+	for _, e := range m.extents[:m.mapped] {
+		if e.flags&0x2000 == 0 {
+			return false
+		}
+	}
+	return m.mapped > 0
+}
+
+// TestNoCowDiffers: the flag of the target is made that of the source, or they could share nothing.
+func TestNoCowDiffers(t *testing.T) {
+	f := filesystems[3]
+	dir := f.mount(t)
+	src := writeParts(t, filepath.Join(dir, "src"), 1<<20, map[int64]int{0: 1 << 20})
+	dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
+	setNoCow(t, dst)
+	if how, err := File(context.Background(), src, dst, Options{}); err != nil || how != Cloned {
+		t.Errorf("File = %v, %v", how, err)
+	}
+}
+
+func TestCloneOrUnsupported(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		src := writeParts(t, filepath.Join(dir, "src"), 1<<20, map[int64]int{0: 1 << 20})
+		dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
+		err := Clone(src, dst)
+		if !f.clones {
+			if !errors.Is(err, errors.ErrUnsupported) {
+				t.Errorf("Clone = %v, want ErrUnsupported", err)
+			}
+			return
+		}
+		must(t, err)
+		sameContent(t, dst.Name(), src.Name())
+	})
+}
+
+func TestFileToAnotherFilesystem(t *testing.T) {
+	src := writeParts(t, filepath.Join(filesystems[0].mount(t), "src"), 40<<20, map[int64]int{20 << 20: 18 << 20})
+	for _, f := range filesystems[1:] {
+		t.Run(f.name, func(t *testing.T) {
+			dst := open(t, filepath.Join(f.mount(t), "dst"), os.O_RDWR|os.O_CREATE)
+			if how, err := File(context.Background(), src, dst, Options{}); err != nil || how != Copied {
+				t.Errorf("File = %v, %v", how, err)
+			}
+			sameContent(t, dst.Name(), src.Name())
+		})
+	}
+}
+
+func TestFileTakesAnEmptyRegularFile(t *testing.T) {
+	dir := t.TempDir()
+	src := writeParts(t, filepath.Join(dir, "src"), 10, map[int64]int{0: 10})
+	full := writeParts(t, filepath.Join(dir, "full"), 10, nil)
+	empty := open(t, filepath.Join(dir, "empty"), os.O_RDWR|os.O_CREATE)
+	for name, pair := range map[string][2]*os.File{
+		"a target with content": {src, full},
+		"a directory":           {open(t, dir, os.O_RDONLY), empty},
+		"a device":              {open(t, "/dev/null", os.O_RDONLY), empty},
+	} {
+		if _, err := File(context.Background(), pair[0], pair[1], Options{}); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("%s: %v, want EINVAL", name, err)
+		}
+	}
+}
+
+func TestFileThatShrinks(t *testing.T) {
+	for _, w := range ways[1:] {
+		for _, size := range []int64{5000, 40 << 20} { // as it was when the copy began
+			t.Run(w.name, func(t *testing.T) {
+				dir := t.TempDir()
+				src := writeParts(t, filepath.Join(dir, "src"), 4999, map[int64]int{0: 4999})
+				dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
+				var c content
+				w.set(&c)
+				must(t, c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), size))
+				sameContent(t, dst.Name(), src.Name())
+			})
+		}
+	}
+}
+
+func TestFileIsCancelled(t *testing.T) {
+	for _, w := range ways[1:] {
+		t.Run(w.name, func(t *testing.T) {
+			dir := t.TempDir()
+			src := writeParts(t, filepath.Join(dir, "src"), 64<<20, map[int64]int{0: 64 << 20})
+			dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
+			ctx, cancel := context.WithCancel(context.Background())
+			c := content{done: new(atomic.Int64)}
+			w.set(&c)
+			go func() {
+				for c.done.Load() == 0 {
+				}
+				cancel()
+			}()
+			err := c.copy(ctx, int(src.Fd()), int(dst.Fd()), 64<<20)
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Errorf("copy = %v", err)
+			}
+			if err == nil {
+				t.Log("it was done before it was cancelled")
+			}
+		})
+	}
+}
+
+func TestFileOnAFullDisk(t *testing.T) {
+	src := writeParts(t, filepath.Join(t.TempDir(), "src"), 8<<20, map[int64]int{0: 8 << 20})
+	small := filesystem{name: "tmpfs", options: "size=2m"}
+	for _, w := range ways[1:] {
+		t.Run(w.name, func(t *testing.T) {
+			dst := open(t, filepath.Join(small.mount(t), "dst"), os.O_RDWR|os.O_CREATE)
+			var c content
+			w.set(&c)
+			if err := c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), 8<<20); !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("copy = %v, want ENOSPC", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,566 @@
+package copier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// acl is an ACL with an entry for user 1000: rwx, user 1000 r-x, group r-x, mask r-x, others none.
+const acl = "\x02\x00\x00\x00" + "\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xe8\x03\x00\x00" +
+	"\x04\x00\x05\x00\xff\xff\xff\xff" + "\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff"
+
+// capability is that of a program that may open low ports.
+const capability = "\x01\x00\x00\x02\x00\x04\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
+// inInitialNamespace tells whether this process may make devices and give files away.
+func inInitialNamespace(t testing.TB) bool {
+	users, err := os.ReadFile("/proc/self/uid_map")
+	must(t, err)
+	return strings.Join(strings.Fields(string(users)), " ") == "0 0 4294967295" && os.Geteuid() == 0
+}
+
+// stamp gives a file times of its own.
+func stamp(t testing.TB, path string, n int64) {
+	t.Helper()
+	ts := []unix.Timespec{{Sec: 1e9 + n, Nsec: 123456789}, {Sec: 1e9 + 2*n, Nsec: 987654321}}
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, ts, unix.AT_SYMLINK_NOFOLLOW))
+}
+
+// plant makes a tree with everything in it that a copy must keep.
+func plant(t testing.TB, dir string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"a", "a/b", "a/b/c", "empty", "sticky", "default", "default/in"} {
+		must(t, os.Mkdir(in(name), 0o755))
+	}
+	must(t, unix.Chmod(in("sticky"), 0o3777))
+	for _, name := range []string{"dense", "a/b/c/deep", "not UTF-8 \xff\xfe", "line\nfeed", "-rf", "...", strings.Repeat("n", 255)} {
+		must(t, os.WriteFile(in(name), pattern(200_000, name[0]), 0o640))
+	}
+	must(t, os.WriteFile(in("none"), nil, 0))
+	must(t, unix.Chmod(in("dense"), 0o6755))
+	writeParts(t, in("a/sparse"), 30<<20, map[int64]int{1 << 20: 5000, 20 << 20: 300_000}).Close()
+	for name, to := range map[string]string{"link": "dense", "a/away": "/etc/passwd", "a/up": "../..", "dangling": "no\xffwhere"} {
+		must(t, os.Symlink(to, in(name)))
+	}
+	must(t, os.Link(in("dense"), in("a/b/hard")))
+	must(t, os.Link(in("dense"), in("hard too")))
+	must(t, os.Link(in("link"), in("a/hard link to a link")))
+	must(t, unix.Mkfifo(in("fifo"), 0o620))
+	must(t, unix.Mknod(in("socket"), unix.S_IFSOCK|0o700, 0))
+	must(t, os.Link(in("fifo"), in("a/fifo")))
+	must(t, unix.Setxattr(in("dense"), "user.name", []byte("a\x00value"), 0))
+	must(t, unix.Setxattr(in("a/b"), "user.empty", nil, 0))
+	must(t, unix.Setxattr(in("a/b"), "user.large", pattern(1500, 9), 0))
+	must(t, unix.Setxattr(in("-rf"), "system.posix_acl_access", []byte(acl), 0))
+	if inInitialNamespace(t) {
+		plantPrivileged(t, in)
+	}
+	must(t, unix.Setxattr(in("default"), "system.posix_acl_default", []byte(acl), 0)) // not for what is in it already
+	n := int64(0)
+	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error { n++; return err }))
+	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error { n++; stamp(t, path, n); return err }))
+}
+
+// plantPrivileged adds what only the machine's root can make.
+func plantPrivileged(t testing.TB, in func(string) string) {
+	t.Helper()
+	must(t, unix.Mknod(in("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	must(t, unix.Mknod(in("a/block"), unix.S_IFBLK|0o660, int(unix.Mkdev(259, 70_000))))
+	for i, name := range []string{"a", "a/b/c", "dense", "a/away", "fifo", "socket", "null"} {
+		must(t, os.Lchown(in(name), 1000+i, 100_000+i))
+	}
+	must(t, unix.Chmod(in("dense"), 0o6755)) // chown took it away
+	must(t, unix.Setxattr(in("-rf"), "security.capability", []byte(capability), 0))
+	must(t, unix.Setxattr(in("a/b"), "trusted.secret", []byte("t"), 0))
+	must(t, unix.Lsetxattr(in("link"), "trusted.link", []byte("t"), 0))
+	must(t, unix.Setxattr(in("fifo"), "trusted.fifo", []byte("t"), 0))
+}
+
+func TestTreeKeepsEverything(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		src := filepath.Join(dir, "src")
+		must(t, os.Mkdir(src, 0o751))
+		plant(t, src)
+		want := describe(t, src)
+		for _, w := range ways {
+			t.Run(w.name, func(t *testing.T) {
+				dst := filepath.Join(dir, w.name)
+				how, err := copyTree(context.Background(), t, src, dst, w)
+				must(t, err)
+				equal(t, describe(t, dst), want)
+				equal(t, describe(t, src), want)
+				if a, b := allocated(t, filepath.Join(dst, "a/sparse")), allocated(t, filepath.Join(src, "a/sparse")); a > b {
+					t.Errorf("%d bytes are allocated, and %d in the source", a, b)
+				}
+				if cloned := how == Cloned; cloned != (f.clones && !w.noClone) {
+					t.Errorf("%v on %s", how, f.name)
+				}
+				if how == Cloned && !shared(t, open(t, filepath.Join(dst, "dense"), os.O_RDONLY)) {
+					t.Error("the blocks are not shared")
+				}
+			})
+		}
+	})
+}
+
+// grow makes a random tree.
+func grow(t testing.TB, dir string, r *rand.Rand) {
+	t.Helper()
+	dirs, files := []string{dir}, []string{}
+	for i := range 20 + r.IntN(200) {
+		name := make([]byte, 1+r.IntN(30))
+		for j := range name {
+			for name[j] == 0 || name[j] == '/' {
+				name[j] = byte(r.UintN(256))
+			}
+		}
+		path := dirs[r.IntN(len(dirs))] + "/" + fmt.Sprint(i) + string(name)
+		switch kind := r.IntN(10); {
+		case kind < 3:
+			must(t, os.Mkdir(path, os.FileMode(0o700|r.IntN(0o100))))
+			dirs = append(dirs, path)
+			continue
+		case kind == 3:
+			must(t, os.Symlink(dirs[r.IntN(len(dirs))], path))
+		case kind == 4:
+			must(t, unix.Mkfifo(path, 0o600))
+		case kind == 5 && len(files) > 0:
+			must(t, os.Link(files[r.IntN(len(files))], path))
+		default:
+			size := 1 + r.Int64N(1<<uint(r.IntN(20)))
+			parts := map[int64]int{}
+			for range r.IntN(4) {
+				at := r.Int64N(size)
+				parts[at] = int(r.Int64N(size - at + 1))
+			}
+			writeParts(t, path, size, parts).Close()
+			must(t, unix.Setxattr(path, "user.n", fmt.Append(nil, i), 0))
+		}
+		files = append(files, path)
+		stamp(t, path, int64(i))
+	}
+	for i, path := range dirs {
+		stamp(t, path, int64(i))
+	}
+}
+
+func TestTreeOfAnyShape(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		for i := range 12 {
+			seed := time.Now().UnixNano()
+			src := filepath.Join(dir, fmt.Sprint("src", i))
+			must(t, os.Mkdir(src, 0o700))
+			grow(t, src, rand.New(rand.NewPCG(uint64(seed), 0)))
+			want := describe(t, src)
+			dst := filepath.Join(dir, fmt.Sprint("dst", i))
+			if _, err := copyTree(context.Background(), t, src, dst, ways[i%len(ways)]); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if equal(t, describe(t, dst), want); t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+	})
+}
+
+// TestTreeOfNothing: the attributes of the top are copied even if there is nothing in it.
+func TestTreeOfNothing(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/src", 0o3775))
+	stamp(t, dir+"/src", 1)
+	_, err := copyTree(context.Background(), t, dir+"/src", dir+"/dst", ways[0])
+	must(t, err)
+	equal(t, describe(t, dir+"/dst"), describe(t, dir+"/src"))
+}
+
+// chain makes directories in one another, each with a file and a directory beside it.
+func chain(t testing.TB, top string, depth int, name string) {
+	t.Helper()
+	at, err := unix.Open(top, openDir, 0)
+	must(t, err)
+	for range depth {
+		must(t, unix.Mkdirat(at, name, 0o755))
+		must(t, unix.Mkdirat(at, "side", 0o755))
+		fd, err := unix.Openat(at, "file", unix.O_WRONLY|unix.O_CREAT, 0o600)
+		must(t, err)
+		_, err = unix.Write(fd, []byte("content"))
+		must(t, err)
+		must(t, unix.Close(fd))
+		next, err := unix.Openat(at, name, openDir, 0)
+		must(t, err)
+		must(t, unix.Close(at))
+		at = next
+	}
+	must(t, unix.Close(at))
+}
+
+// scarce lets this process have n more descriptors than it has, until what it returns is called.
+func scarce(t *testing.T, n int) func() {
+	t.Helper()
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	few := limit
+	few.Cur = uint64(descriptors(t, "") + n)
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
+	return func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }
+}
+
+func TestTreeThatIsDeep(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/src", 0o700))
+	must(t, os.Mkdir(dir+"/dst", 0o700))
+	chain(t, dir+"/src", 1000, strings.Repeat("long", 5)) // 20 kB of path
+	src, dst := open(t, dir+"/src", os.O_RDONLY), open(t, dir+"/dst", os.O_RDONLY)
+	restore := scarce(t, 40)
+	_, err := Tree(context.Background(), src, dst, Options{Workers: 4})
+	restore()
+	must(t, err)
+	want := describe(t, dir+"/src")
+	if len(want) < 3000 {
+		t.Fatalf("%d entries", len(want))
+	}
+	equal(t, describe(t, dir+"/dst"), want)
+}
+
+func TestTreeOfManyFiles(t *testing.T) {
+	f := filesystems[1]
+	dir := f.mount(t)
+	must(t, os.MkdirAll(dir+"/src/sub", 0o700))
+	const n = 12_000 // 100,000 take no other way, only longer: see the benchmark
+	for i := range n {
+		must(t, os.WriteFile(fmt.Sprintf("%s/src/%d", dir, i), fmt.Append(nil, i), 0o600))
+	}
+	_, err := copyTree(context.Background(), t, dir+"/src", dir+"/dst", ways[0])
+	must(t, err)
+	equal(t, describe(t, dir+"/dst"), describe(t, dir+"/src"))
+}
+
+func TestTreeWithAMountInside(t *testing.T) {
+	outer, inner := filesystems[0].mount(t), filesystems[0]
+	for _, what := range []string{"another filesystem", "a directory of the same", "a file"} {
+		t.Run(what, func(t *testing.T) {
+			src := filepath.Join(outer, what)
+			at := filepath.Join(src, "a", "mounted\n")
+			must(t, os.MkdirAll(at, 0o700))
+			from, flags, kind := "none", uintptr(0), inner.name
+			switch what {
+			case "a directory of the same":
+				must(t, os.Mkdir(outer+"/precious", 0o700))
+				from, flags, kind = outer+"/precious", unix.MS_BIND, ""
+			case "a file":
+				must(t, os.Remove(at))
+				must(t, os.WriteFile(at, nil, 0o600))
+				must(t, os.WriteFile(outer+"/precious file", nil, 0o600))
+				from, flags, kind = outer+"/precious file", unix.MS_BIND, ""
+			}
+			must(t, unix.Mount(from, at, kind, flags, ""))
+			defer unix.Unmount(at, unix.MNT_DETACH)
+			_, err := copyTree(context.Background(), t, src, src+".copy", ways[0])
+			if !errors.Is(err, unix.EXDEV) || !strings.Contains(err.Error(), `"a/mounted\n"`) {
+				t.Errorf("Tree = %v, want EXDEV and where", err)
+			}
+		})
+	}
+}
+
+// churn calls what again and again until what it returns is called.
+func churn(what func()) (stop func()) {
+	var over atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !over.Load() {
+			what()
+		}
+	}()
+	return func() { over.Store(true); <-done }
+}
+
+// swap is an attack: two entries change places all the time.
+func swap(a, b string) func() {
+	return churn(func() { unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) })
+}
+
+func TestTreeUnderAttack(t *testing.T) {
+	dir := filesystems[0].mount(t)
+	precious := dir + "/precious"
+	must(t, os.MkdirAll(precious+"/sub", 0o700))
+	must(t, os.WriteFile(precious+"/secret", []byte("secret"), 0o600))
+	must(t, os.WriteFile(precious+"/sub/secret", []byte("secret"), 0o600))
+	src := dir + "/src"
+	must(t, os.MkdirAll(src+"/a/victim/sub", 0o700))
+	for i := range 50 {
+		must(t, os.WriteFile(fmt.Sprintf("%s/a/victim/%d", src, i), []byte("mine"), 0o600))
+		must(t, os.WriteFile(fmt.Sprintf("%s/a/victim/sub/%d", src, i), []byte("mine"), 0o600))
+	}
+	must(t, os.WriteFile(src+"/a/file", []byte("mine"), 0o600))
+	must(t, os.Symlink(precious, src+"/link"))
+	must(t, os.Symlink(precious+"/secret", src+"/file link"))
+	must(t, unix.Mkfifo(src+"/fifo", 0o600)) // to open it would be to wait for ever
+	stops := []func(){swap(src+"/a/victim", src+"/link"), swap(src+"/a/file", src+"/file link"), swap(src+"/a/file", src+"/fifo")}
+	whole := 0
+	for i := range 300 {
+		dst := fmt.Sprint(dir, "/dst", i)
+		if _, err := copyTree(context.Background(), t, src, dst, ways[0]); err != nil {
+			t.Fatal(err)
+		}
+		for path, what := range describe(t, dst) {
+			if strings.Contains(path, "secret") {
+				t.Fatalf("%s is in the copy: %s", path, what)
+			}
+			if strings.Contains(path, "victim/sub/") {
+				whole++
+			}
+		}
+		must(t, filepath.WalkDir(dst, func(path string, d os.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			if got, err := os.ReadFile(path); err != nil || string(got) != "mine" {
+				t.Fatalf("%s is %q, %v", path, got, err)
+			}
+			return nil
+		}))
+	}
+	for _, stop := range stops {
+		stop()
+	}
+	if whole == 0 {
+		t.Error("the victim was never copied: the test shows nothing")
+	}
+}
+
+// TestTreeThatChanges: what comes and goes is no error, and what stays is in the copy.
+func TestTreeThatChanges(t *testing.T) {
+	dir := filesystems[0].mount(t)
+	src := dir + "/src"
+	for i := range 40 {
+		must(t, os.MkdirAll(fmt.Sprint(src, "/stays/", i), 0o700))
+		must(t, os.WriteFile(fmt.Sprint(src, "/stays/", i, "/f"), []byte("mine"), 0o600))
+	}
+	stop := churn(func() {
+		for i := range 20 {
+			os.MkdirAll(fmt.Sprint(src, "/goes/", i, "/sub"), 0o700)
+			os.WriteFile(fmt.Sprint(src, "/goes/", i, "/f"), []byte("mine"), 0o600)
+		}
+		os.RemoveAll(src + "/goes")
+	})
+	defer stop()
+	want := describe(t, src+"/stays")
+	for i := range 100 {
+		dst := fmt.Sprint(dir, "/dst", i)
+		_, err := copyTree(context.Background(), t, src, dst, ways[0])
+		must(t, err)
+		equal(t, describe(t, dst+"/stays"), want)
+	}
+}
+
+// TestTreeTakesBackWhatVanished: a directory that was found and then isn't there leaves no trace.
+func TestTreeTakesBackWhatVanished(t *testing.T) {
+	base := t.TempDir()
+	must(t, os.MkdirAll(base+"/src/sub", 0o700))
+	must(t, os.MkdirAll(base+"/dst/sub", 0o700))
+	stamp(t, base+"/src", 7)
+	tree := newTree(context.Background(), open(t, base+"/src", os.O_RDONLY), open(t, base+"/dst", os.O_RDONLY), Options{})
+	tree.src, tree.dst = int(tree.from.Fd()), int(tree.to.Fd())
+	top := &dir{}
+	if there, err := tree.open(top); err != nil || !there {
+		t.Fatal(there, err)
+	}
+	top.users.Store(1)
+	must(t, tree.release(top))
+	must(t, os.Remove(base+"/src/sub"))
+	for _, now := range []string{"gone", "a file", "a link"} {
+		switch now {
+		case "a file":
+			must(t, os.WriteFile(base+"/src/sub", nil, 0o600))
+		case "a link":
+			must(t, os.Remove(base+"/src/sub"))
+			must(t, os.Symlink("..", base+"/src/sub"))
+		}
+		stamp(t, base+"/src", 7)
+		must(t, tree.directory(&dir{parent: top, name: "sub"}))
+		if got, err := os.ReadDir(base + "/dst"); err != nil || len(got) > 0 {
+			t.Errorf("%s: %v, %v", now, got, err)
+		}
+		must(t, os.Mkdir(base+"/dst/sub", 0o700)) // for the next
+	}
+}
+
+// TestTreeLeavesTheSourceAsItIs: not even its times of access change.
+func TestTreeLeavesTheSourceAsItIs(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/src/sub", 0o700))
+	must(t, os.WriteFile(dir+"/src/sub/file", []byte("content"), 0o600))
+	for i, path := range []string{"/src/sub/file", "/src/sub", "/src"} {
+		stamp(t, dir+path, int64(i))
+	}
+	want := describe(t, dir+"/src")
+	_, err := copyTree(context.Background(), t, dir+"/src", dir+"/dst", ways[2])
+	must(t, err)
+	equal(t, describe(t, dir+"/src"), want)
+}
+
+func TestTreeIsCancelled(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/src", 0o700))
+	for i := range 20 {
+		must(t, os.WriteFile(fmt.Sprint(dir, "/src/", i), pattern(8<<20, byte(i)), 0o600))
+	}
+	for n := range 10 {
+		ctx, cancel := context.WithCancel(context.Background())
+		must(t, os.Mkdir(fmt.Sprint(dir, "/dst", n), 0o700))
+		src, dst := open(t, dir+"/src", os.O_RDONLY), open(t, fmt.Sprint(dir, "/dst", n), os.O_RDONLY)
+		o := Options{Workers: 3, Done: new(atomic.Int64)}
+		stop := churn(func() {
+			if o.Done.Load() >= int64(n)<<22 {
+				cancel()
+			}
+		})
+		before, routines := descriptors(t, ""), runtime.NumGoroutine()
+		_, err := Tree(ctx, src, dst, o)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("Tree = %v, want that it was cancelled", err)
+		}
+		if a, b := descriptors(t, ""), runtime.NumGoroutine(); a != before || b > routines {
+			t.Errorf("%d descriptors and %d goroutines, and %d and %d before", a, b, before, routines)
+		}
+		stop()
+		cancel()
+	}
+}
+
+func TestTreeOnAFullDisk(t *testing.T) {
+	src := t.TempDir()
+	for i := range 20 {
+		must(t, os.WriteFile(fmt.Sprint(src, "/", i), pattern(300_000, byte(i)), 0o600))
+	}
+	for name, options := range map[string]string{"blocks": "size=2m", "inodes": "nr_inodes=10"} {
+		t.Run(name, func(t *testing.T) {
+			dir := filesystem{name: "tmpfs", options: options}.mount(t)
+			if _, err := copyTree(context.Background(), t, src, dir+"/dst", ways[0]); !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("Tree = %v, want ENOSPC", err)
+			}
+		})
+	}
+}
+
+func TestTreeIntoItself(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/sub", 0o700))
+	_, err := copyTree(context.Background(), t, dir, dir+"/sub/dst", ways[0])
+	if err == nil || !strings.Contains(err.Error(), `"sub/dst"`) {
+		t.Errorf("Tree = %v", err)
+	}
+}
+
+// asNobody is set in the environment of the test below where it is nobody: what it copies.
+const asNobody = "CAUSEWAY_TEST_AS_NOBODY"
+
+// TestTreeWithoutPrivileges: what can't be read or made again is an error that names it, not a hole in the copy.
+func TestTreeWithoutPrivileges(t *testing.T) {
+	if dir := os.Getenv(asNobody); dir != "" {
+		_, err := copyTree(context.Background(), t, dir+"/src", dir+"/to/dst", ways[0])
+		fmt.Println("it says:", err)
+		return
+	}
+	if !inInitialNamespace(t) {
+		t.Skip("only the machine's root can become somebody else")
+	}
+	for name, makeIt := range map[string]func(path string) error{
+		"no permission": func(path string) error { return os.WriteFile(path, nil, 0) },
+		"a directory":   func(path string) error { return os.Mkdir(path, 0) },
+		"an owner":      func(path string) error { return os.WriteFile(path, nil, 0o644) },
+		"a device":      func(path string) error { return unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "copier")
+			must(t, err)
+			defer os.RemoveAll(dir)
+			must(t, os.Mkdir(dir+"/src", 0o755))
+			must(t, os.Mkdir(dir+"/to", 0o777))
+			must(t, os.Chown(dir+"/src", 65534, 65534))
+			must(t, unix.Chmod(dir, 0o755))
+			must(t, unix.Chmod(dir+"/to", 0o777))
+			must(t, makeIt(dir+"/src/cul\"prit"))
+			self := dir + "/self"
+			binary, err := os.ReadFile("/proc/self/exe")
+			must(t, err)
+			must(t, os.WriteFile(self, binary, 0o755))
+			cmd := exec.Command(self, "-test.run=^TestTreeWithoutPrivileges$", "-test.v")
+			cmd.Env = append(os.Environ(), asNobody+"="+dir)
+			cmd.Dir = dir
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
+			out, err := cmd.CombinedOutput()
+			must(t, err)
+			if said := string(out); !strings.Contains(said, `"cul\"prit"`) || !strings.Contains(said, "ermi") && !strings.Contains(said, "not permitted") {
+				t.Errorf("%s", said)
+			}
+		})
+	}
+}
+
+// TestTreeIsDurable: the power goes when Tree has returned. What the filesystem hadn't written by then is lost.
+func TestTreeIsDurable(t *testing.T) {
+	for _, f := range filesystems[1:] {
+		if f.name != "xfs" {
+			f.options += ",commit=300" // or time alone would write everything out
+		}
+		for _, files := range []int{20, 200} { // one by one, and all at once
+			t.Run(fmt.Sprint(f.name, files), func(t *testing.T) {
+				powerCut(t, f, files)
+			})
+		}
+	}
+}
+
+func powerCut(t *testing.T, f filesystem, files int) {
+	dir, src := f.mount(t), t.TempDir()
+	for i := range files {
+		sub := fmt.Sprint(src, "/", i%7)
+		must(t, os.MkdirAll(sub, 0o700))
+		path := fmt.Sprint(sub, "/", i)
+		must(t, os.WriteFile(path, pattern(10_000+i, byte(i)), 0o640))
+		must(t, os.Lchown(path, i, i))
+		stamp(t, path, int64(i))
+	}
+	_, err := copyTree(context.Background(), t, src, dir+"/dst", ways[0])
+	must(t, err)
+	top := open(t, dir, os.O_RDONLY)
+	must(t, top.Sync()) // the entry of dst is the caller's
+	must(t, top.Close())
+	must(t, os.WriteFile(dir+"/unsynced", nil, 0o600))
+	name, err := os.ReadFile(filepath.Join(loopOf(t, dir), "loop/backing_file"))
+	must(t, err)
+	image := strings.TrimSpace(string(name))
+	run(t, "cp", image, image+".after")
+	must(t, unix.Unmount(dir, 0))
+	after := t.TempDir()
+	f.attach(t, image+".after", after)
+	if _, err := os.Lstat(after + "/unsynced"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what nobody synced is not lost, so this was no power cut: %v", err)
+	}
+	equal(t, describe(t, after+"/dst"), describe(t, src))
+}
+
+// loopOf returns where the kernel tells of the loop device that is mounted on a directory.
+func loopOf(t *testing.T, dir string) string {
+	t.Helper()
+	out, err := exec.Command("findmnt", "-no", "SOURCE", dir).Output()
+	must(t, err)
+	return filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(out))))
+}
