@@ -18,20 +18,24 @@ func each(b *testing.B, makeIt func(b *testing.B, src string), ours func(b *test
 			src := dir + "/src"
 			makeIt(b, src)
 			run(b, "sync", "-f", dir)
-			for name, one := range map[string]func(b *testing.B, src, dst string){
-				"ours": ours,
-				"cp": func(b *testing.B, src, dst string) {
-					run(b, "cp", "-a", src, dst)
-					run(b, "sync", "-f", dir)
-				},
-			} {
-				b.Run(name, func(b *testing.B) {
-					for n := 0; b.Loop(); n++ {
-						dst := fmt.Sprintf("%s/%s%d", dir, name, n)
-						one(b, src, dst)
+			cp := func(b *testing.B, src, dst string) {
+				run(b, "cp", "-a", src, dst)
+				run(b, "sync", "-f", dir)
+			}
+			clean := func(b *testing.B, dst string) {
+				must(b, os.RemoveAll(dst))
+				run(b, "sync", "-f", dir)
+			}
+			for range 3 { // the first ones pay for the blocks of the image
+				cp(b, src, dir+"/first")
+				clean(b, dir+"/first")
+			}
+			for i, one := range []func(b *testing.B, src, dst string){ours, cp} {
+				b.Run([]string{"ours", "cp"}[i], func(b *testing.B) {
+					for b.Loop() {
+						one(b, src, dir+"/dst")
 						b.StopTimer()
-						must(b, os.RemoveAll(dst))
-						run(b, "sync", "-f", dir)
+						clean(b, dir+"/dst")
 						b.StartTimer()
 					}
 				})

@@ -121,13 +121,21 @@ func proc(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 // attributes gives dst what src has. The order matters: a new owner takes capabilities and the bits of setuid away,
 // and an ACL sets bits of the mode.
 func (t *tree) attributes(src, dst int, st *unix.Statx_t) error {
-	if err := unix.Fchownat(dst, "", int(st.Uid), int(st.Gid), unix.AT_EMPTY_PATH); err != nil {
-		return fmt.Errorf("owner %d, group %d: %w", st.Uid, st.Gid, err)
-	}
-	if err := copyXattrs(proc(src), proc(dst)); err != nil {
+	var now unix.Statx_t
+	if err := statx(dst, &now); err != nil {
 		return err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+	chown := now.Uid != st.Uid || now.Gid != st.Gid
+	if chown {
+		if err := unix.Fchownat(dst, "", int(st.Uid), int(st.Gid), unix.AT_EMPTY_PATH); err != nil {
+			return fmt.Errorf("owner %d, group %d: %w", st.Uid, st.Gid, err)
+		}
+	}
+	xattrs, err := copyXattrs(proc(src), proc(dst))
+	if err != nil {
+		return err
+	}
+	if (chown || xattrs || now.Mode != st.Mode) && st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		if err := unix.Chmod(proc(dst), uint32(st.Mode)&0o7777); err != nil {
 			return fmt.Errorf("mode: %w", err)
 		}
@@ -139,36 +147,36 @@ func (t *tree) attributes(src, dst int, st *unix.Statx_t) error {
 	return nil
 }
 
-// copyXattrs gives dst the extended attributes of src, ACLs among them. Those that this process isn't shown, trusted
-// ones in a user namespace, are left out.
-func copyXattrs(src, dst string) error {
+// copyXattrs gives dst the extended attributes of src, ACLs among them, and tells whether there are any. Those that
+// this process isn't shown, trusted ones in a user namespace, are left out.
+func copyXattrs(src, dst string) (any bool, err error) {
 	names, err := xattr(func(to []byte) (int, error) { return unix.Listxattr(src, to) })
+	if errors.Is(err, unix.EOPNOTSUPP) { // the filesystem has none, or not for a node like this
+		return false, nil
+	}
 	if err != nil {
-		if errors.Is(err, unix.EOPNOTSUPP) { // the filesystem has none, or not for a node like this
-			return nil
-		}
-		return fmt.Errorf("list attributes: %w", err)
+		return false, fmt.Errorf("list attributes: %w", err)
+	}
+	if len(names) == 0 {
+		return false, nil
 	}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		if name == "" {
-			continue
-		}
 		value, err := xattr(func(to []byte) (int, error) { return unix.Getxattr(src, name, to) })
 		if errors.Is(err, unix.ENODATA) { // it has vanished
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("read attribute %q: %w", name, err)
+			return true, fmt.Errorf("read attribute %q: %w", name, err)
 		}
 		if err := unix.Setxattr(dst, name, value, 0); err != nil {
 			// A label may be given by the kernel, and be right already.
 			now, differs := xattr(func(to []byte) (int, error) { return unix.Getxattr(dst, name, to) })
 			if differs != nil || string(now) != string(value) {
-				return fmt.Errorf("set attribute %q: %w", name, err)
+				return true, fmt.Errorf("set attribute %q: %w", name, err)
 			}
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // xattr returns what get writes. Without room get says how much it takes; it may grow meanwhile.

@@ -9,7 +9,7 @@ import (
 
 // fewFiles is up to how many files and directories are made durable one by one. For more one syncfs is faster, though
 // it waits for what others have written.
-const fewFiles = 100
+const fewFiles = 16
 
 // made remembers what is to be made durable.
 type made struct {

@@ -89,6 +89,11 @@ func (t *tree) copy() error {
 	if err := statx(t.dst, &t.target); err != nil {
 		return fmt.Errorf("look at %q: %w", t.to.Name(), err)
 	}
+	for _, acl := range []string{"system.posix_acl_default", "system.posix_acl_access"} { // or all would inherit it
+		if err := unix.Fremovexattr(t.dst, acl); err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
+			return fmt.Errorf("remove the ACL of %q: %w", t.to.Name(), err)
+		}
+	}
 	t.dirs = []*dir{{}}
 	var all sync.WaitGroup
 	for range t.workers {
@@ -131,8 +136,8 @@ func (t *tree) fail(err error) {
 	t.change.Broadcast()
 }
 
-// next waits for something to do, and returns nothing when all is done or has failed. A list comes first, since its
-// directory is open; the caller releases that.
+// next waits for something to do, and returns nothing when all is done or has failed. A directory comes first: two
+// workers in one are in each other's way. The caller releases that of a list.
 func (t *tree) next() (*list, *dir) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -140,16 +145,16 @@ func (t *tree) next() (*list, *dir) {
 		if t.failed.Load() {
 			return nil, nil // and idle: for the others that is an end too
 		}
-		if i := slices.IndexFunc(t.lists, (*list).left); i >= 0 {
-			t.idle--
-			t.lists[i].dir.users.Add(1)
-			return t.lists[i], nil
-		}
 		if n := len(t.dirs); n > 0 {
 			t.idle--
 			d := t.dirs[n-1]
 			t.dirs = t.dirs[:n-1]
 			return nil, d
+		}
+		if i := slices.IndexFunc(t.lists, (*list).left); i >= 0 {
+			t.idle--
+			t.lists[i].dir.users.Add(1)
+			return t.lists[i], nil
 		}
 		if t.idle == t.workers {
 			t.change.Broadcast()

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// acl is an ACL with an entry for user 1000: rwx, user 1000 r-x, group r-x, mask r-x, others none.
-const acl = "\x02\x00\x00\x00" + "\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xe8\x03\x00\x00" +
+// acl is an ACL with an entry for user 0, who is in every namespace: rwx, user 0 r-x, group r-x, mask r-x, others none.
+const acl = "\x02\x00\x00\x00" + "\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\x00\x00\x00\x00" +
 	"\x04\x00\x05\x00\xff\xff\xff\xff" + "\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff"
 
 // capability is that of a program that may open low ports.
@@ -187,6 +187,25 @@ func TestTreeOfNothing(t *testing.T) {
 	equal(t, describe(t, dir+"/dst"), describe(t, dir+"/src"))
 }
 
+// TestTreeInheritsNothing: where the target is has no say in what the copy is like.
+func TestTreeInheritsNothing(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		must(t, os.MkdirAll(dir+"/src/sub", 0o700))
+		must(t, os.WriteFile(dir+"/src/sub/file", nil, 0o640))
+		must(t, os.WriteFile(dir+"/src/file", nil, 0o640))
+		want := describe(t, dir+"/src")
+		must(t, unix.Setxattr(dir, "system.posix_acl_default", []byte(acl), 0))
+		must(t, unix.Chmod(dir, 0o2755))
+		if inInitialNamespace(t) {
+			must(t, os.Chown(dir, 7, 7))
+			must(t, unix.Chmod(dir, 0o2755))
+		}
+		_, err := copyTree(context.Background(), t, dir+"/src", dir+"/dst", ways[0])
+		must(t, err)
+		equal(t, describe(t, dir+"/dst"), want)
+	})
+}
+
 // chain makes directories in one another, each with a file and a directory beside it.
 func chain(t testing.TB, top string, depth int, name string) {
 	t.Helper()
@@ -313,7 +332,7 @@ func TestTreeUnderAttack(t *testing.T) {
 	must(t, unix.Mkfifo(src+"/fifo", 0o600)) // to open it would be to wait for ever
 	stops := []func(){swap(src+"/a/victim", src+"/link"), swap(src+"/a/file", src+"/file link"), swap(src+"/a/file", src+"/fifo")}
 	whole := 0
-	for i := range 300 {
+	for i := range 150 {
 		dst := fmt.Sprint(dir, "/dst", i)
 		if _, err := copyTree(context.Background(), t, src, dst, ways[0]); err != nil {
 			t.Fatal(err)
