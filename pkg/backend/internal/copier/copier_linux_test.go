@@ -302,15 +302,16 @@ func allocated(t testing.TB, path string) (n int64) {
 	f := open(t, path, os.O_RDONLY)
 	defer f.Close()
 	must(t, f.Sync())
-	info, err := f.Stat()
-	must(t, err)
-	for at := int64(0); at < info.Size(); {
-		data, hole, err := nextData(int(f.Fd()), at, info.Size())
+	for at := int64(0); ; {
+		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return n
+		}
 		must(t, err)
-		n += hole - data
-		at = hole
+		at, err = unix.Seek(int(f.Fd()), data, unix.SEEK_HOLE)
+		must(t, err)
+		n += at - data
 	}
-	return n
 }
 
 // pattern returns bytes none of which is zero.

@@ -36,9 +36,9 @@ var images = map[string]struct {
 	"small, with a hole":      {100_000, map[int64]int{0: 5000, 70_000: 100}},
 	"small, ends with data":   {100_000, map[int64]int{99_000: 1000}},
 	"dense":                   {3<<20 + 17, map[int64]int{0: 3<<20 + 17}},
-	"only a hole":             {40 << 20, nil},
-	"holes":                   {50<<20 + 1, map[int64]int{0: 4096, 20 << 20: 17 << 20, 50 << 20: 1}},
-	"data ends before a hole": {40 << 20, map[int64]int{5000: 10_000}},
+	"only a hole":             {10 << 20, nil},
+	"holes":                   {30<<20 + 1, map[int64]int{0: 4096, 8 << 20: 17 << 20, 30 << 20: 1}},
+	"data ends before a hole": {10 << 20, map[int64]int{5000: 10_000}},
 }
 
 func TestFileIsTheSame(t *testing.T) {
