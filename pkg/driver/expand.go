@@ -69,6 +69,11 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err != nil {
 		return nil, err
 	}
+	if staging := req.GetStagingTargetPath(); staging != "" { // which is writable where the target may not be
+		if there, err := n.mounter.Mounted(ctx, what, staging); err == nil && there {
+			path = staging
+		}
+	}
 	if err := n.mounter.Grow(ctx, what, path); err != nil {
 		return nil, fmt.Errorf("expand volume %.128q: %w", id, err)
 	}

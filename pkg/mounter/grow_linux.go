@@ -23,6 +23,7 @@ func (l *linux) Grow(_ context.Context, m Mount, path string) error {
 	}
 	defer p.close()
 	at, err := p.stat()
+	isFilesystem := at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR // and not the kubelet's, with a Disk in it
 	if err == nil && !at.mounted {
 		at, err = p.diskState()
 	}
@@ -41,10 +42,13 @@ func (l *linux) Grow(_ context.Context, m Mount, path string) error {
 	if _, err := unix.IoctlRetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY); err != nil {
 		return &fs.PathError{Op: "LOOP_SET_CAPACITY", Path: dev.Name(), Err: err}
 	}
-	if m.Kind == Disk {
+	if !isFilesystem {
 		return nil
 	}
 	if err := p.growFilesystem(m.FSType, dev); err != nil {
+		if errors.Is(err, unix.EROFS) {
+			err = fmt.Errorf("%w: %w", ErrReadOnly, err)
+		}
 		return fmt.Errorf("grow the %s at %s: %w", m.FSType, path, err)
 	}
 	return nil
@@ -128,7 +132,9 @@ func readExt4(dev *os.File) (ext4Super, error) {
 }
 
 // growOffline grows an ext4 that isn't mounted and smaller than its device, as a volume that was expanded is.
+// It goes on when the caller has given up: a resize2fs that is killed can leave what only a person can mend.
 func growOffline(ctx context.Context, dev *os.File) error {
+	ctx = context.WithoutCancel(ctx)
 	size, err := sizeOf(dev)
 	if err != nil {
 		return err

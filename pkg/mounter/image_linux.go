@@ -30,7 +30,7 @@ func (l *linux) mountImage(ctx context.Context, m Mount, p place, attr attribute
 	if err != nil {
 		return err
 	}
-	flags, data, shown := attr.fresh(m.Options)
+	flags, data, shown := attr.fresh(m.FSType, m.Options)
 	made, done, err := p.prepare(unix.S_IFDIR, func(at state) (bool, error) {
 		same, err := l.loops.holds(at, b)
 		return same, errors.Join(err, p.verifyFlags(shown))
@@ -92,10 +92,16 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, 
 const mended = 1 | 2
 
 // check mends an ext4 that was not unmounted, as far as nobody has to be asked. It fails if the device is in use.
+//
+// It goes on when the caller has given up: begun anew at each retry, it might never end.
 func check(ctx context.Context, dev *os.File) error {
+	ctx = context.WithoutCancel(ctx)
 	out, err := exec.CommandContext(ctx, "e2fsck", "-p", dev.Name()).CombinedOutput()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode()&^mended == 0 {
 		return nil
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("%w: e2fsck is not installed", errors.ErrUnsupported)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: e2fsck: %w: %.400s", ErrFormat, err, out)
@@ -153,7 +159,10 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
 		return err
 	}
 	_, done, err := d.prepare(unix.S_IFREG, func(at state) (bool, error) { return l.loops.holds(at, b) })
-	if done || err != nil {
+	if done {
+		return l.keep(file, m) // a driver may have died before it said so
+	}
+	if err != nil {
 		return err
 	}
 	if err := d.writeBacking(b); err != nil {
@@ -173,6 +182,16 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
 		err = l.remember(d.path, dev.Name())
 	}
 	return l.undo(ctx, m, p, made, err)
+}
+
+// keep makes sure that the device of a Disk that is mounted already stays, and is as m says.
+func (l *linux) keep(file *os.File, m Mount) error {
+	dev, _, err := l.loops.attach(file, loopOptions{readOnly: m.ReadOnly, sector: m.Sector, autoclear: true})
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	return setAutoclear(dev, false)
 }
 
 // A mounted node doesn't hold its device. If the driver dies where the kernel is told to let go, the node is left, and
@@ -277,12 +296,8 @@ func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place)
 			return fmt.Errorf("%w, or written to, at all its paths alike, and it is at %s", ErrReadOnly, other)
 		}
 	}
-	value := 0
-	if m.ReadOnly {
-		value = 1
-	}
-	if err := unix.IoctlSetPointerInt(int(dev.Fd()), unix.BLKROSET, value); err != nil {
-		return fmt.Errorf("%w: BLKROSET of %s: %w", ErrReadOnly, dev.Name(), err)
+	if err := setDeviceReadOnly(dev, m.ReadOnly); err != nil {
+		return fmt.Errorf("%w: %w", ErrReadOnly, err)
 	}
 	if now, err := isReadOnly(dev); err != nil || now == m.ReadOnly {
 		return err
@@ -375,6 +390,11 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 	}
 	var dev *os.File
 	if own {
+		if own, err = l.onlyNode(d, n); err != nil {
+			return err
+		}
+	}
+	if own {
 		if dev, err = openLoop(n, true); err != nil {
 			return err
 		}
@@ -384,13 +404,40 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 		}
 	}
 	crashpoint.Reached("disk:releasing")
-	if err := d.unmount(ctx, 0); err != nil {
-		if own { // it is used on
-			err = errors.Join(err, setAutoclear(dev, false))
-		}
-		return err
+	err = d.unmount(ctx, 0)
+	switch {
+	case err != nil && own: // it is used on
+		return errors.Join(err, setAutoclear(dev, false))
+	case own: // for whoever gets the number next, of whatever driver
+		return setDeviceReadOnly(dev, false)
 	}
-	return nil
+	return err
+}
+
+// onlyNode reports whether the device's node is mounted at d only, and not as another Disk. Errors: ErrBusy if a Device
+// is mounted from it: who has that would soon write to the disk that gets the number next.
+func (l *linux) onlyNode(d place, n int) (bool, error) {
+	b, err := fileOfLoop(n)
+	if err != nil {
+		return false, err
+	}
+	users, err := l.loops.users(b)
+	if err != nil {
+		return false, err
+	}
+	alone := true
+	real := l.real + strings.TrimPrefix(d.path, l.dir) // as mountinfo has it
+	for _, path := range users {
+		if path == real {
+			continue
+		}
+		alone = false
+		dir, name := filepath.Split(path)
+		if _, err := os.Lstat(filepath.Join(dir, backingName)); err != nil || name != DeviceName {
+			return false, fmt.Errorf("unmount %s: %w: the device is mounted at %s, too", d.path, ErrBusy, path)
+		}
+	}
+	return alone, nil
 }
 
 // emptyBut returns ErrNotEmpty if the directory at the place has an entry that isn't called one of names.

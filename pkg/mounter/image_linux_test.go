@@ -315,6 +315,90 @@ func TestImagesGrow(t *testing.T) {
 	}
 }
 
+func TestADeviceThatIsPublishedStaysAttached(t *testing.T) {
+	ctx := context.Background()
+	b := newLoopBench(t)
+	m, other := b.image("image", ""), b.image("other", "")
+	b.mount(m, b.path("staging"))
+	b.mount(m.Again(b.path("staging")), b.path("target"))
+	b.mount(m, b.path("again")) // at a second staging path
+	for _, path := range []string{b.path("staging"), b.path("again")} {
+		if err := b.Unmount(ctx, path); !errors.Is(err, ErrBusy) {
+			t.Errorf("Unmount(%s) of a device that is at another path, too = %v", path, err)
+		}
+	}
+	b.mount(other, b.path("other"))
+	if err := os.WriteFile(b.path("target"), []byte("mine"), 0); err != nil {
+		t.Fatal(err)
+	}
+	unix.Sync()
+	for file, want := range map[string]string{m.Source: "mine", other.Source: "\x00\x00\x00\x00"} {
+		if got, err := os.ReadFile(file); err != nil || string(got[:4]) != want {
+			t.Errorf("%s holds %q, %v, want %q", file, got[:4], err, want)
+		}
+	}
+	if err := b.Remove(ctx, b.path("target")); err != nil {
+		t.Error(err)
+	}
+	b.unmount(b.path("again"))
+	if !b.mounted(m, b.path("staging")) {
+		t.Error("with one staging path the other lost its device")
+	}
+	b.unmount(b.path("staging"), b.path("other"))
+}
+
+func TestADevicesNumberBringsNothingFromTheLastOne(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	readOnly := m
+	readOnly.ReadOnly = true
+	b.mount(m, b.path("staging"))
+	b.mount(readOnly.Again(b.path("staging")), b.path("target"))
+	b.unmount(b.path("target"), b.path("staging"))
+	for _, fsType := range FSTypes() {
+		next := b.image(fsType, fsType)
+		b.mount(next, b.path(fsType))
+		if err := os.WriteFile(b.path(fsType, "f"), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+		b.unmount(b.path(fsType))
+	}
+}
+
+func TestADeviceThatShowsAPartOfAnImageIsNotTheImage(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	out, err := exec.Command("losetup", "--show", "-f", "-o", "1048576", m.Source).CombinedOutput()
+	if err != nil {
+		t.Fatalf("losetup: %v, %s", err, out)
+	}
+	b.refused(m, b.path("staging"), ErrConflict)
+	if out, err := exec.Command("losetup", "-d", strings.TrimSpace(string(out))).CombinedOutput(); err != nil {
+		t.Errorf("losetup: %v, %s", err, out)
+	}
+	b.mount(m, b.path("staging"))
+	b.unmount(b.path("staging"))
+}
+
+func TestADeviceWithoutAnEndIsKept(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	b.mount(m, b.path("staging"))
+	dev, err := os.Open(b.path("staging", DeviceName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := setAutoclear(dev, true); err != nil { // killed in the middle, while somebody looks
+		t.Fatal(err)
+	}
+	b.mount(m, b.path("staging"))
+	dev.Close()
+	if !b.mounted(m, b.path("staging")) {
+		t.Error("it went with the one who looked")
+	}
+	b.unmount(b.path("staging"))
+}
+
 func TestADiskThatIsStagedReadOnly(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")

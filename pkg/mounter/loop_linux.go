@@ -85,6 +85,8 @@ func fits(dev *os.File, b backing, o loopOptions) error {
 		return &fs.PathError{Op: "BLKSSZGET", Path: dev.Name(), Err: err}
 	case info.Device != b.dev || info.Inode != b.ino:
 		return fmt.Errorf("%w: %s has got another file", ErrBusy, dev.Name())
+	case info.Offset != 0 || info.Sizelimit != 0:
+		return fmt.Errorf("%w: %s shows a part of its file only", ErrConflict, dev.Name())
 	case info.Flags&unix.LO_FLAGS_READ_ONLY != 0 && !o.readOnly:
 		return fmt.Errorf("%w: %s is attached for reading only", ErrConflict, dev.Name())
 	case sector != o.sector:
@@ -122,7 +124,7 @@ func (l *loops) configure(file *os.File, b backing, o loopOptions) (*os.File, er
 		switch err := unix.IoctlLoopConfigure(int(dev.Fd()), &config); {
 		case err == nil:
 			l.remember(b, n)
-			return dev, nil
+			return dev, setDeviceReadOnly(dev, o.readOnly)
 		case errors.Is(err, unix.EINVAL) && config.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0:
 			config.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO // the disk has larger sectors than this image
 		case !errors.Is(err, unix.EBUSY): // somebody was faster
@@ -152,8 +154,11 @@ func (l *loops) find(b backing) (n int, ok bool, err error) {
 			continue
 		}
 		has, err := fileOfLoop(n)
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) { // detached meanwhile
+		if errors.Is(err, unix.ENXIO) { // detached meanwhile
 			continue
+		}
+		if errors.Is(err, fs.ErrNotExist) { // it must not be taken for detached
+			return 0, false, fmt.Errorf("%w: the node's /dev has to be visible here", err)
 		}
 		if err != nil {
 			return 0, false, err
@@ -247,6 +252,18 @@ func released(n int, b backing) bool {
 		time.Sleep(wait)
 	}
 	return false
+}
+
+// setDeviceReadOnly says whether a device can be written to. The kernel keeps what was said of the number before.
+func setDeviceReadOnly(dev *os.File, readOnly bool) error {
+	value := 0
+	if readOnly {
+		value = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(dev.Fd()), unix.BLKROSET, value); err != nil {
+		return &fs.PathError{Op: "BLKROSET", Path: dev.Name(), Err: err}
+	}
+	return nil
 }
 
 // setAutoclear says whether the kernel is to detach a device when nobody has it open or mounted any more.

@@ -89,13 +89,16 @@ var ownFlags = map[string]uintptr{"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.M
 
 // fresh returns what mount(2) is told for a filesystem that is mounted with these options, and the ST_* flags that
 // statfs(2) is to show afterwards.
-func (a attributeSet) fresh(options []string) (flags uintptr, data string, shown int64) {
+func (a attributeSet) fresh(fsType string, options []string) (flags uintptr, data string, shown int64) {
 	shown = a.flags
 	if a.clear == 0 {
 		shown |= unix.ST_RELATIME // the kernel's default
 	}
 	flags = mountFlags(shown)
 	var text []string
+	if fsType == "ext4" { // its superblock may ask for the kernel to panic
+		text = append(text, "errors=remount-ro")
+	}
 	for _, o := range options {
 		if flag, ok := ownFlags[o]; ok {
 			flags |= flag

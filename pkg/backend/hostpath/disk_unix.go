@@ -47,4 +47,5 @@ func (s *store) space() (space, error) {
 }
 
 func isFull(err error) bool     { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+func isTooLarge(err error) bool { return errors.Is(err, unix.EFBIG) }
 func isReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }

@@ -35,7 +35,7 @@ func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) 
 	}
 	if err := s.grow(&larger); err != nil {
 		b.index.release(larger.Size - v.Size)
-		if isFull(err) {
+		if isFull(err) || isTooLarge(err) {
 			err = fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
 		}
 		return 0, false, err

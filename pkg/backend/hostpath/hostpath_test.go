@@ -514,7 +514,7 @@ func FuzzCreate(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if key != "kind" || value != "directory" || v.Size < required || (limit > 0 && v.Size > limit) {
+		if key != "kind" || (value != "directory" && value != "image") || v.Size < required || (limit > 0 && v.Size > limit) {
 			t.Errorf("Create(%+v) = %+v", o, v)
 		}
 		if err := b.Delete(context.Background(), v.ID, nil); err != nil {

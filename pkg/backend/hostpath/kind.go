@@ -36,7 +36,10 @@ var minSizes = map[string]int64{"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20,
 
 // plan returns the volume that o asks for, without its name. Errors: ErrInvalid, ErrOutOfRange.
 func plan(o backend.CreateOptions) (*volume, error) {
-	v := &volume{Kind: kind(cmp.Or(o.Parameters[kindKey], string(directory)))}
+	v := &volume{Kind: directory}
+	if value, ok := o.Parameters[kindKey]; ok {
+		v.Kind = kind(value)
+	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
 		if key != kindKey {
 			return nil, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
@@ -74,11 +77,17 @@ func (v *volume) planImage(o backend.CreateOptions) error {
 			return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 		}
 	}
+	if v.Block && v.FSType != "" { // a pod could write under a mounted filesystem
+		return fmt.Errorf("%w: an image has a filesystem or is a block device, not both", backend.ErrInvalid)
+	}
 	wanted := max(chooseSize(o), minSizes[v.FSType])
 	if wanted > 1<<62 {
 		return fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, wanted)
 	}
 	v.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
+	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[v.FSType] {
+		v.Size = down // nobody asked for more, and there may be a limit
+	}
 	if o.Limit > 0 && v.Size > o.Limit {
 		return fmt.Errorf("%w: an image has a multiple of %d bytes, with this filesystem at least %d: %d is over the limit of %d",
 			backend.ErrOutOfRange, sizeUnit, minSizes[v.FSType], v.Size, o.Limit)

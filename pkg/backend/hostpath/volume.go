@@ -273,6 +273,9 @@ func (b *Backend) busy() func() {
 
 // exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.
 func exhausted(err error) error {
+	if isTooLarge(err) {
+		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
+	}
 	if isFull(err) || isReadOnly(err) {
 		return fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}
