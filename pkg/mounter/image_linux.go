@@ -21,15 +21,11 @@ const btrfs = "btrfs"
 // mountImage mounts the filesystem in a file. It is never formatted here: a disk that answers with errors looks blank
 // to every tool, and a filesystem made on it then would be the end of the old one. See Format.
 func (l *linux) mountImage(ctx context.Context, m Mount, p place, attr attributeSet) error {
-	file, err := openImage(m.Source)
+	file, b, err := openImage(m.Source)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	b, err := backingOf(file)
-	if err != nil {
-		return err
-	}
 	flags, data, shown := attr.fresh(m.FSType, m.Options)
 	made, done, err := p.prepare(unix.S_IFDIR, func(at state) (bool, error) {
 		same, err := l.loops.holds(at, b)
@@ -137,15 +133,11 @@ func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error
 
 // mountDisk attaches a file to a loop device and mounts that in the directory at p, which keeps it.
 func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
-	file, err := openImage(m.Source)
+	file, b, err := openImage(m.Source)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	b, err := backingOf(file)
-	if err != nil {
-		return err
-	}
 	made, err := p.prepareDisk(ctx)
 	if err != nil {
 		return err
@@ -458,6 +450,16 @@ func (p place) loop() (int, bool) {
 	return int(at.device.minor), err == nil && at.mounted && at.mode&unix.S_IFMT == unix.S_IFBLK && at.device.major == loopMajor
 }
 
-func openImage(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+// openImage opens an image and returns how it would be known behind a loop device.
+func openImage(path string) (*os.File, backing, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, backing{}, err
+	}
+	b, err := backingOf(file)
+	if err != nil {
+		file.Close()
+		return nil, b, err
+	}
+	return file, b, nil
 }
