@@ -4,7 +4,7 @@
 //
 // What holds for every method, and is held against a backend by backendtest:
 //   - It may be called by many goroutines. For one ID the driver makes one changing call at a time, and one Create for
-//     one name; but a Create may run beside the Delete of that volume.
+//     one name; but a Create may run beside the Delete of that volume. Snapshots and groups alike.
 //   - It may be called again with the same arguments after any outcome, even a crash, and then finishes the job or
 //     finds it done.
 //   - An error other than ErrBusy, ErrUnavailable or the context's means that the call has left nothing: to Kubernetes
@@ -31,6 +31,9 @@ var (
 	ErrBusy        = errors.New("operation pending")  // the same volume is being worked on
 	ErrUnavailable = errors.New("not available now")  // nothing was done; the same call may succeed later
 	ErrNotReady    = errors.New("storage not usable") // and won't be until a person acts
+
+	// ErrPrecondition: right, but not while things are as they are; the message says which would have to change.
+	ErrPrecondition = errors.New("not possible as it is")
 )
 
 // Backend is what every kind of storage has.
@@ -61,6 +64,7 @@ type CreateOptions struct {
 	Limit      int64             // bytes; 0: none, else at least Required
 	Access     []Access          // every use that must be possible, at least one
 	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
+	Mutable    map[string]string // of a Modifier, in the same form: what Modify can change. They override Parameters
 	Secrets    map[string]string
 }
 
@@ -84,7 +88,10 @@ type Volume struct {
 	Size       int64             // bytes
 	Parameters map[string]string // that it was made with, defaults filled in
 	Context    map[string]string // handed to every later use by the CO; never changes, holds no secrets
+	Mutable    map[string]string // of a Modifier: what can be changed, as it is now, defaults filled in
 	Inline     bool              // made by Inliner, for one pod
+	Snapshot   string            // ID of the snapshot that it was made from; it may be gone
+	Origin     string            // ID of the volume that it was cloned from; it may be gone
 	Nodes      []string          // of an Attacher: IDs of the nodes that it is attached to, sorted; from Get and List
 }
 

@@ -36,6 +36,7 @@ var statusCodes = []struct {
 	{mounter.ErrPath, codes.InvalidArgument},
 	{mounter.ErrOption, codes.InvalidArgument},
 	{backend.ErrInUse, codes.FailedPrecondition},
+	{backend.ErrPrecondition, codes.FailedPrecondition},
 	{errPrecondition, codes.FailedPrecondition},
 	{mounter.ErrBusy, codes.FailedPrecondition},
 	{mounter.ErrNotEmpty, codes.FailedPrecondition},

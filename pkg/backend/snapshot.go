@@ -1,0 +1,104 @@
+package backend
+
+import (
+	"context"
+	"time"
+)
+
+// Snapshotter is a Backend that can keep what a volume holds at a moment, and make new volumes of it. A snapshot never
+// changes, and doesn't need its volume: that may be deleted.
+//
+// Making a snapshot, and a volume from one, may take longer than any caller waits. Then the work goes on when ctx has
+// ended, and the next call with the same arguments joins it: ErrBusy while it lasts, and what came of it when it is
+// done. Close of a backend ends it, and leaves nothing half-made.
+type Snapshotter interface {
+	// Snapshot makes the snapshot of o.Name, or finds the one that an earlier call made. It returns when the data is
+	// cut, durable, and of use to Restore. Errors: ErrNotFound for an unknown volume, and an inline one; ErrExists if the
+	// one it finds is of another volume or has other parameters; ErrInvalid for parameters; ErrExhausted;
+	// ErrPrecondition where it could be made if the volume were not in use. CSI spec v1.13, CreateSnapshot.
+	Snapshot(ctx context.Context, o SnapshotOptions) (Snapshot, error)
+
+	// GetSnapshot returns the snapshot. Errors: ErrNotFound, for malformed IDs too. CSI spec v1.13, GetSnapshot.
+	GetSnapshot(ctx context.Context, id string, secrets map[string]string) (Snapshot, error)
+
+	// DeleteSnapshot deletes a snapshot. An ID that is unknown or malformed is no error. Volumes made from it stay.
+	// Errors: ErrInUse while it is being made or a volume is being made from it, ErrInvalid for a member of a group:
+	// in all these cases it is untouched. CSI spec v1.13, DeleteSnapshot.
+	DeleteSnapshot(ctx context.Context, id string, secrets map[string]string) error
+
+	// ListSnapshots returns up to limit snapshots with IDs above after, in the order of their IDs, and whether there
+	// are more: all, or those of the volume source if it isn't "". A volume that is unknown, perhaps deleted, is no error.
+	// CSI spec v1.13, ListSnapshots.
+	ListSnapshots(ctx context.Context, source, after string, limit int) (snapshots []Snapshot, more bool, err error)
+
+	// Restore makes the volume of o.Name with what the snapshot holds, or finds the one that an earlier call made. The
+	// snapshot may be deleted then. A volume that was made otherwise, or from another one, is ErrExists, to Create and
+	// Clone too. Errors: those of Create; ErrNotFound for an unknown snapshot; ErrOutOfRange if o.Limit is below its
+	// size, or o.Required isn't 0 and below it; ErrInvalid if no such volume can be made of it. CSI spec v1.13,
+	// CreateVolume with a snapshot as its content source.
+	Restore(ctx context.Context, snapshot string, o CreateOptions) (Volume, error)
+}
+
+// SnapshotOptions is a CreateSnapshotRequest that the driver has checked as far as that doesn't depend on the backend.
+type SnapshotOptions struct {
+	Name       string            // as CreateOptions.Name
+	Source     string            // ID of the volume
+	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
+	Secrets    map[string]string
+}
+
+// Snapshot is what is known of a snapshot.
+type Snapshot struct {
+	ID      string    // at most 128 bytes
+	Source  string    // ID of the volume that it was made of
+	Size    int64     // bytes that a volume made from it has at least
+	Created time.Time // when the data was cut
+	Group   string    // ID of the group that it is a member of, or ""
+}
+
+// Cloner is a Backend that can make new volumes of what another one holds.
+type Cloner interface {
+	// Clone makes the volume of o.Name with what the volume source holds at a moment during the call, or finds the one
+	// that an earlier call made; source may be deleted then. How it goes on beyond ctx, and the errors, are those of
+	// Snapshotter.Restore; ErrPrecondition as for Snapshotter.Snapshot. CSI spec v1.13, CreateVolume with a volume as
+	// its content source.
+	Clone(ctx context.Context, source string, o CreateOptions) (Volume, error)
+}
+
+// GroupSnapshotter is a Snapshotter that can make snapshots of several volumes at one point in time: there is a moment
+// for which it holds that every write acknowledged before it is in the snapshots, and that what is in one of them, from
+// after that moment, depends on nothing which is missing in another.
+type GroupSnapshotter interface {
+	Snapshotter
+
+	// SnapshotGroup makes the group of o.Name, or finds the one that an earlier call made. There are snapshots of all
+	// its volumes or, after an error, of none. Errors: ErrNotFound for an unknown volume; ErrExists if the one it finds
+	// has other volumes or parameters; ErrInvalid; ErrExhausted; ErrPrecondition for volumes that, as they are, can't be
+	// cut at one point in time. CSI spec v1.13, CreateVolumeGroupSnapshot.
+	SnapshotGroup(ctx context.Context, o GroupOptions) (Group, error)
+
+	// GetGroup returns the group. snapshots are the IDs of its members, if the caller says any. Errors: ErrNotFound, and
+	// ErrInvalid if they aren't. CSI spec v1.13, GetVolumeGroupSnapshot.
+	GetGroup(ctx context.Context, id string, snapshots []string, secrets map[string]string) (Group, error)
+
+	// DeleteGroup deletes the group and its members. An ID that is unknown or malformed is no error. Errors: ErrInUse
+	// while a volume is being made from a member, and ErrInvalid as above: nothing was deleted then.
+	// CSI spec v1.13, DeleteVolumeGroupSnapshot.
+	DeleteGroup(ctx context.Context, id string, snapshots []string, secrets map[string]string) error
+}
+
+// GroupOptions is a CreateVolumeGroupSnapshotRequest that the driver has checked as far as that doesn't depend on the
+// backend.
+type GroupOptions struct {
+	Name       string            // as CreateOptions.Name
+	Sources    []string          // IDs of the volumes, at least one, none twice
+	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
+	Secrets    map[string]string
+}
+
+// Group is what is known of a group of snapshots.
+type Group struct {
+	ID        string     // at most 128 bytes
+	Snapshots []Snapshot // its members, in the order of their IDs
+	Created   time.Time  // when their data was cut
+}
