@@ -198,8 +198,8 @@ func TestStrangeIDs(t *testing.T) {
 		for name, call := range calls {
 			for _, id := range []string{
 				"..", ".", "/", "a/b", "../" + v.id, v.id + "/..", v.id + "/data", v.id + "\x00", "\x00", v.id[:56], v.id + "0",
-				strings.ToUpper(v.id), strings.Repeat("x", 4096), "ａ" + v.id[1:], "а" + v.id[1:], volumeid.New("node-1", "none"),
-				volumeid.New("node-2", "v"), volumeid.NewInline("node-1", "v"), handle(7), " ", "\u202e", "*", "record.json",
+				strings.ToUpper(v.id), strings.Repeat("x", 4096), "ａ" + v.id[1:], "а" + v.id[1:], volumeid.New(volumeid.Volume, "node-1", "none"),
+				volumeid.New(volumeid.Volume, "node-2", "v"), volumeid.New(volumeid.Inline, "node-1", "v"), handle(7), " ", "\u202e", "*", "record.json",
 			} {
 				if want, err := call(id); codeOf(err) != want && !(err == nil && want == codes.OK) {
 					t.Errorf("%s(%.70q) = %v, want %s", name, id, err, want)
@@ -253,7 +253,7 @@ func TestListVolumesPagesWhileVolumesComeAndGo(t *testing.T) {
 			t.Errorf("%s was there all the time and is not listed", id)
 		}
 	}
-	for _, bad := range []string{"invalid-token", "1", "x." + volumeid.New("node-1", "v"), ".", "00000000.x", strings.Repeat("9", 5000)} {
+	for _, bad := range []string{"invalid-token", "1", "x." + volumeid.New(volumeid.Volume, "node-1", "v"), ".", "00000000.x", strings.Repeat("9", 5000)} {
 		_, err := d.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: bad})
 		d.want(codes.Aborted, err)
 		_, err = d.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{StartingToken: bad})

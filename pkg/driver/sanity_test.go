@@ -50,7 +50,9 @@ var notHostpath = slices.Concat(noDriverYet, []string{
 // ids are IDs that this driver could have made.
 type ids struct{ sanity.DefaultIDGenerator }
 
-func (ids) GenerateUniqueValidVolumeID() string { return volumeid.New("node-1", uuid.NewString()) }
+func (ids) GenerateUniqueValidVolumeID() string {
+	return volumeid.New(volumeid.Volume, "node-1", uuid.NewString())
+}
 
 // sanityRun is one run of csi-sanity.
 type sanityRun struct {

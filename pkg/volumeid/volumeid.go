@@ -1,9 +1,9 @@
-// Package volumeid makes and reads the IDs of volumes whose storage lives on one node, and the names under which
-// that node is known to the cluster.
+// Package volumeid makes and reads the IDs of volumes and snapshots whose storage lives on one node, and the names
+// under which that node is known to the cluster.
 //
-// An ID is a version letter, a digest of the node and a digest of the volume's name, 57 characters of [0-9a-v] in
-// all. So a retried CreateVolume finds its own volume without an index, anyone who holds an ID can tell its node,
-// and no ID can be mistaken for a path. The volumeHandle of a PersistentVolume never changes, so neither may the
+// An ID is a letter, a digest of the node and a digest of the name, 57 characters of [0-9a-v] in all. So a retried
+// CreateVolume finds its own volume without an index, anyone who holds an ID can tell its node, and no ID can be
+// mistaken for a path. The volumeHandle of a PersistentVolume never changes, so neither may the
 // meaning of a letter: a new form of ID takes a new letter.
 package volumeid
 
@@ -15,10 +15,17 @@ import (
 	"regexp"
 )
 
-const (
-	volumeLetter = 'a' // a volume made by CreateVolume
-	inlineLetter = 'i' // the storage of an inline ephemeral volume
+// Kind is what an ID is of: the letter that it starts with.
+type Kind byte
 
+const (
+	Volume   Kind = 'a' // made by CreateVolume
+	Inline   Kind = 'i' // the storage of an inline ephemeral volume
+	Snapshot Kind = 's'
+	Group    Kind = 'g' // of snapshots
+)
+
+const (
 	nodeLen = 16 // characters of 5 bits: 80 bits of the digest of the node
 	nameLen = 40 // 200 bits of the digest of the name
 
@@ -28,7 +35,7 @@ const (
 )
 
 // ErrMalformed says that a string is not an ID of any known form.
-var ErrMalformed = errors.New("malformed volume ID")
+var ErrMalformed = errors.New("malformed ID")
 
 var (
 	encoding = base32.HexEncoding.WithPadding(base32.NoPadding)
@@ -37,24 +44,25 @@ var (
 
 // ID is what an ID says.
 type ID struct {
-	Inline bool   // the storage of an inline ephemeral volume
-	Node   string // digest of the node that holds the volume, as NodeDigest returns it
+	Kind Kind
+	Node string // digest of the node that holds it, as NodeDigest returns it
 }
 
-// New returns the ID of the volume that CreateVolume is to make under name on node. It is always the same.
-func New(node, name string) string {
-	return string(volumeLetter) + digest(node, nodeLen) + digest(name, nameLen)
+// New returns the ID of what is made under name on node: for a Volume, Snapshot or Group the name in the request; for
+// an Inline one, whose ID is in no PersistentVolume, what the kubelet calls the volume. It is always the same.
+func New(k Kind, node, name string) string {
+	return string(k) + digest(node, nodeLen) + digest(name, nameLen)
 }
 
-// NewInline returns the ID of the storage behind the inline ephemeral volume that the kubelet calls handle.
-// It is in no PersistentVolume, and none that names it is served.
-func NewInline(node, handle string) string {
-	return string(inlineLetter) + digest(node, nodeLen) + digest(handle, nameLen)
-}
-
-// Parse reads an ID. Whatever New and NewInline can't have made is ErrMalformed.
+// Parse reads an ID. Whatever New can't have made is ErrMalformed.
 func Parse(s string) (ID, error) {
-	if len(s) != 1+nodeLen+nameLen || (s[0] != volumeLetter && s[0] != inlineLetter) {
+	if len(s) != 1+nodeLen+nameLen {
+		return ID{}, ErrMalformed
+	}
+	id := ID{Kind: Kind(s[0]), Node: s[1 : 1+nodeLen]}
+	switch id.Kind {
+	case Volume, Inline, Snapshot, Group:
+	default:
 		return ID{}, ErrMalformed
 	}
 	for _, c := range []byte(s[1:]) {
@@ -62,7 +70,7 @@ func Parse(s string) (ID, error) {
 			return ID{}, ErrMalformed
 		}
 	}
-	return ID{Inline: s[0] == inlineLetter, Node: s[1 : 1+nodeLen]}, nil
+	return id, nil
 }
 
 // NodeDigest returns the part of an ID that stands for node.

@@ -8,8 +8,8 @@ import (
 func TestIDsAreStableAcrossReleases(t *testing.T) {
 	// These are in PersistentVolumes for ever: if this test fails, the change is wrong, not the test.
 	for got, want := range map[string]string{
-		New("node-1", "pvc-1"):       "a6mbhnpn9nc14l2alua38s6l7par6ikbsr7qqm6rpav0bibfjhvnlgcj7",
-		NewInline("node-1", "csi-1"): "i6mbhnpn9nc14l2alt3jubsm5oqq679uqb354r0ran8h806m2m1hmthjq",
+		New(Volume, "node-1", "pvc-1"): "a6mbhnpn9nc14l2alua38s6l7par6ikbsr7qqm6rpav0bibfjhvnlgcj7",
+		New(Inline, "node-1", "csi-1"): "i6mbhnpn9nc14l2alt3jubsm5oqq679uqb354r0ran8h806m2m1hmthjq",
 	} {
 		if got != want {
 			t.Errorf("got %s, want %s", got, want)
@@ -20,17 +20,19 @@ func TestIDsAreStableAcrossReleases(t *testing.T) {
 func TestParseReadsWhatNewMakes(t *testing.T) {
 	node := strings.Repeat("n", 253)
 	for name, tc := range map[string]struct {
-		id     string
-		inline bool
+		id   string
+		kind Kind
 	}{
-		"volume":            {New(node, "pvc-1"), false},
-		"inline volume":     {NewInline(node, "csi-1"), true},
-		"name with a slash": {New(node, "../../etc"), false},
-		"empty name":        {New(node, ""), false},
+		"volume":            {New(Volume, node, "pvc-1"), Volume},
+		"inline volume":     {New(Inline, node, "csi-1"), Inline},
+		"snapshot":          {New(Snapshot, node, "snapshot-1"), Snapshot},
+		"group":             {New(Group, node, "group-1"), Group},
+		"name with a slash": {New(Volume, node, "../../etc"), Volume},
+		"empty name":        {New(Volume, node, ""), Volume},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Parse(tc.id)
-			if want := (ID{Inline: tc.inline, Node: NodeDigest(node)}); err != nil || got != want {
+			if want := (ID{Kind: tc.kind, Node: NodeDigest(node)}); err != nil || got != want {
 				t.Errorf("Parse(%q) = %+v, %v, want %+v", tc.id, got, err, want)
 			}
 			if len(tc.id) > 64 {
@@ -41,7 +43,7 @@ func TestParseReadsWhatNewMakes(t *testing.T) {
 }
 
 func TestParseRefusesEverythingElse(t *testing.T) {
-	good := New("n", "v")
+	good := New(Volume, "n", "v")
 	for _, s := range []string{
 		"", ".", "..", "a/b", "../" + good[3:], good[:56], good + "0", strings.ToUpper(good), "b" + good[1:],
 		good[:56] + "w", good[:56] + "\x00", good[:54] + "а", strings.Repeat("a", 4096), "csi-" + good,
@@ -56,7 +58,7 @@ func TestDifferentNamesHaveDifferentIDs(t *testing.T) {
 	seen := map[string]string{}
 	for _, name := range []string{"a", "а" /* Cyrillic */, "A", "a ", "a\u0301", "á"} {
 		for _, node := range []string{"n", "n2"} {
-			id := New(node, name)
+			id := New(Volume, node, name)
 			if other, ok := seen[id]; ok {
 				t.Errorf("%q on %s and %s have one ID", name, node, other)
 			}
@@ -94,8 +96,8 @@ func TestNodeNames(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(New("n", "v"))
-	f.Add(NewInline("n", "v"))
+	f.Add(New(Volume, "n", "v"))
+	f.Add(New(Group, "n", "v"))
 	f.Add("../../etc/passwd")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, s string) {

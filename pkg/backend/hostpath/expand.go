@@ -17,10 +17,7 @@ func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) 
 	if err != nil {
 		return 0, false, err
 	}
-	v, err := b.index.find(id)
-	if err == nil && v.Inline {
-		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
-	}
+	v, err := b.index.persistent(id)
 	if err != nil {
 		return 0, false, err
 	}

@@ -5,11 +5,13 @@
 //
 //	<root>/identity.json         which root this is; see identity.go
 //	<root>/volumes/<id>/         record.json, and data/ or image.raw, which is what pods see
-//	<root>/staging/              half-made volumes; moved to trash/ at start
-//	<root>/trash/                deleted volumes, emptied in the background
+//	<root>/snapshots/<id>/       the same of a snapshot, which nobody sees
+//	<root>/groups/<id>/          record.json, which names the snapshots of one moment; see group.go
+//	<root>/staging/              half-made things; moved to trash/ at start
+//	<root>/trash/                deleted things, emptied in the background
 //
-// A volume is made in staging/, made durable, and renamed into volumes/: nothing half-made is ever seen there, and a
-// SIGKILL or a power cut at any moment leaves the volume wholly there or not at all. Deleting is a rename to trash/.
+// Everything is made in staging/, made durable, and renamed into its place: nothing half-made is ever seen there, and a
+// SIGKILL or a power cut at any moment leaves it wholly there or not at all. Deleting is a rename to trash/.
 // The records are read once, at start, into an index; what a call costs doesn't grow with the number of volumes, but
 // for the lists.
 //
@@ -34,12 +36,14 @@ import (
 )
 
 const (
-	volumesDir = "volumes"
-	stagingDir = "staging"
-	trashDir   = "trash"
-	recordFile = "record.json"
-	dataDir    = "data"
-	imageFile  = "image.raw"
+	volumesDir   = "volumes"
+	snapshotsDir = "snapshots"
+	groupsDir    = "groups"
+	stagingDir   = "staging"
+	trashDir     = "trash"
+	recordFile   = "record.json"
+	dataDir      = "data"
+	imageFile    = "image.raw"
 )
 
 // retryOpen is how often a root that can't be used is looked at again.
@@ -58,13 +62,19 @@ type Config struct {
 	Users func(source string) ([]string, error)
 	// Format makes a filesystem in an image: mounter.Mounter.Format.
 	Format func(ctx context.Context, image *os.File, fsType string) error
+	// NewUUID makes the copy of a filesystem one of its own: mounter.Mounter.NewUUID.
+	NewUUID func(ctx context.Context, image *os.File, fsType string, sector int) error
+	// Freeze holds writes to images up for a moment: mounter.Mounter.Freeze.
+	Freeze func(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 }
 
 // Backend keeps volumes below a root directory. It serves one root, exclusively.
 type Backend struct {
 	cfg   Config
+	life  context.Context // ends with Close: of what goes on in the background
 	stop  context.CancelFunc
 	done  sync.WaitGroup
+	works *works
 	wake  chan struct{} // there is something in the trash
 	index index
 	count counters
@@ -75,24 +85,28 @@ type Backend struct {
 }
 
 var (
-	_ backend.Backend   = (*Backend)(nil)
-	_ backend.Lister    = (*Backend)(nil)
-	_ backend.Sizer     = (*Backend)(nil)
-	_ backend.Expander  = (*Backend)(nil)
-	_ backend.NodeLocal = (*Backend)(nil)
-	_ backend.Inliner   = (*Backend)(nil)
-	_ backend.Prober    = (*Backend)(nil)
-	_ backend.Doctor    = (*Backend)(nil)
-	_ backend.Meter     = (*Backend)(nil)
+	_ backend.Backend          = (*Backend)(nil)
+	_ backend.Lister           = (*Backend)(nil)
+	_ backend.Sizer            = (*Backend)(nil)
+	_ backend.Expander         = (*Backend)(nil)
+	_ backend.NodeLocal        = (*Backend)(nil)
+	_ backend.Inliner          = (*Backend)(nil)
+	_ backend.Prober           = (*Backend)(nil)
+	_ backend.Doctor           = (*Backend)(nil)
+	_ backend.Meter            = (*Backend)(nil)
+	_ backend.Cloner           = (*Backend)(nil)
+	_ backend.GroupSnapshotter = (*Backend)(nil)
+	_ backend.Differ           = (*Backend)(nil)
 )
 
 // store is an open root.
 type store struct {
-	path  string // of the root
-	root  *os.Root
-	info  fs.FileInfo // of the root
-	lock  *os.File
-	whole bool // the root is the top of a filesystem, all of which is ours
+	path    string // of the root
+	root    *os.Root
+	info    fs.FileInfo // of the root
+	lock    *os.File
+	whole   bool // the root is the top of a filesystem, all of which is ours
+	reflink bool // files can share blocks
 
 	format func(ctx context.Context, image *os.File, fsType string) error
 }
@@ -104,7 +118,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	b := &Backend{cfg: cfg, stop: stop, wake: make(chan struct{}, 1)}
+	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), wake: make(chan struct{}, 1)}
 	b.done.Go(func() {
 		if s := b.open(ctx); s != nil {
 			b.emptyTrash(ctx, s)
@@ -113,7 +127,7 @@ func New(cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// Close stops the work in the background and gives the root up. No call may be running.
+// Close stops the work in the background, copies too, and gives the root up. No call may be running.
 func (b *Backend) Close() error {
 	b.stop()
 	b.done.Wait()
@@ -208,7 +222,7 @@ func openStore(cfg Config) (_ *store, err error) {
 	if err = identify(s.root, cfg); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{volumesDir, stagingDir, trashDir} {
+	for _, dir := range []string{volumesDir, snapshotsDir, groupsDir, stagingDir, trashDir} {
 		if err = s.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
@@ -220,6 +234,12 @@ func openStore(cfg Config) (_ *store, err error) {
 	s.whole, err = mounter.IsFilesystem(cfg.Root)
 	if errors.Is(err, errors.ErrUnsupported) {
 		err = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s.reflink, err = s.canReflink(); isFull(err) || isReadOnly(err) {
+		err = nil // its volumes are served all the same
 	}
 	return s, err
 }

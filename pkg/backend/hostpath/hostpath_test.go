@@ -48,6 +48,12 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Init:    true,
 		Users:   mounter.NewFake(dir).Users,
 		Format:  mounter.NewFake(dir).Format,
+		NewUUID: func(context.Context, *os.File, string, int) error { return nil },
+		Freeze: func(ctx context.Context, _ []string, limit time.Duration, cut func(context.Context) error) error {
+			ctx, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			return cut(ctx)
+		},
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)
@@ -196,7 +202,7 @@ func TestARecordThatCantBeReadIsReportedAndLeftAlone(t *testing.T) {
 		"of a newer one":  {func([]byte) []byte { return []byte(`{"version":2,"crc32c":"0","data":{}}`) }, "RecordOfNewerVersion"},
 		"of an older one": {func([]byte) []byte { return []byte(`{"version":0,"crc32c":"44136fa3","data":{}}`) }, "RecordUnreadable"},
 		"of another volume": {func(b []byte) []byte {
-			other := &volume{ID: "a" + strings.Repeat("0", 56), Name: "other", Size: 1}
+			other := &volume{ID: "a" + strings.Repeat("0", 56), Name: "other", content: content{Size: 1}}
 			file, _ := volumeFormat.Encode(other)
 			return file
 		}, "RecordUnreadable"},
@@ -483,7 +489,8 @@ func TestRoomThatIsLeft(t *testing.T) {
 
 func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
 	var x index
-	x.replace([]*volume{{ID: "a", Size: 1 << 62}, {ID: "b", Size: 1 << 62}, {ID: "c", Size: 1 << 62}}, nil)
+	huge := content{Size: 1 << 62}
+	x.replace(contents{volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge}, {ID: "c", content: huge}}})
 	if x.promised <= 0 {
 		t.Errorf("promised = %d", x.promised)
 	}
@@ -514,13 +521,13 @@ func FuzzCreate(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if key != "kind" || (value != "directory" && value != "image") || v.Size < required || (limit > 0 && v.Size > limit) {
+		if key != "kind" && key != "consistency" || key == "kind" && (value != "directory" && value != "image") || v.Size < required || (limit > 0 && v.Size > limit) {
 			t.Errorf("Create(%+v) = %+v", o, v)
 		}
 		if err := b.Delete(context.Background(), v.ID, nil); err != nil {
 			t.Error(err)
 		}
-		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 4 {
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 6 {
 			t.Errorf("the root holds %v, %v", entries, err)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -34,63 +35,106 @@ const (
 // minSizes are the smallest images in which mkfs makes a filesystem that is of use, in bytes.
 var minSizes = map[string]int64{"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 128 << 20}
 
-// plan returns the volume that o asks for, without its name. Errors: ErrInvalid, ErrOutOfRange.
-func plan(o backend.CreateOptions) (*volume, error) {
-	v := &volume{Kind: directory}
+// content is what a volume or a snapshot is made of.
+type content struct {
+	Size   int64  `json:"size"` // bytes
+	Kind   kind   `json:"kind"`
+	FSType string `json:"fsType,omitempty"` // in an image; "" if there is none
+	Block  bool   `json:"block,omitempty"`  // an image may be used as a block device
+	Sector int    `json:"sector,omitempty"` // of an image, in bytes
+}
+
+// check returns an error for what this release can't have written to a record.
+func (c *content) check() error {
+	switch {
+	case c.Size < 0:
+		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
+	case c.Kind == directory, c.Kind == image && c.Sector > 0:
+		return nil
+	}
+	return fmt.Errorf("%w: its kind %.32q makes no sense", record.ErrDamaged, c.Kind)
+}
+
+// plan returns what a volume is to be made of, as o says; if from isn't nil, for a copy of that.
+// Errors: ErrInvalid, ErrOutOfRange.
+func plan(o backend.CreateOptions, from *content) (content, error) {
+	c := content{Kind: directory}
+	if from != nil {
+		c.Kind = from.Kind
+	}
 	if value, ok := o.Parameters[kindKey]; ok {
-		v.Kind = kind(value)
+		c.Kind = kind(value)
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		if key != kindKey {
-			return nil, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
+		if key != kindKey && key != consistencyKey {
+			return c, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		}
 	}
-	switch v.Kind {
+	if _, err := parseConsistency(o.Parameters); err != nil {
+		return c, err
+	}
+	if from != nil {
+		if from.Kind != c.Kind {
+			return c, fmt.Errorf("%w: the source is of kind %s, which can't become %.32q: take a class with kind: %[2]s", backend.ErrInvalid, from.Kind, c.Kind)
+		}
+		if (o.Required > 0 && o.Required < from.Size) || (o.Limit > 0 && o.Limit < from.Size) {
+			return c, fmt.Errorf("%w: the source has %d bytes, and a copy no less", backend.ErrOutOfRange, from.Size)
+		}
+		o.Required = max(o.Required, from.Size)
+	}
+	switch c.Kind {
 	case directory:
-		v.Size = chooseSize(o)
+		c.Size = chooseSize(o)
 		for _, a := range o.Access {
 			if err := checkDirectory(a); err != nil {
-				return nil, err
+				return c, err
 			}
 		}
-		return v, nil
+		return c, nil
 	case image:
-		return v, v.planImage(o)
+		return c, c.planImage(o, from)
 	}
-	return nil, fmt.Errorf("%w: parameter kind is %.64q, and there are %s and %s", backend.ErrInvalid, v.Kind, directory, image)
+	return c, fmt.Errorf("%w: parameter kind is %.64q, and there are %s and %s", backend.ErrInvalid, c.Kind, directory, image)
 }
 
 // planImage says what is in the image: a filesystem, unless it is used as a block device only.
-func (v *volume) planImage(o backend.CreateOptions) error {
-	v.Sector = sector
+func (c *content) planImage(o backend.CreateOptions, from *content) error {
+	c.Sector = sector
+	standard := defaultFSType
+	if from != nil {
+		c.Sector, standard = from.Sector, from.FSType
+	}
 	for _, a := range o.Access {
 		if a.Block {
-			v.Block = true
+			c.Block = true
 			continue
 		}
-		fsType := cmp.Or(a.FSType, defaultFSType)
-		if v.FSType != "" && v.FSType != fsType {
-			return fmt.Errorf("%w: an image has one filesystem, not %.32q and %.32q", backend.ErrInvalid, v.FSType, fsType)
+		fsType := cmp.Or(a.FSType, standard)
+		if c.FSType != "" && c.FSType != fsType {
+			return fmt.Errorf("%w: an image has one filesystem, not %.32q and %.32q", backend.ErrInvalid, c.FSType, fsType)
 		}
-		v.FSType = fsType
+		c.FSType = fsType
 		if err := mounter.CheckOptions(mounter.Image, fsType, a.Options); err != nil {
 			return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 		}
 	}
-	if v.Block && v.FSType != "" { // a pod could write under a mounted filesystem
+	if c.Block && c.FSType != "" { // a pod could write under a mounted filesystem
 		return fmt.Errorf("%w: an image has a filesystem or is a block device, not both", backend.ErrInvalid)
 	}
-	wanted := max(chooseSize(o), minSizes[v.FSType])
+	if from != nil && c.FSType != "" && c.FSType != from.FSType {
+		return fmt.Errorf("%w: the source has the filesystem %q, which can't become %.32q", backend.ErrInvalid, from.FSType, c.FSType)
+	}
+	wanted := max(chooseSize(o), minSizes[c.FSType])
 	if wanted > 1<<62 {
 		return fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, wanted)
 	}
-	v.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
-	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[v.FSType] {
-		v.Size = down // nobody asked for more, and there may be a limit
+	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
+	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[c.FSType] {
+		c.Size = down // nobody asked for more, and there may be a limit
 	}
-	if o.Limit > 0 && v.Size > o.Limit {
+	if o.Limit > 0 && c.Size > o.Limit {
 		return fmt.Errorf("%w: an image has a multiple of %d bytes, with this filesystem at least %d: %d is over the limit of %d",
-			backend.ErrOutOfRange, sizeUnit, minSizes[v.FSType], v.Size, o.Limit)
+			backend.ErrOutOfRange, sizeUnit, minSizes[c.FSType], c.Size, o.Limit)
 	}
 	return nil
 }
@@ -120,8 +164,11 @@ func checkDirectory(a backend.Access) error {
 	return nil
 }
 
-// fits returns ErrExists unless the volume is what o asks for, of which want is the plan.
-func (v *volume) fits(want *volume, o backend.CreateOptions) error {
+// fits returns ErrExists unless the volume is what o asks for: of which want is the plan, a copy of from.
+func (v *volume) fits(want content, from origin, o backend.CreateOptions) error {
+	if v.origin() != from {
+		return fmt.Errorf("%w: it was made from %s, not from %s", backend.ErrExists, v.origin(), from)
+	}
 	if v.Kind == want.Kind && v.FSType == want.FSType && v.Block == want.Block &&
 		v.Size >= o.Required && (o.Limit == 0 || v.Size <= o.Limit) {
 		return nil

@@ -38,10 +38,10 @@ func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.
 		return backend.Capacity{}, err
 	}
 	o.Required, o.Limit = 0, 0
-	if _, err := plan(o); err != nil {
+	if _, err := plan(o, nil); err != nil {
 		access := o.Access
 		o.Access = nil
-		if _, err := plan(o); err != nil || len(access) == 0 {
+		if _, err := plan(o, nil); err != nil || len(access) == 0 {
 			return backend.Capacity{}, err
 		}
 		return backend.Capacity{}, nil // there can be no volume for such a use
@@ -176,8 +176,11 @@ func one(s backend.Severity, reason, format string, a ...any) []backend.Conditio
 // Metrics returns what the index and the filesystem say now.
 func (b *Backend) Metrics() []backend.Metric {
 	b.index.mu.RLock()
-	volumes, inline, broken, promised := len(b.index.byID), len(b.index.inline), len(b.index.broken), b.index.promised
+	x := &b.index
+	volumes, inline, snapshots, groups, promised := len(x.volumes.byID), len(x.inline), len(x.snapshots.byID), len(x.groups.byID), x.promised
+	broken := len(x.volumes.broken) + len(x.snapshots.broken) + len(x.groups.broken)
 	b.index.mu.RUnlock()
+	copies, copied := b.works.progress()
 	var disk space
 	var room int64
 	if s, err := b.ready(); err == nil {
@@ -194,8 +197,13 @@ func (b *Backend) Metrics() []backend.Metric {
 	return []backend.Metric{
 		gauge("volumes", "Volumes made by CreateVolume.", float64(volumes)),
 		gauge("inline_volumes", "Inline ephemeral volumes.", float64(inline)),
-		gauge("unreadable_records", "Volumes whose record can't be used; they are left alone.", float64(broken)),
-		gauge("promised_bytes", "Sum of the sizes of all volumes.", float64(promised)),
+		gauge("snapshots", "Snapshots, members of groups too.", float64(snapshots)),
+		gauge("snapshot_groups", "Groups of snapshots.", float64(groups)),
+		gauge("unreadable_records", "Volumes, snapshots and groups whose record can't be used; they are left alone.", float64(broken)),
+		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(promised)),
+		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(copies)),
+		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", copied),
+		counter("copy_errors_total", "Copies that failed.", b.works.failed.Load()),
 		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.total)),
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),
 		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),

@@ -24,63 +24,111 @@ const (
 	maxYield   = 20          // milliseconds that the trash gives way for, after each burst
 )
 
-// load moves what a crash left in staging/ to the trash, makes durable what it finds, and reads all records into the
-// index.
+// load finishes what was as good as done, moves what a crash left half-made to the trash, makes durable what it finds,
+// and reads all records into the index.
 func (b *Backend) load(s *store) error {
+	groups, brokenGroups, err := readRecords[group](s, groupsDir, groupFormat, (*group).check)
+	if err != nil {
+		return err
+	}
+	for _, g := range groups {
+		if err := s.settle(g); err != nil {
+			return fmt.Errorf("group %s: %w", g.ID, err)
+		}
+	}
 	half, err := s.list(stagingDir)
 	if err != nil {
 		return err
 	}
 	for _, name := range half {
-		if err := s.root.Rename(path.Join(stagingDir, name), path.Join(trashDir, name+"-"+random())); err != nil {
-			return fmt.Errorf("sweep: %w", err)
+		if err := b.sweep(s, path.Join(stagingDir, name)); err != nil {
+			return err
 		}
-		b.count.swept.Add(1)
-		crashpoint.Reached("sweep:moved")
+	}
+	snapshots, brokenSnapshots, err := readRecords[snapshot](s, snapshotsDir, snapshotFormat, (*snapshot).check)
+	if err != nil {
+		return err
+	}
+	if snapshots, err = b.sweepMembers(s, snapshots); err != nil {
+		return err
+	}
+	volumes, brokenVolumes, err := readRecords[volume](s, volumesDir, volumeFormat, (*volume).check)
+	if err != nil {
+		return err
 	}
 	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
 	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
-	for _, dir := range []string{volumesDir, trashDir} {
+	for _, dir := range []string{volumesDir, snapshotsDir, groupsDir, trashDir} {
 		if err := record.SyncDir(s.root, dir); err != nil {
 			return err
 		}
 	}
-	names, err := s.list(volumesDir)
+	b.index.replace(contents{volumes, snapshots, groups, brokenVolumes, brokenSnapshots, brokenGroups})
+	return nil
+}
+
+// sweep moves something that a crash left to the trash.
+func (b *Backend) sweep(s *store, name string) error {
+	if err := s.root.Rename(name, path.Join(trashDir, path.Base(name)+"-"+random())); err != nil {
+		return fmt.Errorf("sweep: %w", err)
+	}
+	b.count.swept.Add(1)
+	crashpoint.Reached("sweep:moved")
+	return nil
+}
+
+// sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots.
+func (b *Backend) sweepMembers(s *store, all []*snapshot) (left []*snapshot, err error) {
+	for _, n := range all {
+		if n.Group != "" {
+			switch _, err := s.root.Lstat(path.Join(groupsDir, n.Group)); {
+			case errors.Is(err, fs.ErrNotExist):
+				if err := b.sweep(s, path.Join(snapshotsDir, n.ID)); err != nil {
+					return nil, err
+				}
+				continue
+			case err != nil:
+				return nil, err
+			}
+		}
+		left = append(left, n)
+	}
+	return left, nil
+}
+
+// readRecords reads the records of all things in one of the root's directories. check returns what is wrong with one,
+// if its directory has a name. broken are those that can't be used, by that name.
+func readRecords[T any](s *store, in string, format record.Format, check func(*T, string) error) (things []*T, broken map[string]error, err error) {
+	names, err := s.list(in)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { // what somebody else put there is none of ours
 		_, err := volumeid.Parse(name)
 		return err != nil
 	})
-	volumes, broken, err := s.readRecords(names)
-	if err != nil {
-		return err
-	}
-	b.index.replace(volumes, broken)
-	return nil
-}
-
-// readRecords reads the records of the volumes with these names.
-func (s *store) readRecords(names []string) (volumes []*volume, broken map[string]error, err error) {
-	dir, err := s.root.OpenRoot(volumesDir)
+	dir, err := s.root.OpenRoot(in)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer dir.Close()
-	volumes, broken = make([]*volume, 0, len(names)), map[string]error{}
+	things, broken = make([]*T, 0, len(names)), map[string]error{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	work := make(chan string)
 	for range readers {
 		wg.Go(func() {
 			for name := range work {
-				v, err := readRecord(dir, name)
+				thing := new(T)
+				err := readRecord(dir, name, format, thing)
+				if err == nil {
+					err = check(thing, name)
+				}
 				mu.Lock()
 				if err != nil {
 					broken[name] = err
 				} else {
-					volumes = append(volumes, v)
+					things = append(things, thing)
 				}
 				mu.Unlock()
 			}
@@ -91,19 +139,16 @@ func (s *store) readRecords(names []string) (volumes []*volume, broken map[strin
 	}
 	close(work)
 	wg.Wait()
-	return volumes, broken, nil
+	return things, broken, nil
 }
 
-// readRecord reads the record of the volume called name in dir.
-func readRecord(dir *os.Root, name string) (*volume, error) {
-	var v volume
-	if err := volumeFormat.Read(dir, path.Join(name, recordFile), &v); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: there is none", record.ErrDamaged)
-		}
-		return nil, err
+// readRecord reads the record of the thing called name in dir.
+func readRecord(dir *os.Root, name string, format record.Format, thing any) error {
+	err := format.Read(dir, path.Join(name, recordFile), thing)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: there is none", record.ErrDamaged)
 	}
-	return &v, v.check(name)
+	return err
 }
 
 // list returns the names in one of the root's directories.

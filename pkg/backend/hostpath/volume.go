@@ -24,9 +24,70 @@ import (
 // don't run as root set fsGroup.
 const dataMode = 0o755
 
+// volumeFormat is the form of a volume's record.json. Version 1 is the first.
+var volumeFormat = record.Format{Version: 1}
+
+// volume is the content of a record.json. It never changes once it is in the index.
+type volume struct {
+	ID   string `json:"id"`
+	Name string `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
+	content
+	Inline  bool      `json:"inline,omitempty"`
+	From    *origin   `json:"from,omitempty"` // nil if it was made empty
+	Created time.Time `json:"created"`
+}
+
+// origin is what a volume was made from: nothing, a snapshot or a volume, either of which may be gone.
+type origin struct {
+	Snapshot string `json:"snapshot,omitempty"` // ID
+	Volume   string `json:"volume,omitempty"`   // ID
+}
+
+func (o origin) String() string {
+	switch {
+	case o.Snapshot != "":
+		return "snapshot " + o.Snapshot
+	case o.Volume != "":
+		return "volume " + o.Volume
+	}
+	return "nothing"
+}
+
+func (v *volume) origin() origin {
+	if v.From == nil {
+		return origin{}
+	}
+	return *v.From
+}
+
+// check returns an error for a record that this release can't have written to the directory called id.
+func (v *volume) check(id string) error {
+	parsed, err := volumeid.Parse(id)
+	switch {
+	case err != nil:
+		return err
+	case v.ID != id:
+		return fmt.Errorf("%w: it is of volume %.64q", record.ErrDamaged, v.ID)
+	case v.Name == "", v.Inline != (parsed.Kind == volumeid.Inline), !v.Inline && parsed.Kind != volumeid.Volume:
+		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
+	}
+	return v.content.check()
+}
+
+func (v *volume) public() backend.Volume {
+	id := v.ID
+	if v.Inline {
+		id = v.Name
+	}
+	return backend.Volume{
+		ID: id, Size: v.Size, Parameters: map[string]string{kindKey: string(v.Kind)}, Inline: v.Inline,
+		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume,
+	}
+}
+
 // Create makes a directory or an image. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
-	return b.create(ctx, &volume{ID: volumeid.New(b.cfg.Node, o.Name), Name: o.Name}, o)
+	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name}, o)
 }
 
 // inlineHandle is how the kubelet names inline volumes.
@@ -37,7 +98,7 @@ func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.Cre
 	if !inlineHandle.MatchString(handle) {
 		return backend.Volume{}, fmt.Errorf("%w: an inline volume's handle is csi- and 64 hexadecimal digits", backend.ErrInvalid)
 	}
-	return b.create(ctx, &volume{ID: volumeid.NewInline(b.cfg.Node, handle), Name: handle, Inline: true}, o)
+	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Inline, b.cfg.Node, handle), Name: handle, Inline: true}, o)
 }
 
 // create makes v, which has its ID and name, as o says, or finds it.
@@ -46,57 +107,72 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	want, err := plan(o)
+	want, err := plan(o, nil)
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	key := v.ID
-	if v.Inline {
-		key = v.Name
-	}
-	switch old, err := b.index.find(key); {
+	switch old, err := b.index.find(v.key()); {
 	case err == nil:
-		return old.public(), old.fits(want, o)
+		return old.public(), old.fits(want, origin{}, o)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
-
-	want.ID, want.Name, want.Inline, want.Created = v.ID, v.Name, v.Inline, time.Now().UTC().Truncate(time.Second)
-	v = want
+	if err := b.works.exists(v.ID); err != nil {
+		return backend.Volume{}, err
+	}
+	v.content, v.Created = want, now()
 	defer b.busy()()
-	if err := b.reserve(s, v.Size); err != nil {
-		return backend.Volume{}, err
-	}
-	switch err := s.make(ctx, v); {
-	case errors.Is(err, backend.ErrUnavailable): // its promise stays, too
-		b.index.breaks(key, err)
-		return backend.Volume{}, err
-	case err != nil:
-		b.index.release(v.Size)
-		return backend.Volume{}, exhausted(err)
-	}
-	b.index.put(v)
-	return v.public(), nil
+	return v.public(), b.keep(s, v, func() error {
+		return s.place(ctx, volumesDir, v.ID, func(half *os.Root) error { return s.fill(ctx, half, v) })
+	})
 }
 
-// make makes the volume on disk. After an error there is nothing of it, unless that is ErrUnavailable.
-func (s *store) make(ctx context.Context, v *volume) (err error) {
-	half := path.Join(stagingDir, v.ID+"-"+random())
-	if err := s.root.Mkdir(half, 0o700); err != nil {
+// key is what the index knows v by.
+func (v *volume) key() string {
+	if v.Inline {
+		return v.Name
+	}
+	return v.ID
+}
+
+// keep promises room to v, makes it, and takes it into the index.
+func (b *Backend) keep(s *store, v *volume, make func() error) error {
+	if err := b.reserve(s, v.Size); err != nil {
 		return err
 	}
-	crashpoint.Reached("create:half-made")
-	if err := errors.Join(s.fill(ctx, half, v), ctx.Err()); err != nil {
-		return errors.Join(err, s.discard(half))
+	switch err := make(); {
+	case errors.Is(err, errHalf): // its promise stays, too
+		b.index.breaks(v.key(), err)
+		return err
+	case err != nil:
+		b.index.release(v.Size)
+		return exhausted(err)
 	}
-	final := path.Join(volumesDir, v.ID)
+	b.index.put(v)
+	return nil
+}
+
+// now is what a record says of when.
+func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
+
+// errHalf says that something is in its place, but perhaps not durably, and only a start can tell.
+var errHalf = fmt.Errorf("%w: restart the driver", backend.ErrUnavailable)
+
+// place makes the directory called id in dir: fill puts into it, durably, what it is to hold. After an error there is
+// nothing of it, unless that is errHalf.
+func (s *store) place(ctx context.Context, dir, id string, fill func(half *os.Root) error) error {
+	half, err := s.prepare(ctx, id, fill)
+	if err != nil {
+		return err
+	}
+	final := path.Join(dir, id)
 	if err := s.root.Rename(half, final); err != nil {
 		return errors.Join(err, s.discard(half))
 	}
 	crashpoint.Reached("create:renamed")
-	if err := record.SyncDir(s.root, volumesDir); err != nil {
+	if err := record.SyncDir(s.root, dir); err != nil {
 		if undo := s.root.Rename(final, half); undo != nil { // the next start finds it, whole
-			return fmt.Errorf("%w: restart the driver: %w", backend.ErrUnavailable, errors.Join(err, undo))
+			return fmt.Errorf("%w: %w", errHalf, errors.Join(err, undo))
 		}
 		return errors.Join(err, s.discard(half))
 	}
@@ -104,26 +180,43 @@ func (s *store) make(ctx context.Context, v *volume) (err error) {
 	return nil
 }
 
-// fill makes the content of a half-made volume, durably. It leaves nothing open: Windows renames no open directory.
-func (s *store) fill(ctx context.Context, half string, v *volume) error {
+// prepare makes what fill puts into a new directory in staging/, durably but for its entry there, and returns its name.
+func (s *store) prepare(ctx context.Context, id string, fill func(half *os.Root) error) (half string, err error) {
+	half = path.Join(stagingDir, id+"-"+random())
+	if err := s.root.Mkdir(half, 0o700); err != nil {
+		return "", err
+	}
+	crashpoint.Reached("create:half-made")
+	if err := errors.Join(s.filled(half, fill), ctx.Err()); err != nil {
+		return "", errors.Join(err, s.discard(half))
+	}
+	return half, nil
+}
+
+// filled calls fill. It leaves nothing open: Windows renames no open directory.
+func (s *store) filled(half string, fill func(half *os.Root) error) error {
 	dir, err := s.root.OpenRoot(half)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if v.Kind == image {
-		err = s.makeImage(ctx, dir, v)
-	} else {
-		err = makeDirectory(dir)
-	}
-	if err != nil {
-		return err
-	}
-	if err := volumeFormat.Create(dir, recordFile, v); err != nil {
+	if err := fill(dir); err != nil {
 		return err
 	}
 	crashpoint.Reached("create:recorded")
 	return record.SyncDir(dir, ".")
+}
+
+// fill makes the content of a new and empty volume, and its record.
+func (s *store) fill(ctx context.Context, half *os.Root, v *volume) error {
+	make := makeDirectory
+	if v.Kind == image {
+		make = func(half *os.Root) error { return s.makeImage(ctx, half, v) }
+	}
+	if err := make(half); err != nil {
+		return err
+	}
+	return volumeFormat.Create(half, recordFile, v)
 }
 
 func makeDirectory(dir *os.Root) error {
@@ -160,11 +253,11 @@ func (s *store) makeImage(ctx context.Context, dir *os.Root, v *volume) (err err
 // leastFree is how many bytes a disk must have free for a failing mkfs not to be blamed on it.
 const leastFree = 1 << 20
 
-// discard removes a half-made volume, in which no pod has written.
+// discard takes a half-made thing away: at once, or what is more than that to the trash.
 func (s *store) discard(half string) error {
-	for _, name := range []string{path.Join(half, recordFile), path.Join(half, dataDir), path.Join(half, imageFile), half} {
+	for _, name := range []string{path.Join(half, recordFile), path.Join(half, imageFile), path.Join(half, dataDir), half} {
 		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+			return s.root.Rename(half, path.Join(trashDir, path.Base(half)))
 		}
 	}
 	return nil
@@ -201,6 +294,11 @@ func (b *Backend) remove(id string, inline bool) error {
 	if err != nil {
 		return err
 	}
+	release, err := b.works.alone(id)
+	if err != nil {
+		return err
+	}
+	defer release()
 	v, err := b.index.find(id)
 	if errors.Is(err, backend.ErrNotFound) || (err == nil && v.Inline != inline) {
 		return nil
@@ -213,7 +311,16 @@ func (b *Backend) remove(id string, inline bool) error {
 		return err
 	}
 	crashpoint.Reached("delete:checked")
-	err = s.root.Rename(path.Join(volumesDir, v.ID), path.Join(trashDir, v.ID+"-"+random()))
+	if err := b.trash(s, path.Join(volumesDir, v.ID)); err != nil {
+		return err
+	}
+	b.index.drop(v)
+	return nil
+}
+
+// trash moves something to the trash, durably.
+func (b *Backend) trash(s *store, name string) error {
+	err := s.root.Rename(name, path.Join(trashDir, path.Base(name)+"-"+random()))
 	if isReadOnly(err) {
 		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
@@ -226,7 +333,6 @@ func (b *Backend) remove(id string, inline bool) error {
 		return err
 	}
 	crashpoint.Reached("delete:durable")
-	b.index.drop(v)
 	b.count.trashed.Add(1)
 	b.wakeTrash()
 	return nil
@@ -261,6 +367,9 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	}
 	for key := range a.Context { // the volumes of this backend have none
 		return mounter.Mount{}, fmt.Errorf("%w: volume %s has no %.64q in its context", backend.ErrInvalid, v.ID, key)
+	}
+	if err := b.works.mayMount(v.ID); err != nil {
+		return mounter.Mount{}, err
 	}
 	return v.mount(s.dataPath(v), a)
 }

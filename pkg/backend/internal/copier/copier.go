@@ -31,6 +31,9 @@ func (h How) String() string {
 type Options struct {
 	// Done, if it isn't nil, is increased by the bytes that are done: holes count, and a clone counts when it is made.
 	Done *atomic.Int64
+	// Held, if it isn't nil, is increased by the bytes of the disk that the files of the copy take: shared blocks count
+	// in each, holes don't.
+	Held *atomic.Int64
 	// Workers is how many files of a tree are copied at a time. 0 is one for each processor, up to 8.
 	Workers int
 }

@@ -39,6 +39,46 @@ func Clone(src, dst *os.File) error {
 	return nil
 }
 
+// step is how much CloneWithin shares between two looks at the context, in bytes.
+const step = 256 << 20
+
+// CloneWithin is Clone piece by piece, so that it can end with ctx: it is a point in time only while nobody writes to
+// src. After an error dst is to be truncated before it is used.
+func CloneWithin(ctx context.Context, src, dst *os.File) error {
+	defer runtime.KeepAlive(src)
+	defer runtime.KeepAlive(dst)
+	in, out := int(src.Fd()), int(dst.Fd())
+	var from unix.Statx_t
+	err := errors.Join(statx(in, &from), copyNoCow(in, out))
+	for at := int64(0); err == nil && at < int64(from.Size); at += step {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("clone %q: %w", src.Name(), err)
+		}
+		r := unix.FileCloneRange{Src_fd: int64(in), Src_offset: uint64(at), Dest_offset: uint64(at)}
+		if rest := int64(from.Size) - at; rest > step {
+			r.Src_length = step // 0 is up to the end
+		}
+		err = retry(func() error { return unix.IoctlFileCloneRange(out, &r) })
+	}
+	if err != nil && cannot(err) {
+		err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	if err != nil {
+		return fmt.Errorf("clone %q: %w", src.Name(), err)
+	}
+	return nil
+}
+
+// Held returns how many bytes of the disk a file takes, as if it shared none of them.
+func Held(file *os.File) (int64, error) {
+	defer runtime.KeepAlive(file)
+	var st unix.Statx_t
+	if err := statx(int(file.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("look at %q: %w", file.Name(), err)
+	}
+	return int64(st.Blocks) * 512, nil
+}
+
 // File copies src, a regular file, to dst, which is a new and empty one: by Clone where that can be, else its data
 // without its holes. It copies what the size is at the start. dst is durable, its entry in the directory isn't. Who
 // syncs src first spares its writers a wait. errors.Is knows ENOSPC and EDQUOT. After an error dst is to be discarded.
@@ -51,7 +91,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	if err == nil && (from.Mode&unix.S_IFMT != unix.S_IFREG || to.Mode&unix.S_IFMT != unix.S_IFREG || to.Size != 0) {
 		err = fmt.Errorf("not from a regular file to an empty one: %w", unix.EINVAL)
 	}
-	c := content{done: o.Done}
+	c := content{done: o.Done, held: o.Held}
 	if err == nil {
 		err = c.copy(ctx, in, out, int64(from.Size))
 	}
@@ -67,6 +107,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 // content copies what is in files, and remembers what it has learned about the filesystem.
 type content struct {
 	done    *atomic.Int64
+	held    *atomic.Int64
 	noClone atomic.Bool // the filesystem can't
 	noRange atomic.Bool
 	written atomic.Bool // a file was copied
@@ -90,6 +131,19 @@ func (c *content) copy(ctx context.Context, in, out int, size int64) error {
 	if size == 0 {
 		return nil
 	}
+	if err := c.share(ctx, in, out, size); err != nil || c.held == nil {
+		return err
+	}
+	var st unix.Statx_t
+	if err := statx(out, &st); err != nil {
+		return err
+	}
+	c.held.Add(int64(st.Blocks) * 512)
+	return nil
+}
+
+// share makes out hold what in does, by sharing blocks where that can be.
+func (c *content) share(ctx context.Context, in, out int, size int64) error {
 	cloned, err := c.clone(in, out)
 	if err != nil {
 		return fmt.Errorf("clone: %w", err)

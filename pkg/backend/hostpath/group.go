@@ -1,0 +1,395 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// A group is there from the moment at which its record is in its place: groups/<id>/record.json, made durable after
+// the data of all of its members is. Its members are renamed into their places after that, and if a driver dies in
+// between, the next start does so. To delete it is to take the record away: a member without its group is deleted by
+// the next start.
+
+// groupFormat is the form of a group's record.json. Version 1 is the first.
+var groupFormat = record.Format{Version: 1}
+
+// group is the content of a record.json below groups/.
+type group struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`    // given to CreateVolumeGroupSnapshot
+	Members []member  `json:"members"` // in the order of their IDs
+	Created time.Time `json:"created"`
+}
+
+// member is one snapshot of a group.
+type member struct {
+	ID     string `json:"id"`
+	Source string `json:"source"` // ID of the volume
+	Half   string `json:"half"`   // its directory, below the root, before it was in its place
+}
+
+// check returns an error for a record that this release can't have written to the directory called id.
+func (g *group) check(id string) error {
+	parsed, err := volumeid.Parse(id)
+	switch {
+	case err != nil:
+		return err
+	case g.ID != id:
+		return fmt.Errorf("%w: it is of group %.64q", record.ErrDamaged, g.ID)
+	case parsed.Kind != volumeid.Group || len(g.Members) == 0:
+		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
+	}
+	for _, m := range g.Members {
+		parsed, err := volumeid.Parse(m.ID)
+		if err != nil || parsed.Kind != volumeid.Snapshot || path.Dir(m.Half) != stagingDir || !strings.HasPrefix(path.Base(m.Half), m.ID) {
+			return fmt.Errorf("%w: a member makes no sense", record.ErrDamaged)
+		}
+	}
+	return nil
+}
+
+func (g *group) sources() []string {
+	var ids []string
+	for _, m := range g.Members {
+		ids = append(ids, m.Source)
+	}
+	return slices.Sorted(slices.Values(ids))
+}
+
+func (g *group) members() []string {
+	var ids []string
+	for _, m := range g.Members {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+// SnapshotGroup cuts images at one moment, while none of their filesystems is written to.
+func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
+	s, err := b.ready()
+	if err != nil {
+		return backend.Group{}, err
+	}
+	for key := range o.Parameters {
+		return backend.Group{}, fmt.Errorf("%w: unknown parameter %.64q: a group has none", backend.ErrInvalid, key)
+	}
+	id := volumeid.New(volumeid.Group, b.cfg.Node, o.Name)
+	sources := slices.Sorted(slices.Values(o.Sources))
+	switch old, err := b.index.group(id); {
+	case err == nil:
+		if !slices.Equal(old.sources(), sources) {
+			return backend.Group{}, fmt.Errorf("%w: it is of the volumes %s", backend.ErrExists, strings.Join(old.sources(), ", "))
+		}
+		return b.publicGroup(old)
+	case !errors.Is(err, backend.ErrNotFound):
+		return backend.Group{}, err
+	}
+	if _, err := b.groupable(s, sources); err != nil {
+		return backend.Group{}, err
+	}
+	err = b.works.do(ctx, b.life, &b.done, id, "volumes "+strings.Join(sources, ", "), sources, func(ctx context.Context, _ *work) error {
+		return b.takeGroup(ctx, s, &group{ID: id, Name: o.Name}, sources)
+	})
+	if err != nil {
+		return backend.Group{}, err
+	}
+	return b.GetGroup(ctx, id, nil, nil)
+}
+
+// groupable returns the volumes with these IDs. Errors: ErrNotFound; ErrPrecondition if there is no one moment for them.
+func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err error) {
+	for _, id := range ids {
+		v, err := b.index.persistent(id)
+		switch {
+		case err != nil:
+			return nil, err
+		case v.Kind == directory:
+			err = fmt.Errorf("volume %s is a directory, which is copied file by file, and not at one moment", id)
+		case v.FSType == "":
+			err = fmt.Errorf("volume %s is a block device, and nothing holds writes to several of them at one moment", id)
+		case !s.reflink:
+			err = errors.New("the filesystem of the root can't copy a file in a moment: it takes xfs with reflink=1, or btrfs")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: a group is of one moment: %w", backend.ErrPrecondition, err)
+		}
+		volumes = append(volumes, v)
+	}
+	return volumes, nil
+}
+
+// takeGroup makes a group of all the volumes, and takes it into the index.
+func (b *Backend) takeGroup(ctx context.Context, s *store, g *group, ids []string) (err error) {
+	defer b.busy()()
+	defer b.wakeTrash()
+	volumes, err := b.groupable(s, ids) // now that they can't be deleted
+	if err != nil {
+		return err
+	}
+	t := &taking{Backend: b, store: s, group: g}
+	defer func() {
+		switch {
+		case errors.Is(err, errHalf):
+			b.index.breakGroup(g.ID, err)
+		case err != nil:
+			err = errors.Join(exhausted(err), t.undo())
+		}
+	}()
+	for _, v := range volumes {
+		if err := t.open(v); err != nil {
+			return err
+		}
+	}
+	if err := t.cut(ctx); err != nil {
+		return err
+	}
+	if err := t.record(); err != nil {
+		return err
+	}
+	if err := t.commit(ctx); err != nil {
+		return err
+	}
+	b.index.putSnapshots(g, t.snapshots...)
+	return nil
+}
+
+// taking is the making of a group.
+type taking struct {
+	*Backend
+	store     *store
+	group     *group
+	snapshots []*snapshot // as g.Members
+	images    []string    // their sources' absolute paths
+	reserved  int64
+	files     [][2]*os.File // source and copy
+}
+
+// open makes the directory of the member for v, in staging/, and an empty image in it.
+func (t *taking) open(v *volume) error {
+	n := &snapshot{
+		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, t.group.ID+" "+v.ID), Name: v.ID, Source: v.ID, Accept: frozen,
+		content: v.content, Group: t.group.ID,
+	}
+	m := member{ID: n.ID, Source: v.ID, Half: path.Join(stagingDir, n.ID+"-"+random())}
+	if err := t.store.root.Mkdir(m.Half, 0o700); err != nil {
+		return err
+	}
+	t.group.Members, t.snapshots = append(t.group.Members, m), append(t.snapshots, n)
+	t.images = append(t.images, filepath.Join(t.store.path, volumesDir, v.ID, imageFile))
+	src, err := t.store.root.Open(path.Join(volumesDir, v.ID, imageFile))
+	if err != nil {
+		return missing(err)
+	}
+	t.files = append(t.files, [2]*os.File{src})
+	dst, err := t.store.root.OpenFile(path.Join(m.Half, imageFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	t.files[len(t.files)-1][1] = dst
+	return nil
+}
+
+// cut makes all copies at one moment.
+func (t *taking) cut(ctx context.Context) error {
+	crashpoint.Reached("group:prepared")
+	t.group.Created = time.Now().UTC()
+	err := t.cfg.Freeze(ctx, t.images, freezeLimit, func(limit context.Context) error {
+		for _, f := range t.files {
+			if err := copier.CloneWithin(limit, f[0], f[1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	crashpoint.Reached("group:cut")
+	if errors.Is(err, errors.ErrUnsupported) {
+		return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: no one moment: %w", backend.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// record makes the copies durable, with a record beside each.
+func (t *taking) record() error {
+	for i, n := range t.snapshots {
+		dst := t.files[i][1]
+		if err := dst.Sync(); err != nil {
+			return err
+		}
+		held, err := copier.Held(dst)
+		if err != nil {
+			return err
+		}
+		info, err := dst.Stat()
+		if err != nil {
+			return err
+		}
+		n.Created = t.group.Created
+		n.took(copied{how: copier.Cloned, size: info.Size(), held: held})
+		if err := t.reserve(t.store, n.Held); err != nil {
+			return err
+		}
+		t.reserved += n.Held
+		if err := t.store.recordMember(t.group.Members[i].Half, n); err != nil {
+			return err
+		}
+	}
+	return t.close()
+}
+
+// recordMember writes the record of a member that is in staging/.
+func (s *store) recordMember(half string, n *snapshot) error {
+	dir, err := s.root.OpenRoot(half)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := snapshotFormat.Create(dir, recordFile, n); err != nil {
+		return err
+	}
+	return record.SyncDir(dir, ".")
+}
+
+// commit makes the group: with its record, all of its members are there.
+func (t *taking) commit(ctx context.Context) error {
+	if err := record.SyncDir(t.store.root, stagingDir); err != nil {
+		return err
+	}
+	slices.SortFunc(t.group.Members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
+	crashpoint.Reached("group:recorded")
+	err := t.store.place(ctx, groupsDir, t.group.ID, func(half *os.Root) error { return groupFormat.Create(half, recordFile, t.group) })
+	if err != nil {
+		return err
+	}
+	crashpoint.Reached("group:committed")
+	if err := t.store.settle(t.group); err != nil {
+		return fmt.Errorf("%w: %w", errHalf, err)
+	}
+	crashpoint.Reached("group:settled")
+	return nil
+}
+
+// settle renames the members of a group that is committed into their places, where they aren't there.
+func (s *store) settle(g *group) error {
+	for _, m := range g.Members {
+		if _, err := s.root.Lstat(m.Half); errors.Is(err, fs.ErrNotExist) {
+			continue // it is in its place
+		}
+		if err := s.root.Rename(m.Half, path.Join(snapshotsDir, m.ID)); err != nil {
+			return err
+		}
+	}
+	return record.SyncDir(s.root, snapshotsDir)
+}
+
+func (t *taking) close() error {
+	var failed error
+	for _, f := range t.files {
+		for _, file := range f {
+			if file != nil {
+				failed = errors.Join(failed, file.Close())
+			}
+		}
+	}
+	t.files = nil
+	return failed
+}
+
+// undo takes everything away that was made.
+func (t *taking) undo() error {
+	failed := t.close()
+	t.index.release(t.reserved)
+	for _, m := range t.group.Members {
+		failed = errors.Join(failed, t.store.discard(m.Half))
+	}
+	return failed
+}
+
+func (b *Backend) publicGroup(g *group) (backend.Group, error) {
+	group := backend.Group{ID: g.ID, Created: g.Created}
+	for _, m := range g.Members {
+		n, err := b.index.snapshot(m.ID)
+		if err != nil {
+			return group, fmt.Errorf("group %s has lost a member: %v", g.ID, err) // it isn't the group that isn't found
+		}
+		group.Snapshots = append(group.Snapshots, n.public())
+	}
+	return group, nil
+}
+
+// GetGroup returns the group.
+func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string, _ map[string]string) (backend.Group, error) {
+	if _, err := b.ready(); err != nil {
+		return backend.Group{}, err
+	}
+	g, err := b.index.group(id)
+	if err == nil {
+		err = g.hasMembers(snapshots)
+	}
+	if err != nil {
+		return backend.Group{}, err
+	}
+	return b.publicGroup(g)
+}
+
+// hasMembers returns ErrInvalid if snapshots are given, and aren't the members.
+func (g *group) hasMembers(snapshots []string) error {
+	if len(snapshots) == 0 || slices.Equal(g.members(), slices.Sorted(slices.Values(snapshots))) {
+		return nil
+	}
+	return fmt.Errorf("%w: the members of group %s are %s", backend.ErrInvalid, g.ID, strings.Join(g.members(), ", "))
+}
+
+// DeleteGroup moves the group and its members to the trash: the record first.
+func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, _ map[string]string) error {
+	s, err := b.ready()
+	if err != nil {
+		return err
+	}
+	g, err := b.index.group(id)
+	if errors.Is(err, backend.ErrNotFound) {
+		return b.works.idle(id)
+	}
+	if err == nil {
+		err = g.hasMembers(snapshots)
+	}
+	if err != nil {
+		return err
+	}
+	release, err := b.works.alone(append(g.members(), id)...)
+	if err != nil {
+		return err
+	}
+	defer release()
+	defer b.busy()()
+	if err := b.trash(s, path.Join(groupsDir, id)); err != nil {
+		return err
+	}
+	crashpoint.Reached("group:ended")
+	for _, m := range g.Members {
+		if err := b.trash(s, path.Join(snapshotsDir, m.ID)); err != nil {
+			return err
+		}
+		if n, err := b.index.snapshot(m.ID); err == nil {
+			b.index.dropSnapshot(n)
+		}
+	}
+	b.index.dropGroup(id)
+	return nil
+}

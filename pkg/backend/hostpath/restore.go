@@ -1,0 +1,127 @@
+package hostpath
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// Restore makes a volume of a snapshot.
+func (b *Backend) Restore(ctx context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
+	return b.createFrom(ctx, origin{Snapshot: snapshot}, o)
+}
+
+// Clone makes a volume of another one.
+func (b *Backend) Clone(ctx context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
+	return b.createFrom(ctx, origin{Volume: source}, o)
+}
+
+// createFrom makes the volume of o.Name from what there is, or finds it.
+func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateOptions) (backend.Volume, error) {
+	s, err := b.ready()
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: now()}
+	switch old, err := b.index.find(v.ID); {
+	case err == nil: // what it was made from may be gone, but it was of that kind, and no larger
+		kind, o := old.content, o
+		kind.Size = 0
+		want, err := plan(o, &kind)
+		return old.public(), errors.Join(err, old.fits(want, from, o))
+	case !errors.Is(err, backend.ErrNotFound):
+		return backend.Volume{}, err
+	}
+	source, err := b.contentOf(from)
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	if v.content, err = plan(o, &source); err != nil {
+		return backend.Volume{}, err
+	}
+	accept, err := parseConsistency(o.Parameters)
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	id := cmp.Or(from.Snapshot, from.Volume)
+	what := fmt.Sprintf("%s, %+v, consistency %s", from, v.content, accept)
+	err = b.works.do(ctx, b.life, &b.done, v.ID, what, []string{id}, func(ctx context.Context, me *work) error {
+		source, err := b.contentOf(from) // now that it can't be deleted
+		if err != nil {
+			return err
+		}
+		c := copying{Backend: b, store: s, from: path.Join(snapshotsDir, id), accept: accept, me: me}
+		if from.Volume != "" {
+			c.from, c.live = path.Join(volumesDir, id), id
+		}
+		return c.makeVolume(ctx, source, v)
+	})
+	if err != nil {
+		return backend.Volume{}, err
+	}
+	return b.Get(ctx, v.ID, nil)
+}
+
+// contentOf returns what is in the snapshot or volume to copy.
+func (b *Backend) contentOf(from origin) (content, error) {
+	if from.Volume != "" {
+		v, err := b.index.persistent(from.Volume)
+		if err != nil {
+			return content{}, err
+		}
+		return v.content, nil
+	}
+	n, err := b.index.snapshot(from.Snapshot)
+	if err != nil {
+		return content{}, err
+	}
+	return n.content, nil
+}
+
+// makeVolume makes v of what is copied, and takes it into the index.
+func (c copying) makeVolume(ctx context.Context, source content, v *volume) error {
+	defer c.busy()()
+	defer c.wakeTrash()
+	return c.keep(c.store, v, func() error {
+		return c.store.place(ctx, volumesDir, v.ID, func(half *os.Root) error {
+			got, err := c.run(ctx, source, half)
+			if err == nil && v.Kind == image {
+				err = c.adapt(ctx, half, v, got)
+			}
+			if err != nil {
+				return err
+			}
+			return volumeFormat.Create(half, recordFile, v)
+		})
+	})
+}
+
+// adapt makes the copy of an image what v is to be: as large as that, and if it is mounted one day, a filesystem that
+// can be mounted beside the one that it was copied from. The filesystem grows when it is mounted.
+func (c copying) adapt(ctx context.Context, half *os.Root, v *volume, got copied) (err error) {
+	if got.size > v.Size {
+		return fmt.Errorf("%w: the source has grown to %d bytes meanwhile", backend.ErrBusy, got.size)
+	}
+	file, err := half.OpenFile(imageFile, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := file.Truncate(v.Size); err != nil {
+		return err
+	}
+	if v.FSType != "" {
+		if err := c.cfg.NewUUID(ctx, file, v.FSType, v.Sector); err != nil {
+			return err
+		}
+	}
+	crashpoint.Reached("restore:adapted")
+	return file.Sync()
+}

@@ -1,0 +1,205 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// snapshotFormat is the form of a snapshot's record.json. Version 1 is the first.
+var snapshotFormat = record.Format{Version: 1}
+
+// snapshot is the content of a record.json below snapshots/. Beside it is what a volume has: data/ or image.raw.
+type snapshot struct {
+	ID      string      `json:"id"`
+	Name    string      `json:"name"`   // given to CreateSnapshot; in a group the volume's ID
+	Source  string      `json:"source"` // ID of the volume
+	Accept  consistency `json:"consistency"`
+	content             // Size is the least that a volume made from it has
+	Cloned  bool        `json:"cloned,omitempty"` // an image: all of its blocks were the volume's own
+	Held    int64       `json:"held"`             // bytes of the disk, as if none of them were shared
+	Group   string      `json:"group,omitempty"`  // ID
+	Created time.Time   `json:"created"`          // when the data was cut
+}
+
+// check returns an error for a record that this release can't have written to the directory called id.
+func (n *snapshot) check(id string) error {
+	parsed, err := volumeid.Parse(id)
+	switch {
+	case err != nil:
+		return err
+	case n.ID != id:
+		return fmt.Errorf("%w: it is of snapshot %.64q", record.ErrDamaged, n.ID)
+	case parsed.Kind != volumeid.Snapshot || n.Source == "" || n.Held < 0:
+		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
+	}
+	return n.content.check()
+}
+
+func (n *snapshot) public() backend.Snapshot {
+	return backend.Snapshot{ID: n.ID, Source: n.Source, Size: n.Size, Created: n.Created, Group: n.Group}
+}
+
+// Snapshot copies what is in a volume. An image is cut at one moment; a directory is copied file by file.
+func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
+	s, err := b.ready()
+	if err != nil {
+		return backend.Snapshot{}, err
+	}
+	accept, err := snapshotParameters(o.Parameters)
+	if err != nil {
+		return backend.Snapshot{}, err
+	}
+	n := &snapshot{ID: volumeid.New(volumeid.Snapshot, b.cfg.Node, o.Name), Name: o.Name, Source: o.Source, Accept: accept}
+	switch old, err := b.index.snapshot(n.ID); {
+	case err == nil:
+		return old.public(), old.fits(n)
+	case !errors.Is(err, backend.ErrNotFound):
+		return backend.Snapshot{}, err
+	}
+	if _, err := b.index.persistent(o.Source); err != nil {
+		return backend.Snapshot{}, err
+	}
+	what := fmt.Sprintf("volume %s, consistency %s", n.Source, n.Accept)
+	err = b.works.do(ctx, b.life, &b.done, n.ID, what, []string{n.Source}, func(ctx context.Context, me *work) error {
+		return b.takeSnapshot(ctx, s, n, me)
+	})
+	if err != nil {
+		return backend.Snapshot{}, err
+	}
+	made, err := b.index.snapshot(n.ID)
+	if err != nil {
+		return backend.Snapshot{}, err
+	}
+	return made.public(), nil
+}
+
+// snapshotParameters reads those of a VolumeSnapshotClass.
+func snapshotParameters(parameters map[string]string) (consistency, error) {
+	for key := range parameters {
+		if key != consistencyKey {
+			return "", fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
+		}
+	}
+	return parseConsistency(parameters)
+}
+
+// fits returns ErrExists unless n is what is asked for.
+func (n *snapshot) fits(want *snapshot) error {
+	if n.Source == want.Source && n.Accept == want.Accept {
+		return nil
+	}
+	return fmt.Errorf("%w: it is of volume %s, with consistency: %s", backend.ErrExists, n.Source, n.Accept)
+}
+
+// takeSnapshot makes n of its volume, and takes it into the index.
+func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *work) error {
+	v, err := b.index.persistent(n.Source) // now that it can't be deleted
+	if err != nil {
+		return err
+	}
+	defer b.busy()()
+	reserved := int64(0)
+	n.content = v.content
+	err = s.place(ctx, snapshotsDir, n.ID, func(half *os.Root) error {
+		n.Created = time.Now().UTC()
+		c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, me: me}
+		got, err := c.run(ctx, n.content, half)
+		if err != nil {
+			return err
+		}
+		n.took(got)
+		if err := b.reserve(s, n.Held); err != nil {
+			return err
+		}
+		reserved = n.Held
+		return snapshotFormat.Create(half, recordFile, n)
+	})
+	switch {
+	case errors.Is(err, errHalf): // its promise stays, too
+		b.index.breakSnapshot(n.ID, err)
+		return err
+	case err != nil:
+		b.wakeTrash()
+		b.index.release(reserved)
+		return exhausted(err)
+	}
+	crashpoint.Reached("snapshot:placed")
+	b.index.putSnapshots(nil, n)
+	return nil
+}
+
+// took notes what came of the copy.
+func (n *snapshot) took(got copied) {
+	n.Held, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
+	n.Size = max(n.Size, got.size)
+}
+
+// GetSnapshot returns the snapshot.
+func (b *Backend) GetSnapshot(_ context.Context, id string, _ map[string]string) (backend.Snapshot, error) {
+	n, _, err := b.findSnapshot(id)
+	if err != nil {
+		return backend.Snapshot{}, err
+	}
+	return n.public(), nil
+}
+
+func (b *Backend) findSnapshot(id string) (*snapshot, *store, error) {
+	s, err := b.ready()
+	if err != nil {
+		return nil, nil, err
+	}
+	n, err := b.index.snapshot(id)
+	return n, s, err
+}
+
+// DeleteSnapshot moves the snapshot to the trash.
+func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]string) error {
+	s, err := b.ready()
+	if err != nil {
+		return err
+	}
+	release, err := b.works.alone(id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	n, err := b.index.snapshot(id)
+	switch {
+	case errors.Is(err, backend.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case n.Group != "":
+		return fmt.Errorf("%w: snapshot %s is a member of group %s, and goes with it", backend.ErrInvalid, id, n.Group)
+	}
+	defer b.busy()()
+	if err := b.trash(s, path.Join(snapshotsDir, n.ID)); err != nil {
+		return err
+	}
+	b.index.dropSnapshot(n)
+	return nil
+}
+
+// ListSnapshots returns snapshots from the index.
+func (b *Backend) ListSnapshots(_ context.Context, source, after string, limit int) (page []backend.Snapshot, more bool, err error) {
+	if _, err := b.ready(); err != nil {
+		return nil, false, err
+	}
+	b.index.snapshotsAfter(source, after, func(n *snapshot) bool {
+		if more = len(page) == limit; !more {
+			page = append(page, n.public())
+		}
+		return !more
+	})
+	return page, more, nil
+}

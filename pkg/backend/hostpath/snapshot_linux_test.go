@@ -1,0 +1,659 @@
+package hostpath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// everywhere runs a test on a root of each filesystem.
+func everywhere(t *testing.T, test func(w *world, f testdisk.Filesystem)) {
+	for _, f := range testdisk.All {
+		t.Run(f.Type, func(t *testing.T) { test(newRoot(t, f), f) })
+	}
+}
+
+// newRoot is a world whose root is a filesystem of its own, on a loop device.
+func newRoot(t *testing.T, f testdisk.Filesystem) *world {
+	if noNamespace != nil {
+		namespace.Skip(t, noNamespace)
+	}
+	w := newWorld(t)
+	f.Mount(t, w.cfg.Root)
+	if err := os.RemoveAll(filepath.Join(w.cfg.Root, "lost+found")); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+const mib = 1 << 20
+
+// device makes an image without a filesystem, that is used as a block device.
+func (w *world) device(b *Backend, name string, size int64) backend.Volume {
+	w.Helper()
+	v, err := b.Create(context.Background(), deviceOptions(name, size))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return v
+}
+
+func deviceOptions(name string, size int64) backend.CreateOptions {
+	return backend.CreateOptions{
+		Name: name, Required: size, Access: []backend.Access{{Block: true}}, Parameters: map[string]string{kindKey: string(image)},
+	}
+}
+
+func (w *world) snapshot(b *Backend, v backend.Volume, name string) backend.Snapshot {
+	w.Helper()
+	n, err := b.Snapshot(context.Background(), backend.SnapshotOptions{Name: name, Source: v.ID})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return n
+}
+
+// disk is the path of a volume's image.
+func (w *world) disk(id string) string { return w.path(volumesDir, id, imageFile) }
+
+func (w *world) write(file string, offset int64, data []byte) {
+	w.Helper()
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteAt(data, offset)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) read(file string) []byte {
+	w.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return data
+}
+
+func TestASnapshotKeepsWhatWasThere(t *testing.T) {
+	ctx := context.Background()
+	everywhere(t, func(w *world, f testdisk.Filesystem) {
+		b := w.open()
+		v := w.device(b, "v", 8*mib)
+		w.write(w.disk(v.ID), 5*mib, []byte("before"))
+		n := w.snapshot(b, v, "n")
+		w.write(w.disk(v.ID), 5*mib, []byte("after!"))
+		clone, err := b.Clone(ctx, v.ID, deviceOptions("clone", 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Delete(ctx, v.ID, nil); err != nil {
+			t.Fatal(err)
+		}
+		restored, err := b.Restore(ctx, n.ID, deviceOptions("restored", 16*mib))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := restored.Size, int64(16*mib); got != want || restored.Snapshot != n.ID || clone.Origin != v.ID {
+			t.Errorf("restored %+v, cloned %+v, want %d bytes", restored, clone, want)
+		}
+		for id, want := range map[string]string{restored.ID: "before", clone.ID: "after!"} {
+			if got := w.read(w.disk(id)); string(got[5*mib:5*mib+6]) != want || strings.Trim(string(got[:5*mib]), "\x00") != "" {
+				t.Errorf("%s holds %q, want %q", id, got[5*mib:5*mib+6], want)
+			}
+		}
+		if got := b.index.snapshots.byID[n.ID].Cloned; got != f.Reflinks {
+			t.Errorf("it was cloned: %v, want %v", got, f.Reflinks)
+		}
+		if f.Reflinks { // 4 KiB of data, and what the filesystem adds; never its 8 MiB
+			if held := b.index.snapshots.byID[n.ID].Held; held < 4096 || held > mib {
+				t.Errorf("it holds %d bytes", held)
+			}
+		}
+		again := w.restart(b)
+		if _, err := again.Restore(ctx, n.ID, deviceOptions("restored", 16*mib)); err != nil {
+			t.Errorf("a retry after a restart: %v", err)
+		}
+		for _, n := range again.index.snapshots.byID {
+			if err := again.DeleteSnapshot(ctx, n.ID, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, v := range []backend.Volume{restored, clone} {
+			if err := again.Delete(ctx, v.ID, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if again.index.promised != 0 {
+			t.Errorf("%d bytes are promised to nothing", again.index.promised)
+		}
+		w.emptied()
+	})
+}
+
+// restart closes a backend and opens the next one.
+func (w *world) restart(b *Backend) *Backend {
+	w.Helper()
+	if err := b.Close(); err != nil {
+		w.Fatal(err)
+	}
+	return w.open()
+}
+
+func TestADirectoryIsCopiedWithAllThatIsInIt(t *testing.T) {
+	ctx := context.Background()
+	everywhere(t, func(w *world, f testdisk.Filesystem) {
+		b := w.open()
+		v := w.create(b, "v")
+		data := w.path(volumesDir, v.ID, dataDir)
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		deep := data
+		for range 1000 {
+			deep = filepath.Join(deep, "d")
+		}
+		must(mkdirAll(data, 1000, "d"))
+		must(os.WriteFile(filepath.Join(data, "not UTF-8 \xff\xfe"), []byte("x"), 0o640))
+		must(os.Chown(filepath.Join(data, "not UTF-8 \xff\xfe"), 123, 456))
+		must(os.Symlink("/etc/shadow", filepath.Join(data, "link")))
+		must(unix.Mknod(filepath.Join(data, "null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+		n := w.snapshot(b, v, "n")
+		if err := b.Delete(ctx, v.ID, nil); err != nil {
+			t.Fatal(err)
+		}
+		restored, err := b.Restore(ctx, n.ID, backend.CreateOptions{Name: "restored", Access: []backend.Access{{}}})
+		must(err)
+		data = w.path(volumesDir, restored.ID, dataDir)
+		var st unix.Stat_t
+		must(unix.Lstat(filepath.Join(data, "not UTF-8 \xff\xfe"), &st))
+		if st.Uid != 123 || st.Gid != 456 || st.Mode&0o777 != 0o640 {
+			t.Errorf("owner %d:%d, mode %o", st.Uid, st.Gid, st.Mode)
+		}
+		if to, err := os.Readlink(filepath.Join(data, "link")); to != "/etc/shadow" {
+			t.Errorf("the link leads to %q, %v", to, err)
+		}
+		must(unix.Lstat(filepath.Join(data, "null"), &st))
+		if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
+			t.Errorf("the device is %o %x", st.Mode, st.Rdev)
+		}
+		if depth := depthOf(t, data, "d"); depth != 1000 {
+			t.Errorf("%d directories deep, want 1000", depth)
+		}
+		if restored.Size != v.Size {
+			t.Errorf("%d bytes, want the %d of the source", restored.Size, v.Size)
+		}
+		must(b.Delete(ctx, restored.ID, nil))
+		must(b.DeleteSnapshot(ctx, n.ID, nil))
+		w.emptied()
+	})
+}
+
+// mkdirAll makes depth directories in one another, whatever PATH_MAX is.
+func mkdirAll(in string, depth int, name string) error {
+	at, err := unix.Open(in, unix.O_PATH|unix.O_DIRECTORY, 0)
+	for i := 0; err == nil && i < depth; i++ {
+		if err = unix.Mkdirat(at, name, 0o755); err == nil {
+			next := 0
+			next, err = unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+			unix.Close(at)
+			at = next
+		}
+	}
+	unix.Close(at)
+	return err
+}
+
+// depthOf returns how many directories of that name are in one another.
+func depthOf(t *testing.T, in, name string) (depth int) {
+	at, err := unix.Open(in, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; ; depth++ {
+		next, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
+		unix.Close(at)
+		if err != nil {
+			return depth
+		}
+		at = next
+	}
+}
+
+func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
+	ctx := context.Background()
+	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
+	b := w.open()
+	v := w.device(b, "v", 8*mib)
+	b.cfg.Users = func(string) ([]string, error) { return []string{"/there"}, nil }
+	_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
+	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "/there") {
+		t.Errorf("Snapshot = %v, want ErrPrecondition that says where", err)
+	}
+	if _, err := b.Clone(ctx, v.ID, deviceOptions("c", 0)); !errors.Is(err, backend.ErrPrecondition) {
+		t.Errorf("Clone = %v, want ErrPrecondition", err)
+	}
+	if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.index.promised != v.Size {
+		t.Errorf("left: %v, and %d bytes", got, b.index.promised-v.Size)
+	}
+	o := backend.SnapshotOptions{Name: "n", Source: v.ID, Parameters: map[string]string{consistencyKey: string(none)}}
+	if _, err := b.Snapshot(ctx, o); err != nil {
+		t.Errorf("with consistency none: %v", err)
+	}
+}
+
+// slowCopy is a volume on ext4 of which a copy takes a while, and what stops that while.
+func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func()) {
+	w = newRoot(t, testdisk.Filesystem{Type: "ext4"})
+	b = w.open()
+	v = w.device(b, "v", 8*mib)
+	w.write(w.disk(v.ID), 0, []byte("data"))
+	for range maxHeavy { // until others are done, it waits
+		b.works.heavy <- struct{}{}
+	}
+	return w, b, v, sync.OnceFunc(func() {
+		for range maxHeavy {
+			<-b.works.heavy
+		}
+	})
+}
+
+func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
+	w, b, v, finish := slowCopy(t)
+	defer finish()
+	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
+	short := func() context.Context {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	if _, err := b.Snapshot(short(), o); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the first call: %v, want DeadlineExceeded", err)
+	}
+	if _, err := b.Snapshot(short(), o); !errors.Is(err, backend.ErrBusy) {
+		t.Errorf("a retry: %v, want ErrBusy", err)
+	}
+	other := w.device(b, "other", 8*mib)
+	if _, err := b.Snapshot(short(), backend.SnapshotOptions{Name: "n", Source: other.ID}); !errors.Is(err, backend.ErrExists) {
+		t.Errorf("the same name for another volume: %v, want ErrExists", err)
+	}
+	if err := b.Delete(context.Background(), v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+		t.Errorf("Delete of the source: %v, want ErrInUse", err)
+	}
+	id := ""
+	for id = range b.works.running {
+	}
+	if err := b.DeleteSnapshot(context.Background(), id, nil); !errors.Is(err, backend.ErrInUse) {
+		t.Errorf("DeleteSnapshot of what is being made: %v, want ErrInUse", err)
+	}
+	if page, _, err := b.ListSnapshots(context.Background(), "", "", 10); err != nil || len(page) > 0 {
+		t.Errorf("listed: %v, %v", page, err)
+	}
+	if _, err := b.Mount(context.Background(), v.ID, backend.Access{Block: true}); !errors.Is(err, backend.ErrBusy) {
+		t.Errorf("Mount of an image that must keep still: %v, want ErrBusy", err)
+	}
+	finish()
+	n, err := b.Snapshot(context.Background(), o)
+	if err != nil || n.ID != id {
+		t.Fatalf("a retry that waits: %+v, %v", n, err)
+	}
+	if _, err := b.Mount(context.Background(), v.ID, backend.Access{Block: true}); err != nil {
+		t.Errorf("Mount afterwards: %v", err)
+	}
+	if err := b.Delete(context.Background(), v.ID, nil); err != nil {
+		t.Errorf("Delete of the source afterwards: %v", err)
+	}
+}
+
+func TestACopyOfWhatIsWrittenToMeanwhileIsThrownAway(t *testing.T) {
+	w, b, v, finish := slowCopy(t)
+	defer finish()
+	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	w.eventually("waiting", func() bool { return b.works.mayMount(v.ID) != nil })
+	time.Sleep(20 * time.Millisecond) // a clock tick of the filesystem
+	w.write(w.disk(v.ID), 0, []byte("sneaky"))
+	finish()
+	if _, err := b.Snapshot(context.Background(), o); !errors.Is(err, backend.ErrBusy) {
+		t.Errorf("Snapshot = %v, want ErrBusy", err)
+	}
+	if _, err := b.Snapshot(context.Background(), o); err != nil {
+		t.Errorf("once more: %v", err)
+	}
+}
+
+func TestCloseEndsACopyAndLeavesNothing(t *testing.T) {
+	w, b, v, finish := slowCopy(t)
+	defer finish()
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := b.Clone(ctx, v.ID, deviceOptions("c", 0)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	again := w.restart(b)
+	if got := w.names(volumesDir); len(got) != 1 || again.index.promised != v.Size {
+		t.Errorf("left: %v, %d bytes", got, again.index.promised)
+	}
+	w.emptied()
+}
+
+func TestAFailedCopyIsToldToTheNextCaller(t *testing.T) {
+	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
+	ctx, cancel := context.WithCancel(context.Background())
+	broken, given := errors.New("the kernel won't say"), make(chan struct{})
+	b := w.open(func(c *Config) {
+		c.Users = func(string) ([]string, error) {
+			cancel()
+			<-given
+			return nil, broken
+		}
+	})
+	o := backend.SnapshotOptions{Name: "n", Source: w.device(b, "v", 8*mib).ID}
+	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	close(given)
+	if _, err := b.Snapshot(context.Background(), o); !errors.Is(err, broken) {
+		t.Errorf("the next call: %v, want why it failed", err)
+	}
+}
+
+func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
+	ctx := context.Background()
+	for _, f := range []testdisk.Filesystem{{Type: "ext4", Size: 64 * mib}, {Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {
+		t.Run(f.Type, func(t *testing.T) {
+			w := newRoot(t, f)
+			b := w.open()
+			v := w.create(b, "v")
+			fill(t, w.path(volumesDir, v.ID, dataDir, "big"))
+			_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
+			if !errors.Is(err, backend.ErrExhausted) {
+				t.Fatalf("Snapshot = %v, want ErrExhausted", err)
+			}
+			w.emptied()
+			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.index.promised != v.Size {
+				t.Errorf("left: %v, %d bytes", got, b.index.promised-v.Size)
+			}
+			if _, err := b.Clone(ctx, v.ID, backend.CreateOptions{Name: "c", Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) {
+				t.Errorf("Clone = %v, want ErrExhausted", err)
+			}
+			if err := os.Truncate(w.path(volumesDir, v.ID, dataDir, "big"), mib); err != nil {
+				t.Fatal(err)
+			}
+			w.eventually("possible again", func() bool {
+				_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
+				return err == nil
+			})
+		})
+	}
+}
+
+// fill writes a file until the disk is full to the last byte.
+func fill(t *testing.T, name string) {
+	t.Helper()
+	f, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	data := bytes.Repeat([]byte("full"), mib/4)
+	for len(data) > 0 {
+		if _, err := f.Write(data); errors.Is(err, unix.ENOSPC) {
+			data = data[:len(data)/2]
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Sync(); err != nil && !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+func TestDeltasAppliedToTheOlderImageGiveTheNewer(t *testing.T) {
+	ctx := context.Background()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	everywhere(t, func(w *world, f testdisk.Filesystem) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		b := w.open()
+		v := w.device(b, "v", 16*mib)
+		var all []backend.Snapshot
+		for round := range 8 {
+			scribble(t, random, w.disk(v.ID), 16*mib)
+			all = append(all, w.snapshot(b, v, fmt.Sprint("n", round)))
+		}
+		if err := b.Delete(ctx, v.ID, nil); err != nil { // they answer for themselves
+			t.Fatal(err)
+		}
+		for range 20 {
+			i, j := random.IntN(len(all)), random.IntN(len(all))
+			old, young := w.read(w.path(snapshotsDir, all[i].ID, imageFile)), w.read(w.path(snapshotsDir, all[j].ID, imageFile))
+			apply(t, old, young, func(each func(int64, int64) error) error { return b.Delta(ctx, all[i].ID, all[j].ID, 0, nil, each) })
+			if !bytes.Equal(old, young) {
+				t.Fatalf("snapshot %d with the changes up to %d isn't that", i, j)
+			}
+			empty := make([]byte, len(young))
+			apply(t, empty, young, func(each func(int64, int64) error) error { return b.Allocated(ctx, all[j].ID, 0, nil, each) })
+			if !bytes.Equal(empty, young) {
+				t.Fatalf("what snapshot %d has allocated isn't all of it", j)
+			}
+		}
+	})
+}
+
+// apply copies the ranges that report reports from young to old.
+func apply(t *testing.T, old, young []byte, report func(each func(offset, length int64) error) error) {
+	t.Helper()
+	err := report(func(offset, length int64) error {
+		copy(old[offset:offset+length], young[offset:])
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// scribble writes to random places of a file, and makes holes.
+func scribble(t *testing.T, random *rand.Rand, name string, size int64) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for range 40 {
+		at, n := random.Int64N(size), random.Int64N(64<<10)+1
+		n = min(n, size-at)
+		if random.IntN(4) == 0 {
+			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, n)
+		} else {
+			data := make([]byte, n)
+			for i := range data {
+				data[i] = byte(random.Uint32())
+			}
+			_, err = f.WriteAt(data, at)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// images makes images with filesystems, which a fake has formatted.
+func (w *world) images(b *Backend, names ...string) (ids []string) {
+	w.Helper()
+	for _, name := range names {
+		v, err := b.Create(context.Background(), backend.CreateOptions{
+			Name: name, Required: 8 * mib, Access: []backend.Access{{}}, Parameters: map[string]string{kindKey: string(image)},
+		})
+		if err != nil {
+			w.Fatal(err)
+		}
+		ids = append(ids, v.ID)
+	}
+	return ids
+}
+
+func TestAGroupIsAllOrNothing(t *testing.T) {
+	ctx := context.Background()
+	everywhere(t, func(w *world, f testdisk.Filesystem) {
+		b := w.open()
+		ids := w.images(b, "a", "b", "c")
+		before := b.index.promised
+		if !f.Reflinks {
+			if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids}); !errors.Is(err, backend.ErrPrecondition) {
+				t.Errorf("SnapshotGroup = %v, want ErrPrecondition", err)
+			}
+			return
+		}
+		nothing := func(what string, err, want error) {
+			t.Helper()
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v, want %v", what, err, want)
+			}
+			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir), w.names(groupsDir)); len(got) > 0 || b.index.promised != before {
+				t.Errorf("%s has left %v, %d bytes", what, got, b.index.promised-before)
+			}
+		}
+		_, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), w.create(b, "d").ID)})
+		before = b.index.promised
+		nothing("a group with a directory", err, backend.ErrPrecondition)
+		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), "none")})
+		nothing("a group with an unknown volume", err, backend.ErrNotFound)
+		freeze := b.cfg.Freeze
+		torn := errors.New("thawed by somebody")
+		b.cfg.Freeze = func(ctx context.Context, images []string, limit time.Duration, cut func(context.Context) error) error {
+			return errors.Join(freeze(ctx, images, limit, cut), torn)
+		}
+		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})
+		nothing("a group whose freeze didn't last", err, torn)
+		b.cfg.Freeze = freeze
+
+		w.write(w.disk(ids[1]), 4*mib, []byte("together"))
+		g, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})
+		if err != nil || len(g.Snapshots) != 3 {
+			t.Fatalf("SnapshotGroup = %+v, %v", g, err)
+		}
+		b = w.restart(b)
+		if again, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: []string{ids[2], ids[0], ids[1]}}); err != nil || again.ID != g.ID {
+			t.Errorf("a retry, in another order: %+v, %v", again, err)
+		}
+		if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids[:2]}); !errors.Is(err, backend.ErrExists) {
+			t.Errorf("the same name for other volumes: %v, want ErrExists", err)
+		}
+		for _, n := range g.Snapshots {
+			if err := b.DeleteSnapshot(ctx, n.ID, nil); !errors.Is(err, backend.ErrInvalid) {
+				t.Errorf("DeleteSnapshot of a member: %v, want ErrInvalid", err)
+			}
+			if n.Group != g.ID || !n.Created.Equal(g.Created) {
+				t.Errorf("%+v of group %+v", n, g)
+			}
+			if n.Source == ids[1] {
+				got := w.read(w.path(snapshotsDir, n.ID, imageFile))
+				if string(got[4*mib:4*mib+8]) != "together" {
+					t.Errorf("a member holds %q", got[4*mib:4*mib+8])
+				}
+			}
+		}
+		if err := b.DeleteGroup(ctx, g.ID, []string{g.Snapshots[0].ID}, nil); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("DeleteGroup with other members: %v, want ErrInvalid", err)
+		}
+		for range 2 {
+			if err := b.DeleteGroup(ctx, g.ID, nil, nil); err != nil {
+				t.Errorf("DeleteGroup: %v", err)
+			}
+		}
+		nothing("a deleted group", nil, nil)
+	})
+}
+
+func TestADamagedGroupKeepsItsMembers(t *testing.T) {
+	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
+	b := w.open()
+	g, err := b.SnapshotGroup(context.Background(), backend.GroupOptions{Name: "g", Sources: w.images(b, "a", "b")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	if err := os.Truncate(w.path(groupsDir, g.ID, recordFile), 10); err != nil {
+		t.Fatal(err)
+	}
+	b = w.open()
+	if got := len(b.index.snapshots.byID); got != 2 {
+		t.Errorf("%d members are left", got)
+	}
+	if _, err := b.GetGroup(context.Background(), g.ID, nil, nil); err == nil || errors.Is(err, backend.ErrNotFound) {
+		t.Errorf("GetGroup = %v, want what is wrong with its record", err)
+	}
+}
+
+func TestSnapshotsOfManyVolumesWhileOthersAreUsed(t *testing.T) {
+	ctx := context.Background()
+	everywhere(t, func(w *world, f testdisk.Filesystem) {
+		b := w.open()
+		var volumes []backend.Volume
+		for i := range 20 {
+			v := w.device(b, fmt.Sprint("v", i), 8*mib)
+			w.write(w.disk(v.ID), 0, []byte(v.ID))
+			volumes = append(volumes, v)
+		}
+		other := w.create(b, "other")
+		var wg sync.WaitGroup
+		for i, v := range volumes {
+			wg.Go(func() {
+				n, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: fmt.Sprint("n", i), Source: v.ID})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				f, err := os.Open(w.path(snapshotsDir, n.ID, imageFile))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer f.Close()
+				got, err := io.ReadAll(io.LimitReader(f, int64(len(v.ID))))
+				if string(got) != v.ID {
+					t.Errorf("the snapshot of %s holds %q, %v", v.ID, got, err)
+				}
+			})
+		}
+		for range 200 {
+			wg.Go(func() {
+				if _, err := b.Mount(ctx, other.ID, backend.Access{}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		page, more, err := b.ListSnapshots(ctx, "", "", 100)
+		if err != nil || more || len(page) != len(volumes) {
+			t.Errorf("%d snapshots, %v, %v", len(page), more, err)
+		}
+	})
+}
