@@ -50,6 +50,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		mounter.ErrBusy:          codes.FailedPrecondition,
 		mounter.ErrNotEmpty:      codes.FailedPrecondition,
 		mounter.ErrReadOnly:      codes.FailedPrecondition,
+		backend.ErrPrecondition:  codes.FailedPrecondition,
 		errPrecondition:          codes.FailedPrecondition,
 		errToken:                 codes.Aborted,
 		errors.ErrUnsupported:    codes.Unimplemented,
@@ -691,29 +692,6 @@ func TestTracingIsOffUnlessAskedFor(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestSizes(t *testing.T) {
-	for s, want := range map[string]int64{
-		"1": 1, "1024": 1024, "10Gi": 10 << 30, "5k": 5000, "3M": 3e6, "7Pi": 7 << 50, "9223372036854775": 9223372036854775,
-		"": 0, "0": 0, "0Gi": 0, "-1": 0, "+1": 0, "1.5Gi": 0, "Gi": 0, "1gi": 0, "1 Gi": 0, "1GiB": 0, "9223372036854775808": 0, "9999999Pi": 0, "1e3": 0, "٣": 0,
-	} {
-		got, err := parseSize(s)
-		if got != want || (err == nil) != (want > 0) {
-			t.Errorf("parseSize(%q) = %d, %v, want %d", s, got, err, want)
-		}
-	}
-}
-
-func FuzzParseSize(f *testing.F) {
-	for _, s := range []string{"1", "10Gi", "-1", "99999999999999999999", "1.5Gi", "0", "Ki"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		if n, err := parseSize(s); (err == nil) != (n > 0) || n < 0 || (err != nil && !errors.Is(err, backend.ErrInvalid)) {
-			t.Errorf("parseSize(%q) = %d, %v", s, n, err)
-		}
-	})
 }
 
 func FuzzPagingToken(f *testing.F) {

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -262,7 +261,7 @@ func inlineOptions(context map[string]string, u use) (backend.CreateOptions, err
 	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}}
 	if size, ok := o.Parameters["size"]; ok {
 		delete(o.Parameters, "size")
-		bytes, err := parseSize(size)
+		bytes, err := backend.ParseSize(size)
 		if err != nil {
 			return o, err
 		}
@@ -286,36 +285,4 @@ func (p *place) attachOptions(req *csi.ControllerPublishVolumeRequest) (backend.
 		Node: req.GetNodeId(), Access: u.Access, Capability: u.digest().String(), ManyNodes: u.manyNodes(),
 		OneWriter: u.mode == csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 	}, nil
-}
-
-// sizeUnits are the suffixes of Kubernetes quantities that make sense for a disk.
-var sizeUnits = []struct {
-	suffix string
-	bytes  int64
-}{
-	{"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}, {"Ti", 1 << 40}, {"Pi", 1 << 50},
-	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}, {"", 1},
-}
-
-// parseSize reads a whole number with an optional suffix, such as 10Gi, in bytes. It is at least 1.
-func parseSize(s string) (int64, error) {
-	bad := fmt.Errorf("%w: the size %.32q is not a number like 10Gi", backend.ErrInvalid, s)
-	for _, unit := range sizeUnits {
-		digits, ok := strings.CutSuffix(s, unit.suffix)
-		if !ok {
-			continue
-		}
-		var n int64
-		for _, c := range []byte(digits) {
-			if c < '0' || c > '9' || n > (math.MaxInt64/unit.bytes-9)/10 {
-				return 0, bad
-			}
-			n = n*10 + int64(c-'0')
-		}
-		if n == 0 {
-			return 0, bad
-		}
-		return n * unit.bytes, nil
-	}
-	return 0, bad
 }

@@ -37,12 +37,14 @@ const DeviceName = "device"
 
 // Mount says what is to be at a path.
 type Mount struct {
-	Kind     Kind
-	Source   string   // the absolute path of what is mounted
-	FSType   string   // of an Image: one of FSTypes
-	Sector   int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
-	Options  []string // mount options, each of which passed CheckOptions; none for a Disk or Device
-	ReadOnly bool     // enforced by the kernel, whatever Options say
+	Kind      Kind
+	Source    string   // the absolute path of what is mounted
+	FSType    string   // of an Image: one of FSTypes
+	Sector    int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
+	Options   []string // mount options, each of which passed CheckOptions; none for a Disk or Device
+	ReadOnly  bool     // enforced by the kernel, whatever Options say
+	Buffered  bool     // of an Image or Disk: its blocks go through this machine's page cache, once more
+	ReadAhead int      // of an Image or Disk: how far its device is read ahead, in bytes; 0 is the kernel's default
 }
 
 // Again returns the Mount that shows at a further path what m shows at path.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -58,22 +57,17 @@ func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 
 // grow makes the volume on disk what v says, durably.
 func (s *store) grow(v *volume) error {
-	dir, err := s.root.OpenRoot(filepath.Join(volumesDir, v.ID))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	if v.Kind == image {
-		if err := growImage(dir, v.Size); err != nil {
+		if err := s.growImage(v); err != nil {
 			return err
 		}
 	}
 	crashpoint.Reached("expand:grown")
-	return volumeFormat.Replace(dir, recordFile, v)
+	return s.rewrite(v)
 }
 
-func growImage(dir *os.Root, size int64) error {
-	file, err := dir.OpenFile(imageFile, os.O_RDWR, 0)
+func (s *store) growImage(v *volume) error {
+	file, err := s.root.OpenFile(s.dataName(v), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -82,8 +76,8 @@ func growImage(dir *os.Root, size int64) error {
 	if err != nil {
 		return err
 	}
-	if info.Size() < size { // an earlier try may have made it longer
-		if err := file.Truncate(size); err != nil {
+	if info.Size() < v.Size { // an earlier try may have made it longer
+		if err := file.Truncate(v.Size); err != nil {
 			return err
 		}
 	}

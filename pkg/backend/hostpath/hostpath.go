@@ -64,6 +64,8 @@ type Config struct {
 	Format func(ctx context.Context, image *os.File, fsType string) error
 	// NewUUID makes the copy of a filesystem one of its own: mounter.Mounter.NewUUID.
 	NewUUID func(ctx context.Context, image *os.File, fsType string, sector int) error
+	// Tune makes what is mounted of an image as a Mount says: mounter.Mounter.Tune.
+	Tune func(ctx context.Context, m mounter.Mount) error
 	// Freeze holds writes to images up for a moment: mounter.Mounter.Freeze.
 	Freeze func(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 }
@@ -94,6 +96,7 @@ var (
 	_ backend.Prober           = (*Backend)(nil)
 	_ backend.Doctor           = (*Backend)(nil)
 	_ backend.Meter            = (*Backend)(nil)
+	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Cloner           = (*Backend)(nil)
 	_ backend.GroupSnapshotter = (*Backend)(nil)
 	_ backend.Differ           = (*Backend)(nil)

@@ -48,6 +48,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Init:    true,
 		Users:   mounter.NewFake(dir).Users,
 		Format:  mounter.NewFake(dir).Format,
+		Tune:    func(context.Context, mounter.Mount) error { return nil },
 		NewUUID: func(context.Context, *os.File, string, int) error { return nil },
 		Freeze: func(ctx context.Context, _ []string, limit time.Duration, cut func(context.Context) error) error {
 			ctx, cancel := context.WithTimeout(ctx, limit)

@@ -55,9 +55,23 @@ func (c *content) check() error {
 	return fmt.Errorf("%w: its kind %.32q makes no sense", record.ErrDamaged, c.Kind)
 }
 
-// plan returns what a volume is to be made of, as o says; if from isn't nil, for a copy of that.
-// Errors: ErrInvalid, ErrOutOfRange.
-func plan(o backend.CreateOptions, from *content) (content, error) {
+// plan makes v what o asks for; if from isn't nil, a copy of that. Errors: ErrInvalid, ErrOutOfRange.
+func (v *volume) plan(o backend.CreateOptions, from *content) (err error) {
+	if v.content, err = planContent(o, from); err != nil {
+		return err
+	}
+	if err := onlySettings(o.Mutable); err != nil {
+		return err
+	}
+	if v.Class, err = readSettings(o.Parameters, v.Kind); err != nil {
+		return err
+	}
+	v.Mutable, err = readSettings(o.Mutable, v.Kind)
+	return err
+}
+
+// planContent returns what the volume is to be made of.
+func planContent(o backend.CreateOptions, from *content) (content, error) {
 	c := content{Kind: directory}
 	if from != nil {
 		c.Kind = from.Kind
@@ -66,7 +80,7 @@ func plan(o backend.CreateOptions, from *content) (content, error) {
 		c.Kind = kind(value)
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		if key != kindKey && key != consistencyKey {
+		if _, ok := knownSettings[key]; !ok && key != kindKey && key != consistencyKey {
 			return c, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		}
 	}
@@ -164,16 +178,20 @@ func checkDirectory(a backend.Access) error {
 	return nil
 }
 
-// fits returns ErrExists unless the volume is what o asks for: of which want is the plan, a copy of from.
-func (v *volume) fits(want content, from origin, o backend.CreateOptions) error {
-	if v.origin() != from {
-		return fmt.Errorf("%w: it was made from %s, not from %s", backend.ErrExists, v.origin(), from)
+// fits returns ErrExists unless v is what o asks for, of which want is the plan.
+func (v *volume) fits(want *volume, o backend.CreateOptions) error {
+	if v.origin() != want.origin() {
+		return fmt.Errorf("%w: it was made from %s, not from %s", backend.ErrExists, v.origin(), want.origin())
 	}
-	if v.Kind == want.Kind && v.FSType == want.FSType && v.Block == want.Block &&
-		v.Size >= o.Required && (o.Limit == 0 || v.Size <= o.Limit) {
-		return nil
+	if v.Kind != want.Kind || v.FSType != want.FSType || v.Block != want.Block || v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) {
+		return fmt.Errorf("%w: it has %d bytes and is of kind %s, filesystem %q, block device: %v", backend.ErrExists, v.Size, v.Kind, v.FSType, v.Block)
 	}
-	return fmt.Errorf("%w: it has %d bytes and is of kind %s, filesystem %q, block device: %v", backend.ErrExists, v.Size, v.Kind, v.FSType, v.Block)
+	for key := range knownSettings {
+		if v.set(key) != want.set(key) {
+			return fmt.Errorf("%w: its %s is %q", backend.ErrExists, key, v.set(key))
+		}
+	}
+	return nil
 }
 
 // mount returns what to mount for a use. data is the path of what pods see.
@@ -182,7 +200,7 @@ func (v *volume) mount(data string, a backend.Access) (mounter.Mount, error) {
 	if v.Kind == directory {
 		return m, checkDirectory(a)
 	}
-	m.Sector = v.Sector
+	m.Sector, m.Buffered, m.ReadAhead = v.Sector, v.set(directIOKey) == "false", int(v.bytes(readAheadKey))
 	switch {
 	case a.Block && !v.Block:
 		return m, fmt.Errorf("%w: volume %s was made for its filesystem, not as a block device", backend.ErrInvalid, v.ID)

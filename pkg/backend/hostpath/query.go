@@ -38,10 +38,10 @@ func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.
 		return backend.Capacity{}, err
 	}
 	o.Required, o.Limit = 0, 0
-	if _, err := plan(o, nil); err != nil {
+	if err := new(volume).plan(o, nil); err != nil {
 		access := o.Access
 		o.Access = nil
-		if _, err := plan(o, nil); err != nil || len(access) == 0 {
+		if err := new(volume).plan(o, nil); err != nil || len(access) == 0 {
 			return backend.Capacity{}, err
 		}
 		return backend.Capacity{}, nil // there can be no volume for such a use
@@ -154,7 +154,10 @@ func (s *store) diagnose(id string, v *volume, err error) []backend.Condition {
 	return nil
 }
 
-// StorageHealth tells whether the root is there and writable, and whether its trash can be emptied.
+// almostFull is below which part of a disk being free it is time to act: 1/almostFull of it.
+const almostFull = 20
+
+// StorageHealth tells whether the root is there and writable, has room, and can empty its trash.
 func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error) {
 	if _, err := b.Probe(ctx); err != nil {
 		severity := backend.Inaccessible
@@ -163,10 +166,23 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 		}
 		return one(severity, "RootUnusable", "%v", err), nil
 	}
+	var all []backend.Condition
 	if why := b.count.stuck.Load(); why != nil {
-		return one(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why), nil
+		all = one(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why)
 	}
-	return nil, nil
+	s, err := b.ready()
+	if err != nil {
+		return nil, err
+	}
+	disk, err := s.space()
+	if err != nil {
+		return nil, err
+	}
+	if disk.free < disk.total/almostFull {
+		all = append(all, one(backend.Degraded, "StorageAlmostFull",
+			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or delete snapshots and volumes", disk.free, disk.total, s.path)...)
+	}
+	return all, nil
 }
 
 func one(s backend.Severity, reason, format string, a ...any) []backend.Condition {

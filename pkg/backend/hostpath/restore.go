@@ -32,10 +32,12 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: now()}
 	switch old, err := b.index.find(v.ID); {
 	case err == nil: // what it was made from may be gone, but it was of that kind, and no larger
-		kind, o := old.content, o
-		kind.Size = 0
-		want, err := plan(o, &kind)
-		return old.public(), errors.Join(err, old.fits(want, from, o))
+		source := old.content
+		source.Size = 0
+		if err := v.plan(o, &source); err != nil {
+			return backend.Volume{}, err
+		}
+		return old.public(), old.fits(v, o)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
@@ -43,7 +45,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	if v.content, err = plan(o, &source); err != nil {
+	if err := v.plan(o, &source); err != nil {
 		return backend.Volume{}, err
 	}
 	accept, err := parseConsistency(o.Parameters)
@@ -51,7 +53,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		return backend.Volume{}, err
 	}
 	id := cmp.Or(from.Snapshot, from.Volume)
-	what := fmt.Sprintf("%s, %+v, consistency %s", from, v.content, accept)
+	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
 	err = b.works.do(ctx, b.life, &b.done, v.ID, what, []string{id}, func(ctx context.Context, me *work) error {
 		source, err := b.contentOf(from) // now that it can't be deleted
 		if err != nil {

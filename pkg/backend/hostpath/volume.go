@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -33,7 +34,9 @@ type volume struct {
 	Name string `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
 	content
 	Inline  bool      `json:"inline,omitempty"`
-	From    *origin   `json:"from,omitempty"` // nil if it was made empty
+	From    *origin   `json:"from,omitempty"`    // nil if it was made empty
+	Class   settings  `json:"class,omitempty"`   // that it was made with
+	Mutable settings  `json:"mutable,omitempty"` // that came later, and override Class
 	Created time.Time `json:"created"`
 }
 
@@ -79,8 +82,10 @@ func (v *volume) public() backend.Volume {
 	if v.Inline {
 		id = v.Name
 	}
+	parameters := map[string]string{kindKey: string(v.Kind)}
+	maps.Copy(parameters, v.Class)
 	return backend.Volume{
-		ID: id, Size: v.Size, Parameters: map[string]string{kindKey: string(v.Kind)}, Inline: v.Inline,
+		ID: id, Size: v.Size, Parameters: parameters, Mutable: v.mutable(), Inline: v.Inline,
 		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume,
 	}
 }
@@ -107,20 +112,19 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	want, err := plan(o, nil)
-	if err != nil {
+	if err := v.plan(o, nil); err != nil {
 		return backend.Volume{}, err
 	}
 	switch old, err := b.index.find(v.key()); {
 	case err == nil:
-		return old.public(), old.fits(want, origin{}, o)
+		return old.public(), old.fits(v, o)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
 	if err := b.works.exists(v.ID); err != nil {
 		return backend.Volume{}, err
 	}
-	v.content, v.Created = want, now()
+	v.Created = now()
 	defer b.busy()()
 	return v.public(), b.keep(s, v, func() error {
 		return s.place(ctx, volumesDir, v.ID, func(half *os.Root) error { return s.fill(ctx, half, v) })

@@ -1,0 +1,211 @@
+package hostpath
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// settings are the parameters that can change while a volume is used, in the form in which they are compared and kept.
+// A class may say them (StorageClass), and a VolumeAttributesClass overrides it.
+type settings map[string]string
+
+const (
+	enforceKey   = "enforce"   // the size of a directory
+	directIOKey  = "direct-io" // between an image and its disk
+	readAheadKey = "readahead" // of an image's device, in bytes
+	labelKey     = "label"     // for people; nothing depends on it
+)
+
+// enforce is what happens where the size of a directory can't be enforced.
+const (
+	required  = "required"  // there is no such volume
+	preferred = "preferred" // it says so in its health
+	off       = "off"       // it is not even tried
+)
+
+const (
+	maxReadAhead = 1 << 30 // bytes
+	maxLabel     = 128     // bytes
+)
+
+// setting is how one of them is read.
+type setting struct {
+	standard string // what holds if nobody says anything
+	// read returns the form in which a value is kept, for a volume of that kind. Errors: ErrInvalid.
+	read func(value string, k kind) (string, error)
+}
+
+var knownSettings = map[string]setting{
+	enforceKey: {preferred, func(value string, k kind) (string, error) {
+		if k == image && value == off {
+			return "", fmt.Errorf("%w: the size of an image is always enforced", backend.ErrInvalid)
+		}
+		return value, oneOf(value, required, preferred, off)
+	}},
+	directIOKey: {"true", func(value string, k kind) (string, error) {
+		return value, firstOf(imagesOnly(k), oneOf(value, "true", "false"))
+	}},
+	readAheadKey: {"", func(value string, k kind) (string, error) {
+		size, err := backend.ParseSize(value)
+		if err == nil && (size%sizeUnit != 0 || size > maxReadAhead) {
+			err = fmt.Errorf("%w: %.32q is no multiple of %d up to %d", backend.ErrInvalid, value, sizeUnit, maxReadAhead)
+		}
+		return strconv.FormatInt(size, 10), firstOf(imagesOnly(k), err)
+	}},
+	labelKey: {"", func(value string, _ kind) (string, error) {
+		for _, c := range value {
+			if c < ' ' || c == 0x7f || len(value) > maxLabel {
+				return "", fmt.Errorf("%w: a label has up to %d bytes, and no control characters", backend.ErrInvalid, maxLabel)
+			}
+		}
+		return value, nil
+	}},
+}
+
+func imagesOnly(k kind) error {
+	if k != image {
+		return fmt.Errorf("%w: it is for volumes of kind image", backend.ErrInvalid)
+	}
+	return nil
+}
+
+func oneOf(value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return fmt.Errorf("%w: %.32q is none of %q", backend.ErrInvalid, value, allowed)
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readSettings returns those of parameters that are settings. "" is the same as not to say it.
+func readSettings(parameters map[string]string, k kind) (settings, error) {
+	var all settings
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		known, ok := knownSettings[key]
+		if !ok || parameters[key] == "" {
+			continue
+		}
+		value, err := known.read(parameters[key], k)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		if all == nil {
+			all = settings{}
+		}
+		all[key] = value
+	}
+	return all, nil
+}
+
+// onlySettings returns ErrInvalid for a parameter that isn't one.
+func onlySettings(parameters map[string]string) error {
+	for key := range parameters {
+		if _, ok := knownSettings[key]; !ok {
+			return fmt.Errorf("%w: unknown mutable parameter %.64q: there are %q", backend.ErrInvalid, key, slices.Sorted(maps.Keys(knownSettings)))
+		}
+	}
+	return nil
+}
+
+// set returns what holds for v.
+func (v *volume) set(key string) string {
+	for _, s := range []settings{v.Mutable, v.Class} {
+		if value, ok := s[key]; ok {
+			return value
+		}
+	}
+	return knownSettings[key].standard
+}
+
+// mutable returns what holds for v, for those who ask.
+func (v *volume) mutable() map[string]string {
+	all := map[string]string{}
+	for key, known := range knownSettings {
+		value := v.set(key)
+		if _, err := known.read(value, v.Kind); err == nil && value != "" { // it is for this kind, and said
+			all[key] = value
+		}
+	}
+	return all
+}
+
+// bytes returns a setting that is a number of bytes, 0 if it isn't set.
+func (v *volume) bytes(key string) int64 {
+	n, _ := strconv.ParseInt(v.set(key), 10, 64) // it was read when it was set
+	return n
+}
+
+// Modify changes settings: the record first, then what is mounted now. If only the second fails, the next mount, or the
+// same call again, does what the record says.
+func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) error {
+	s, err := b.ready()
+	if err != nil {
+		return err
+	}
+	v, err := b.index.persistent(id)
+	if err != nil {
+		return err
+	}
+	if err := onlySettings(parameters); err != nil {
+		return err
+	}
+	changes, err := readSettings(parameters, v.Kind)
+	if err != nil {
+		return err
+	}
+	next := *v
+	next.Mutable = maps.Clone(v.Mutable)
+	for key := range parameters {
+		delete(next.Mutable, key)
+	}
+	if len(changes) > 0 && next.Mutable == nil {
+		next.Mutable = settings{}
+	}
+	maps.Copy(next.Mutable, changes)
+	defer b.busy()()
+	if !maps.Equal(next.Mutable, v.Mutable) {
+		if err := s.rewrite(&next); err != nil {
+			return err
+		}
+		b.index.put(&next)
+	}
+	crashpoint.Reached("modify:recorded")
+	return b.apply(ctx, s, &next)
+}
+
+// rewrite makes the record of a volume what v says.
+func (s *store) rewrite(v *volume) error {
+	dir, err := s.root.OpenRoot(filepath.Join(volumesDir, v.ID))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return volumeFormat.Replace(dir, recordFile, v)
+}
+
+// apply makes what is mounted of v as its settings say.
+func (b *Backend) apply(ctx context.Context, s *store, v *volume) error {
+	if v.Kind != image {
+		return nil
+	}
+	m, err := v.mount(s.dataPath(v), backend.Access{Block: v.Block})
+	if err != nil {
+		return err
+	}
+	return b.cfg.Tune(ctx, m)
+}

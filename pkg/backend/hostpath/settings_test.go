@@ -1,0 +1,104 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+func imageOptions(name string, parameters, mutable map[string]string) backend.CreateOptions {
+	o := backend.CreateOptions{Name: name, Access: []backend.Access{{}}, Parameters: map[string]string{kindKey: string(image)}, Mutable: mutable}
+	maps.Copy(o.Parameters, parameters)
+	return o
+}
+
+func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t)
+	var tuned []mounter.Mount
+	w.cfg.Tune = func(_ context.Context, m mounter.Mount) error {
+		tuned = append(tuned, m)
+		return nil
+	}
+	b := w.open()
+	v, err := b.Create(ctx, imageOptions("v", map[string]string{"readahead": "128Ki", "label": "class"}, map[string]string{"label": "created"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, step := range []struct {
+		change map[string]string
+		want   map[string]string
+	}{
+		{nil, map[string]string{"readahead": "131072", "label": "created", "direct-io": "true", "enforce": "preferred"}},
+		{map[string]string{"readahead": "1Mi"}, map[string]string{"readahead": "1048576", "label": "created", "direct-io": "true", "enforce": "preferred"}},
+		{map[string]string{"direct-io": "false", "label": "x"}, map[string]string{"readahead": "1048576", "label": "x", "direct-io": "false", "enforce": "preferred"}},
+		{map[string]string{"readahead": "", "label": "", "direct-io": ""}, map[string]string{"readahead": "131072", "label": "class", "direct-io": "true", "enforce": "preferred"}},
+	} {
+		if step.change != nil {
+			if err := b.Modify(ctx, v.ID, step.change, nil); err != nil {
+				t.Fatal(err)
+			}
+			if len(tuned) != i {
+				t.Errorf("after %v what is mounted was changed %d times, want %d", step.change, len(tuned), i)
+			}
+		}
+		b = w.restart(b)
+		got, err := b.Get(ctx, v.ID, nil)
+		if err != nil || !maps.Equal(got.Mutable, step.want) {
+			t.Errorf("after %v it is %v, %v, want %v", step.change, got.Mutable, err, step.want)
+		}
+	}
+	m, err := b.Mount(ctx, v.ID, backend.Access{})
+	if err != nil || m.ReadAhead != 131072 || m.Buffered {
+		t.Errorf("Mount = %+v, %v", m, err)
+	}
+	if err := b.Modify(ctx, v.ID, map[string]string{"direct-io": "false"}, nil); err != nil || !tuned[len(tuned)-1].Buffered {
+		t.Errorf("%v, %+v, want it buffered", err, tuned[len(tuned)-1])
+	}
+}
+
+func TestSettingsThatCantBe(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t)
+	b := w.open()
+	directory := w.create(b, "directory")
+	disk, err := b.Create(ctx, imageOptions("image", nil, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		id         string
+		parameters map[string]string
+	}{
+		"an unknown key":              {disk.ID, map[string]string{"colour": "blue"}},
+		"an unknown key beside a one": {disk.ID, map[string]string{"label": "x", "colour": "blue"}},
+		"a kind":                      {disk.ID, map[string]string{"kind": "directory"}},
+		"readahead of a directory":    {directory.ID, map[string]string{"readahead": "1Mi"}},
+		"direct I/O of a directory":   {directory.ID, map[string]string{"direct-io": "true"}},
+		"no number":                   {disk.ID, map[string]string{"readahead": "much"}},
+		"an odd number":               {disk.ID, map[string]string{"readahead": "4097"}},
+		"too large a number":          {disk.ID, map[string]string{"readahead": "2Gi"}},
+		"no truth value":              {disk.ID, map[string]string{"direct-io": "yes"}},
+		"an image that isn't held":    {disk.ID, map[string]string{"enforce": "off"}},
+		"no such enforcement":         {directory.ID, map[string]string{"enforce": "please"}},
+		"a label with a line feed":    {disk.ID, map[string]string{"label": "a\nb"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before, _ := b.Get(ctx, tc.id, nil)
+			if err := b.Modify(ctx, tc.id, tc.parameters, nil); !errors.Is(err, backend.ErrInvalid) {
+				t.Errorf("Modify = %v, want ErrInvalid", err)
+			}
+			if after, _ := b.Get(ctx, tc.id, nil); !maps.Equal(before.Mutable, after.Mutable) {
+				t.Errorf("it was %v and is %v", before.Mutable, after.Mutable)
+			}
+			o := backend.CreateOptions{Name: "new", Access: []backend.Access{{}}, Parameters: before.Parameters, Mutable: tc.parameters}
+			if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrInvalid) {
+				t.Errorf("Create = %v, want ErrInvalid", err)
+			}
+		})
+	}
+}
