@@ -85,6 +85,7 @@ func TestSanity(t *testing.T) {
 	run("fake mounter, images", notHostpath, image, "mount")
 	run("fake mounter, block devices", notHostpath, image, "block")
 	run("volumes in memory", noDriverYet, nil, "mount", inMemory)
+	run("block devices in memory", noDriverYet, nil, "block", inMemory)
 	real := func(d *testDriver) { d.real = true }
 	if realMounter != nil {
 		run("real mounts", notHostpath, nil, "mount", real)

@@ -393,8 +393,10 @@ func block(s *subject) {
 	if err := s.mounter.Mount(ctx, m, staging); err != nil {
 		s.Fatal(err)
 	}
-	if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
-		s.Errorf("Delete of a staged block volume = %v", err)
+	if _, ok := s.Backend.(backend.NodeLocal); ok {
+		if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+			s.Errorf("Delete of a staged block volume = %v", err)
+		}
 	}
 	if err := s.mounter.Unmount(ctx, staging); err != nil {
 		s.Fatal(err)

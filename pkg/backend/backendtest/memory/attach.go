@@ -38,7 +38,7 @@ func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) 
 	case !slices.Contains(b.cfg.Nodes, o.Node):
 		return nil, fmt.Errorf("%w: the node", backend.ErrNotFound)
 	}
-	if err := checkAccess(o.Access); err != nil {
+	if err := checkAccess(o.Access, v.data.block); err != nil {
 		return nil, err
 	}
 	u := use{capability: o.Capability, readOnly: o.Access.ReadOnly, manyNodes: o.ManyNodes, oneWriter: o.OneWriter}

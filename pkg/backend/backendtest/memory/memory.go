@@ -1,8 +1,8 @@
 // Package memory is a backend whose volumes are in memory: every interface of package backend in its smallest form, to
 // read before writing one's own, and to test with what is above a backend.
 //
-// Only what a mounter mounts is on disk, a directory for each volume. One Backend is the storage itself: where a test
-// starts a driver again, it goes on with the same.
+// Only what a mounter mounts is on disk, a directory or a file for each volume. One Backend is the storage itself: where
+// a test starts a driver again, it goes on with the same.
 package memory
 
 import (
@@ -39,7 +39,7 @@ var (
 
 // Config is what a Backend needs.
 type Config struct {
-	Dir   string   // an existing directory, for those that are mounted
+	Dir   string   // an existing directory, for what is mounted
 	Size  int64    // bytes of all volumes together
 	Nodes []string // IDs of the nodes that volumes can be attached to
 	Limit int64    // how many volumes one node takes; 0 is any number
@@ -64,7 +64,7 @@ func New(cfg Config) *Backend {
 type volume struct {
 	id     string
 	size   int64
-	dir    string
+	data   data
 	inline bool
 	nodes  map[string]attachment // by the node's ID
 }
@@ -104,7 +104,8 @@ func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.Cre
 const defaultSize = 1 << 30
 
 func (b *Backend) create(ctx context.Context, id string, inline bool, o backend.CreateOptions) (backend.Volume, error) {
-	if err := check(o); err != nil {
+	block, err := check(o)
+	if err != nil {
 		return backend.Volume{}, err
 	}
 	b.mu.Lock()
@@ -113,8 +114,8 @@ func (b *Backend) create(ctx context.Context, id string, inline bool, o backend.
 		return backend.Volume{}, err
 	}
 	if v, ok := b.volumes[id]; ok {
-		if v.size < o.Required || (o.Limit > 0 && v.size > o.Limit) {
-			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes", backend.ErrExists, v.size)
+		if v.size < o.Required || (o.Limit > 0 && v.size > o.Limit) || v.data.block != block {
+			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and is a block device: %v", backend.ErrExists, v.size, v.data.block)
 		}
 		return v.public(), nil
 	}
@@ -122,17 +123,17 @@ func (b *Backend) create(ctx context.Context, id string, inline bool, o backend.
 	if room := b.cfg.Size - b.promised; size > room {
 		return backend.Volume{}, fmt.Errorf("%w: %d bytes are wanted, %d are left", backend.ErrExhausted, size, room)
 	}
-	dir, err := os.MkdirTemp(b.cfg.Dir, "volume-")
+	d, err := b.newData(block, size)
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	v := &volume{id: id, size: size, dir: dir, inline: inline, nodes: map[string]attachment{}}
+	v := &volume{id: id, size: size, data: d, inline: inline, nodes: map[string]attachment{}}
 	b.volumes[id] = v
 	b.promised += size
 	return v.public(), nil
 }
 
-// Expand grows a volume. There is nothing for the node to do.
+// Expand grows a volume. The node has to grow the device of a disk that it has.
 func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,9 +148,12 @@ func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) 
 	if room := b.cfg.Size - b.promised; size-v.size > room || (o.Limit > 0 && size > o.Limit) {
 		return 0, false, fmt.Errorf("%w: it has %d bytes, %d more are left, the limit is %d", backend.ErrOutOfRange, v.size, room, o.Limit)
 	}
+	if err := v.data.grow(size); err != nil {
+		return 0, false, err
+	}
 	b.promised += size - v.size
 	v.size = size
-	return size, false, nil
+	return size, v.data.block, nil
 }
 
 // Get returns the volume.
@@ -183,15 +187,13 @@ func (b *Backend) remove(id string, inline bool) error {
 	if len(v.nodes) > 0 {
 		return fmt.Errorf("%w: volume %s is attached to %q", backend.ErrInUse, id, slices.Sorted(maps.Keys(v.nodes)))
 	}
-	// What pods wrote stays until somebody removes Dir: nothing here removes more than an empty directory, and no other
-	// volume will get this one.
-	_ = os.Remove(v.dir)
+	v.data.remove()
 	delete(b.volumes, id)
 	b.promised -= v.size
 	return nil
 }
 
-// Mount returns the volume's directory. Where it was attached read-only it can't be written, whatever is asked for.
+// Mount returns the volume's directory or disk. Where it was attached read-only it can't be written, whatever is asked for.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,40 +201,46 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	if err := checkAccess(a); err != nil {
+	if err := checkAccess(a, v.data.block); err != nil {
 		return mounter.Mount{}, err
 	}
 	readOnly, err := v.attachedReadOnly(a.Attachment)
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	return mounter.Mount{Kind: mounter.Directory, Source: v.dir, Options: a.Options, ReadOnly: a.ReadOnly || readOnly}, nil
+	m := mounter.Mount{Kind: v.data.kind(), Source: v.data.path, Options: a.Options, ReadOnly: a.ReadOnly || readOnly}
+	if m.Kind == mounter.Disk {
+		m.Sector = sector
+	}
+	return m, nil
 }
 
-// check returns an error for a volume that there can't be. This backend has no parameters.
-func check(o backend.CreateOptions) error {
+// check returns an error for a volume that there can't be, and whether it is a block device. This backend has no
+// parameters.
+func check(o backend.CreateOptions) (block bool, err error) {
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
+		return false, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 	}
+	block = len(o.Access) > 0 && o.Access[0].Block
 	for _, a := range o.Access {
-		if err := checkAccess(a); err != nil {
-			return err
+		if err := checkAccess(a, block); err != nil {
+			return block, err
 		}
 	}
-	return nil
+	return block, nil
 }
 
-// checkAccess returns an error for a use that a directory doesn't have.
-func checkAccess(a backend.Access) error {
+// checkAccess returns an error for a use that a volume doesn't have.
+func checkAccess(a backend.Access, block bool) error {
 	switch {
-	case a.Block:
-		return fmt.Errorf("%w: a directory can't be used as a block device", backend.ErrInvalid)
+	case a.Block != block:
+		return fmt.Errorf("%w: a volume is a directory or a block device, not both", backend.ErrInvalid)
 	case a.FSType != "":
 		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out", backend.ErrInvalid, a.FSType)
 	case len(a.Context) > 0:
 		return fmt.Errorf("%w: the volumes of this backend have no context", backend.ErrInvalid)
 	}
-	if err := mounter.CheckOptions(mounter.Directory, "", a.Options); err != nil {
+	if err := mounter.CheckOptions(data{block: block}.kind(), "", a.Options); err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 	}
 	return nil
@@ -264,11 +272,11 @@ func (b *Backend) after(id string) (volumes []*volume) {
 // Capacity returns what is left of Config.Size.
 func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	for _, a := range o.Access {
-		if a.Block || a.FSType != "" {
+		if a.FSType != "" {
 			return backend.Capacity{}, nil // there can be no such volume here
 		}
 	}
-	if err := check(o); err != nil {
+	if _, err := check(o); err != nil {
 		return backend.Capacity{}, err
 	}
 	b.mu.Lock()
@@ -285,7 +293,7 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 	return true, nil
 }
 
-// Health looks whether the volume's directory is there.
+// Health looks whether the volume's data is there.
 func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -315,10 +323,10 @@ func (b *Backend) ListHealth(_ context.Context, after string, limit int) (sick [
 
 // health returns what is wrong with v.
 func (v *volume) health() []backend.Condition {
-	_, err := os.Stat(v.dir)
+	_, err := os.Stat(v.data.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []backend.Condition{{Severity: backend.DataLoss, Reason: "DataMissing", Message: fmt.Sprintf("the directory %s is gone: restore it from a backup", v.dir)}}
+		return []backend.Condition{{Severity: backend.DataLoss, Reason: "DataMissing", Message: fmt.Sprintf("%s is gone: restore it from a backup", v.data.path)}}
 	case err != nil:
 		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "DataUnreadable", Message: err.Error()}}
 	}

@@ -69,7 +69,7 @@ func TestAVolumeWhoseDirectoryIsGoneIsSick(t *testing.T) {
 		ids = append(ids, v.ID)
 	}
 	for _, id := range ids[:2] {
-		if err := os.Remove(b.volumes[id].dir); err != nil {
+		if err := os.Remove(b.volumes[id].data.path); err != nil {
 			t.Fatal(err)
 		}
 		if c, err := b.Health(ctx, id); err != nil || len(c) != 1 || c[0].Severity != backend.DataLoss {
@@ -111,7 +111,7 @@ func TestAnotherVolumeNeverSeesTheFilesOfADeletedOne(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dir := b.volumes[v.ID].dir
+		dir := b.volumes[v.ID].data.path
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 			t.Errorf("a new volume has %v, %v", entries, err)
 		}
