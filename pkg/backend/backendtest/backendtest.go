@@ -25,22 +25,37 @@ const MiB = 1 << 20
 // Size is one that every backend should be able to make, in bytes.
 const Size = 16 * MiB
 
+// Kind says what the volumes are with which Run tests. A backend with several kinds of them runs the suite for each.
+type Kind struct {
+	Parameters map[string]string // that they are made with; may be nil
+}
+
 // Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
 // returns opens that storage, as another process would, and returns a ready backend. One with a method Close is closed
-// before the next is opened. Where the backend asks what is mounted, it is to ask m. The suite mounts nothing for real.
+// before the next is opened. Where the backend asks what is mounted, it is to ask m. The suite mounts nothing for real:
+// where a filesystem is to be made in an image, m.Format is to make it.
 // A backend that attaches is to know Nodes.
-//
-// Volumes are made with parameters, which may be nil. A backend with several kinds of volumes runs the suite for each.
-func Run(t *testing.T, parameters map[string]string, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
+func Run(t *testing.T, kind Kind, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
+	fresh := func(t *testing.T, access backend.Access) *subject {
+		dir, err := filepath.EvalSymlinks(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := mounter.NewFake(dir)
+		open := storage(t, m)
+		return &subject{T: t, Backend: open(), open: open, mounter: m, kubelet: dir, kind: kind, access: access}
+	}
 	for name, test := range rows {
-		t.Run(name, func(t *testing.T) {
-			dir, err := filepath.EvalSymlinks(t.TempDir())
-			if err != nil {
-				t.Fatal(err)
+		t.Run(name, func(t *testing.T) { test(fresh(t, backend.Access{})) })
+	}
+	for name, test := range rowsOfEachUse {
+		t.Run(name, func(t *testing.T) { test(fresh(t, backend.Access{})) })
+		t.Run(name+", of block devices", func(t *testing.T) {
+			s := fresh(t, backend.Access{Block: true})
+			if _, err := s.Create(context.Background(), s.request("pvc-1")); errors.Is(err, backend.ErrInvalid) {
+				s.Skip("this backend has no block volumes")
 			}
-			m := mounter.NewFake(dir)
-			open := storage(t, m)
-			test(&subject{T: t, Backend: open(), open: open, mounter: m, kubelet: dir, parameters: parameters})
+			test(fresh(t, s.access))
 		})
 	}
 }
@@ -59,8 +74,8 @@ var rows = map[string]func(s *subject){
 	"Mount says what to mount":                      mounts,
 	"a mounted volume is not deleted":               inUse,
 	"a block volume is a device, if there are any":  block,
-	"pages are in order":                            pages,
-	"pages stay right while volumes come and go":    churn,
+	"pages are in order":                            func(s *subject) { pages(s, volumes(s)) },
+	"pages stay right while volumes come and go":    func(s *subject) { churn(s, volumes(s)) },
 	"room that is promised is not offered again":    capacity,
 	"what doesn't fit leaves nothing":               exhausted,
 	"an inline volume is known by its handle alone": inline,
@@ -79,6 +94,36 @@ var rows = map[string]func(s *subject){
 	"an attached volume is not deleted":                           attachedStays,
 	"a node takes as many volumes as it says and no more":         attachesToTheLimit,
 	"many callers attach at once":                                 attachesConcurrently,
+
+	"a snapshot's ID from a stranger is not found, and nothing to delete": strangeSnapshots,
+	"a snapshot's name from a stranger is a name like any other":          strangeSnapshotNames,
+	"pages of snapshots are in order":                                     func(s *subject) { pages(s, snapshotsOf(s, true)) },
+	"pages of snapshots stay right while snapshots come and go":           func(s *subject) { churn(s, snapshotsOf(s, true)) },
+	"pages of a volume's snapshots are in order":                          func(s *subject) { pages(s, snapshotsOf(s, false)) },
+	"pages of a volume's snapshots stay right while snapshots come and go": func(s *subject) {
+		churn(s, snapshotsOf(s, false))
+	},
+}
+
+// rowsOfEachUse are those that are held against volumes with a filesystem, and against block devices too.
+var rowsOfEachUse = map[string]func(s *subject){
+	"a snapshot keeps what its volume held, and each call can be repeated": snapshots,
+	"a snapshot doesn't need its volume":                                   snapshotStays,
+	"the same snapshot of something else is refused":                       snapshotConflicts,
+	"a snapshot nobody waits for is made or not":                           snapshotCancelled,
+	"many callers make snapshots at once":                                  snapshotsConcurrently,
+
+	"a restored volume holds what the snapshot does, and is its own": restoring(copies),
+	"a restored volume has the size that is asked for":               restoring(copySizes),
+	"the same restored volume from something else is refused":        restoring(copyConflicts),
+	"a volume that can't be restored leaves nothing":                 restoring(copyRefused),
+	"a restored volume nobody waits for is made or not":              restoring(copyCancelled),
+
+	"a clone holds what its volume does, and is its own": cloning(copies),
+	"a clone has the size that is asked for":             cloning(copySizes),
+	"the same clone of something else is refused":        cloning(copyConflicts),
+	"a clone that can't be leaves nothing":               cloning(copyRefused),
+	"a clone nobody waits for is made or not":            cloning(copyCancelled),
 }
 
 type subject struct {
@@ -88,7 +133,8 @@ type subject struct {
 	mounter *mounter.Fake
 	kubelet string
 
-	parameters map[string]string
+	kind   Kind
+	access backend.Access // of the volumes that are made
 }
 
 // optional returns the subject as a T, or skips the row.
@@ -101,13 +147,13 @@ func optional[T any](s *subject) T {
 }
 
 func (s *subject) request(name string) backend.CreateOptions {
-	return backend.CreateOptions{Name: name, Required: Size, Access: []backend.Access{{}}, Parameters: maps.Clone(s.parameters)}
+	return backend.CreateOptions{Name: name, Required: Size, Access: []backend.Access{s.access}, Parameters: maps.Clone(s.kind.Parameters)}
 }
 
 // with returns the parameters and one more.
 func (s *subject) with(key, value string) map[string]string {
 	p := map[string]string{key: value}
-	maps.Copy(p, s.parameters)
+	maps.Copy(p, s.kind.Parameters)
 	return p
 }
 
@@ -130,13 +176,22 @@ func (s *subject) delete(id string) {
 // refused makes sure that Create fails with one of want and that nothing is left.
 func (s *subject) refused(o backend.CreateOptions, want ...error) error {
 	s.Helper()
+	return s.leavesNothing(fmt.Sprintf("Create(%+v)", o), func() error {
+		_, err := s.Create(context.Background(), o)
+		return err
+	}, want...)
+}
+
+// leavesNothing makes sure that a call fails with one of want and that all is as before.
+func (s *subject) leavesNothing(what string, call func() error, want ...error) error {
+	s.Helper()
 	before := s.state()
-	_, err := s.Create(context.Background(), o)
+	err := call()
 	if !slices.ContainsFunc(want, func(w error) bool { return errors.Is(err, w) }) {
-		s.Fatalf("Create(%+v) = %v, want one of %v", o, err, want)
+		s.Fatalf("%.400s = %v, want one of %v", what, err, want)
 	}
 	if after := s.state(); after != before {
-		s.Fatalf("a refused Create left something: %s, before %s", after, before)
+		s.Fatalf("%.400s was refused and left something: %s, before %s", what, after, before)
 	}
 	return err
 }
@@ -148,9 +203,12 @@ func (s *subject) state() string {
 	if l, ok := s.Backend.(backend.Lister); ok {
 		state = fmt.Sprint(s.list(l))
 	}
+	if sn, ok := s.Backend.(backend.Snapshotter); ok {
+		state += fmt.Sprint(" snapshots ", (&snapshotter{s, sn}).listed(""))
+	}
 	if m, ok := s.Backend.(backend.Meter); ok {
 		for _, v := range m.Metrics() {
-			if v.Name == "promised_bytes" || strings.HasSuffix(v.Name, "volumes") {
+			if v.Name == "promised_bytes" || strings.HasSuffix(v.Name, "volumes") || strings.HasSuffix(v.Name, "snapshots") || strings.HasSuffix(v.Name, "groups") {
 				state += fmt.Sprintf(" %s=%v", v.Name, v.Value)
 			}
 		}
@@ -201,7 +259,7 @@ func restart(s *subject) {
 	handle := "csi-" + strings.Repeat("0", 64)
 	inliner, ok := s.Backend.(backend.Inliner)
 	if ok {
-		if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.parameters}); err != nil {
+		if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
 			s.Fatal(err)
 		}
 	}
@@ -292,7 +350,7 @@ func sizes(s *subject) {
 	for i, o := range []backend.CreateOptions{
 		{Required: Size}, {Required: Size, Limit: Size}, {Required: Size + 1, Limit: 2 * Size}, {Limit: 2 * Size}, {}, {Required: Size + 4096},
 	} {
-		o.Name, o.Access, o.Parameters = fmt.Sprint("pvc-", i), []backend.Access{{}}, s.parameters
+		o.Name, o.Access, o.Parameters = fmt.Sprint("pvc-", i), []backend.Access{{}}, s.kind.Parameters
 		if v := s.create(o); v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) || v.Size <= 0 {
 			s.Errorf("between %d and %d bytes were asked for, the volume has %d", o.Required, o.Limit, v.Size)
 		}
@@ -428,76 +486,11 @@ func inUse(s *subject) {
 	s.delete(v.ID)
 }
 
-func pages(s *subject) {
-	l := optional[backend.Lister](s)
-	var want []string
-	for i := range 7 {
-		want = append(want, s.create(s.request(fmt.Sprint("pvc-", i))).ID)
-	}
-	slices.Sort(want)
-	for limit := 1; limit <= 8; limit++ {
-		var got []string
-		for after, more := "", true; more; {
-			page, m, err := l.List(context.Background(), after, limit)
-			if err != nil || len(page) == 0 || len(page) > limit || len(got) > len(want) {
-				s.Fatalf("a page of %d has %d, %v", limit, len(page), err)
-			}
-			for _, v := range page {
-				got = append(got, v.ID)
-			}
-			after, more = got[len(got)-1], m
-		}
-		if !slices.Equal(got, want) {
-			s.Errorf("pages of %d list %v, want %v", limit, got, want)
-		}
-	}
-}
-
-func churn(s *subject) {
-	l := optional[backend.Lister](s)
-	stays, goes := map[string]bool{}, []string{}
-	for i := range 40 {
-		if id := s.create(s.request(fmt.Sprint("pvc-", i))).ID; i%2 == 0 {
-			stays[id] = true
-		} else {
-			goes = append(goes, id)
-		}
-	}
-	seen := map[string]bool{}
-	for i, after, more := 0, "", true; more; i++ {
-		page, m, err := l.List(context.Background(), after, 3)
-		if err != nil || len(page) == 0 {
-			s.Fatalf("List after %q: %d volumes, %v", after, len(page), err)
-		}
-		for _, v := range page {
-			if seen[v.ID] {
-				s.Errorf("%s is listed twice", v.ID)
-			}
-			seen[v.ID] = true
-			if !stays[v.ID] { // the last of a page too: the next page starts after a volume that is gone
-				s.delete(v.ID)
-			}
-		}
-		s.create(s.request(fmt.Sprint("new-", i)))
-		if len(goes) > i {
-			s.delete(goes[i])
-		}
-		if after, more = page[len(page)-1].ID, m; i > 200 {
-			s.Fatal("the list has no end")
-		}
-	}
-	for id := range stays {
-		if !seen[id] {
-			s.Errorf("%s was there all the time and is not listed", id)
-		}
-	}
-}
-
 func capacity(s *subject) {
 	z := optional[backend.Sizer](s)
 	room := func() backend.Capacity {
 		s.Helper()
-		c, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.parameters})
+		c, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.kind.Parameters})
 		if err != nil || c.Available < 0 || c.Maximum < 0 || c.Maximum > c.Available {
 			s.Fatalf("Capacity = %+v, %v", c, err)
 		}
@@ -570,7 +563,7 @@ func inline(s *subject) {
 	ctx := context.Background()
 	handle := "csi-" + strings.Repeat("0123456789abcdef", 4)
 	before := s.state()
-	o := backend.CreateOptions{Required: Size, Access: []backend.Access{{}}, Parameters: s.parameters}
+	o := backend.CreateOptions{Required: Size, Access: []backend.Access{{}}, Parameters: s.kind.Parameters}
 	v, err := b.CreateInline(ctx, handle, o)
 	if err != nil || !v.Inline {
 		s.Fatalf("CreateInline = %+v, %v", v, err)
@@ -611,7 +604,7 @@ func inline(s *subject) {
 	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("CreateInline with an unknown parameter = %v", err)
 	}
-	o.Parameters = s.parameters
+	o.Parameters = s.kind.Parameters
 	for _, bad := range []string{"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle), "csi-" + strings.Repeat("/", 64), persistent.ID} {
 		if v, err := b.CreateInline(ctx, bad, o); !errors.Is(err, backend.ErrInvalid) {
 			s.Errorf("CreateInline(%q) = %+v, %v", bad, v, err)
@@ -710,7 +703,18 @@ func secrets(s *subject) {
 	_, err1 := s.Create(ctx, bad)
 	_, err2 := s.Get(ctx, "none", secret)
 	_, err3 := s.Mount(ctx, "none", backend.Access{Secrets: secret, Options: []string{"pass=correct horse battery"}})
-	if err := errors.Join(err1, err2, err3, s.Delete(ctx, "none", secret)); strings.Contains(err.Error(), "correct horse") {
+	errs := []error{err1, err2, err3, s.Delete(ctx, "none", secret)}
+	if b, ok := s.Backend.(backend.Snapshotter); ok {
+		_, err1 := b.Snapshot(ctx, backend.SnapshotOptions{Name: "snap-1", Source: "none", Secrets: secret})
+		_, err2 := b.GetSnapshot(ctx, "none", secret)
+		_, err3 := b.Restore(ctx, "none", bad)
+		errs = append(errs, err1, err2, err3, b.DeleteSnapshot(ctx, "none", secret))
+	}
+	if b, ok := s.Backend.(backend.Cloner); ok {
+		_, err := b.Clone(ctx, "none", bad)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); strings.Contains(err.Error(), "correct horse") {
 		s.Errorf("the password is in %v", err)
 	}
 }

@@ -21,7 +21,7 @@ func TestHostpathKeepsTheContract(t *testing.T) {
 		"image":     {kindKey: string(image)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			backendtest.Run(t, parameters, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
+			backendtest.Run(t, backendtest.Kind{Parameters: parameters}, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
 				w := newWorld(t, func(c *Config) { c.Users, c.Format = m.Users, m.Format })
 				return func() backend.Backend { return w.open() }
 			})

@@ -29,12 +29,10 @@ const numberKey = "number"
 func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) (map[string]string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v, err := b.find(id)
+	v, err := b.findPersistent(id)
 	switch {
 	case err != nil:
 		return nil, err
-	case v.inline:
-		return nil, fmt.Errorf("%w: it is a pod's inline volume", backend.ErrNotFound)
 	case !slices.Contains(b.cfg.Nodes, o.Node):
 		return nil, fmt.Errorf("%w: the node", backend.ErrNotFound)
 	}

@@ -25,22 +25,24 @@ import (
 
 // What a Backend is. It isn't NodeLocal, as that is storage which needs no attaching.
 var (
-	_ backend.Backend  = (*Backend)(nil)
-	_ backend.Lister   = (*Backend)(nil)
-	_ backend.Sizer    = (*Backend)(nil)
-	_ backend.Expander = (*Backend)(nil)
-	_ backend.Inliner  = (*Backend)(nil)
-	_ backend.Attacher = (*Backend)(nil)
-	_ backend.Limiter  = (*Backend)(nil)
-	_ backend.Prober   = (*Backend)(nil)
-	_ backend.Doctor   = (*Backend)(nil)
-	_ backend.Meter    = (*Backend)(nil)
+	_ backend.Backend     = (*Backend)(nil)
+	_ backend.Lister      = (*Backend)(nil)
+	_ backend.Sizer       = (*Backend)(nil)
+	_ backend.Expander    = (*Backend)(nil)
+	_ backend.Inliner     = (*Backend)(nil)
+	_ backend.Attacher    = (*Backend)(nil)
+	_ backend.Limiter     = (*Backend)(nil)
+	_ backend.Snapshotter = (*Backend)(nil)
+	_ backend.Cloner      = (*Backend)(nil)
+	_ backend.Prober      = (*Backend)(nil)
+	_ backend.Doctor      = (*Backend)(nil)
+	_ backend.Meter       = (*Backend)(nil)
 )
 
 // Config is what a Backend needs.
 type Config struct {
 	Dir   string   // an existing directory, for what is mounted
-	Size  int64    // bytes of all volumes together
+	Size  int64    // bytes of all volumes and snapshots together
 	Nodes []string // IDs of the nodes that volumes can be attached to
 	Limit int64    // how many volumes one node takes; 0 is any number
 }
@@ -49,15 +51,16 @@ type Config struct {
 type Backend struct {
 	cfg Config
 
-	mu       sync.Mutex
-	volumes  map[string]*volume // by ID; an inline one by the kubelet's handle
-	promised int64              // bytes of all volumes
-	attached int                // how often a volume was attached
+	mu        sync.Mutex
+	volumes   map[string]*volume   // by ID; an inline one by the kubelet's handle
+	snapshots map[string]*snapshot // by ID
+	promised  int64                // bytes of all volumes and snapshots
+	attached  int                  // how often a volume was attached
 }
 
 // New returns storage without volumes.
 func New(cfg Config) *Backend {
-	return &Backend{cfg: cfg, volumes: map[string]*volume{}}
+	return &Backend{cfg: cfg, volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}}
 }
 
 // volume is what there is of a volume.
@@ -65,13 +68,16 @@ type volume struct {
 	id     string
 	size   int64
 	data   data
+	from   source
 	inline bool
 	nodes  map[string]attachment // by the node's ID
 }
 
 // public returns v as others see it. They may keep it, so it shares nothing with v.
 func (v *volume) public() backend.Volume {
-	return backend.Volume{ID: v.id, Size: v.size, Inline: v.inline, Nodes: slices.Sorted(maps.Keys(v.nodes))}
+	return backend.Volume{
+		ID: v.id, Size: v.size, Inline: v.inline, Snapshot: v.from.snapshot, Origin: v.from.volume, Nodes: slices.Sorted(maps.Keys(v.nodes)),
+	}
 }
 
 // find returns the volume with this ID. b.mu must be held.
@@ -83,10 +89,15 @@ func (b *Backend) find(id string) (*volume, error) {
 	return v, nil
 }
 
-// Create makes a volume. Its ID is a digest of its name, so that the same name finds the same volume.
+// Create makes a volume.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
-	sum := sha256.Sum256([]byte(o.Name))
-	return b.create(ctx, "mem-"+hex.EncodeToString(sum[:]), false, o)
+	return b.create(ctx, idOf("mem-", o.Name), o, &volume{})
+}
+
+// idOf returns the ID of what has this name: a digest, so that a call which is repeated finds what it made.
+func idOf(prefix, name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return prefix + hex.EncodeToString(sum[:])
 }
 
 // inlineHandle is how the kubelet names inline volumes. No ID from Create looks like that.
@@ -97,13 +108,11 @@ func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.Cre
 	if !inlineHandle.MatchString(handle) {
 		return backend.Volume{}, fmt.Errorf("%w: an inline volume's handle is csi- and 64 hexadecimal digits", backend.ErrInvalid)
 	}
-	return b.create(ctx, handle, true, o)
+	return b.create(ctx, handle, o, &volume{inline: true})
 }
 
-// defaultSize is the size in bytes of a volume for which none is asked.
-const defaultSize = 1 << 30
-
-func (b *Backend) create(ctx context.Context, id string, inline bool, o backend.CreateOptions) (backend.Volume, error) {
+// create finds the volume with this ID, or makes it of v, which says where it is from and whether it is inline.
+func (b *Backend) create(ctx context.Context, id string, o backend.CreateOptions, v *volume) (backend.Volume, error) {
 	block, err := check(o)
 	if err != nil {
 		return backend.Volume{}, err
@@ -113,34 +122,51 @@ func (b *Backend) create(ctx context.Context, id string, inline bool, o backend.
 	if err := ctx.Err(); err != nil {
 		return backend.Volume{}, err
 	}
-	if v, ok := b.volumes[id]; ok {
-		if v.size < o.Required || (o.Limit > 0 && v.size > o.Limit) || v.data.block != block {
-			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes and is a block device: %v", backend.ErrExists, v.size, v.data.block)
+	if there, ok := b.volumes[id]; ok {
+		if there.size < o.Required || (o.Limit > 0 && there.size > o.Limit) || there.data.block != block || there.from != v.from {
+			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes, is a block device: %v, and is from %s", backend.ErrExists, there.size, there.data.block, there.from)
 		}
-		return v.public(), nil
+		return there.public(), nil
 	}
-	size := cmp.Or(o.Required, min(defaultSize, cmp.Or(o.Limit, defaultSize)))
-	if room := b.cfg.Size - b.promised; size > room {
-		return backend.Volume{}, fmt.Errorf("%w: %d bytes are wanted, %d are left", backend.ErrExhausted, size, room)
-	}
-	d, err := b.newData(block, size)
-	if err != nil {
+	v.id, v.nodes = id, map[string]attachment{}
+	if v.data, v.size, err = b.fill(v.from, o, block); err != nil {
 		return backend.Volume{}, err
 	}
-	v := &volume{id: id, size: size, data: d, inline: inline, nodes: map[string]attachment{}}
 	b.volumes[id] = v
-	b.promised += size
 	return v.public(), nil
+}
+
+// defaultSize is the size in bytes of a volume for which none is asked.
+const defaultSize = 1 << 30
+
+// fill returns data for a volume with what there is in its source, and its size. b.mu must be held.
+func (b *Backend) fill(from source, o backend.CreateOptions, block bool) (d data, size int64, err error) {
+	content, least, err := b.contentOf(from, block)
+	if err != nil {
+		return data{}, 0, err
+	}
+	size = cmp.Or(o.Required, least, min(defaultSize, cmp.Or(o.Limit, defaultSize)))
+	if size < least || (o.Limit > 0 && size > o.Limit) {
+		return data{}, 0, fmt.Errorf("%w: there are %d bytes in %s", backend.ErrOutOfRange, least, from)
+	}
+	d, err = b.newData(content, block, size)
+	return d, size, err
+}
+
+// findPersistent returns the volume with this ID, if Create or one of its kin made it. b.mu must be held.
+func (b *Backend) findPersistent(id string) (*volume, error) {
+	v, err := b.find(id)
+	if err == nil && v.inline {
+		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+	}
+	return v, err
 }
 
 // Expand grows a volume. The node has to grow the device of a disk that it has.
 func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	v, err := b.find(id)
-	if err == nil && v.inline {
-		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
-	}
+	v, err := b.findPersistent(id)
 	if err != nil {
 		return 0, false, err
 	}
@@ -187,9 +213,8 @@ func (b *Backend) remove(id string, inline bool) error {
 	if len(v.nodes) > 0 {
 		return fmt.Errorf("%w: volume %s is attached to %q", backend.ErrInUse, id, slices.Sorted(maps.Keys(v.nodes)))
 	}
-	v.data.remove()
+	b.discard(v.data, v.size)
 	delete(b.volumes, id)
-	b.promised -= v.size
 	return nil
 }
 
@@ -247,26 +272,29 @@ func checkAccess(a backend.Access, block bool) error {
 }
 
 // List returns volumes in the order of their IDs.
-func (b *Backend) List(_ context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
+func (b *Backend) List(_ context.Context, after string, limit int) (volumes []backend.Volume, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, v := range b.after(after) {
-		if len(page) == limit {
-			return page, true, nil
-		}
-		page = append(page, v.public())
-	}
-	return page, false, nil
+	volumes, more = page(b.volumes, after, limit, func(v *volume) (backend.Volume, bool) { return v.public(), !v.inline })
+	return volumes, more, nil
 }
 
-// after returns the volumes with IDs above an ID, in order, without the inline ones. b.mu must be held.
-func (b *Backend) after(id string) (volumes []*volume) {
-	for _, other := range slices.Sorted(maps.Keys(b.volumes)) {
-		if v := b.volumes[other]; other > id && !v.inline {
-			volumes = append(volumes, v)
+// page returns what show makes of all with IDs above after, in order and up to limit, and whether there is more. show
+// may leave one out.
+func page[T, S any](all map[string]T, after string, limit int, show func(T) (S, bool)) (shown []S, more bool) {
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		if id <= after {
+			continue
+		}
+		switch s, ok := show(all[id]); {
+		case !ok:
+		case len(shown) == limit:
+			return shown, true
+		default:
+			shown = append(shown, s)
 		}
 	}
-	return volumes
+	return shown, false
 }
 
 // Capacity returns what is left of Config.Size.
@@ -308,17 +336,14 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 func (b *Backend) ListHealth(_ context.Context, after string, limit int) (sick []backend.Diagnosis, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, v := range b.after(after) {
-		conditions := v.health()
-		switch {
-		case len(conditions) == 0:
-			continue
-		case len(sick) == limit:
-			return sick, true, nil
+	sick, more = page(b.volumes, after, limit, func(v *volume) (backend.Diagnosis, bool) {
+		if v.inline {
+			return backend.Diagnosis{}, false
 		}
-		sick = append(sick, backend.Diagnosis{ID: v.id, Conditions: conditions})
-	}
-	return sick, false, nil
+		conditions := v.health()
+		return backend.Diagnosis{ID: v.id, Conditions: conditions}, len(conditions) > 0
+	})
+	return sick, more, nil
 }
 
 // health returns what is wrong with v.
@@ -345,14 +370,18 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 func (b *Backend) Metrics() []backend.Metric {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	persistent, attached := b.after(""), 0
-	for _, v := range persistent {
+	inline, attached := 0, 0
+	for _, v := range b.volumes {
 		attached += len(v.nodes)
+		if v.inline {
+			inline++
+		}
 	}
 	return []backend.Metric{
-		{Name: "volumes", Help: "Volumes made by CreateVolume.", Value: float64(len(persistent))},
-		{Name: "inline_volumes", Help: "Inline ephemeral volumes.", Value: float64(len(b.volumes) - len(persistent))},
-		{Name: "promised_bytes", Help: "Sum of the sizes of all volumes.", Value: float64(b.promised)},
+		{Name: "volumes", Help: "Volumes made by CreateVolume.", Value: float64(len(b.volumes) - inline)},
+		{Name: "inline_volumes", Help: "Inline ephemeral volumes.", Value: float64(inline)},
+		{Name: "snapshots", Help: "Snapshots.", Value: float64(len(b.snapshots))},
+		{Name: "promised_bytes", Help: "Sum of the sizes of all volumes and snapshots.", Value: float64(b.promised)},
 		{Name: "attachments", Help: "Pairs of a volume and a node that it is attached to.", Value: float64(attached)},
 		{Name: "attached_total", Help: "How often a volume was attached to a node.", Value: float64(b.attached), Counter: true},
 	}

@@ -1,0 +1,212 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// copier is a subject that makes volumes of what there is, in one of the two ways.
+type copier struct {
+	*subject
+	cut    func(volume string) (id string)                                              // makes what is copied: a snapshot, or the volume itself
+	forget func(id string)                                                              // deletes it
+	call   func(context.Context, string, backend.CreateOptions) (backend.Volume, error) // Restore or Clone
+	from   func(backend.Volume) (id, other string)                                      // what a volume says that it was made from, in this way and in the other
+}
+
+// restoring runs a test with snapshots and Restore.
+func restoring(test func(c *copier)) func(s *subject) {
+	return func(s *subject) {
+		optional[backend.Snapshotter](s)
+		made := 0
+		test(&copier{
+			subject: s,
+			cut: func(volume string) string {
+				made++
+				return snapshotting(s).snap(fmt.Sprint("snap-", made), volume).ID
+			},
+			forget: func(id string) { snapshotting(s).drop(id) },
+			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
+				return s.Backend.(backend.Snapshotter).Restore(ctx, id, o)
+			},
+			from: func(v backend.Volume) (string, string) { return v.Snapshot, v.Origin },
+		})
+	}
+}
+
+// cloning runs it with volumes and Clone.
+func cloning(test func(c *copier)) func(s *subject) {
+	return func(s *subject) {
+		optional[backend.Cloner](s)
+		test(&copier{
+			subject: s,
+			cut:     func(volume string) string { return volume },
+			forget:  s.delete,
+			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
+				return s.Backend.(backend.Cloner).Clone(ctx, id, o)
+			},
+			from: func(v backend.Volume) (string, string) { return v.Origin, v.Snapshot },
+		})
+	}
+}
+
+// copy makes a volume.
+func (c *copier) copy(id string, o backend.CreateOptions) backend.Volume {
+	c.Helper()
+	v, err := c.call(context.Background(), id, o)
+	if err != nil {
+		c.Fatalf("the copy %.40q of %q: %v", o.Name, id, err)
+	}
+	if from, other := c.from(v); from != id || other != "" {
+		c.Errorf("%+v is a copy of %q", v, id)
+	}
+	return v
+}
+
+// refusedCopy makes sure that a copy fails with one of want and that nothing is left.
+func (c *copier) refusedCopy(id string, o backend.CreateOptions, want ...error) error {
+	c.Helper()
+	return c.leavesNothing(fmt.Sprintf("a copy of %.60q, %+v", id, o), func() error {
+		_, err := c.call(context.Background(), id, o)
+		return err
+	}, want...)
+}
+
+func copies(c *copier) {
+	v := c.create(c.request("pvc-1"))
+	c.write(v.ID, "one")
+	source := c.cut(v.ID)
+	first := c.copy(source, c.request("copy-1"))
+	c.holds(first.ID, "one")
+	if again := c.copy(source, c.request("copy-1")); again.ID != first.ID || first.ID == v.ID {
+		c.Errorf("the copy %s was made again, as %s", first.ID, again.ID)
+	}
+	c.write(first.ID, "the copy's")
+	c.holds(v.ID, "one")
+	c.write(v.ID, "two")
+	c.holds(first.ID, "the copy's")
+	ofCopy := c.copy(c.cut(first.ID), c.request("copy-2"))
+	c.holds(ofCopy.ID, "the copy's")
+	c.delete(first.ID)
+	c.holds(ofCopy.ID, "the copy's")
+
+	holds := "one" // since the snapshot was made; a clone is made now
+	if source == v.ID {
+		holds = "two"
+	}
+	last := c.copy(source, c.request("copy-3"))
+	c.forget(source)
+	again, err := c.call(context.Background(), source, c.request("copy-3"))
+	if err != nil || !reflect.DeepEqual(again, last) {
+		c.Errorf("the same copy when what it was made of is gone = %+v, %v, want %+v", again, err, last)
+	}
+	c.reopen()
+	if got, err := c.Get(context.Background(), last.ID, nil); err != nil || !reflect.DeepEqual(got, last) {
+		c.Errorf("Get = %+v, %v, want %+v", got, err, last)
+	}
+	c.holds(last.ID, holds)
+	c.refusedCopy(source, c.request("copy-4"), backend.ErrNotFound)
+}
+
+func copySizes(c *copier) {
+	o := c.request("pvc-1")
+	o.Required = 2 * Size
+	v := c.create(o)
+	c.write(v.ID, "one")
+	source := c.cut(v.ID)
+	for i, size := range []struct{ required, limit int64 }{
+		{0, 0}, {0, v.Size}, {0, 4 * Size}, {v.Size, 0}, {v.Size, v.Size}, {3 * Size, 0}, {3 * Size, 3 * Size},
+	} {
+		o := c.request(fmt.Sprint("copy-", i))
+		o.Required, o.Limit = size.required, size.limit
+		got := c.copy(source, o)
+		if got.Size < max(o.Required, v.Size) || (o.Limit > 0 && got.Size > o.Limit) {
+			c.Errorf("between %d and %d bytes were asked for, the copy of %d has %d", o.Required, o.Limit, v.Size, got.Size)
+		}
+		c.holds(got.ID, "one")
+		c.delete(got.ID)
+	}
+	for _, size := range []struct{ required, limit int64 }{{1, 0}, {v.Size - 4096, 0}, {0, v.Size - 4096}, {Size, Size}} {
+		o := c.request("copy")
+		o.Required, o.Limit = size.required, size.limit
+		c.refusedCopy(source, o, backend.ErrOutOfRange)
+	}
+	o.Name, o.Required = "copy", 1<<60
+	c.refusedCopy(source, o, backend.ErrExhausted, backend.ErrOutOfRange)
+}
+
+func copyConflicts(c *copier) {
+	v, other := c.create(c.request("pvc-1")), c.create(c.request("pvc-2"))
+	source, otherSource := c.cut(v.ID), c.cut(other.ID)
+	got := c.copy(source, c.request("copy"))
+	c.refusedCopy(source, c.request("pvc-2"), backend.ErrExists) // which was made empty
+	c.refusedCopy(otherSource, c.request("copy"), backend.ErrExists)
+	c.refused(c.request("copy"), backend.ErrExists)
+	larger := c.request("copy")
+	larger.Required = got.Size + 1
+	c.refusedCopy(source, larger, backend.ErrExists)
+	if b, ok := c.Backend.(backend.Cloner); ok && source != v.ID {
+		c.leavesNothing("the other way to make the copy", func() error {
+			_, err := b.Clone(context.Background(), v.ID, c.request("copy"))
+			return err
+		}, backend.ErrExists)
+	}
+	if again := c.copy(source, c.request("copy")); again.ID != got.ID {
+		c.Errorf("after that the copy is %s, and was %s", again.ID, got.ID)
+	}
+}
+
+func copyRefused(c *copier) {
+	v := c.create(c.request("pvc-1"))
+	source := c.cut(v.ID)
+	for _, bad := range append(strange(source), "\x00", source+"\x00", source[:len(source)-1], strings.Repeat("x", 4096)) {
+		c.refusedCopy(bad, c.request("copy"), backend.ErrNotFound)
+	}
+	o := c.request("copy")
+	o.Parameters = c.with("colour-of-the-disk", "blue")
+	if err := c.refusedCopy(source, o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
+		c.Errorf("%v doesn't name the parameter", err)
+	}
+	o = c.request("copy")
+	o.Access = []backend.Access{{FSType: "fat12"}}
+	c.refusedCopy(source, o, backend.ErrInvalid)
+	o.Access = []backend.Access{{Block: !c.access.Block}} // which a backend may be able to make of it
+	if got, err := c.call(context.Background(), source, o); err == nil {
+		c.delete(got.ID)
+	} else {
+		c.refusedCopy(source, o, backend.ErrInvalid)
+	}
+	if b, ok := c.Backend.(backend.Inliner); ok {
+		handle := "csi-" + strings.Repeat("0", 64)
+		if _, err := b.CreateInline(context.Background(), handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: c.kind.Parameters}); err != nil {
+			c.Fatal(err)
+		}
+		c.refusedCopy(handle, c.request("copy"), backend.ErrNotFound)
+	}
+}
+
+// copyCancelled makes a call that nobody waits for: it may have begun something, which the next one finds.
+func copyCancelled(c *copier) {
+	source := c.cut(c.create(c.request("pvc-1")).ID)
+	before := c.state()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := c.call(ctx, source, c.request("copy")); err != nil && !errors.Is(err, context.Canceled) {
+		c.Errorf("a cancelled call = %v, want the context's error", err)
+	}
+	v, err := insist(c, func() (backend.Volume, error) {
+		return c.call(context.Background(), source, c.request("copy"))
+	})
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.delete(v.ID)
+	if after := c.state(); after != before {
+		c.Errorf("something is left: %s, before %s", after, before)
+	}
+}
