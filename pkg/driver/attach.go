@@ -9,21 +9,6 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// attachCapabilities returns what the controller can do because b is an Attacher.
-func attachCapabilities(b backend.Backend) []csi.ControllerServiceCapability_RPC_Type {
-	if _, ok := b.(backend.Attacher); !ok {
-		return nil
-	}
-	types := []csi.ControllerServiceCapability_RPC_Type{
-		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
-		csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
-	}
-	if _, ok := b.(backend.Lister); ok { // without a list there is none with nodes
-		types = append(types, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
-	}
-	return types
-}
-
 // ControllerPublishVolume attaches a volume to a node.
 func (c *controller) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	attacher, ok := c.backend.(backend.Attacher)

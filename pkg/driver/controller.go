@@ -26,22 +26,30 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		csi.ControllerServiceCapability_RPC_GET_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
-	if _, ok := c.backend.(backend.Lister); ok {
-		types = append(types, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	add := func(has bool, more ...csi.ControllerServiceCapability_RPC_Type) {
+		if has {
+			types = append(types, more...)
+		}
 	}
-	types = append(types, attachCapabilities(c.backend)...)
-	if _, ok := c.backend.(backend.Sizer); ok {
-		types = append(types, csi.ControllerServiceCapability_RPC_GET_CAPACITY)
-	}
-	if _, ok := c.backend.(backend.Expander); ok {
-		types = append(types, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
-	}
-	if _, ok := c.backend.(backend.Doctor); ok {
-		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
-	}
+	attaches, lists := is[backend.Attacher](c.backend), is[backend.Lister](c.backend)
+	add(lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	add(attaches, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
+	add(attaches && lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	add(is[backend.Sizer](c.backend), csi.ControllerServiceCapability_RPC_GET_CAPACITY)
+	add(is[backend.Expander](c.backend), csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	add(is[backend.Snapshotter](c.backend), csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
+	add(is[backend.Cloner](c.backend), csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	add(is[backend.Doctor](c.backend), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
 		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
 	})}, nil
+}
+
+// is reports whether a backend is a T: having the methods is having the capability.
+func is[T any](b backend.Backend) bool {
+	_, ok := b.(T)
+	return ok
 }
 
 // each returns what wrap makes of each type.
@@ -58,7 +66,7 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	v, err := c.backend.Create(ctx, o)
+	v, err := c.create(ctx, req.GetVolumeContentSource(), o)
 	if err != nil {
 		return nil, fmt.Errorf("create volume %q: %w", req.GetName(), err)
 	}
@@ -247,7 +255,7 @@ func errInline(id string) error {
 
 // volume returns v as CSI has it.
 func (c *controller) volume(v backend.Volume) *csi.Volume {
-	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size, VolumeContext: v.Context}
+	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size, VolumeContext: v.Context, ContentSource: contentSource(v)}
 	if c.place.local {
 		volume.AccessibleTopology = []*csi.Topology{c.place.topology}
 	}
@@ -257,7 +265,7 @@ func (c *controller) volume(v backend.Volume) *csi.Volume {
 // entry returns v as ListVolumes has it.
 func (c *controller) entry(v backend.Volume) *csi.ListVolumesResponse_Entry {
 	e := &csi.ListVolumesResponse_Entry{Volume: c.volume(v)}
-	if _, ok := c.backend.(backend.Attacher); ok {
+	if is[backend.Attacher](c.backend) {
 		e.Status = &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: v.Nodes}
 	}
 	return e

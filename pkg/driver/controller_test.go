@@ -15,12 +15,7 @@ import (
 )
 
 func TestCreateVolumeRequests(t *testing.T) {
-	here := &csi.Topology{Segments: map[string]string{testName + "/node": "node-1"}}
-	there := &csi.Topology{Segments: map[string]string{testName + "/node": "node-2"}}
-	block := &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: sharedMode},
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}
+	block := device(sharedMode)
 	withUse := func(uses ...*csi.VolumeCapability) func(*csi.CreateVolumeRequest) {
 		return func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = uses }
 	}
@@ -284,14 +279,10 @@ func TestCapacityIsThatOfThisNode(t *testing.T) {
 	if room(&csi.GetCapacityRequest{}) == 0 || room(&csi.GetCapacityRequest{AccessibleTopology: here, Parameters: class}) == 0 {
 		t.Error("there is no room here")
 	}
-	there := &csi.Topology{Segments: map[string]string{testName + "/node": "node-2"}}
 	if got := room(&csi.GetCapacityRequest{AccessibleTopology: there}); got != 0 {
 		t.Errorf("%d bytes are left on another node", got)
 	}
-	if got := room(&csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: sharedMode},
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}}}); got != 0 {
+	if got := room(&csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{device(sharedMode)}}); got != 0 {
 		t.Errorf("%d bytes are left for block volumes, of which there can be none", got)
 	}
 	_, err = d.GetCapacity(context.Background(), &csi.GetCapacityRequest{Parameters: map[string]string{"kind": "tape"}})

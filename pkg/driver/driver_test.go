@@ -346,6 +346,61 @@ func TestTwoCallsForOneVolume(t *testing.T) {
 	}
 }
 
+// TestTwoCallsForOneThing looks at which calls keep which others away.
+func TestTwoCallsForOneThing(t *testing.T) {
+	nothing := func(context.Context, any) (any, error) { return nil, nil }
+	for name, tc := range map[string]struct {
+		running    any
+		busy, free []any
+	}{
+		"a snapshot that is made": {
+			&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
+			[]any{&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "other"}},
+			[]any{
+				&csi.CreateSnapshotRequest{Name: "y", SourceVolumeId: "v"}, &csi.CreateVolumeRequest{Name: "x"},
+				&csi.DeleteSnapshotRequest{SnapshotId: "x"}, &csi.ListSnapshotsRequest{}, &csi.GetSnapshotRequest{SnapshotId: "x"},
+				&csi.NodePublishVolumeRequest{VolumeId: "v"}, &csi.DeleteVolumeRequest{VolumeId: "v"}, // which the backend refuses
+			},
+		},
+		"a snapshot that is deleted": {
+			&csi.DeleteSnapshotRequest{SnapshotId: "x"},
+			[]any{&csi.DeleteSnapshotRequest{SnapshotId: "x"}},
+			[]any{
+				&csi.DeleteSnapshotRequest{SnapshotId: "y"}, &csi.DeleteVolumeRequest{VolumeId: "x"}, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
+				&csi.ListSnapshotsRequest{SnapshotId: "x"}, &csi.GetSnapshotRequest{SnapshotId: "x"},
+			},
+		},
+		"a volume that is restored": {
+			&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofSnapshot("s")},
+			[]any{&csi.CreateVolumeRequest{Name: "x"}, &csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},
+			[]any{&csi.CreateVolumeRequest{Name: "y", VolumeContentSource: ofSnapshot("s")}, &csi.DeleteSnapshotRequest{SnapshotId: "s"}},
+		},
+		"a volume that is cloned": {
+			&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")},
+			[]any{&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},
+			[]any{&csi.CreateVolumeRequest{Name: "y", VolumeContentSource: ofVolume("v")}, &csi.NodeUnpublishVolumeRequest{VolumeId: "v"}},
+		},
+	} {
+		l := newLocks()
+		_, err := l.intercept(context.Background(), tc.running, nil, func(context.Context, any) (any, error) {
+			for _, busy := range tc.busy {
+				if _, err := l.intercept(context.Background(), busy, nil, nothing); !errors.Is(err, backend.ErrBusy) {
+					t.Errorf("%s: %T %v = %v, want ErrBusy", name, busy, busy, err)
+				}
+			}
+			for _, free := range tc.free {
+				if _, err := l.intercept(context.Background(), free, nil, nothing); err != nil {
+					t.Errorf("%s: %T %v = %v", name, free, free, err)
+				}
+			}
+			return nil, nil
+		})
+		if err != nil || len(l.held) != 0 {
+			t.Errorf("%s: %v, held: %v", name, err, l.held)
+		}
+	}
+}
+
 // TestManyCallsAtOnce makes 200 mixed calls at a time, on one volume and on many, and looks at what they leave.
 func TestManyCallsAtOnce(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
@@ -592,6 +647,10 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 			_, err := c.ControllerUnpublishVolume(context.Background(), nil)
 			return err
 		},
+		"CreateSnapshot":            func() error { _, err := c.CreateSnapshot(context.Background(), nil); return err },
+		"DeleteSnapshot":            func() error { _, err := c.DeleteSnapshot(context.Background(), nil); return err },
+		"GetSnapshot":               func() error { _, err := c.GetSnapshot(context.Background(), nil); return err },
+		"ListSnapshots":             func() error { _, err := c.ListSnapshots(context.Background(), nil); return err },
 		"ControllerGetVolumeHealth": func() error { _, err := c.ControllerGetVolumeHealth(context.Background(), nil); return err },
 		"ControllerListVolumeHealth": func() error {
 			_, err := c.ControllerListVolumeHealth(context.Background(), nil)

@@ -48,7 +48,7 @@ func expandOptions(req *csi.ControllerExpandVolumeRequest) (backend.ExpandOption
 
 // NodeExpandVolume grows what is in a volume to the size that the controller gave it. CSI spec v1.13, NodeExpandVolume.
 func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	if _, ok := n.backend.(backend.Expander); !ok {
+	if !is[backend.Expander](n.backend) {
 		return n.UnimplementedNodeServer.NodeExpandVolume(ctx, req)
 	}
 	id, path := req.GetVolumeId(), req.GetVolumePath()

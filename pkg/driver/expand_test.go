@@ -25,9 +25,6 @@ func (v *volume) nodeExpand(path string, r *csi.CapacityRange) (*csi.NodeExpandV
 
 func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 	const G = 1 << 30
-	block := &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: sharedMode}, AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}
 	xfs := capability(sharedMode)
 	xfs.GetMount().FsType = "xfs"
 	for name, tc := range map[string]struct {
@@ -37,7 +34,7 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 	}{
 		"a directory": {"directory", capability(sharedMode), false},
 		"an image":    {"image", xfs, true},
-		"a device":    {"image", block, true},
+		"a device":    {"image", device(sharedMode), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			forEachMounter(t, func(t *testing.T, d *testDriver) {

@@ -59,6 +59,7 @@ type testDriver struct {
 	options            []grpc.ServerOption
 	backend            *hostpath.Backend
 	memory             *memory.Backend // in place of hostpath; see inMemory
+	local              bool            // see onOneNode
 	driver             *Driver
 	conn               *grpc.ClientConn
 	stop               func()
@@ -100,6 +101,14 @@ func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 func inMemory(d *testDriver) {
 	d.memory = memory.New(memory.Config{Dir: filepath.Join(d.dir, "volumes"), Size: 1 << 40, Nodes: []string{"node-1", "node-2", "node-3"}, Limit: 16})
 }
+
+// onOneNode makes the volumes in memory such as can be used on one node only.
+func onOneNode(d *testDriver) { d.local = true }
+
+// oneNode is storage that can be used on one node only, as far as its topology goes.
+type oneNode struct{ *memory.Backend }
+
+func (oneNode) Node() string { return "node-1" }
 
 // start starts the driver, for the first time or again, and waits until it is ready.
 func (d *testDriver) start() {
@@ -157,7 +166,10 @@ func (d *testDriver) serve() {
 // openStorage opens the backend.
 func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func() error) {
 	d.Helper()
-	if d.memory != nil {
+	switch {
+	case d.memory != nil && d.local:
+		return oneNode{d.memory}, func() error { return nil }
+	case d.memory != nil:
 		return d.memory, func() error { return nil }
 	}
 	var err error

@@ -22,16 +22,19 @@ func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 
 func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	services := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
-	if _, ok := i.cfg.Backend.(backend.NodeLocal); ok {
+	if is[backend.NodeLocal](i.cfg.Backend) {
 		services = append(services, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+		if is[backend.Snapshotter](i.cfg.Backend) {
+			services = append(services, csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
+		}
 	}
-	if _, ok := i.cfg.Backend.(backend.Differ); ok {
+	if is[backend.Differ](i.cfg.Backend) {
 		services = append(services, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
 	}
 	capabilities := each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
 	})
-	if _, ok := i.cfg.Backend.(backend.Expander); ok {
+	if is[backend.Expander](i.cfg.Backend) {
 		capabilities = append(capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
 			VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
 		}})

@@ -66,7 +66,7 @@ var quiet = map[string]bool{
 	"GetPluginInfo": true, "GetPluginCapabilities": true, "Probe": true,
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
 	"ValidateVolumeCapabilities": true, "ControllerGetVolume": true, "ListVolumes": true, "GetCapacity": true,
-	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true,
+	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true, "GetSnapshot": true, "ListSnapshots": true,
 	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
 	"GetMetadataAllocated": true, "GetMetadataDelta": true,
 }
@@ -109,6 +109,19 @@ func levelOf(method string, code codes.Code) slog.Level {
 	return slog.LevelInfo
 }
 
+// What a request may have that says what it is about.
+type (
+	hasName              interface{ GetName() string }
+	hasVolumeId          interface{ GetVolumeId() string }
+	hasSourceVolumeId    interface{ GetSourceVolumeId() string }
+	hasNodeId            interface{ GetNodeId() string }
+	hasSnapshotId        interface{ GetSnapshotId() string }
+	hasBaseSnapshotId    interface{ GetBaseSnapshotId() string }
+	hasTargetSnapshotId  interface{ GetTargetSnapshotId() string }
+	hasStagingTargetPath interface{ GetStagingTargetPath() string }
+	hasTargetPath        interface{ GetTargetPath() string }
+)
+
 // subject returns what a call is about.
 func subject(req, resp any) []slog.Attr {
 	var attrs []slog.Attr
@@ -117,34 +130,31 @@ func subject(req, resp any) []slog.Attr {
 			attrs = append(attrs, slog.String(key, fmt.Sprintf("%.200s", value)))
 		}
 	}
-	if r, ok := req.(interface{ GetName() string }); ok {
-		add("name", r.GetName())
-	}
-	if r, ok := req.(interface{ GetVolumeId() string }); ok {
-		add("volume", r.GetVolumeId())
-	}
-	if r, ok := resp.(*csi.CreateVolumeResponse); ok {
-		add("volume", r.GetVolume().GetVolumeId())
-	}
-	if r, ok := req.(interface{ GetNodeId() string }); ok {
-		add("node", r.GetNodeId())
-	}
-	if r, ok := req.(interface{ GetSnapshotId() string }); ok {
-		add("snapshot", r.GetSnapshotId())
-	}
-	if r, ok := req.(interface{ GetBaseSnapshotId() string }); ok {
-		add("base", r.GetBaseSnapshotId())
-	}
-	if r, ok := req.(interface{ GetTargetSnapshotId() string }); ok {
-		add("snapshot", r.GetTargetSnapshotId())
-	}
-	if r, ok := req.(interface{ GetStagingTargetPath() string }); ok {
-		add("staging", r.GetStagingTargetPath())
-	}
-	if r, ok := req.(interface{ GetTargetPath() string }); ok {
-		add("target", r.GetTargetPath())
-	}
+	add("name", of(req, hasName.GetName))
+	add("volume", of(req, hasVolumeId.GetVolumeId))
+	add("volume", of(req, hasSourceVolumeId.GetSourceVolumeId))
+	add("volume", of(resp, func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() }))
+	add("source", of(req, func(r *csi.CreateVolumeRequest) string { return r.GetVolumeContentSource().GetVolume().GetVolumeId() }))
+	add("source", of(req, func(r *csi.CreateVolumeRequest) string {
+		return r.GetVolumeContentSource().GetSnapshot().GetSnapshotId()
+	}))
+	add("node", of(req, hasNodeId.GetNodeId))
+	add("snapshot", of(req, hasSnapshotId.GetSnapshotId))
+	add("snapshot", of(resp, func(r *csi.CreateSnapshotResponse) string { return r.GetSnapshot().GetSnapshotId() }))
+	add("base", of(req, hasBaseSnapshotId.GetBaseSnapshotId))
+	add("snapshot", of(req, hasTargetSnapshotId.GetTargetSnapshotId))
+	add("staging", of(req, hasStagingTargetPath.GetStagingTargetPath))
+	add("target", of(req, hasTargetPath.GetTargetPath))
 	return attrs
+}
+
+// of returns what get finds in a message, if that is a T.
+func of[T any](message any, get func(T) string) string {
+	m, ok := message.(T)
+	if !ok {
+		return ""
+	}
+	return get(m)
 }
 
 // panicOf returns the panic behind err, or nil.

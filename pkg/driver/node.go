@@ -40,10 +40,10 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
-	if _, ok := n.backend.(backend.Expander); ok {
+	if is[backend.Expander](n.backend) {
 		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	}
-	if _, ok := n.backend.(backend.Doctor); ok {
+	if is[backend.Doctor](n.backend) {
 		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	}
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types, func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
@@ -348,7 +348,7 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 }
 
 func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
-	if _, ok := n.backend.(backend.Doctor); !ok {
+	if !is[backend.Doctor](n.backend) {
 		return n.UnimplementedNodeServer.NodeGetStorageHealth(ctx, req)
 	}
 	conditions, err := n.prober.storageHealth(ctx)
@@ -379,7 +379,7 @@ func (n *node) anyUse(ctx context.Context, id string) (mounter.Mount, error) {
 
 // inline reports whether id is an inline volume's.
 func (n *node) inline(ctx context.Context, id string) (bool, error) {
-	if _, ok := n.backend.(backend.Inliner); !ok {
+	if !is[backend.Inliner](n.backend) {
 		return false, nil
 	}
 	v, err := n.backend.Get(ctx, id, nil)

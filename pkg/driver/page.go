@@ -9,7 +9,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// maxPage is how many volumes one page has at the most, whatever is asked for. It keeps a response under 1 MiB.
+// maxPage is how many volumes or snapshots one page has at the most, whatever is asked for. It keeps a response under 1 MiB.
 const maxPage = 2000
 
 // maxNodeBytes is how much of one page may be IDs of nodes to which volumes are attached.
@@ -29,7 +29,7 @@ func fitting(volumes []backend.Volume) int {
 	return len(volumes)
 }
 
-// A paging token is the ID of the last volume of the page before, so it holds whatever comes and goes, restarts too.
+// A paging token is the ID of the last volume or snapshot of the page before, so it holds whatever comes and goes, restarts too.
 // The sum in front tells our tokens from others.
 
 func nextToken(last string) string { return tokenSum(last) + "." + last }

@@ -48,7 +48,8 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
-// checkName returns an error for a volume name that the spec doesn't allow (CSI spec v1.13, CreateVolumeRequest.name).
+// checkName returns an error for the name of a volume or a snapshot that the spec doesn't allow (CSI spec v1.13,
+// CreateVolumeRequest.name and others).
 func checkName(name string) error {
 	if len(name) > maxString {
 		return fmt.Errorf("%w: the name has %d bytes, over %d", backend.ErrInvalid, len(name), maxString)
@@ -92,9 +93,6 @@ func (p *place) createOptions(req *csi.CreateVolumeRequest) (backend.CreateOptio
 	}
 	for key := range ownKeys(req.GetMutableParameters()) {
 		return o, fmt.Errorf("%w: unknown mutable parameter %.64q: this driver has none", backend.ErrInvalid, key)
-	}
-	if req.GetVolumeContentSource() != nil {
-		return o, fmt.Errorf("%w: this driver makes empty volumes only, none from a snapshot or another volume", backend.ErrInvalid)
 	}
 	uses, err := p.uses(req.GetVolumeCapabilities())
 	if err != nil {
@@ -248,7 +246,8 @@ func (p *place) within(t *csi.Topology) bool {
 	return true
 }
 
-// reachable returns ErrExhausted if no volume here meets the requirement: another node's driver may meet it.
+// reachable returns ErrExhausted if nothing here meets the requirement: another node's driver may meet it. What is
+// preferred doesn't count: where the source of a volume is, there the volume is.
 func (p *place) reachable(r *csi.TopologyRequirement) error {
 	if len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), p.within) {
 		return nil
