@@ -99,7 +99,20 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	}
 	crashpoint.Reached("stage:mounted")
 	n.stagings.setLive(path, true)
-	return nil
+	return n.fillOut(ctx, what, path)
+}
+
+// fillOut grows what is staged to its volume's size: it may have been copied from a smaller one, or be one that couldn't
+// grow while it was used. If it can't now, it is as good as it was.
+func (n *node) fillOut(ctx context.Context, what mounter.Mount, path string) error {
+	if _, ok := n.backend.(backend.Expander); !ok || what.ReadOnly {
+		return nil
+	}
+	err := n.mounter.Grow(ctx, what, path)
+	if errors.Is(err, mounter.ErrBusy) || errors.Is(err, mounter.ErrReadOnly) {
+		return nil
+	}
+	return err
 }
 
 // NodeUnstageVolume unmounts the staging path, whatever is known of the volume: a CO must be able to clean up.

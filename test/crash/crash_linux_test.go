@@ -90,6 +90,7 @@ type world struct {
 	conn                    *grpc.ClientConn
 	csi.IdentityClient
 	csi.ControllerClient
+	csi.GroupControllerClient
 	csi.NodeClient
 }
 
@@ -136,6 +137,7 @@ func (w *world) start(crashAt string) bool {
 		w.Fatal(err)
 	}
 	w.IdentityClient, w.ControllerClient, w.NodeClient = csi.NewIdentityClient(w.conn), csi.NewControllerClient(w.conn), csi.NewNodeClient(w.conn)
+	w.GroupControllerClient = csi.NewGroupControllerClient(w.conn)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		resp, err := w.Probe(context.Background(), &csi.ProbeRequest{})
 		if err == nil && resp.GetReady().GetValue() {
@@ -224,6 +226,9 @@ type life struct {
 	staging, target string
 	next            int  // the step to do
 	unwritten       bool // steps were left out: it has no data
+
+	snapshot, group string // IDs
+	copied          *life  // made from the snapshot, and later from the volume
 }
 
 // kind is what a volume is made of, and how it is used.
@@ -237,7 +242,7 @@ const (
 
 func (w *world) newLife(name string, k kind) *life {
 	l := &life{world: w, name: name, kind: k, staging: filepath.Join(w.kubelet, "staging-"+name), target: filepath.Join(w.kubelet, "target-"+name)}
-	if err := os.Mkdir(l.staging, 0o750); err != nil {
+	if err := os.MkdirAll(l.staging, 0o750); err != nil {
 		w.Fatal(err)
 	}
 	return l
@@ -273,9 +278,12 @@ func (l *life) data() string {
 // files is how many files a pod writes: more than the trash removes in one go.
 const files = 300
 
-func (l *life) create(ctx context.Context) error {
+func (l *life) create(ctx context.Context) error { return l.createFrom(ctx, nil) }
+
+func (l *life) createFrom(ctx context.Context, source *csi.VolumeContentSource) error {
 	resp, err := l.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: l.name, Parameters: l.parameters(), CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{l.use()},
+		VolumeContentSource: source,
 	})
 	if id := resp.GetVolume().GetVolumeId(); err == nil && l.id != "" && l.id != id {
 		return fmt.Errorf("%s was %s and is now %s", l.name, l.id, id)
@@ -365,24 +373,133 @@ func (l *life) unpublishInline(ctx context.Context) error {
 	return err
 }
 
-// steps are a whole life.
-func (l *life) steps() []func(context.Context) error {
-	return []func(context.Context) error{
-		l.create, l.stage, l.publish, l.write, l.publishInline, l.unpublishInline, l.expand, l.unpublish, l.publishAgain, l.unpublish, l.unstage, l.delete,
+func (l *life) cut(ctx context.Context) error {
+	resp, err := l.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "of " + l.name, SourceVolumeId: l.id})
+	if err == nil && !resp.GetSnapshot().GetReadyToUse() {
+		err = errors.New("the snapshot isn't ready to use")
 	}
+	l.snapshot = resp.GetSnapshot().GetSnapshotId()
+	return err
 }
+
+func (l *life) cutGroup(ctx context.Context) error {
+	if l.kind != image {
+		return nil
+	}
+	resp, err := l.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "of " + l.name, SourceVolumeIds: []string{l.id}})
+	if n := len(resp.GetGroupSnapshot().GetSnapshots()); err == nil && n != 1 {
+		err = fmt.Errorf("%d members", n)
+	}
+	l.group = resp.GetGroupSnapshot().GetGroupSnapshotId()
+	return err
+}
+
+func (l *life) endGroup(ctx context.Context) error {
+	if l.kind != image {
+		return nil
+	}
+	_, err := l.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: l.group})
+	return err
+}
+
+// restore makes a volume of the snapshot, while this one is used.
+func (l *life) restore(ctx context.Context) error {
+	return l.copyOf(ctx, "restored", &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: l.snapshot},
+	}})
+}
+
+func (l *life) clone(ctx context.Context) error {
+	return l.copyOf(ctx, "clone", &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: l.id},
+	}})
+}
+
+func (l *life) copyOf(ctx context.Context, what string, source *csi.VolumeContentSource) error {
+	if name := l.name + "-" + what; l.copied == nil || l.copied.name != name {
+		l.copied = l.newLife(name, l.kind)
+	}
+	return l.copied.createFrom(ctx, source)
+}
+
+// look finds in the copy what was written to its source.
+func (l *life) look(ctx context.Context) error {
+	c := l.copied
+	for _, call := range []func(context.Context) error{c.stage, c.publish} {
+		if err := call(ctx); err != nil {
+			return err
+		}
+	}
+	original := *c
+	original.name = l.name // which is what was written
+	err := original.check(c.target)
+	return errors.Join(err, c.unpublish(ctx), c.unstage(ctx))
+}
+
+func (l *life) deleteCopy(ctx context.Context) error { return l.copied.delete(ctx) }
+
+func (l *life) deleteSnapshot(ctx context.Context) error {
+	_, err := l.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: l.snapshot})
+	return err
+}
+
+func (l *life) modify(ctx context.Context) error {
+	_, err := l.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: l.id, MutableParameters: map[string]string{"label": l.name}})
+	return err
+}
+
+// step is one call of a life, or what a pod does.
+type step struct {
+	name string
+	do   func(*life, context.Context) error
+}
+
+// steps are a whole life.
+var steps = []step{
+	{"create", (*life).create},
+	{"stage", (*life).stage},
+	{"publish", (*life).publish},
+	{"write", (*life).write},
+	{"publish inline", (*life).publishInline},
+	{"unpublish inline", (*life).unpublishInline},
+	{"modify", (*life).modify},
+	{"snapshot", (*life).cut},
+	{"restore", (*life).restore},
+	{"look at it", (*life).look},
+	{"delete what was restored", (*life).deleteCopy},
+	{"clone", (*life).clone},
+	{"look at the clone", (*life).look},
+	{"delete the clone", (*life).deleteCopy},
+	{"group", (*life).cutGroup},
+	{"end group", (*life).endGroup},
+	{"delete snapshot", (*life).deleteSnapshot},
+	{"expand", (*life).expand},
+	{"unpublish", (*life).unpublish},
+	{"publish again", (*life).publishAgain},
+	{"unpublish again", (*life).unpublish},
+	{"unstage", (*life).unstage},
+	{"delete", (*life).delete},
+}
+
+// at returns the number of a step, and after that of the one that follows it.
+func (l *life) at(name string) int {
+	i := slices.IndexFunc(steps, func(s step) bool { return s.name == name })
+	if i < 0 {
+		l.Fatalf("no step %s", name)
+	}
+	return i
+}
+
+func (l *life) after(name string) int { return l.at(name) + 1 }
 
 // step does the next step. One that fails stays the next.
 func (l *life) step() error {
-	err := l.steps()[l.next](context.Background())
+	err := steps[l.next].do(l, context.Background())
 	if err == nil {
 		l.next++
 	}
 	return err
 }
-
-// The volume has its data after writtenAfter steps; from expandedFrom on it may be larger, from deletedFrom on gone.
-const writtenAfter, expandedFrom, deletedFrom = 4, 6, 11
 
 // check makes sure that all that the pod wrote is at a path.
 func (l *life) check(path string) error {
@@ -406,21 +523,44 @@ func (l *life) check(path string) error {
 	return nil
 }
 
+// between reports whether one step was acknowledged, and another one hasn't been begun.
+func (l *life) between(done, begun string) bool {
+	return l.next >= l.after(done) && l.next < l.at(begun)
+}
+
 // kept makes sure that what was acknowledged is there.
 func (l *life) kept() {
 	l.Helper()
 	data := l.data()
-	if l.next >= 1 && l.next < deletedFrom {
+	if l.between("create", "delete") {
 		if _, err := os.Stat(data); err != nil {
 			l.Fatalf("an acknowledged volume: %v", err)
 		}
 	}
-	if l.next >= writtenAfter && l.next < deletedFrom && l.kind != image && !l.unwritten { // which shows its files only where it is mounted
+	if l.between("write", "delete") && l.kind != image && !l.unwritten { // which shows its files only where it is mounted
 		if err := l.check(data); err != nil {
 			l.Fatal(err)
 		}
 	}
-	if l.next > deletedFrom {
+	for done, begun := range map[string]string{"restore": "delete what was restored", "clone": "delete the clone"} {
+		if l.between(done, begun) {
+			if _, err := os.Stat(l.copied.data()); err != nil {
+				l.Fatalf("an acknowledged copy: %v", err)
+			}
+		}
+	}
+	if l.between("snapshot", "delete snapshot") {
+		if _, err := l.GetSnapshot(context.Background(), &csi.GetSnapshotRequest{SnapshotId: l.snapshot}); err != nil {
+			l.Fatalf("an acknowledged snapshot: %v", err)
+		}
+	}
+	if l.between("group", "end group") && l.kind == image {
+		g, err := l.GetVolumeGroupSnapshot(context.Background(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: l.group})
+		if err != nil || len(g.GetGroupSnapshot().GetSnapshots()) != 1 {
+			l.Fatalf("an acknowledged group: %v, %v", g, err)
+		}
+	}
+	if l.next >= l.after("delete") {
 		if _, err := os.Stat(filepath.Dir(data)); !errors.Is(err, fs.ErrNotExist) {
 			l.Fatalf("a volume whose delete was acknowledged is there: %v", err)
 		}
@@ -439,22 +579,41 @@ func (w *world) whole() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	listed := map[string]bool{}
+	snapshots, err := w.ListSnapshots(context.Background(), &csi.ListSnapshotsRequest{})
+	if err != nil {
+		w.Fatal(err)
+	}
+	listed, groups := map[string]bool{}, map[string]bool{}
 	for _, e := range list.GetEntries() {
 		listed[e.GetVolume().GetVolumeId()] = true
 	}
-	entries, err := os.ReadDir(filepath.Join(w.root, "volumes"))
+	for _, e := range snapshots.GetEntries() {
+		listed[e.GetSnapshot().GetSnapshotId()] = true
+		groups[e.GetSnapshot().GetGroupSnapshotId()] = true
+	}
+	for _, dir := range []string{"volumes", "snapshots"} {
+		entries, err := os.ReadDir(filepath.Join(w.root, dir))
+		if err != nil {
+			w.Fatal(err)
+		}
+		for _, e := range entries {
+			if !listed[e.Name()] && e.Name()[0] != 'i' {
+				w.Errorf("%s is on disk and not listed", e.Name())
+			}
+			parts, err := filepath.Glob(filepath.Join(w.root, dir, e.Name(), "*"))
+			parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasSuffix(part, ".new") }) // never put in place
+			if err != nil || len(parts) != 2 || filepath.Base(parts[1]) != "record.json" {
+				w.Errorf("half of one: %v, %v", parts, err)
+			}
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(w.root, "groups"))
 	if err != nil {
 		w.Fatal(err)
 	}
 	for _, e := range entries {
-		if !listed[e.Name()] && e.Name()[0] == 'a' {
-			w.Errorf("%s is on disk and not listed", e.Name())
-		}
-		parts, err := filepath.Glob(filepath.Join(w.root, "volumes", e.Name(), "*"))
-		parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasSuffix(part, ".new") }) // never put in place
-		if err != nil || len(parts) != 2 || filepath.Base(parts[1]) != "record.json" {
-			w.Errorf("half a volume: %v, %v", parts, err)
+		if !groups[e.Name()] {
+			w.Errorf("group %s has no members", e.Name())
 		}
 	}
 	sick, err := w.ControllerListVolumeHealth(context.Background(), &csi.ControllerListVolumeHealthRequest{})
@@ -468,7 +627,7 @@ func (w *world) clean() {
 	w.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		var left []string
-		for _, dir := range []string{"volumes", "staging", "trash"} {
+		for _, dir := range []string{"volumes", "snapshots", "groups", "staging", "trash"} {
 			entries, err := os.ReadDir(filepath.Join(w.root, dir))
 			if err != nil {
 				w.Fatal(err)
@@ -494,44 +653,74 @@ func (w *world) clean() {
 	}
 }
 
-// death is a point at which the driver dies while it works on a volume.
+// death is a point at which the driver dies while it works on a volume, and which of the times that it gets there.
 type death struct {
 	point string
+	time  int
 	kind  kind
 }
+
+func (d death) String() string { return fmt.Sprintf("%s:%d", d.point, d.time) }
+
+// often says how many times a life gets to points that more than one call has on its way: a volume, an inline one, a
+// snapshot, what is restored, a clone and a group are all created.
+var often = map[string]int{"create": 6, "copy": 3, "delete": 3, "freeze": 2, "restore": 2}
 
 // deaths are all points, with each kind of volume that gets there.
 func deaths(t *testing.T) []death {
 	t.Helper()
 	var all []death
 	for _, point := range points(t) {
-		switch kind, _, _ := strings.Cut(point, ":"); {
-		case kind == "image", point == "create:formatted":
-			all = append(all, death{point, image})
-		case kind == "disk":
-			all = append(all, death{point, device})
-		case kind == "identity", kind == "sweep", kind == "trash", point == "mount:target-made", strings.Contains(point, "inline"):
-			all = append(all, death{point, directory})
-		default:
-			all = append(all, death{point, directory}, death{point, image}, death{point, device})
+		of := []kind{directory, image, device}
+		call, _, _ := strings.Cut(point, ":")
+		switch {
+		case call == "image", call == "freeze", call == "group", point == "create:formatted":
+			of = []kind{image}
+		case call == "restore":
+			of = []kind{image, device}
+		case call == "disk":
+			of = []kind{device}
+		case call == "identity", call == "sweep", call == "trash", point == "mount:target-made", strings.Contains(point, "inline"):
+			of = []kind{directory}
+		}
+		for _, k := range of {
+			times := max(1, often[call])
+			if point == "create:formatted" {
+				times = 1
+			}
+			for time := 1; time <= times; time++ {
+				if call == "create" && time == 6 && k != image { // there is no group of them
+					continue
+				}
+				all = append(all, death{point, time, k})
+			}
 		}
 	}
 	return all
+}
+
+// newWorldFor is a world whose root can cut images while they are mounted.
+func newWorldFor(t *testing.T, bin string, k kind) *world {
+	t.Helper()
+	if k == directory {
+		return newWorld(t, bin)
+	}
+	needLoops(t)
+	f := filesystem{"btrfs", 512 << 20, "loop"}
+	f.need(t)
+	return newDisk(t, bin, f).world
 }
 
 func TestDeathAtEveryPoint(t *testing.T) {
 	bin := buildDriver(t)
 	for _, d := range deaths(t) {
 		point := d.point
-		t.Run(point+" of a "+string(d.kind), func(t *testing.T) {
-			if d.kind != directory {
-				needLoops(t)
-			}
-			w := newWorld(t, bin)
+		t.Run(fmt.Sprint(d, " of a ", d.kind), func(t *testing.T) {
+			w := newWorldFor(t, bin, d.kind)
 			other := w.newLife("other", d.kind)
 			if point != "identity:made" { // all the others are on the way of a node that has been running
 				w.start("")
-				for other.next < writtenAfter {
+				for other.next < other.after("write") {
 					if err := other.step(); err != nil {
 						t.Fatal(err)
 					}
@@ -542,18 +731,18 @@ func TestDeathAtEveryPoint(t *testing.T) {
 				}
 			}
 			l, died := w.newLife("life", d.kind), false
-			if !w.start(point) {
+			if !w.start(d.String()) {
 				died = true
 				w.gone()
 				w.start("")
 			}
-			for l.next < len(l.steps()) {
+			for l.next < len(steps) {
 				err := l.step()
 				if err == nil {
 					continue
 				}
 				if !interrupted(err) || died {
-					t.Fatalf("step %d: %v\n%s", l.next, err, w.logged())
+					t.Fatalf("%s: %v\n%s", steps[l.next].name, err, w.logged())
 				}
 				died = true
 				w.gone()
@@ -575,7 +764,7 @@ func TestDeathAtEveryPoint(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			for other.next > 0 && other.next < len(other.steps()) {
+			for other.next > 0 && other.next < len(steps) {
 				if err := other.step(); err != nil {
 					t.Fatal(err)
 				}
@@ -587,15 +776,15 @@ func TestDeathAtEveryPoint(t *testing.T) {
 }
 
 func TestDeathAtRandom(t *testing.T) {
-	w := newWorld(t, buildDriver(t))
+	bin, kinds := buildDriver(t), []kind{directory}
+	w := newWorld(t, bin)
+	if noLoops(t) == "" {
+		w, kinds = newWorldFor(t, bin, image), append(kinds, image, device)
+	}
 	const callers, rounds = 4, 20
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	kinds := []kind{directory}
-	if noLoops(t) == "" {
-		kinds = append(kinds, image, device)
-	}
 	lives := make([]*life, callers)
 	ended, interruptions := 0, 0
 	for round := range rounds {
@@ -615,7 +804,7 @@ func TestDeathAtRandom(t *testing.T) {
 						lives[i] = w.newLife(fmt.Sprintf("life-%d-%d-%d", round, i, n), kinds[(round+i+n)%len(kinds)])
 					}
 					l := lives[i]
-					for l.next < len(l.steps()) {
+					for l.next < len(steps) {
 						err := l.step()
 						if interrupted(err) {
 							mu.Lock()
@@ -624,7 +813,7 @@ func TestDeathAtRandom(t *testing.T) {
 							return
 						}
 						if err != nil {
-							t.Errorf("step %d of %s: %v", l.next, l.name, err)
+							t.Errorf("%s of %s: %v", steps[l.next].name, l.name, err)
 							return
 						}
 					}
@@ -649,7 +838,7 @@ func TestDeathAtRandom(t *testing.T) {
 	}
 	w.start("")
 	for _, l := range lives {
-		for l != nil && l.next < len(l.steps()) {
+		for l != nil && l.next < len(steps) {
 			if err := l.step(); err != nil {
 				t.Fatal(err)
 			}

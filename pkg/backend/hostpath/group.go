@@ -180,8 +180,8 @@ type taking struct {
 
 // open makes the directory of the member for v, in staging/, and an empty image in it.
 func (t *taking) open(v *volume) error {
-	n := &snapshot{
-		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, t.group.ID+" "+v.ID), Name: v.ID, Source: v.ID, Accept: frozen,
+	n := &snapshot{ // no other snapshot's name has a NUL
+		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, t.group.ID+"\x00"+v.ID), Name: v.ID, Source: v.ID, Accept: frozen,
 		content: v.content, Group: t.group.ID,
 	}
 	m := member{ID: n.ID, Source: v.ID, Half: path.Join(stagingDir, n.ID+"-"+random())}
@@ -278,14 +278,14 @@ func (t *taking) commit(ctx context.Context) error {
 		return err
 	}
 	crashpoint.Reached("group:committed")
-	if err := t.store.settle(t.group); err != nil {
+	if err := errors.Join(t.store.settle(t.group), record.SyncDir(t.store.root, snapshotsDir)); err != nil {
 		return fmt.Errorf("%w: %w", errHalf, err)
 	}
 	crashpoint.Reached("group:settled")
 	return nil
 }
 
-// settle renames the members of a group that is committed into their places, where they aren't there.
+// settle renames the members of a group that is committed into their places, where they aren't there. The caller syncs.
 func (s *store) settle(g *group) error {
 	for _, m := range g.Members {
 		if _, err := s.root.Lstat(m.Half); errors.Is(err, fs.ErrNotExist) {
@@ -295,7 +295,7 @@ func (s *store) settle(g *group) error {
 			return err
 		}
 	}
-	return record.SyncDir(s.root, snapshotsDir)
+	return nil
 }
 
 func (t *taking) close() error {

@@ -3,6 +3,7 @@ package hostpath
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,7 +58,7 @@ func (w *works) do(ctx, life context.Context, background *sync.WaitGroup, id, wh
 	}
 	if !joined {
 		background.Go(func() {
-			err := run(life, me)
+			err := guarded(func() error { return run(life, me) })
 			if life.Err() != nil && err != nil {
 				err = fmt.Errorf("%w: the driver is shutting down", backend.ErrUnavailable)
 			}
@@ -81,6 +82,20 @@ func (w *works) do(ctx, life context.Context, background *sync.WaitGroup, id, wh
 	case <-ctx.Done():
 		return fmt.Errorf("%w: it is being made from %s, %d bytes so far", backend.ErrBusy, me.what, me.copied.Load())
 	}
+}
+
+// maxStack is how much of a panic's stack goes into an error, in bytes.
+const maxStack = 2 << 10
+
+// guarded makes a panic an error, as the driver does for calls: a work is a goroutine of its own.
+func guarded(run func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			stack := debug.Stack()
+			err = fmt.Errorf("panic: %v: %s", r, stack[:min(len(stack), maxStack)])
+		}
+	}()
+	return run()
 }
 
 // begin returns the work on id: a new one, or the one that has been begun. Errors: ErrExists if that is another, ErrBusy.
