@@ -52,11 +52,11 @@ func is[T any](b backend.Backend) bool {
 	return ok
 }
 
-// each returns what wrap makes of each type.
-func each[T, C any](types []T, wrap func(T) C) []C {
+// each returns what wrap makes of each one.
+func each[T, C any](ones []T, wrap func(T) C) []C {
 	var all []C
-	for _, t := range types {
-		all = append(all, wrap(t))
+	for _, one := range ones {
+		all = append(all, wrap(one))
 	}
 	return all
 }

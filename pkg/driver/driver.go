@@ -54,8 +54,8 @@ type Config struct {
 	ServerOptions []grpc.ServerOption // such as a stats handler that traces
 }
 
-// Driver serves the Identity, Controller and Node services for one backend on one node, and SnapshotMetadata if the
-// backend is a Differ.
+// Driver serves the Identity, Controller and Node services for one backend on one node, GroupController if the backend
+// is a GroupSnapshotter, and SnapshotMetadata if it is a Differ.
 type Driver struct {
 	cfg    Config
 	server *grpc.Server
@@ -113,6 +113,7 @@ func New(cfg Config) (*Driver, error) {
 		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, prober: d.prober, id: volumeid.NodeID(cfg.Node),
 	}
 	csi.RegisterNodeServer(d.server, d.node)
+	registerGroups(d.server, cfg.Backend, place)
 	if err := registerMetadata(d.server, cfg); err != nil {
 		return nil, err
 	}

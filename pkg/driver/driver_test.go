@@ -370,6 +370,22 @@ func TestTwoCallsForOneThing(t *testing.T) {
 				&csi.ListSnapshotsRequest{SnapshotId: "x"}, &csi.GetSnapshotRequest{SnapshotId: "x"},
 			},
 		},
+		"a group that is made": {
+			&csi.CreateVolumeGroupSnapshotRequest{Name: "x", SourceVolumeIds: []string{"v"}},
+			[]any{&csi.CreateVolumeGroupSnapshotRequest{Name: "x", SourceVolumeIds: []string{"other"}}},
+			[]any{
+				&csi.CreateVolumeGroupSnapshotRequest{Name: "y", SourceVolumeIds: []string{"v"}}, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
+				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"}, &csi.NodeUnstageVolumeRequest{VolumeId: "v"},
+			},
+		},
+		"a group that is deleted": {
+			&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x", SnapshotIds: []string{"s"}},
+			[]any{&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"}},
+			[]any{
+				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "y"}, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "x"},
+				&csi.DeleteSnapshotRequest{SnapshotId: "s"}, // which the backend refuses
+			},
+		},
 		"a volume that is restored": {
 			&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofSnapshot("s")},
 			[]any{&csi.CreateVolumeRequest{Name: "x"}, &csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},

@@ -28,6 +28,9 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 			services = append(services, csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
 		}
 	}
+	if is[backend.GroupSnapshotter](i.cfg.Backend) {
+		services = append(services, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
+	}
 	if is[backend.Differ](i.cfg.Backend) {
 		services = append(services, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
 	}

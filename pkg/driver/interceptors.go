@@ -67,6 +67,7 @@ var quiet = map[string]bool{
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
 	"ValidateVolumeCapabilities": true, "ControllerGetVolume": true, "ListVolumes": true, "GetCapacity": true,
 	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true, "GetSnapshot": true, "ListSnapshots": true,
+	"GroupControllerGetCapabilities": true, "GetVolumeGroupSnapshot": true,
 	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
 	"GetMetadataAllocated": true, "GetMetadataDelta": true,
 }
@@ -116,6 +117,7 @@ type (
 	hasSourceVolumeId    interface{ GetSourceVolumeId() string }
 	hasNodeId            interface{ GetNodeId() string }
 	hasSnapshotId        interface{ GetSnapshotId() string }
+	hasGroupSnapshotId   interface{ GetGroupSnapshotId() string }
 	hasBaseSnapshotId    interface{ GetBaseSnapshotId() string }
 	hasTargetSnapshotId  interface{ GetTargetSnapshotId() string }
 	hasStagingTargetPath interface{ GetStagingTargetPath() string }
@@ -141,6 +143,10 @@ func subject(req, resp any) []slog.Attr {
 	add("node", of(req, hasNodeId.GetNodeId))
 	add("snapshot", of(req, hasSnapshotId.GetSnapshotId))
 	add("snapshot", of(resp, func(r *csi.CreateSnapshotResponse) string { return r.GetSnapshot().GetSnapshotId() }))
+	add("group", of(req, hasGroupSnapshotId.GetGroupSnapshotId))
+	add("group", of(resp, func(r *csi.CreateVolumeGroupSnapshotResponse) string {
+		return r.GetGroupSnapshot().GetGroupSnapshotId()
+	}))
 	add("base", of(req, hasBaseSnapshotId.GetBaseSnapshotId))
 	add("snapshot", of(req, hasTargetSnapshotId.GetTargetSnapshotId))
 	add("staging", of(req, hasStagingTargetPath.GetStagingTargetPath))

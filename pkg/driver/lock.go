@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// locks keeps two calls from changing the same volume, snapshot or path at the same time. The second one doesn't wait: it is
+// locks keeps two calls from changing the same volume, snapshot, group or path at the same time. The second one doesn't wait: it is
 // ABORTED, and the CO retries it (CSI spec v1.13, concurrency).
 type locks struct {
 	mu   sync.Mutex
@@ -26,9 +26,9 @@ func newLocks() *locks { return &locks{held: map[string]struct{}{}} }
 // go on meanwhile. The backend sees to it that the source holds still as long as it must, and isn't deleted.
 //
 // These take no lock, since they change nothing and may come while anything goes on: GetPluginInfo, Probe and the
-// capabilities, which know no volume; ValidateVolumeCapabilities, ControllerGetVolume, GetSnapshot, the lists, GetCapacity
-// and the health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo; GetMetadataAllocated and
-// GetMetadataDelta, which read what never changes, for long.
+// capabilities, which know no volume; ValidateVolumeCapabilities, ControllerGetVolume, GetSnapshot, GetVolumeGroupSnapshot,
+// the lists, GetCapacity and the health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo;
+// GetMetadataAllocated and GetMetadataDelta, which read what never changes, for long.
 func lockKeys(req any) []string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -39,6 +39,10 @@ func lockKeys(req any) []string {
 		return []string{"snapshot name " + r.GetName()}
 	case *csi.DeleteSnapshotRequest:
 		return []string{"snapshot " + r.GetSnapshotId()}
+	case *csi.CreateVolumeGroupSnapshotRequest:
+		return []string{"group name " + r.GetName()}
+	case *csi.DeleteVolumeGroupSnapshotRequest:
+		return []string{"group " + r.GetGroupSnapshotId()}
 	case *csi.ControllerExpandVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
 	case *csi.NodeExpandVolumeRequest:

@@ -27,7 +27,6 @@ var (
 		"Modify volume not supported",
 		"Modify Volume not supported",
 		"ControllerModifyVolume not supported",
-		"GroupControllerService not supported",
 	}
 
 	// notHostpath has nothing to attach, and no snapshots yet.
@@ -41,6 +40,7 @@ var (
 		"GetSnapshot not supported",
 		"DeleteSnapshot not supported",
 		"CreateSnapshot not supported",
+		"GroupControllerService not supported",
 	})
 
 	// notEverywhere: what can be used everywhere has no topology. The same volumes on one node skip nothing.

@@ -88,10 +88,9 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	resp := &csi.ListSnapshotsResponse{}
-	for _, s := range snapshots {
-		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: c.place.snapshot(s)})
-	}
+	resp := &csi.ListSnapshotsResponse{Entries: each(snapshots, func(s backend.Snapshot) *csi.ListSnapshotsResponse_Entry {
+		return &csi.ListSnapshotsResponse_Entry{Snapshot: c.place.snapshot(s)}
+	})}
 	if more && len(snapshots) > 0 {
 		resp.NextToken = nextToken(snapshots[len(snapshots)-1].ID)
 	}

@@ -28,6 +28,10 @@ const Size = 16 * MiB
 // Kind says what the volumes are with which Run tests. A backend with several kinds of them runs the suite for each.
 type Kind struct {
 	Parameters map[string]string // that they are made with; may be nil
+
+	// Groups and BlockGroups say of a GroupSnapshotter whether it makes groups of those with a filesystem, and of block
+	// devices. Others it must refuse.
+	Groups, BlockGroups bool
 }
 
 // Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
@@ -124,6 +128,14 @@ var rowsOfEachUse = map[string]func(s *subject){
 	"the same clone of something else is refused":        cloning(copyConflicts),
 	"a clone that can't be leaves nothing":               cloning(copyRefused),
 	"a clone nobody waits for is made or not":            cloning(copyCancelled),
+
+	"a group keeps what its volumes held, and each call can be repeated": groups,
+	"a group doesn't need its volumes":                                   groupStays,
+	"the same group of something else is refused":                        groupConflicts,
+	"a group is whole or not at all":                                     groupAllOrNothing,
+	"a group's ID from a stranger is not found, and nothing to delete":   strangeGroups,
+	"a group nobody waits for is made or not":                            groupCancelled,
+	"many callers make groups at once":                                   groupsConcurrently,
 }
 
 type subject struct {
@@ -713,6 +725,11 @@ func secrets(s *subject) {
 	if b, ok := s.Backend.(backend.Cloner); ok {
 		_, err := b.Clone(ctx, "none", bad)
 		errs = append(errs, err)
+	}
+	if b, ok := s.Backend.(backend.GroupSnapshotter); ok {
+		_, err1 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "group-1", Sources: []string{"none"}, Secrets: secret})
+		_, err2 := b.GetGroup(ctx, "none", nil, secret)
+		errs = append(errs, err1, err2, b.DeleteGroup(ctx, "none", nil, secret))
 	}
 	if err := errors.Join(errs...); strings.Contains(err.Error(), "correct horse") {
 		s.Errorf("the password is in %v", err)

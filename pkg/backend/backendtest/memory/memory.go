@@ -25,18 +25,19 @@ import (
 
 // What a Backend is. It isn't NodeLocal, as that is storage which needs no attaching.
 var (
-	_ backend.Backend     = (*Backend)(nil)
-	_ backend.Lister      = (*Backend)(nil)
-	_ backend.Sizer       = (*Backend)(nil)
-	_ backend.Expander    = (*Backend)(nil)
-	_ backend.Inliner     = (*Backend)(nil)
-	_ backend.Attacher    = (*Backend)(nil)
-	_ backend.Limiter     = (*Backend)(nil)
-	_ backend.Snapshotter = (*Backend)(nil)
-	_ backend.Cloner      = (*Backend)(nil)
-	_ backend.Prober      = (*Backend)(nil)
-	_ backend.Doctor      = (*Backend)(nil)
-	_ backend.Meter       = (*Backend)(nil)
+	_ backend.Backend          = (*Backend)(nil)
+	_ backend.Lister           = (*Backend)(nil)
+	_ backend.Sizer            = (*Backend)(nil)
+	_ backend.Expander         = (*Backend)(nil)
+	_ backend.Inliner          = (*Backend)(nil)
+	_ backend.Attacher         = (*Backend)(nil)
+	_ backend.Limiter          = (*Backend)(nil)
+	_ backend.Snapshotter      = (*Backend)(nil)
+	_ backend.Cloner           = (*Backend)(nil)
+	_ backend.GroupSnapshotter = (*Backend)(nil)
+	_ backend.Prober           = (*Backend)(nil)
+	_ backend.Doctor           = (*Backend)(nil)
+	_ backend.Meter            = (*Backend)(nil)
 )
 
 // Config is what a Backend needs.
@@ -54,13 +55,14 @@ type Backend struct {
 	mu        sync.Mutex
 	volumes   map[string]*volume   // by ID; an inline one by the kubelet's handle
 	snapshots map[string]*snapshot // by ID
+	groups    map[string]*group    // by ID
 	promised  int64                // bytes of all volumes and snapshots
 	attached  int                  // how often a volume was attached
 }
 
 // New returns storage without volumes.
 func New(cfg Config) *Backend {
-	return &Backend{cfg: cfg, volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}}
+	return &Backend{cfg: cfg, volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}, groups: map[string]*group{}}
 }
 
 // volume is what there is of a volume.
@@ -380,7 +382,8 @@ func (b *Backend) Metrics() []backend.Metric {
 	return []backend.Metric{
 		{Name: "volumes", Help: "Volumes made by CreateVolume.", Value: float64(len(b.volumes) - inline)},
 		{Name: "inline_volumes", Help: "Inline ephemeral volumes.", Value: float64(inline)},
-		{Name: "snapshots", Help: "Snapshots.", Value: float64(len(b.snapshots))},
+		{Name: "snapshots", Help: "Snapshots, members of groups too.", Value: float64(len(b.snapshots))},
+		{Name: "snapshot_groups", Help: "Groups of snapshots.", Value: float64(len(b.groups))},
 		{Name: "promised_bytes", Help: "Sum of the sizes of all volumes and snapshots.", Value: float64(b.promised)},
 		{Name: "attachments", Help: "Pairs of a volume and a node that it is attached to.", Value: float64(attached)},
 		{Name: "attached_total", Help: "How often a volume was attached to a node.", Value: float64(b.attached), Counter: true},

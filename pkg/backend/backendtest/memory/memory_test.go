@@ -21,7 +21,7 @@ func storage(t *testing.T) *Backend {
 }
 
 func TestMemoryKeepsTheContract(t *testing.T) {
-	backendtest.Run(t, backendtest.Kind{}, func(t *testing.T, _ mounter.Mounter) func() backend.Backend {
+	backendtest.Run(t, backendtest.Kind{Groups: true, BlockGroups: true}, func(t *testing.T, _ mounter.Mounter) func() backend.Backend {
 		b := storage(t)
 		return func() backend.Backend { return b }
 	})

@@ -125,9 +125,14 @@ func (b *Backend) GetSnapshot(_ context.Context, id string, _ map[string]string)
 func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s, ok := b.snapshots[id]; ok {
-		b.forget(s)
+	s, ok := b.snapshots[id]
+	switch {
+	case !ok:
+		return nil
+	case s.Group != "":
+		return fmt.Errorf("%w: snapshot %s is a member of group %s, and is deleted with it", backend.ErrInvalid, id, s.Group)
 	}
+	b.forget(s)
 	return nil
 }
 
