@@ -33,6 +33,8 @@ type demo struct {
 	identity                   csi.IdentityClient
 	controller                 csi.ControllerClient
 	node                       csi.NodeClient
+	metadata                   csi.SnapshotMetadataClient
+	reflinks                   string // the type of the filesystem that was mounted for the root, as it can share blocks; or ""
 }
 
 // startDriver builds the driver and starts it on a socket in a directory of its own.
@@ -46,6 +48,9 @@ func startDriver(ctx context.Context) (*demo, error) {
 		exited: make(chan error, 1),
 	}
 	err = errors.Join(os.Mkdir(d.root, 0o700), os.Mkdir(d.kubelet, 0o750))
+	if err == nil && noImages() == "" {
+		err = step(ctx, "mount a filesystem that can share blocks", d.mountRoot)
+	}
 	if err == nil {
 		err = step(ctx, "build the driver", func() (string, error) { return d.build(ctx) })
 	}
@@ -56,6 +61,21 @@ func startDriver(ctx context.Context) (*demo, error) {
 		return nil, errors.Join(err, d.kill(), d.cleanUp())
 	}
 	return d, nil
+}
+
+// mountRoot gives the driver a root of its own, on which files can share blocks, if there is a program to make one.
+func (d *demo) mountRoot() (string, error) {
+	for _, fsType := range []string{"xfs", "btrfs"} {
+		disk := filepath.Join(d.dir, "disk")
+		if err := errors.Join(os.WriteFile(disk, nil, 0o600), os.Truncate(disk, 4<<30)); err != nil {
+			return "", err
+		}
+		if exec.Command("mkfs."+fsType, "-q", disk).Run() == nil && exec.Command("mount", "-t", fsType, "-o", "loop", disk, d.root).Run() == nil {
+			d.reflinks = fsType
+			return fsType, nil
+		}
+	}
+	return "there is none: images are copied while nobody uses them", nil
 }
 
 func (d *demo) build(ctx context.Context) (string, error) {
@@ -94,6 +114,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 		return "", err
 	}
 	d.identity, d.controller, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	d.metadata = csi.NewSnapshotMetadataClient(d.conn)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
@@ -150,15 +171,12 @@ func (d *demo) kill() error {
 
 // nothingLeft proves that there is no mount, no loop device, no socket, no process and no file of a volume.
 func (d *demo) nothingLeft() (string, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
-	if err != nil {
-		return "", err
-	}
-	if len(mounts) > 0 {
-		return "", fmt.Errorf("%s is mounted still", mounts[0].Mountpoint)
-	}
 	var files []string
-	for _, dir := range []string{d.kubelet, filepath.Join(d.root, "volumes"), filepath.Join(d.root, "staging"), filepath.Join(d.root, "trash")} {
+	dirs := []string{d.kubelet}
+	for _, dir := range []string{"volumes", "snapshots", "groups", "staging", "trash"} {
+		dirs = append(dirs, filepath.Join(d.root, dir))
+	}
+	for _, dir := range dirs {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 			if path != dir {
 				files = append(files, path)
@@ -174,6 +192,18 @@ func (d *demo) nothingLeft() (string, error) {
 	}
 	if len(files) > 0 {
 		return "", fmt.Errorf("left: %v", files)
+	}
+	if d.reflinks != "" {
+		if err := syscall.Unmount(d.root, 0); err != nil {
+			return "", fmt.Errorf("unmount the root: %w", err)
+		}
+	}
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(d.dir))
+	if err != nil {
+		return "", err
+	}
+	if len(mounts) > 0 {
+		return "", fmt.Errorf("%s is mounted still", mounts[0].Mountpoint)
 	}
 	devices, err := d.devices()
 	if err != nil {

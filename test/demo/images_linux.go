@@ -39,6 +39,7 @@ type act struct {
 	use             *csi.VolumeCapability
 	id              string
 	staging, target string
+	snapshots       []string // IDs
 }
 
 // playImages is the second act: an image with a filesystem, which grows, and one as a block device.
@@ -51,6 +52,12 @@ func (d *demo) playImages(ctx context.Context) error {
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	a := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "image"), target: filepath.Join(d.kubelet, "pod-three")}
 	b := &act{demo: d, use: block, staging: filepath.Join(d.kubelet, "disk"), target: filepath.Join(d.kubelet, "pod-four")}
+	r := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "restored"), target: filepath.Join(d.kubelet, "pod-restored")}
+	c := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "clone"), target: filepath.Join(d.kubelet, "pod-clone")}
+	when := ", in use"
+	if d.reflinks == "" {
+		when = "" // a disk that can't share blocks copies what nobody writes to
+	}
 	steps := []struct {
 		what string
 		do   func(context.Context) (string, error)
@@ -61,7 +68,18 @@ func (d *demo) playImages(ctx context.Context) error {
 		{"ControllerExpandVolume to 128 MiB", a.expand},
 		{"unpublish and unstage, stage and publish", a.remount},
 		{"pod three finds its file, and more room", a.larger},
-		{"end and delete it", a.end},
+		{"CreateSnapshot of it" + when, a.snapshot},
+		{"pod three changes its file", a.change},
+		{"CreateSnapshot once more" + when, a.snapshot},
+		{"GetMetadataDelta: what has changed?", a.changes},
+		{"CreateVolume from the first snapshot", func(ctx context.Context) (string, error) { return r.createFrom(ctx, a.firstSnapshot()) }},
+		{"publish it beside its source: the old file", func(ctx context.Context) (string, error) { return r.find(ctx, "kept") }},
+		{"end and delete it", r.end},
+		{"CreateVolume, a clone of pod three's" + when, func(ctx context.Context) (string, error) { return a.clone(ctx, c) }},
+		{"publish it beside its source: the new file", func(ctx context.Context) (string, error) { return c.find(ctx, "changed") }},
+		{"end and delete it", c.end},
+		{"end and delete the source", a.end},
+		{"DeleteSnapshot, twice", a.deleteSnapshots},
 		{"CreateVolume, an image as a block device", b.create},
 		{"stage and publish it to pod four", b.mount},
 		{"pod four writes to the device, and reads", b.device},
@@ -76,8 +94,12 @@ func (d *demo) playImages(ctx context.Context) error {
 }
 
 func (a *act) create(ctx context.Context) (string, error) {
+	return a.createVolume(ctx, &csi.CapacityRange{RequiredBytes: 64 * mib}, nil)
+}
+
+func (a *act) createVolume(ctx context.Context, size *csi.CapacityRange, source *csi.VolumeContentSource) (string, error) {
 	v, err := a.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: a.staging, CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib},
+		Name: a.staging, CapacityRange: size, VolumeContentSource: source,
 		VolumeCapabilities: []*csi.VolumeCapability{a.use}, Parameters: map[string]string{"kind": "image"},
 	})
 	a.id = v.GetVolume().GetVolumeId()
