@@ -48,6 +48,10 @@ func suite(ctx context.Context, rounds int, only string) (err error) {
 		{"mounting, beside the old way", mounting},
 		{"eight callers beside one", callers},
 		{"memory", memory},
+		{"copying a directory, beside tar and cp", copying},
+		{"cloning an image, and what has changed in it", cloning},
+		{"publishing while an image is copied", meanwhile},
+		{"deleting many files", deleting},
 	} {
 		if !strings.Contains(part.title, only) {
 			continue
