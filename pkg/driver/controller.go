@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -40,6 +39,7 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	add(is[backend.Snapshotter](c.backend), csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 	add(is[backend.Cloner](c.backend), csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	add(is[backend.Modifier](c.backend), csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
 	add(is[backend.Doctor](c.backend), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
 		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
@@ -64,6 +64,9 @@ func each[T, C any](ones []T, wrap func(T) C) []C {
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	o, err := c.place.createOptions(req)
 	if err != nil {
+		return nil, err
+	}
+	if o.Mutable, err = mutable(c.backend, req.GetMutableParameters()); err != nil {
 		return nil, err
 	}
 	v, err := c.create(ctx, req.GetVolumeContentSource(), o)
@@ -120,11 +123,11 @@ func (c *controller) supports(ctx context.Context, v backend.Volume, req *csi.Va
 			return err
 		}
 	}
-	if p := ownKeys(req.GetParameters()); len(p) > 0 && !maps.Equal(p, v.Parameters) {
-		return fmt.Errorf("%w: the volume was made with other parameters", backend.ErrInvalid)
+	if key, differs := differing(ownKeys(req.GetParameters()), v.Parameters); differs {
+		return fmt.Errorf("%w: the volume was made with another parameter %.64q", backend.ErrInvalid, key)
 	}
-	if len(ownKeys(req.GetMutableParameters())) > 0 {
-		return fmt.Errorf("%w: the volume has no mutable parameters", backend.ErrInvalid)
+	if key, differs := differing(ownKeys(req.GetMutableParameters()), v.Mutable); differs {
+		return fmt.Errorf("%w: the volume has another mutable parameter %.64q", backend.ErrInvalid, key)
 	}
 	return nil
 }

@@ -386,6 +386,11 @@ func TestTwoCallsForOneThing(t *testing.T) {
 				&csi.DeleteSnapshotRequest{SnapshotId: "s"}, // which the backend refuses
 			},
 		},
+		"a volume that is modified": {
+			&csi.ControllerModifyVolumeRequest{VolumeId: "v"},
+			[]any{&csi.ControllerModifyVolumeRequest{VolumeId: "v"}, &csi.ControllerExpandVolumeRequest{VolumeId: "v"}, &csi.NodeStageVolumeRequest{VolumeId: "v"}},
+			[]any{&csi.ControllerModifyVolumeRequest{VolumeId: "x"}, &csi.ControllerGetVolumeRequest{VolumeId: "v"}},
+		},
 		"a volume that is restored": {
 			&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofSnapshot("s")},
 			[]any{&csi.CreateVolumeRequest{Name: "x"}, &csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},
@@ -667,6 +672,7 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 		"DeleteSnapshot":            func() error { _, err := c.DeleteSnapshot(context.Background(), nil); return err },
 		"GetSnapshot":               func() error { _, err := c.GetSnapshot(context.Background(), nil); return err },
 		"ListSnapshots":             func() error { _, err := c.ListSnapshots(context.Background(), nil); return err },
+		"ControllerModifyVolume":    func() error { _, err := c.ControllerModifyVolume(context.Background(), nil); return err },
 		"ControllerGetVolumeHealth": func() error { _, err := c.ControllerGetVolumeHealth(context.Background(), nil); return err },
 		"ControllerListVolumeHealth": func() error {
 			_, err := c.ControllerListVolumeHealth(context.Background(), nil)

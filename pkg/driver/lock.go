@@ -45,6 +45,8 @@ func lockKeys(req any) []string {
 		return []string{"group " + r.GetGroupSnapshotId()}
 	case *csi.ControllerExpandVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
+	case *csi.ControllerModifyVolumeRequest:
+		return []string{"volume " + r.GetVolumeId()}
 	case *csi.NodeExpandVolumeRequest:
 		return []string{"volume " + r.GetVolumeId(), "path " + r.GetVolumePath()}
 	case *csi.ControllerPublishVolumeRequest: // for all nodes: one that is attached decides about another

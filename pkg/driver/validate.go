@@ -91,9 +91,6 @@ func (p *place) createOptions(req *csi.CreateVolumeRequest) (backend.CreateOptio
 	if err := checkRange(req.GetCapacityRange()); err != nil {
 		return o, err
 	}
-	for key := range ownKeys(req.GetMutableParameters()) {
-		return o, fmt.Errorf("%w: unknown mutable parameter %.64q: this driver has none", backend.ErrInvalid, key)
-	}
 	uses, err := p.uses(req.GetVolumeCapabilities())
 	if err != nil {
 		return o, err

@@ -29,6 +29,9 @@ const Size = 16 * MiB
 type Kind struct {
 	Parameters map[string]string // that they are made with; may be nil
 
+	// Mutable are parameters that a Modifier can change, with two values for each that a volume hasn't by itself.
+	Mutable map[string][2]string
+
 	// Groups and BlockGroups say of a GroupSnapshotter whether it makes groups of those with a filesystem, and of block
 	// devices. Others it must refuse.
 	Groups, BlockGroups bool
@@ -98,6 +101,12 @@ var rows = map[string]func(s *subject){
 	"an attached volume is not deleted":                           attachedStays,
 	"a node takes as many volumes as it says and no more":         attachesToTheLimit,
 	"many callers attach at once":                                 attachesConcurrently,
+
+	"a volume is modified, and each change can be undone":  modifies,
+	"a volume is made with parameters that can be changed": createsMutable,
+	"a restored volume has them too":                       restoring(copiesMutable),
+	"a clone has them too":                                 cloning(copiesMutable),
+	"a volume that can't be modified stays as it is":       modifiesNothing,
 
 	"a snapshot's ID from a stranger is not found, and nothing to delete": strangeSnapshots,
 	"a snapshot's name from a stranger is a name like any other":          strangeSnapshotNames,
@@ -725,6 +734,9 @@ func secrets(s *subject) {
 	if b, ok := s.Backend.(backend.Cloner); ok {
 		_, err := b.Clone(ctx, "none", bad)
 		errs = append(errs, err)
+	}
+	if b, ok := s.Backend.(backend.Modifier); ok {
+		errs = append(errs, b.Modify(ctx, "none", map[string]string{"colour": "blue"}, secret))
 	}
 	if b, ok := s.Backend.(backend.GroupSnapshotter); ok {
 		_, err1 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "group-1", Sources: []string{"none"}, Secrets: secret})

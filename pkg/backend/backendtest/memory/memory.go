@@ -35,6 +35,7 @@ var (
 	_ backend.Snapshotter      = (*Backend)(nil)
 	_ backend.Cloner           = (*Backend)(nil)
 	_ backend.GroupSnapshotter = (*Backend)(nil)
+	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
 	_ backend.Doctor           = (*Backend)(nil)
 	_ backend.Meter            = (*Backend)(nil)
@@ -71,6 +72,7 @@ type volume struct {
 	size   int64
 	data   data
 	from   source
+	tier   tier
 	inline bool
 	nodes  map[string]attachment // by the node's ID
 }
@@ -78,7 +80,8 @@ type volume struct {
 // public returns v as others see it. They may keep it, so it shares nothing with v.
 func (v *volume) public() backend.Volume {
 	return backend.Volume{
-		ID: v.id, Size: v.size, Inline: v.inline, Snapshot: v.from.snapshot, Origin: v.from.volume, Nodes: slices.Sorted(maps.Keys(v.nodes)),
+		ID: v.id, Size: v.size, Inline: v.inline, Parameters: v.tier.parameters(), Mutable: v.tier.mutable(),
+		Snapshot: v.from.snapshot, Origin: v.from.volume, Nodes: slices.Sorted(maps.Keys(v.nodes)),
 	}
 }
 
@@ -125,12 +128,13 @@ func (b *Backend) create(ctx context.Context, id string, o backend.CreateOptions
 		return backend.Volume{}, err
 	}
 	if there, ok := b.volumes[id]; ok {
-		if there.size < o.Required || (o.Limit > 0 && there.size > o.Limit) || there.data.block != block || there.from != v.from {
-			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes, is a block device: %v, and is from %s", backend.ErrExists, there.size, there.data.block, there.from)
+		if there.size < o.Required || (o.Limit > 0 && there.size > o.Limit) || there.data.block != block || there.from != v.from || !there.tier.fits(o) {
+			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes, is a block device: %v, was made from %s, and has %v, made with %v",
+				backend.ErrExists, there.size, there.data.block, there.from, there.tier.mutable(), there.tier.parameters())
 		}
 		return there.public(), nil
 	}
-	v.id, v.nodes = id, map[string]attachment{}
+	v.id, v.tier, v.nodes = id, tierOf(o), map[string]attachment{}
 	if v.data, v.size, err = b.fill(v.from, o, block); err != nil {
 		return backend.Volume{}, err
 	}
@@ -242,11 +246,10 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	return m, nil
 }
 
-// check returns an error for a volume that there can't be, and whether it is a block device. This backend has no
-// parameters.
+// check returns an error for a volume that there can't be, and whether it is a block device.
 func check(o backend.CreateOptions) (block bool, err error) {
-	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		return false, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
+	if err := cmp.Or(checkTier(o.Parameters, tiers...), checkMutable(o.Mutable)); err != nil {
+		return false, err
 	}
 	block = len(o.Access) > 0 && o.Access[0].Block
 	for _, a := range o.Access {

@@ -21,7 +21,8 @@ func storage(t *testing.T) *Backend {
 }
 
 func TestMemoryKeepsTheContract(t *testing.T) {
-	backendtest.Run(t, backendtest.Kind{Groups: true, BlockGroups: true}, func(t *testing.T, _ mounter.Mounter) func() backend.Backend {
+	kind := backendtest.Kind{Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true}
+	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Mounter) func() backend.Backend {
 		b := storage(t)
 		return func() backend.Backend { return b }
 	})
