@@ -16,17 +16,23 @@ import (
 )
 
 func TestHostpathKeepsTheContract(t *testing.T) {
-	for name, parameters := range map[string]map[string]string{
-		"directory": nil,
-		"image":     {kindKey: string(image)},
-	} {
+	for name, kind := range kinds {
 		t.Run(name, func(t *testing.T) {
-			backendtest.Run(t, backendtest.Kind{Parameters: parameters}, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
+			backendtest.Run(t, kind, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
 				w := newWorld(t, func(c *Config) { c.Users, c.Format = m.Users, m.Format })
 				return func() backend.Backend { return w.open() }
 			})
 		})
 	}
+}
+
+// kinds are those of volumes, with parameters that they can have.
+var kinds = map[string]backendtest.Kind{
+	"directory": {Mutable: map[string][2]string{labelKey: {"a", "b"}}},
+	"image": {
+		Parameters: map[string]string{kindKey: string(image)},
+		Mutable:    map[string][2]string{labelKey: {"a", "b"}, readAheadKey: {"4096", "1048576"}},
+	},
 }
 
 // world is a root with what is around it, on which one backend after another can be opened.

@@ -186,8 +186,11 @@ func (v *volume) fits(want *volume, o backend.CreateOptions) error {
 	if v.Kind != want.Kind || v.FSType != want.FSType || v.Block != want.Block || v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) {
 		return fmt.Errorf("%w: it has %d bytes and is of kind %s, filesystem %q, block device: %v", backend.ErrExists, v.Size, v.Kind, v.FSType, v.Block)
 	}
-	for key := range knownSettings {
-		if v.set(key) != want.set(key) {
+	if !maps.Equal(v.Class, want.Class) {
+		return fmt.Errorf("%w: it was made with %v", backend.ErrExists, v.Class)
+	}
+	for key, value := range want.Mutable { // what isn't named may have been changed since
+		if v.set(key) != value {
 			return fmt.Errorf("%w: its %s is %q", backend.ErrExists, key, v.set(key))
 		}
 	}

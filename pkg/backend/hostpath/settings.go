@@ -38,28 +38,23 @@ const (
 // setting is how one of them is read.
 type setting struct {
 	standard string // what holds if nobody says anything
-	// read returns the form in which a value is kept, for a volume of that kind. Errors: ErrInvalid.
-	read func(value string, k kind) (string, error)
+	images   bool   // it is for volumes of kind image
+
+	// read returns the form in which a value is kept. Errors: ErrInvalid.
+	read func(value string) (string, error)
 }
 
 var knownSettings = map[string]setting{
-	enforceKey: {preferred, func(value string, k kind) (string, error) {
-		if k == image && value == off {
-			return "", fmt.Errorf("%w: the size of an image is always enforced", backend.ErrInvalid)
-		}
-		return value, oneOf(value, required, preferred, off)
-	}},
-	directIOKey: {"true", func(value string, k kind) (string, error) {
-		return value, firstOf(imagesOnly(k), oneOf(value, "true", "false"))
-	}},
-	readAheadKey: {"", func(value string, k kind) (string, error) {
+	enforceKey:  {preferred, false, func(value string) (string, error) { return value, oneOf(value, required, preferred, off) }},
+	directIOKey: {"true", true, func(value string) (string, error) { return value, oneOf(value, "true", "false") }},
+	readAheadKey: {"", true, func(value string) (string, error) {
 		size, err := backend.ParseSize(value)
 		if err == nil && (size%sizeUnit != 0 || size > maxReadAhead) {
 			err = fmt.Errorf("%w: %.32q is no multiple of %d up to %d", backend.ErrInvalid, value, sizeUnit, maxReadAhead)
 		}
-		return strconv.FormatInt(size, 10), firstOf(imagesOnly(k), err)
+		return strconv.FormatInt(size, 10), err
 	}},
-	labelKey: {"", func(value string, _ kind) (string, error) {
+	labelKey: {"", false, func(value string) (string, error) {
 		for _, c := range value {
 			if c < ' ' || c == 0x7f || len(value) > maxLabel {
 				return "", fmt.Errorf("%w: a label has up to %d bytes, and no control characters", backend.ErrInvalid, maxLabel)
@@ -69,27 +64,11 @@ var knownSettings = map[string]setting{
 	}},
 }
 
-func imagesOnly(k kind) error {
-	if k != image {
-		return fmt.Errorf("%w: it is for volumes of kind image", backend.ErrInvalid)
-	}
-	return nil
-}
-
 func oneOf(value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
 	}
 	return fmt.Errorf("%w: %.32q is none of %q", backend.ErrInvalid, value, allowed)
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // readSettings returns those of parameters that are settings. "" is the same as not to say it.
@@ -100,7 +79,14 @@ func readSettings(parameters map[string]string, k kind) (settings, error) {
 		if !ok || parameters[key] == "" {
 			continue
 		}
-		value, err := known.read(parameters[key], k)
+		value, err := known.read(parameters[key])
+		switch {
+		case err != nil:
+		case known.images && k != image:
+			err = fmt.Errorf("%w: it is for volumes of kind %s", backend.ErrInvalid, image)
+		case k == image && key == enforceKey && value == off:
+			err = fmt.Errorf("%w: the size of an image is always enforced", backend.ErrInvalid)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
@@ -136,9 +122,8 @@ func (v *volume) set(key string) string {
 func (v *volume) mutable() map[string]string {
 	all := map[string]string{}
 	for key, known := range knownSettings {
-		value := v.set(key)
-		if _, err := known.read(value, v.Kind); err == nil && value != "" { // it is for this kind, and said
-			all[key] = value
+		if v.Kind == image || !known.images {
+			all[key] = v.set(key)
 		}
 	}
 	return all

@@ -20,6 +20,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // everywhere runs a test on a root of each filesystem.
@@ -40,6 +42,24 @@ func newRoot(t *testing.T, f testdisk.Filesystem) *world {
 		t.Fatal(err)
 	}
 	return w
+}
+
+func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
+	for _, f := range testdisk.All {
+		if !f.Reflinks {
+			continue
+		}
+		for name, kind := range kinds {
+			kind.Groups = name == string(image)
+			t.Run(f.Type+"/"+name, func(t *testing.T) {
+				backendtest.Run(t, kind, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
+					w := newRoot(t, f)
+					w.cfg.Users, w.cfg.Format = m.Users, m.Format
+					return func() backend.Backend { return w.open() }
+				})
+			})
+		}
+	}
 }
 
 const mib = 1 << 20
