@@ -145,6 +145,11 @@ var rowsOfEachUse = map[string]func(s *subject){
 	"a group's ID from a stranger is not found, and nothing to delete":   strangeGroups,
 	"a group nobody waits for is made or not":                            groupCancelled,
 	"many callers make groups at once":                                   groupsConcurrently,
+
+	"what a snapshot holds is reported, from any offset on":       allocates,
+	"what changed between two snapshots makes one of the other":   changes,
+	"what can't be told of snapshots is refused":                  tellsNothing,
+	"whoever has heard enough of a snapshot gets to hear no more": hangsUp,
 }
 
 type subject struct {
@@ -734,6 +739,10 @@ func secrets(s *subject) {
 	if b, ok := s.Backend.(backend.Cloner); ok {
 		_, err := b.Clone(ctx, "none", bad)
 		errs = append(errs, err)
+	}
+	if b, ok := s.Backend.(backend.Differ); ok {
+		_, err := b.SnapshotSize(ctx, "none", secret)
+		errs = append(errs, err, b.Allocated(ctx, "none", 0, secret, nil), b.Delta(ctx, "none", "none", 0, secret, nil))
 	}
 	if b, ok := s.Backend.(backend.Modifier); ok {
 		errs = append(errs, b.Modify(ctx, "none", map[string]string{"colour": "blue"}, secret))

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
@@ -106,8 +107,9 @@ func groups(s *subject) {
 		texts[id] = text
 	}
 	sources := slices.Sorted(maps.Keys(texts))
-	before := g.state()
+	before, start := g.state(), time.Now()
 	group := g.group("group-1", sources...)
+	g.cutSince(start, group.Created)
 	if group.ID == "" || len(group.ID) > 128 || len(group.Snapshots) != len(sources) || !slices.IsSorted(ids(group)) {
 		g.Fatalf("SnapshotGroup(%q) = %+v", sources, group)
 	}
@@ -125,6 +127,7 @@ func groups(s *subject) {
 	members := map[string]bool{}
 	for _, member := range group.Snapshots {
 		members[member.Source] = true
+		g.cutSince(start, member.Created)
 		if member.Group != group.ID || texts[member.Source] == "" {
 			g.Errorf("a member is %+v", member)
 		}

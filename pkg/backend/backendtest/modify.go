@@ -123,6 +123,8 @@ func createsMutable(s *subject) {
 		o.Mutable[key] = values[0]
 		v = m.create(o)
 		m.want(v, but(unchanged, key, values[0])) // which takes precedence
+		o.Parameters = maps.Clone(m.kind.Parameters)
+		m.refused(o, backend.ErrExists)
 		m.modify(v.ID, key, "")
 		m.want(v, but(unchanged, key, values[1]))
 		m.delete(v.ID)

@@ -105,6 +105,14 @@ func (s *snapshotter) wantGone(id string) {
 	}
 }
 
+// cutSince makes sure that something was cut between start and now.
+func (s *subject) cutSince(start, created time.Time) {
+	s.Helper()
+	if created.Before(start.Add(-time.Second)) || created.After(time.Now().Add(time.Second)) {
+		s.Errorf("it was cut at %s, after %s", created, start)
+	}
+}
+
 func same(a, b backend.Snapshot) bool {
 	return a.ID == b.ID && a.Source == b.Source && a.Size == b.Size && a.Created.Equal(b.Created) && a.Group == b.Group
 }
@@ -159,9 +167,7 @@ func snapshots(s *subject) {
 	if first.ID == "" || len(first.ID) > 128 || first.Source != v.ID || first.Group != "" || first.Size <= 0 || first.Size > v.Size {
 		sn.Errorf("Snapshot of %+v = %+v", v, first)
 	}
-	if first.Created.Before(start.Add(-time.Second)) || first.Created.After(time.Now().Add(time.Second)) {
-		sn.Errorf("it was made at %s, after %s", first.Created, start)
-	}
+	sn.cutSince(start, first.Created)
 	sn.write(v.ID, "two, which is longer")
 	second := sn.snap("snap-2", v.ID)
 	if again := sn.snap("snap-1", v.ID); !same(again, first) || second.ID == first.ID {

@@ -35,6 +35,7 @@ var (
 	_ backend.Snapshotter      = (*Backend)(nil)
 	_ backend.Cloner           = (*Backend)(nil)
 	_ backend.GroupSnapshotter = (*Backend)(nil)
+	_ backend.Differ           = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
 	_ backend.Doctor           = (*Backend)(nil)

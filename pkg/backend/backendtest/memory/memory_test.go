@@ -2,11 +2,13 @@ package memory
 
 import (
 	"context"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,26 +36,32 @@ func TestEveryInterfaceHasItsExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	contract, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", "..", "backend.go"), nil, parser.SkipObjectResolution)
+	files, err := filepath.Glob(filepath.Join("..", "..", "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := 0
-	ast.Inspect(contract, func(n ast.Node) bool {
-		spec, ok := n.(*ast.TypeSpec)
-		if !ok {
-			return true
+	for _, file := range files {
+		contract, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if _, ok := spec.Type.(*ast.InterfaceType); !ok || spec.Name.Name == "NodeLocal" {
+		ast.Inspect(contract, func(n ast.Node) bool {
+			spec, ok := n.(*ast.TypeSpec)
+			if !ok {
+				return true
+			}
+			if _, ok := spec.Type.(*ast.InterfaceType); !ok || spec.Name.Name == "NodeLocal" {
+				return false
+			}
+			found++
+			if !strings.Contains(string(source), "_ backend."+spec.Name.Name+" ") {
+				t.Errorf("backend.%s has no example here: implement it, and add it to what a Backend is", spec.Name.Name)
+			}
 			return false
-		}
-		found++
-		if !strings.Contains(string(source), "_ backend."+spec.Name.Name+" ") {
-			t.Errorf("backend.%s has no example here: implement it, and add it to what a Backend is", spec.Name.Name)
-		}
-		return false
-	})
-	if found < 9 {
+		})
+	}
+	if found < 15 {
 		t.Errorf("only %d interfaces were found", found)
 	}
 }
@@ -122,5 +130,80 @@ func TestAnotherVolumeNeverSeesTheFilesOfADeletedOne(t *testing.T) {
 		if err := b.Delete(ctx, v.ID, nil); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func TestWhatCantBeCopiedLeavesNothing(t *testing.T) {
+	ctx := context.Background()
+	b := storage(t)
+	var ids []string
+	for _, block := range []bool{false, true} {
+		v, err := b.Create(ctx, backend.CreateOptions{Name: fmt.Sprint(block), Required: 1 << 20, Access: []backend.Access{{Block: block}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, v.ID)
+	}
+	kept, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "kept", Source: ids[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []data{b.volumes[ids[0]].data, b.volumes[ids[1]].data, b.snapshots[kept.ID].data} {
+		if err := os.Remove(d.path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := fmt.Sprint(b.promised, len(b.volumes), len(b.snapshots))
+	for _, id := range ids {
+		_, err1 := b.Snapshot(ctx, backend.SnapshotOptions{Name: "new", Source: id})
+		_, err2 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "new", Sources: ids})
+		_, err3 := b.Clone(ctx, id, backend.CreateOptions{Name: "new", Access: []backend.Access{{Block: id == ids[1]}}})
+		_, err4 := b.Restore(ctx, kept.ID, backend.CreateOptions{Name: "new"})
+		if err1 == nil || err2 == nil || err3 == nil || err4 == nil {
+			t.Errorf("%v, %v, %v, %v", err1, err2, err3, err4)
+		}
+	}
+	left, err := os.ReadDir(b.cfg.Dir)
+	if after := fmt.Sprint(b.promised, len(b.volumes), len(b.snapshots)); after != before || err != nil || len(left) != 0 {
+		t.Errorf("there are %s, before %s; on disk %v, %v", after, before, left, err)
+	}
+}
+
+func TestAChangeIsNoLargerThanItIs(t *testing.T) {
+	ctx := context.Background()
+	b := storage(t)
+	v, err := b.Create(ctx, backend.CreateOptions{Name: "pvc-1", Required: 1 << 20, Access: []backend.Access{{Block: true}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var snapshots []string
+	for i, text := range []string{"", "one", "two"} {
+		disk, err := os.OpenFile(b.volumes[v.ID].data.path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := disk.WriteAt([]byte(text), int64(3*i*piece)); err != nil {
+			t.Fatal(err)
+		}
+		disk.Close()
+		s, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: text + "!", Source: v.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		snapshots = append(snapshots, s.ID)
+	}
+	ranges := func(report func(each func(offset, length int64) error) error) (found []int64) {
+		t.Helper()
+		if err := report(func(offset, length int64) error { found = append(found, offset, length); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	allocated := ranges(func(each func(offset, length int64) error) error { return b.Allocated(ctx, snapshots[2], 0, nil, each) })
+	changed := ranges(func(each func(offset, length int64) error) error {
+		return b.Delta(ctx, snapshots[1], snapshots[2], 0, nil, each)
+	})
+	if !slices.Equal(allocated, []int64{3 * piece, piece, 6 * piece, piece}) || !slices.Equal(changed, []int64{6 * piece, piece}) {
+		t.Errorf("allocated are %v, changed %v", allocated, changed)
 	}
 }
