@@ -280,11 +280,15 @@ func (b *bench) deltas(v, image string) error {
 	for _, id := range []string{old, young} {
 		files = append(files, b.data("snapshots", id, "image.raw"))
 	}
+	if err := b.sync(); err != nil {
+		return err
+	}
+	cold := append([]string{b.disk + ".img"}, files...) // or what is below the loop device would still have it
 	var changed int64
 	for range copyRounds {
 		err := errors.Join(
-			drop(files), b.times.time("delta, cold", func() (err error) { changed, err = b.delta(old, young); return err }),
-			drop(files), b.exec("cmp, cold", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
+			drop(cold), b.times.time("delta, cold", func() (err error) { changed, err = b.delta(old, young); return err }),
+			drop(cold), b.exec("cmp, cold", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
 			b.exec("cmp, warm", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
 			b.times.time("delta, warm", func() (err error) { changed, err = b.delta(old, young); return err }))
 		if err != nil {

@@ -91,12 +91,12 @@ func (g goal) met(figure float64) bool {
 func row(what string, figure float64, unit string, asked ...goal) {
 	text := ""
 	for _, g := range asked {
-		text += fmt.Sprintf("asked: %s %v", g.word, g.limit)
+		text += fmt.Sprintf("asked: %s %v ", g.word, g.limit)
 		if !g.met(figure) {
-			text += ": MISSED"
+			text += "MISSED "
 		}
 	}
-	fmt.Printf("  %-62s %9.2f %-6s %s\n", what, figure, unit, text)
+	fmt.Printf("  %-68s %9.2f %-6s %s\n", what, figure, unit, strings.TrimSpace(text))
 }
 
 // process is a driver of our own.

@@ -92,7 +92,7 @@ func (c copying) tree(ctx context.Context, half *os.Root) (got copied, err error
 	held := &c.me.held
 	got.how, err = copier.Tree(ctx, src, dst, copier.Options{Done: &c.me.copied, Held: held})
 	got.held = held.Load()
-	crashpoint.Reached("copy:copied")
+	crashpoint.Reached("copy:tree")
 	return got, err
 }
 
@@ -112,7 +112,7 @@ func (c copying) image(ctx context.Context, half *os.Root) (got copied, err erro
 	if err != nil {
 		return got, err
 	}
-	crashpoint.Reached("copy:copied")
+	crashpoint.Reached("copy:image")
 	if err := dst.Sync(); err != nil {
 		return got, err
 	}
