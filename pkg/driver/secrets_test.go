@@ -1,8 +1,12 @@
 package driver
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -19,11 +23,12 @@ import (
 
 const planted = "hunter2-Xk9"
 
-// plant puts secrets into every field of a request that may hold one, and valid-looking values into the others.
-func plant(m protoreflect.Message, d *testDriver, v *volume) {
+// plant puts secrets into every field of a request that may hold one, and texts that mean something into others.
+func plant(m protoreflect.Message, texts map[protoreflect.Name]string) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		f := fields.Get(i)
+		text := protoreflect.ValueOfString(texts[f.Name()])
 		switch {
 		case f.IsMap() && f.MapValue().Kind() == protoreflect.StringKind:
 			entries := m.Mutable(f).Map()
@@ -41,23 +46,17 @@ func plant(m protoreflect.Message, d *testDriver, v *volume) {
 			m.Mutable(f).List().Append(protoreflect.ValueOfString("credentials=" + planted))
 		case f.IsList() && f.Kind() == protoreflect.MessageKind:
 			element := m.Mutable(f).List().AppendMutable().Message()
-			plant(element, d, v)
+			plant(element, texts)
 		case f.Kind() == protoreflect.MessageKind && !f.IsMap() && f.ContainingOneof() == nil:
-			plant(m.Mutable(f).Message(), d, v)
+			plant(m.Mutable(f).Message(), texts)
 		case f.Name() == "mount":
-			plant(m.Mutable(f).Message(), d, v)
+			plant(m.Mutable(f).Message(), texts)
 		case f.Name() == "mode":
 			m.Set(f, protoreflect.ValueOfEnum(protoreflect.EnumNumber(sharedMode)))
-		case f.Name() == "volume_id":
-			m.Set(f, protoreflect.ValueOfString(v.id))
-		case f.Name() == "node_id":
-			m.Set(f, protoreflect.ValueOfString("node-1"))
-		case f.Name() == "name":
-			m.Set(f, protoreflect.ValueOfString("pvc-secret"))
-		case f.Name() == "staging_target_path":
-			m.Set(f, protoreflect.ValueOfString(v.staging))
-		case f.Name() == "target_path", f.Name() == "volume_path":
-			m.Set(f, protoreflect.ValueOfString(d.path("target")))
+		case text.String() != "" && f.IsList():
+			m.Mutable(f).List().Append(text)
+		case text.String() != "":
+			m.Set(f, text)
 		}
 	}
 }
@@ -81,41 +80,50 @@ func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 	})...)
 	v := d.create("v", capability(sharedMode))
 	d.stage(v)
+	texts := d.plantable(v)
 
 	var answers strings.Builder
-	calls, refused := 0, 0
-	for _, name := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.Node"} {
-		descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	calls, refused, passed := 0, 0, map[protoreflect.Name]bool{}
+	call := func(method protoreflect.MethodDescriptor, change func(req protoreflect.Message)) {
+		in, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 		if err != nil {
 			t.Fatal(err)
 		}
-		methods := descriptor.(protoreflect.ServiceDescriptor).Methods()
-		for i := range methods.Len() {
-			method := methods.Get(i)
-			// Once as it is, and once with legal flags and contexts, so that the call gets further.
-			for _, legal := range []bool{false, true} {
-				in, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
-				if err != nil {
-					t.Fatal(err)
-				}
-				out, err := protoregistry.GlobalTypes.FindMessageByName(method.Output().FullName())
-				if err != nil {
-					t.Fatal(err)
-				}
-				req, resp := in.New(), out.New().Interface()
-				plant(req, d, v)
-				if legal {
-					keepReserved(req)
-				}
-				err = d.conn.Invoke(context.Background(), fmt.Sprintf("/%s/%s", name, method.Name()), req.Interface(), resp)
-				calls++
-				if err != nil {
-					refused++
-					fmt.Fprintln(&answers, err)
-				} else if !echoes[method.Name()] {
-					fmt.Fprintln(&answers, resp)
-				}
-			}
+		req := in.New()
+		plant(req, texts)
+		change(req)
+		said, err := d.invoke(method, req.Interface())
+		calls++
+		if err != nil {
+			refused++
+			fmt.Fprintln(&answers, err)
+		}
+		passed[method.Name()] = passed[method.Name()] || err == nil
+		if !echoes[method.Name()] {
+			fmt.Fprintln(&answers, said)
+		}
+	}
+	for _, method := range methods(t) {
+		// Once as it is, and once with legal flags and contexts, so that the call gets further.
+		call(method, func(protoreflect.Message) {})
+		call(method, keepReserved)
+		if method.Name() != "CreateVolume" {
+			continue
+		}
+		for _, source := range []*csi.VolumeContentSource{ofVolume(v.id), ofSnapshot(texts["snapshot_id"])} {
+			call(method, func(req protoreflect.Message) {
+				keepReserved(req)
+				r := req.Interface().(*csi.CreateVolumeRequest)
+				r.Name, r.VolumeContentSource = "pvc-secret of "+source.String(), source
+			})
+		}
+	}
+	for _, name := range []protoreflect.Name{
+		"CreateSnapshot", "GetSnapshot", "ListSnapshots", "DeleteSnapshot", "CreateVolumeGroupSnapshot", "GetVolumeGroupSnapshot",
+		"DeleteVolumeGroupSnapshot", "ControllerModifyVolume", "GetMetadataAllocated", "GetMetadataDelta",
+	} {
+		if d.memory != nil && !passed[name] {
+			t.Errorf("%s was always refused: that proves little", name)
 		}
 	}
 	if calls < 60 || refused == 0 || refused == calls {
@@ -138,6 +146,70 @@ func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 	}
 	if !strings.Contains(d.log.String(), "pvc-secret") || !strings.Contains(d.log.String(), stripped) {
 		t.Error("the log has no requests: that proves nothing")
+	}
+}
+
+// methods returns those of every service, with what deletes things at the end.
+func methods(t *testing.T) (all []protoreflect.MethodDescriptor) {
+	t.Helper()
+	for _, service := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata", "csi.v1.Node"} {
+		descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		methods := descriptor.(protoreflect.ServiceDescriptor).Methods()
+		for i := range methods.Len() {
+			all = append(all, methods.Get(i))
+		}
+	}
+	deletes := func(m protoreflect.MethodDescriptor) int { return strings.Index(string(m.Name()), "Delete") }
+	slices.SortStableFunc(all, func(a, b protoreflect.MethodDescriptor) int { return cmp.Compare(deletes(a), deletes(b)) })
+	return all
+}
+
+// plantable returns texts with which calls get further, by the names of fields.
+func (d *testDriver) plantable(v *volume) map[protoreflect.Name]string {
+	d.Helper()
+	texts := map[protoreflect.Name]string{
+		"volume_id": v.id, "source_volume_id": v.id, "source_volume_ids": v.id, "node_id": "node-1", "name": "pvc-secret",
+		"staging_target_path": v.staging, "target_path": d.path("target"), "volume_path": d.path("target"),
+		"snapshot_id": "none", "base_snapshot_id": "none", "target_snapshot_id": "none", "group_snapshot_id": "none", "snapshot_ids": "none",
+	}
+	if d.memory == nil {
+		return texts
+	}
+	disk := d.create("disk", device(sharedMode))
+	g := d.group("group", disk)
+	texts["group_snapshot_id"], texts["snapshot_ids"] = g.GetGroupSnapshotId(), memberIDs(g)[0]
+	texts["snapshot_id"] = disk.snapshot("snapshot").GetSnapshotId()
+	texts["base_snapshot_id"] = disk.snapshot("base").GetSnapshotId()
+	texts["target_snapshot_id"] = texts["base_snapshot_id"]
+	return texts
+}
+
+// invoke makes a call and returns everything that it is answered.
+func (d *testDriver) invoke(method protoreflect.MethodDescriptor, req proto.Message) (said []any, err error) {
+	d.Helper()
+	path := fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name())
+	stream, err := d.conn.NewStream(context.Background(), &grpc.StreamDesc{ServerStreams: true}, path)
+	if err != nil {
+		d.Fatal(err)
+	}
+	if err := errors.Join(stream.SendMsg(req), stream.CloseSend()); err != nil {
+		d.Fatal(err)
+	}
+	out, err := protoregistry.GlobalTypes.FindMessageByName(method.Output().FullName())
+	if err != nil {
+		d.Fatal(err)
+	}
+	for {
+		resp := out.New().Interface()
+		if err := stream.RecvMsg(resp); errors.Is(err, io.EOF) {
+			return said, nil
+		} else if err != nil {
+			return said, err
+		}
+		said = append(said, resp)
 	}
 }
 
