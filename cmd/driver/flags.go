@@ -34,6 +34,7 @@ type options struct {
 	logFormat    string
 	verbosity    int
 	drain        time.Duration
+	block        int64 // bytes
 	showVersion  bool
 }
 
@@ -50,6 +51,7 @@ func (o *options) flags(set *flag.FlagSet) {
 	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's `directory`: nothing is mounted outside it")
 	set.StringVar(&o.stateDir, "state-dir", "", "`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: <kubelet-dir>/plugins/<driver-name>.state)")
 	set.StringVar(&o.httpEndpoint, "http-endpoint", "", "`host:port` for /metrics, /healthz and /readyz (default: none)")
+	set.Int64Var(&o.block, "metadata-block-size", 0, "`bytes` of each range in which SnapshotMetadata reports: a multiple of 4096; 0 reports ranges as they come, which takes fewer messages")
 	set.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	set.IntVar(&o.verbosity, "v", 0, "0 logs each call that changes something, 4 each call with its redacted request and response, -4 only trouble")
 	set.DurationVar(&o.drain, "drain-timeout", 20*time.Second, "how long running calls may go on after SIGTERM")
@@ -120,6 +122,9 @@ func (o *options) check() error {
 	}
 	if o.drain < 0 {
 		return fmt.Errorf("--drain-timeout=%s: it is negative", o.drain)
+	}
+	if err := driver.CheckMetadataBlock(o.block); err != nil {
+		return fmt.Errorf("--metadata-block-size: %w", err)
 	}
 	if err := driver.CheckName(o.driverName); err != nil {
 		return fmt.Errorf("--driver-name: %w", err)

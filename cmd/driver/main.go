@@ -99,7 +99,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	d, err := driver.New(driver.Config{
 		Name: o.driverName, Release: release(), Node: o.nodeID,
 		Backend: store, Mounter: mount, StateDir: o.stateDir,
-		Log: log, Registry: registry, ServerOptions: tracing,
+		Log: log, Registry: registry, MetadataBlock: o.block, ServerOptions: tracing,
 	})
 	if err != nil {
 		return err

@@ -65,6 +65,9 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"TCP without a port":           {[]string{"--endpoint=tcp://host", "--allow-tcp"}, "missing port"},
 		"an HTTP endpoint":             {[]string{"--http-endpoint=8080"}, "--http-endpoint"},
 		"a negative time":              {[]string{"--drain-timeout=-1s"}, "--drain-timeout"},
+		"a negative block":             {[]string{"--metadata-block-size=-4096"}, "--metadata-block-size"},
+		"no whole block":               {[]string{"--metadata-block-size=6000"}, "multiple of 4096"},
+		"a block with a unit":          {[]string{"--metadata-block-size=64Ki"}, "metadata-block-size"},
 		"a root that is the state":     {[]string{"--root=/x", "--state-dir=/x/"}, "--state-dir"},
 		"a state in the root":          {[]string{"--root=/x", "--state-dir=/x/y"}, "--state-dir"},
 		"a root in the state":          {[]string{"--root=/x/y", "--state-dir=/x"}, "--state-dir"},
@@ -80,7 +83,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{"--root=/var/lib/kubelet2"}, {"--root=/x", "--state-dir=/xy"}, {"--endpoint=tcp://127.0.0.1:0", "--allow-tcp"},
-		{"--version", "--root=relative"},
+		{"--version", "--root=relative"}, {"--metadata-block-size=65536"}, {"--metadata-block-size=0"},
 	} {
 		if _, err := parse(args, env(nil), io.Discard); err != nil {
 			t.Errorf("%v: %v", args, err)

@@ -57,6 +57,7 @@ type testDriver struct {
 	registry           *prometheus.Registry
 	mounter            mounter.Mounter
 	options            []grpc.ServerOption
+	metadataBlock      int64
 	backend            *hostpath.Backend
 	memory             *memory.Backend // in place of hostpath; see inMemory
 	local              bool            // see onOneNode
@@ -134,7 +135,7 @@ func (d *testDriver) serve() {
 	d.driver, err = New(Config{
 		Name: testName, Release: "test", Node: d.node, Backend: storage, Mounter: d.mounter, StateDir: d.path("state"),
 		Log:      newTestLogger(d.log),
-		Registry: d.registry, ServerOptions: d.options,
+		Registry: d.registry, ServerOptions: d.options, MetadataBlock: d.metadataBlock,
 	})
 	if err != nil {
 		d.Fatal(err)

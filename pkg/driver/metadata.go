@@ -131,14 +131,22 @@ func (r *ranges) end() error {
 	return r.flush()
 }
 
+// CheckMetadataBlock returns an error for a length that Config.MetadataBlock can't have.
+func CheckMetadataBlock(bytes int64) error {
+	if bytes < 0 || bytes%minMetadataBlock != 0 {
+		return fmt.Errorf("blocks of snapshots can't have %d bytes: it must be a multiple of %d", bytes, minMetadataBlock)
+	}
+	return nil
+}
+
 // registerMetadata serves the SnapshotMetadata service if the backend has what it needs.
 func registerMetadata(server *grpc.Server, cfg Config) error {
 	differ, ok := cfg.Backend.(backend.Differ)
 	if !ok {
 		return nil
 	}
-	if cfg.MetadataBlock < 0 || cfg.MetadataBlock%minMetadataBlock != 0 {
-		return fmt.Errorf("blocks of snapshots can't have %d bytes: it must be a multiple of %d", cfg.MetadataBlock, minMetadataBlock)
+	if err := CheckMetadataBlock(cfg.MetadataBlock); err != nil {
+		return err
 	}
 	csi.RegisterSnapshotMetadataServer(server, &metadata{differ: differ, block: cfg.MetadataBlock})
 	return nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -352,6 +353,46 @@ func TestWhoeverHangsUpEndsTheWork(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Error("it goes on")
+	}
+}
+
+func TestChangedBlocksOfAVolumeInMemory(t *testing.T) {
+	for block, want := range map[int64][2][]blockRange{
+		0:         {{{0, 64 << 10}, {512 << 10, 64 << 10}}, {{512 << 10, 64 << 10}}},
+		256 << 10: {{{0, 256 << 10}, {512 << 10, 256 << 10}}, {{512 << 10, 256 << 10}}},
+	} {
+		d := startDriver(t, inMemory, func(d *testDriver) { d.metadataBlock = block })
+		v := d.create("v", device(sharedMode))
+		var snapshots []string
+		for i, at := range []int64{0, 513 << 10} {
+			m, err := d.memory.Mount(context.Background(), v.id, backend.Access{Block: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			disk, err := os.OpenFile(m.Source, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := disk.WriteAt([]byte("something"), at); err != nil {
+				t.Fatal(err)
+			}
+			disk.Close()
+			snapshots = append(snapshots, v.snapshot(fmt.Sprint("s", i)).GetSnapshotId())
+		}
+		d.want(codes.OK, v.delete()) // which they don't need
+		style := variable
+		if block > 0 {
+			style = fixed
+		}
+		for i, q := range []query{{target: snapshots[1]}, {base: snapshots[0], target: snapshots[1]}} {
+			answers, err := q.ask(context.Background(), d.conn)
+			if d.want(codes.OK, err); !slices.Equal(rangesOf(t, answers, style, 1<<20, maxRanges), want[i]) {
+				t.Errorf("%+v, in blocks of %d: %v, want %v", q, block, answers, want[i])
+			}
+		}
+		ofDirectory := d.create("directory", capability(sharedMode)).snapshot("s2").GetSnapshotId()
+		_, err := query{target: ofDirectory}.ask(context.Background(), d.conn)
+		d.want(codes.InvalidArgument, err)
 	}
 }
 
