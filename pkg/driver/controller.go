@@ -62,14 +62,15 @@ func each[T, C any](ones []T, wrap func(T) C) []C {
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	o, err := c.place.createOptions(req)
+	create, err := c.creator(req.GetVolumeContentSource())
 	if err != nil {
 		return nil, err
 	}
-	if o.Mutable, err = mutable(c.backend, req.GetMutableParameters()); err != nil {
+	o, err := c.createOptions(req)
+	if err != nil {
 		return nil, err
 	}
-	v, err := c.create(ctx, req.GetVolumeContentSource(), o)
+	v, err := create(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("create volume %q: %w", req.GetName(), err)
 	}

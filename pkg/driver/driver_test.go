@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -695,6 +696,40 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 	}
 	if err := c.place.checkMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER); err != nil {
 		t.Errorf("a backend that isn't local refuses many nodes: %v", err)
+	}
+}
+
+func TestWhatABackendWithEveryInterfaceCanDo(t *testing.T) {
+	ctx := context.Background()
+	for name, tc := range map[string]struct {
+		change []func(*testDriver)
+		plugin string
+	}{
+		"everywhere":  {nil, "CONTROLLER_SERVICE GROUP_CONTROLLER_SERVICE SNAPSHOT_METADATA_SERVICE"},
+		"on one node": {[]func(*testDriver){onOneNode}, "CONTROLLER_SERVICE VOLUME_ACCESSIBILITY_CONSTRAINTS SNAPSHOT_ACCESSIBILITY_CONSTRAINTS GROUP_CONTROLLER_SERVICE SNAPSHOT_METADATA_SERVICE"},
+	} {
+		d := startDriver(t, append(tc.change, inMemory)...)
+		plugin, err := d.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+		d.want(codes.OK, err)
+		var services []string
+		for _, c := range plugin.GetCapabilities() {
+			if c.GetService() != nil {
+				services = append(services, c.GetService().GetType().String())
+			}
+		}
+		if got := strings.Join(services, " "); got != tc.plugin {
+			t.Errorf("%s: the plugin has %s, want %s", name, got, tc.plugin)
+		}
+		resp, err := d.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+		d.want(codes.OK, err)
+		missing := maps.Clone(csi.ControllerServiceCapability_RPC_Type_name)
+		delete(missing, int32(csi.ControllerServiceCapability_RPC_UNKNOWN))
+		for _, c := range resp.GetCapabilities() {
+			delete(missing, int32(c.GetRpc().GetType()))
+		}
+		if len(missing) > 0 {
+			t.Errorf("%s: the controller has not %v", name, missing)
+		}
 	}
 }
 

@@ -107,9 +107,15 @@ func inMemory(d *testDriver) {
 func onOneNode(d *testDriver) { d.local = true }
 
 // oneNode is storage that can be used on one node only, as far as its topology goes.
-type oneNode struct{ *memory.Backend }
+type oneNode struct {
+	*memory.Backend
+	local
+}
 
-func (oneNode) Node() string { return "node-1" }
+// local makes storage that of node-1.
+type local struct{}
+
+func (local) Node() string { return "node-1" }
 
 // start starts the driver, for the first time or again, and waits until it is ready.
 func (d *testDriver) start() {
@@ -169,7 +175,7 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 	d.Helper()
 	switch {
 	case d.memory != nil && d.local:
-		return oneNode{d.memory}, func() error { return nil }
+		return oneNode{Backend: d.memory}, func() error { return nil }
 	case d.memory != nil:
 		return d.memory, func() error { return nil }
 	}

@@ -67,7 +67,7 @@ func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	}
 	s, err := snapshotter.GetSnapshot(ctx, req.GetSnapshotId(), req.GetSecrets())
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("get snapshot %.128q: %w", req.GetSnapshotId(), err)
 	}
 	return &csi.GetSnapshotResponse{Snapshot: c.place.snapshot(s)}, nil
 }
@@ -122,31 +122,31 @@ func (p *place) snapshot(s backend.Snapshot) *csi.Snapshot {
 	return snapshot
 }
 
-// create makes a volume, empty or with what its content source holds.
-func (c *controller) create(ctx context.Context, source *csi.VolumeContentSource, o backend.CreateOptions) (backend.Volume, error) {
+// creator returns what makes a volume, empty or with what its content source holds.
+func (c *controller) creator(source *csi.VolumeContentSource) (func(context.Context, backend.CreateOptions) (backend.Volume, error), error) {
 	switch {
 	case source == nil:
-		return c.backend.Create(ctx, o)
+		return c.backend.Create, nil
 	case source.GetSnapshot() != nil:
 		snapshotter, ok := c.backend.(backend.Snapshotter)
 		if !ok {
-			return backend.Volume{}, fmt.Errorf("%w: this storage makes no volumes of snapshots", backend.ErrInvalid)
+			return nil, fmt.Errorf("%w: this storage makes no volumes of snapshots", backend.ErrInvalid)
 		}
-		if err := required("ID of the source snapshot", source.GetSnapshot().GetSnapshotId()); err != nil {
-			return backend.Volume{}, err
-		}
-		return snapshotter.Restore(ctx, source.GetSnapshot().GetSnapshotId(), o)
+		id := source.GetSnapshot().GetSnapshotId()
+		return func(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
+			return snapshotter.Restore(ctx, id, o)
+		}, required("ID of the source snapshot", id)
 	case source.GetVolume() != nil:
 		cloner, ok := c.backend.(backend.Cloner)
 		if !ok {
-			return backend.Volume{}, fmt.Errorf("%w: this storage makes no volumes of other volumes", backend.ErrInvalid)
+			return nil, fmt.Errorf("%w: this storage makes no volumes of other volumes", backend.ErrInvalid)
 		}
-		if err := required("ID of the source volume", source.GetVolume().GetVolumeId()); err != nil {
-			return backend.Volume{}, err
-		}
-		return cloner.Clone(ctx, source.GetVolume().GetVolumeId(), o)
+		id := source.GetVolume().GetVolumeId()
+		return func(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
+			return cloner.Clone(ctx, id, o)
+		}, required("ID of the source volume", id)
 	}
-	return backend.Volume{}, fmt.Errorf("%w: the volume content source says neither snapshot nor volume", backend.ErrInvalid)
+	return nil, fmt.Errorf("%w: the volume content source says neither snapshot nor volume", backend.ErrInvalid)
 }
 
 // contentSource returns what v was made from, as CSI has it: nil if it was made empty.

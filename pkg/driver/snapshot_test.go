@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -301,18 +302,39 @@ func device(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 }
 
 func TestASourceThatTheStorageCantCopyIsRefused(t *testing.T) {
-	conn, _, _ := serveOdd(t, &slow{}, &logBuffer{}, time.Second)
+	conn, _, _ := serveOdd(t, &struct {
+		slow
+		local
+	}{}, &logBuffer{}, time.Second)
 	for says, source := range map[string]*csi.VolumeContentSource{
 		"no volumes of snapshots":     ofSnapshot("s"),
 		"no volumes of other volumes": ofVolume("v"),
 		"neither snapshot nor volume": {},
 	} {
 		req := createRequest("new")
-		req.VolumeContentSource = source
+		req.VolumeContentSource, req.AccessibilityRequirements = source, requisite(there) // where nothing would be better
 		_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v = %v, want InvalidArgument with %q", source, err, says)
 		}
+	}
+}
+
+func TestTheSameSnapshotManyTimesMakesOneSnapshot(t *testing.T) {
+	d := startDriver(t, inMemory)
+	v := d.create("v", capability(sharedMode))
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			_, err := d.CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id})
+			if code := status.Code(err); code != codes.OK && code != codes.Aborted {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if all := d.listSnapshots(&csi.ListSnapshotsRequest{}); len(all) != 1 {
+		t.Errorf("there are %v", all)
 	}
 }
 
@@ -350,7 +372,7 @@ func TestWhatABackendSaysOfSnapshots(t *testing.T) {
 	conn, _, _ := serveOdd(t, b, &logBuffer{}, time.Second)
 	c, ctx := csi.NewControllerClient(conn), context.Background()
 	create := func(source *csi.VolumeContentSource) error {
-		req := createRequest("new")
+		req := createRequest("subject")
 		req.VolumeContentSource = source
 		_, err := c.CreateVolume(ctx, req)
 		return err
@@ -389,13 +411,16 @@ func TestWhatABackendSaysOfSnapshots(t *testing.T) {
 		context.DeadlineExceeded: codes.DeadlineExceeded,
 		errors.New("anything"):   codes.Internal,
 	} {
-		b.err = fmt.Errorf("snapshot %q: %w", "subject", cause)
+		b.err = fmt.Errorf("the disk: %w", cause)
 		for name, call := range calls {
-			want := code
-			if name == "ListSnapshots by ID" && code == codes.NotFound {
+			want, says := code, "subject"
+			switch {
+			case name == "ListSnapshots by ID" && code == codes.NotFound:
 				want = codes.OK
+			case name == "ListSnapshots":
+				says = "list snapshots"
 			}
-			if err := call(); status.Code(err) != want || (want != codes.OK && !strings.Contains(err.Error(), "subject")) {
+			if err := call(); status.Code(err) != want || (want != codes.OK && !strings.Contains(err.Error(), says)) {
 				t.Errorf("%s, when the backend says %v: %v, want %s", name, cause, err, want)
 			}
 		}

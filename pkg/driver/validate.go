@@ -73,9 +73,10 @@ func checkRange(r *csi.CapacityRange) error {
 	return nil
 }
 
-// createOptions turns a checked request into what a backend is asked for.
-func (p *place) createOptions(req *csi.CreateVolumeRequest) (backend.CreateOptions, error) {
-	o := backend.CreateOptions{
+// createOptions turns a checked request into what a backend is asked for. Where the volume has to be is checked last: that
+// error alone leads to another node.
+func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.CreateOptions, err error) {
+	o = backend.CreateOptions{
 		Name:       req.GetName(),
 		Required:   req.GetCapacityRange().GetRequiredBytes(),
 		Limit:      req.GetCapacityRange().GetLimitBytes(),
@@ -91,14 +92,17 @@ func (p *place) createOptions(req *csi.CreateVolumeRequest) (backend.CreateOptio
 	if err := checkRange(req.GetCapacityRange()); err != nil {
 		return o, err
 	}
-	uses, err := p.uses(req.GetVolumeCapabilities())
+	if o.Mutable, err = mutable(c.backend, req.GetMutableParameters()); err != nil {
+		return o, err
+	}
+	uses, err := c.place.uses(req.GetVolumeCapabilities())
 	if err != nil {
 		return o, err
 	}
 	for _, u := range uses {
 		o.Access = append(o.Access, u.Access)
 	}
-	return o, p.reachable(req.GetAccessibilityRequirements())
+	return o, c.place.reachable(req.GetAccessibilityRequirements())
 }
 
 // use is a VolumeCapability that this driver understands.
