@@ -125,18 +125,21 @@ var rowsOfEachUse = map[string]func(s *subject){
 	"the same snapshot of something else is refused":                       snapshotConflicts,
 	"a snapshot nobody waits for is made or not":                           snapshotCancelled,
 	"many callers make snapshots at once":                                  snapshotsConcurrently,
+	"a volume is deleted while a snapshot is made of it":                   snapshotRaces,
 
 	"a restored volume holds what the snapshot does, and is its own": restoring(copies),
 	"a restored volume has the size that is asked for":               restoring(copySizes),
 	"the same restored volume from something else is refused":        restoring(copyConflicts),
 	"a volume that can't be restored leaves nothing":                 restoring(copyRefused),
 	"a restored volume nobody waits for is made or not":              restoring(copyCancelled),
+	"a snapshot is deleted while a volume is made of it":             restoring(copyRaces),
 
 	"a clone holds what its volume does, and is its own": cloning(copies),
 	"a clone has the size that is asked for":             cloning(copySizes),
 	"the same clone of something else is refused":        cloning(copyConflicts),
 	"a clone that can't be leaves nothing":               cloning(copyRefused),
 	"a clone nobody waits for is made or not":            cloning(copyCancelled),
+	"a volume is deleted while it is cloned":             cloning(copyRaces),
 
 	"a group keeps what its volumes held, and each call can be repeated": groups,
 	"a group doesn't need its volumes":                                   groupStays,
@@ -145,6 +148,7 @@ var rowsOfEachUse = map[string]func(s *subject){
 	"a group's ID from a stranger is not found, and nothing to delete":   strangeGroups,
 	"a group nobody waits for is made or not":                            groupCancelled,
 	"many callers make groups at once":                                   groupsConcurrently,
+	"a group is deleted while a volume is made of a member":              groupRaces,
 
 	"what a snapshot holds is reported, from any offset on":       allocates,
 	"what changed between two snapshots makes one of the other":   changes,
@@ -167,7 +171,7 @@ type subject struct {
 func optional[T any](s *subject) T {
 	b, ok := s.Backend.(T)
 	if !ok {
-		s.Skipf("the backend is no %T", *new(T))
+		s.Skipf("the backend is no %s", reflect.TypeFor[T]())
 	}
 	return b
 }

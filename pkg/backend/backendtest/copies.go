@@ -14,7 +14,7 @@ import (
 type copier struct {
 	*subject
 	cut    func(volume string) (id string)                                              // makes what is copied: a snapshot, or the volume itself
-	forget func(id string)                                                              // deletes it
+	remove func(id string) error                                                        // deletes it
 	call   func(context.Context, string, backend.CreateOptions) (backend.Volume, error) // Restore or Clone
 	from   func(backend.Volume) (id, other string)                                      // what a volume says that it was made from, in this way and in the other
 }
@@ -30,7 +30,9 @@ func restoring(test func(c *copier)) func(s *subject) {
 				made++
 				return snapshotting(s).snap(fmt.Sprint("snap-", made), volume).ID
 			},
-			forget: func(id string) { snapshotting(s).drop(id) },
+			remove: func(id string) error {
+				return s.Backend.(backend.Snapshotter).DeleteSnapshot(context.Background(), id, nil)
+			},
 			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
 				return s.Backend.(backend.Snapshotter).Restore(ctx, id, o)
 			},
@@ -46,7 +48,7 @@ func cloning(test func(c *copier)) func(s *subject) {
 		test(&copier{
 			subject: s,
 			cut:     func(volume string) string { return volume },
-			forget:  s.delete,
+			remove:  func(id string) error { return s.Delete(context.Background(), id, nil) },
 			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
 				return s.Backend.(backend.Cloner).Clone(ctx, id, o)
 			},
@@ -100,7 +102,9 @@ func copies(c *copier) {
 		holds = "two"
 	}
 	last := c.copy(source, c.request("copy-3"))
-	c.forget(source)
+	if err := c.remove(source); err != nil {
+		c.Fatal(err)
+	}
 	again, err := c.call(context.Background(), source, c.request("copy-3"))
 	if err != nil || !reflect.DeepEqual(again, last) {
 		c.Errorf("the same copy when what it was made of is gone = %+v, %v, want %+v", again, err, last)
@@ -206,6 +210,26 @@ func copyCancelled(c *copier) {
 		c.Fatal(err)
 	}
 	c.delete(v.ID)
+	if after := c.state(); after != before {
+		c.Errorf("something is left: %s, before %s", after, before)
+	}
+}
+
+func copyRaces(c *copier) {
+	before := c.state()
+	for i := range 8 {
+		v := c.create(c.request("pvc-1"))
+		c.write(v.ID, "one")
+		source := c.cut(v.ID)
+		made, ok := race(c, func() (backend.Volume, error) {
+			return c.call(context.Background(), source, c.request(fmt.Sprint("copy-", i)))
+		}, func() error { return c.remove(source) })
+		if ok {
+			c.holds(made.ID, "one")
+			c.delete(made.ID)
+		}
+		c.delete(v.ID)
+	}
 	if after := c.state(); after != before {
 		c.Errorf("something is left: %s, before %s", after, before)
 	}

@@ -279,3 +279,26 @@ func groupsConcurrently(s *subject) {
 		g.Errorf("something is left: %s, before %s", after, before)
 	}
 }
+
+func groupRaces(s *subject) {
+	g := grouping(s)
+	one, two := g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID
+	g.write(one, "one")
+	g.write(two, "one")
+	before := g.state()
+	for i := range 8 {
+		group := g.group("group-1", one, two)
+		member := group.Snapshots[i%2].ID
+		made, ok := race(g, func() (backend.Volume, error) {
+			return g.Restore(context.Background(), member, g.request(fmt.Sprint("restored-", i)))
+		}, func() error { return g.DeleteGroup(context.Background(), group.ID, ids(group), nil) })
+		if ok {
+			g.holds(made.ID, "one")
+			g.delete(made.ID)
+		}
+		g.wantNoGroup(group.ID)
+	}
+	if after := g.state(); after != before {
+		g.Errorf("something is left: %s, before %s", after, before)
+	}
+}

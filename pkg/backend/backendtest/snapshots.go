@@ -120,15 +120,33 @@ func same(a, b backend.Snapshot) bool {
 // notNow are errors that leave a call to be made again.
 var notNow = []error{backend.ErrBusy, backend.ErrUnavailable, context.Canceled, context.DeadlineExceeded}
 
-// insist makes a call until it ends for good, as the CO does.
-func insist[T any](t testing.TB, call func() (T, error)) (T, error) {
+// insist makes a call until it ends for good, as the CO does: with none of those errors, nor with one of more.
+func insist[T any](t testing.TB, call func() (T, error), more ...error) (T, error) {
 	t.Helper()
+	again := slices.Concat(notNow, more)
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		result, err := call()
-		if !slices.ContainsFunc(notNow, func(e error) bool { return errors.Is(err, e) }) || time.Now().After(deadline) {
+		if !slices.ContainsFunc(again, func(e error) bool { return errors.Is(err, e) }) || time.Now().After(deadline) {
 			return result, err
 		}
 	}
+}
+
+// race makes a copy of something while that is deleted, and makes sure that both end well. It returns the copy, unless what
+// it should have been made of was gone.
+func race[T any](t testing.TB, call func() (T, error), remove func() error) (made T, ok bool) {
+	t.Helper()
+	var callErr, removeErr error
+	var wg sync.WaitGroup
+	wg.Go(func() { made, callErr = insist(t, call) })
+	wg.Go(func() {
+		_, removeErr = insist(t, func() (any, error) { return nil, remove() }, backend.ErrInUse)
+	})
+	wg.Wait()
+	if removeErr != nil || (callErr != nil && !errors.Is(callErr, backend.ErrNotFound)) {
+		t.Errorf("the copy: %v, want that it is made, or ErrNotFound; the removal: %v", callErr, removeErr)
+	}
+	return made, callErr == nil
 }
 
 // snapshotsOf is the list of the snapshots of a volume, beside which another one's come and go; or of all volumes.
@@ -303,6 +321,26 @@ func snapshotCancelled(s *subject) {
 	}
 	sn.want(snapshot)
 	sn.drop(snapshot.ID)
+	if after := sn.state(); after != before {
+		sn.Errorf("something is left: %s, before %s", after, before)
+	}
+}
+
+func snapshotRaces(s *subject) {
+	sn := snapshotting(s)
+	before := sn.state()
+	for i := range 8 {
+		v := sn.create(sn.request("pvc-1"))
+		sn.write(v.ID, "one")
+		snapshot, ok := race(sn, func() (backend.Snapshot, error) {
+			return sn.Snapshot(context.Background(), backend.SnapshotOptions{Name: fmt.Sprint("snap-", i), Source: v.ID})
+		}, func() error { return sn.Delete(context.Background(), v.ID, nil) })
+		if ok {
+			sn.want(snapshot)
+			sn.keeps(snapshot, "one")
+			sn.drop(snapshot.ID)
+		}
+	}
 	if after := sn.state(); after != before {
 		sn.Errorf("something is left: %s, before %s", after, before)
 	}
