@@ -221,7 +221,7 @@ func changes(s *subject) {
 	d.reopen()
 	for i, base := range images {
 		for j, target := range images {
-			if i > 0 && j > 0 && max(i, j)-min(i, j) > 1 { // neighbours, and each with the first, are enough
+			if i > 0 && j > 0 && max(i, j)-min(i, j) > 2 { // near ones, and each with the first, are enough
 				continue
 			}
 			d.equal(fmt.Sprintf("the changes from %s on", base.ID), d.delta(base, target, 0), target, 0)
