@@ -221,6 +221,13 @@ func TestWhatABackendSaysOfGroups(t *testing.T) {
 			return err
 		},
 	}
+	for _, snapshots := range [][]string{{"a", "a"}, {"a", ""}} { // which no backend gets to see
+		_, err1 := c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "subject", SnapshotIds: snapshots})
+		_, err2 := c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "subject", SnapshotIds: snapshots})
+		if status.Code(err1) != codes.InvalidArgument || status.Code(err2) != codes.InvalidArgument {
+			t.Errorf("with the snapshots %q: %v, %v", snapshots, err1, err2)
+		}
+	}
 	for cause, code := range map[error]codes.Code{
 		backend.ErrNotFound:     codes.NotFound,
 		backend.ErrExists:       codes.AlreadyExists,
