@@ -3,13 +3,15 @@ GO ?= ./hack/go
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
-.PHONY: help demo test build bench fuzz vet lint
+.PHONY: help demo test crash build bench fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
 	@$(GO) run ./test/demo
 test: ## run all tests, with the race detector where there is a C compiler
 	$(GO) test $(RACE) ./...
+crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
+	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 build: ## build the driver into bin/
 	$(GO) build -trimpath -o bin/ ./cmd/...
 bench: ## measure the driver beside the old way: docs/benchmarks.md
