@@ -36,6 +36,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/copier":    {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/extents":   {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/quota":     {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/record":    {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, append([]string{"os/exec"}, logging...)},
 	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},

@@ -1,0 +1,254 @@
+package quota
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// noNamespace is why tests that mount can't run.
+var noNamespace error
+
+func TestMain(m *testing.M) {
+	noNamespace = namespace.Enter()
+	os.Exit(m.Run())
+}
+
+// filesystem is one that holds directories to sizes. xfs and ext4 do it in few kernels' builds: make test-vm has one.
+type filesystem struct {
+	name    string
+	kind    string
+	size    int64    // of an image, in bytes
+	mkfs    []string // arguments
+	options string   // for mount
+	quotas  uint64   // what enables them on btrfs, once it is mounted
+	want    Mechanism
+}
+
+// What BTRFS_IOC_QUOTA_CTL does: linux/btrfs.h.
+const (
+	enableGroups  = 1
+	disableQuotas = 2
+	enableSimple  = 4
+)
+
+var (
+	xfs    = filesystem{"xfs", "xfs", 300 << 20, nil, "prjquota", 0, Mechanism{Kind: Project}}
+	ext4   = filesystem{"ext4", "ext4", 256 << 20, []string{"-O", "quota,project"}, "prjquota", 0, Mechanism{Kind: Project}}
+	btrfs  = filesystem{"btrfs", "btrfs", 512 << 20, nil, "noatime,commit=1", enableGroups, Mechanism{Kind: Subvolume}}
+	simple = filesystem{"btrfs with simple quotas", "btrfs", 512 << 20, nil, "noatime,commit=1", enableSimple, Mechanism{Kind: Subvolume, Simple: true}}
+)
+
+// onEach runs a test on each of the filesystems, in an open directory of it.
+func onEach(t *testing.T, all []filesystem, test func(t *testing.T, f filesystem, root *os.File)) {
+	for _, f := range all {
+		t.Run(f.name, func(t *testing.T) { test(t, f, f.mount(t)) })
+	}
+}
+
+// The names of tests say on what they run: see the list in test/vm.
+var (
+	projectFilesystems = []filesystem{xfs, ext4}
+	groupFilesystems   = []filesystem{btrfs}
+	simpleFilesystems  = []filesystem{simple}
+)
+
+// mount makes a filesystem, mounts it, and has its quotas enabled. It skips the test where that can't be.
+func (f filesystem) mount(t testing.TB) *os.File {
+	t.Helper()
+	image := f.image(t)
+	dir := f.attach(t, image)
+	root := open(t, dir)
+	if f.quotas != 0 {
+		err := control(root, f.quotas)
+		if f.quotas == enableSimple && errors.Is(err, unix.EINVAL) {
+			t.Skip("simple quotas need Linux 6.7")
+		}
+		must(t, err)
+	}
+	return root
+}
+
+// image makes a filesystem in a file.
+func (f filesystem) image(t testing.TB) string {
+	t.Helper()
+	if noNamespace != nil {
+		namespace.Skip(t, noNamespace)
+	}
+	users, err := os.ReadFile("/proc/self/uid_map")
+	must(t, err)
+	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
+		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		namespace.Skip(t, err)
+	}
+	if _, err := exec.LookPath("mkfs." + f.kind); err != nil {
+		t.Skip(err)
+	}
+	image := filepath.Join(t.TempDir(), "disk")
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, f.size))
+	run(t, "mkfs."+f.kind, append(append([]string{"-q"}, f.mkfs...), image)...)
+	return image
+}
+
+// attach mounts an image until the test is over.
+func (f filesystem) attach(t testing.TB, image string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	out, err := exec.Command("mount", "-t", f.kind, "-o", "loop,"+f.options, image, dir).CombinedOutput()
+	if err != nil && f.want.Kind == Project {
+		t.Skipf("this kernel mounts no %s with %s (make test-vm has one that does): %s", f.kind, f.options, out)
+	}
+	if err != nil {
+		t.Fatalf("mount %s: %v: %s", f.kind, err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			t.Errorf("unmount: %v: something is left open", err)
+			unix.Unmount(dir, unix.MNT_DETACH)
+		}
+		for deadline := time.Now().Add(10 * time.Second); len(loops(image)) > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("left: %v", loops(image))
+			}
+		}
+	})
+	return dir
+}
+
+// control enables and disables quotas of btrfs.
+func control(root *os.File, command uint64) error {
+	quotaControl := request{0xC0109428, "BTRFS_IOC_QUOTA_CTL"}
+	args := [2]uint64{command}
+	return quotaControl.call(root, unsafe.Pointer(&args))
+}
+
+// loops returns the loop devices that hold an image.
+func loops(image string) []string {
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	return slices.DeleteFunc(files, func(file string) bool {
+		name, _ := os.ReadFile(file) // fails if the device has just let go
+		return !strings.HasPrefix(string(name), image)
+	})
+}
+
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+}
+
+// must ends the test if err isn't nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// open opens a file or directory until the test is over.
+func open(t testing.TB, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// found returns what Find does, which must be what there is.
+func (f filesystem) found(t testing.TB, root *os.File) Mechanism {
+	t.Helper()
+	m, err := Find(context.Background(), root)
+	if err != nil || m != f.want {
+		t.Fatalf("Find = %+v, %v, want %+v", m, err, f.want)
+	}
+	return m
+}
+
+// volume makes a directory that is held to size bytes, and opens it.
+func (f filesystem) volume(t testing.TB, root *os.File, name string, size int64) (*os.File, Mark) {
+	t.Helper()
+	path := filepath.Join(root.Name(), name)
+	mark, err := Make(f.found(t, root), root, name, Options{Mode: 0o757, Size: size, Volume: path})
+	must(t, err)
+	return open(t, path), mark
+}
+
+// look returns what Look does, which must find something.
+func look(t testing.TB, dir *os.File, mark Mark) Usage {
+	t.Helper()
+	must(t, with(dir, unix.Syncfs)) // btrfs knows only what is committed
+	u, err := Look(dir, mark)
+	must(t, err)
+	return u
+}
+
+// fill writes to a new file until it can't, or has written most bytes, and returns how many that were. It does so as
+// a pod does that isn't privileged: on ext4 no limit holds for who has CAP_SYS_RESOURCE.
+func fill(t testing.TB, path string, most int64) (written int64) {
+	t.Helper()
+	must(t, asPod(func() error {
+		f, err := os.Create(path)
+		if errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.ENOSPC) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for _, size := range []int64{1 << 20, 64 << 10, 4 << 10, 512, 1} { // to the last byte
+			buf := make([]byte, size)
+			for i := range buf {
+				buf[i] = byte(i*7 + i>>8)
+			}
+			for written+size <= most {
+				n, err := f.WriteAt(buf, written)
+				written += int64(n)
+				if errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.ENOSPC) {
+					break
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}))
+	return written
+}
+
+// asPod calls do without CAP_SYS_RESOURCE.
+func asPod(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks it: the thread ends with the goroutine
+		done <- func() error {
+			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			var data [2]unix.CapUserData
+			if err := unix.Capget(&header, &data[0]); err != nil {
+				return err
+			}
+			data[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+			if err := unix.Capset(&header, &data[0]); err != nil {
+				return err
+			}
+			return do()
+		}()
+	}()
+	return <-done
+}

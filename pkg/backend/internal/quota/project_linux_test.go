@@ -1,0 +1,42 @@
+package quota
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestProjectsOfOthersAreLeftAlone(t *testing.T) {
+	onEach(t, projectFilesystems, func(t *testing.T, f filesystem, root *os.File) {
+		const people, limit = 7, 3 * mib
+		must(t, os.Mkdir(filepath.Join(root.Name(), "theirs"), 0o755))
+		theirs := open(t, filepath.Join(root.Name(), "theirs"))
+		must(t, enterProject(theirs, people))
+		for _, id := range []uint32{people, candidate("volume", 0)} { // one with a file, one with a limit only
+			must(t, limitProject(root, id, limit))
+		}
+		must(t, os.Mkdir(filepath.Join(root.Name(), "used"), 0o755)) // one with files only
+		must(t, enterProject(open(t, filepath.Join(root.Name(), "used")), candidate("volume", 1)))
+
+		taken := func(id uint32) bool { return id == candidate("volume", 2) }
+		mark, err := Make(f.want, root, "volume", Options{Mode: 0o700, Size: mib, Volume: "volume", Taken: taken})
+		if want := candidate("volume", 3); err != nil || mark.Project != want {
+			t.Errorf("project %d, %v, want %d", mark.Project, err, want)
+		}
+		for _, name := range []string{"theirs", "volume"} {
+			must(t, Discard(root, name, nil))
+		}
+		for id, want := range map[uint32]int64{people: limit, candidate("volume", 0): limit, mark.Project: 0} {
+			if q, err := getProject(root, id); err != nil || int64(q.hardLimit)*unit != want {
+				t.Errorf("the limit of project %d is %d units, %v", id, q.hardLimit, err)
+			}
+		}
+		// Within a project of somebody's, each volume has its own all the same.
+		mark, err = Make(f.want, theirs, "inside", Options{Mode: 0o700, Size: mib, Volume: "inside"})
+		must(t, err)
+		inside := open(t, filepath.Join(theirs.Name(), "inside"))
+		if n := fill(t, filepath.Join(inside.Name(), "file"), 100*mib); n > mib || !look(t, inside, mark).Holds(mib) {
+			t.Errorf("%d bytes could be written, with %+v", n, look(t, inside, mark))
+		}
+	})
+}
