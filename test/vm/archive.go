@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"path"
+	"strings"
+)
+
+// archive writes what Linux unpacks as its first filesystem: cpio in the format newc, of
+// Documentation/driver-api/early-userspace/buffer-format.rst. It is too little for a library, of which the one that is
+// kept (u-root's) comes with all of u-root.
+type archive struct {
+	out   io.Writer
+	dirs  map[string]bool
+	inode int
+	err   error
+}
+
+const (
+	typeDir  = 0o040000
+	typeFile = 0o100000
+)
+
+// file adds a file that all may run, and the directories above it.
+func (a *archive) file(name string, content []byte) {
+	name = strings.TrimPrefix(path.Clean(name), "/")
+	a.dir(path.Dir(name))
+	a.entry(name, typeFile|0o755, content)
+}
+
+// dir adds a directory, and those above it, unless they are there.
+func (a *archive) dir(name string) {
+	if name = strings.TrimPrefix(path.Clean(name), "/"); name == "." || name == "" || a.dirs[name] {
+		return
+	}
+	a.dir(path.Dir(name))
+	if a.dirs == nil {
+		a.dirs = map[string]bool{}
+	}
+	a.dirs[name] = true
+	a.entry(name, typeDir|0o755, nil)
+}
+
+// end ends the archive, and returns the first error.
+func (a *archive) end() error {
+	a.entry("TRAILER!!!", 0, nil)
+	return a.err
+}
+
+func (a *archive) entry(name string, mode int, content []byte) {
+	a.inode++
+	header := fmt.Sprintf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X",
+		a.inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0)
+	a.write([]byte(header + name + "\x00"))
+	a.write(content)
+}
+
+// write writes a part, up to a multiple of 4 bytes.
+func (a *archive) write(part []byte) {
+	for _, p := range [][]byte{part, make([]byte, -len(part)&3)} {
+		if a.err == nil {
+			_, a.err = a.out.Write(p)
+		}
+	}
+}

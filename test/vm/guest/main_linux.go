@@ -1,0 +1,102 @@
+// Command guest is the init of the guest of test/vm: it loads modules of the kernel, runs tests, and turns the machine
+// off. What it writes to the second serial port is what the other side goes by.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "this is the init of the guest of test/vm, and turns the machine off")
+		os.Exit(1)
+	}
+	if err := run(); err != nil {
+		fmt.Println("vm:", err)
+	}
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+		panic(err)
+	}
+}
+
+func run() error {
+	if err := mount(); err != nil {
+		return err
+	}
+	results, err := os.OpenFile("/dev/ttyS1", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer results.Close()
+	if err := loadModules(); err != nil {
+		return err
+	}
+	list, err := lines("/tests/list")
+	if err != nil {
+		return err
+	}
+	for _, line := range list {
+		f := strings.Split(line, "\t")
+		fmt.Fprintf(results, "vm: begin %s\n", f[1])
+		fmt.Printf("\n== %s -run %s\n", f[1], f[2])
+		exit := test(io.MultiWriter(os.Stdout, results), f[0], f[2])
+		fmt.Fprintf(results, "\nvm: end %s %s\n", f[1], exit)
+	}
+	_, err = fmt.Fprintln(results, "vm: done")
+	return err
+}
+
+func mount() error {
+	for _, m := range []struct{ kind, at, options string }{
+		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"devtmpfs", "/dev", ""}, {"tmpfs", "/tmp", "size=75%"}, {"tmpfs", "/dev/shm", ""},
+	} {
+		if err := os.MkdirAll(m.at, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.kind, m.at, m.kind, 0, m.options); err != nil {
+			return fmt.Errorf("mount %s: %w", m.at, err)
+		}
+	}
+	return nil
+}
+
+func loadModules() error {
+	list, err := lines("/modules/list")
+	if err != nil {
+		return err
+	}
+	for _, name := range list {
+		module, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if err := unix.InitModule(module, ""); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("load %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// test runs tests and returns "0", or how they ended.
+func test(out io.Writer, program, pattern string) string {
+	cmd := exec.Command(program, "-test.v", "-test.count=1", "-test.timeout=8m", "-test.run="+pattern)
+	cmd.Dir = "/tmp"
+	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "CAUSEWAY_MUST_MOUNT=1"}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Run(); err != nil {
+		return err.Error()
+	}
+	return "0"
+}
+
+func lines(file string) ([]string, error) {
+	content, err := os.ReadFile(file)
+	return strings.Split(strings.TrimSpace(string(content)), "\n"), err
+}

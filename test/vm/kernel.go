@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// metapackage depends on the newest kernel of this release of Debian. This flavour has drivers for virtual machines
+// only, and xfs, ext4 and btrfs with quotas among its filesystems.
+const metapackage = "linux-image-cloud-amd64"
+
+// kernel is one that was unpacked.
+type kernel struct {
+	image   string            // path
+	modules map[string]string // paths by name
+	builtin map[string]bool   // modules that are part of the image
+}
+
+// findKernel returns the kernel in the cache, or puts it there.
+func findKernel(ctx context.Context) (kernel, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return kernel{}, err
+	}
+	cache = filepath.Join(cache, "causeway", "vm")
+	dir := filepath.Join(cache, "kernel")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := fetchKernel(ctx, cache, dir); err != nil {
+			return kernel{}, fmt.Errorf("get a kernel: %w", err)
+		}
+	}
+	k, err := readKernel(dir)
+	if err != nil {
+		return k, fmt.Errorf("%w: remove %s, and it is fetched again", err, dir)
+	}
+	return k, nil
+}
+
+var dependency = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-\S+)$`)
+
+// fetchKernel makes dir with what is in the kernel's package, all at once. Apt checks that it is Debian's.
+func fetchKernel(ctx context.Context, cache, dir string) error {
+	for _, tool := range []string{"apt-get", "apt-cache", "dpkg-deb"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("this needs Debian: %w", err)
+		}
+	}
+	pkg, err := newestKernel(ctx)
+	if err != nil && os.Geteuid() == 0 { // a fresh container has no lists
+		if err := command(ctx, "apt-get", "update", "-qq"); err != nil {
+			return err
+		}
+		pkg, err = newestKernel(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("vm: fetching", pkg, "(27 MB) into", cache)
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp(cache, "fetch-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	download := exec.CommandContext(ctx, "apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", pkg)
+	download.Dir = tmp
+	if out, err := download.CombinedOutput(); err != nil {
+		return errors.Join(ctx.Err(), fmt.Errorf("apt-get download %s: %w: %s", pkg, err, out))
+	}
+	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
+	if err != nil || len(debs) != 1 {
+		return fmt.Errorf("apt-get download %s left %v, %w", pkg, debs, err)
+	}
+	if err := command(ctx, "dpkg-deb", "-x", debs[0], filepath.Join(tmp, "kernel")); err != nil {
+		return err
+	}
+	if err := os.Rename(filepath.Join(tmp, "kernel"), dir); err != nil && !errors.Is(err, fs.ErrExist) { // another may have been first
+		return err
+	}
+	return nil
+}
+
+func newestKernel(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "apt-cache", "depends", metapackage).Output()
+	if err != nil {
+		return "", errors.Join(ctx.Err(), fmt.Errorf("apt-cache depends %s: %w", metapackage, err))
+	}
+	found := dependency.FindSubmatch(out)
+	if found == nil {
+		return "", fmt.Errorf("apt knows no package %s: it is Debian's, and needs apt-get update", metapackage)
+	}
+	return string(found[1]), nil
+}
+
+// readKernel finds what is in an unpacked kernel.
+func readKernel(dir string) (kernel, error) {
+	k := kernel{modules: map[string]string{}, builtin: map[string]bool{}}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		switch name, rest, _ := strings.Cut(d.Name(), "."); {
+		case strings.HasPrefix(d.Name(), "vmlinuz-"):
+			k.image = path
+		case rest == "ko" || rest == "ko.xz":
+			k.modules[moduleName(name)] = path
+		case d.Name() == "modules.builtin":
+			return k.readBuiltin(path)
+		}
+		return nil
+	})
+	if err == nil && (k.image == "" || len(k.modules) == 0) {
+		err = fmt.Errorf("there is no kernel in %s", dir)
+	}
+	return k, err
+}
+
+func (k *kernel) readBuiltin(path string) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	for s := bufio.NewScanner(bytes.NewReader(content)); s.Scan(); {
+		name, _, _ := strings.Cut(filepath.Base(s.Text()), ".")
+		k.builtin[moduleName(name)] = true
+	}
+	return nil
+}
+
+// moduleName returns the name that a module has in lists: in some - is _.
+func moduleName(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
+// loadable is a module with its content.
+type loadable struct {
+	name    string
+	content []byte
+}
+
+// order returns modules and all that they depend on, each after those.
+func (k kernel) order(ctx context.Context, names []string) (all []loadable, err error) {
+	for _, name := range names {
+		if all, err = k.add(ctx, all, moduleName(name)); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func (k kernel) add(ctx context.Context, all []loadable, name string) ([]loadable, error) {
+	if k.builtin[name] || slices.ContainsFunc(all, func(l loadable) bool { return l.name == name }) {
+		return all, nil
+	}
+	path, ok := k.modules[name]
+	if !ok {
+		return nil, fmt.Errorf("the kernel has no module %s", name)
+	}
+	content, err := readModule(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	needed, err := modinfo(content, "depends")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	for _, n := range strings.FieldsFunc(strings.Join(needed, ","), func(r rune) bool { return r == ',' }) {
+		if all, err = k.add(ctx, all, moduleName(n)); err != nil {
+			return nil, err
+		}
+	}
+	return append(all, loadable{name, content}), nil
+}
+
+// readModule reads a module, which newer releases of Debian compress.
+func readModule(ctx context.Context, path string) ([]byte, error) {
+	if !strings.HasSuffix(path, ".xz") {
+		return os.ReadFile(path)
+	}
+	content, err := exec.CommandContext(ctx, "xz", "-dc", path).Output()
+	if err != nil {
+		return nil, errors.Join(ctx.Err(), fmt.Errorf("xz -dc %s: %w", path, err))
+	}
+	return content, nil
+}

@@ -1,0 +1,89 @@
+// Command vm runs tests in a guest with a kernel of Debian's: those of what the machine's own kernel may not have, such
+// as project quotas, or of what the machine's root may not do. It needs no KVM and no root, but for what it has to
+// install.
+//
+// The guest has a kernel, an init that is in the directory guest, the tests as static programs, and the few programs
+// that tests run, which are those of this machine. It has no disk and no network.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// suite is tests of one package. None of them may be skipped in the guest.
+type suite struct {
+	Package string // below the module
+	Run     string // as go test -run
+}
+
+// suites are what runs in the guest. It is as slow as ten years ago: write little.
+var suites = []suite{
+	{"pkg/backend/internal/quota", "Project|^TestGroups|Struct|Numbers"},
+	{"pkg/mounter", "^TestImagesGrow$/^ext4$"}, // with CAP_SYS_RESOURCE, which not every root has
+}
+
+// modules are those of the kernel that tests need, beside what these depend on.
+var modules = []string{"loop", "xfs", "quota_v2", "btrfs"}
+
+// programs are what tests run.
+var programs = []program{
+	{"btrfs", "btrfs-progs"}, {"cp", "coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
+	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"resize2fs", "e2fsprogs"}, {"umount", "mount"},
+}
+
+// settings are files that programs read, if they are there.
+var settings = []string{"/etc/mke2fs.conf"}
+
+func main() {
+	only := flag.String("only", "", "run only suites whose package has this `pattern` in it")
+	limit := flag.Duration("timeout", 10*time.Minute, "how long the guest may take")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
+	defer stop()
+	if err := run(ctx, *only, *limit); err != nil {
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string, limit time.Duration) error {
+	pattern, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
+	chosen := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return !pattern.MatchString(s.Package) })
+	if len(chosen) == 0 {
+		return fmt.Errorf("no suite's package has %q in it", only)
+	}
+	dir, err := os.MkdirTemp("", "causeway-vm-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	start := time.Now()
+	m := machine{dir: dir}
+	if err := m.prepare(ctx, chosen); err != nil {
+		return err
+	}
+	prepared := time.Now()
+	results, err := m.boot(ctx, limit)
+	if err != nil {
+		return err
+	}
+	if err := judge(chosen, results); err != nil {
+		return err
+	}
+	fmt.Printf("vm: all passed; %s to prepare, %s in the guest\n",
+		prepared.Sub(start).Round(100*time.Millisecond), time.Since(prepared).Round(100*time.Millisecond))
+	return nil
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// memory of the guest, in MiB. It is taken from the machine as the guest writes to it.
+const memory = "2048"
+
+func supported() error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("the guest is an amd64, and runs this machine's programs, which are for %s", runtime.GOARCH)
+	}
+	// go run, and what else started us, may be killed without a word to us.
+	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
+}
+
+// boot runs the guest and shows what it says. It returns what the guest wrote for us. The guest is gone on return, or
+// when this process is, however it ends.
+func (m *machine) boot(ctx context.Context, limit time.Duration) (results string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest took longer than %s", limit))
+	defer cancel()
+	file := filepath.Join(m.dir, "results")
+	cmd := exec.CommandContext(ctx, emulator,
+		"-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", "2", "-m", memory,
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", m.kernel.image, "-initrd", m.initrd, "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
+		"-serial", "stdio", "-serial", "file:"+file)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	// It ends with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL} // a terminal's signals are ours to pass on
+	failed := cmd.Run()
+	if ctx.Err() != nil {
+		failed = context.Cause(ctx)
+	}
+	written, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	if failed != nil {
+		lines := strings.Split(strings.TrimSpace(string(written)), "\n")
+		failed = fmt.Errorf("%s: %w; the last that the tests said: %q", emulator, failed, lines[len(lines)-1])
+	}
+	return string(written), errors.Join(failed, err)
+}
