@@ -3,7 +3,7 @@ GO ?= ./hack/go
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
-.PHONY: help demo test crash build bench fuzz vet lint
+.PHONY: help demo test crash test-vm build bench fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -12,6 +12,8 @@ test: ## run all tests, with the race detector where there is a C compiler
 	$(GO) test $(RACE) ./...
 crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
+test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
+	@$(GO) run ./test/vm
 build: ## build the driver into bin/
 	$(GO) build -trimpath -o bin/ ./cmd/...
 bench: ## measure the driver beside the old way: docs/benchmarks.md
