@@ -78,8 +78,8 @@ func TestCreateVolumeRequests(t *testing.T) {
 			r.MutableParameters = map[string]string{"colour": "blue"}
 		}, codes.InvalidArgument, "colour"},
 		"a snapshot to restore": {func(r *csi.CreateVolumeRequest) {
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "s"}}}
-		}, codes.InvalidArgument, "snapshot"},
+			r.VolumeContentSource = ofSnapshot("none")
+		}, codes.NotFound, "snapshot"},
 		"another node": {func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{there}}
 		}, codes.ResourceExhausted, "node-1"},

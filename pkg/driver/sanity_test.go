@@ -23,21 +23,11 @@ import (
 // These are the reasons for which csi-sanity may skip specs. Each one must be met, so that a list shrinks when what it is
 // about grows. The volumes in memory skip nothing where they are on one node.
 var (
-	// notHostpath has nothing to attach, and no snapshots yet.
+	// notHostpath has nothing to attach.
 	notHostpath = []string{
 		"ControllerPublishVolume not supported",
 		"ControllerUnpublishVolume not supported",
 		"Controller Publish, UnpublishVolume not supported",
-		"Snapshot not supported",
-		"Volume Cloning not supported",
-		"ListSnapshots not supported",
-		"GetSnapshot not supported",
-		"DeleteSnapshot not supported",
-		"CreateSnapshot not supported",
-		"GroupControllerService not supported",
-		"Modify volume not supported",
-		"Modify Volume not supported",
-		"ControllerModifyVolume not supported",
 	}
 
 	// notEverywhere: what can be used everywhere has no topology.
@@ -101,6 +91,7 @@ func TestSanity(t *testing.T) {
 			config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sizeAnswers))
 			config.TestVolumeParameters = parameters
 			config.TestVolumeAccessType = access
+			config.TestVolumeMutableParameters = map[string]string{"label": "mine"}
 			if d.memory != nil {
 				config.TestVolumeMutableParameters = map[string]string{"tier": "fast"}
 			}
@@ -167,14 +158,15 @@ func (r *sanityRun) check(t *testing.T, name string) {
 		}
 	}
 	d := r.driver
-	dir := filepath.Join(d.root, "volumes")
+	dirs := []string{filepath.Join(d.root, "volumes"), filepath.Join(d.root, "snapshots"), filepath.Join(d.root, "groups")}
 	if d.memory != nil {
-		dir = filepath.Join(d.dir, "volumes")
+		dirs = []string{filepath.Join(d.dir, "volumes")}
 	}
-	volumes, err := os.ReadDir(dir)
-	users, err2 := d.mounter.Users(filepath.Dir(dir))
-	if err != nil || err2 != nil || len(volumes)+len(users) > 0 {
-		t.Errorf("%s: left: volumes %v, mounts %v, %v, %v", name, volumes, users, err, err2)
+	for _, dir := range dirs {
+		left, err := os.ReadDir(dir)
+		if users, err2 := d.mounter.Users(dir); err != nil || err2 != nil || len(left)+len(users) > 0 {
+			t.Errorf("%s: left in %s: %v, mounts %v, %v, %v", name, dir, left, users, err, err2)
+		}
 	}
 	t.Logf("%s: %d specs passed, %d don't apply", name, r.passed, sum(r.skipped))
 }
