@@ -180,6 +180,41 @@ func TestStrangeIDs(t *testing.T) {
 				_, err := d.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id})
 				return codes.NotFound, err
 			},
+			"ControllerModifyVolume": func(id string) (codes.Code, error) {
+				_, err := d.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{"label": "x"}})
+				return codes.NotFound, err
+			},
+			"CreateSnapshot": func(id string) (codes.Code, error) {
+				_, err := d.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "strange", SourceVolumeId: id})
+				return codes.NotFound, err
+			},
+			"GetSnapshot": func(id string) (codes.Code, error) {
+				_, err := d.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: id})
+				return codes.NotFound, err
+			},
+			"DeleteSnapshot": func(id string) (codes.Code, error) {
+				return codes.OK, d.deleteSnapshot(id)
+			},
+			"CreateVolume of a snapshot": func(id string) (codes.Code, error) {
+				_, err := d.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "strange", VolumeCapabilities: []*csi.VolumeCapability{use}, VolumeContentSource: ofSnapshot(id)})
+				return codes.NotFound, err
+			},
+			"CreateVolume of a volume": func(id string) (codes.Code, error) {
+				_, err := d.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "strange", VolumeCapabilities: []*csi.VolumeCapability{use}, VolumeContentSource: ofVolume(id)})
+				return codes.NotFound, err
+			},
+			"GetVolumeGroupSnapshot": func(id string) (codes.Code, error) {
+				_, err := d.groups().GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id})
+				return codes.NotFound, err
+			},
+			"DeleteVolumeGroupSnapshot": func(id string) (codes.Code, error) {
+				_, err := d.groups().DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id})
+				return codes.OK, err
+			},
+			"GetMetadataAllocated": func(id string) (codes.Code, error) {
+				_, err := query{target: id}.ask(ctx, d.conn)
+				return codes.NotFound, err
+			},
 			// A CO must be able to clean up after a volume that is gone: nothing there is nothing to do.
 			"NodeUnpublishVolume": func(id string) (codes.Code, error) {
 				_, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: d.path("strange")})

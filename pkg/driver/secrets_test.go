@@ -173,7 +173,7 @@ func (d *testDriver) plantable(v *volume) map[protoreflect.Name]string {
 	texts := map[protoreflect.Name]string{
 		"volume_id": v.id, "source_volume_id": v.id, "source_volume_ids": v.id, "node_id": "node-1", "name": "pvc-secret",
 		"staging_target_path": v.staging, "target_path": d.path("target"), "volume_path": d.path("target"),
-		"snapshot_id": "none", "base_snapshot_id": "none", "target_snapshot_id": "none", "group_snapshot_id": "none", "snapshot_ids": "none",
+		"snapshot_id": v.snapshot("snapshot").GetSnapshotId(), "base_snapshot_id": "none", "target_snapshot_id": "none", "group_snapshot_id": "none", "snapshot_ids": "none",
 	}
 	if d.memory == nil {
 		return texts
@@ -181,7 +181,7 @@ func (d *testDriver) plantable(v *volume) map[protoreflect.Name]string {
 	disk := d.create("disk", device(sharedMode))
 	g := d.group("group", disk)
 	texts["group_snapshot_id"], texts["snapshot_ids"] = g.GetGroupSnapshotId(), memberIDs(g)[0]
-	texts["snapshot_id"] = disk.snapshot("snapshot").GetSnapshotId()
+	texts["snapshot_id"] = disk.snapshot("of the disk").GetSnapshotId()
 	texts["base_snapshot_id"] = disk.snapshot("base").GetSnapshotId()
 	texts["target_snapshot_id"] = texts["base_snapshot_id"]
 	return texts
