@@ -214,6 +214,13 @@ type Doctor interface {
 	StorageHealth(ctx context.Context) ([]Condition, error)
 }
 
+// Measurer is a Backend that can tell how full a volume is where its mount can't.
+type Measurer interface {
+	// Usage returns how full the volume is. If known is false, what its mount shows counts. Errors: ErrNotFound.
+	// CSI spec v1.13, NodeGetVolumeStats.
+	Usage(ctx context.Context, id string) (usage mounter.Usage, known bool, err error)
+}
+
 // Severity is how bad a Condition is.
 type Severity int
 

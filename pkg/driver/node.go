@@ -313,7 +313,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if _, err := n.whatIsAt(ctx, id, path); err != nil {
 		return nil, err
 	}
-	u, err := n.mounter.Usage(ctx, path)
+	u, err := n.usage(ctx, id, path)
 	if err != nil {
 		return nil, fmt.Errorf("get the usage of volume %.128q: %w", id, err)
 	}
@@ -326,6 +326,16 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 		})
 	}
 	return resp, nil
+}
+
+// usage asks the backend first: a mount may show more than the volume.
+func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error) {
+	if m, ok := n.backend.(backend.Measurer); ok {
+		if u, known, err := m.Usage(ctx, id); known || err != nil {
+			return u, err
+		}
+	}
+	return n.mounter.Usage(ctx, path)
 }
 
 // NodeGetVolumeHealth adds to what the backend knows whether a volume that was staged is mounted still.

@@ -33,6 +33,10 @@ func (m *machine) prepare(ctx context.Context, suites []suite) error {
 	if err := supported(); err != nil {
 		return err
 	}
+	// Where the programs are that make filesystems, and only root's shell looks.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		return err
+	}
 	if err := install(ctx, append([]program{{emulator, "qemu-system-x86"}}, programs...)); err != nil {
 		return err
 	}
@@ -91,7 +95,7 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 	var list strings.Builder
 	build := func(name string, args ...string) error {
 		path := filepath.Join(m.dir, "program")
-		cmd := exec.CommandContext(ctx, "go", append(args[:len(args)-1:len(args)-1], "-ldflags=-s -w", "-o", path, module+args[len(args)-1])...)
+		cmd := exec.CommandContext(ctx, "go", append(args[:len(args)-1:len(args)-1], "-buildvcs=false", "-ldflags=-s -w", "-o", path, module+args[len(args)-1])...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return errors.Join(ctx.Err(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, out))

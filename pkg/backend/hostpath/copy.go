@@ -69,18 +69,14 @@ func (c copying) run(ctx context.Context, what content, half *os.Root) (copied, 
 	return c.tree(ctx, half)
 }
 
-// tree copies a directory: file by file, and so at no one point in time.
+// tree copies a directory, for a snapshot: a subvolume at one moment, others file by file.
 func (c copying) tree(ctx context.Context, half *os.Root) (got copied, err error) {
-	leave, err := c.works.queue(ctx)
-	if err != nil {
-		return got, err
+	if c.store.subvolumes {
+		got.held, err = c.store.subvolumeOf(c.from, half, true)
+		if err == nil || !errors.Is(err, errors.ErrUnsupported) {
+			return got, err
+		}
 	}
-	defer leave()
-	src, err := c.store.root.Open(path.Join(c.from, dataDir))
-	if err != nil {
-		return got, missing(err)
-	}
-	defer src.Close()
 	if err := half.Mkdir(dataDir, 0o700); err != nil {
 		return got, err
 	}
@@ -89,11 +85,7 @@ func (c copying) tree(ctx context.Context, half *os.Root) (got copied, err error
 		return got, err
 	}
 	defer dst.Close()
-	held := &c.me.held
-	got.how, err = copier.Tree(ctx, src, dst, copier.Options{Done: &c.me.copied, Held: held})
-	got.held = held.Load()
-	crashpoint.Reached("copy:tree")
-	return got, err
+	return c.treeTo(ctx, dst)
 }
 
 // image copies an image in a moment where the disk can.

@@ -11,7 +11,7 @@ import (
 
 // Expand raises the promise to a volume, and makes an image longer: first the file, then the record, so that no record
 // ever says more than there is. Whatever is interrupted, the same call finishes it. The node grows what is in an image.
-func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
+func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	s, err := b.ready()
 	if err != nil {
 		return 0, false, err
@@ -29,7 +29,7 @@ func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) 
 	if err := b.reserve(s, larger.Size-v.Size); err != nil {
 		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err) // not ErrExhausted, too: that has another code
 	}
-	if err := s.grow(&larger); err != nil {
+	if err := b.grow(ctx, s, &larger); err != nil {
 		b.index.release(larger.Size - v.Size)
 		if isFull(err) || isTooLarge(err) {
 			err = fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
@@ -56,11 +56,13 @@ func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 }
 
 // grow makes the volume on disk what v says, durably.
-func (s *store) grow(v *volume) error {
+func (b *Backend) grow(ctx context.Context, s *store, v *volume) error {
+	raise := func() error { return b.enforceAnew(ctx, s, v) }
 	if v.Kind == image {
-		if err := s.growImage(v); err != nil {
-			return err
-		}
+		raise = func() error { return s.growImage(v) }
+	}
+	if err := raise(); err != nil {
+		return err
 	}
 	crashpoint.Reached("expand:grown")
 	return s.rewrite(v)

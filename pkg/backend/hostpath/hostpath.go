@@ -96,6 +96,7 @@ var (
 	_ backend.Prober           = (*Backend)(nil)
 	_ backend.Doctor           = (*Backend)(nil)
 	_ backend.Meter            = (*Backend)(nil)
+	_ backend.Measurer         = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Cloner           = (*Backend)(nil)
 	_ backend.GroupSnapshotter = (*Backend)(nil)
@@ -111,6 +112,8 @@ type store struct {
 	whole   bool // the root is the top of a filesystem, all of which is ours
 	reflink bool // files can share blocks
 
+	subvolumes bool // it is a btrfs on which subvolumes can be made and removed
+
 	format func(ctx context.Context, image *os.File, fsType string) error
 }
 
@@ -124,6 +127,7 @@ func New(cfg Config) (*Backend, error) {
 	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), wake: make(chan struct{}, 1)}
 	b.done.Go(func() {
 		if s := b.open(ctx); s != nil {
+			b.heal(ctx, s)
 			b.emptyTrash(ctx, s)
 		}
 	})
@@ -241,6 +245,7 @@ func openStore(cfg Config) (_ *store, err error) {
 	if err != nil {
 		return nil, err
 	}
+	s.subvolumes = s.canSubvolume()
 	if s.reflink, err = s.canReflink(); isFull(err) || isReadOnly(err) {
 		err = nil // its volumes are served all the same
 	}

@@ -100,6 +100,15 @@ func (w *world) open(change ...func(*Config)) *Backend {
 	return b
 }
 
+// restart closes a backend and opens the next one.
+func (w *world) restart(b *Backend) *Backend {
+	w.Helper()
+	if err := b.Close(); err != nil {
+		w.Fatal(err)
+	}
+	return w.open()
+}
+
 // refused opens a backend and waits for the reason why it isn't ready, which it returns.
 func (w *world) refused(change ...func(*Config)) error {
 	w.Helper()

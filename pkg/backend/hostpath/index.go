@@ -102,7 +102,8 @@ type index struct {
 	snapshots catalog[*snapshot]
 	bySource  map[string][]string // IDs of snapshots, sorted, by the volume that they are of
 	groups    catalog[*group]
-	promised  int64 // bytes, of volumes and snapshots that are there or being made
+	promised  int64           // bytes, of volumes and snapshots that are there or being made
+	projects  map[uint32]bool // of quotas, that volumes have
 }
 
 // contents is what an index is made of.
@@ -119,8 +120,10 @@ func (x *index) replace(c contents) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.inline, x.bySource, x.promised = map[string]*volume{}, map[string][]string{}, 0
+	x.projects = map[uint32]bool{}
 	volumes := make(map[string]*volume, len(c.volumes))
 	for _, v := range c.volumes {
+		x.take(v)
 		if x.promised = addCapped(x.promised, v.Size); v.Inline {
 			x.inline[v.Name] = v
 		} else {
@@ -180,10 +183,25 @@ func (x *index) release(size int64) {
 	x.promised -= size
 }
 
+// take notes the project of a volume.
+func (x *index) take(v *volume) {
+	if v.Mark != nil && v.Mark.Project != 0 {
+		x.projects[v.Mark.Project] = true
+	}
+}
+
+// projectTaken reports whether a volume has a project.
+func (x *index) projectTaken(project uint32) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.projects[project]
+}
+
 // put adds a volume whose size is reserved.
 func (x *index) put(v *volume) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.take(v)
 	if v.Inline {
 		x.inline[v.Name] = v
 		return
@@ -203,6 +221,9 @@ func (x *index) drop(v *volume) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.promised -= v.Size
+	if v.Mark != nil {
+		delete(x.projects, v.Mark.Project)
+	}
 	if v.Inline {
 		delete(x.inline, v.Name)
 		return

@@ -32,7 +32,7 @@ func (b *Backend) List(_ context.Context, after string, limit int) (page []backe
 }
 
 // Capacity returns the room for directories.
-func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.Capacity, error) {
+func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	s, err := b.ready()
 	if err != nil {
 		return backend.Capacity{}, err
@@ -45,6 +45,11 @@ func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.
 			return backend.Capacity{}, err
 		}
 		return backend.Capacity{}, nil // there can be no volume for such a use
+	}
+	if want := new(volume); want.plan(o, nil) == nil && want.Kind == directory && want.set(enforceKey) == required {
+		if _, why := s.mechanism(ctx); why != nil {
+			return backend.Capacity{}, nil
+		}
 	}
 	disk, err := s.space()
 	if err != nil {
@@ -151,7 +156,7 @@ func (s *store) diagnose(id string, v *volume, err error) []backend.Condition {
 	case v.Kind == image && info.Size() < v.Size:
 		return one(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
 	}
-	return nil
+	return s.unenforced(v)
 }
 
 // almostFull is below which part of a disk being free it is time to act: 1/almostFull of it.

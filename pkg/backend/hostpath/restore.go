@@ -93,16 +93,24 @@ func (c copying) makeVolume(ctx context.Context, source content, v *volume) erro
 	defer c.wakeTrash()
 	return c.keep(c.store, v, func() error {
 		return c.store.place(ctx, volumesDir, v.ID, func(half *os.Root) error {
-			got, err := c.run(ctx, source, half)
-			if err == nil && v.Kind == image {
-				err = c.adapt(ctx, half, v, got)
-			}
-			if err != nil {
+			if err := c.restore(ctx, source, half, v); err != nil {
 				return err
 			}
 			return volumeFormat.Create(half, recordFile, v)
 		})
 	})
+}
+
+// restore makes the data of v, in half.
+func (c copying) restore(ctx context.Context, source content, half *os.Root, v *volume) error {
+	if v.Kind == directory {
+		return c.restoreDirectory(ctx, half, v)
+	}
+	got, err := c.run(ctx, source, half)
+	if err != nil {
+		return err
+	}
+	return c.adapt(ctx, half, v, got)
 }
 
 // adapt makes the copy of an image what v is to be: as large as that, and if it is mounted one day, a filesystem that

@@ -108,16 +108,21 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *w
 		return err
 	}
 	defer b.busy()()
-	reserved := int64(0)
+	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, me: me}
+	reserved := c.estimate(v)
+	if err := b.reserve(s, reserved); err != nil {
+		return err
+	}
 	n.content = v.content
 	err = s.place(ctx, snapshotsDir, n.ID, func(half *os.Root) error {
 		n.Created = time.Now().UTC()
-		c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, me: me}
 		got, err := c.run(ctx, n.content, half)
 		if err != nil {
 			return err
 		}
 		n.took(got)
+		b.index.release(reserved)
+		reserved = 0
 		if err := b.reserve(s, n.Held); err != nil {
 			return err
 		}
@@ -136,6 +141,22 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *w
 	crashpoint.Reached("snapshot:placed")
 	b.index.putSnapshots(nil, n)
 	return nil
+}
+
+// estimate returns what the copy of v will hold, as far as that can be told: at least a byte, as on a full disk nothing
+// is to be begun.
+func (c copying) estimate(v *volume) (held int64) {
+	switch {
+	case v.Kind == image:
+		if src, err := c.store.root.Open(c.store.dataName(v)); err == nil {
+			defer src.Close()
+			held, _ = copier.Held(src)
+		}
+	case v.Enforced:
+		u, _ := c.store.look(v)
+		held = u.Used
+	}
+	return max(1, held)
 }
 
 // took notes what came of the copy.

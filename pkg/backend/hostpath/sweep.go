@@ -212,6 +212,11 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	}
 	defer trash.Close()
 	for _, name := range names {
+		if err := discardData(s, path.Join(trashDir, name), b.index.projectTaken); err != nil {
+			b.count.trashErrors.Add(1)
+			failed = fmt.Errorf("in %s: %w", filepath.Join(s.path, trashDir, name), err)
+			continue
+		}
 		if err := removeTree(trash, name, func() error { return b.pace(ctx) }); err != nil {
 			b.count.trashErrors.Add(1)
 			failed = fmt.Errorf("in %s: %w", filepath.Join(s.path, trashDir), err)

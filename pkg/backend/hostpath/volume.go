@@ -16,6 +16,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -38,6 +39,12 @@ type volume struct {
 	Class   settings  `json:"class,omitempty"`   // that it was made with
 	Mutable settings  `json:"mutable,omitempty"` // that came later, and override Class
 	Created time.Time `json:"created"`
+
+	// Of a directory: how its limit is found, nil if it can have none; whether it has one; and whether it had none when
+	// it was made, though that was preferred.
+	Mark     *quota.Mark `json:"mark,omitempty"`
+	Enforced bool        `json:"enforced,omitempty"`
+	Promised bool        `json:"promised,omitempty"`
 }
 
 // origin is what a volume was made from: nothing, a snapshot or a volume, either of which may be gone.
@@ -86,8 +93,16 @@ func (v *volume) public() backend.Volume {
 	maps.Copy(parameters, v.Class)
 	return backend.Volume{
 		ID: id, Size: v.Size, Parameters: parameters, Mutable: v.mutable(), Inline: v.Inline,
-		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume,
+		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume, Context: v.context(),
 	}
+}
+
+// context is what the CO hands on to every use of v.
+func (v *volume) context() map[string]string {
+	if v.Promised && !v.Inline {
+		return map[string]string{contextKey: contextPromised}
+	}
+	return nil
 }
 
 // Create makes a directory or an image. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
@@ -126,9 +141,10 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	}
 	v.Created = now()
 	defer b.busy()()
-	return v.public(), b.keep(s, v, func() error {
-		return s.place(ctx, volumesDir, v.ID, func(half *os.Root) error { return s.fill(ctx, half, v) })
+	err = b.keep(s, v, func() error {
+		return s.place(ctx, volumesDir, v.ID, func(half *os.Root) error { return b.fill(ctx, s, half, v) })
 	})
+	return v.public(), err
 }
 
 // key is what the index knows v by.
@@ -212,22 +228,17 @@ func (s *store) filled(half string, fill func(half *os.Root) error) error {
 }
 
 // fill makes the content of a new and empty volume, and its record.
-func (s *store) fill(ctx context.Context, half *os.Root, v *volume) error {
-	make := makeDirectory
+func (b *Backend) fill(ctx context.Context, s *store, half *os.Root, v *volume) error {
+	err := error(nil)
 	if v.Kind == image {
-		make = func(half *os.Root) error { return s.makeImage(ctx, half, v) }
+		err = s.makeImage(ctx, half, v)
+	} else {
+		err = b.makeDirectory(ctx, s, half, v, nil)
 	}
-	if err := make(half); err != nil {
+	if err != nil {
 		return err
 	}
 	return volumeFormat.Create(half, recordFile, v)
-}
-
-func makeDirectory(dir *os.Root) error {
-	if err := dir.Mkdir(dataDir, dataMode); err != nil {
-		return err
-	}
-	return dir.Chmod(dataDir, dataMode) // whatever the umask is
 }
 
 // makeImage makes a file of the volume's size, with holes for what nobody has written, and a filesystem in it. Here,
@@ -259,6 +270,9 @@ const leastFree = 1 << 20
 
 // discard takes a half-made thing away: at once, or what is more than that to the trash.
 func (s *store) discard(half string) error {
+	if err := discardData(s, half, nil); err != nil {
+		return err
+	}
 	for _, name := range []string{path.Join(half, recordFile), path.Join(half, imageFile), path.Join(half, dataDir), half} {
 		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return s.root.Rename(half, path.Join(trashDir, path.Base(half)))
@@ -369,8 +383,10 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	for key := range a.Context { // the volumes of this backend have none
-		return mounter.Mount{}, fmt.Errorf("%w: volume %s has no %.64q in its context", backend.ErrInvalid, v.ID, key)
+	for key, value := range a.Context {
+		if own, ok := v.context()[key]; !ok || own != value {
+			return mounter.Mount{}, fmt.Errorf("%w: volume %s has no such %.64q in its context", backend.ErrInvalid, v.ID, key)
+		}
 	}
 	if err := b.works.mayMount(v.ID); err != nil {
 		return mounter.Mount{}, err

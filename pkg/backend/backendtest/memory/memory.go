@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
@@ -38,6 +39,7 @@ var (
 	_ backend.Differ           = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
+	_ backend.Measurer         = (*Backend)(nil)
 	_ backend.Doctor           = (*Backend)(nil)
 	_ backend.Meter            = (*Backend)(nil)
 )
@@ -317,6 +319,29 @@ func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.
 	defer b.mu.Unlock()
 	room := b.cfg.Size - b.promised
 	return backend.Capacity{Available: room, Maximum: room}, nil
+}
+
+// Usage adds up what is in the volume's directory: the filesystem knows of no limit.
+func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bool, err error) {
+	b.mu.Lock()
+	v, err := b.find(id)
+	b.mu.Unlock()
+	if err != nil || v.data.block {
+		return u, false, err
+	}
+	u.TotalBytes = v.size
+	err = filepath.WalkDir(v.data.path, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			u.UsedBytes += info.Size()
+		}
+		return err
+	})
+	u.AvailableBytes = max(0, u.TotalBytes-u.UsedBytes)
+	return u, err == nil, err
 }
 
 // Probe reports ready while there is the directory.

@@ -15,7 +15,7 @@ func Find(context.Context, *os.File) (Mechanism, error) { return Mechanism{}, er
 func Make(Mechanism, *os.File, string, Options) (Mark, error) { return Mark{}, errors.ErrUnsupported }
 
 // Snapshot returns errors.ErrUnsupported: see Find.
-func Snapshot(_, _ *os.File, _ string, _ bool, _ int64) (Mark, error) {
+func Snapshot(_, _ *os.File, _ string, _ int64, _ bool) (Mark, error) {
 	return Mark{}, errors.ErrUnsupported
 }
 

@@ -1,0 +1,328 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// The size of an image is its own. A directory is held to its size by a project quota of xfs or ext4, or as a subvolume
+// of btrfs with a quota group, where there are quotas: nobody turns them on here. On btrfs directories are subvolumes
+// in any case, for the sake of their snapshots.
+
+// contextKey is in the context of a directory whose size was not enforced when it was made, though that was preferred.
+const contextKey = "size"
+
+// contextPromised is its value.
+const contextPromised = "promised"
+
+// mechanism returns by what directories can be held to their sizes. With quota.ErrNotEnforced they can't be, and why
+// says what a person can do; the kind may be that of a subvolume all the same.
+func (s *store) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
+	root, err := s.root.Open(".")
+	if err != nil {
+		return m, err
+	}
+	defer root.Close()
+	m, err = quota.Find(ctx, root)
+	if m.Kind == quota.Subvolume && !s.subvolumes {
+		return quota.Mechanism{}, fmt.Errorf("%w: the driver may not make subvolumes", quota.ErrNotEnforced)
+	}
+	return m, err
+}
+
+// canSubvolume finds out whether subvolumes can be made and removed below the root: not by everybody on every btrfs.
+func (s *store) canSubvolume() bool {
+	staging, err := s.root.Open(stagingDir)
+	if err != nil {
+		return false
+	}
+	defer staging.Close()
+	name := "probe-" + random()
+	if _, err := quota.Make(quota.Mechanism{Kind: quota.Subvolume}, staging, name, quota.Options{Mode: 0o700}); err != nil {
+		return false
+	}
+	if err := quota.Discard(staging, name, nil); err != nil {
+		_ = s.root.Remove(path.Join(stagingDir, name)) // else the next start sweeps it
+		return false
+	}
+	return true
+}
+
+// makeDirectory makes the directory of a volume in half, held to its size if that is what v wants and what can be. It
+// is empty, or with from what that directory holds.
+func (b *Backend) makeDirectory(ctx context.Context, s *store, half *os.Root, v *volume, fill func(dir *os.File) error) error {
+	m, why := s.mechanism(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if why != nil && v.set(enforceKey) == required {
+		return fmt.Errorf("%w: %w", backend.ErrExhausted, why)
+	}
+	v.Promised = why != nil && v.set(enforceKey) == preferred
+	if m.Kind == "" {
+		if err := half.Mkdir(dataDir, dataMode); err != nil {
+			return err
+		}
+		if err := half.Chmod(dataDir, dataMode); err != nil { // whatever the umask is
+			return err
+		}
+	} else if err := b.makeMarked(m, half, v); err != nil {
+		return err
+	}
+	if fill != nil {
+		dir, err := half.Open(dataDir)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		if err := fill(dir); err != nil {
+			return err
+		}
+	}
+	return b.hold(half, v, why)
+}
+
+// makeMarked makes the directory so that it can be held to a size.
+func (b *Backend) makeMarked(m quota.Mechanism, half *os.Root, v *volume) error {
+	parent, err := half.Open(".")
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	mark, err := quota.Make(m, parent, dataDir, quota.Options{Mode: dataMode, Volume: v.ID, Taken: b.index.projectTaken})
+	v.Mark = &mark
+	return err
+}
+
+// hold gives the directory of v, in dir, the limit that it is to have; why says why there can be none.
+func (b *Backend) hold(dir *os.Root, v *volume, why error) error {
+	v.Enforced = why == nil && v.Mark != nil && v.set(enforceKey) != off
+	if !v.Enforced {
+		return nil
+	}
+	data, err := dir.Open(dataDir)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	crashpoint.Reached("quota:unset")
+	return quota.Set(data, *v.Mark, v.Size)
+}
+
+// subvolumeOf makes the data of a volume or snapshot, in a directory below the root, the data in half, at one moment.
+// Errors: errors.ErrUnsupported if it is no subvolume.
+func (s *store) subvolumeOf(from string, half *os.Root, readOnly bool) (held int64, err error) {
+	src, err := s.root.Open(path.Join(from, dataDir))
+	if err != nil {
+		return 0, missing(err)
+	}
+	defer src.Close()
+	parent, err := half.Open(".")
+	if err != nil {
+		return 0, err
+	}
+	defer parent.Close()
+	if _, err := quota.Snapshot(src, parent, dataDir, 0, readOnly); err != nil {
+		return 0, err
+	}
+	crashpoint.Reached("copy:subvolume")
+	if u, err := quota.Look(src, quota.Mark{Kind: quota.Subvolume}); err == nil {
+		held = u.Used
+	}
+	return held, nil
+}
+
+// restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
+func (c copying) restoreDirectory(ctx context.Context, half *os.Root, v *volume) error {
+	if c.store.subvolumes {
+		_, err := c.store.subvolumeOf(c.from, half, false)
+		if err == nil {
+			v.Mark = &quota.Mark{Kind: quota.Subvolume}
+			_, why := c.store.mechanism(ctx)
+			if why != nil && v.set(enforceKey) == required {
+				return fmt.Errorf("%w: %w", backend.ErrExhausted, why)
+			}
+			v.Promised = why != nil && v.set(enforceKey) == preferred
+			return c.hold(half, v, why)
+		}
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+	}
+	return c.makeDirectory(ctx, c.store, half, v, func(dst *os.File) error {
+		_, err := c.treeTo(ctx, dst)
+		return err
+	})
+}
+
+// treeTo copies the directory to dst, file by file, and so at no one point in time.
+func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err error) {
+	leave, err := c.works.queue(ctx)
+	if err != nil {
+		return got, err
+	}
+	defer leave()
+	src, err := c.store.root.Open(path.Join(c.from, dataDir))
+	if err != nil {
+		return got, missing(err)
+	}
+	defer src.Close()
+	got.how, err = copier.Tree(ctx, src, dst, copier.Options{Done: &c.me.copied, Held: &c.me.held})
+	got.held = c.me.held.Load()
+	crashpoint.Reached("copy:tree")
+	return got, err
+}
+
+// enforceAnew makes the limit of a directory what v says, as its size or its settings have changed.
+// Errors: ErrInvalid if it is required and can't be.
+func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
+	if v.Kind != directory {
+		return nil
+	}
+	_, why := s.mechanism(ctx)
+	if why == nil && v.Mark == nil {
+		why = errors.New("the volume was made without")
+	}
+	if why != nil && v.set(enforceKey) == required {
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
+	}
+	dir, err := s.root.OpenRoot(path.Dir(s.dataName(v)))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if was := v.Enforced; was && why == nil && v.set(enforceKey) == off {
+		v.Enforced = false
+		data, err := dir.Open(dataDir)
+		if err != nil {
+			return err
+		}
+		defer data.Close()
+		return quota.Set(data, *v.Mark, 0)
+	}
+	return b.hold(dir, v, why)
+}
+
+// unenforced says what is wrong with the limit of a directory, or nothing.
+func (s *store) unenforced(v *volume) []backend.Condition {
+	if v.Kind != directory {
+		return nil
+	}
+	_, class := v.Class[enforceKey]
+	_, mutable := v.Mutable[enforceKey]
+	switch {
+	case v.Enforced:
+		u, err := s.look(v)
+		if err == nil && u.Holds(v.Size) {
+			return nil
+		}
+		if err == nil {
+			err = fmt.Errorf("its limit is %d bytes, not %d", u.Limit, v.Size)
+		}
+		return one(backend.Degraded, "SizeNotEnforced", "it was held to its size, and isn't now: %v", err)
+	case v.set(enforceKey) == preferred && (class || mutable): // nobody who didn't ask needs to hear it
+		return one(backend.Degraded, "SizeNotEnforced", "its size can't be enforced here: %s", "mount the root with project quotas, or enable those of btrfs, and make it anew")
+	}
+	return nil
+}
+
+// heal gives directories their limits back, as quotas may have been off and on again, and takes away what the kernel
+// keeps of subvolumes that are gone.
+func (b *Backend) heal(ctx context.Context, s *store) {
+	var held []*volume
+	b.index.mu.RLock()
+	for _, volumes := range []map[string]*volume{b.index.volumes.byID, b.index.inline} {
+		for _, v := range volumes {
+			if v.Enforced {
+				held = append(held, v)
+			}
+		}
+	}
+	b.index.mu.RUnlock()
+	for _, v := range held {
+		if ctx.Err() != nil {
+			return
+		}
+		if u, err := s.look(v); err == nil && !u.Holds(v.Size) {
+			b.again(s, v)
+		}
+	}
+	if root, err := s.root.Open("."); err == nil {
+		defer root.Close()
+		_ = quota.Sweep(root) // it is for tidiness only
+	}
+}
+
+// again sets the limit of a directory that has lost it. It takes no lock, and looks whether the volume has changed
+// meanwhile. What can't be mended stays in its health.
+func (b *Backend) again(s *store, v *volume) {
+	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
+		if data, err := s.root.Open(s.dataName(v)); err == nil {
+			_ = quota.Set(data, *v.Mark, v.Size)
+			data.Close()
+		}
+		was = v
+		v, _ = b.index.find(v.key())
+	}
+}
+
+func (s *store) look(v *volume) (quota.Usage, error) {
+	data, err := s.root.Open(s.dataName(v))
+	if err != nil {
+		return quota.Usage{}, err
+	}
+	defer data.Close()
+	return quota.Look(data, *v.Mark)
+}
+
+// Usage tells how full a subvolume is: its mount shows the whole filesystem. All others tell themselves.
+func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bool, err error) {
+	s, err := b.ready()
+	if err != nil {
+		return u, false, err
+	}
+	v, err := b.index.find(id)
+	if err != nil {
+		return u, false, err
+	}
+	if !v.Enforced || v.Mark.Kind != quota.Subvolume {
+		return u, false, nil
+	}
+	q, err := s.look(v)
+	if err != nil || q.Limit == 0 {
+		return u, false, err
+	}
+	disk, err := s.space()
+	if err != nil {
+		return u, false, err
+	}
+	free := max(0, q.Limit-q.Used)
+	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.free)}, true, nil
+}
+
+// discardData takes from the data in an entry of the trash, or of staging/, what holds it, so that it can be removed.
+// taken reports whether a volume has a project.
+func discardData(s *store, entry string, taken func(uint32) bool) error {
+	dir, err := s.root.Open(entry)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if info, err := dir.Stat(); err != nil || !info.IsDir() { // somebody else put it there
+		return err
+	}
+	return quota.Discard(dir, dataDir, taken)
+}
