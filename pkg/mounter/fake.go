@@ -21,6 +21,7 @@ type Fake struct {
 	Capacity Usage // what Usage answers
 
 	dir    string
+	images locks[string] // by source
 	mu     sync.Mutex
 	mounts map[string]Mount // by path; Source is where the data is, not another mount of it
 }
@@ -48,6 +49,11 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return err
 	}
+	release, err := f.hold(ctx, m.Source)
+	if err != nil {
+		return err
+	}
+	defer release()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	at, err := f.look(path)
@@ -78,6 +84,17 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 		return f.mountDisk(m, at, path)
 	}
 	return f.put(m, at, path)
+}
+
+// hold takes the lock of what is mounted at path, or of path itself if nothing is.
+func (f *Fake) hold(ctx context.Context, path string) (release func(), err error) {
+	f.mu.Lock()
+	m, ok := f.at(path)
+	f.mu.Unlock()
+	if ok {
+		path = m.Source
+	}
+	return f.images.lock(ctx, path)
 }
 
 // put mounts m at path, of which at is what is there.
@@ -160,10 +177,15 @@ func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
 	return err
 }
 
-func (f *Fake) Unmount(_ context.Context, path string) error {
+func (f *Fake) Unmount(ctx context.Context, path string) error {
 	if f.Err != nil {
 		return f.Err
 	}
+	release, err := f.hold(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer release()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.look(path); errors.Is(err, fs.ErrNotExist) {
@@ -224,7 +246,14 @@ func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 }
 
 // Grow does nothing: a fake filesystem has the size of its image.
-func (f *Fake) Grow(context.Context, Mount, string) error { return f.Err }
+func (f *Fake) Grow(ctx context.Context, _ Mount, path string) error {
+	release, err := f.hold(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return f.Err
+}
 
 func (f *Fake) Occupied(_ context.Context, path string) (bool, error) {
 	f.mu.Lock()

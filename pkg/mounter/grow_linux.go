@@ -13,10 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (l *linux) Grow(_ context.Context, m Mount, path string) error {
+func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 	if m.Kind != Image && m.Kind != Disk {
 		return nil
 	}
+	release, err := l.holdAt(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer release()
 	p, err := l.open(path)
 	if err != nil {
 		return err

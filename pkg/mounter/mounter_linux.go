@@ -30,7 +30,8 @@ type linux struct {
 	real   string // the same without links
 	known  known
 	loops  loops
-	legacy atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	images locks[backing] // held by whoever mounts, unmounts or changes what is in a file
+	legacy atomic.Bool    // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
 // New returns the Mounter of this machine for paths below dir, the kubelet directory, which must exist.
@@ -144,6 +145,11 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return err
 	}
 	defer p.close()
+	release, err := l.holdSource(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer release()
 	switch m.Kind {
 	case Image:
 		return l.mountImage(ctx, m, p, attr)
@@ -153,6 +159,53 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return l.mountDevice(ctx, m, p)
 	}
 	return l.mountDirectory(ctx, m, p, attr)
+}
+
+// holdSource takes the lock of the image that m is, or that m's source is mounted from. A source that can't be looked
+// at has none: to mount it fails by itself.
+func (l *linux) holdSource(ctx context.Context, m Mount) (release func(), err error) {
+	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	switch {
+	case err != nil:
+		return func() {}, nil
+	case m.Kind == Image, m.Kind == Disk:
+		return l.images.lock(ctx, src.backing())
+	}
+	return l.hold(ctx, src)
+}
+
+// holdAt takes the lock of the image that is mounted at path, as a filesystem or as a Disk. Where path can't be looked
+// at there is none, and whoever goes on will see that.
+func (l *linux) holdAt(ctx context.Context, path string) (release func(), err error) {
+	p, err := l.open(path)
+	if err != nil {
+		return func() {}, nil
+	}
+	defer p.close()
+	at, err := p.stat()
+	if err == nil && !at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR {
+		at, err = p.diskState()
+	}
+	if err != nil || !at.mounted {
+		return func() {}, nil
+	}
+	return l.hold(ctx, at)
+}
+
+// hold takes the lock of the image behind the loop device that something is on, or is, if it is one.
+func (l *linux) hold(ctx context.Context, at state) (release func(), err error) {
+	n, ok := l.loops.number(at)
+	if !ok {
+		return func() {}, nil
+	}
+	b, err := fileOfLoop(n)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+		return func() {}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.images.lock(ctx, b)
 }
 
 func (l *linux) mountDirectory(ctx context.Context, m Mount, p place, attr attributeSet) error {
@@ -186,7 +239,7 @@ func (l *linux) undo(ctx context.Context, m Mount, p place, made bool, err error
 		return nil
 	}
 	err = fmt.Errorf("mount %s at %s: %w", m.Source, p.path, err)
-	if undo := l.Unmount(context.WithoutCancel(ctx), p.path); undo != nil {
+	if undo := l.takeAway(context.WithoutCancel(ctx), p.path, false); undo != nil { // the lock is held
 		return errors.Join(err, undo)
 	}
 	if made {
@@ -313,15 +366,25 @@ func (p place) verifyFlags(want int64) error {
 }
 
 func (l *linux) Unmount(ctx context.Context, path string) error {
+	release, err := l.holdAt(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer release()
 	return l.takeAway(ctx, path, false)
 }
 
 func (l *linux) Remove(ctx context.Context, path string) error {
+	release, err := l.holdAt(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer release()
 	return l.takeAway(ctx, path, true)
 }
 
 // takeAway unmounts layer by layer until the kernel says that path is no mount. When path is to be removed, that its
-// removal succeeds says so.
+// removal succeeds says so. The caller has the lock of what is mounted there.
 func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
