@@ -17,7 +17,7 @@ import (
 // the real one does, and returns the same errors in the same cases; only the files of a source don't show up at a
 // path. The zero value is not usable: see NewFake.
 type Fake struct {
-	Err      error // if set, Mount, Unmount and Remove fail with it and change nothing
+	Err      error // if set, whatever changes something fails with it and changes nothing
 	Capacity Usage // what Usage answers
 
 	dir    string
@@ -175,6 +175,30 @@ func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
 	}
 	_, err := image.WriteAt([]byte(fakeFormat+fsType), 0)
 	return err
+}
+
+// Tune changes what Mounts returns.
+func (f *Fake) Tune(ctx context.Context, m Mount) error {
+	if m.Kind != Image && m.Kind != Disk {
+		return nil
+	}
+	release, err := f.hold(ctx, m.Source)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if _, err := os.Stat(m.Source); err != nil || f.Err != nil {
+		return errors.Join(err, f.Err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for path, at := range f.mounts {
+		if at.Source == m.Source && at.Kind == m.Kind {
+			at.Buffered, at.ReadAhead = m.Buffered, m.ReadAhead
+			f.mounts[path] = at
+		}
+	}
+	return nil
 }
 
 func (f *Fake) Unmount(ctx context.Context, path string) error {

@@ -45,7 +45,7 @@ func (l *linux) mountImage(ctx context.Context, m Mount, p place, attr attribute
 // mountLoop attaches the file and mounts what is on the device. Nothing is left attached if it dies in the middle: the
 // device goes when the last one who holds it does, and that is the mount.
 func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, flags uintptr, data string) error {
-	dev, was, err := l.loops.attach(file, loopOptions{sector: m.Sector, direct: true, autoclear: true})
+	dev, was, err := l.loops.attach(file, m.loop())
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
 	if err := d.writeBacking(b); err != nil {
 		return err
 	}
-	dev, _, err := l.loops.attach(file, loopOptions{readOnly: m.ReadOnly, sector: m.Sector, direct: true, autoclear: true})
+	dev, _, err := l.loops.attach(file, m.loop())
 	if err == nil {
 		defer dev.Close()
 		crashpoint.Reached("disk:attached")
@@ -178,7 +178,7 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
 
 // keep makes sure that the device of a Disk that is mounted already stays, and is as m says.
 func (l *linux) keep(file *os.File, m Mount) error {
-	dev, _, err := l.loops.attach(file, loopOptions{readOnly: m.ReadOnly, sector: m.Sector, autoclear: true})
+	dev, _, err := l.loops.attach(file, m.loop())
 	if err != nil {
 		return err
 	}

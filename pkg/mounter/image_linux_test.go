@@ -76,13 +76,8 @@ func (b *bench) image(name, fsType string) Mount {
 	return m
 }
 
-func (b *bench) unmount(paths ...string) {
-	b.t.Helper()
-	for _, path := range paths {
-		if err := b.Unmount(context.Background(), path); err != nil {
-			b.t.Fatalf("Unmount(%s): %v", path, err)
-		}
-	}
+func TestLinuxKeepsTheContractOfImages(t *testing.T) {
+	testImageContract(t, newLoopBench, (*bench).image)
 }
 
 func TestImagesAreMounted(t *testing.T) {

@@ -33,17 +33,27 @@ const maxLoopTries = 100
 
 // loops knows which device has which file. Its zero value knows none.
 type loops struct {
-	mu     sync.Mutex
-	byFile map[backing]int // a hint: whoever uses it asks the kernel
-	shown  map[fileID]int  // by the root of a mounted btrfs, whose device number doesn't tell its disk's
+	mu       sync.Mutex
+	byFile   map[backing]int // a hint: whoever uses it asks the kernel
+	shown    map[fileID]int  // by the root of a mounted btrfs, whose device number doesn't tell its disk's
+	standard map[uint64]int  // the read-ahead of a device by default, in sectors, by the filesystem of its file
 }
 
 // loopOptions say how a file is attached.
 type loopOptions struct {
 	readOnly  bool
 	sector    int  // logical block size, in bytes
-	direct    bool // past the page cache, where the file's filesystem can
+	buffered  bool // through the page cache; else past it, where the file's filesystem can
+	readAhead int  // in bytes; 0 is the kernel's default
 	autoclear bool // the kernel detaches it when nobody has it open or mounted any more
+}
+
+// loop says how the file of an Image or a Disk is attached. Of an Image, the mount is what may be read-only.
+func (m Mount) loop() loopOptions {
+	return loopOptions{
+		readOnly: m.Kind == Disk && m.ReadOnly, sector: m.Sector,
+		buffered: m.Buffered, readAhead: m.ReadAhead, autoclear: true,
+	}
 }
 
 // attach returns the device of a file, open, and whether it was attached before. Errors: ErrConflict if it is attached
@@ -59,18 +69,22 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 	if err != nil {
 		return nil, false, err
 	}
-	if !found {
-		dev, err := l.configure(file, b, o)
-		return dev, false, err
+	if found {
+		if dev, err = openLoop(n, o.readOnly); err == nil {
+			err = fits(dev, b, o)
+		}
+	} else if dev, n, err = l.configure(file, o); err == nil {
+		l.remember(b, n)
+		err = l.learn(dev, b)
 	}
-	if dev, err = openLoop(n, o.readOnly); err != nil {
-		return nil, true, err
+	if err == nil {
+		err = l.tune(dev, file.Name(), b, o)
 	}
-	if err := fits(dev, b, o); err != nil {
+	if err != nil && dev != nil {
 		dev.Close()
-		return nil, true, err
+		dev = nil
 	}
-	return dev, true, nil
+	return dev, found, err
 }
 
 // fits returns an error unless dev has the file called b, in a way that is as good as o.
@@ -95,18 +109,18 @@ func fits(dev *os.File, b backing, o loopOptions) error {
 	return nil
 }
 
-// configure attaches the file to a free device.
-func (l *loops) configure(file *os.File, b backing, o loopOptions) (*os.File, error) {
+// configure attaches the file to a free device, and returns that, open, and its number.
+func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer control.Close()
 	config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: uint32(o.sector)}
 	if o.readOnly {
 		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
 	}
-	if o.direct {
+	if !o.buffered {
 		config.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
 	}
 	if o.autoclear {
@@ -115,25 +129,35 @@ func (l *loops) configure(file *os.File, b backing, o loopOptions) (*os.File, er
 	for range maxLoopTries {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
-			return nil, &fs.PathError{Op: "LOOP_CTL_GET_FREE", Path: control.Name(), Err: err}
+			return nil, 0, &fs.PathError{Op: "LOOP_CTL_GET_FREE", Path: control.Name(), Err: err}
 		}
 		dev, err := openLoop(n, o.readOnly)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		switch err := unix.IoctlLoopConfigure(int(dev.Fd()), &config); {
+		switch err := give(dev, &config); {
 		case err == nil:
-			l.remember(b, n)
-			return dev, setDeviceReadOnly(dev, o.readOnly)
+			return dev, n, nil
 		case errors.Is(err, unix.EINVAL) && config.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0:
 			config.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO // the disk has larger sectors than this image
 		case !errors.Is(err, unix.EBUSY): // somebody was faster
 			dev.Close()
-			return nil, &fs.PathError{Op: "LOOP_CONFIGURE", Path: dev.Name(), Err: err}
+			return nil, 0, err
 		}
 		dev.Close()
 	}
-	return nil, fmt.Errorf("%w: no loop device is free after %d tries", ErrBusy, maxLoopTries)
+	return nil, 0, fmt.Errorf("%w: no loop device is free after %d tries", ErrBusy, maxLoopTries)
+}
+
+// give gives a free device its file. The kernel may keep what was said of the number before.
+func give(dev *os.File, config *unix.LoopConfig) error {
+	if err := unix.IoctlSetInt(int(dev.Fd()), unix.BLKRASET, oldReadAhead); err != nil {
+		return &fs.PathError{Op: "BLKRASET", Path: dev.Name(), Err: err}
+	}
+	if err := unix.IoctlLoopConfigure(int(dev.Fd()), config); err != nil {
+		return &fs.PathError{Op: "LOOP_CONFIGURE", Path: dev.Name(), Err: err}
+	}
+	return setDeviceReadOnly(dev, config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0)
 }
 
 // find returns the number of the device that has a file.

@@ -84,7 +84,7 @@ var (
 // one path the caller makes one change at a time. All methods may be repeated.
 type Mounter interface {
 	// Mount puts m at path, and makes the last element of path where it is missing. If m is there already, with
-	// the same options, nothing is done. The result is checked with the kernel before it is reported; after an error
+	// the same options, nothing is done; Buffered and ReadAhead are not compared. The result is checked with the kernel before it is reported; after an error
 	// path is as it was. A dead or deleted mount at path is replaced. Errors: ErrPath, ErrConflict, ErrNotEmpty,
 	// ErrOption, ErrReadOnly.
 	Mount(ctx context.Context, m Mount, path string) error
@@ -107,6 +107,10 @@ type Mounter interface {
 	// Format makes a filesystem in an image that nobody uses, whatever was in it. Errors: ErrFormat for a type that
 	// isn't one of FSTypes, errors.ErrUnsupported where this machine can't make it.
 	Format(ctx context.Context, image *os.File, fsType string) error
+
+	// Tune makes the device that has m's image, if one has it now, Buffered or not, and reads it ahead, as m says. Where
+	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.
+	Tune(ctx context.Context, m Mount) error
 
 	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
 	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
