@@ -2,6 +2,7 @@ package mounter
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -153,27 +154,66 @@ func (f *Fake) checkSource(m Mount) error {
 	if m.Kind != Image {
 		return nil
 	}
-	head := make([]byte, len(fakeFormat)+len(m.FSType))
-	file, err := os.Open(m.Source)
-	if err != nil {
+	id, err := readFake(m)
+	if err != nil || m.FSType == "ext4" { // which doesn't mind
 		return err
 	}
-	defer file.Close()
-	if _, err := io.ReadFull(file, head); err != nil || string(head) != fakeFormat+m.FSType {
-		return fmt.Errorf("%w: %s", ErrFormat, m.Source)
+	for path, other := range f.mounts {
+		if other.Kind != Image || other.Source == m.Source || other.FSType != m.FSType {
+			continue
+		}
+		if used, err := readFake(other); err == nil && used == id {
+			return fmt.Errorf("%w: %s has the UUID of what is mounted at %s", ErrFormat, m.Source, path)
+		}
 	}
 	return nil
 }
 
-// fakeFormat stands, with its type after it, at the start of an image for a filesystem.
-const fakeFormat = "fake filesystem: "
+// What stands at the start of an image for a filesystem: this, with its type after it, and where its UUID is.
+const (
+	fakeFormat = "fake filesystem: "
+	fakeUUID   = 32
+)
+
+// readFake returns the UUID of the filesystem in an Image. Errors: ErrFormat if it isn't of the type.
+func readFake(m Mount) (id string, err error) {
+	file, err := os.Open(m.Source)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	head := make([]byte, fakeUUID+len(rand.Text()))
+	if _, err := io.ReadFull(file, head); err != nil || !strings.HasPrefix(string(head), fakeFormat+m.FSType+"\x00") {
+		return "", fmt.Errorf("%w: %s", ErrFormat, m.Source)
+	}
+	return string(head[fakeUUID:]), nil
+}
 
 // Format writes at the start of the image what it is.
 func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
 	if _, ok := imageOptions[fsType]; !ok {
 		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
 	}
-	_, err := image.WriteAt([]byte(fakeFormat+fsType), 0)
+	head := make([]byte, fakeUUID, 2*fakeUUID)
+	copy(head, fakeFormat+fsType)
+	_, err := image.WriteAt(append(head, rand.Text()...), 0)
+	return err
+}
+
+func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int) error {
+	if _, ok := imageOptions[fsType]; !ok {
+		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
+	}
+	if err := errors.Join(ctx.Err(), f.Err); err != nil {
+		return err
+	}
+	if users, _ := f.Users(image.Name()); len(users) > 0 {
+		return fmt.Errorf("%w: %s is at %s", ErrBusy, image.Name(), users[0])
+	}
+	if _, err := readFake(Mount{Source: image.Name(), FSType: fsType}); err != nil {
+		return err
+	}
+	_, err := image.WriteAt([]byte(rand.Text()), fakeUUID)
 	return err
 }
 

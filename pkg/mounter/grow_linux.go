@@ -112,13 +112,17 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 }
 
 // ext4Super is what is read of an ext4's superblock: Documentation/filesystems/ext4/super.rst of Linux.
-type ext4Super struct{ blocks, blockSize uint64 }
+type ext4Super struct {
+	blocks, blockSize uint64
+	uuid              uuid
+	sums              bool // metadata_csum
+}
 
 // full reports whether the filesystem fills a device of size bytes.
 func (s ext4Super) full(size uint64) bool { return s.blocks >= size/s.blockSize }
 
 func readExt4(dev *os.File) (ext4Super, error) {
-	const offset, magic, incompat64bit = 1024, 0xef53, 0x80
+	const offset, magic, incompat64bit, metadataCsum = 1024, 0xef53, 0x80, 0x400
 	raw := make([]byte, 1024)
 	if _, err := dev.ReadAt(raw, offset); err != nil {
 		return ext4Super{}, err
@@ -129,6 +133,8 @@ func readExt4(dev *os.File) (ext4Super, error) {
 	s := ext4Super{
 		blocks:    uint64(binary.LittleEndian.Uint32(raw[0x4:])),
 		blockSize: 1024 << binary.LittleEndian.Uint32(raw[0x18:]),
+		uuid:      uuid(raw[0x68:0x78]),
+		sums:      binary.LittleEndian.Uint32(raw[0x64:])&metadataCsum != 0,
 	}
 	if binary.LittleEndian.Uint32(raw[0x60:])&incompat64bit != 0 {
 		s.blocks |= uint64(binary.LittleEndian.Uint32(raw[0x150:])) << 32

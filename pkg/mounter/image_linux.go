@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -84,25 +85,53 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, 
 	return nil
 }
 
+// mountNowhere mounts the filesystem on a device, until the result is closed. No path leads there.
+func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
+	fsys, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen %s: %w", fsType, err)
+	}
+	defer unix.Close(fsys)
+	err = unix.FsconfigSetString(fsys, "source", device)
+	for _, f := range flags {
+		if err == nil {
+			err = unix.FsconfigSetFlag(fsys, f)
+		}
+	}
+	if err == nil {
+		err = unix.FsconfigCreate(fsys)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mount the %s on %s: %w", fsType, device, err)
+	}
+	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	mount, err := unix.Fsmount(fsys, unix.FSMOUNT_CLOEXEC, attributes)
+	if err != nil {
+		return nil, fmt.Errorf("fsmount: %w", err)
+	}
+	defer unix.Close(mount) // it can't be used for ioctl; the mount is held by whoever has a file in it open
+	dir, err := unix.Openat(mount, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the %s on %s: %w", fsType, device, err)
+	}
+	return os.NewFile(uintptr(dir), device), nil
+}
+
 // mended are the bits of e2fsck's exit code which say that all is well now: e2fsck(8).
 const mended = 1 | 2
 
 // check mends an ext4 that was not unmounted, as far as nobody has to be asked. It fails if the device is in use.
 //
 // It goes on when the caller has given up: begun anew at each retry, it might never end.
-func check(ctx context.Context, dev *os.File) error {
-	ctx = context.WithoutCancel(ctx)
-	out, err := exec.CommandContext(ctx, "e2fsck", "-p", dev.Name()).CombinedOutput()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode()&^mended == 0 {
-		return nil
+func check(ctx context.Context, disk *os.File) error {
+	err := tool(context.WithoutCancel(ctx), disk, "e2fsck", "-p")
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		if exit.ExitCode()&^mended == 0 {
+			return nil
+		}
+		return fmt.Errorf("%w: %w", ErrFormat, err)
 	}
-	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("%w: e2fsck is not installed", errors.ErrUnsupported)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: e2fsck: %w: %.400s", ErrFormat, err, out)
-	}
-	return nil
+	return err
 }
 
 // formats say how each filesystem is made in a file. Nothing is kept back for root, and nothing is written twice.
@@ -117,16 +146,22 @@ func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error
 	if !ok {
 		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
 	}
-	cmd := exec.CommandContext(ctx, command[0], append(command[1:], "/proc/self/fd/3")...)
-	cmd.ExtraFiles = []*os.File{image}
+	return tool(ctx, image, command[0], command[1:]...)
+}
+
+// tool runs a program on a file, which is its last argument. It has no input, so it can't ask. Errors:
+// errors.ErrUnsupported if it isn't installed.
+func tool(ctx context.Context, file *os.File, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, append(args, "/proc/self/fd/3")...)
+	cmd.ExtraFiles = []*os.File{file}
 	out, err := cmd.CombinedOutput()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, command[0])
+		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, name)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil:
-		return fmt.Errorf("%s: %w: %.400s", command[0], err, out)
+		return fmt.Errorf("%s: %w: %.400s", name, err, bytes.TrimSpace(out))
 	}
 	return nil
 }

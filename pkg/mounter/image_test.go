@@ -3,6 +3,7 @@ package mounter
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -35,6 +36,57 @@ func (b *bench) unmount(paths ...string) {
 	}
 }
 
+// copyImage copies what is in an image to a new file, without its holes, as it is now.
+func (b *bench) copyImage(m Mount, name string) Mount {
+	b.t.Helper()
+	copied := m
+	copied.Source = filepath.Join(b.storage, name)
+	if err := sparseCopy(m.Source, copied.Source); err != nil {
+		b.t.Fatal(err)
+	}
+	return copied
+}
+
+func sparseCopy(from, to string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	block, zeros, size := make([]byte, 64<<10), make([]byte, 64<<10), int64(0)
+	for {
+		n, err := src.Read(block)
+		if string(block[:n]) != string(zeros[:n]) {
+			if _, err := dst.WriteAt(block[:n], size); err != nil {
+				return err
+			}
+		}
+		size += int64(n)
+		if err == io.EOF {
+			return dst.Truncate(size)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// newUUID calls NewUUID on an image.
+func (b *bench) newUUID(m Mount) error {
+	b.t.Helper()
+	f, err := os.OpenFile(m.Source, os.O_RDWR, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer f.Close()
+	return b.NewUUID(context.Background(), f, m.FSType, m.Sector)
+}
+
 func TestFakeKeepsTheContractOfImages(t *testing.T) {
 	testImageContract(t, func(t *testing.T) *bench {
 		return newBench(t, func(dir string) Mounter { return NewFake(dir) })
@@ -47,6 +99,35 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 	run := func(name string, test func(t *testing.T, b *bench)) {
 		t.Run(name, func(t *testing.T) { test(t, newBench(t)) })
 	}
+
+	run("a copy with another UUID is mounted beside its source", func(t *testing.T, b *bench) {
+		for _, fsType := range FSTypes() {
+			m := image(b, fsType, fsType)
+			copied := b.copyImage(m, fsType+"-copy")
+			b.mount(m, b.path(fsType))
+			if fsType == "xfs" {
+				b.refused(copied, b.path(fsType+"-copy"), ErrFormat)
+			}
+			if err := b.newUUID(m); !errors.Is(err, ErrBusy) {
+				t.Errorf("NewUUID of what is mounted = %v, want ErrBusy", err)
+			}
+			for range 2 {
+				if err := b.newUUID(copied); err != nil {
+					t.Fatalf("NewUUID: %v", err)
+				}
+				b.mount(copied, b.path(fsType+"-copy"))
+				b.unmount(b.path(fsType + "-copy"))
+			}
+			other := copied
+			for _, other.FSType = range append(FSTypes(), "minix") {
+				if err := b.newUUID(other); other.FSType != fsType && !errors.Is(err, ErrFormat) {
+					t.Errorf("NewUUID of a %s as %s = %v, want ErrFormat", fsType, other.FSType, err)
+				}
+			}
+			b.mount(copied, b.path(fsType+"-copy"))
+			b.unmount(b.path(fsType+"-copy"), b.path(fsType))
+		}
+	})
 
 	run("only what is attached is tuned", func(t *testing.T, b *bench) {
 		m := image(b, "mounted", "ext4")

@@ -195,6 +195,13 @@ func (l *loops) find(b backing) (n int, ok bool, err error) {
 	return 0, false, nil
 }
 
+// of returns the number of the device that has a file.
+func (l *loops) of(b backing) (n int, ok bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.find(b)
+}
+
 func (l *loops) remember(b backing, n int) {
 	if l.byFile == nil {
 		l.byFile = map[backing]int{}

@@ -108,6 +108,13 @@ type Mounter interface {
 	// isn't one of FSTypes, errors.ErrUnsupported where this machine can't make it.
 	Format(ctx context.Context, image *os.File, fsType string) error
 
+	// NewUUID gives the filesystem in an image that nobody uses another UUID, so that it can be mounted beside the one
+	// it was copied from. The copy may be one of a filesystem in use, as a power cut would leave it: then its log is
+	// replayed. sector is that of Mount. Nothing is made durable: image.Sync is the caller's. After an error, or a death
+	// in the middle, the image is to be thrown away. Errors: ErrFormat, ErrBusy, errors.ErrUnsupported where this machine
+	// lacks a program for it, or a kernel that mounts two such copies.
+	NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error
+
 	// Tune makes the device that has m's image, if one has it now, Buffered or not, and reads it ahead, as m says. Where
 	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.
 	Tune(ctx context.Context, m Mount) error
