@@ -30,6 +30,7 @@ import (
 const gcPercent = 50
 
 func main() {
+	mounter.Main()
 	o, err := parse(os.Args[1:], os.Getenv, os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -64,18 +65,18 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer l.close()
-	mount, err := mounter.New(o.kubeletDir)
-	if err != nil {
-		return err
-	}
-	if shared, err := mounter.IsShared(o.kubeletDir); err == nil && !shared {
-		log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", o.kubeletDir)
-	}
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
 	if err := o.checkNesting(resolved); err != nil {
 		return err
+	}
+	mount, err := mounter.New(o.kubeletDir, filepath.Join(o.stateDir, "frozen"))
+	if err != nil {
+		return err
+	}
+	if shared, err := mounter.IsShared(o.kubeletDir); err == nil && !shared {
+		log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", o.kubeletDir)
 	}
 	tracing, endTracing, err := driver.Tracing(ctx, o.driverName, release(), log)
 	if err != nil {

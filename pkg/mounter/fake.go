@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Fake is a Mounter that keeps its mounts in memory. It makes and removes the directories that are mounted on, as
@@ -215,6 +216,45 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 	}
 	_, err := image.WriteAt([]byte(rand.Text()), fakeUUID)
 	return err
+}
+
+// Freeze keeps its promise towards other calls. Files in what is mounted are not the fake's, and nobody waits for them.
+func (f *Fake) Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
+	for _, image := range images {
+		info, err := os.Lstat(image)
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return fmt.Errorf("%w: %s is not a file", ErrFormat, image)
+		}
+	}
+	release, err := f.images.lock(ctx, slices.Compact(slices.Sorted(slices.Values(images)))...)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if f.Err != nil {
+		return f.Err
+	}
+	end := time.Now().Add(limit)
+	ctx, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
+	err = cut(ctx)
+	if time.Now().After(end) && slices.ContainsFunc(images, f.isImage) {
+		err = errors.Join(err, fmt.Errorf("%w: it took longer than %s", ErrThawed, limit))
+	}
+	return err
+}
+
+// isImage reports whether the filesystem in a file is mounted.
+func (f *Fake) isImage(file string) bool {
+	for _, m := range f.Mounts() {
+		if m.Source == file && m.Kind != Disk && m.Kind != Device {
+			return true
+		}
+	}
+	return false
 }
 
 // Tune changes what Mounts returns.

@@ -8,7 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
+
+// eternity is a limit that no test reaches, unless it hangs.
+const eternity = 5 * time.Minute
 
 // fakeImage makes a file for an image of a fake, with a filesystem unless fsType is "".
 func (b *bench) fakeImage(name, fsType string) Mount {
@@ -100,6 +104,117 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		t.Run(name, func(t *testing.T) { test(t, newBench(t)) })
 	}
 
+	run("a freeze calls cut once and returns its error", func(t *testing.T, b *bench) {
+		mounted, idle, disk := image(b, "mounted", "ext4"), image(b, "idle", "ext4"), image(b, "disk", "")
+		b.mount(mounted, b.path("mounted"))
+		b.mount(disk, b.path("disk"))
+		for _, images := range [][]string{
+			{}, {mounted.Source}, {idle.Source}, {disk.Source}, {mounted.Source, mounted.Source}, {idle.Source, mounted.Source, disk.Source},
+		} {
+			for _, want := range []error{nil, errors.New("on demand")} {
+				calls := 0
+				err := b.Freeze(ctx, images, eternity, func(ctx context.Context) error {
+					if _, ok := ctx.Deadline(); !ok {
+						t.Error("cut has no deadline")
+					}
+					calls++
+					return want
+				})
+				if err != want || calls != 1 {
+					t.Errorf("%v: Freeze = %v, want %v; cut was called %d times", images, err, want, calls)
+				}
+			}
+		}
+		b.unmount(b.path("mounted"), b.path("disk"))
+	})
+
+	run("a freeze of what is no image fails before the cut", func(t *testing.T, b *bench) {
+		m, link := image(b, "image", "ext4"), filepath.Join(b.storage, "link")
+		if err := os.Symlink(m.Source, link); err != nil {
+			t.Skipf("no symbolic links here: %v", err)
+		}
+		for path, want := range map[string]error{filepath.Join(b.storage, "none"): fs.ErrNotExist, link: ErrFormat, b.storage: ErrFormat} {
+			err := b.Freeze(ctx, []string{m.Source, path}, eternity, func(context.Context) error {
+				t.Error("cut was called")
+				return nil
+			})
+			if !errors.Is(err, want) {
+				t.Errorf("Freeze of %s = %v, want %v", path, err, want)
+			}
+		}
+	})
+
+	run("what lasts longer than the limit is no point in time", func(t *testing.T, b *bench) {
+		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
+		b.mount(m, b.path("mounted"))
+		onDemand := errors.New("on demand")
+		for _, want := range []error{nil, onDemand} {
+			cut := func(ctx context.Context) error {
+				<-ctx.Done()
+				return want
+			}
+			if err := b.Freeze(ctx, []string{m.Source}, time.Millisecond, cut); !errors.Is(err, ErrThawed) {
+				t.Errorf("Freeze = %v, want ErrThawed", err)
+			}
+			if err := b.Freeze(ctx, []string{idle.Source}, time.Millisecond, cut); err != want {
+				t.Errorf("Freeze of what nobody uses = %v, want %v", err, want)
+			}
+		}
+		b.unmount(b.path("mounted"))
+	})
+
+	run("while an image is frozen nothing else is done to it", func(t *testing.T, b *bench) {
+		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
+		b.mount(m, b.path("mounted"))
+		b.mount(m.Again(b.path("mounted")), b.path("again"))
+		for name, call := range map[string]func(ctx context.Context) error{
+			"Unmount":            func(ctx context.Context) error { return b.Unmount(ctx, b.path("mounted")) },
+			"Remove":             func(ctx context.Context) error { return b.Remove(ctx, b.path("again")) },
+			"Mount":              func(ctx context.Context) error { return b.Mount(ctx, m, b.path("other")) },
+			"Mount of idle":      func(ctx context.Context) error { return b.Mount(ctx, idle, b.path("idle")) },
+			"Mount once more":    func(ctx context.Context) error { return b.Mount(ctx, m.Again(b.path("mounted")), b.path("more")) },
+			"Grow":               func(ctx context.Context) error { return b.Grow(ctx, m, b.path("mounted")) },
+			"Tune":               func(ctx context.Context) error { return b.Tune(ctx, m) },
+			"another Freeze":     func(ctx context.Context) error { return b.Freeze(ctx, []string{idle.Source}, eternity, nothing) },
+			"a Freeze of others": func(ctx context.Context) error { return b.Freeze(ctx, []string{m.Source}, eternity, nothing) },
+		} {
+			done := make(chan error, 1)
+			err := b.Freeze(ctx, []string{m.Source, idle.Source}, eternity, func(context.Context) error {
+				short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+				defer cancel()
+				if err := call(short); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%s during a freeze = %v, want DeadlineExceeded", name, err)
+				}
+				go func() { done <- call(ctx) }()
+				return nil
+			})
+			if err := errors.Join(err, <-done); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			b.unmount(b.path("idle"), b.path("more"), b.path("other"), b.path("again"), b.path("mounted"))
+			b.mount(m, b.path("mounted"))
+			b.mount(m.Again(b.path("mounted")), b.path("again"))
+		}
+		b.unmount(b.path("again"), b.path("mounted"))
+	})
+
+	run("a cut that panics leaves nothing behind", func(t *testing.T, b *bench) {
+		m := image(b, "mounted", "ext4")
+		b.mount(m, b.path("mounted"))
+		func() {
+			defer func() {
+				if got := recover(); got != "on demand" {
+					t.Errorf("recovered %v", got)
+				}
+			}()
+			b.Freeze(ctx, []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
+		}()
+		if err := b.Freeze(ctx, []string{m.Source}, eternity, nothing); err != nil {
+			t.Error(err)
+		}
+		b.unmount(b.path("mounted"))
+	})
+
 	run("a copy with another UUID is mounted beside its source", func(t *testing.T, b *bench) {
 		for _, fsType := range FSTypes() {
 			m := image(b, fsType, fsType)
@@ -153,6 +268,8 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		b.unmount(b.path("mounted"))
 	})
 }
+
+func nothing(context.Context) error { return nil }
 
 func TestTheFakeRemembersHowItWasTuned(t *testing.T) {
 	fake := NewFake(t.TempDir())

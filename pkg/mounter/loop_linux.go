@@ -254,23 +254,47 @@ func (l *loops) users(b backing) ([]string, error) {
 	if err != nil || !ok {
 		return nil, err
 	}
-	node := loopPath(n)
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-		onIt := i.Source == node || (i.Major == loopMajor && i.Minor == n)
-		return !onIt && i.Root != strings.TrimPrefix(node, "/dev"), false
-	})
+	filesystems, nodes, err := mountsOf(n)
 	if err != nil {
 		return nil, err
 	}
 	paths := []string{}
-	for _, i := range infos {
+	for _, i := range slices.Concat(filesystems, nodes) {
 		paths = append(paths, i.Mountpoint)
 	}
 	if len(paths) == 0 && !released(n, b) {
-		paths = append(paths, node)
+		paths = append(paths, loopPath(n))
 	}
 	slices.Sort(paths)
 	return paths, nil
+}
+
+// mountsOf returns the mounts of what is on a device, and those of its node.
+func mountsOf(n int) (filesystems, nodes []*mountinfo.Info, err error) {
+	node := loopPath(n)
+	_, err = mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		switch {
+		case i.Source == node, i.Major == loopMajor && i.Minor == n:
+			filesystems = append(filesystems, i)
+		case i.Root == strings.TrimPrefix(node, "/dev"):
+			nodes = append(nodes, i)
+		}
+		return true, false // it is kept here
+	})
+	return filesystems, nodes, err
+}
+
+// isClaimed reports whether something has a device for itself: a filesystem that is mounted, here or where it isn't
+// seen, or that lives on without a mount because it is frozen.
+func isClaimed(n int) (bool, error) {
+	fd, err := unix.Open(loopPath(n), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return true, nil
+	}
+	if err != nil {
+		return false, &fs.PathError{Op: "open", Path: loopPath(n), Err: err}
+	}
+	return false, unix.Close(fd)
 }
 
 // released reports whether a device that nobody has mounted gives its file up. It goes with whoever has it open last,

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Kind is the way in which a Mount is made.
@@ -77,6 +78,7 @@ var (
 	ErrOption   = errors.New("mount option not allowed")    // not on the list of this kind
 	ErrReadOnly = errors.New("it is read-only")             // asked for writing
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
+	ErrThawed   = errors.New("no longer one point in time") // what was cut while a freeze did not last
 )
 
 // Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
@@ -114,6 +116,21 @@ type Mounter interface {
 	// in the middle, the image is to be thrown away. Errors: ErrFormat, ErrBusy, errors.ErrUnsupported where this machine
 	// lacks a program for it, or a kernel that mounts two such copies.
 	NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error
+
+	// Freeze calls cut while nothing is written to the filesystems in these images, as far as they are mounted here.
+	// The images are absolute paths of files. While it runs no other call of this Mounter mounts, unmounts or changes
+	// one of them: those wait, so cut must make none. A Disk or Device can't be frozen: what was written to it is handed
+	// on to its image, and it is written to on.
+	//
+	// cut is called once, or not at all if there is an error before, and its context ends after limit. Whoever writes
+	// waits meanwhile and can't be killed, so cut must not touch what is mounted, and be short. Its error is returned as
+	// it is, or joined with ErrThawed. When Freeze returns, or panics with cut, nothing is frozen by it; when this process
+	// dies in the middle, a second one ends the freeze at once, or the next New does. See Main.
+	//
+	// Errors: ErrThawed if a freeze took or lasted longer than limit, or somebody else ended it, so that what was cut is of
+	// no use; ErrBusy if one is frozen by somebody else, or used where it can't be seen from here; ErrFormat for what is
+	// no file.
+	Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 
 	// Tune makes the device that has m's image, if one has it now, Buffered or not, and reads it ahead, as m says. Where
 	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.

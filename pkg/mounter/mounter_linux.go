@@ -26,17 +26,21 @@ const maxLayers = 32
 // linux is the Mounter of Linux 5.8 and newer. It asks the kernel by system calls whose cost doesn't grow with the
 // number of mounts, and parses mountinfo only where a source must be found by name (Users).
 type linux struct {
-	dir    string // the kubelet directory, as callers spell it
-	real   string // the same without links
-	known  known
-	loops  loops
-	images locks[backing] // held by whoever mounts, unmounts or changes what is in a file
-	legacy atomic.Bool    // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	dir     string // the kubelet directory, as callers spell it
+	real    string // the same without links
+	state   string // a directory of its own, for the records of what is frozen
+	known   known
+	loops   loops
+	images  locks[backing] // held by whoever mounts, unmounts, changes or freezes what is in a file
+	freezes chan struct{}  // has a place for each freeze that may be
+	legacy  atomic.Bool    // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
-// New returns the Mounter of this machine for paths below dir, the kubelet directory, which must exist.
+// New returns the Mounter of this machine for paths below dir, the kubelet directory, which must exist. In state, a
+// directory that it makes where it is missing, nothing else may be, and it must outlive this process. What an earlier
+// one left frozen is thawed first of all; if it can't be, that is an error, as pods would hang for ever in silence.
 // It needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
-func New(dir string) (Mounter, error) {
+func New(dir, state string) (Mounter, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err
 	}
@@ -47,8 +51,14 @@ func New(dir string) (Mounter, error) {
 	if err := mayMount(); err != nil {
 		return nil, err
 	}
-	l := &linux{dir: dir, real: real}
+	l := &linux{dir: dir, real: real, state: state, freezes: make(chan struct{}, maxFreezes)}
 	if err := l.checkKernel(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, fmt.Errorf("directory for records of what is frozen: %w", err)
+	}
+	if err := l.thawLeft(); err != nil {
 		return nil, err
 	}
 	if err := l.findMounts(); err != nil {

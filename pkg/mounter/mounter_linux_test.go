@@ -24,8 +24,16 @@ import (
 var noNamespace error
 
 func TestMain(m *testing.M) {
+	Main()
+	if os.Getenv(asFreezer) != "" {
+		os.Exit(freezer())
+	}
 	noNamespace = namespace.Enter()
-	os.Exit(m.Run())
+	code := m.Run()
+	if freezerDir != "" {
+		os.RemoveAll(freezerDir)
+	}
+	os.Exit(code)
 }
 
 func realMounter(t *testing.T, change ...func(*linux)) func(string) Mounter {
@@ -33,7 +41,7 @@ func realMounter(t *testing.T, change ...func(*linux)) func(string) Mounter {
 		namespace.Skip(t, noNamespace)
 	}
 	return func(dir string) Mounter {
-		m, err := New(dir)
+		m, err := New(dir, filepath.Join(filepath.Dir(dir), "frozen"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +377,7 @@ func TestWithoutTheCapabilityThereIsNoMounter(t *testing.T) {
 			failed <- err
 			return
 		}
-		_, err := New(dir)
+		_, err := New(dir, dir)
 		failed <- err
 	}()
 	if err := <-failed; !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_SYS_ADMIN") {

@@ -128,3 +128,20 @@ func loopOf(t *testing.T, m Mount) string {
 	}
 	return strings.TrimSpace(string(out))
 }
+
+func TestADeviceIsTunedWhileItIsWrittenTo(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "xfs")
+	b.mount(m, b.path("staging"))
+	w := b.newWriter(b.path("staging", "f"))
+	for i := range 20 {
+		m.Buffered = i%2 == 0
+		if err := b.Tune(context.Background(), m); err != nil {
+			t.Error(err)
+		}
+		w.goesOn(t)
+	}
+	w.end()
+	lastOf(t, b.path("staging", "f"))
+	b.unmount(b.path("staging"))
+}

@@ -133,7 +133,7 @@ func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m, err := mounter.New(kubelet)
+	m, err := mounter.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
 		t.Errorf("Delete = %v, want ErrInUse that says where", err)
 	}
 	b.Close() // a new driver, and one that knows nothing of the mount
-	m, err = mounter.New(kubelet)
+	m, err = mounter.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 
 func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 	w := newDisk(t, "size=4m")
-	real, err := mounter.New(filepath.Dir(w.cfg.Root))
+	real, err := mounter.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}

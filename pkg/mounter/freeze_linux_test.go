@@ -1,0 +1,807 @@
+package mounter
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+)
+
+// patient is how long a test waits for what must happen.
+const patient = time.Minute
+
+// await waits until is returns true.
+func await(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patient); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in %s: %s", patient, what)
+		}
+	}
+}
+
+// newFreezeBench is a bench on which images can be frozen. Whatever a test does, nothing is frozen when it is over:
+// who writes to that can't be killed.
+func newFreezeBench(t *testing.T) *bench {
+	b := newLoopBench(t)
+	t.Cleanup(func() {
+		b.thaw()
+		await(t, "the watchdogs end", func() bool { return len(b.watchdogs()) == 0 })
+		if left, err := os.ReadDir(b.state()); err != nil || len(left) > 0 {
+			t.Errorf("records are left: %v, %v", left, err)
+		}
+	})
+	return b
+}
+
+// thaw thaws what is left frozen, mounted or not.
+func (b *bench) thaw() {
+	b.t.Helper()
+	for _, file := range b.loops() {
+		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
+		for _, fsType := range FSTypes() {
+			m, err := mountNowhere(device, fsType)
+			if err != nil {
+				continue
+			}
+			if fsIoctl(m, thawFS) == nil {
+				b.t.Errorf("%s was left frozen", device)
+			}
+			m.Close()
+		}
+	}
+}
+
+func (b *bench) state() string { return filepath.Join(filepath.Dir(b.kubelet), "frozen") }
+
+// restart makes a Mounter as a new process does.
+func (b *bench) restart() {
+	b.t.Helper()
+	b.Mounter = realMounter(b.t)(b.kubelet)
+}
+
+// watchdogs returns the processes that watch over what is mounted on this bench.
+func (b *bench) watchdogs() (pids []int) {
+	b.t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, file := range all {
+		if line, _ := os.ReadFile(file); !bytes.HasPrefix(line, []byte(watchdogName+"\x00")) {
+			continue
+		}
+		mount, _ := os.Readlink(filepath.Join(filepath.Dir(file), "fd", strconv.Itoa(firstMount)))
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && strings.HasPrefix(mount, b.kubelet) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// isFrozen reports whether what is mounted at path is frozen.
+func isFrozen(t testing.TB, path string) bool {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := fsIoctl(f, freezeFS); errors.Is(err, unix.EBUSY) {
+		return true
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if err := fsIoctl(f, thawFS); err != nil {
+		t.Fatal(err)
+	}
+	return false
+}
+
+// writer writes 1, 2, 3… to files, to each when the number is durable in the one before, until the test is over.
+type writer struct {
+	files []string
+	last  atomic.Uint64 // that is durable in all files
+	stop  chan struct{}
+	done  chan error
+}
+
+func (b *bench) newWriter(files ...string) *writer {
+	w := &writer{files: files, stop: make(chan struct{}), done: make(chan error, 1)}
+	go func() { w.done <- w.write() }()
+	b.t.Cleanup(func() {
+		b.thaw() // else it would never end
+		if err := w.end(); err != nil {
+			b.t.Errorf("the writer: %v", err)
+		}
+	})
+	return w
+}
+
+func (w *writer) write() error {
+	var open []*os.File
+	for _, name := range w.files {
+		f, err := os.Create(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		open = append(open, f)
+	}
+	for n := uint64(1); ; n++ {
+		for _, f := range open {
+			if _, err := f.Write(binary.LittleEndian.AppendUint64(nil, n)); err != nil {
+				return err
+			}
+			if err := f.Sync(); err != nil {
+				return err
+			}
+		}
+		w.last.Store(n)
+		select {
+		case <-w.stop:
+			return nil
+		default:
+		}
+	}
+}
+
+// goesOn waits until something new is durable.
+func (w *writer) goesOn(t testing.TB) {
+	t.Helper()
+	before := w.last.Load()
+	await(t, "the writer goes on", func() bool { return w.last.Load() > before+1 })
+}
+
+// end ends the writer and returns what went wrong. To do it twice is fine.
+func (w *writer) end() error {
+	select {
+	case <-w.stop:
+	default:
+		close(w.stop)
+	}
+	err := <-w.done
+	w.done <- err
+	return err
+}
+
+// lastOf returns the last number in such a file.
+func lastOf(t testing.TB, file string) uint64 {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data = data[:len(data)/8*8]
+	for n := range len(data) / 8 {
+		if got := binary.LittleEndian.Uint64(data[8*n:]); got != uint64(n+1) {
+			t.Fatalf("%s: number %d of %d is %d", file, n+1, len(data)/8, got)
+		}
+	}
+	return uint64(len(data) / 8)
+}
+
+func TestAFreezeIsAPointInTime(t *testing.T) {
+	for _, fsType := range FSTypes() {
+		t.Run(fsType, func(t *testing.T) {
+			b := newFreezeBench(t)
+			m := b.image("image", fsType)
+			b.mount(m, b.path("staging"))
+			w := b.newWriter(b.path("staging", "f"))
+			w.goesOn(t)
+			copied := b.copyImage(m, "copy") // torn, to be written over
+			var before, after uint64
+			err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+				if len(b.watchdogs()) != 1 || !isFrozen(t, b.path("staging")) {
+					t.Errorf("in the middle there are the watchdogs %v", b.watchdogs())
+				}
+				before = w.last.Load()
+				err := sparseCopy(m.Source, copied.Source)
+				after = w.last.Load()
+				return err
+			})
+			if err != nil || after > before+1 { // one was durable, and not said yet
+				t.Errorf("Freeze = %v; from %d, %d was written in the middle", err, before, after)
+			}
+			w.goesOn(t)
+			if fsType == "ext4" {
+				if out, err := exec.Command("e2fsck", "-fn", copied.Source).CombinedOutput(); err != nil {
+					t.Errorf("e2fsck: %v, %s", err, out)
+				}
+			}
+			if fsType == btrfs {
+				f, err := os.Open(copied.Source)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if super, err := readBtrfs(f); err != nil || super.log != 0 {
+					t.Errorf("the copy's superblock is %+v, %v: it has a log", super, err)
+				}
+				f.Close()
+			}
+			if err := b.newUUID(copied); err != nil {
+				t.Fatal(err)
+			}
+			b.mount(copied, b.path("copy"))
+			if got := lastOf(t, b.path("copy", "f")); got < before || got > after+1 {
+				t.Errorf("the copy has %d, and was made at %d to %d", got, before, after)
+			}
+			w.end()
+			b.unmount(b.path("copy"), b.path("staging"))
+		})
+	}
+}
+
+func TestTwoImagesAreFrozenAtOnce(t *testing.T) {
+	b := newFreezeBench(t)
+	first, second := b.image("first", "ext4"), b.image("second", "xfs")
+	b.mount(first, b.path("first"))
+	b.mount(second, b.path("second"))
+	w := b.newWriter(b.path("first", "f"), b.path("second", "f"))
+	w.goesOn(t)
+	var one, two Mount
+	err := b.Freeze(context.Background(), []string{first.Source, second.Source}, eternity, func(context.Context) error {
+		one, two = b.copyImage(first, "one"), b.copyImage(second, "two")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.goesOn(t)
+	w.end()
+	b.unmount(b.path("first"), b.path("second"))
+	b.mount(one, b.path("one"))
+	b.mount(two, b.path("two"))
+	early, late := lastOf(t, b.path("one", "f")), lastOf(t, b.path("two", "f"))
+	if late > early || early > late+1 {
+		t.Errorf("the copy of the first has %d, that of the second, which is written later, %d", early, late)
+	}
+	b.unmount(b.path("one"), b.path("two"))
+}
+
+func TestAFreezeDoesNotOutlastItsLimit(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "xfs")
+	b.mount(m, b.path("staging"))
+	w := b.newWriter(b.path("staging", "f"))
+	w.goesOn(t)
+	err := b.Freeze(context.Background(), []string{m.Source}, time.Second, func(context.Context) error {
+		w.goesOn(t) // and whoever hangs in here harms nobody
+		w.goesOn(t)
+		return nil
+	})
+	if !errors.Is(err, ErrThawed) {
+		t.Errorf("Freeze = %v, want ErrThawed", err)
+	}
+	w.end()
+	b.unmount(b.path("staging"))
+}
+
+func TestAFreezeThatAStrangerEndsIsSaid(t *testing.T) {
+	b := newFreezeBench(t)
+	m, other := b.image("image", "ext4"), b.image("other", "ext4")
+	b.mount(m, b.path("staging"))
+	b.mount(other, b.path("other"))
+	onDemand := errors.New("on demand")
+	for _, want := range []error{nil, onDemand} {
+		err := b.Freeze(context.Background(), []string{m.Source, other.Source}, eternity, func(context.Context) error {
+			f, err := os.Open(b.path("staging"))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return errors.Join(fsIoctl(f, thawFS), want)
+		})
+		if !errors.Is(err, ErrThawed) || !errors.Is(err, want) && want != nil || !strings.Contains(err.Error(), m.Source) {
+			t.Errorf("Freeze = %v, want ErrThawed that says of what, and %v", err, want)
+		}
+		if isFrozen(t, b.path("staging")) || isFrozen(t, b.path("other")) {
+			t.Error("it is frozen still")
+		}
+	}
+	b.unmount(b.path("staging"), b.path("other"))
+}
+
+func TestWhatAStrangerHasFrozenStaysSo(t *testing.T) {
+	b := newFreezeBench(t)
+	paths := map[string]string{} // of mounts, by image
+	for _, name := range []string{"one", "two"} {
+		m := b.image(name, "ext4")
+		b.mount(m, b.path(name))
+		paths[m.Source] = b.path(name)
+	}
+	images, err := imagesAt([]string{filepath.Join(b.storage, "one"), filepath.Join(b.storage, "two")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := images[0].Path, images[1].Path
+	f, err := os.Open(paths[second])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := fsIoctl(f, freezeFS); err != nil {
+		t.Fatal(err)
+	}
+	defer fsIoctl(f, thawFS)
+	err = b.Freeze(context.Background(), []string{first, second}, eternity, func(context.Context) error {
+		t.Error("cut was called")
+		return nil
+	})
+	if !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), second) {
+		t.Errorf("Freeze = %v, want ErrBusy that names %s", err, second)
+	}
+	if isFrozen(t, paths[first]) || !isFrozen(t, paths[second]) {
+		t.Error("ours is frozen still, or the stranger's isn't")
+	}
+	if err := fsIoctl(f, thawFS); err != nil {
+		t.Error(err)
+	}
+	f.Close()
+	b.unmount(b.path("one"), b.path("two"))
+}
+
+func TestAPanicInTheMiddleOfAFreeze(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "btrfs")
+	b.mount(m, b.path("staging"))
+	w := b.newWriter(b.path("staging", "f"))
+	w.goesOn(t)
+	func() {
+		defer func() { recover() }()
+		b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
+	}()
+	w.goesOn(t)
+	w.end()
+	b.unmount(b.path("staging"))
+}
+
+func TestAnImageThatIsMountedByHandIsFrozen(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "ext4")
+	outside := filepath.Join(b.storage, "by hand")
+	mkdir(t, outside)
+	if out, err := exec.Command("mount", "-o", "loop", m.Source, outside).CombinedOutput(); err != nil {
+		t.Fatalf("%v, %s", err, out)
+	}
+	defer unix.Unmount(outside, 0)
+	// The mount is hidden by another one; then there is a second one, of a directory.
+	inner := filepath.Join(b.storage, "inner")
+	mkdir(t, inner)
+	mkdir(t, filepath.Join(outside, "sub"))
+	for _, hidden := range []bool{false, true} {
+		if hidden {
+			if err := errors.Join(
+				unix.Mount(filepath.Join(outside, "sub"), inner, "", unix.MS_BIND, ""),
+				unix.Mount("none", outside, "tmpfs", 0, "size=1m"),
+			); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Unmount(inner, 0)
+			defer unix.Unmount(outside, 0)
+		}
+		err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+			if path := map[bool]string{false: outside, true: inner}[hidden]; !isFrozen(t, path) {
+				t.Errorf("hidden %v: it isn't frozen", hidden)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("hidden %v: Freeze = %v", hidden, err)
+		}
+	}
+}
+
+func TestWhatWasWrittenToADeviceIsInItsImageAtTheCut(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "")
+	m.Buffered = true
+	b.mount(m, b.path("staging"))
+	b.mount(m.Again(b.path("staging")), b.path("target"))
+	dev, err := os.OpenFile(b.path("target"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	want := bytes.Repeat([]byte("hello"), 1<<20)
+	if _, err := dev.WriteAt(want, 4096); err != nil {
+		t.Fatal(err)
+	}
+	err = b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+		got := make([]byte, len(want))
+		image, err := os.Open(m.Source)
+		if err != nil {
+			return err
+		}
+		defer image.Close()
+		if _, err := image.ReadAt(got, 4096); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("what was written isn't in the image, %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	dev.Close()
+	b.unmount(b.path("target"), b.path("staging"))
+}
+
+// elsewhere mounts an image in another mount namespace, until the result is called.
+func (b *bench) elsewhere(m Mount) (end func()) {
+	b.t.Helper()
+	dir := filepath.Join(b.storage, "elsewhere")
+	mkdir(b.t, dir)
+	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -o loop "$1" "$2" && echo mounted && read line`, "sh", m.Source, dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.t.Skip(err)
+	}
+	end = sync.OnceFunc(func() {
+		stdin.Close()
+		cmd.Wait() // its read fails
+		await(b.t, "the device goes", func() bool { return len(b.loops()) == 0 })
+	})
+	b.t.Cleanup(end)
+	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		b.t.Fatal(err)
+	}
+	return end
+}
+
+func TestAnImageThatIsUsedWhereItIsNotSeenIsNotCut(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "ext4")
+	end := b.elsewhere(m)
+	err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+		t.Error("cut was called")
+		return nil
+	})
+	if !errors.Is(err, ErrBusy) {
+		t.Errorf("Freeze = %v, want ErrBusy", err)
+	}
+	end()
+}
+
+func TestManyFreezesAtOnce(t *testing.T) {
+	b := newFreezeBench(t)
+	images := make([]string, maxFreezes+2)
+	for i := range images {
+		name := fmt.Sprint("image", i)
+		m := b.image(name, "ext4")
+		b.mount(m, b.path(name))
+		images[i] = m.Source
+	}
+	var inside atomic.Int64
+	full := make(chan struct{})
+	isFull := sync.OnceFunc(func() { close(full) })
+	alone := func(context.Context) error {
+		defer inside.Add(-1)
+		if inside.Add(1) == maxFreezes {
+			isFull()
+		}
+		<-full
+		time.Sleep(10 * time.Millisecond) // for one more, which must not come
+		if n := inside.Load(); n > maxFreezes || len(b.watchdogs()) > maxFreezes {
+			t.Errorf("%d freezes, the watchdogs %v", n, b.watchdogs())
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	for i := range images {
+		wg.Go(func() {
+			if err := b.Freeze(context.Background(), images[i:i+1], eternity, alone); err != nil {
+				t.Error(err)
+			}
+			for range 3 { // each with its neighbour, in any order
+				pair := []string{images[i], images[(i+1)%len(images)]}
+				if err := b.Freeze(context.Background(), pair, eternity, nothing); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range images {
+		b.unmount(b.path(fmt.Sprint("image", i)))
+	}
+}
+
+func TestAProgramWithoutAWatchdogFreezesNothing(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	mainIsOurs.Store(false)
+	defer mainIsOurs.Store(true)
+	err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+		t.Error("cut was called")
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "mounter.Main") {
+		t.Errorf("Freeze = %v, want an error that says what to do", err)
+	}
+	b.unmount(b.path("staging"))
+}
+
+// asFreezer is set in the environment where this test's binary is to be the program below: the bench's kubelet
+// directory, and the images, one to a line.
+const asFreezer = "CAUSEWAY_TEST_FREEZER"
+
+// freezer freezes images and never lets go.
+func freezer() int {
+	args := strings.Split(os.Getenv(asFreezer), "\n")
+	m, err := New(args[0], filepath.Join(filepath.Dir(args[0]), "frozen"))
+	if err == nil {
+		err = m.Freeze(context.Background(), args[1:], eternity, func(context.Context) error {
+			fmt.Println("frozen")
+			if os.Getenv(crashpoint.Env) == "" {
+				select {}
+			}
+			return nil
+		})
+	}
+	fmt.Println(err)
+	return 1
+}
+
+// buildFreezer builds this test's binary so that it knows crash points.
+var buildFreezer = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "freezer")
+	if err != nil {
+		return "", err
+	}
+	freezerDir = dir
+	bin := filepath.Join(dir, "freezer")
+	if out, err := exec.Command("go", "test", "-c", "-tags", "crashpoints", "-o", bin, ".").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go test -c: %w: %s", err, out)
+	}
+	return bin, nil
+})
+
+// freezerDir holds the binary once it is built.
+var freezerDir string
+
+// startFreezer starts a program that freezes images, dies at a crash point if there is one, and says what it says.
+func (b *bench) startFreezer(crashAt string, images ...string) (cmd *exec.Cmd, said io.Reader) {
+	b.t.Helper()
+	return b.startFreezerAs(&syscall.SysProcAttr{}, crashAt, images...)
+}
+
+func (b *bench) startFreezerAs(attr *syscall.SysProcAttr, crashAt string, images ...string) (cmd *exec.Cmd, said io.Reader) {
+	b.t.Helper()
+	bin, err := buildFreezer()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	cmd = exec.Command(bin)
+	cmd.SysProcAttr = attr
+	cmd.Env = append(os.Environ(), crashpoint.Env+"="+crashAt, asFreezer+"="+strings.Join(append([]string{b.kubelet}, images...), "\n"))
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return cmd, stdout
+}
+
+func TestTheWatchdogThawsWhenItsParentDies(t *testing.T) {
+	for _, point := range []string{"freeze:recorded", "freeze:frozen", "freeze:cut", "freeze:thawed"} {
+		t.Run(point, func(t *testing.T) {
+			b := newFreezeBench(t)
+			m, other := b.image("image", "xfs"), b.image("other", "ext4")
+			b.mount(m, b.path("staging"))
+			b.mount(other, b.path("other"))
+			w := b.newWriter(b.path("staging", "f"), b.path("other", "f"))
+			w.goesOn(t)
+			cmd, said := b.startFreezer(point, m.Source, other.Source)
+			if text, err := io.ReadAll(said); err != nil || strings.Trim(string(text), "frozen\n") != "" {
+				t.Errorf("it said %s, %v", text, err)
+			}
+			cmd.Wait()
+			if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
+				t.Errorf("it ended with %v", cmd.ProcessState)
+			}
+			w.goesOn(t)
+			if records, err := os.ReadDir(b.state()); err != nil || len(records) != 1 {
+				t.Errorf("the records are %v, %v", records, err)
+			}
+			await(t, "the watchdog ends", func() bool { return len(b.watchdogs()) == 0 })
+			b.restart()
+			w.end()
+			b.unmount(b.path("staging"), b.path("other"))
+		})
+	}
+}
+
+func TestTheNextMounterThawsWhenTheWatchdogDiedToo(t *testing.T) {
+	for _, fsType := range FSTypes() {
+		for _, unmounted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, unmounted %v", fsType, unmounted), func(t *testing.T) {
+				b := newFreezeBench(t)
+				m := b.image("image", fsType)
+				b.mount(m, b.path("staging"))
+				if err := os.WriteFile(b.path("staging", "f"), []byte("hello"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				cmd, said := b.startFreezer("", m.Source)
+				if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || line != "frozen\n" {
+					t.Fatalf("it said %s, %v", line, err)
+				}
+				for _, pid := range b.watchdogs() {
+					if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+						t.Fatal(err)
+					}
+				}
+				await(t, "the watchdog ends", func() bool { return len(b.watchdogs()) == 0 })
+				cmd.Process.Kill()
+				cmd.Wait()
+				if !isFrozen(t, b.path("staging")) {
+					t.Fatal("nothing is frozen: that proves nothing")
+				}
+				var w *writer
+				if unmounted {
+					await(t, "somebody unmounts it", func() bool { return unix.Unmount(b.path("staging"), 0) == nil })
+					if len(b.loops()) != 1 {
+						t.Fatalf("attached: %v: that proves nothing", b.loops())
+					}
+				} else {
+					w = b.newWriter(b.path("staging", "w"))
+				}
+				b.restart()
+				b.restart()
+				if unmounted {
+					await(t, "the device goes", func() bool { return len(b.loops()) == 0 })
+					b.mount(m, b.path("staging"))
+				} else {
+					w.goesOn(t)
+					w.end()
+				}
+				if got, err := os.ReadFile(b.path("staging", "f")); string(got) != "hello" {
+					t.Errorf("it shows %q, %v", got, err)
+				}
+				b.unmount(b.path("staging"))
+			})
+		}
+	}
+}
+
+// TestADriverThatIsTheFirstProcessOfItsContainer: the kernel ends the watchdog with it, perhaps before it has thawed.
+func TestADriverThatIsTheFirstProcessOfItsContainer(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	w := b.newWriter(b.path("staging", "f"))
+	cmd, said := b.startFreezerAs(&syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}, "", m.Source)
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || line != "frozen\n" {
+		t.Fatalf("it said %s, %v", line, err)
+	}
+	if len(b.watchdogs()) != 1 || !isFrozen(t, b.path("staging")) {
+		t.Errorf("there are the watchdogs %v", b.watchdogs())
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	t.Logf("without a new Mounter it is frozen: %v", isFrozen(t, b.path("staging")))
+	b.restart()
+	w.goesOn(t)
+	w.end()
+	b.unmount(b.path("staging"))
+}
+
+// leave writes a record as of a process that died.
+func (b *bench) leave(images ...frozen) string {
+	b.t.Helper()
+	data, err := json.Marshal(images)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return b.leaveRaw(data)
+}
+
+func (b *bench) leaveRaw(data []byte) string {
+	b.t.Helper()
+	path := filepath.Join(b.state(), "1.json")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	return path
+}
+
+func TestRecordsWithNothingToThawAreRemoved(t *testing.T) {
+	b := newFreezeBench(t)
+	idle, mounted, disk := b.image("idle", "ext4"), b.image("mounted", "ext4"), b.image("disk", "xfs")
+	// The disk has a filesystem whose log is not empty. It is a pod's: nobody may mount it.
+	b.mount(disk, b.path("first"))
+	if err := os.WriteFile(b.path("first", "f"), []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Freeze(context.Background(), []string{disk.Source}, eternity, func(context.Context) error {
+		disk = b.copyImage(disk, "disk-copy")
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.unmount(b.path("first"))
+	disk.Kind, disk.FSType = Disk, ""
+	b.mount(disk, b.path("disk"))
+	b.mount(mounted, b.path("mounted"))
+	before := b.copyImage(disk, "before")
+	images, err := imagesAt([]string{idle.Source, mounted.Source, disk.Source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range images {
+		images[i].FSType = "xfs"
+	}
+	b.leave(append(images, frozen{Path: "gone", Dev: 1, Ino: 2, Loop: 4711, FSType: "ext4"})...)
+	b.restart()
+	b.leave()
+	b.restart()
+	for _, torn := range []string{"", "[{\"path\":", strings.Repeat("\x00", 100)} {
+		b.leaveRaw([]byte(torn))
+		b.restart()
+	}
+	b.run(disk, "cmp", before.Source)
+	b.unmount(b.path("disk"), b.path("mounted"))
+}
+
+func TestAStartThatCannotThawSaysSo(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "ext4")
+	end := b.elsewhere(m)
+	images, err := imagesAt([]string{m.Source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	images[0].FSType = "no-such-filesystem"
+	record := b.leave(images...)
+	if _, err := New(b.kubelet, b.state()); err == nil || !strings.Contains(err.Error(), m.Source) || !strings.Contains(err.Error(), record) {
+		t.Errorf("New = %v, want an error that names %s and %s", err, m.Source, record)
+	}
+	images[0].FSType = "ext4"
+	b.leave(images...)
+	b.restart() // it is reached though no mount of it is seen
+	end()
+}
+
+func TestOnlyAWatchdogIsOne(t *testing.T) {
+	if watch("5s", "many") == 0 || watch("soon", "1") == 0 {
+		t.Error("what isn't a watchdog's command line is taken for one")
+	}
+	before := slices.Clone(os.Args)
+	defer func() { os.Args = before }()
+	for _, args := range [][]string{{"driver"}, {watchdogName}, {"driver", watchdogName, "1"}, {"/bin/" + watchdogName, "1s", "1"}} {
+		os.Args = args
+		Main() // returns
+	}
+}
