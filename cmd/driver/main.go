@@ -118,7 +118,7 @@ func openBackend(o options, m mounter.Mounter, log *slog.Logger) (backend.Backen
 		b, err := hostpath.New(hostpath.Config{
 			Root: o.root, Node: o.nodeID, Release: release(), Init: o.initRoot, Adopt: o.adoptRoot,
 			Seen:  filepath.Join(o.stateDir, "root-identity"),
-			Users: m.Users, Format: m.Format,
+			Users: m.Users, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 		})
 		if err != nil {
 			return nil, nil, err

@@ -182,12 +182,7 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 	var err error
 	d.backend, err = hostpath.New(hostpath.Config{
 		Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Format: d.mounter.Format,
-		// No test here mounts a copy beside its source, or writes while it is copied.
-		NewUUID: func(context.Context, *os.File, string, int) error { return nil },
-		Tune:    func(context.Context, mounter.Mount) error { return nil },
-		Freeze: func(ctx context.Context, _ []string, _ time.Duration, cut func(context.Context) error) error {
-			return cut(ctx)
-		},
+		NewUUID: d.mounter.NewUUID, Tune: d.mounter.Tune, Freeze: d.mounter.Freeze,
 	})
 	if err != nil {
 		d.Fatal(err)

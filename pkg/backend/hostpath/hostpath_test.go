@@ -19,10 +19,17 @@ func TestHostpathKeepsTheContract(t *testing.T) {
 	for name, kind := range kinds {
 		t.Run(name, func(t *testing.T) {
 			backendtest.Run(t, kind, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
-				w := newWorld(t, func(c *Config) { c.Users, c.Format = m.Users, m.Format })
+				w := newWorld(t, uses(m))
 				return func() backend.Backend { return w.open() }
 			})
 		})
+	}
+}
+
+// uses makes a backend use a mounter.
+func uses(m mounter.Mounter) func(c *Config) {
+	return func(c *Config) {
+		c.Users, c.Format, c.NewUUID, c.Tune, c.Freeze = m.Users, m.Format, m.NewUUID, m.Tune, m.Freeze
 	}
 }
 
@@ -46,21 +53,18 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fake := mounter.NewFake(dir)
 	w := &world{T: t, cfg: Config{
 		Root:    filepath.Join(dir, "root"),
 		Node:    "node-1",
 		Seen:    filepath.Join(dir, "seen.json"),
 		Release: "test",
 		Init:    true,
-		Users:   mounter.NewFake(dir).Users,
-		Format:  mounter.NewFake(dir).Format,
-		Tune:    func(context.Context, mounter.Mount) error { return nil },
-		NewUUID: func(context.Context, *os.File, string, int) error { return nil },
-		Freeze: func(ctx context.Context, _ []string, limit time.Duration, cut func(context.Context) error) error {
-			ctx, cancel := context.WithTimeout(ctx, limit)
-			defer cancel()
-			return cut(ctx)
-		},
+		Users:   fake.Users,
+		Format:  fake.Format,
+		NewUUID: fake.NewUUID,
+		Tune:    fake.Tune,
+		Freeze:  fake.Freeze,
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
 			t.Run(f.Type+"/"+name, func(t *testing.T) {
 				backendtest.Run(t, kind, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
 					w := newRoot(t, f)
-					w.cfg.Users, w.cfg.Format = m.Users, m.Format
+					uses(m)(&w.cfg)
 					return func() backend.Backend { return w.open() }
 				})
 			})
