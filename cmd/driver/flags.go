@@ -18,6 +18,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
+// domain is that of drivers which are given no name. They are called after their backend.
+const domain = "csi.causeway.dev"
+
 // options are the flags, with defaults filled in. docs/flags.md is made from their usage.
 type options struct {
 	endpoint     string
@@ -25,9 +28,7 @@ type options struct {
 	driverName   string
 	nodeID       string
 	backend      string
-	root         string
-	initRoot     bool
-	adoptRoot    bool
+	backends     map[string]storage // that may be chosen, with their flags
 	kubeletDir   string
 	stateDir     string
 	httpEndpoint string
@@ -40,14 +41,15 @@ type options struct {
 
 // flags declares the flags on set.
 func (o *options) flags(set *flag.FlagSet) {
+	o.backends = backends()
+	for _, s := range o.backends {
+		s.flags(set)
+	}
 	set.StringVar(&o.endpoint, "endpoint", "", "where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
 	set.BoolVar(&o.allowTCP, "allow-tcp", false, "permit a TCP endpoint, which has no protection of its own: for trials on one machine")
-	set.StringVar(&o.driverName, "driver-name", "hostpath.csi.causeway.dev", "name of the driver, as in CSIDriver objects and storage classes")
+	set.StringVar(&o.driverName, "driver-name", "", "`name` of the driver, as in CSIDriver objects and storage classes (default: <backend>."+domain+")")
 	set.StringVar(&o.nodeID, "node-id", "", "`name` of this node, as Kubernetes knows it (default: the host name)")
-	set.StringVar(&o.backend, "backend", "hostpath", "where volumes are kept: hostpath")
-	set.StringVar(&o.root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
-	set.BoolVar(&o.initRoot, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
-	set.BoolVar(&o.adoptRoot, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
+	set.StringVar(&o.backend, "backend", "hostpath", "where volumes are kept: "+o.backendNames())
 	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's `directory`: nothing is mounted outside it")
 	set.StringVar(&o.stateDir, "state-dir", "", "`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: <kubelet-dir>/plugins/<driver-name>.state)")
 	set.StringVar(&o.httpEndpoint, "http-endpoint", "", "`host:port` for /metrics, /healthz and /readyz (default: none)")
@@ -97,6 +99,7 @@ func usage(set *flag.FlagSet, out io.Writer) {
 // fillIn sets what was not said and depends on other flags, the environment or the machine.
 func (o *options) fillIn(getenv func(string) string) error {
 	plugins := filepath.Join(o.kubeletDir, "plugins")
+	o.driverName = cmp.Or(o.driverName, o.backend+"."+domain)
 	o.endpoint = cmp.Or(o.endpoint, getenv("CSI_ENDPOINT"), "unix://"+filepath.Join(plugins, o.driverName, "csi.sock"))
 	o.stateDir = cmp.Or(o.stateDir, filepath.Join(plugins, o.driverName+".state"))
 	if o.nodeID == "" {
@@ -111,11 +114,15 @@ func (o *options) fillIn(getenv func(string) string) error {
 
 // check returns an error for values that can never be right, and makes paths clean.
 func (o *options) check() error {
-	if err := o.checkDirs(); err != nil {
+	if err := cmp.Or(cleanPath("kubelet-dir", &o.kubeletDir), cleanPath("state-dir", &o.stateDir)); err != nil {
 		return err
 	}
-	if o.backend != "hostpath" {
-		return fmt.Errorf("--backend=%s: there is only hostpath", o.backend)
+	s, ok := o.backends[o.backend]
+	if !ok {
+		return fmt.Errorf("--backend=%s: there is only %s", o.backend, o.backendNames())
+	}
+	if err := s.check(*o, func(path string) string { return path }); err != nil {
+		return err
 	}
 	if o.logFormat != "text" && o.logFormat != "json" {
 		return fmt.Errorf("--log-format=%s: only text and json are known", o.logFormat)
@@ -141,29 +148,12 @@ func (o *options) check() error {
 	return nil
 }
 
-// checkDirs makes sure that no directory is in the way of another.
-func (o *options) checkDirs() error {
-	for _, f := range []struct {
-		name string
-		dir  *string
-	}{{"kubelet-dir", &o.kubeletDir}, {"root", &o.root}, {"state-dir", &o.stateDir}} {
-		if !filepath.IsAbs(*f.dir) {
-			return fmt.Errorf("--%s=%s: the path is not absolute", f.name, *f.dir)
-		}
-		*f.dir = filepath.Clean(*f.dir)
+// cleanPath makes the value of a flag clean. One that is no absolute path is an error.
+func cleanPath(flag string, path *string) error {
+	if !filepath.IsAbs(*path) {
+		return fmt.Errorf("--%s=%s: the path is not absolute", flag, *path)
 	}
-	return o.checkNesting(func(path string) string { return path })
-}
-
-// checkNesting makes sure that nothing is mounted, or remembered, in the root: it would go with its disk. real is what
-// a path stands for.
-func (o *options) checkNesting(real func(path string) string) error {
-	if nested(real(o.root), real(o.kubeletDir)) {
-		return fmt.Errorf("--root=%s and --kubelet-dir=%s: one is in the other", o.root, o.kubeletDir)
-	}
-	if nested(real(o.root), real(o.stateDir)) {
-		return fmt.Errorf("--root=%s and --state-dir=%s: one is in the other", o.root, o.stateDir)
-	}
+	*path = filepath.Clean(*path)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,8 +20,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -68,7 +67,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)
 	}
-	if err := o.checkNesting(resolved); err != nil {
+	if err := o.backends[o.backend].check(o, resolved); err != nil {
 		return err
 	}
 	mount, err := mounter.New(o.kubeletDir, filepath.Join(o.stateDir, "frozen"))
@@ -90,11 +89,13 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 			log.Warn("spans were lost", "error", err)
 		}
 	}()
-	store, closeStore, err := openBackend(o, mount, log)
+	store, err := o.backends[o.backend].open(o, mount, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeStore()) }()
+	if c, ok := store.(io.Closer); ok {
+		defer func() { err = errors.Join(err, c.Close()) }()
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d, err := driver.New(driver.Config{
@@ -106,26 +107,6 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	return serve(ctx, o, log, d, l)
-}
-
-// openBackend is the only place that knows the names of backends.
-func openBackend(o options, m mounter.Mounter, log *slog.Logger) (backend.Backend, func() error, error) {
-	switch o.backend {
-	case "hostpath":
-		if o.adoptRoot {
-			log.Warn("--adopt-root is set: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
-		}
-		b, err := hostpath.New(hostpath.Config{
-			Root: o.root, Node: o.nodeID, Release: release(), Init: o.initRoot, Adopt: o.adoptRoot,
-			Seen:  filepath.Join(o.stateDir, "root-identity"),
-			Users: m.Users, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
-		})
-		if err != nil {
-			return nil, nil, err
-		}
-		return b, b.Close, nil
-	}
-	return nil, nil, fmt.Errorf("--backend=%s: there is only hostpath", o.backend)
 }
 
 // listeners are the endpoints of the driver.
@@ -168,7 +149,7 @@ func serve(ctx context.Context, o options, log *slog.Logger, d *driver.Driver, l
 		log.Info("serving metrics", "endpoint", l.http.Addr().String())
 	}
 	log.Info("serving CSI", "endpoint", o.endpoint, "driver", o.driverName, "release", release(), "node", o.nodeID,
-		"backend", o.backend, "root", o.root)
+		"backend", o.backend)
 	if err := d.Serve(ctx, l.csi, o.drain); err != nil {
 		return err
 	}

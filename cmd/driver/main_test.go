@@ -18,17 +18,20 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if h := o.backends["hostpath"].(*hostpathFlags); h.init || h.adopt {
+		t.Errorf("%+v", h)
+	}
 	for got, want := range map[string]string{
 		o.endpoint:   "unix:///var/lib/kubelet/plugins/hostpath.csi.causeway.dev/csi.sock",
 		o.stateDir:   "/var/lib/kubelet/plugins/hostpath.csi.causeway.dev.state",
-		o.driverName: "hostpath.csi.causeway.dev",
+		o.driverName: "hostpath.csi.causeway.dev", // must stay: it is in PersistentVolumes
 		o.backend:    "hostpath",
 	} {
 		if got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	if o.nodeID == "" || o.allowTCP || o.adoptRoot || o.httpEndpoint != "" || o.verbosity != 0 {
+	if o.nodeID == "" || o.allowTCP || o.httpEndpoint != "" || o.verbosity != 0 {
 		t.Errorf("%+v", o)
 	}
 	o, err = parse([]string{"--kubelet-dir=/k/", "--driver-name=x.example", "--node-id=n"}, env(nil), io.Discard)
@@ -76,8 +79,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"everything as the root":       {[]string{"--root=/"}, "--root"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := parse(tc.args, env(nil), io.Discard); err == nil || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%v: %v, want %q in it", tc.args, err, tc.says)
+			if _, err := parse(tc.args, env(nil), io.Discard); err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v: %v, want one line with %q in it", tc.args, err, tc.says)
 			}
 		})
 	}
