@@ -25,6 +25,7 @@ import (
 var noNamespace error
 
 func TestMain(m *testing.M) {
+	runTrial()
 	noNamespace = namespace.Enter()
 	code := m.Run()
 	if binDir != "" {
