@@ -118,3 +118,46 @@ func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 		})
 	}
 }
+
+func TestOwnDriverDoesWhatThePageSays(t *testing.T) {
+	if _, err := exec.LookPath("git"); err != nil {
+		t.Skip(err)
+	}
+	const passed = "echo csi-sanity: 5 specs passed; ls causeway/hack/own-driver\n"
+	clone := "```sh\ngit clone https://github.com/causeway-csi/causeway\n"
+	for _, c := range []struct {
+		name, page string
+		pass       bool
+		want       string
+	}{
+		{"all is well", clone + "cd causeway\n```\nthen\n```sh\ncd ..\n" + passed + "```\n", true, "5 specs passed"},
+		{"a command fails", clone + "false\n" + passed + "```\n", false, "following"},
+		{"a command of an earlier block fails", clone + "false\n```\n```sh\n" + passed + "```\n", false, "following"},
+		{"what fails is not to be run", clone + passed + "```\n```go\nfalse\n```\n```\nfalse\n```\nfalse\n", true, "5 specs passed"},
+		{"it would be fetched from the network", "```sh\ngit clone https://github.invalid/causeway\n" + passed + "```\n", false, "not allowed"},
+		{"there are no commands", passed, false, "csi-sanity didn't run"},
+		{"its word is in a command only", clone + ": csi-sanity: 5 specs passed\n```\n", false, "csi-sanity didn't run"},
+		{"no spec ran", clone + "echo csi-sanity: 0 specs passed\n```\n", false, "csi-sanity didn't run"},
+		{"it prints what the page shows", clone + passed + "echo one two\n```\n```text\none\ntwo\n```\n", true, "5 specs passed"},
+		{"it prints something else", clone + passed + "echo one two\n```\n```text\none\nthree\n```\n", false, "nothing printed: three"},
+		{"a test isn't there", clone + passed + "echo 'ok x [no tests to run]'\n```\n", false, "didn't run"},
+		{"a test was skipped", clone + passed + "echo '--- SKIP: TestX (0.00s)'\n```\n", false, "didn't run"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			page := filepath.Join(t.TempDir(), "page.md")
+			if err := os.WriteFile(page, []byte(c.page), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command("./own-driver", page)
+			tmp := t.TempDir()
+			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+			out, err := cmd.CombinedOutput()
+			if (err == nil) != c.pass || !strings.Contains(string(out), c.want) {
+				t.Errorf("%v, %s; want %q", err, out, c.want)
+			}
+			if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}

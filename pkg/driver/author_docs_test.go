@@ -1,0 +1,239 @@
+package driver
+
+import (
+	"context"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// authorsPage returns docs/write-your-own-driver.md.
+func authorsPage(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "write-your-own-driver.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(page)
+}
+
+// alone are backends with one of the optional interfaces each, to look at: their methods are not to be called.
+var alone = map[string]backend.Backend{
+	"Backend": struct{ backend.Backend }{},
+	"NodeLocal": struct {
+		backend.Backend
+		backend.NodeLocal
+	}{},
+	"Lister": struct {
+		backend.Backend
+		backend.Lister
+	}{},
+	"Sizer": struct {
+		backend.Backend
+		backend.Sizer
+	}{},
+	"Expander": struct {
+		backend.Backend
+		backend.Expander
+	}{},
+	"Attacher": struct {
+		backend.Backend
+		backend.Attacher
+	}{},
+	"Limiter": struct {
+		backend.Backend
+		backend.Limiter
+	}{},
+	"Inliner": struct {
+		backend.Backend
+		backend.Inliner
+	}{},
+	"Snapshotter": struct {
+		backend.Backend
+		backend.Snapshotter
+	}{},
+	"Cloner": struct {
+		backend.Backend
+		backend.Cloner
+	}{},
+	"GroupSnapshotter": struct {
+		backend.Backend
+		backend.GroupSnapshotter
+	}{},
+	"Modifier": struct {
+		backend.Backend
+		backend.Modifier
+	}{},
+	"Differ": struct {
+		backend.Backend
+		backend.Differ
+	}{},
+	"Prober": struct {
+		backend.Backend
+		backend.Prober
+	}{},
+	"Doctor": struct {
+		backend.Backend
+		backend.Doctor
+	}{},
+	"Meter": struct {
+		backend.Backend
+		backend.Meter
+	}{},
+}
+
+// advertised returns the capabilities of a driver with this backend.
+func advertised(t *testing.T, b backend.Backend) (all []string) {
+	t.Helper()
+	ctx := context.Background()
+	controller, err := (&controller{backend: b}).ControllerGetCapabilities(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range controller.GetCapabilities() {
+		all = append(all, c.GetRpc().GetType().String())
+	}
+	node, err := (&node{backend: b}).NodeGetCapabilities(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range node.GetCapabilities() {
+		all = append(all, "node "+c.GetRpc().GetType().String())
+	}
+	plugin, err := (&identity{cfg: Config{Backend: b}}).GetPluginCapabilities(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range plugin.GetCapabilities() {
+		if s := c.GetService(); s != nil {
+			all = append(all, "plugin "+s.GetType().String())
+		} else {
+			all = append(all, "plugin "+c.GetVolumeExpansion().GetType().String())
+		}
+	}
+	return all
+}
+
+// TestTheDocumentedInterfacesAreTheInterfaces compares the table for authors with package backend, and the capabilities
+// in it with what a driver advertises because of that interface.
+func TestTheDocumentedInterfacesAreTheInterfaces(t *testing.T) {
+	documented := map[string][]string{}
+	_, table, _ := strings.Cut(authorsPage(t), "## Interfaces\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|.*\\|([^|]*)\\|$").FindAllStringSubmatch(table, -1) {
+		documented[row[1]] = []string{}
+		for _, c := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
+			documented[row[1]] = append(documented[row[1]], c[1])
+		}
+	}
+	names := interfaces(t, filepath.Join("..", "backend"))
+	smaller := map[string]string{} // what an interface's row goes beyond
+	for _, name := range names {
+		smaller[name] = "Backend"
+	}
+	delete(smaller, "Backend")
+	smaller["GroupSnapshotter"] = "Snapshotter"
+	for _, name := range names {
+		got, ok := documented[name]
+		b, known := alone[name]
+		delete(documented, name)
+		if !ok || !known {
+			t.Errorf("backend.%s: in docs/write-your-own-driver.md %v, in alone %v, want it in both", name, ok, known)
+			continue
+		}
+		want := advertised(t, b)
+		if than, ok := smaller[name]; ok {
+			less := advertised(t, alone[than])
+			want = slices.DeleteFunc(want, func(c string) bool { return slices.Contains(less, c) })
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("docs/write-your-own-driver.md says that %s gives %q; it gives %q", name, got, want)
+		}
+	}
+	for name := range documented {
+		t.Errorf("docs/write-your-own-driver.md has %s, package backend hasn't", name)
+	}
+}
+
+// interfaces returns the names of the interfaces that a package declares.
+func interfaces(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.TypeSpec); ok {
+				if _, ok := spec.Type.(*ast.InterfaceType); ok && spec.Name.IsExported() {
+					names = append(names, spec.Name.Name)
+				}
+			}
+			return true
+		})
+	}
+	if len(names) < 10 {
+		t.Fatalf("only %v were found", names)
+	}
+	return names
+}
+
+// TestTheDocumentedErrorsAreTheErrors compares the table for authors with package backend and with statusCodes.
+func TestTheDocumentedErrorsAreTheErrors(t *testing.T) {
+	source, err := os.ReadFile("errors.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	contract, err := os.ReadFile(filepath.Join("..", "backend", "backend.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := map[string]string{}
+	for _, line := range regexp.MustCompile(`\{backend\.(Err\w+), codes\.(\w+)\}`).FindAllStringSubmatch(string(source), -1) {
+		codes[line[1]] = line[2]
+	}
+	documented := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(Err[A-Za-z]+)` \\| ([A-Z_]+) \\|").FindAllStringSubmatch(authorsPage(t), -1) {
+		documented[row[1]] = row[2]
+	}
+	declared := regexp.MustCompile(`(?m)^\t(Err\w+) += errors\.New`).FindAllStringSubmatch(string(contract), -1)
+	if len(declared) < 9 {
+		t.Fatalf("only %v were found", declared)
+	}
+	for _, d := range declared {
+		if want := shouted(codes[d[1]]); documented[d[1]] != want || want == "" {
+			t.Errorf("docs/write-your-own-driver.md says that %s is %q; it is %q", d[1], documented[d[1]], want)
+		}
+		delete(documented, d[1])
+	}
+	for name := range documented {
+		t.Errorf("docs/write-your-own-driver.md has %s, package backend hasn't", name)
+	}
+}
+
+// shouted turns the name of a code from Go's form into that of the CSI spec.
+func shouted(code string) string {
+	var b strings.Builder
+	for i, c := range code {
+		if i > 0 && unicode.IsUpper(c) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToUpper(c))
+	}
+	return b.String()
+}
