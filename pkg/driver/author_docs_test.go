@@ -89,6 +89,10 @@ var alone = map[string]backend.Backend{
 		backend.Backend
 		backend.Meter
 	}{},
+	"Measurer": struct {
+		backend.Backend
+		backend.Measurer
+	}{},
 }
 
 // advertised returns the capabilities of a driver with this backend.

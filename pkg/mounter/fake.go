@@ -19,8 +19,9 @@ import (
 // the real one does, and returns the same errors in the same cases; only the files of a source don't show up at a
 // path. The zero value is not usable: see NewFake.
 type Fake struct {
-	Err      error // if set, whatever changes something fails with it and changes nothing
-	Capacity Usage // what Usage answers
+	Err      error              // if set, whatever changes something fails with it and changes nothing
+	Capacity Usage              // what Usage answers
+	Failures map[string]Failure // what Failing answers, for images that are mounted
 
 	dir    string
 	images locks[string] // by source
@@ -255,6 +256,19 @@ func (f *Fake) isImage(file string) bool {
 		}
 	}
 	return false
+}
+
+// Failing returns those of Failures that are mounted.
+func (f *Fake) Failing() (map[string]Failure, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := map[string]Failure{}
+	for _, m := range f.mounts {
+		if failure, ok := f.Failures[m.Source]; ok {
+			all[m.Source] = failure
+		}
+	}
+	return all, nil
 }
 
 // Tune changes what Mounts returns.

@@ -62,6 +62,21 @@ func (m Mount) Again(path string) Mount {
 	return again
 }
 
+// Failure is what is wrong with a filesystem.
+type Failure struct {
+	Kind    FailureKind
+	Message string // for a person
+}
+
+// FailureKind is how bad a Failure is.
+type FailureKind int
+
+const (
+	Erroneous      FailureKind = iota + 1 // it has found errors, in itself or on its device, and goes on
+	TurnedReadOnly                        // it takes no writes any more
+	Down                                  // it answers with errors only
+)
+
 // Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
 // the directory (a project quota), the numbers are those of the limit.
 type Usage struct {
@@ -148,6 +163,10 @@ type Mounter interface {
 	// place aside. Of a file it returns where what is in it is mounted; if nothing is and it is some device's, that
 	// device. It asks the kernel anew and costs as much as the machine has mounts.
 	Users(source string) ([]string, error)
+
+	// Failing returns the images whose filesystems are mounted, by whomever, and have failed, with the worst that is known of
+	// each, by their absolute paths. It asks the kernel anew.
+	Failing() (map[string]Failure, error)
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
 	Usage(ctx context.Context, path string) (Usage, error)

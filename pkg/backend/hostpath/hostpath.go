@@ -60,6 +60,8 @@ type Config struct {
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
 	Users func(source string) ([]string, error)
+	// Failing returns images whose filesystems have failed: mounter.Mounter.Failing.
+	Failing func() (map[string]mounter.Failure, error)
 	// Format makes a filesystem in an image: mounter.Mounter.Format.
 	Format func(ctx context.Context, image *os.File, fsType string) error
 	// NewUUID makes the copy of a filesystem one of its own: mounter.Mounter.NewUUID.

@@ -29,7 +29,7 @@ func TestHostpathKeepsTheContract(t *testing.T) {
 // uses makes a backend use a mounter.
 func uses(m mounter.Mounter) func(c *Config) {
 	return func(c *Config) {
-		c.Users, c.Format, c.NewUUID, c.Tune, c.Freeze = m.Users, m.Format, m.NewUUID, m.Tune, m.Freeze
+		c.Users, c.Failing, c.Format, c.NewUUID, c.Tune, c.Freeze = m.Users, m.Failing, m.Format, m.NewUUID, m.Tune, m.Freeze
 	}
 }
 
@@ -61,6 +61,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Release: "test",
 		Init:    true,
 		Users:   fake.Users,
+		Failing: fake.Failing,
 		Format:  fake.Format,
 		NewUUID: fake.NewUUID,
 		Tune:    fake.Tune,

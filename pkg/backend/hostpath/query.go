@@ -10,6 +10,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // List returns volumes from the index. One whose record can't be read is in ListHealth only: nothing is known of it.
@@ -107,12 +108,20 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if errors.Is(err, backend.ErrNotFound) {
 		return nil, err
 	}
-	return s.diagnose(id, v, err), nil
+	failing, failed := b.cfg.Failing()
+	if failed != nil {
+		return nil, failed
+	}
+	return s.diagnose(id, v, err, failing), nil
 }
 
 // ListHealth looks at every volume above after until it has found limit sick ones.
 func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick []backend.Diagnosis, more bool, err error) {
 	s, err := b.ready()
+	if err != nil {
+		return nil, false, err
+	}
+	failing, err := b.cfg.Failing()
 	if err != nil {
 		return nil, false, err
 	}
@@ -127,7 +136,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
-		if conditions := s.diagnose(id, volumes[i], broken[i]); len(conditions) > 0 {
+		if conditions := s.diagnose(id, volumes[i], broken[i], failing); len(conditions) > 0 {
 			if len(sick) == limit {
 				return sick, true, nil
 			}
@@ -137,8 +146,9 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 	return sick, false, nil
 }
 
-// diagnose returns what is wrong with the volume called id, of which err is why its record can't be used.
-func (s *store) diagnose(id string, v *volume, err error) []backend.Condition {
+// diagnose returns what is wrong with the volume called id, of which err is why its record can't be used. failing are the
+// images whose filesystems have failed, by their paths.
+func (s *store) diagnose(id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return one(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
@@ -156,7 +166,21 @@ func (s *store) diagnose(id string, v *volume, err error) []backend.Condition {
 	case v.Kind == image && info.Size() < v.Size:
 		return one(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
 	}
+	if f, ok := failing[s.dataPath(v)]; ok {
+		return failed(f)
+	}
 	return s.unenforced(v)
+}
+
+// failed returns what a failure of the filesystem in an image is to who uses it.
+func failed(f mounter.Failure) []backend.Condition {
+	switch f.Kind {
+	case mounter.Down:
+		return one(backend.Inaccessible, "FilesystemDown", "%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
+	case mounter.TurnedReadOnly:
+		return one(backend.Degraded, "FilesystemReadOnly", "%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
+	}
+	return one(backend.Degraded, "FilesystemErrors", "%s: see dmesg; end its pods, and it is checked when it is staged again; take a snapshot before", f.Message)
 }
 
 // almostFull is below which part of a disk being free it is time to act: 1/almostFull of it.
