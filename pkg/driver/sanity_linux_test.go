@@ -14,6 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	mounter.Main()
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "tests with real mounts are skipped:", err)
 	} else {
