@@ -25,12 +25,12 @@ func (d *testDriver) imageOf(name, fsType string, size int64, source *csi.Volume
 	})
 	d.want(codes.OK, err)
 	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), use: use, staging: filepath.Join(d.kubelet, "staging-"+name)}
-	d.want(codes.OK, v.stage())
 	d.Cleanup(func() {
 		if err := v.unstage(); err != nil {
 			d.Error(err)
 		}
 	})
+	d.want(codes.OK, v.stage())
 	return v
 }
 
@@ -83,7 +83,7 @@ func TestCopiesAreMountedBesideTheirSource(t *testing.T) {
 	if realMounter == nil {
 		t.Skip("this machine lets nobody mount")
 	}
-	for fsType, size := range map[string]int64{"ext4": 64 << 20, "xfs": 320 << 20, "btrfs": 160 << 20} {
+	for fsType, size := range map[string]int64{"ext4": 64 << 20, "xfs": 320 << 20, "btrfs": 256 << 20} {
 		for _, root := range []string{"xfs", "btrfs"} {
 			t.Run(fsType+" on "+root, func(t *testing.T) {
 				d := startDriver(t, func(d *testDriver) {

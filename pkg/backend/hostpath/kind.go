@@ -32,8 +32,9 @@ const (
 	sizeUnit = 4096
 )
 
-// minSizes are the smallest images in which mkfs makes a filesystem that is of use, in bytes.
-var minSizes = map[string]int64{"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 128 << 20}
+// minSizes are the smallest images in which mkfs makes a filesystem that is of use, and that can grow, in bytes: btrfs
+// takes no size below 256 MiB for a device that it is to be resized to.
+var minSizes = map[string]int64{"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
 
 // content is what a volume or a snapshot is made of.
 type content struct {
