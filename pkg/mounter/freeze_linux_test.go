@@ -569,7 +569,7 @@ func freezer() int {
 	return 1
 }
 
-// buildFreezer builds this test's binary so that it knows crash points.
+// buildFreezer builds this test's program so that it knows crash points.
 var buildFreezer = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "freezer")
 	if err != nil {
@@ -594,7 +594,10 @@ func (b *bench) startFreezer(crashAt string, images ...string) (cmd *exec.Cmd, s
 
 func (b *bench) startFreezerAs(attr *syscall.SysProcAttr, crashAt string, images ...string) (cmd *exec.Cmd, said io.Reader) {
 	b.t.Helper()
-	bin, err := buildFreezer()
+	bin, err := os.Executable()
+	if crashAt != "" {
+		bin, err = buildFreezer()
+	}
 	if err != nil {
 		b.t.Fatal(err)
 	}

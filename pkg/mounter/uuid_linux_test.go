@@ -75,7 +75,11 @@ func TestACopyIsMountedBesideItsSource(t *testing.T) {
 					f.Close()
 				}
 				for range 2 {
-					if err := b.newUUID(copied); err != nil {
+					err := b.newUUID(copied)
+					if dirty && fsType == btrfs && errors.Is(err, errors.ErrUnsupported) {
+						t.Skip(err)
+					}
+					if err != nil {
 						t.Fatal(err)
 					}
 					if left := b.loops(); len(left) != 1 {
