@@ -31,9 +31,7 @@ func newLoopBench(t *testing.T) *bench {
 		namespace.Skip(t, err)
 	}
 	t.Cleanup(func() {
-		if left := b.loops(); len(left) > 0 {
-			t.Errorf("attached still: %v", left)
-		}
+		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
 	})
 	return b
 }

@@ -98,12 +98,10 @@ func TestADiskThatCannotGoPastThePageCache(t *testing.T) {
 			t.Fatalf("%v: %v, %s", command, err, out)
 		}
 	}
-	detach() // with its mount
-	defer func() {
-		if out, err := exec.Command("umount", below).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v, %s", err, out)
-		}
-	}()
+	detach()           // with its mount
+	t.Cleanup(func() { // whoever looks at the image's device holds it for a moment
+		await(t, "it is unmounted", func() bool { return exec.Command("umount", below).Run() == nil })
+	})
 	m := Mount{Kind: Disk, Source: filepath.Join(below, "image"), Sector: 512}
 	if err := os.WriteFile(m.Source, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
