@@ -24,9 +24,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// gcPercent makes the garbage collector run twice as often as by default: it runs on every node, where memory is the
+// gcPercent makes the garbage collector run more than twice as often as by default: it runs on every node, where memory is the
 // pods', and there is little to collect. GOGC overrides it.
-const gcPercent = 50
+const gcPercent = 40
 
 func main() {
 	mounter.Main()

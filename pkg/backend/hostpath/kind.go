@@ -50,7 +50,11 @@ func (c *content) check() error {
 	switch {
 	case c.Size < 0:
 		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
-	case c.Kind == directory, c.Kind == image && c.Sector > 0:
+	case c.Kind == directory:
+		c.Kind = directory // one string for all volumes, and not one for each
+		return nil
+	case c.Kind == image && c.Sector > 0:
+		c.Kind = image
 		return nil
 	}
 	return fmt.Errorf("%w: its kind %.32q makes no sense", record.ErrDamaged, c.Kind)

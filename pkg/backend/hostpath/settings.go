@@ -119,8 +119,8 @@ func (v *volume) set(key string) string {
 	return knownSettings[key].standard
 }
 
-// mutable returns what holds for v, for those who ask.
-func (v *volume) mutable() map[string]string {
+// mutableOf returns all settings of a volume, as they hold.
+func mutableOf(v *volume) map[string]string {
 	all := map[string]string{}
 	for key, known := range knownSettings {
 		if v.Kind == image || !known.images {

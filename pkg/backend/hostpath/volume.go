@@ -89,18 +89,41 @@ func (v *volume) public() backend.Volume {
 	if v.Inline {
 		id = v.Name
 	}
-	parameters := map[string]string{kindKey: string(v.Kind)}
-	maps.Copy(parameters, v.Class)
 	return backend.Volume{
-		ID: id, Size: v.Size, Parameters: parameters, Mutable: v.mutable(), Inline: v.Inline,
+		ID: id, Size: v.Size, Parameters: v.parameters(), Mutable: v.mutable(), Inline: v.Inline,
 		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume, Context: v.context(),
 	}
+}
+
+// Most volumes have nothing but the standard in these. They share it, as a list has thousands: nobody changes it.
+var (
+	plainParameters = map[kind]map[string]string{directory: {kindKey: string(directory)}, image: {kindKey: string(image)}}
+	plainMutable    = map[kind]map[string]string{directory: mutableOf(&volume{content: content{Kind: directory}}), image: mutableOf(&volume{content: content{Kind: image}})}
+	promised        = map[string]string{contextKey: contextPromised}
+)
+
+// parameters are those that v was made with.
+func (v *volume) parameters() map[string]string {
+	if len(v.Class) == 0 {
+		return plainParameters[v.Kind]
+	}
+	all := maps.Clone(plainParameters[v.Kind])
+	maps.Copy(all, v.Class)
+	return all
+}
+
+// mutable returns what holds for v, for those who ask.
+func (v *volume) mutable() map[string]string {
+	if len(v.Class) == 0 && len(v.Mutable) == 0 {
+		return plainMutable[v.Kind]
+	}
+	return mutableOf(v)
 }
 
 // context is what the CO hands on to every use of v.
 func (v *volume) context() map[string]string {
 	if v.Promised && !v.Inline {
-		return map[string]string{contextKey: contextPromised}
+		return promised
 	}
 	return nil
 }
