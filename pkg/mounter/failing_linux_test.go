@@ -52,6 +52,10 @@ func TestFailuresOfFilesystemsAreTold(t *testing.T) {
 				}
 			}
 			tc.fail(t, device, b.path("staging"))
+			await(t, "the kernel counts the failure, which ext4 does in the background", func() bool {
+				all, err := b.Failing()
+				return err != nil || len(all) > 0
+			})
 			if all, err := b.Failing(); err != nil || len(all) != 1 || all[m.Source].Kind != tc.want {
 				t.Errorf("Failing = %v, %v, want %d of %s", all, err, tc.want, m.Source)
 			}
