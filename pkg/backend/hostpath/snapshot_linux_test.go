@@ -221,6 +221,36 @@ func TestADirectoryIsCopiedWithAllThatIsInIt(t *testing.T) {
 	})
 }
 
+func TestASourceOfManySmallFiles(t *testing.T) {
+	const files = 100_000
+	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
+	b := w.open()
+	v := w.create(b, "v")
+	data, err := os.OpenRoot(w.path(volumesDir, v.ID, dataDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	for i := range files {
+		if err := data.WriteFile(fmt.Sprint(i), []byte{byte(i)}, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := w.snapshot(b, v, "n")
+	restored, err := b.Restore(context.Background(), n.ID, backend.CreateOptions{Name: "restored", Access: []backend.Access{{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range files {
+		if got, err := os.ReadFile(w.path(volumesDir, restored.ID, dataDir, fmt.Sprint(i))); err != nil || len(got) != 1 || got[0] != byte(i) {
+			t.Fatalf("file %d holds %q, %v", i, got, err)
+		}
+	}
+	if names := w.names(filepath.Join(volumesDir, restored.ID, dataDir)); len(names) != files {
+		t.Errorf("%d files, want %d", len(names), files)
+	}
+}
+
 // mkdirAll makes depth directories in one another, whatever PATH_MAX is.
 func mkdirAll(in string, depth int, name string) error {
 	at, err := unix.Open(in, unix.O_PATH|unix.O_DIRECTORY, 0)
