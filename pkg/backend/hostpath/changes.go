@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 
@@ -26,7 +27,7 @@ func (b *Backend) Allocated(ctx context.Context, id string, from int64, _ map[st
 	if err != nil {
 		return err
 	}
-	file, err := s.openImage(n)
+	file, err := b.openImage(s, n)
 	if err != nil {
 		return err
 	}
@@ -47,12 +48,12 @@ func (b *Backend) Delta(ctx context.Context, base, target string, from int64, _ 
 	if old.Source != young.Source {
 		return fmt.Errorf("%w: snapshot %s is of volume %s, and %s of %s", backend.ErrInvalid, base, old.Source, target, young.Source)
 	}
-	a, err := s.openImage(old)
+	a, err := b.openImage(s, old)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	z, err := s.openImage(young)
+	z, err := b.openImage(s, young)
 	if err != nil {
 		return err
 	}
@@ -70,12 +71,14 @@ func (b *Backend) findImage(id string) (*snapshot, *store, error) {
 	return n, s, err
 }
 
-func (s *store) openImage(n *snapshot) (*os.File, error) {
+func (b *Backend) openImage(s *store, n *snapshot) (*os.File, error) {
 	file, err := s.root.Open(path.Join(snapshotsDir, n.ID, imageFile))
-	if err != nil {
-		return nil, missing(err)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, gone := b.index.snapshot(n.ID); gone != nil { // deleted just now
+			return nil, gone
+		}
 	}
-	return file, nil
+	return file, err
 }
 
 // outOfRange gives an offset that can't be its class.

@@ -13,6 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // consistencyKey is the parameter that says what a copy of an image has to be that is mounted meanwhile.
@@ -50,6 +51,7 @@ type copying struct {
 	from   string // directory of what is copied, below the root
 	live   string // ID of the volume, if it is one: it may be written to meanwhile. "" for a snapshot
 	accept consistency
+	raw    bool // an image without a filesystem: nothing can hold writes to it up
 	me     *work
 }
 
@@ -64,6 +66,7 @@ type copied struct {
 // there.
 func (c copying) run(ctx context.Context, what content, half *os.Root) (copied, error) {
 	if what.Kind == image {
+		c.raw = what.FSType == ""
 		return c.image(ctx, half)
 	}
 	return c.tree(ctx, half)
@@ -71,7 +74,8 @@ func (c copying) run(ctx context.Context, what content, half *os.Root) (copied, 
 
 // tree copies a directory, for a snapshot: a subvolume at one moment, others file by file.
 func (c copying) tree(ctx context.Context, half *os.Root) (got copied, err error) {
-	if c.store.subvolumes {
+	if c.store.subvolumes() {
+		c.me.cut = time.Now()
 		got.held, err = c.store.subvolumeOf(c.from, half, true)
 		if err == nil || !errors.Is(err, errors.ErrUnsupported) {
 			return got, err
@@ -122,7 +126,7 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 	if c.live == "" {
 		return c.slowly(ctx, src, dst)
 	}
-	if c.store.reflink {
+	if c.store.reflinks() {
 		switch err := c.cut(ctx, src, dst); {
 		case err == nil:
 			return copier.Cloned, nil
@@ -138,29 +142,39 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 
 // slowly copies an image, if need be by reading it.
 func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, error) {
-	if !c.store.reflink {
+	if !c.store.reflinks() {
 		leave, err := c.works.queue(ctx)
 		if err != nil {
 			return copier.Copied, err
 		}
 		defer leave()
 	}
+	c.me.cut = time.Now()
 	return copier.File(ctx, src, dst, copier.Options{Done: &c.me.copied})
 }
 
 // cut makes dst share all blocks of src, at one moment, under a freeze if that can be. Errors: errors.ErrUnsupported.
 func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	err := c.cfg.Freeze(ctx, []string{c.path()}, freezeLimit, func(limit context.Context) error {
+		c.me.cut = time.Now()
+		if c.raw { // it is written to: only one clone of the whole is of one moment
+			return copier.Clone(src, dst)
+		}
 		return copier.CloneWithin(limit, src, dst)
 	})
-	if err == nil || errors.Is(err, errors.ErrUnsupported) || ctx.Err() != nil {
-		return errors.Join(err, ctx.Err())
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil || !(errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrBusy) || errors.Is(err, context.DeadlineExceeded)):
+		return err
 	}
 	// It couldn't be frozen, or not for as long as it took. One clone of the whole is still of one moment, and what is
 	// in it is what a power cut then would have left.
 	if err := dst.Truncate(0); err != nil {
 		return err
 	}
+	c.count.unfrozen.Add(1)
+	c.me.cut = time.Now()
 	return copier.Clone(src, dst)
 }
 

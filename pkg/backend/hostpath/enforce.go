@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"sync"
+	"time"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -34,29 +36,52 @@ func (s *store) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
 	}
 	defer root.Close()
 	m, err = quota.Find(ctx, root)
-	if m.Kind == quota.Subvolume && !s.subvolumes {
+	if m.Kind == quota.Subvolume && !s.subvolumes() {
 		return quota.Mechanism{}, fmt.Errorf("%w: the driver may not make subvolumes", quota.ErrNotEnforced)
 	}
 	return m, err
 }
 
 // canSubvolume finds out whether subvolumes can be made and removed below the root: not by everybody on every btrfs.
-func (s *store) canSubvolume() bool {
+func (s *store) canSubvolume() (bool, error) {
 	staging, err := s.root.Open(stagingDir)
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer staging.Close()
 	name := "probe-" + random()
 	if _, err := quota.Make(quota.Mechanism{Kind: quota.Subvolume}, staging, name, quota.Options{Mode: 0o700}); err != nil {
-		return false
+		return false, err
 	}
 	if err := quota.Discard(staging, name, nil); err != nil {
 		_ = s.root.Remove(path.Join(stagingDir, name)) // else the next start sweeps it
-		return false
+		return false, err
 	}
-	return true
+	return true, nil
 }
+
+// ability is something that the root's filesystem can do or not, which is found out once.
+type ability struct {
+	mu         sync.Mutex
+	known, yes bool
+}
+
+// get returns what probe says. A disk that is full or read-only says nothing: it is asked again the next time.
+func (a *ability) get(probe func() (bool, error)) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.known {
+		yes, err := probe()
+		a.yes, a.known = yes, !isFull(err) && !isReadOnly(err)
+	}
+	return a.yes
+}
+
+// subvolumes reports whether subvolumes can be made and removed below the root.
+func (s *store) subvolumes() bool { return s.subvolume.get(s.canSubvolume) }
+
+// reflinks reports whether files below the root can share blocks.
+func (s *store) reflinks() bool { return s.reflink.get(s.canReflink) }
 
 // makeDirectory makes the directory of a volume in half, held to its size if that is what v wants and what can be. It
 // is empty, or with from what that directory holds.
@@ -144,7 +169,7 @@ func (s *store) subvolumeOf(from string, half *os.Root, readOnly bool) (held int
 
 // restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
 func (c copying) restoreDirectory(ctx context.Context, half *os.Root, v *volume) error {
-	if c.store.subvolumes {
+	if c.store.subvolumes() {
 		_, err := c.store.subvolumeOf(c.from, half, false)
 		if err == nil {
 			v.Mark = &quota.Mark{Kind: quota.Subvolume}
@@ -172,6 +197,7 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 		return got, err
 	}
 	defer leave()
+	c.me.cut = time.Now()
 	src, err := c.store.root.Open(path.Join(c.from, dataDir))
 	if err != nil {
 		return got, missing(err)
@@ -183,7 +209,7 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 	return got, err
 }
 
-// enforceAnew makes the limit of a directory what v says, as its size or its settings have changed.
+// enforceAnew makes the limit of a directory what its settings say, as they have changed.
 // Errors: ErrInvalid if it is required and can't be.
 func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
 	if v.Kind != directory {
@@ -193,24 +219,48 @@ func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
 	if why == nil && v.Mark == nil {
 		why = errors.New("the volume was made without")
 	}
-	if why != nil && v.set(enforceKey) == required {
-		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
-	}
 	dir, err := s.root.OpenRoot(path.Dir(s.dataName(v)))
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if was := v.Enforced; was && why == nil && v.set(enforceKey) == off {
-		v.Enforced = false
-		data, err := dir.Open(dataDir)
-		if err != nil {
-			return err
-		}
-		defer data.Close()
-		return quota.Set(data, *v.Mark, 0)
+	switch wanted := v.set(enforceKey); {
+	case wanted == required && why != nil:
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
+	case wanted != off && why == nil:
+		return b.hold(dir, v, nil)
+	case wanted != off || !v.Enforced: // it has a limit still, or never had one
+		return nil
+	case why != nil:
+		return fmt.Errorf("%w: the limit can't be taken away now: %w", backend.ErrUnavailable, why)
 	}
-	return b.hold(dir, v, why)
+	v.Enforced = false
+	return s.limit(v, 0)
+}
+
+// raise makes the limit of a directory, if it has one, its size, which has grown. Where quotas are off for a while, a
+// start gives the limit back.
+func (b *Backend) raise(ctx context.Context, s *store, v *volume) error {
+	if !v.Enforced {
+		return nil
+	}
+	if _, why := s.mechanism(ctx); why != nil {
+		if v.set(enforceKey) == required {
+			return fmt.Errorf("%w: %w", backend.ErrUnavailable, why)
+		}
+		return nil
+	}
+	return s.limit(v, v.Size)
+}
+
+// limit gives the directory of v a limit, or none if size is 0.
+func (s *store) limit(v *volume, size int64) error {
+	data, err := s.root.Open(s.dataName(v))
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	return quota.Set(data, *v.Mark, size)
 }
 
 // unenforced says what is wrong with the limit of a directory, or nothing.
@@ -267,10 +317,7 @@ func (b *Backend) heal(ctx context.Context, s *store) {
 // meanwhile. What can't be mended stays in its health.
 func (b *Backend) again(s *store, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
-		if data, err := s.root.Open(s.dataName(v)); err == nil {
-			_ = quota.Set(data, *v.Mark, v.Size)
-			data.Close()
-		}
+		_ = s.limit(v, v.Size)
 		was = v
 		v, _ = b.index.find(v.key())
 	}

@@ -3,10 +3,12 @@ package hostpath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -31,12 +33,18 @@ func onQuotas(t *testing.T, all []testdisk.Filesystem, test func(w *world)) {
 		t.Run(f.Type, func(t *testing.T) {
 			w := newRoot(t, f)
 			if f.Type == "btrfs" {
-				if out, err := exec.Command("btrfs", "quota", "enable", w.cfg.Root).CombinedOutput(); err != nil {
-					t.Fatalf("%v: %s", err, out)
-				}
+				w.quotas("enable")
 			}
 			test(w)
 		})
+	}
+}
+
+// quotas enables and disables those of btrfs.
+func (w *world) quotas(what string) {
+	w.Helper()
+	if out, err := exec.Command("btrfs", "quota", what, w.cfg.Root).CombinedOutput(); err != nil {
+		w.Fatalf("%v: %s", err, out)
 	}
 }
 
@@ -182,6 +190,70 @@ func heldToItsSize(w *world) {
 	if v := w.held(b, "v", 24*mib, required); !w.put(v) || w.total(b, v) != 24*mib {
 		w.Errorf("a volume of the same name has room for %d", w.total(b, v))
 	}
+}
+
+func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
+	ctx := context.Background()
+	for name, call := range map[string]func(b *Backend, id string) error{
+		"an expansion": func(b *Backend, id string) error {
+			_, _, err := b.Expand(ctx, id, backend.ExpandOptions{Required: 12 * mib})
+			return err
+		},
+		"another setting": func(b *Backend, id string) error {
+			return b.Modify(ctx, id, map[string]string{labelKey: "x"}, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onQuotas(t, subvolumes, func(w *world) {
+				b := w.open()
+				v := w.held(b, "v", 8*mib, "")
+				w.quotas("disable")
+				if sick, err := b.Health(ctx, v.ID); err != nil || len(sick) != 1 {
+					w.Errorf("Health while quotas are off = %v, %v", sick, err)
+				}
+				if err := call(b, v.ID); err != nil {
+					w.Fatal(err)
+				}
+				w.quotas("enable")
+				b = w.restart(b)
+				w.eventually("healed", func() bool {
+					sick, err := b.Health(ctx, v.ID)
+					return err == nil && len(sick) == 0
+				})
+				if w.put(v) {
+					w.Error("20 MiB fit")
+				}
+			})
+		})
+	}
+}
+
+func TestProjectsAreGivenUpByDeletesAtTheSameTime(t *testing.T) {
+	onQuotas(t, projects, func(w *world) {
+		const volumes = 60
+		b := w.open()
+		before := map[string]uint32{}
+		for i := range volumes {
+			v := w.held(b, fmt.Sprint(i), mib, required)
+			before[v.ID] = b.index.volumes.byID[v.ID].Mark.Project
+		}
+		var wg sync.WaitGroup
+		for id := range before {
+			wg.Go(func() {
+				if err := b.Delete(context.Background(), id, nil); err != nil {
+					w.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		w.emptied()
+		for i := range volumes { // one that is in use still is not taken again
+			v := w.held(b, fmt.Sprint(i), mib, required)
+			if now := b.index.volumes.byID[v.ID].Mark.Project; now != before[v.ID] {
+				w.Errorf("volume %d had the project %d, which has its limit still, and has %d", i, before[v.ID], now)
+			}
+		}
+	})
 }
 
 func TestSizesThatCantBeEnforced(t *testing.T) {

@@ -36,6 +36,11 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 		}
 		return 0, false, err
 	}
+	crashpoint.Reached("expand:grown")
+	if err := s.rewrite(&larger); err != nil {
+		b.index.put(&larger) // the file is as large, and the next start finds it so
+		return 0, false, err
+	}
 	b.index.put(&larger)
 	return larger.Size, node, nil
 }
@@ -55,17 +60,12 @@ func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 	return size, nil
 }
 
-// grow makes the volume on disk what v says, durably.
+// grow makes the data of the volume as large as v says, durably.
 func (b *Backend) grow(ctx context.Context, s *store, v *volume) error {
-	raise := func() error { return b.enforceAnew(ctx, s, v) }
 	if v.Kind == image {
-		raise = func() error { return s.growImage(v) }
+		return s.growImage(v)
 	}
-	if err := raise(); err != nil {
-		return err
-	}
-	crashpoint.Reached("expand:grown")
-	return s.rewrite(v)
+	return b.raise(ctx, s, v)
 }
 
 func (s *store) growImage(v *volume) error {

@@ -121,7 +121,7 @@ func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err erro
 			err = fmt.Errorf("volume %s is a directory, which is copied file by file, and not at one moment", id)
 		case v.FSType == "":
 			err = fmt.Errorf("volume %s is a block device, and nothing holds writes to several of them at one moment", id)
-		case !s.reflink:
+		case !s.reflinks():
 			err = errors.New("the filesystem of the root can't copy a file in a moment: it takes xfs with reflink=1, or btrfs")
 		}
 		if err != nil {

@@ -112,9 +112,9 @@ type store struct {
 	info    fs.FileInfo // of the root
 	lock    *os.File
 	whole   bool // the root is the top of a filesystem, all of which is ours
-	reflink bool // files can share blocks
+	reflink ability
 
-	subvolumes bool // it is a btrfs on which subvolumes can be made and removed
+	subvolume ability
 
 	format func(ctx context.Context, image *os.File, fsType string) error
 }
@@ -247,11 +247,9 @@ func openStore(cfg Config) (_ *store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.subvolumes = s.canSubvolume()
-	if s.reflink, err = s.canReflink(); isFull(err) || isReadOnly(err) {
-		err = nil // its volumes are served all the same
-	}
-	return s, err
+	s.reflinks()
+	s.subvolumes()
+	return s, nil
 }
 
 func (s *store) close() error {
@@ -310,5 +308,6 @@ type counters struct {
 	removedFiles atomic.Int64
 	trashErrors  atomic.Int64
 	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
+	unfrozen     atomic.Int64           // cuts of mounted images without a freeze
 	calls        atomic.Int64           // Create and Delete that are running: the trash gives way to them
 }

@@ -190,6 +190,15 @@ func (x *index) take(v *volume) {
 	}
 }
 
+// yield takes the project away from a volume that is being deleted.
+func (x *index) yield(v *volume) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if v.Mark != nil {
+		delete(x.projects, v.Mark.Project)
+	}
+}
+
 // projectTaken reports whether a volume has a project.
 func (x *index) projectTaken(project uint32) bool {
 	x.mu.RLock()
@@ -221,9 +230,6 @@ func (x *index) drop(v *volume) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.promised -= v.Size
-	if v.Mark != nil {
-		delete(x.projects, v.Mark.Project)
-	}
 	if v.Inline {
 		delete(x.inline, v.Name)
 		return

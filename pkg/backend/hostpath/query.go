@@ -248,6 +248,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(promised)),
 		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(copies)),
 		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", copied),
+		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be made or took too long.", b.count.unfrozen.Load()),
 		counter("copy_errors_total", "Copies that failed.", b.works.failed.Load()),
 		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.total)),
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),

@@ -2,7 +2,6 @@ package hostpath
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -165,8 +164,10 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	maps.Copy(next.Mutable, changes)
 	defer b.busy()()
 	if !maps.Equal(next.Mutable, v.Mutable) {
-		if err := errors.Join(b.enforceAnew(ctx, s, &next), ctx.Err()); err != nil {
-			return err
+		if next.set(enforceKey) != v.set(enforceKey) {
+			if err := b.enforceAnew(ctx, s, &next); err != nil {
+				return err
+			}
 		}
 		if err := s.rewrite(&next); err != nil {
 			return err

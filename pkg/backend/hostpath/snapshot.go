@@ -80,7 +80,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	return made.public(), nil
+	return made.public(), made.fits(n)
 }
 
 // snapshotParameters reads those of a VolumeSnapshotClass.
@@ -103,6 +103,9 @@ func (n *snapshot) fits(want *snapshot) error {
 
 // takeSnapshot makes n of its volume, and takes it into the index.
 func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *work) error {
+	if _, err := b.index.snapshot(n.ID); err == nil { // made just before this work began
+		return nil
+	}
 	v, err := b.index.persistent(n.Source) // now that it can't be deleted
 	if err != nil {
 		return err
@@ -115,11 +118,11 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *w
 	}
 	n.content = v.content
 	err = s.place(ctx, snapshotsDir, n.ID, func(half *os.Root) error {
-		n.Created = time.Now().UTC()
 		got, err := c.run(ctx, n.content, half)
 		if err != nil {
 			return err
 		}
+		n.Created = me.cut.UTC()
 		n.took(got)
 		b.index.release(reserved)
 		reserved = 0

@@ -3,6 +3,7 @@ package hostpath
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -559,6 +560,101 @@ func (w *world) images(b *Backend, names ...string) (ids []string) {
 		ids = append(ids, v.ID)
 	}
 	return ids
+}
+
+func TestASnapshotOfADeviceInUseIsOfOneMoment(t *testing.T) {
+	for _, f := range testdisk.All {
+		if !f.Reflinks {
+			continue
+		}
+		t.Run(f.Type, func(t *testing.T) {
+			const size, late = 640 * mib, 600 * mib // more than is cloned in one piece under a freeze
+			w := newRoot(t, f)
+			b := w.open()
+			v := w.device(b, "v", size)
+			disk, err := os.OpenFile(w.disk(v.ID), os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer disk.Close()
+			block := make([]byte, 4096)
+			for i := range int64(4000) { // as in an image that has been in use
+				if _, err := disk.WriteAt(block, (2*i+1)*16*4096); err != nil {
+					t.Fatal(err)
+				}
+			}
+			done := make(chan struct{})
+			var writer sync.WaitGroup
+			writer.Go(func() {
+				own := make([]byte, 4096)
+				for n := uint64(1); ; n++ { // first one place, then the other
+					select {
+					case <-done:
+						return
+					default:
+					}
+					binary.LittleEndian.PutUint64(own, n)
+					for _, at := range []int64{0, late} {
+						if _, err := disk.WriteAt(own, at); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				}
+			})
+			for i := range 10 {
+				n := w.snapshot(b, v, fmt.Sprint("n", i))
+				copied, err := os.Open(w.path(snapshotsDir, n.ID, imageFile))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var first, second [8]byte
+				_, err1 := copied.ReadAt(first[:], 0)
+				_, err2 := copied.ReadAt(second[:], late)
+				copied.Close()
+				one, two := binary.LittleEndian.Uint64(first[:]), binary.LittleEndian.Uint64(second[:])
+				if err := errors.Join(err1, err2); err != nil || two > one {
+					t.Errorf("snapshot %d has the write %d and not the earlier %d, %v", i, two, two, err)
+				}
+			}
+			close(done)
+			writer.Wait()
+		})
+	}
+}
+
+func TestACloneOfAnImageWhoseGrowthWasInterrupted(t *testing.T) {
+	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
+	b := w.open()
+	v := w.device(b, "v", 8*mib)
+	if err := os.Truncate(w.disk(v.ID), 16*mib); err != nil { // the driver died before it wrote that down
+		t.Fatal(err)
+	}
+	b = w.restart(b)
+	clone, err := b.Clone(context.Background(), v.ID, deviceOptions("clone", 0))
+	if err != nil || clone.Size != 16*mib || b.index.promised != 32*mib {
+		t.Errorf("Clone = %+v, %v, and %d bytes are promised", clone, err, b.index.promised)
+	}
+}
+
+func TestADiskThatWasFullAtTheStartCanDoItsBestLater(t *testing.T) {
+	for _, f := range []testdisk.Filesystem{{Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {
+		t.Run(f.Type, func(t *testing.T) {
+			w := newRoot(t, f)
+			b := w.open()
+			ids := w.images(b, "a", "b")
+			fill(t, w.path("filler"))
+			b = w.restart(b)
+			if err := os.Remove(w.path("filler")); err != nil {
+				t.Fatal(err)
+			}
+			w.eventually("cut", func() bool {
+				w.sync()
+				_, err := b.SnapshotGroup(context.Background(), backend.GroupOptions{Name: "g", Sources: ids})
+				return err == nil
+			})
+		})
+	}
 }
 
 func TestAGroupIsAllOrNothing(t *testing.T) {

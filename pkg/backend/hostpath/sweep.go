@@ -56,6 +56,11 @@ func (b *Backend) load(s *store) error {
 	if err != nil {
 		return err
 	}
+	for _, v := range volumes {
+		if err := s.measure(v); err != nil {
+			return err
+		}
+	}
 	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
 	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
 	for _, dir := range []string{volumesDir, snapshotsDir, groupsDir, trashDir} {
@@ -65,6 +70,22 @@ func (b *Backend) load(s *store) error {
 	}
 	b.index.replace(contents{volumes, snapshots, groups, brokenVolumes, brokenSnapshots, brokenGroups})
 	return nil
+}
+
+// measure makes the size of an image what its file has: a driver that died while it grew left the record behind.
+func (s *store) measure(v *volume) error {
+	if v.Kind != image {
+		return nil
+	}
+	info, err := s.root.Lstat(s.dataName(v))
+	if err != nil || !info.Mode().IsRegular() || info.Size() <= v.Size {
+		return nil // its health tells
+	}
+	v.Size = info.Size()
+	if err := s.growImage(v); err != nil { // it may be as long only until the power goes
+		return err
+	}
+	return s.rewrite(v)
 }
 
 // sweep moves something that a crash left to the trash.

@@ -293,8 +293,8 @@ const leastFree = 1 << 20
 
 // discard takes a half-made thing away: at once, or what is more than that to the trash.
 func (s *store) discard(half string) error {
-	if err := discardData(s, half, nil); err != nil {
-		return err
+	if err := discardData(s, half, nil); err != nil { // it is tried again there
+		return s.root.Rename(half, path.Join(trashDir, path.Base(half)))
 	}
 	for _, name := range []string{path.Join(half, recordFile), path.Join(half, imageFile), path.Join(half, dataDir), half} {
 		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -352,7 +352,10 @@ func (b *Backend) remove(id string, inline bool) error {
 		return err
 	}
 	crashpoint.Reached("delete:checked")
+	// What is in the trash may be emptied at once, and its project be given up: no volume has it any more.
+	b.index.yield(v)
 	if err := b.trash(s, path.Join(volumesDir, v.ID)); err != nil {
+		b.index.put(v)
 		return err
 	}
 	b.index.drop(v)

@@ -34,7 +34,12 @@ type work struct {
 	err    error
 	copied atomic.Int64 // bytes so far
 	held   atomic.Int64 // bytes of the disk that the copy takes, as if none of them were shared
+	cut    time.Time    // from when the copy is, or since when it is made; run's own
+	failed time.Time
 }
+
+// remembered is for how long it is worth telling why a work failed: later the reason may be gone.
+const remembered = 5 * time.Minute
 
 func newWorks() *works {
 	return &works{
@@ -102,6 +107,11 @@ func guarded(run func() error) (err error) {
 func (w *works) begin(id, what string, from []string) (me *work, joined bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	for other, me := range w.running {
+		if me.ended() && time.Since(me.failed) > remembered {
+			delete(w.running, other)
+		}
+	}
 	if me := w.running[id]; me != nil {
 		if me.what == what {
 			return me, true, nil
@@ -135,6 +145,7 @@ func (w *works) end(id string, me *work, from []string, err error) {
 	w.copied.Add(me.copied.Load())
 	if err != nil {
 		w.failed.Add(1)
+		me.failed = time.Now()
 	} else {
 		delete(w.running, id) // what was made is in the index
 	}
