@@ -105,7 +105,7 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 	if err != nil {
 		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
 	}
-	if super, err = readExt4(dev); err == nil && !super.full(size) {
+	if super, err = readExt4(dev); err == nil && blocks >= super.blocks+super.groupBlocks {
 		err = fmt.Errorf("it has %d blocks, not %d", super.blocks, blocks)
 	}
 	return err
@@ -114,15 +114,44 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 // ext4Super is what is read of an ext4's superblock: Documentation/filesystems/ext4/super.rst of Linux.
 type ext4Super struct {
 	blocks, blockSize uint64
+	first             uint64 // block of the first group
+	groupBlocks       uint64 // of each group but the last, which may have fewer
+	tableBlocks       uint64 // of each group, for its inodes
+	backupBlocks      uint64 // of a group that has a copy of the superblock, and of what comes with it
+	sparse            bool   // few groups have
 	uuid              uuid
 	sums              bool // metadata_csum
 }
 
-// full reports whether the filesystem fills a device of size bytes.
-func (s ext4Super) full(size uint64) bool { return s.blocks >= size/s.blockSize }
+// full reports whether the filesystem fills a device of size bytes, but for a rest that is too small for a group.
+func (s ext4Super) full(size uint64) bool {
+	blocks := size / uint64(os.Getpagesize()) * uint64(os.Getpagesize()) / s.blockSize // as resize2fs has it
+	if s.blocks >= blocks {
+		return true
+	}
+	whole := (s.blocks-s.first)%s.groupBlocks == 0
+	return whole && blocks-s.blocks < min(s.leastLast((s.blocks-s.first)/s.groupBlocks), s.groupBlocks)
+}
+
+// leastLast returns how many blocks a group must have to be the last one: adjust_fs_info in resize2fs.c of e2fsprogs.
+func (s ext4Super) leastLast(group uint64) uint64 {
+	const bitmaps, room = 2, 50
+	if s.sparse && !isPower(group, 3) && !isPower(group, 5) && !isPower(group, 7) {
+		return bitmaps + s.tableBlocks + room
+	}
+	return bitmaps + s.tableBlocks + room + s.backupBlocks
+}
+
+// isPower reports whether n is a power of base.
+func isPower(n, base uint64) bool {
+	for n > 1 && n%base == 0 {
+		n /= base
+	}
+	return n == 1
+}
 
 func readExt4(dev *os.File) (ext4Super, error) {
-	const offset, magic, incompat64bit, metadataCsum = 1024, 0xef53, 0x80, 0x400
+	const offset, magic, incompat64bit, sparseSuper, metadataCsum = 1024, 0xef53, 0x80, 0x1, 0x400
 	raw := make([]byte, 1024)
 	if _, err := dev.ReadAt(raw, offset); err != nil {
 		return ext4Super{}, err
@@ -131,14 +160,26 @@ func readExt4(dev *os.File) (ext4Super, error) {
 		return ext4Super{}, fmt.Errorf("%w: no ext4 superblock", ErrFormat)
 	}
 	s := ext4Super{
-		blocks:    uint64(binary.LittleEndian.Uint32(raw[0x4:])),
-		blockSize: 1024 << binary.LittleEndian.Uint32(raw[0x18:]),
-		uuid:      uuid(raw[0x68:0x78]),
-		sums:      binary.LittleEndian.Uint32(raw[0x64:])&metadataCsum != 0,
+		blocks:      uint64(binary.LittleEndian.Uint32(raw[0x4:])),
+		blockSize:   1024 << binary.LittleEndian.Uint32(raw[0x18:]),
+		first:       uint64(binary.LittleEndian.Uint32(raw[0x14:])),
+		groupBlocks: uint64(binary.LittleEndian.Uint32(raw[0x20:])),
+		sparse:      binary.LittleEndian.Uint32(raw[0x64:])&sparseSuper != 0,
+		uuid:        uuid(raw[0x68:0x78]),
+		sums:        binary.LittleEndian.Uint32(raw[0x64:])&metadataCsum != 0,
 	}
+	descriptor := uint64(32) // bytes
 	if binary.LittleEndian.Uint32(raw[0x60:])&incompat64bit != 0 {
 		s.blocks |= uint64(binary.LittleEndian.Uint32(raw[0x150:])) << 32
+		descriptor = uint64(binary.LittleEndian.Uint16(raw[0xfe:]))
 	}
+	if s.groupBlocks == 0 || s.blocks <= s.first {
+		return ext4Super{}, fmt.Errorf("%w: its superblock has groups of %d blocks", ErrFormat, s.groupBlocks)
+	}
+	up := func(bytes uint64) uint64 { return (bytes + s.blockSize - 1) / s.blockSize }
+	s.tableBlocks = up(uint64(binary.LittleEndian.Uint32(raw[0x28:])) * uint64(binary.LittleEndian.Uint16(raw[0x58:])))
+	groups := (s.blocks-s.first)/s.groupBlocks + 1 // with the next one
+	s.backupBlocks = 1 + up(groups*descriptor) + uint64(binary.LittleEndian.Uint16(raw[0xce:]))
 	return s, nil
 }
 
@@ -175,7 +216,9 @@ const (
 func growXFS(fd int, size uint64) error {
 	var geometry struct {
 		blockSize   uint32
-		_           [6]uint32
+		_           uint32
+		groupBlocks uint32
+		_           [4]uint32
 		imaxPercent uint32
 		dataBlocks  uint64
 		_           [216]byte
@@ -198,7 +241,7 @@ func growXFS(fd int, size uint64) error {
 	if err := ioctl(fd, xfsGeometry, unsafe.Pointer(&geometry)); err != nil {
 		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
 	}
-	if geometry.dataBlocks < wanted {
+	if wanted >= geometry.dataBlocks+uint64(geometry.groupBlocks) { // a rest that is too small for a group is left
 		return fmt.Errorf("it has %d blocks, not %d", geometry.dataBlocks, wanted)
 	}
 	return nil
