@@ -40,6 +40,19 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 	for i, f := range files {
 		keys[i] = f.backing()
 	}
+	// Whoever waits for the images' locks waits for this freeze only, and not while what is written now is written out.
+	select {
+	case l.freezes <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for other freezes: %w", ctx.Err())
+	}
+	leave := sync.OnceFunc(func() { <-l.freezes })
+	defer leave()
+	for _, key := range keys {
+		if err := l.writeOut(ctx, key); err != nil {
+			return err
+		}
+	}
 	release, err := l.images.lock(ctx, keys...)
 	if err != nil {
 		return err
@@ -53,17 +66,39 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 		}
 	}
 	if len(f.mounts) == 0 {
+		leave()
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		return cut(ctx)
 	}
-	select {
-	case l.freezes <- struct{}{}:
-		defer func() { <-l.freezes }()
-	case <-ctx.Done():
-		return fmt.Errorf("wait for other freezes: %w", ctx.Err())
-	}
 	return l.freeze(ctx, &f, cut)
+}
+
+// writeOut writes out what is mounted of an image, if it can, and without the image's lock: whoever has that does it
+// again, which is short then. What can't be reached is left to that, too.
+func (l *linux) writeOut(ctx context.Context, b backing) error {
+	release, err := l.syncs.lock(ctx, b) // or whoever unmounts would find it in use
+	if err != nil {
+		return err
+	}
+	defer release()
+	n, ok, err := l.loops.of(b)
+	if err != nil || !ok {
+		return ctx.Err()
+	}
+	filesystems, _, err := mountsOf(n)
+	if err != nil || len(filesystems) == 0 {
+		return ctx.Err()
+	}
+	m, err := openMount(filesystems)
+	if err != nil {
+		return ctx.Err()
+	}
+	defer m.Close()
+	if err := unix.Syncfs(int(m.Fd())); err != nil { // the kernel says it once
+		return &fs.PathError{Op: "syncfs", Path: m.Name(), Err: err}
+	}
+	return ctx.Err()
 }
 
 // frozen is an image whose filesystem is to be frozen, as it is recorded.

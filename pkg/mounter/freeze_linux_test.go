@@ -532,6 +532,53 @@ func TestManyFreezesAtOnce(t *testing.T) {
 	}
 }
 
+// TestWhoWaitsToFreezeHoldsNobodyUp: it has no lock of an image, and writes out before it has one.
+func TestWhoWaitsToFreezeHoldsNobodyUp(t *testing.T) {
+	b := newFreezeBench(t)
+	l := b.Mounter.(*linux)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	images, err := imagesAt([]string{m.Source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := l.images.lock(context.Background(), images[0].backing())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range maxFreezes {
+		l.freezes <- struct{}{}
+	}
+	ended, end := context.WithCancel(context.Background())
+	end()
+	if err := b.Freeze(ended, []string{m.Source}, eternity, nothing); err == nil || !strings.Contains(err.Error(), "other freezes") {
+		t.Errorf("Freeze = %v: it waits for an image before it may freeze", err)
+	}
+	for range maxFreezes {
+		<-l.freezes
+	}
+	text := []byte("this is not written out by itself so soon")
+	if err := os.WriteFile(b.path("staging", "f"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	frozen := make(chan error, 1)
+	go func() { frozen <- b.Freeze(context.Background(), []string{m.Source}, eternity, nothing) }()
+	await(t, "what is written is in the image, whose lock somebody else has", func() bool {
+		data, err := os.ReadFile(m.Source)
+		return err != nil || bytes.Contains(data, text)
+	})
+	select {
+	case err := <-frozen:
+		t.Errorf("Freeze did without the lock: %v", err)
+	default:
+	}
+	release()
+	if err := <-frozen; err != nil {
+		t.Error(err)
+	}
+	b.unmount(b.path("staging"))
+}
+
 func TestAProgramWithoutAWatchdogFreezesNothing(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")

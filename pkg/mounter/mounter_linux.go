@@ -32,6 +32,7 @@ type linux struct {
 	known   known
 	loops   loops
 	images  locks[backing] // held by whoever mounts, unmounts, changes or freezes what is in a file
+	syncs   locks[backing] // held by whoever unmounts, or writes out what is to be frozen; taken before images
 	freezes chan struct{}  // has a place for each freeze that may be
 	legacy  atomic.Bool    // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
@@ -181,10 +182,10 @@ func (l *linux) holdSource(ctx context.Context, m Mount) (release func(), err er
 	case m.Kind == Image, m.Kind == Disk:
 		return l.images.lock(ctx, src.backing())
 	}
-	return l.hold(ctx, src)
+	return l.hold(ctx, src, &l.images)
 }
 
-// holdAt takes the lock of the image that is mounted at path, as a filesystem or as a Disk. Where path can't be looked
+// holdAt takes the locks of the image that is mounted at path, as a filesystem or as a Disk. Where path can't be looked
 // at there is none, and whoever goes on will see that.
 func (l *linux) holdAt(ctx context.Context, path string) (release func(), err error) {
 	p, err := l.open(path)
@@ -199,11 +200,11 @@ func (l *linux) holdAt(ctx context.Context, path string) (release func(), err er
 	if err != nil || !at.mounted {
 		return func() {}, nil
 	}
-	return l.hold(ctx, at)
+	return l.hold(ctx, at, &l.syncs, &l.images)
 }
 
-// hold takes the lock of the image behind the loop device that something is on, or is, if it is one.
-func (l *linux) hold(ctx context.Context, at state) (release func(), err error) {
+// hold takes locks of the image behind the loop device that something is on, or is, if it is one.
+func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)
 	if !ok {
 		return func() {}, nil
@@ -215,7 +216,21 @@ func (l *linux) hold(ctx context.Context, at state) (release func(), err error) 
 	if err != nil {
 		return nil, err
 	}
-	return l.images.lock(ctx, b)
+	var held []func()
+	release = func() {
+		for _, r := range held {
+			r()
+		}
+	}
+	for _, a := range all {
+		r, err := a.lock(ctx, b)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		held = append(held, r)
+	}
+	return release, nil
 }
 
 func (l *linux) mountDirectory(ctx context.Context, m Mount, p place, attr attributeSet) error {
