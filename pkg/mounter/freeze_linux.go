@@ -230,7 +230,13 @@ func (l *linux) freeze(ctx context.Context, f *freeze, cut func(ctx context.Cont
 	if err != nil {
 		return err
 	}
-	defer dog.end()
+	defer func() {
+		if f.stuck {
+			dog.leave()
+		} else {
+			dog.end()
+		}
+	}()
 	return f.window(ctx, dog, cut)
 }
 
@@ -271,7 +277,7 @@ func (f *freeze) window(ctx context.Context, dog *watchdog, cut func(ctx context
 	return err
 }
 
-// thaw thaws what was frozen. Errors: ErrThawed if it was no longer.
+// thaw thaws what was frozen. Errors: ErrThawed if it was no longer, ErrFrozen if it still is.
 func (f *freeze) thaw(mounts []*os.File) error {
 	var all []error
 	for i, err := range thawAll(mounts) {
@@ -280,7 +286,7 @@ func (f *freeze) thaw(mounts []*os.File) error {
 			all = append(all, fmt.Errorf("%w: %s was thawed in the middle", ErrThawed, f.images[i].Path))
 		case err != nil:
 			f.stuck = true
-			all = append(all, fmt.Errorf("%s at %s is still frozen, and hangs: FITHAW: %w", f.images[i].Path, mounts[i].Name(), err))
+			all = append(all, fmt.Errorf("%s at %s is %w, and hangs: FITHAW: %w", f.images[i].Path, mounts[i].Name(), ErrFrozen, err))
 		}
 	}
 	return errors.Join(all...)

@@ -579,6 +579,41 @@ func TestWhoWaitsToFreezeHoldsNobodyUp(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
+// TestTheWatchdogThawsWhatItsParentCannot: here because the parent has lost its mount.
+func TestTheWatchdogThawsWhatItsParentCannot(t *testing.T) {
+	b := newFreezeBench(t)
+	l := b.Mounter.(*linux)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	images, err := imagesAt([]string{m.Source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := freeze{limit: eternity}
+	defer f.close()
+	if err := l.reach(&f, images[0]); err != nil {
+		t.Fatal(err)
+	}
+	err = l.freeze(context.Background(), &f, func(context.Context) error { return f.mounts[0].Close() })
+	if !errors.Is(err, ErrFrozen) || !strings.Contains(err.Error(), m.Source) {
+		t.Errorf("freeze = %v, want ErrFrozen that says of what", err)
+	}
+	await(t, "the watchdog thaws, and ends", func() bool { return len(b.watchdogs()) == 0 })
+	if isFrozen(t, b.path("staging")) {
+		t.Error("it is frozen still")
+	}
+	b.restart() // which takes the record away
+	b.unmount(b.path("staging"))
+}
+
+func TestWhatIsNotThawedIsTriedAgain(t *testing.T) {
+	for want, errs := range map[bool][]error{true: {nil, unix.EINVAL}, false: {unix.EINVAL, unix.EIO, nil}} {
+		if got := allThawed(errs); got != want {
+			t.Errorf("allThawed(%v) = %v", errs, got)
+		}
+	}
+}
+
 func TestAProgramWithoutAWatchdogFreezesNothing(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")

@@ -94,6 +94,7 @@ var (
 	ErrReadOnly = errors.New("it is read-only")             // asked for writing
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
 	ErrThawed   = errors.New("no longer one point in time") // what was cut while a freeze did not last
+	ErrFrozen   = errors.New("still frozen")                // whoever writes to it hangs, until it can be thawed
 )
 
 // Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
@@ -142,7 +143,7 @@ type Mounter interface {
 	// it is, or joined with ErrThawed. When Freeze returns, or panics with cut, nothing is frozen by it; when this process
 	// dies in the middle, a second one ends the freeze at once, or the next New does. See Main.
 	//
-	// Errors: ErrThawed if a freeze took or lasted longer than limit, or somebody else ended it, so that what was cut is of
+	// Errors: ErrFrozen if one could not be thawed, which is tried on until it can; ErrThawed if a freeze took or lasted longer than limit, or somebody else ended it, so that what was cut is of
 	// no use; ErrBusy if one is frozen by somebody else, or used where it can't be seen from here; ErrFormat for what is
 	// no file.
 	Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error

@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // watchdogName is argv[0] of a watchdog. Who can choose that can run any program, so nobody else gets one by it.
@@ -39,7 +42,7 @@ const (
 	firstMount = 4
 )
 
-// watch thaws mounts as soon as the parent is dead, or when limit has passed since it began to freeze.
+// watch thaws mounts as soon as the parent is dead, and tries until it can, or when limit has passed since it began to freeze.
 func watch(limit, mounts string) (code int) {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM) // it ends with its parent, not before
 	wait, err := time.ParseDuration(limit)
@@ -66,13 +69,20 @@ func watch(limit, mounts string) (code int) {
 	for {
 		select {
 		case <-dead:
-			thawAll(frozen)
+			for !allThawed(thawAll(frozen)) {
+				time.Sleep(guardAgain)
+			}
 			return 0
 		case <-time.After(wait):
 			thawAll(frozen)
 			wait = guardAgain
 		}
 	}
+}
+
+// allThawed reports whether nothing is frozen any more by what thawAll returned.
+func allThawed(errs []error) bool {
+	return !slices.ContainsFunc(errs, func(err error) bool { return err != nil && !errors.Is(err, unix.EINVAL) })
 }
 
 // watchdog is the process that thaws if this one can't.
@@ -135,4 +145,10 @@ func (w *watchdog) end() {
 	w.cmd.Process.Kill()
 	w.cmd.Wait() // the error is that it was killed
 	w.lifeline.Close()
+}
+
+// leave lets it go on until it has thawed what we couldn't. To it, it is as if we were dead.
+func (w *watchdog) leave() {
+	w.lifeline.Close()
+	go w.cmd.Wait()
 }
