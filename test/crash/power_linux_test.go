@@ -242,8 +242,8 @@ var ways = map[string][]string{
 	"snapshot": {"create", "copy", "snapshot"}, "restore": {"create", "copy", "restore"}, "group": {"create", "group"}, "end group": {"delete", "group"},
 }
 
-// passes reports whether a step gets to a point.
-func (o outage) passes(point string) bool {
+// passes reports whether a step gets to a point, on a filesystem.
+func (o outage) passes(point string, f filesystem) bool {
 	first, second, _ := strings.Cut(point, ":")
 	switch {
 	case !slices.Contains(ways[o.during], first):
@@ -255,7 +255,9 @@ func (o outage) passes(point string) bool {
 	case first == "restore", point == "copy:image":
 		return o.kind == image
 	case point == "copy:tree":
-		return o.kind == directory
+		return o.kind == directory && f.name != "btrfs"
+	case point == "copy:subvolume":
+		return o.kind == directory && f.name == "btrfs"
 	case first == "group":
 		return (second == "ended") == (o.during == "end group")
 	}
@@ -263,7 +265,7 @@ func (o outage) passes(point string) bool {
 }
 
 // outages are one for each thing that is acknowledged, and two for each crash point on the way there.
-func outages(t *testing.T) []outage {
+func outages(t *testing.T, f filesystem) []outage {
 	t.Helper()
 	all := []outage{
 		{"right after the first start", directory, "identity", "", false},
@@ -284,7 +286,7 @@ func outages(t *testing.T) []outage {
 	for _, o := range slices.Clone(all) {
 		before := len(all)
 		for _, point := range names {
-			if o.passes(point) {
+			if o.passes(point, f) {
 				of := fmt.Sprintf("%s of a %s in %s", point, o.kind, o.during)
 				all = append(all, outage{"as the driver dies at " + of, o.kind, o.during, point, false},
 					outage{"right after the retry of what died at " + of, o.kind, o.during, point, true})
@@ -405,7 +407,7 @@ func TestPowerCut(t *testing.T) {
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			f.need(t)
-			for _, o := range part(t, outages(t), 4) {
+			for _, o := range part(t, outages(t, f), 6) {
 				t.Run(o.name, func(t *testing.T) { o.test(t, bin, f) })
 			}
 		})
