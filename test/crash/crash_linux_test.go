@@ -850,7 +850,7 @@ func TestDeathAtRandom(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+		time.Sleep(time.Duration(random.IntN(600)) * time.Millisecond)
 		w.cmd.Process.Kill()
 		wg.Wait()
 		w.gone()
