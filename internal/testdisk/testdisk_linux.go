@@ -1,6 +1,7 @@
 package testdisk
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
 // Filesystem is one to mount.
@@ -33,20 +36,28 @@ const standard = 4 << 30
 // where that can't be.
 func (f Filesystem) Mount(t testing.TB, dir string) {
 	t.Helper()
-	f.need(t)
+	f.Attach(t, f.Image(t), dir)
+}
+
+// Image makes the filesystem in a new file, and returns its path. It skips the test where it can't be mounted.
+func (f Filesystem) Image(t testing.TB) string {
+	t.Helper()
+	f.Need(t)
 	file, err := os.Create(filepath.Join(t.TempDir(), "disk"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	size := f.Size
-	if size == 0 {
-		size = standard
-	}
-	if err := errors.Join(file.Truncate(size), file.Close()); err != nil {
+	if err := errors.Join(file.Truncate(cmp.Or(f.Size, standard)), file.Close()); err != nil {
 		t.Fatal(err)
 	}
 	run(t, "mkfs."+f.Type, append(append([]string{"-q"}, f.Make...), file.Name())...)
-	out, err := exec.Command("mount", "-t", f.Type, "-o", strings.TrimSuffix("loop,"+f.Options, ","), file.Name(), dir).CombinedOutput()
+	return file.Name()
+}
+
+// Attach mounts an image at dir until the test is over.
+func (f Filesystem) Attach(t testing.TB, image, dir string) {
+	t.Helper()
+	out, err := exec.Command("mount", "-t", f.Type, "-o", strings.TrimSuffix("loop,"+f.Options, ","), image, dir).CombinedOutput()
 	if err != nil && f.Rare {
 		t.Skipf("this kernel mounts no %s with %s (make test-vm has one that does): %s", f.Type, f.Options, out)
 	}
@@ -58,7 +69,7 @@ func (f Filesystem) Mount(t testing.TB, dir string) {
 			t.Errorf("unmount %s: %v: something is left open", dir, err)
 			unix.Unmount(dir, unix.MNT_DETACH)
 		}
-		Detached(t, file.Name())
+		Detached(t, image)
 	})
 }
 
@@ -87,12 +98,10 @@ func Loops(t testing.TB, prefix string) (devices []string) {
 	return devices
 }
 
-// need skips the test where the filesystem can't be made or mounted.
-func (f Filesystem) need(t testing.TB) {
+// Need skips the test where the filesystem can't be made or mounted.
+func (f Filesystem) Need(t testing.TB) {
 	t.Helper()
-	if why := Missing(t); why != "" {
-		t.Skip(why)
-	}
+	NeedLoops(t)
 	if _, err := exec.LookPath("mkfs." + f.Type); err != nil {
 		t.Skip(err)
 	}
@@ -103,20 +112,37 @@ func (f Filesystem) need(t testing.TB) {
 	}
 }
 
-// Missing returns why no loop device can be mounted here, or "". In a user namespace it can't be, whoever is root in it.
+// NeedLoops skips the test where no loop device can be mounted.
+func NeedLoops(t testing.TB) {
+	t.Helper()
+	if !isRoot(t) {
+		t.Skip(Missing(t))
+	}
+	if why := Missing(t); why != "" {
+		namespace.Skip(t, why)
+	}
+}
+
+// Missing returns why no loop device can be mounted here, or "".
 func Missing(t testing.TB) string {
 	t.Helper()
-	users, err := os.ReadFile("/proc/self/uid_map")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
+	if !isRoot(t) {
 		return "only the machine's root can mount a loop device, and this is a user namespace"
 	}
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		return err.Error()
 	}
 	return ""
+}
+
+// isRoot reports whether root here is the machine's: in a user namespace it isn't.
+func isRoot(t testing.TB) bool {
+	t.Helper()
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"})
 }
 
 func run(t testing.TB, name string, args ...string) {

@@ -29,6 +29,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 const patience = 30 * time.Second
@@ -201,8 +202,8 @@ func (w *world) cleanUp() {
 		}
 	}
 	// The root goes later, or the images in it have other names.
-	for _, file := range loopsOf(w.T, w.root+"/") { // devices of a test that failed
-		if err := detach("/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))); err != nil {
+	for _, device := range testdisk.Loops(w.T, w.root+"/") { // of a test that failed
+		if err := detach(device); err != nil {
 			w.Error(err)
 		}
 	}
@@ -647,7 +648,7 @@ func (w *world) clean() {
 		for _, m := range mounts {
 			left = append(left, m.Mountpoint)
 		}
-		left = append(left, loopsOf(w.T, w.root+"/")...)
+		left = append(left, testdisk.Loops(w.T, w.root+"/")...)
 		if len(left) == 0 {
 			return
 		}
@@ -707,10 +708,10 @@ func deaths(t *testing.T) []death {
 // file by file.
 func newWorldFor(t *testing.T, bin string, d death) *world {
 	t.Helper()
-	if d.point == "copy:tree" || d.point == "trash:burst" || (d.kind == directory && d.point != "copy:subvolume" && noLoops(t) != "") {
+	if d.point == "copy:tree" || d.point == "trash:burst" || (d.kind == directory && d.point != "copy:subvolume" && testdisk.Missing(t) != "") {
 		return newWorld(t, bin)
 	}
-	needLoops(t)
+	testdisk.NeedLoops(t)
 	f := filesystem{"btrfs", 512 << 20, "loop"}
 	f.need(t)
 	disk := newDisk(t, bin, f) // faster, too, than a disk on which many files were deleted just now
@@ -803,7 +804,7 @@ func TestDeathAtEveryPoint(t *testing.T) {
 func TestDeathAtRandom(t *testing.T) {
 	bin, kinds := buildDriver(t), []kind{directory}
 	w := newWorld(t, bin)
-	if noLoops(t) == "" {
+	if testdisk.Missing(t) == "" {
 		w, kinds = newWorldFor(t, bin, death{kind: image}), append(kinds, image, device)
 	}
 	const callers, rounds = 4, 20

@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // When only the driver dies, the kernel still writes out what it was given, and a missing fsync is never seen. Here the
@@ -43,38 +45,7 @@ var filesystems = []filesystem{
 // need skips the test where the filesystem can't be made or mounted.
 func (f filesystem) need(t *testing.T) {
 	t.Helper()
-	if _, err := exec.LookPath("mkfs." + f.name); err != nil {
-		t.Skip(err)
-	}
-	// The kernel looks for the filesystem, and loads its module, before it sees that there is nothing to mount.
-	err := syscall.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.name, 0, "")
-	if errors.Is(err, syscall.ENODEV) {
-		t.Skipf("the kernel has no %s", f.name)
-	}
-}
-
-// needLoops skips the test where no loop device can be mounted.
-func needLoops(t *testing.T) {
-	t.Helper()
-	if why := noLoops(t); why != "" {
-		t.Skip(why)
-	}
-}
-
-// noLoops returns why no loop device can be mounted: in a user namespace it can't be, whoever is root in it.
-func noLoops(t *testing.T) string {
-	t.Helper()
-	users, err := os.ReadFile("/proc/self/uid_map")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
-		return "only the machine's root can mount a loop device, and this is a user namespace"
-	}
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		return err.Error()
-	}
-	return ""
+	testdisk.Filesystem{Type: f.name}.Need(t)
 }
 
 // disk is a world whose root is a filesystem of its own, in an image.
@@ -89,7 +60,7 @@ func newDisk(t *testing.T, bin string, f filesystem) *disk {
 	d := &disk{filesystem: f}
 	t.Cleanup(func() { // after the world's own
 		if d.image != "" {
-			d.detached()
+			testdisk.Detached(t, d.image)
 		}
 	})
 	d.world = newWorld(t, bin)
@@ -134,30 +105,7 @@ func (d *disk) settle() {
 }
 
 // loops returns the loop devices that hold an image of this disk.
-func (d *disk) loops() []string { return loopsOf(d.T, d.image) }
-
-// loopsOf returns the loop devices that hold a file whose path starts with prefix.
-func loopsOf(t *testing.T, prefix string) []string {
-	t.Helper()
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.DeleteFunc(files, func(file string) bool {
-		name, _ := os.ReadFile(file) // fails if the device has just let go
-		return !strings.HasPrefix(string(name), prefix)
-	})
-}
-
-// detached makes sure that no loop device is left.
-func (d *disk) detached() {
-	d.Helper()
-	for deadline := time.Now().Add(patience); len(d.loops()) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			d.Fatalf("left: %v", d.loops())
-		}
-	}
-}
+func (d *disk) loops() []string { return testdisk.Loops(d.T, d.image) }
 
 // written returns how many sectors have been written to the disk and discarded, and whether nothing is on its way.
 func (d *disk) written() (sectors [2]string, rest bool) {
@@ -402,7 +350,7 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 }
 
 func TestPowerCut(t *testing.T) {
-	needLoops(t)
+	testdisk.NeedLoops(t)
 	bin := buildDriver(t)
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {

@@ -9,16 +9,14 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // noNamespace is why tests that mount can't run.
@@ -40,9 +38,9 @@ type filesystem struct {
 // Without noatime to look at a link would change it.
 var filesystems = []filesystem{
 	{"tmpfs", 0, "size=512m", false},
-	{"ext4", 512 << 20, "loop,noatime", false},
-	{"xfs", 512 << 20, "loop,noatime", true},
-	{"btrfs", 512 << 20, "loop,noatime", true},
+	{"ext4", 512 << 20, "noatime", false},
+	{"xfs", 512 << 20, "noatime", true},
+	{"btrfs", 512 << 20, "noatime", true},
 }
 
 // mount returns a directory on which a new filesystem is mounted. It skips the test where that can't be.
@@ -59,65 +57,13 @@ func (f filesystem) mount(t testing.TB) string {
 		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 		return dir
 	}
-	f.need(t)
-	image := filepath.Join(t.TempDir(), "disk")
-	if err := os.WriteFile(image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(image, f.size); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "mkfs."+f.name, "-q", image)
-	f.attach(t, image, dir)
+	f.onDisk().Mount(t, dir)
 	return dir
 }
 
-// attach mounts an image until the test is over.
-func (f filesystem) attach(t testing.TB, image, dir string) {
-	t.Helper()
-	run(t, "mount", "-t", f.name, "-o", f.options, image, dir)
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			t.Errorf("unmount: %v: something is left open", err)
-			unix.Unmount(dir, unix.MNT_DETACH)
-		}
-		for deadline := time.Now().Add(10 * time.Second); len(loops(image)) > 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("left: %v", loops(image))
-			}
-		}
-	})
-}
-
-// need skips the test where the filesystem can't be made or mounted.
-func (f filesystem) need(t testing.TB) {
-	t.Helper()
-	users, err := os.ReadFile("/proc/self/uid_map")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
-		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
-	}
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		t.Skip(err)
-	}
-	if _, err := exec.LookPath("mkfs." + f.name); err != nil {
-		t.Skip(err)
-	}
-	err = syscall.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.name, 0, "")
-	if errors.Is(err, syscall.ENODEV) {
-		t.Skipf("the kernel has no %s", f.name)
-	}
-}
-
-// loops returns the loop devices that hold an image.
-func loops(image string) []string {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	return slices.DeleteFunc(files, func(file string) bool {
-		name, _ := os.ReadFile(file) // fails if the device has just let go
-		return !strings.HasPrefix(string(name), image)
-	})
+// onDisk is f in a file.
+func (f filesystem) onDisk() testdisk.Filesystem {
+	return testdisk.Filesystem{Type: f.name, Size: f.size, Options: f.options}
 }
 
 func run(t testing.TB, name string, args ...string) {

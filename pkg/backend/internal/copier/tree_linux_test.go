@@ -569,7 +569,7 @@ func powerCut(t *testing.T, f filesystem, files int) {
 	run(t, "cp", image, image+".after")
 	must(t, unix.Unmount(dir, 0))
 	after := t.TempDir()
-	f.attach(t, image+".after", after)
+	f.onDisk().Attach(t, image+".after", after)
 	if _, err := os.Lstat(after + "/unsynced"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what nobody synced is not lost, so this was no power cut: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // outside says why there is no mount namespace of our own, if there is none.
@@ -39,13 +40,13 @@ type filesystem struct {
 }
 
 var filesystems = []filesystem{
-	{"xfs", "xfs", 300 << 20, []string{"-q", "-m", "reflink=1"}, "loop", true},
-	{"xfs in blocks of 1 KiB", "xfs", 300 << 20, []string{"-q", "-m", "reflink=1", "-b", "size=1024"}, "loop", true},
-	{"xfs without reflink", "xfs", 300 << 20, []string{"-q", "-m", "reflink=0"}, "loop", false},
-	{"btrfs", "btrfs", 256 << 20, []string{"-q"}, "loop", true},
-	{"btrfs, compressed", "btrfs", 256 << 20, []string{"-q"}, "loop,compress-force=zstd", true},
-	{"ext4", "ext4", 64 << 20, []string{"-q"}, "loop", false},
-	{"ext4 in blocks of 1 KiB, small files inline", "ext4", 64 << 20, []string{"-q", "-b", "1024", "-O", "inline_data"}, "loop", false},
+	{"xfs", "xfs", 300 << 20, []string{"-m", "reflink=1"}, "", true},
+	{"xfs in blocks of 1 KiB", "xfs", 300 << 20, []string{"-m", "reflink=1", "-b", "size=1024"}, "", true},
+	{"xfs without reflink", "xfs", 300 << 20, []string{"-m", "reflink=0"}, "", false},
+	{"btrfs", "btrfs", 256 << 20, nil, "", true},
+	{"btrfs, compressed", "btrfs", 256 << 20, nil, "compress-force=zstd", true},
+	{"ext4", "ext4", 64 << 20, nil, "", false},
+	{"ext4 in blocks of 1 KiB, small files inline", "ext4", 64 << 20, []string{"-b", "1024", "-O", "inline_data"}, "", false},
 	{"tmpfs", "tmpfs", 0, nil, "size=64m", false},
 }
 
@@ -56,75 +57,17 @@ func (f filesystem) mount(t testing.TB) (dir string) {
 		namespace.Skip(t, outside)
 	}
 	dir = t.TempDir()
-	image := "none"
 	if f.size > 0 {
-		needLoops(t)
-		image = filepath.Join(t.TempDir(), "image")
-		f.make(t, image)
-		t.Cleanup(func() { detached(t, image) })
+		testdisk.Filesystem{Type: f.kind, Size: f.size, Make: f.mkfs, Options: f.options}.Mount(t, dir)
+		return dir
 	}
-	run(t, "mount", "-t", f.kind, "-o", f.options, image, dir)
+	run(t, "mount", "-t", f.kind, "-o", f.options, "none", dir)
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {
 			t.Error(err)
 		}
 	})
 	return dir
-}
-
-// make makes the image of a filesystem that the kernel has.
-func (f filesystem) make(t testing.TB, image string) {
-	t.Helper()
-	mkfs, err := exec.LookPath("mkfs." + f.kind)
-	if err != nil {
-		t.Skip(err)
-	}
-	// The kernel looks for the filesystem, and loads its module, before it sees that there is nothing to mount.
-	if err := unix.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.kind, 0, ""); errors.Is(err, unix.ENODEV) {
-		t.Skipf("the kernel has no %s", f.kind)
-	}
-	if err := os.WriteFile(image, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(image, f.size); err != nil {
-		t.Fatal(err)
-	}
-	run(t, mkfs, append(slices.Clone(f.mkfs), image)...)
-}
-
-// needLoops skips the test where no loop device can be mounted: in a user namespace, whoever is root in it.
-func needLoops(t testing.TB) {
-	t.Helper()
-	users, err := os.ReadFile("/proc/self/uid_map")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
-		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
-	}
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		t.Skip(err)
-	}
-}
-
-// detached waits until no loop device has an image any more.
-func detached(t testing.TB, image string) {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-		if err != nil {
-			t.Fatal(err)
-		}
-		left := slices.DeleteFunc(files, func(file string) bool {
-			name, _ := os.ReadFile(file) // fails if the device has just let go
-			return !strings.HasPrefix(string(name), image)
-		})
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left: %v", left)
-		}
-	}
 }
 
 func run(t testing.TB, name string, args ...string) {
@@ -471,7 +414,7 @@ func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
 	if _, err := exec.LookPath("btrfs"); err != nil {
 		t.Skip(err)
 	}
-	f := filesystem{"btrfs", "btrfs", 512 << 20, []string{"-q"}, "loop", true}
+	f := filesystem{"btrfs", "btrfs", 512 << 20, nil, "", true}
 	dir := f.mount(t)
 	v := newVolume(t, dir, true, 0)
 	if _, err := v.WriteAt(v.random(4<<20), 0); err != nil {

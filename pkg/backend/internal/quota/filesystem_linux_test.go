@@ -7,15 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // noNamespace is why tests that mount can't run.
@@ -87,47 +85,20 @@ func (f filesystem) image(t testing.TB) string {
 	if noNamespace != nil {
 		namespace.Skip(t, noNamespace)
 	}
-	users, err := os.ReadFile("/proc/self/uid_map")
-	must(t, err)
-	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
-		t.Skip("only the machine's root can mount a loop device, and this is a user namespace")
-	}
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		namespace.Skip(t, err)
-	}
-	if _, err := exec.LookPath("mkfs." + f.kind); err != nil {
-		t.Skip(err)
-	}
-	image := filepath.Join(t.TempDir(), "disk")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, f.size))
-	run(t, "mkfs."+f.kind, append(append([]string{"-q"}, f.mkfs...), image)...)
-	return image
+	return f.onDisk().Image(t)
 }
 
 // attach mounts an image until the test is over.
 func (f filesystem) attach(t testing.TB, image string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	out, err := exec.Command("mount", "-t", f.kind, "-o", "loop,"+f.options, image, dir).CombinedOutput()
-	if err != nil && f.want.Kind == Project {
-		t.Skipf("this kernel mounts no %s with %s (make test-vm has one that does): %s", f.kind, f.options, out)
-	}
-	if err != nil {
-		t.Fatalf("mount %s: %v: %s", f.kind, err, out)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
-			t.Errorf("unmount: %v: something is left open", err)
-			unix.Unmount(dir, unix.MNT_DETACH)
-		}
-		for deadline := time.Now().Add(10 * time.Second); len(loops(image)) > 0; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("left: %v", loops(image))
-			}
-		}
-	})
+	f.onDisk().Attach(t, image, dir)
 	return dir
+}
+
+// onDisk is f in a file. Few kernels have project quotas.
+func (f filesystem) onDisk() testdisk.Filesystem {
+	return testdisk.Filesystem{Type: f.kind, Size: f.size, Make: f.mkfs, Options: f.options, Rare: f.want.Kind == Project}
 }
 
 // control enables and disables quotas of btrfs.
@@ -135,15 +106,6 @@ func control(root *os.File, command uint64) error {
 	quotaControl := request{0xC0109428, "BTRFS_IOC_QUOTA_CTL"}
 	args := [2]uint64{command}
 	return quotaControl.call(root, unsafe.Pointer(&args))
-}
-
-// loops returns the loop devices that hold an image.
-func loops(image string) []string {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	return slices.DeleteFunc(files, func(file string) bool {
-		name, _ := os.ReadFile(file) // fails if the device has just let go
-		return !strings.HasPrefix(string(name), image)
-	})
 }
 
 func run(t testing.TB, name string, args ...string) {
