@@ -69,15 +69,18 @@ func (c copying) run(ctx context.Context, what content, half *os.Root) (copied, 
 		c.raw = what.FSType == ""
 		return c.image(ctx, half)
 	}
-	return c.tree(ctx, half)
+	return c.tree(ctx, what, half)
 }
 
 // tree copies a directory, for a snapshot: a subvolume at one moment, others file by file.
-func (c copying) tree(ctx context.Context, half *os.Root) (got copied, err error) {
+func (c copying) tree(ctx context.Context, what content, half *os.Root) (got copied, err error) {
 	if c.store.subvolumes() {
 		c.me.cut = time.Now()
-		got.held, err = c.store.subvolumeOf(c.from, half, true)
-		if err == nil || !errors.Is(err, errors.ErrUnsupported) {
+		err = c.store.subvolumeOf(c.from, half, true)
+		if err == nil {
+			got.held, err = c.store.heldBy(ctx, half, what)
+		}
+		if !errors.Is(err, errors.ErrUnsupported) {
 			return got, err
 		}
 	}
@@ -165,7 +168,10 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err == nil || !(errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrBusy) || errors.Is(err, context.DeadlineExceeded)):
+	case errors.Is(err, mounter.ErrFrozen): // somebody has to hear of it
+		return err
+	case errors.Is(err, mounter.ErrThawed), errors.Is(err, mounter.ErrBusy), errors.Is(err, context.DeadlineExceeded):
+	default:
 		return err
 	}
 	// It couldn't be frozen, or not for as long as it took. One clone of the whole is still of one moment, and what is

@@ -83,17 +83,28 @@ func (s *store) subvolumes() bool { return s.subvolume.get(s.canSubvolume) }
 // reflinks reports whether files below the root can share blocks.
 func (s *store) reflinks() bool { return s.reflink.get(s.canReflink) }
 
+// admit returns by what the directory of v can be held to its size, and why it can't be. It notes that in v.
+// Errors: ErrExhausted if that is required, as another node may be able to; the context's.
+func (s *store) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, err error) {
+	m, why = s.mechanism(ctx)
+	switch wanted := v.set(enforceKey); {
+	case ctx.Err() != nil:
+		return m, why, ctx.Err()
+	case why != nil && wanted == required:
+		return m, why, fmt.Errorf("%w: %w", backend.ErrExhausted, why)
+	default:
+		v.Promised = why != nil && wanted == preferred
+		return m, why, nil
+	}
+}
+
 // makeDirectory makes the directory of a volume in half, held to its size if that is what v wants and what can be. It
-// is empty, or with from what that directory holds.
+// is empty, or holds what fill puts into it, if that isn't nil.
 func (b *Backend) makeDirectory(ctx context.Context, s *store, half *os.Root, v *volume, fill func(dir *os.File) error) error {
-	m, why := s.mechanism(ctx)
-	if ctx.Err() != nil {
-		return ctx.Err()
+	m, why, err := s.admit(ctx, v)
+	if err != nil {
+		return err
 	}
-	if why != nil && v.set(enforceKey) == required {
-		return fmt.Errorf("%w: %w", backend.ErrExhausted, why)
-	}
-	v.Promised = why != nil && v.set(enforceKey) == preferred
 	if m.Kind == "" {
 		if err := half.Mkdir(dataDir, dataMode); err != nil {
 			return err
@@ -146,38 +157,52 @@ func (b *Backend) hold(dir *os.Root, v *volume, why error) error {
 
 // subvolumeOf makes the data of a volume or snapshot, in a directory below the root, the data in half, at one moment.
 // Errors: errors.ErrUnsupported if it is no subvolume.
-func (s *store) subvolumeOf(from string, half *os.Root, readOnly bool) (held int64, err error) {
+func (s *store) subvolumeOf(from string, half *os.Root, readOnly bool) error {
 	src, err := s.root.Open(path.Join(from, dataDir))
 	if err != nil {
-		return 0, missing(err)
+		return missing(err)
 	}
 	defer src.Close()
 	parent, err := half.Open(".")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer parent.Close()
 	if _, err := quota.Snapshot(src, parent, dataDir, 0, readOnly); err != nil {
-		return 0, err
+		return err
 	}
 	crashpoint.Reached("copy:subvolume")
-	if u, err := quota.Look(src, quota.Mark{Kind: quota.Subvolume}); err == nil {
-		held = u.Used
+	return nil
+}
+
+// heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
+// counts that, and with simple quotas, which count what is shared elsewhere, it is the size of what it was made of.
+func (s *store) heldBy(ctx context.Context, half *os.Root, what content) (int64, error) {
+	if m, why := s.mechanism(ctx); why != nil || m.Simple {
+		return what.Size, nil
 	}
-	return held, nil
+	data, err := half.Open(dataDir)
+	if err != nil {
+		return 0, err
+	}
+	defer data.Close()
+	u, err := quota.Look(data, quota.Mark{Kind: quota.Subvolume})
+	if errors.Is(err, quota.ErrNotEnforced) {
+		return what.Size, nil
+	}
+	return u.Used, err
 }
 
 // restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
 func (c copying) restoreDirectory(ctx context.Context, half *os.Root, v *volume) error {
 	if c.store.subvolumes() {
-		_, err := c.store.subvolumeOf(c.from, half, false)
+		_, why, err := c.store.admit(ctx, v)
+		if err != nil {
+			return err
+		}
+		err = c.store.subvolumeOf(c.from, half, false)
 		if err == nil {
 			v.Mark = &quota.Mark{Kind: quota.Subvolume}
-			_, why := c.store.mechanism(ctx)
-			if why != nil && v.set(enforceKey) == required {
-				return fmt.Errorf("%w: %w", backend.ErrExhausted, why)
-			}
-			v.Promised = why != nil && v.set(enforceKey) == preferred
 			return c.hold(half, v, why)
 		}
 		if !errors.Is(err, errors.ErrUnsupported) {
@@ -346,6 +371,9 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 		return u, false, nil
 	}
 	q, err := s.look(v)
+	if errors.Is(err, quota.ErrNotEnforced) { // its health says so
+		return u, false, nil
+	}
 	if err != nil || q.Limit == 0 {
 		return u, false, err
 	}

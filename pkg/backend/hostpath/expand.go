@@ -38,7 +38,11 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	crashpoint.Reached("expand:grown")
 	if err := s.rewrite(&larger); err != nil {
-		b.index.put(&larger) // the file is as large, and the next start finds it so
+		if v.Kind == image { // its file is as large, durably, and a start finds it so
+			b.index.put(&larger)
+		} else {
+			b.index.release(larger.Size - v.Size)
+		}
 		return 0, false, err
 	}
 	b.index.put(&larger)

@@ -78,6 +78,14 @@ func (g *group) members() []string {
 	return ids
 }
 
+// fits returns ErrExists unless g is of these volumes, in the order of their IDs.
+func (g *group) fits(sources []string) error {
+	if slices.Equal(g.sources(), sources) {
+		return nil
+	}
+	return fmt.Errorf("%w: it is of the volumes %s", backend.ErrExists, strings.Join(g.sources(), ", "))
+}
+
 // SnapshotGroup cuts images at one moment, while none of their filesystems is written to.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
 	s, err := b.ready()
@@ -91,8 +99,8 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 	sources := slices.Sorted(slices.Values(o.Sources))
 	switch old, err := b.index.group(id); {
 	case err == nil:
-		if !slices.Equal(old.sources(), sources) {
-			return backend.Group{}, fmt.Errorf("%w: it is of the volumes %s", backend.ErrExists, strings.Join(old.sources(), ", "))
+		if err := old.fits(sources); err != nil {
+			return backend.Group{}, err
 		}
 		return b.publicGroup(old)
 	case !errors.Is(err, backend.ErrNotFound):
@@ -134,6 +142,9 @@ func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err erro
 
 // takeGroup makes a group of all the volumes, and takes it into the index.
 func (b *Backend) takeGroup(ctx context.Context, s *store, g *group, ids []string) (err error) {
+	if old, err := b.index.group(g.ID); err == nil { // made just before this work began
+		return old.fits(ids)
+	}
 	defer b.busy()()
 	defer b.wakeTrash()
 	volumes, err := b.groupable(s, ids) // now that they can't be deleted

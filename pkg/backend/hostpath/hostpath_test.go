@@ -553,3 +553,63 @@ func FuzzCreate(f *testing.F) {
 		}
 	})
 }
+
+func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
+	ctx := context.Background()
+	for name, create := range map[string]func(w *world, b *Backend) backend.Volume{
+		"directory": func(w *world, b *Backend) backend.Volume { return w.create(b, "v") },
+		"image": func(w *world, b *Backend) backend.Volume {
+			v, err := b.Create(ctx, imageOptions("v", nil, nil))
+			if err != nil {
+				w.Fatal(err)
+			}
+			return v
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			b := w.open()
+			v := create(w, b)
+			want := v.Size + 8<<20
+			inTheWay := w.path(volumesDir, v.ID, recordFile+".new")
+			if err := os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := b.Expand(ctx, v.ID, backend.ExpandOptions{Required: want}); err == nil {
+				t.Fatal("Expand = nil, though its record can't be written")
+			}
+			if err := os.RemoveAll(inTheWay); err != nil {
+				t.Fatal(err)
+			}
+			if size, _, err := b.Expand(ctx, v.ID, backend.ExpandOptions{Required: want}); err != nil || size != want {
+				t.Errorf("once more: %d, %v, want %d", size, err, want)
+			}
+			b = w.restart(b)
+			if got, err := b.Get(ctx, v.ID, nil); err != nil || got.Size != want || b.index.promised != want {
+				t.Errorf("after a restart it has %d bytes, %v, and %d are promised, want %d", got.Size, err, b.index.promised, want)
+			}
+		})
+	}
+}
+
+func TestAFreezeThatStaysIsTold(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.Freeze = func(ctx context.Context, _ []string, _ time.Duration, cut func(context.Context) error) error {
+		return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
+	}
+	c := copying{Backend: w.open(), store: &store{}, me: &work{}}
+	src, dst := w.file("src"), w.file("dst")
+	if err := c.cut(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {
+		t.Errorf("cut = %v, want ErrFrozen", err)
+	}
+}
+
+func (w *world) file(name string) *os.File {
+	w.Helper()
+	f, err := os.Create(filepath.Join(w.TempDir(), name))
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { f.Close() })
+	return f
+}

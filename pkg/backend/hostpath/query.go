@@ -39,15 +39,16 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 		return backend.Capacity{}, err
 	}
 	o.Required, o.Limit = 0, 0
-	if err := new(volume).plan(o, nil); err != nil {
+	want := new(volume)
+	if err := want.plan(o, nil); err != nil {
 		access := o.Access
 		o.Access = nil
-		if err := new(volume).plan(o, nil); err != nil || len(access) == 0 {
+		if err := want.plan(o, nil); err != nil || len(access) == 0 {
 			return backend.Capacity{}, err
 		}
 		return backend.Capacity{}, nil // there can be no volume for such a use
 	}
-	if want := new(volume); want.plan(o, nil) == nil && want.Kind == directory && want.set(enforceKey) == required {
+	if want.Kind == directory && want.set(enforceKey) == required {
 		if _, why := s.mechanism(ctx); why != nil {
 			return backend.Capacity{}, nil
 		}

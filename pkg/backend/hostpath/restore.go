@@ -55,8 +55,8 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	id := cmp.Or(from.Snapshot, from.Volume)
 	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
 	err = b.works.do(ctx, b.life, &b.done, v.ID, what, []string{id}, func(ctx context.Context, me *work) error {
-		if _, err := b.index.find(v.ID); err == nil { // made just before this work began
-			return nil
+		if old, err := b.index.find(v.ID); err == nil { // made just before this work began
+			return old.fits(v, o)
 		}
 		source, err := b.contentOf(from) // now that it can't be deleted
 		if err != nil {

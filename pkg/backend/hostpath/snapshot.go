@@ -76,11 +76,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	made, err := b.index.snapshot(n.ID)
-	if err != nil {
-		return backend.Snapshot{}, err
-	}
-	return made.public(), made.fits(n)
+	return b.GetSnapshot(ctx, n.ID, nil)
 }
 
 // snapshotParameters reads those of a VolumeSnapshotClass.
@@ -103,8 +99,8 @@ func (n *snapshot) fits(want *snapshot) error {
 
 // takeSnapshot makes n of its volume, and takes it into the index.
 func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *work) error {
-	if _, err := b.index.snapshot(n.ID); err == nil { // made just before this work began
-		return nil
+	if old, err := b.index.snapshot(n.ID); err == nil { // made just before this work began
+		return old.fits(n)
 	}
 	v, err := b.index.persistent(n.Source) // now that it can't be deleted
 	if err != nil {

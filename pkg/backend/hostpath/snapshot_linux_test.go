@@ -637,6 +637,31 @@ func TestACloneOfAnImageWhoseGrowthWasInterrupted(t *testing.T) {
 	}
 }
 
+func TestAStartDoesNotDependOnWriting(t *testing.T) {
+	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
+	b := w.open()
+	v := w.device(b, "v", 8*mib)
+	if err := os.Truncate(w.disk(v.ID), 16*mib); err != nil { // the driver died before it wrote that down
+		t.Fatal(err)
+	}
+	fill(t, w.path("filler"))
+	b = w.restart(b)
+	if got, err := b.Get(context.Background(), v.ID, nil); err != nil || got.Size != 16*mib {
+		t.Errorf("on a full disk: %+v, %v", got, err)
+	}
+}
+
+func TestASnapshotOfASubvolumeThatNobodyCountsHoldsItsSize(t *testing.T) {
+	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Size: 300 * mib})
+	b := w.open()
+	v := w.create(b, "v")
+	before := b.index.promised
+	w.snapshot(b, v, "n")
+	if held := b.index.promised - before; held != v.Size {
+		t.Errorf("it holds %d bytes of the volume's %d", held, v.Size)
+	}
+}
+
 func TestADiskThatWasFullAtTheStartCanDoItsBestLater(t *testing.T) {
 	for _, f := range []testdisk.Filesystem{{Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {
 		t.Run(f.Type, func(t *testing.T) {

@@ -57,9 +57,7 @@ func (b *Backend) load(s *store) error {
 		return err
 	}
 	for _, v := range volumes {
-		if err := s.measure(v); err != nil {
-			return err
-		}
+		s.measure(v)
 	}
 	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
 	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
@@ -73,19 +71,23 @@ func (b *Backend) load(s *store) error {
 }
 
 // measure makes the size of an image what its file has: a driver that died while it grew left the record behind.
-func (s *store) measure(v *volume) error {
+// The record stays as it is: the disk may be full, or read-only. What is wrong with a file, its health tells.
+func (s *store) measure(v *volume) {
 	if v.Kind != image {
-		return nil
+		return
 	}
 	info, err := s.root.Lstat(s.dataName(v))
 	if err != nil || !info.Mode().IsRegular() || info.Size() <= v.Size {
-		return nil // its health tells
+		return
 	}
-	v.Size = info.Size()
-	if err := s.growImage(v); err != nil { // it may be as long only until the power goes
-		return err
+	file, err := s.root.Open(s.dataName(v))
+	if err != nil {
+		return
 	}
-	return s.rewrite(v)
+	defer file.Close()
+	if file.Sync() == nil { // or it would be as long only until the power goes
+		v.Size = info.Size()
+	}
 }
 
 // sweep moves something that a crash left to the trash.
