@@ -102,3 +102,47 @@ type Group struct {
 	Snapshots []Snapshot // its members, in the order of their IDs
 	Created   time.Time  // when their data was cut
 }
+
+// PartSnapshotter is a GroupSnapshotter that can make its part of a group over several nodes: the snapshots of the volumes
+// that it has. CSI has no calls for this; the driver's router makes them on all nodes together.
+type PartSnapshotter interface {
+	GroupSnapshotter
+
+	// SnapshotPart makes the part of o.Name, or finds the one that an earlier call made, perhaps of another cut, settled
+	// or not. It calls o.Frozen when no volume of the part is written to; when that has returned nil it cuts, lets
+	// writes go on, and makes the cut durable; then it calls o.Durable, and when that has returned nil it makes the
+	// part, which isn't settled. If one of them returns an error, that is returned and nothing is left. Neither is called where the part is
+	// found. While they run, the context that they get ends when writes can't be held up any longer.
+	// Errors: those of SnapshotGroup; ErrExists if the part that it finds is of a group of other volumes; ErrBusy while
+	// another call makes it.
+	SnapshotPart(ctx context.Context, o PartOptions) (Part, error)
+
+	// GetPart returns the part of the group. Errors: ErrNotFound, for malformed IDs and groups without parts too.
+	GetPart(ctx context.Context, group string) (Part, error)
+
+	// SettlePart notes, durably, that all parts of that cut are there; again is fine. Errors: ErrNotFound, ErrPrecondition if
+	// the part is of another cut.
+	SettlePart(ctx context.Context, group, cut string) error
+
+	// DiscardPart deletes a part that isn't settled, with its snapshots. None at all is no error. Errors:
+	// ErrPrecondition if it is settled or of another cut, ErrInUse while a volume is being made from a member: nothing
+	// was deleted then.
+	DiscardPart(ctx context.Context, group, cut string) error
+}
+
+// PartOptions is what a part is made of.
+type PartOptions struct {
+	GroupOptions          // Sources are those of the part
+	All          []string // IDs of the volumes of all parts, in ascending order
+	Cut          string   // what the parts that are made together have in common, and no others; 1 to 64 bytes
+	Frozen       func(context.Context) error
+	Durable      func(context.Context) error
+}
+
+// Part is what is known of a part of a group. GetGroup and DeleteGroup know it too, as the group with its snapshots.
+type Part struct {
+	Group            // with the snapshots of the part
+	All     []string // as in PartOptions
+	Cut     string
+	Settled bool
+}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 )
 
 // Kind is what an ID is of: the letter that it starts with.
@@ -32,7 +33,12 @@ const (
 	maxNodeName = 253 // a DNS subdomain, RFC 1123
 	maxNodeID   = 128 // CSI spec v1.13, size limits
 	maxSegment  = 63  // CSI spec v1.13, Topology
+
+	longPrefix = "node-" // of the digest that stands for a name
 )
+
+// SeveralNodes stands for the node of a group whose members are on several: no node is called so.
+const SeveralNodes = ""
 
 // ErrMalformed says that a string is not an ID of any known form.
 var ErrMalformed = errors.New("malformed ID")
@@ -76,6 +82,16 @@ func Parse(s string) (ID, error) {
 // NodeDigest returns the part of an ID that stands for node.
 func NodeDigest(node string) string { return digest(node, nodeLen) }
 
+// NodeDigests returns what may stand in an ID for the node that NodeID calls id: its digest; two, where id may be that of
+// a node with that very name, or of one whose name is too long.
+func NodeDigests(id string) []string {
+	digests := []string{NodeDigest(id)}
+	if d, ok := strings.CutPrefix(id, longPrefix); ok && len(d) == nodeLen {
+		digests = append(digests, d)
+	}
+	return digests
+}
+
 // CheckNode returns an error for a node name that no cluster can have: empty, over 253 bytes, or with characters
 // that are neither printable ASCII nor part of a name.
 func CheckNode(node string) error {
@@ -95,7 +111,7 @@ func NodeID(node string) string {
 	if len(node) <= maxNodeID {
 		return node
 	}
-	return "node-" + NodeDigest(node)
+	return longPrefix + NodeDigest(node)
 }
 
 // Segment returns node as the value of a topology key: its name where that is a legal value, else a digest.
@@ -104,7 +120,7 @@ func Segment(node string) string {
 	if len(node) <= maxSegment && segment.MatchString(node) {
 		return node
 	}
-	return "node-" + NodeDigest(node)
+	return longPrefix + NodeDigest(node)
 }
 
 func digest(s string, length int) string {

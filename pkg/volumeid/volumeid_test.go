@@ -1,6 +1,7 @@
 package volumeid
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -109,4 +110,19 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("Parse(%q) = %+v", s, id)
 		}
 	})
+}
+
+func TestAnIDIsFoundUnderWhatItsNodeIsCalled(t *testing.T) {
+	short := "node-" + NodeDigest("x") // a name like that of a long one
+	for name, node := range map[string]string{"short": "n", "long": strings.Repeat("n", 253), "looks like a long one": short} {
+		t.Run(name, func(t *testing.T) {
+			id, err := Parse(New(Volume, node, "v"))
+			if got := NodeDigests(NodeID(node)); err != nil || !slices.Contains(got, id.Node) || len(got) > 2 {
+				t.Errorf("NodeDigests = %q, and the ID has %q, %v", got, id.Node, err)
+			}
+		})
+	}
+	if err := CheckNode(SeveralNodes); err == nil {
+		t.Error("a node may be called as groups over nodes are")
+	}
 }
