@@ -35,8 +35,16 @@ func lockRoot(root *os.Root) (*os.File, error) {
 // space asks the filesystem of the root how much room it has.
 func (s *store) space() (space, error) {
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(s.lock.Fd()), &st); err != nil {
-		return space{}, &os.PathError{Op: "statfs", Path: s.path, Err: err}
+	raw, err := s.lock.SyscallConn()
+	if err != nil {
+		return space{}, err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = unix.Fstatfs(int(fd), &st) }); err != nil { // the root is being closed
+		return space{}, err
+	}
+	if failed != nil {
+		return space{}, &os.PathError{Op: "statfs", Path: s.path, Err: failed}
 	}
 	unit, reserved := blockSize(&st), int64(st.Bfree)-int64(st.Bavail)
 	return space{
