@@ -1,0 +1,187 @@
+package peertls
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+const (
+	year     = 365 * 24 * time.Hour
+	caValid  = 10 * year
+	clockGap = 5 * time.Minute // by which another machine's clock may be behind
+
+	maxCommonName = 64 // RFC 5280, ub-common-name
+)
+
+// authority is a CA that can sign.
+type authority struct {
+	bundle []byte // its caFile
+	cert   *x509.Certificate
+	key    crypto.Signer
+}
+
+// openCA reads the CA in dir, or makes one if there is neither a certificate nor a key: then the files are to be written.
+// A key is never replaced, and a CA without its key can't be used.
+func openCA(dir string) (*authority, []file, error) {
+	bundle, err := os.ReadFile(filepath.Join(dir, caFile))
+	noCert := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !noCert {
+		return nil, nil, err
+	}
+	key, err := os.ReadFile(filepath.Join(dir, caKeyFile))
+	noKey := errors.Is(err, fs.ErrNotExist)
+	switch {
+	case err != nil && !noKey:
+		return nil, nil, err
+	case noCert && noKey:
+		return newCA(dir)
+	case noCert:
+		return nil, nil, fmt.Errorf("%s has a %s without its %s: put that back, or remove the key if the CA was never used", dir, caKeyFile, caFile)
+	case noKey:
+		return nil, nil, fmt.Errorf("%s has a %s without its %s, which has to sign: put that back, or use another directory", dir, caFile, caKeyFile)
+	}
+	ca, err := readCA(bundle, key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the CA in %s: %w", dir, err)
+	}
+	return ca, nil, nil
+}
+
+func readCA(bundle, key []byte) (*authority, error) {
+	certs, err := certificates(caFile, bundle)
+	if err != nil {
+		return nil, err
+	}
+	both, err := tls.X509KeyPair(bundle, key)
+	if err != nil {
+		return nil, fmt.Errorf("%s can't be used with %s: %w", caKeyFile, caFile, err)
+	}
+	signer, ok := both.PrivateKey.(crypto.Signer)
+	if !ok || !certs[0].IsCA {
+		return nil, fmt.Errorf("%s: the first certificate, of %s, isn't that of a CA", caFile, describe(certs[0]))
+	}
+	if now := time.Now(); now.After(certs[0].NotAfter) {
+		return nil, expired(certs[0], now)
+	}
+	return &authority{bundle: bundle, cert: certs[0], key: signer}, nil
+}
+
+// newCA makes a CA that may sign leaves and no other CA. Each has a name of its own, so that an error can tell two apart.
+func newCA(dir string) (*authority, []file, error) {
+	serial, err := newSerial()
+	if err != nil {
+		return nil, nil, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: fmt.Sprintf("Causeway CA %08x", new(big.Int).Rsh(serial, 96))},
+		NotBefore:             now.Add(-clockGap),
+		NotAfter:              now.Add(caValid),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
+	}
+	cert, key, err := issue(template, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	ca, err := readCA(cert, key)
+	// The certificate last: it says that there is a key.
+	return ca, []file{{filepath.Join(dir, caKeyFile), key}, {filepath.Join(dir, caFile), cert}}, err
+}
+
+// sign makes a certificate with a new key. It is valid for no longer than the CA's.
+func (ca *authority) sign(l leaf, valid time.Duration) (cert, key []byte, until time.Time, err error) {
+	if valid == 0 {
+		valid = year
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, nil, until, err
+	}
+	now := time.Now()
+	until = now.Add(valid)
+	if until.After(ca.cert.NotAfter) {
+		until = ca.cert.NotAfter
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		DNSNames:     []string{l.name},
+		NotBefore:    now.Add(-clockGap), NotAfter: until,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{l.usage},
+		BasicConstraintsValid: true,
+	}
+	if len(l.name) <= maxCommonName {
+		template.Subject.CommonName = l.name // for people: nothing here reads it
+	}
+	cert, key, err = issue(template, ca)
+	return cert, key, until, err
+}
+
+// issue makes a key, and a certificate for it that ca signs, or the key itself if ca is nil. Both are PEM.
+func issue(template *x509.Certificate, ca *authority) (cert, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if ca == nil {
+		ca = &authority{cert: template, key: private}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, private.Public(), ca.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	plain, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: plain}), nil
+}
+
+// newSerial returns 128 random bits. RFC 5280, 4.1.2.2 has room for 159.
+func newSerial() (*big.Int, error) {
+	return rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
+}
+
+// file is one that is to be written.
+type file struct {
+	path string
+	data []byte
+}
+
+// write writes the file durably, in place of the one that may be there: at every moment one of the two is there, whole.
+func (f file) write() error {
+	dir := filepath.Dir(f.path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	temp, err := os.CreateTemp(dir, ".new-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = temp.Write(f.data)
+	if err == nil {
+		err = temp.Sync()
+	}
+	err = errors.Join(err, temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), f.path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", f.path, err), os.Remove(temp.Name()))
+	}
+	return errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)))
+}

@@ -1,0 +1,111 @@
+package peertls
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// client is what Identity.Client returns.
+type client struct {
+	protocol
+	id     *Identity
+	server string
+}
+
+func (c *client) Clone() credentials.TransportCredentials {
+	clone := *c
+	return &clone
+}
+
+func (c *client) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a client's")
+}
+
+func (c *client) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	ours := c.id.current()
+	conn, info, err := credentials.NewTLS(c.config(ours)).ClientHandshake(ctx, authority, raw)
+	if isAlert(err) {
+		err = fmt.Errorf("it refused us: %w (only TLS 1.3 is spoken here)", err)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("server %s: %w", raw.RemoteAddr(), why(err))
+	}
+	mine, err := own(info)
+	return &firstRead{Conn: conn, ours: ours}, mine, err
+}
+
+// config has crypto/tls verify nothing, and does it itself: crypto/tls would want a name and match it as that of a host,
+// with wildcards. Here any name may do, and a name is a name.
+func (c *client) config(ours *pair) *tls.Config {
+	config := base()
+	config.InsecureSkipVerify = true
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		if err := ours.check(state.PeerCertificates, x509.ExtKeyUsageServerAuth, time.Now()); err != nil {
+			return err
+		}
+		leaf := state.PeerCertificates[0]
+		switch {
+		case c.server != "":
+			return checkName(leaf, c.server)
+		case len(leaf.DNSNames) == 0:
+			return fmt.Errorf("wrong name: the certificate is that of %s and could be anyone's", describe(leaf))
+		}
+		return nil
+	}
+	// Ours is sent even if the server names other CAs. From its list crypto/tls would choose none, and the server would
+	// say that there is no certificate where it should say that the CA is wrong.
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return &ours.certificate, nil
+	}
+	return config
+}
+
+// drainTime is how long a connection that can't be written to is read for the reason.
+const drainTime = time.Second
+
+// firstRead is a connection on which the server may still refuse our certificate. Whether it did is known when the first
+// bytes come from it.
+type firstRead struct {
+	net.Conn
+	ours  *pair
+	heard atomic.Bool // the server has sent something: it has taken our certificate
+}
+
+func (c *firstRead) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.heard.Store(true)
+	}
+	return n, c.explain(err)
+}
+
+// Write looks for the reason of an error: a server that refuses us also closes the connection, and which of the two is
+// seen first is chance.
+func (c *firstRead) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err == nil || c.heard.Load() {
+		return n, err
+	}
+	// Nothing that comes now can be used: what can't be written to is lost.
+	c.Conn.SetReadDeadline(time.Now().Add(drainTime))
+	if _, alert := c.Conn.Read(make([]byte, 1)); isAlert(alert) {
+		err = alert
+	}
+	return n, c.explain(err)
+}
+
+// explain says that err is a refusal of our certificate, if it is.
+func (c *firstRead) explain(err error) error {
+	if !isAlert(err) || c.heard.Load() {
+		return err
+	}
+	return fmt.Errorf("server %s refused our certificate: %w (%s; its log says more)", c.RemoteAddr(), err, c.ours.describeOurs())
+}

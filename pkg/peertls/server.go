@@ -1,0 +1,143 @@
+package peertls
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// server is what Identity.Server returns.
+type server struct {
+	protocol
+	id      *Identity
+	client  string
+	refused *refusals
+}
+
+func (s *server) Clone() credentials.TransportCredentials {
+	c := *s
+	return &c
+}
+
+func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a server's")
+}
+
+// ServerHandshake returns io.EOF, and reports nothing, where the client went away without a word, as the probe of a load
+// balancer does. gRPC bounds the time: grpc.ConnectionTimeout.
+func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	ours := s.id.current()
+	var versions []uint16
+	conn, info, err := credentials.NewTLS(s.config(ours, &versions)).ServerHandshake(raw)
+	if err == io.EOF {
+		return nil, nil, err
+	}
+	if err != nil {
+		err = fmt.Errorf("client %s was refused: %w", raw.RemoteAddr(), s.why(ours, err, versions))
+		s.refused.add(err)
+		return nil, nil, err
+	}
+	s.refused.catchUp()
+	mine, err := own(info)
+	return conn, mine, err
+}
+
+// config is made anew for each handshake, and without tickets: so no client that a changed ca.crt excludes gets in on a
+// session of before. The versions that the client speaks are put where versions points.
+func (s *server) config(ours *pair, versions *[]uint16) *tls.Config {
+	c := base()
+	c.Certificates = []tls.Certificate{ours.certificate}
+	c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, ours.roots
+	c.SessionTicketsDisabled = true
+	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		*versions = hello.SupportedVersions
+		return nil, nil
+	}
+	// The chain has been verified by now; crypto/tls does it, as its alerts tell the client more than ours could.
+	c.VerifyConnection = func(state tls.ConnectionState) error {
+		leaf := state.PeerCertificates[0]
+		if err := checkUsage(leaf, x509.ExtKeyUsageClientAuth); err != nil {
+			return err
+		}
+		return checkName(leaf, s.client)
+	}
+	return c
+}
+
+// why says why a handshake failed with a client that speaks these versions.
+func (s *server) why(ours *pair, err error, versions []uint16) error {
+	var bad *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &bad):
+		return ours.explain(bad.UnverifiedCertificates[0], bad.Err, x509.ExtKeyUsageClientAuth, time.Now())
+	case isAlert(err):
+		return fmt.Errorf("it refused us: %w (%s)", err, ours.describeOurs())
+	case len(versions) > 0 && !slices.Contains(versions, tls.VersionTLS13):
+		return fmt.Errorf("it doesn't speak TLS 1.3, and nothing older is spoken here: %w", err)
+	}
+	return why(err)
+}
+
+// maxReports is how many refused handshakes are reported in a second: a port scan mustn't flood the log.
+const maxReports = 3
+
+// refusals reports refused handshakes, not too many.
+type refusals struct {
+	report func(error)
+	now    func() time.Time
+
+	mu           sync.Mutex
+	since        time.Time // when the second began
+	told, missed int       // in this second
+}
+
+// add reports err, or counts it.
+func (r *refusals) add(err error) {
+	r.mu.Lock()
+	missed := r.next()
+	tell := r.told < maxReports
+	if tell {
+		r.told++
+	} else {
+		r.missed++
+	}
+	r.mu.Unlock()
+	r.tellMissed(missed)
+	if tell {
+		r.report(err)
+	}
+}
+
+// catchUp says how many weren't reported, if the second in which that was is over.
+func (r *refusals) catchUp() {
+	r.mu.Lock()
+	missed := r.next()
+	r.mu.Unlock()
+	r.tellMissed(missed)
+}
+
+// next begins a new second if it is time to, and returns how many weren't reported in the last.
+func (r *refusals) next() (missed int) {
+	now := r.now()
+	if passed := now.Sub(r.since); passed >= 0 && passed < time.Second {
+		return 0
+	}
+	missed = r.missed
+	r.since, r.told, r.missed = now, 0, 0
+	return missed
+}
+
+func (r *refusals) tellMissed(missed int) {
+	if missed > 0 {
+		r.report(fmt.Errorf("%d more clients were refused and not reported, as only %d a second are", missed, maxReports))
+	}
+}
