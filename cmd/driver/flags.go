@@ -83,9 +83,13 @@ func parse(args []string, getenv func(string) string, out io.Writer) (options, e
 	return o, o.check()
 }
 
-// usage lists the flags, each with two dashes.
 func usage(set *flag.FlagSet, out io.Writer) {
 	fmt.Fprintln(out, "The Causeway CSI driver. Its flags:")
+	listFlags(set, out)
+}
+
+// listFlags lists the flags, each with two dashes.
+func listFlags(set *flag.FlagSet, out io.Writer) {
 	set.VisitAll(func(f *flag.Flag) {
 		value, text := flag.UnquoteUsage(f)
 		fmt.Fprintf(out, "  --%s %s\n    \t%s", f.Name, value, text)

@@ -30,6 +30,9 @@ const gcPercent = 40
 
 func main() {
 	mounter.Main()
+	if len(os.Args) > 1 && os.Args[1] == "certs" {
+		os.Exit(certs(os.Args[2:], os.Stdout, os.Stderr))
+	}
 	o, err := parse(os.Args[1:], os.Getenv, os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
