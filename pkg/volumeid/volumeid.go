@@ -26,6 +26,9 @@ const (
 	Group    Kind = 'g' // of snapshots
 )
 
+// Len is how many bytes every ID has.
+const Len = 1 + nodeLen + nameLen
+
 const (
 	nodeLen = 16 // characters of 5 bits: 80 bits of the digest of the node
 	nameLen = 40 // 200 bits of the digest of the name
@@ -62,7 +65,7 @@ func New(k Kind, node, name string) string {
 
 // Parse reads an ID. Whatever New can't have made is ErrMalformed.
 func Parse(s string) (ID, error) {
-	if len(s) != 1+nodeLen+nameLen {
+	if len(s) != Len {
 		return ID{}, ErrMalformed
 	}
 	id := ID{Kind: Kind(s[0]), Node: s[1 : 1+nodeLen]}
@@ -72,12 +75,15 @@ func Parse(s string) (ID, error) {
 		return ID{}, ErrMalformed
 	}
 	for _, c := range []byte(s[1:]) {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'v') {
+		if !isDigit(c) {
 			return ID{}, ErrMalformed
 		}
 	}
 	return id, nil
 }
+
+// isDigit reports whether c can be in an ID.
+func isDigit(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'v' }
 
 // NodeDigest returns the part of an ID that stands for node.
 func NodeDigest(node string) string { return digest(node, nodeLen) }
