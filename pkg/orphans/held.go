@@ -1,0 +1,193 @@
+package orphans
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// maxMessage is the longest answer that is taken, in bytes. A page has up to 4 MiB of node IDs alone.
+const maxMessage = 64 << 20
+
+// held is what the driver holds. All that is in it has an ID of package volumeid.
+type held struct {
+	volumes, snapshots []Orphan // sorted by ID; snapshots in groups are there instead
+	groups             []*group
+}
+
+// group is a group of snapshots. It can be deleted as a whole only, so it is named as a whole, too.
+type group struct {
+	id        string
+	snapshots []Orphan
+}
+
+// named reports whether the group or one of its members is.
+func (g *group) named(ids map[string]bool) bool {
+	return ids[g.id] || slices.ContainsFunc(g.snapshots, func(s Orphan) bool { return ids[s.ID] })
+}
+
+// members returns the snapshots of all groups.
+func (h *held) members() (all []Orphan) {
+	for _, g := range h.groups {
+		all = append(all, g.snapshots...)
+	}
+	return all
+}
+
+// list asks the driver for all that it holds. It returns all of it, or an error.
+func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held, error) {
+	c := csi.NewControllerClient(conn)
+	can, err := capabilities(ctx, c, o)
+	if err != nil {
+		return nil, err
+	}
+	if !can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] {
+		return nil, errors.New("it can't list volumes (LIST_VOLUMES): ask the controller's socket, or that of a node which serves its own storage")
+	}
+	volumes, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
+		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: o.Page, StartingToken: token}, grpc.MaxCallRecvMsgSize(maxMessage))
+		return entries(resp.GetEntries(), volume), resp.GetNextToken(), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !can[csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS] {
+		if can[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
+			return nil, errors.New("it makes snapshots and can't list them (LIST_SNAPSHOTS)")
+		}
+		return sorted(volumes, nil)
+	}
+	snapshots, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
+		resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: o.Page, StartingToken: token}, grpc.MaxCallRecvMsgSize(maxMessage))
+		return entries(resp.GetEntries(), snapshot), resp.GetNextToken(), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sorted(volumes, snapshots)
+}
+
+// capabilities returns what the driver's controller can do.
+func capabilities(ctx context.Context, c csi.ControllerClient, o Options) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
+	ctx, cancel := o.call(ctx)
+	defer cancel()
+	resp, err := c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	can := map[csi.ControllerServiceCapability_RPC_Type]bool{}
+	for _, c := range resp.GetCapabilities() {
+		can[c.GetRpc().GetType()] = true
+	}
+	return can, nil
+}
+
+// call returns the context of one call to the driver.
+func (o Options) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.Call == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, o.Call)
+}
+
+// pages asks for one page after the other and returns what is on them, by ID: what moves while they are read may be on two.
+func pages(ctx context.Context, o Options, ask func(ctx context.Context, token string) ([]Orphan, string, error)) (map[string]Orphan, error) {
+	all, seen := map[string]Orphan{}, map[string]bool{}
+	for token := ""; ; {
+		call, cancel := o.call(ctx)
+		page, next, err := ask(call, token)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range page {
+			all[o.ID] = o
+		}
+		if next == "" {
+			return all, nil
+		}
+		if seen[next] {
+			return nil, fmt.Errorf("it handed out the paging token %.64q twice: the list has no end", next)
+		}
+		seen[next] = true
+		token = next
+	}
+}
+
+// sorted puts what was listed in order. An ID of another form is an error: no text could tell whether anything names it.
+func sorted(volumes, snapshots map[string]Orphan) (*held, error) {
+	h, groups := &held{}, map[string]*group{}
+	byID := func(a, b Orphan) int { return cmp.Compare(a.ID, b.ID) }
+	for _, v := range slices.SortedFunc(maps.Values(volumes), byID) {
+		switch id, err := volumeid.Parse(v.ID); {
+		case err != nil:
+			return nil, fmt.Errorf("volume %.128q: %w", v.ID, err)
+		case id.Kind == volumeid.Inline: // a pod's: it has no object of its own
+		default:
+			h.volumes = append(h.volumes, v)
+		}
+	}
+	for _, s := range slices.SortedFunc(maps.Values(snapshots), byID) {
+		if _, err := volumeid.Parse(s.ID); err != nil {
+			return nil, fmt.Errorf("snapshot %.128q: %w", s.ID, err)
+		}
+		if s.Group == "" {
+			h.snapshots = append(h.snapshots, s)
+			continue
+		}
+		if _, err := volumeid.Parse(s.Group); err != nil {
+			return nil, fmt.Errorf("snapshot %s is in group %.128q: %w", s.ID, s.Group, err)
+		}
+		if groups[s.Group] == nil {
+			groups[s.Group] = &group{id: s.Group}
+			h.groups = append(h.groups, groups[s.Group])
+		}
+		groups[s.Group].snapshots = append(groups[s.Group].snapshots, s)
+	}
+	return h, nil
+}
+
+func entries[E any](all []E, what func(E) Orphan) []Orphan {
+	page := make([]Orphan, 0, len(all))
+	for _, e := range all {
+		page = append(page, what(e))
+	}
+	return page
+}
+
+func volume(e *csi.ListVolumesResponse_Entry) Orphan {
+	v := e.GetVolume()
+	return Orphan{
+		What: "volume", ID: v.GetVolumeId(), Size: v.GetCapacityBytes(), Nodes: segments(v.GetAccessibleTopology()),
+		Source: cmp.Or(v.GetContentSource().GetSnapshot().GetSnapshotId(), v.GetContentSource().GetVolume().GetVolumeId()),
+	}
+}
+
+func snapshot(e *csi.ListSnapshotsResponse_Entry) Orphan {
+	s := e.GetSnapshot()
+	o := Orphan{
+		What: "snapshot", ID: s.GetSnapshotId(), Group: s.GetGroupSnapshotId(), Size: s.GetSizeBytes(),
+		Nodes: segments(s.GetAccessibleTopology()), Source: s.GetSourceVolumeId(),
+	}
+	if s.GetCreationTime() != nil {
+		o.Created = s.GetCreationTime().AsTime()
+	}
+	return o
+}
+
+// segments returns the values of a topology, without their keys.
+func segments(all []*csi.Topology) (values []string) {
+	for _, t := range all {
+		values = slices.AppendSeq(values, maps.Values(t.GetSegments()))
+	}
+	slices.Sort(values)
+	return slices.Compact(values)
+}
