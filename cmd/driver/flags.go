@@ -84,7 +84,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (options, e
 }
 
 func usage(set *flag.FlagSet, out io.Writer) {
-	fmt.Fprintln(out, "The Causeway CSI driver. Its flags:")
+	fmt.Fprintf(out, "The Causeway CSI driver. Flags of %s:\n", set.Name())
 	listFlags(set, out)
 }
 

@@ -33,6 +33,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "certs" {
 		os.Exit(certs(os.Args[2:], os.Stdout, os.Stderr))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "orphans" {
+		os.Exit(findOrphans(os.Args[2:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
+	}
 	o, err := parse(os.Args[1:], os.Getenv, os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/orphans"
+)
+
+// Exit codes of driver orphans, beside 0 and 2.
+const (
+	exitNoConclusion = 1
+	exitOrphans      = 3
+)
+
+// orphansFlags are the flags of driver orphans. docs/orphans.md is made from their usage.
+type orphansFlags struct {
+	endpoint string
+	output   string
+	find     orphans.Options
+}
+
+func (o *orphansFlags) flags(set *flag.FlagSet) {
+	set.StringVar(&o.endpoint, "endpoint", "", "where the driver serves CSI: `unix:///path.sock` (default: $CSI_ENDPOINT, else where the driver serves by default)")
+	set.StringVar(&o.output, "output", "text", "text or json")
+	set.DurationVar(&o.find.Call, "timeout", time.Minute, "how long each call to the driver may take")
+	set.DurationVar(&o.find.Settle, "settle", 30*time.Second, "how long after the listing stdin must begin: what comes earlier is refused")
+	set.BoolVar(&o.find.NoVolumes, "expect-no-volumes", false, "the cluster has no PersistentVolume at all: judge volumes even so")
+	set.BoolVar(&o.find.NoSnapshots, "expect-no-snapshots", false, "the cluster has no VolumeSnapshotContent at all: judge snapshots even so")
+	set.BoolVar(&o.find.NoGroups, "expect-no-groups", false, "the cluster has no VolumeGroupSnapshotContent at all: judge snapshots in groups even so")
+	set.BoolVar(&o.find.NoneNamed, "expect-none-named", false, "no object names anything that the driver holds: call all of it orphans")
+}
+
+// parseOrphans reads the command line of driver orphans. Usage goes to out.
+func parseOrphans(args []string, getenv func(string) string, out io.Writer) (orphansFlags, error) {
+	o := orphansFlags{find: orphans.Options{Page: 1000}}
+	set := flag.NewFlagSet("driver orphans", flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	o.flags(set)
+	switch err := set.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintln(out, "(sleep 60; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … -- driver orphans")
+		usage(set, out)
+		return o, err
+	case err != nil:
+		return o, fmt.Errorf("%w (orphans --help lists the flags)", err)
+	case set.NArg() > 0:
+		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
+	case o.output != "text" && o.output != "json":
+		return o, fmt.Errorf("--output=%s: only text and json are known", o.output)
+	case o.find.Call < 0 || o.find.Settle < 0:
+		return o, errors.New("--timeout and --settle can't be negative")
+	}
+	serves, err := parse(nil, getenv, io.Discard)
+	if o.endpoint = cmp.Or(o.endpoint, serves.endpoint); o.endpoint == "" {
+		return o, fmt.Errorf("--endpoint is needed: %w", err)
+	}
+	if err := driver.CheckEndpoint(o.endpoint, true); err != nil {
+		return o, fmt.Errorf("--endpoint: %w", err)
+	}
+	return o, nil
+}
+
+// findOrphans is driver orphans. It returns the exit code.
+func findOrphans(args []string, getenv func(string) string, in io.Reader, out, log io.Writer) int {
+	o, err := parseOrphans(args, getenv, log)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintln(log, "driver:", err)
+		return 2
+	}
+	if getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent) // it runs in the container of a driver, with that one's limits
+	}
+	o.find.Listed = func(volumes, snapshots int) {
+		fmt.Fprintf(log, "the driver holds %d volumes and %d snapshots: now reading the objects from stdin\n", volumes, snapshots)
+	}
+	report, err := o.run(in, out)
+	if err != nil {
+		fmt.Fprintln(log, "driver:", err)
+		return exitNoConclusion
+	}
+	switch {
+	case len(report.Orphans) > 0:
+		return exitOrphans
+	case !report.Judged():
+		return exitNoConclusion
+	}
+	return 0
+}
+
+// run finds orphans and prints them.
+func (o orphansFlags) run(in io.Reader, out io.Writer) (orphans.Report, error) {
+	conn, err := grpc.NewClient(strings.TrimPrefix(o.endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return orphans.Report{}, err
+	}
+	defer conn.Close()
+	report, err := orphans.Find(context.Background(), conn, in, o.find)
+	if err != nil {
+		return report, err
+	}
+	if o.output == "json" {
+		return report, report.JSON(out)
+	}
+	return report, report.Text(out)
+}
