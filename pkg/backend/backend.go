@@ -143,7 +143,8 @@ type Modifier interface {
 }
 
 // NodeLocal is a Backend whose volumes can be used on one node only: they get that node's topology, and access modes
-// for many nodes are refused.
+// for many nodes are refused. The IDs of its volumes, snapshots and groups are those that volumeid.New makes: by them
+// a router tells which node a call is for.
 type NodeLocal interface {
 	// Node returns the name of the node.
 	Node() string

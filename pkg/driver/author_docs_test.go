@@ -69,6 +69,10 @@ var alone = map[string]backend.Backend{
 		backend.Backend
 		backend.GroupSnapshotter
 	}{},
+	"PartSnapshotter": struct {
+		backend.Backend
+		backend.PartSnapshotter
+	}{},
 	"Modifier": struct {
 		backend.Backend
 		backend.Modifier
@@ -113,11 +117,7 @@ func advertised(t *testing.T, b backend.Backend) (all []string) {
 	for _, c := range node.GetCapabilities() {
 		all = append(all, "node "+c.GetRpc().GetType().String())
 	}
-	plugin, err := (&identity{cfg: Config{Backend: b}}).GetPluginCapabilities(ctx, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range plugin.GetCapabilities() {
+	for _, c := range PluginCapabilities(b).GetCapabilities() {
 		if s := c.GetService(); s != nil {
 			all = append(all, "plugin "+s.GetType().String())
 		} else {
@@ -146,6 +146,7 @@ func TestTheDocumentedInterfacesAreTheInterfaces(t *testing.T) {
 	}
 	delete(smaller, "Backend")
 	smaller["GroupSnapshotter"] = "Snapshotter"
+	smaller["PartSnapshotter"] = "GroupSnapshotter"
 	for _, name := range names {
 		got, ok := documented[name]
 		b, known := alone[name]

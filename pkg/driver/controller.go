@@ -18,47 +18,8 @@ type controller struct {
 	place   *place
 }
 
-// ControllerGetCapabilities reads the capabilities off the backend's type.
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
-	types := []csi.ControllerServiceCapability_RPC_Type{
-		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
-		csi.ControllerServiceCapability_RPC_GET_VOLUME,
-		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	}
-	add := func(has bool, more ...csi.ControllerServiceCapability_RPC_Type) {
-		if has {
-			types = append(types, more...)
-		}
-	}
-	attaches, lists := is[backend.Attacher](c.backend), is[backend.Lister](c.backend)
-	add(lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
-	add(attaches, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
-	add(attaches && lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
-	add(is[backend.Sizer](c.backend), csi.ControllerServiceCapability_RPC_GET_CAPACITY)
-	add(is[backend.Expander](c.backend), csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
-	add(is[backend.Snapshotter](c.backend), csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
-		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
-	add(is[backend.Cloner](c.backend), csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
-	add(is[backend.Modifier](c.backend), csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
-	add(is[backend.Doctor](c.backend), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
-	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
-		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
-	})}, nil
-}
-
-// is reports whether a backend is a T: having the methods is having the capability.
-func is[T any](b backend.Backend) bool {
-	_, ok := b.(T)
-	return ok
-}
-
-// each returns what wrap makes of each one.
-func each[T, C any](ones []T, wrap func(T) C) []C {
-	var all []C
-	for _, one := range ones {
-		all = append(all, wrap(one))
-	}
-	return all
+	return ControllerCapabilities(c.backend), nil
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {

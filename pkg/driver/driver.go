@@ -11,7 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
+	"net/http"
 	"regexp"
 	"time"
 
@@ -24,26 +24,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// window is the flow control window of a connection, in bytes. A fixed one spares a ping for each request, by which
-// gRPC would find out the best: a tenth of the time of a small call.
-const window = 1 << 20
-
-// streamWorkers are goroutines that stay, and spare each call the growing of a new one's stack. Calls beyond their
-// number get goroutines of their own.
-const streamWorkers = 4
-
-// maxMessage is the largest message taken and sent, in bytes. Over the limit gRPC says RESOURCE_EXHAUSTED, which the
-// provisioner takes for a full disk, so it is far from anything that is sent: pages are cut at maxPage volumes.
-const maxMessage = 16 << 20
-
 // Config is what a Driver needs. All fields but the last two are required.
 type Config struct {
 	Name     string // such as hostpath.csi.causeway.dev; CSI spec v1.13, GetPluginInfo
 	Release  string
 	Node     string // name of this node
 	Backend  backend.Backend
-	Mounter  mounter.Mounter
-	StateDir string // an existing directory that outlives the process; the driver keeps to names of its own in it
+	Mounter  mounter.Mounter // nil where there is no Node service
+	StateDir string          // an existing directory that outlives the process; the driver keeps to names of its own in it
 	Log      *slog.Logger
 	Registry *prometheus.Registry
 
@@ -54,13 +42,14 @@ type Config struct {
 	ServerOptions []grpc.ServerOption // such as a stats handler that traces
 }
 
-// Driver serves the Identity, Controller and Node services for one backend on one node, GroupController if the backend
-// is a GroupSnapshotter, and SnapshotMetadata if it is a Differ.
+// Driver has the Identity, Controller and Node services for one backend on one node, GroupController if the backend
+// is a GroupSnapshotter, and SnapshotMetadata if it is a Differ. Its servers share locks, counts and the log.
 type Driver struct {
-	cfg    Config
-	server *grpc.Server
-	prober *prober
-	node   *node
+	cfg        Config
+	around     *Around
+	prober     *prober
+	node       *node
+	controller *controller
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
@@ -81,43 +70,71 @@ func New(cfg Config) (*Driver, error) {
 	if err := volumeid.CheckNode(cfg.Node); err != nil {
 		return nil, err
 	}
-	stagings, err := openStagings(cfg.StateDir, func(path string) (bool, error) { return isMount(cfg.Mounter, path) })
-	if err != nil {
-		return nil, fmt.Errorf("state of staged volumes: %w", err)
-	}
 	d := &Driver{cfg: cfg, prober: &prober{backend: cfg.Backend}}
 	if meter, ok := cfg.Backend.(backend.Meter); ok {
 		if err := cfg.Registry.Register(backendMetrics{meter}); err != nil {
 			return nil, err
 		}
 	}
-	count, err := countCalls(cfg.Registry)
-	if err != nil {
+	var err error
+	if d.around, err = NewAround(cfg.Log, cfg.Registry, cfg.ServerOptions...); err != nil {
 		return nil, err
 	}
-	around := []grpc.UnaryServerInterceptor{count, logCalls(cfg.Log), mapErrors, recoverPanics, newLocks().intercept}
-	options := append([]grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxMessage),
-		grpc.MaxSendMsgSize(maxMessage),
-		grpc.StaticConnWindowSize(window),
-		grpc.StaticStreamWindowSize(window),
-		grpc.NumStreamWorkers(streamWorkers),
-		grpc.ChainUnaryInterceptor(around...),
-		grpc.ChainStreamInterceptor(aroundStreams(around)),
-	}, cfg.ServerOptions...)
-	d.server = grpc.NewServer(options...)
+	d.around.calls = append(d.around.calls, newLocks().intercept)
+	if err := CheckMetadataBlock(cfg.MetadataBlock); err != nil {
+		return nil, err
+	}
 	place := newPlace(cfg)
-	csi.RegisterIdentityServer(d.server, &identity{cfg: cfg, prober: d.prober})
-	csi.RegisterControllerServer(d.server, &controller{backend: cfg.Backend, place: place})
-	d.node = &node{
-		backend: cfg.Backend, mounter: cfg.Mounter, place: place, stagings: stagings, prober: d.prober, id: volumeid.NodeID(cfg.Node),
+	d.controller = &controller{backend: cfg.Backend, place: place}
+	d.node = &node{backend: cfg.Backend, mounter: cfg.Mounter, place: place, prober: d.prober, id: volumeid.NodeID(cfg.Node)}
+	if cfg.Mounter == nil {
+		return d, nil
 	}
-	csi.RegisterNodeServer(d.server, d.node)
-	registerGroups(d.server, cfg.Backend, place)
-	if err := registerMetadata(d.server, cfg); err != nil {
-		return nil, err
+	d.node.stagings, err = openStagings(cfg.StateDir, func(path string) (bool, error) { return isMount(cfg.Mounter, path) })
+	if err != nil {
+		return nil, fmt.Errorf("state of staged volumes: %w", err)
 	}
 	return d, nil
+}
+
+// All returns a server of all services, for a driver that is the only one.
+func (d *Driver) All() *grpc.Server {
+	server := d.Controller()
+	csi.RegisterNodeServer(server, d.node)
+	return server
+}
+
+// Controller returns a server of all services but Node, for sidecars.
+func (d *Driver) Controller() *grpc.Server {
+	server := d.around.Server()
+	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: PluginCapabilities(d.cfg.Backend)})
+	d.registerControllers(server)
+	return server
+}
+
+// Kubelet returns a server of Identity and Node alone.
+func (d *Driver) Kubelet() *grpc.Server {
+	server := d.around.Server()
+	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: pluginCapabilities(d.cfg.Backend, false)})
+	csi.RegisterNodeServer(server, d.node)
+	return server
+}
+
+// Peer returns a server for the router: what Controller has, the Peer service, and of Node what says which node it is.
+// options must have credentials: this server is reached over the network.
+func (d *Driver) Peer(options ...grpc.ServerOption) *grpc.Server {
+	marking := &Around{calls: append([]grpc.UnaryServerInterceptor{markAnswers}, d.around.calls...), options: d.around.options}
+	server := marking.Server(append(peerOptions(), options...)...)
+	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: PluginCapabilities(d.cfg.Backend)})
+	d.registerControllers(server)
+	d.registerPeer(server)
+	return server
+}
+
+func (d *Driver) registerControllers(server *grpc.Server) {
+	csi.RegisterControllerServer(server, d.controller)
+	registerGroups(server, d.cfg.Backend, d.controller.place)
+	registerMetadata(server, d.cfg)
 }
 
 // isMount reports whether something is mounted at a path that an earlier driver staged to.
@@ -129,23 +146,14 @@ func isMount(m mounter.Mounter, path string) (bool, error) {
 	return there, err
 }
 
-// Serve answers calls on l until ctx is done. Then it takes no new ones, waits for the running ones as long as drain,
-// leaves behind what runs still, and returns nil. It closes l.
-func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration) error {
+// Serve answers calls until ctx is done, as the function of that name, and looks after what is mounted meanwhile.
+func (d *Driver) Serve(ctx context.Context, drain time.Duration, endpoints ...Endpoint) error {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		d.watch(ctx)
 	}()
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		d.drain(drain)
-	})
-	err := d.server.Serve(l)
-	if !stop() {
-		<-stopped
-	}
+	err := Serve(ctx, d.cfg.Log, drain, endpoints...)
 	if ctx.Err() == nil {
 		return err
 	}
@@ -153,21 +161,16 @@ func (d *Driver) Serve(ctx context.Context, l net.Listener, drain time.Duration)
 	case <-watched:
 	case <-time.After(time.Second): // it hangs in the disk
 	}
-	return nil
+	return err
 }
 
-// drain ends the server when no call runs any more, or after limit: a call may hang in a disk for ever.
-func (d *Driver) drain(limit time.Duration) {
-	d.cfg.Log.Info("draining", "for at most", limit)
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		d.server.GracefulStop()
-	}()
-	select {
-	case <-drained:
-	case <-time.After(limit):
-		d.cfg.Log.Warn("calls are running still and are left behind")
-		d.server.Stop()
-	}
+// HTTP returns what --http-endpoint serves: ready is when the backend is.
+func (d *Driver) HTTP() http.Handler {
+	return HTTP(d.cfg.Registry, func(ctx context.Context) (string, error) {
+		ready, err := d.prober.probe(ctx)
+		if err == nil && !ready {
+			err = errors.New("starting")
+		}
+		return "ok", err
+	})
 }

@@ -136,7 +136,7 @@ func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Durati
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served = make(chan error, 1)
-	go func() { served <- server.Serve(ctx, l, drain) }()
+	go func() { served <- server.Serve(ctx, drain, Endpoint{server.All(), l}) }()
 	if conn, err = grpc.NewClient(endpoint, insecureOption()); err != nil {
 		t.Fatal(err)
 	}
@@ -797,14 +797,14 @@ func TestTracingIsOffUnlessAskedFor(t *testing.T) {
 			for k, v := range tc.env {
 				t.Setenv(k, v)
 			}
-			options, shutdown, err := Tracing(context.Background(), testName, "test", slog.New(slog.DiscardHandler))
-			if (err != nil) != tc.fail || (len(options) > 0) != tc.on {
-				t.Fatalf("Tracing = %d options, %v", len(options), err)
+			traces, err := Tracing(context.Background(), testName, "test", slog.New(slog.DiscardHandler))
+			if (err != nil) != tc.fail || (len(traces.Server) > 0) != tc.on || (len(traces.Client) > 0) != tc.on {
+				t.Fatalf("Tracing = %d and %d options, %v", len(traces.Server), len(traces.Client), err)
 			}
 			if err == nil {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 				defer cancel()
-				shutdown(ctx)
+				traces.End(ctx)
 			}
 		})
 	}

@@ -27,11 +27,7 @@ func registerGroups(server *grpc.Server, b backend.Backend, p *place) {
 }
 
 func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
-	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
-		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
-			Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
-		}},
-	}}}, nil
+	return GroupCapabilities(), nil
 }
 
 // CreateVolumeGroupSnapshot cuts all snapshots of a group, or none. It answers when they can be used.

@@ -152,7 +152,7 @@ func (d *testDriver) serve() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- d.driver.Serve(ctx, l, 10*time.Second) }()
+	go func() { served <- d.driver.Serve(ctx, 10*time.Second, Endpoint{d.driver.All(), l}) }()
 	d.conn, err = grpc.NewClient(d.endpoint(), insecureOption(), grpc.WithAuthority("localhost"))
 	if err != nil {
 		d.Fatal(err)

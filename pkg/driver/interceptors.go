@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/peer"
 )
 
 // panicked is the error of a handler that panicked. Its stack is for the log, not for the caller.
@@ -69,7 +71,7 @@ var quiet = map[string]bool{
 	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true, "GetSnapshot": true, "ListSnapshots": true,
 	"GroupControllerGetCapabilities": true, "GetVolumeGroupSnapshot": true,
 	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
-	"GetMetadataAllocated": true, "GetMetadataDelta": true,
+	"GetMetadataAllocated": true, "GetMetadataDelta": true, "Locate": true, "GetPart": true,
 }
 
 // logCalls writes one line for each call. At level debug the line has the request and the response, redacted.
@@ -133,6 +135,8 @@ func subject(req, resp any) []slog.Attr {
 		}
 	}
 	add("name", of(req, hasName.GetName))
+	add("name", of(req, func(r *peer.LocateRequest) string { return r.GetCreate().GetName() }))
+	add("name", of(req, func(r *peer.SnapshotPartRequest) string { return r.GetGroup().GetName() }))
 	add("volume", of(req, hasVolumeId.GetVolumeId))
 	add("volume", of(req, hasSourceVolumeId.GetSourceVolumeId))
 	add("volume", of(resp, func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() }))

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/peer"
 )
 
 // locks keeps two calls from changing the same volume, snapshot, group or path at the same time. The second one doesn't wait: it is
@@ -28,11 +29,13 @@ func newLocks() *locks { return &locks{held: map[string]struct{}{}} }
 // These take no lock, since they change nothing and may come while anything goes on: GetPluginInfo, Probe and the
 // capabilities, which know no volume; ValidateVolumeCapabilities, ControllerGetVolume, GetSnapshot, GetVolumeGroupSnapshot,
 // the lists, GetCapacity and the health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo;
-// GetMetadataAllocated and GetMetadataDelta, which read what never changes, for long.
+// GetMetadataAllocated and GetMetadataDelta, which read what never changes, for long; GetPart, which reads.
 func lockKeys(req any) []string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		return []string{"name " + r.GetName()}
+	case *peer.LocateRequest: // changes nothing, but must not run while a volume of that name is being made
+		return []string{"name " + r.GetCreate().GetName()}
 	case *csi.DeleteVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
 	case *csi.CreateSnapshotRequest:
@@ -41,6 +44,12 @@ func lockKeys(req any) []string {
 		return []string{"snapshot " + r.GetSnapshotId()}
 	case *csi.CreateVolumeGroupSnapshotRequest:
 		return []string{"group name " + r.GetName()}
+	case *peer.SnapshotPartRequest:
+		return []string{"group name " + r.GetGroup().GetName()}
+	case *peer.SettlePartRequest:
+		return []string{"group " + r.GetGroupSnapshotId()}
+	case *peer.DiscardPartRequest:
+		return []string{"group " + r.GetGroupSnapshotId()}
 	case *csi.DeleteVolumeGroupSnapshotRequest:
 		return []string{"group " + r.GetGroupSnapshotId()}
 	case *csi.ControllerExpandVolumeRequest:

@@ -140,14 +140,8 @@ func CheckMetadataBlock(bytes int64) error {
 }
 
 // registerMetadata serves the SnapshotMetadata service if the backend has what it needs.
-func registerMetadata(server *grpc.Server, cfg Config) error {
-	differ, ok := cfg.Backend.(backend.Differ)
-	if !ok {
-		return nil
+func registerMetadata(server *grpc.Server, cfg Config) {
+	if differ, ok := cfg.Backend.(backend.Differ); ok {
+		csi.RegisterSnapshotMetadataServer(server, &metadata{differ: differ, block: cfg.MetadataBlock})
 	}
-	if err := CheckMetadataBlock(cfg.MetadataBlock); err != nil {
-		return err
-	}
-	csi.RegisterSnapshotMetadataServer(server, &metadata{differ: differ, block: cfg.MetadataBlock})
-	return nil
 }

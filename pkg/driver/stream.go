@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// aroundStreams puts the interceptors of unary calls, the outermost first, around calls that are answered with a
-// stream: they have one request too, and so are counted, logged, given codes and guarded in the same way. The
-// response is nil to the interceptors.
+// aroundStreams puts the interceptors of unary calls, the outermost first, around calls with streams: they have a request
+// too, the first message, and so are counted, logged, given codes and guarded in the same way. The response is nil to the
+// interceptors.
 func aroundStreams(around []grpc.UnaryServerInterceptor) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		req, err := requestOf(info)
@@ -38,13 +38,13 @@ func aroundStreams(around []grpc.UnaryServerInterceptor) grpc.StreamServerInterc
 	}
 }
 
-// requestOf returns an empty request of a method. Errors: UNIMPLEMENTED for a method that takes a stream of them.
+// requestOf returns an empty request of a method. Errors: UNIMPLEMENTED for a method that isn't known.
 func requestOf(info *grpc.StreamServerInfo) (proto.Message, error) {
 	name := strings.ReplaceAll(strings.TrimPrefix(info.FullMethod, "/"), "/", ".")
 	d, _ := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 	method, ok := d.(protoreflect.MethodDescriptor)
-	if !ok || method.IsStreamingClient() {
-		return nil, status.Errorf(codes.Unimplemented, "method %s doesn't take one request", info.FullMethod)
+	if !ok {
+		return nil, status.Errorf(codes.Unimplemented, "method %s is unknown", info.FullMethod)
 	}
 	t, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 	if err != nil {
@@ -53,7 +53,7 @@ func requestOf(info *grpc.StreamServerInfo) (proto.Message, error) {
 	return t.New().Interface(), nil
 }
 
-// receivedStream is a stream whose only request was taken off it.
+// receivedStream is a stream whose first request was taken off it.
 type receivedStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -62,13 +62,16 @@ type receivedStream struct {
 
 func (s *receivedStream) Context() context.Context { return s.ctx }
 
-// RecvMsg is called once, by the generated code.
 func (s *receivedStream) RecvMsg(m any) error {
+	if s.req == nil {
+		return s.ServerStream.RecvMsg(m)
+	}
 	to, ok := m.(proto.Message)
 	if !ok {
 		return fmt.Errorf("%T is no message", m)
 	}
 	proto.Reset(to)
 	proto.Merge(to, s.req)
+	s.req = nil
 	return nil
 }

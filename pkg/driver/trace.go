@@ -18,27 +18,38 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Tracing returns server options that send a span for each call to OpenTelemetry, and what to call at the end. It is
-// set up by the standard OTEL_* variables, and is off, without any option, unless OTEL_TRACES_EXPORTER (otlp, console
-// or none) or an OTLP endpoint is among them. Spans have the method and the status, nothing of a request.
-// What goes wrong with it later goes to log.
-func Tracing(ctx context.Context, name, release string, log *slog.Logger) (options []grpc.ServerOption, shutdown func(context.Context) error, err error) {
+// Traces sends a span for each call to OpenTelemetry. Its options are empty if it is off.
+type Traces struct {
+	Server []grpc.ServerOption
+	Client []grpc.DialOption // for calls that are made because of others
+	End    func(context.Context) error
+}
+
+// Tracing is set up by the standard OTEL_* variables, and is off unless OTEL_TRACES_EXPORTER (otlp, console or none) or
+// an OTLP endpoint is among them. Spans have the method and the status, nothing of a request. What goes wrong with it
+// later goes to log.
+func Tracing(ctx context.Context, name, release string, log *slog.Logger) (Traces, error) {
 	exporter, err := spanExporter(ctx)
 	if err != nil || exporter == nil {
-		return nil, func(context.Context) error { return nil }, err
+		return Traces{End: func(context.Context) error { return nil }}, err
 	}
 	about, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", name), attribute.String("service.version", release)),
 		resource.WithFromEnv()) // the later one counts
 	if err != nil {
-		return nil, nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+		return Traces{}, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("tracing", "error", err) }))
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
-	handler := otelgrpc.NewServerHandler(
+	options := []otelgrpc.Option{
 		otelgrpc.WithTracerProvider(provider),
-		otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})))
-	return []grpc.ServerOption{grpc.StatsHandler(handler)}, provider.Shutdown, nil
+		otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
+	}
+	return Traces{
+		Server: []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(options...))},
+		Client: []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(options...))},
+		End:    provider.Shutdown,
+	}, nil
 }
 
 // spanExporter returns the exporter that the environment asks for, or nil for none. The exporters read the rest of

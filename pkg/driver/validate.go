@@ -232,7 +232,7 @@ func newPlace(cfg Config) *place {
 	if !ok {
 		return &place{}
 	}
-	p := &place{local: true, key: strings.ToLower(cfg.Name) + "/node", value: volumeid.Segment(local.Node())}
+	p := &place{local: true, key: TopologyKey(cfg.Name), value: volumeid.Segment(local.Node())}
 	p.topology = &csi.Topology{Segments: map[string]string{p.key: p.value}}
 	return p
 }

@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// What a driver can do is read off the type of its backend, whose value isn't looked at: it may be a nil pointer.
+
+// is reports whether a backend is a T: having the methods is having the capability.
+func is[T any](b backend.Backend) bool {
+	_, ok := b.(T)
+	return ok
+}
+
+// each returns what wrap makes of each one.
+func each[T, C any](ones []T, wrap func(T) C) []C {
+	var all []C
+	for _, one := range ones {
+		all = append(all, wrap(one))
+	}
+	return all
+}
+
+// PluginCapabilities returns which services a driver with such a backend has. CSI spec v1.13, GetPluginCapabilities.
+func PluginCapabilities(b backend.Backend) *csi.GetPluginCapabilitiesResponse {
+	return pluginCapabilities(b, true)
+}
+
+// pluginCapabilities returns what holds for a server with the services for sidecars, or without.
+func pluginCapabilities(b backend.Backend, controllers bool) *csi.GetPluginCapabilitiesResponse {
+	var services []csi.PluginCapability_Service_Type
+	add := func(has bool, service csi.PluginCapability_Service_Type) {
+		if has {
+			services = append(services, service)
+		}
+	}
+	local := is[backend.NodeLocal](b)
+	add(controllers, csi.PluginCapability_Service_CONTROLLER_SERVICE)
+	add(local, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+	add(local && is[backend.Snapshotter](b), csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
+	add(controllers && is[backend.GroupSnapshotter](b), csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
+	add(controllers && is[backend.Differ](b), csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
+	capabilities := each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+	})
+	if is[backend.Expander](b) {
+		capabilities = append(capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
+			VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+		}})
+	}
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: capabilities}
+}
+
+// ControllerCapabilities returns what the Controller service for such a backend can do. CSI spec v1.13,
+// ControllerGetCapabilities.
+func ControllerCapabilities(b backend.Backend) *csi.ControllerGetCapabilitiesResponse {
+	types := []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	}
+	add := func(has bool, more ...csi.ControllerServiceCapability_RPC_Type) {
+		if has {
+			types = append(types, more...)
+		}
+	}
+	attaches, lists := is[backend.Attacher](b), is[backend.Lister](b)
+	add(lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	add(attaches, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
+	add(attaches && lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	add(is[backend.Sizer](b), csi.ControllerServiceCapability_RPC_GET_CAPACITY)
+	add(is[backend.Expander](b), csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	add(is[backend.Snapshotter](b), csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
+	add(is[backend.Cloner](b), csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	add(is[backend.Modifier](b), csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
+	add(is[backend.Doctor](b), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
+		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
+	})}
+}
+
+// GroupCapabilities returns what a GroupController service can do. CSI spec v1.13, GroupControllerGetCapabilities.
+func GroupCapabilities() *csi.GroupControllerGetCapabilitiesResponse {
+	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
+		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
+			Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
+		}},
+	}}}
+}
+
+// TopologyKey returns the key under which a driver of that name says on which node a volume is.
+func TopologyKey(driver string) string { return strings.ToLower(driver) + "/node" }

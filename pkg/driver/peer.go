@@ -1,0 +1,220 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+	header "google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// What a node with storage of its own offers its router, over the network: see pkg/peer and pkg/router.
+
+// peerAge is how long a connection from the router may last. The router makes new ones well before that, so this ends
+// those of somebody whose certificate doesn't count any more.
+const peerAge = time.Hour
+
+// peerHandshake is how long a connection may take until it is known whose it is.
+const peerHandshake = 10 * time.Second
+
+// minPing is how often the router may ask at the most whether this end is alive.
+const minPing = 5 * time.Second
+
+// peerOptions are those of a server that the router talks to.
+func peerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ConnectionTimeout(peerHandshake),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: peerAge, Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
+	}
+}
+
+// markAnswers marks each answer, an error too, as one that was given here: whatever else the router gets is the network's,
+// and says nothing about what was done.
+func markAnswers(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	grpc.SetTrailer(ctx, answerMark) // fails only where there is no call
+	return resp, err
+}
+
+var answerMark = header.Pairs(peer.AnswerKey, "1")
+
+// self is the Node service for the router: it says which node this is, and does nothing.
+type self struct {
+	csi.UnimplementedNodeServer
+	node *node
+}
+
+func (s self) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return s.node.NodeGetInfo(ctx, req)
+}
+
+func (d *Driver) registerPeer(server *grpc.Server) {
+	csi.RegisterNodeServer(server, self{node: d.node})
+	if local, ok := d.cfg.Backend.(backend.NodeLocal); ok {
+		peer.RegisterPeerServer(server, &peerService{controller: d.controller, node: local.Node()})
+	}
+}
+
+// peerService is the Peer service of a backend whose storage lives on this node.
+type peerService struct {
+	peer.UnimplementedPeerServer
+	controller *controller
+	node       string
+}
+
+// Locate holds the lock of the name while it looks, so it doesn't miss a volume that is being made.
+func (p *peerService) Locate(ctx context.Context, req *peer.LocateRequest) (*peer.LocateResponse, error) {
+	create := req.GetCreate()
+	if err := required("name", create.GetName()); err != nil {
+		return nil, err
+	}
+	id := volumeid.New(volumeid.Volume, p.node, create.GetName())
+	switch _, err := p.controller.backend.Get(ctx, id, create.GetSecrets()); {
+	case err == nil:
+		return &peer.LocateResponse{VolumeId: id}, nil
+	case !errors.Is(err, backend.ErrNotFound):
+		return nil, fmt.Errorf("look for the volume %q: %w", create.GetName(), err)
+	}
+	if !is[backend.Sizer](p.controller.backend) {
+		return &peer.LocateResponse{}, nil
+	}
+	room, err := p.controller.GetCapacity(ctx, &csi.GetCapacityRequest{
+		VolumeCapabilities: create.GetVolumeCapabilities(), Parameters: create.GetParameters(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &peer.LocateResponse{Room: room}, nil
+}
+
+// parts returns what makes parts of groups.
+func (p *peerService) parts() (backend.PartSnapshotter, error) {
+	parts, ok := p.controller.backend.(backend.PartSnapshotter)
+	if !ok {
+		return nil, fmt.Errorf("%w: parts of a group", errors.ErrUnsupported)
+	}
+	return parts, nil
+}
+
+// SnapshotPart takes the steps of one part as the router says.
+func (p *peerService) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
+	parts, err := p.parts()
+	if err != nil {
+		return err
+	}
+	begin, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if begin.GetStep() != peer.SnapshotPartRequest_BEGIN {
+		return fmt.Errorf("%w: the first step is %s", backend.ErrInvalid, begin.GetStep())
+	}
+	o, err := groupOptions(begin.GetGroup())
+	if err != nil {
+		return err
+	}
+	s := steps{stream: stream, done: peer.SnapshotPartRequest_BEGIN}
+	part, err := parts.SnapshotPart(stream.Context(), backend.PartOptions{
+		GroupOptions: o, All: begin.GetVolumeIds(), Cut: begin.GetCut(),
+		Frozen:  func(ctx context.Context) error { return s.next(ctx, peer.SnapshotPartRequest_CUT) },
+		Durable: func(ctx context.Context) error { return s.next(ctx, peer.SnapshotPartRequest_COMMIT) },
+	})
+	if err != nil {
+		return fmt.Errorf("part of group snapshot %q: %w", o.Name, err)
+	}
+	return stream.Send(&peer.SnapshotPartResponse{Done: peer.SnapshotPartRequest_COMMIT, Part: p.part(part)})
+}
+
+// steps are those of one part.
+type steps struct {
+	stream peer.Peer_SnapshotPartServer
+	done   peer.SnapshotPartRequest_Step
+}
+
+// next says that a step is done, and waits for the next one, which must be want. Errors: that of ctx; ErrUnavailable if
+// the router has gone.
+func (s *steps) next(ctx context.Context, want peer.SnapshotPartRequest_Step) error {
+	if err := s.stream.Send(&peer.SnapshotPartResponse{Done: s.done}); err != nil {
+		return err
+	}
+	type received struct {
+		req *peer.SnapshotPartRequest
+		err error
+	}
+	got := make(chan received, 1)
+	go func() { // it ends with the stream at the latest
+		req, err := s.stream.Recv()
+		got <- received{req, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case r := <-got:
+		switch {
+		case errors.Is(r.err, io.EOF):
+			return fmt.Errorf("%w: the router gave the group up", backend.ErrUnavailable)
+		case r.err != nil:
+			return r.err
+		case r.req.GetStep() != want:
+			return fmt.Errorf("%w: step %s after %s", backend.ErrInvalid, r.req.GetStep(), s.done)
+		}
+	}
+	s.done = want
+	return nil
+}
+
+func (p *peerService) GetPart(ctx context.Context, req *peer.GetPartRequest) (*peer.Part, error) {
+	parts, err := p.parts()
+	if err != nil {
+		return nil, err
+	}
+	part, err := parts.GetPart(ctx, req.GetGroupSnapshotId())
+	if err != nil {
+		return nil, fmt.Errorf("get part of group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
+	}
+	return p.part(part), nil
+}
+
+func (p *peerService) SettlePart(ctx context.Context, req *peer.SettlePartRequest) (*peer.SettlePartResponse, error) {
+	parts, err := p.parts()
+	if err != nil {
+		return nil, err
+	}
+	if err := parts.SettlePart(ctx, req.GetGroupSnapshotId(), req.GetCut()); err != nil {
+		return nil, fmt.Errorf("settle part of group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
+	}
+	return &peer.SettlePartResponse{}, nil
+}
+
+func (p *peerService) DiscardPart(ctx context.Context, req *peer.DiscardPartRequest) (*peer.DiscardPartResponse, error) {
+	parts, err := p.parts()
+	if err != nil {
+		return nil, err
+	}
+	if err := parts.DiscardPart(ctx, req.GetGroupSnapshotId(), req.GetCut()); err != nil {
+		return nil, fmt.Errorf("discard part of group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
+	}
+	return &peer.DiscardPartResponse{}, nil
+}
+
+// part returns a part as it goes to the router.
+func (p *peerService) part(part backend.Part) *peer.Part {
+	return &peer.Part{
+		Group: &csi.VolumeGroupSnapshot{
+			GroupSnapshotId: part.ID, Snapshots: each(part.Snapshots, p.controller.place.snapshot),
+			CreationTime: timestamppb.New(part.Created), ReadyToUse: true,
+		},
+		VolumeIds: part.All, Cut: part.Cut, Settled: part.Settled,
+	}
+}
