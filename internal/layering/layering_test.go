@@ -42,6 +42,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/peer":                       {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
 	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials"}, append([]string{"os/exec"}, logging...)},
 	"pkg/orphans":                    {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
+	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
 }
 

@@ -1,0 +1,120 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/peer"
+)
+
+// CreateVolume goes to the node of the content source, if there is one: no sidecar passes on where a snapshot is, and
+// with its first refusal the scheduler would choose the same node again. An empty volume goes where it is wanted most and
+// nowhere else: its pod is there already. If it may be anywhere, it goes to the node with most room.
+// CSI spec v1.13, CreateVolume.
+func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	if req.GetName() == "" {
+		return nil, status.Error(codes.InvalidArgument, "the name is missing")
+	}
+	switch source := req.GetVolumeContentSource(); {
+	case source.GetVolume() != nil:
+		return c.createFrom(ctx, req, "source volume ID", source.GetVolume().GetVolumeId())
+	case source.GetSnapshot() != nil:
+		return c.createFrom(ctx, req, "source snapshot ID", source.GetSnapshot().GetSnapshotId())
+	case source != nil:
+		return nil, status.Error(codes.InvalidArgument, "the content source is neither a volume nor a snapshot")
+	}
+	nodes, err := c.candidates(req.GetAccessibilityRequirements())
+	if err != nil {
+		return nil, err
+	}
+	if len(nodes) == 1 {
+		return controllerCall(ctx, c.Router, nodes[0], csi.ControllerClient.CreateVolume, req)
+	}
+	return c.createWhereRoomIs(ctx, req, nodes)
+}
+
+// createFrom makes a volume beside its source. That node refuses it with RESOURCE_EXHAUSTED if it isn't among those on
+// which the volume may be.
+func (c *controller) createFrom(ctx context.Context, req *csi.CreateVolumeRequest, what, id string) (*csi.CreateVolumeResponse, error) {
+	n, err := c.of(what, id)
+	if err != nil {
+		return nil, err
+	}
+	return controllerCall(ctx, c.Router, n, csi.ControllerClient.CreateVolume, req)
+}
+
+// candidates returns the nodes on one of which an empty volume has to be: those in the first term of the requirement
+// that has any. So a retry gets the same ones, unless all that were in that term have gone for good. Without a
+// requirement, it is all nodes. Errors: UNAVAILABLE if a node may be among them that doesn't answer;
+// RESOURCE_EXHAUSTED if there is none, so that the scheduler chooses another one.
+func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
+	v := c.view.Load()
+	terms := r.GetPreferred()
+	if len(terms) == 0 {
+		terms = r.GetRequisite()
+	}
+	if len(terms) == 0 {
+		return v.nodes, cmp.Or(v.all(), v.any())
+	}
+	for _, term := range terms {
+		nodes := v.within(term)
+		if len(nodes) == 1 {
+			return nodes, nil
+		}
+		if c.cfg.Forgotten.segment(term.GetSegments()[c.cfg.TopologyKey]) {
+			continue
+		}
+		if err := v.all(); err != nil {
+			return nil, status.Errorf(codes.Unavailable, "no node answers in %s: %s", term, status.Convert(err).Message())
+		}
+		if len(nodes) > 0 {
+			return nodes, nil
+		}
+	}
+	return nil, status.Errorf(codes.ResourceExhausted, "none of the %d nodes is in any topology that the volume may have", len(v.nodes))
+}
+
+// any returns an error unless there is a node.
+func (v *view) any() error {
+	if len(v.nodes) > 0 {
+		return nil
+	}
+	return status.Error(codes.Unavailable, "there are no nodes")
+}
+
+// createWhereRoomIs makes a volume on the node that has one of that name, or else on the one with most room that takes
+// it. All are asked: on which one an earlier call with that name made a volume, nobody knows.
+func (c *controller) createWhereRoomIs(ctx context.Context, req *csi.CreateVolumeRequest, nodes []*node) (*csi.CreateVolumeResponse, error) {
+	located, err := each(ctx, nodes, func(ctx context.Context, n *node) (*peer.LocateResponse, error) {
+		resp, err := peerCall(ctx, c.Router, n, peer.PeerClient.Locate, &peer.LocateRequest{Create: req})
+		if status.Code(err) == codes.Unimplemented { // final to the provisioner, and not true of CreateVolume
+			err = status.Errorf(codes.Unavailable, "the driver of node %s is too old to say whether it has the volume: %v", n, err)
+		}
+		return resp, err
+	})
+	order := make([]int, len(nodes))
+	for i := range nodes {
+		if order[i] = i; located[i].GetVolumeId() != "" {
+			return controllerCall(ctx, c.Router, nodes[i], csi.ControllerClient.CreateVolume, req)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(largest(located[b].GetRoom()), largest(located[a].GetRoom()))
+	})
+	var resp *csi.CreateVolumeResponse
+	for _, i := range order {
+		resp, err = controllerCall(ctx, c.Router, nodes[i], csi.ControllerClient.CreateVolume, req)
+		if status.Code(err) != codes.ResourceExhausted {
+			return resp, err
+		}
+	}
+	return nil, err
+}

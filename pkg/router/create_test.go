@@ -1,0 +1,205 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// fails makes calls of a method fail on a node, until the test is over.
+func (m *machine) fails(method string, code codes.Code) {
+	m.fault.Store(&fault{method: method, err: status.Error(code, "as the test wants")})
+}
+
+func (m *machine) heals() { m.fault.Store(nil) }
+
+func fromSnapshot(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+}
+
+func fromVolume(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+}
+
+func TestAContentSourceDecidesTheNode(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	source := c.volume("source", "b")
+	for name, from := range map[string]*csi.VolumeContentSource{
+		"restored": fromSnapshot(c.snapshot("snap", source)), "cloned": fromVolume(source),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, on := range [][]string{{"a", "b"}, {"b"}, {}} {
+				req := create(fmt.Sprint(name, on), on...)
+				req.VolumeContentSource = from
+				resp, err := c.CreateVolume(context.Background(), req)
+				if want := volumeid.New(volumeid.Volume, "b", req.Name); err != nil || resp.GetVolume().GetVolumeId() != want {
+					t.Errorf("wanted on %q: %v, %v", on, resp, err)
+				}
+			}
+			before := c.all()
+			req := create(name+" elsewhere", "a")
+			req.VolumeContentSource = from
+			_, err := c.CreateVolume(context.Background(), req)
+			wantCode(t, err, codes.ResourceExhausted)
+			if after := c.all(); len(after) != len(before) {
+				t.Errorf("there are %q", after)
+			}
+		})
+	}
+}
+
+func TestAContentSourceThatIsNone(t *testing.T) {
+	c := newCluster(t, "a")
+	for name, tc := range map[string]struct {
+		from *csi.VolumeContentSource
+		code codes.Code
+	}{
+		"no type":           {&csi.VolumeContentSource{}, codes.InvalidArgument},
+		"no ID":             {fromSnapshot(""), codes.InvalidArgument},
+		"malformed":         {fromVolume("../x"), codes.NotFound},
+		"unknown":           {fromVolume(volumeid.New(volumeid.Volume, "a", "unknown")), codes.NotFound},
+		"on an absent node": {fromVolume(volumeid.New(volumeid.Volume, "z", "v")), codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := create("v", "a")
+			req.VolumeContentSource = tc.from
+			_, err := c.CreateVolume(context.Background(), req)
+			wantCode(t, err, tc.code)
+		})
+	}
+	if ids := c.all(); len(ids) > 0 {
+		t.Errorf("there are %q", ids)
+	}
+}
+
+func TestAnEmptyVolumeGoesNowhereElse(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	c.nodes["a"].fails("CreateVolume", codes.ResourceExhausted)
+	_, err := c.CreateVolume(context.Background(), create("v", "a", "b"))
+	wantCode(t, err, codes.ResourceExhausted)
+	c.nodes["a"].heals()
+	c.nodes["a"].stop()
+	c.lost(1)
+	_, err = c.CreateVolume(context.Background(), create("v", "a", "b"))
+	wantCode(t, err, codes.Unavailable, "a ("+c.nodes["a"].address)
+	if ids := c.all(); len(ids) > 0 {
+		t.Errorf("there are %q", ids)
+	}
+	c.volume("another", "b") // whom the absence of a is nothing to
+}
+
+func TestTopologiesThatNobodyHas(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	resp, err := c.CreateVolume(context.Background(), create("v", "not a node of ours", "b", "a"))
+	if want := volumeid.New(volumeid.Volume, "b", "v"); err != nil || resp.GetVolume().GetVolumeId() != want {
+		t.Errorf("got %v, %v", resp, err)
+	}
+	_, err = c.CreateVolume(context.Background(), create("w", "nobody"))
+	wantCode(t, err, codes.ResourceExhausted)
+	c.nodes["a"].stop()
+	c.lost(1)
+	_, err = c.CreateVolume(context.Background(), create("w", "nobody", "b")) // may be who is silent
+	wantCode(t, err, codes.Unavailable)
+	if ids := c.all(); len(ids) != 1 {
+		t.Errorf("there are %q", ids)
+	}
+}
+
+func TestWithoutARequirementTheNodeHasMostRoom(t *testing.T) {
+	c := newCluster(t, "a", "b", "c")
+	for node, size := range map[string]int64{"a": 1 << 30, "b": 0, "c": 1 << 31} { // one filesystem: what is promised makes the difference
+		if size == 0 {
+			continue
+		}
+		req := create("filler "+node, node)
+		req.CapacityRange.RequiredBytes = size
+		if _, err := c.CreateVolume(context.Background(), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	where := func(name string) string {
+		t.Helper()
+		resp, err := c.CreateVolume(context.Background(), create(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetVolume().GetAccessibleTopology()[0].GetSegments()[testKey]
+	}
+	if got := where("v"); got != "b" {
+		t.Errorf("it is on %s, and b has most room", got)
+	}
+	c.nodes["b"].fails("CreateVolume", codes.ResourceExhausted)
+	if got := where("w"); got != "a" {
+		t.Errorf("with b full it is on %s, and a has more room than c", got)
+	}
+	c.nodes["b"].heals()
+	for range 2 {
+		if got := where("w"); got != "a" {
+			t.Errorf("once more it is on %s, and was on a", got)
+		}
+	}
+	for _, m := range c.nodes {
+		m.fails("CreateVolume", codes.ResourceExhausted)
+	}
+	_, err := c.CreateVolume(context.Background(), create("x"))
+	wantCode(t, err, codes.ResourceExhausted)
+	c.nodes["c"].fails("Locate", codes.Unimplemented)
+	_, err = c.CreateVolume(context.Background(), create("x"))
+	wantCode(t, err, codes.Unavailable, "too old")
+	c.nodes["c"].stop()
+	c.lost(2)
+	_, err = c.CreateVolume(context.Background(), create("x"))
+	wantCode(t, err, codes.Unavailable, "c (")
+	if ids := c.all(); len(ids) != 4 {
+		t.Errorf("there are %q", ids)
+	}
+}
+
+func TestANameOfAnotherSizeIsFoundWhereItIs(t *testing.T) {
+	c := newCluster(t, "a", "b", "c")
+	if _, err := c.CreateVolume(context.Background(), create("v", "c")); err != nil {
+		t.Fatal(err)
+	}
+	req := create("v")
+	req.CapacityRange.RequiredBytes *= 2
+	_, err := c.CreateVolume(context.Background(), req)
+	wantCode(t, err, codes.AlreadyExists)
+	if ids := c.all(); len(ids) != 1 {
+		t.Errorf("there are %q", ids)
+	}
+}
+
+// TestOneNameIsMadeOnce makes a volume while another call makes it and its node can't be told from the others by room.
+func TestOneNameIsMadeOnce(t *testing.T) {
+	c := newCluster(t, "a", "b", "c")
+	begun, done := make(chan struct{}), make(chan struct{})
+	first := sync.OnceFunc(func() { close(begun); <-done })
+	for _, m := range c.nodes {
+		m.fault.Store(&fault{method: "CreateVolume", before: first})
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.CreateVolume(context.Background(), create("v"))
+		answered <- err
+	}()
+	<-begun
+	_, err := c.CreateVolume(context.Background(), create("v"))
+	wantCode(t, err, codes.Aborted)
+	close(done)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	if _, err := c.CreateVolume(context.Background(), create("v")); err != nil {
+		t.Error(err)
+	}
+	if ids := c.all(); len(ids) != 1 {
+		t.Errorf("there are %q", ids)
+	}
+}

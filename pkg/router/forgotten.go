@@ -1,0 +1,95 @@
+package router
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// Forgotten is a list of nodes that are gone for good, in a file: a name on each line; empty lines, and what follows a #,
+// don't count. What such a node held is lost, so it can be deleted. A node that answers isn't forgotten, whatever
+// the file says. The file is read again when it has changed.
+type Forgotten struct {
+	path   string
+	report func(message string, err error)
+
+	mu       sync.Mutex
+	modified time.Time
+	size     int64
+	failed   string
+	names    map[string]string // by digest
+	segments map[string]bool
+}
+
+// OpenForgotten reads the list. It must be there: a list that is missing later stays as it was.
+func OpenForgotten(path string, report func(message string, err error)) (*Forgotten, error) {
+	f := &Forgotten{path: path, report: report}
+	return f, f.read()
+}
+
+// digest returns the name of the forgotten node whose IDs have a digest.
+func (f *Forgotten) digest(digest string) (name string, ok bool) {
+	if f == nil {
+		return "", false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refresh()
+	name, ok = f.names[digest]
+	return name, ok
+}
+
+// segment reports whether a value of the topology key is a forgotten node's.
+func (f *Forgotten) segment(value string) bool {
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refresh()
+	return f.segments[value]
+}
+
+// refresh reads the file again if it has changed. What can't be read is told once, and the list stays.
+func (f *Forgotten) refresh() {
+	err := f.read()
+	switch {
+	case err == nil:
+		f.failed = ""
+	case err.Error() != f.failed:
+		f.failed = err.Error()
+		f.report("the forgotten nodes stay as they were", err)
+	}
+}
+
+func (f *Forgotten) read() error {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return err
+	}
+	if info.ModTime().Equal(f.modified) && info.Size() == f.size && f.names != nil {
+		return nil
+	}
+	text, err := os.ReadFile(f.path)
+	if err != nil {
+		return err
+	}
+	names, segments := map[string]string{}, map[string]bool{}
+	for i, line := range strings.Split(string(text), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		name := strings.TrimSpace(line)
+		if name == "" {
+			continue
+		}
+		if err := volumeid.CheckNode(name); err != nil {
+			return fmt.Errorf("%s, line %d: %w", f.path, i+1, err)
+		}
+		names[volumeid.NodeDigest(name)], segments[volumeid.Segment(name)] = name, true
+	}
+	f.names, f.segments, f.modified, f.size = names, segments, info.ModTime(), info.Size()
+	return nil
+}

@@ -1,0 +1,393 @@
+package router
+
+import (
+	"context"
+	"crypto/rand"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// A group whose volumes are on one node is that node's own. One over several nodes has a part on each: no volume is written
+// to on any of them while all are cut, so there is one moment for all. Then all parts are committed, and when all are,
+// each is settled, and only then does the caller hear of the group. So what is committed and not settled was promised to nobody,
+// and a retry that finds it beside a node without a part deletes it and begins anew. What is settled is never
+// deleted in this way.
+
+// groupController is the GroupController service. CSI spec v1.13, Group Controller Service RPCs.
+type groupController struct {
+	csi.UnimplementedGroupControllerServer
+	*Router
+}
+
+func groupCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, m method[csi.GroupControllerClient, Req, Resp], req Req) (Resp, error) {
+	return call(ctx, r, n, csi.NewGroupControllerClient, m, req)
+}
+
+func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	return g.cfg.Group, nil
+}
+
+// CreateVolumeGroupSnapshot makes a group on the nodes of its volumes, all of which must answer.
+func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	if req.GetName() == "" || len(req.GetSourceVolumeIds()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "the name or the source volume IDs are missing")
+	}
+	volumes, err := g.byNode("source volume ID", req.GetSourceVolumeIds())
+	if err != nil {
+		return nil, err
+	}
+	nodes := sorted(volumes)
+	if len(nodes) == 1 {
+		return groupCall(ctx, g.Router, nodes[0], csi.GroupControllerClient.CreateVolumeGroupSnapshot, req)
+	}
+	all := slices.Sorted(slices.Values(req.GetSourceVolumeIds()))
+	if i := slices.Compact(slices.Clone(all)); len(i) != len(all) {
+		return nil, status.Error(codes.InvalidArgument, "a source volume ID is there twice")
+	}
+	const tries = 2 // the second one after the rests of an earlier call were taken away
+	for range tries {
+		var group *csi.VolumeGroupSnapshot
+		if group, err = g.make(ctx, req, nodes, volumes, all); group != nil || err != nil {
+			return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: group}, err
+		}
+	}
+	return nil, status.Error(codes.Aborted, "another call makes this group")
+}
+
+// byNode returns IDs by the node that holds what they are of. Errors: those of of.
+func (g *groupController) byNode(what string, ids []string) (map[*node][]string, error) {
+	nodes := map[*node][]string{}
+	for _, id := range ids {
+		n, err := g.of(what, id)
+		if err != nil {
+			return nil, err
+		}
+		nodes[n] = append(nodes[n], id)
+	}
+	return nodes, nil
+}
+
+// sorted returns nodes in the order of their keys.
+func sorted[T any](nodes map[*node]T) []*node {
+	return slices.SortedFunc(maps.Keys(nodes), func(a, b *node) int { return strings.Compare(a.key(), b.key()) })
+}
+
+// making is the making of a group over nodes.
+type making struct {
+	*groupController
+	nodes []*node
+	parts map[*node]*partMaking
+}
+
+// partMaking is the making of one part.
+type partMaking struct {
+	stream peer.Peer_SnapshotPartClient
+	part   *peer.Part // once it is there
+}
+
+// make makes a group, or finds it. It returns nil if it found only rests, and took them away.
+func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node, volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the streams
+	m := &making{groupController: g, nodes: nodes, parts: map[*node]*partMaking{}}
+	for _, n := range nodes {
+		m.parts[n] = &partMaking{}
+	}
+	cut := rand.Text()
+	err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) (err error) {
+		one := proto.Clone(req).(*csi.CreateVolumeGroupSnapshotRequest)
+		one.SourceVolumeIds = volumes[n]
+		if p.stream, err = peer.NewPeerClient(n.conn).SnapshotPart(onward(ctx)); err != nil {
+			return n.judge(ctx, err, nil)
+		}
+		return p.send(ctx, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all, Cut: cut})
+	})
+	if err != nil {
+		m.undo(ctx)
+		return nil, err
+	}
+	if found := m.found(); len(found) > 0 {
+		m.undo(ctx)
+		return m.resume(ctx, found)
+	}
+	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
+		return p.send(ctx, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_CUT})
+	}); err != nil {
+		m.undo(ctx)
+		return nil, err
+	}
+	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
+		return p.send(ctx, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_COMMIT})
+	}); err != nil {
+		return nil, unfinished(err)
+	}
+	return m.settle(ctx)
+}
+
+// unfinished makes an error one that calls for a retry: some parts may be there.
+func unfinished(err error) error {
+	return status.Errorf(codes.Unavailable, "the group is not made on all of its nodes yet: %s", status.Convert(err).Message())
+}
+
+// step does something on all nodes at the same time.
+func (m *making) step(ctx context.Context, do func(context.Context, *node, *partMaking) error) error {
+	_, err := each(ctx, m.nodes, func(ctx context.Context, n *node) (struct{}, error) {
+		n.calls.Add(1)
+		defer n.calls.Add(-1)
+		return struct{}{}, do(ctx, n, m.parts[n])
+	})
+	return err
+}
+
+// send asks for a step, and waits until it is done.
+func (p *partMaking) send(ctx context.Context, n *node, req *peer.SnapshotPartRequest) error {
+	if err := p.stream.Send(req); err != nil { // why, Recv tells
+		_, err = p.stream.Recv()
+		return n.judge(ctx, err, p.stream.Trailer())
+	}
+	resp, err := p.stream.Recv()
+	switch {
+	case err != nil:
+		return n.judge(ctx, err, p.stream.Trailer())
+	case resp.GetDone() == peer.SnapshotPartRequest_COMMIT:
+		p.part = resp.GetPart()
+		if lie := n.lies(p.part); lie != "" || p.part == nil {
+			return status.Errorf(codes.Unavailable, "node %s answered with a part of %s", n, lie)
+		}
+	case resp.GetDone() != req.GetStep():
+		return status.Errorf(codes.Unavailable, "node %s answered step %s with %s", n, req.GetStep(), resp.GetDone())
+	}
+	return nil
+}
+
+// undo gives up on all nodes what isn't committed, and waits until they have.
+func (m *making) undo(ctx context.Context) {
+	m.step(ctx, func(_ context.Context, _ *node, p *partMaking) error {
+		if p.stream != nil && p.part == nil && p.stream.CloseSend() == nil {
+			p.stream.Recv() // until it ends, with an error
+		}
+		return nil
+	})
+}
+
+// found returns the nodes on which there was a part.
+func (m *making) found() (nodes []*node) {
+	for _, n := range m.nodes {
+		if m.parts[n].part != nil {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// resume goes on with what an earlier call left: if all parts of one cut are there, they are the group. Otherwise nobody was told of
+// it, unless one of them is settled: then another one has been lost.
+func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSnapshot, error) {
+	cut, complete := m.parts[found[0]].part.GetCut(), len(found) == len(m.nodes)
+	for _, n := range found {
+		complete = complete && m.parts[n].part.GetCut() == cut
+	}
+	if complete {
+		return m.settle(ctx)
+	}
+	for _, n := range found {
+		if m.parts[n].part.GetSettled() {
+			return nil, status.Errorf(codes.DataLoss,
+				"the group was made, and node %s has its part, but another node has lost its own: delete the group snapshot", n)
+		}
+	}
+	return nil, m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
+		if p.part == nil {
+			return nil
+		}
+		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.DiscardPart, &peer.DiscardPartRequest{
+			GroupSnapshotId: p.part.GetGroup().GetGroupSnapshotId(), Cut: p.part.GetCut(),
+		})
+		if err != nil {
+			return unfinished(err)
+		}
+		return nil
+	})
+}
+
+// settle makes a group of parts that are all there.
+func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
+	var parts []*peer.Part
+	err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
+		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.SettlePart, &peer.SettlePartRequest{
+			GroupSnapshotId: p.part.GetGroup().GetGroupSnapshotId(), Cut: p.part.GetCut(),
+		})
+		return err
+	})
+	if err != nil {
+		return nil, unfinished(err)
+	}
+	for _, n := range m.nodes {
+		parts = append(parts, m.parts[n].part)
+	}
+	return merged(parts), nil
+}
+
+// merged returns the group that parts make, of which there is at least one.
+func merged(parts []*peer.Part) *csi.VolumeGroupSnapshot {
+	group := proto.Clone(parts[0].GetGroup()).(*csi.VolumeGroupSnapshot)
+	for _, p := range parts[1:] {
+		group.Snapshots = append(group.Snapshots, p.GetGroup().GetSnapshots()...)
+		if t := p.GetGroup().GetCreationTime(); t.AsTime().Before(group.CreationTime.AsTime()) {
+			group.CreationTime = t
+		}
+		group.ReadyToUse = group.ReadyToUse && p.GetGroup().GetReadyToUse()
+	}
+	slices.SortFunc(group.Snapshots, func(a, b *csi.Snapshot) int { return strings.Compare(a.GetSnapshotId(), b.GetSnapshotId()) })
+	return group
+}
+
+// overNodes reports whether a group's ID is of one over several nodes.
+func overNodes(id string) bool {
+	parsed, err := volumeid.Parse(id)
+	return err == nil && parsed.Kind == volumeid.Group && parsed.Node == volumeid.NodeDigest(volumeid.SeveralNodes)
+}
+
+// GetVolumeGroupSnapshot asks the nodes of the snapshots, or all nodes if the request has none.
+func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	id := req.GetGroupSnapshotId()
+	if !overNodes(id) {
+		n, err := g.of("group snapshot ID", id)
+		if err != nil {
+			return nil, err
+		}
+		return groupCall(ctx, g.Router, n, csi.GroupControllerClient.GetVolumeGroupSnapshot, req)
+	}
+	nodes, err := g.partNodes(req.GetSnapshotIds())
+	if err != nil {
+		return nil, err
+	}
+	parts, err := g.lookUp(ctx, id, nodes)
+	if err != nil {
+		return nil, err
+	}
+	var there []*peer.Part
+	for _, n := range sorted(parts) {
+		there = append(there, parts[n])
+	}
+	if !complete(there) {
+		return nil, status.Errorf(codes.NotFound, "group snapshot %s: there is none, or not all of it", id)
+	}
+	group := merged(there)
+	if ids := req.GetSnapshotIds(); len(ids) > 0 && !slices.Equal(slices.Sorted(slices.Values(ids)), snapshotIDs(group)) {
+		return nil, status.Errorf(codes.InvalidArgument, "the members of group %s are %s", id, strings.Join(snapshotIDs(group), ", "))
+	}
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: group}, nil
+}
+
+// partNodes returns the nodes on which parts of a group may be. Errors: UNAVAILABLE if one of them doesn't answer.
+func (g *groupController) partNodes(snapshots []string) (map[*node][]string, error) {
+	if len(snapshots) > 0 {
+		return g.byNode("snapshot ID", snapshots)
+	}
+	v := g.view.Load()
+	nodes := map[*node][]string{}
+	for _, n := range v.nodes {
+		nodes[n] = nil
+	}
+	return nodes, v.all()
+}
+
+// lookUp returns the parts of a group that are there.
+func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node][]string) (map[*node]*peer.Part, error) {
+	order := sorted(nodes)
+	found, err := each(ctx, order, func(ctx context.Context, n *node) (*peer.Part, error) {
+		part, err := peerCall(ctx, g.Router, n, peer.PeerClient.GetPart, &peer.GetPartRequest{GroupSnapshotId: id})
+		if c := status.Code(err); c == codes.NotFound || c == codes.Unimplemented { // an older driver has no parts
+			return nil, nil
+		}
+		return part, err
+	})
+	parts := map[*node]*peer.Part{}
+	for i, n := range order {
+		if found[i] != nil {
+			parts[n] = found[i]
+		}
+	}
+	return parts, err
+}
+
+// complete reports whether parts are all of a group.
+func complete(parts []*peer.Part) bool {
+	if len(parts) == 0 {
+		return false
+	}
+	var sources []string
+	for _, p := range parts {
+		if p.GetCut() != parts[0].GetCut() {
+			return false
+		}
+		for _, s := range p.GetGroup().GetSnapshots() {
+			sources = append(sources, s.GetSourceVolumeId())
+		}
+	}
+	return slices.Equal(slices.Sorted(slices.Values(sources)), parts[0].GetVolumeIds())
+}
+
+func snapshotIDs(group *csi.VolumeGroupSnapshot) (ids []string) {
+	for _, s := range group.GetSnapshots() {
+		ids = append(ids, s.GetSnapshotId())
+	}
+	return slices.Sorted(slices.Values(ids))
+}
+
+// DeleteVolumeGroupSnapshot deletes the parts on the nodes of the snapshots, or on all nodes if the request has none.
+// What was on a node that is gone for good is gone.
+func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	id := req.GetGroupSnapshotId()
+	if !overNodes(id) {
+		n, err := g.of("group snapshot ID", id)
+		if isNothing(err) {
+			return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return groupCall(ctx, g.Router, n, csi.GroupControllerClient.DeleteVolumeGroupSnapshot, req)
+	}
+	ids := slices.DeleteFunc(slices.Clone(req.GetSnapshotIds()), func(id string) bool {
+		_, err := g.of("snapshot ID", id)
+		return isNothing(err)
+	})
+	if len(ids) == 0 && len(req.GetSnapshotIds()) > 0 {
+		return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+	}
+	nodes, err := g.partNodes(ids)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := g.lookUp(ctx, id, nodes)
+	if err != nil {
+		return nil, err
+	}
+	for _, part := range parts { // before anything is deleted
+		for _, member := range snapshotIDs(part.GetGroup()) {
+			if len(ids) > 0 && !slices.Contains(ids, member) {
+				return nil, status.Errorf(codes.InvalidArgument, "group %s has the member %s too", id, member)
+			}
+		}
+	}
+	_, err = each(ctx, sorted(parts), func(ctx context.Context, n *node) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+		one := proto.Clone(req).(*csi.DeleteVolumeGroupSnapshotRequest)
+		one.SnapshotIds = nodes[n]
+		return groupCall(ctx, g.Router, n, csi.GroupControllerClient.DeleteVolumeGroupSnapshot, one)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}

@@ -1,0 +1,466 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+const (
+	testName   = "hostpath.csi.causeway.dev"
+	testKey    = testName + "/node"
+	routerName = "causeway-router"
+	mib        = 1 << 20
+)
+
+// cluster is a router, and nodes with real drivers whose mounter is a fake, all in this process.
+type cluster struct {
+	testing.TB
+	dir   string
+	nodes map[string]*machine
+
+	mu        sync.Mutex
+	addresses []string
+	lookErr   error
+	said      []string // to the operator
+
+	router *Router
+	conn   *grpc.ClientConn
+	stop   func()
+	csi.IdentityClient
+	csi.ControllerClient
+	csi.GroupControllerClient
+	csi.SnapshotMetadataClient
+}
+
+// newCluster starts a router before nodes with these names, and waits until all of them answer.
+func newCluster(t testing.TB, names ...string) *cluster {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rt") // short: a socket's path has 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	c := &cluster{TB: t, dir: dir, nodes: map[string]*machine{}}
+	c.certify(names...)
+	for _, name := range names {
+		c.nodes[name] = c.newMachine(name)
+		c.nodes[name].start()
+	}
+	c.start()
+	c.settled(len(names))
+	return c
+}
+
+// certify makes certificates.
+func (c *cluster) certify(names ...string) {
+	c.Helper()
+	if _, err := peertls.Make(c.dir, peertls.MakeOptions{Client: routerName, Nodes: names}); err != nil {
+		c.Fatal(err)
+	}
+}
+
+func (c *cluster) config() Config {
+	c.Helper()
+	id, err := peertls.Open(filepath.Join(c.dir, "router"), func(err error) { c.report("certificates", err) })
+	if err != nil {
+		c.Fatal(err)
+	}
+	kind := (*hostpath.Backend)(nil)
+	return Config{
+		Name: testName, Release: "test", TopologyKey: testKey,
+		Plugin: driver.PluginCapabilities(kind), Controller: driver.ControllerCapabilities(kind), Group: driver.GroupCapabilities(),
+		Credentials: id.Client(""), Names: peertls.Names, Report: c.report, Peers: c.find,
+	}
+}
+
+// report is for the router's Config.Report.
+func (c *cluster) report(message string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.said = append(c.said, fmt.Sprintf("%s: %v", message, err))
+}
+
+// find is for the router's Config.Peers.
+func (c *cluster) find(context.Context) ([]string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.addresses), c.lookErr
+}
+
+// at makes the addresses those at which the nodes with these names are, and others, and has the router look.
+func (c *cluster) at(names ...string) {
+	c.mu.Lock()
+	c.addresses = nil
+	for _, name := range names {
+		if m := c.nodes[name]; m != nil {
+			name = m.address
+		}
+		c.addresses = append(c.addresses, name)
+	}
+	c.mu.Unlock()
+	c.look()
+}
+
+// look has the router look for nodes now.
+func (c *cluster) look() {
+	if c.router != nil {
+		select {
+		case c.router.soon <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// start starts the router, for the first time or again.
+func (c *cluster) start(change ...func(*Config)) {
+	c.Helper()
+	cfg := c.config()
+	for _, f := range change {
+		f(&cfg)
+	}
+	var err error
+	if c.router, err = New(cfg); err != nil {
+		c.Fatal(err)
+	}
+	around, err := driver.NewAround(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		c.Fatal(err)
+	}
+	server := around.Server()
+	c.router.Register(server)
+	socket := "unix://" + filepath.Join(c.dir, "csi.sock")
+	l, err := driver.Listen(socket, false)
+	if err != nil {
+		c.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { c.router.Run(ctx) })
+	running.Go(func() {
+		driver.Serve(ctx, slog.New(slog.DiscardHandler), time.Second, driver.Endpoint{Server: server, Listener: l})
+	})
+	c.conn, err = grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.IdentityClient, c.ControllerClient = csi.NewIdentityClient(c.conn), csi.NewControllerClient(c.conn)
+	c.GroupControllerClient, c.SnapshotMetadataClient = csi.NewGroupControllerClient(c.conn), csi.NewSnapshotMetadataClient(c.conn)
+	c.stop = sync.OnceFunc(func() {
+		c.conn.Close()
+		cancel()
+		running.Wait()
+	})
+	c.Cleanup(c.stop)
+}
+
+// restart starts the router again, with as many nodes.
+func (c *cluster) restart(change ...func(*Config)) {
+	c.Helper()
+	n := len(c.router.view.Load().nodes)
+	c.stop()
+	c.start(change...)
+	c.settled(n)
+}
+
+// settled waits until so many nodes answer, and nobody is silent.
+func (c *cluster) settled(n int) {
+	c.await(func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
+}
+
+// lost waits until so many nodes answer.
+func (c *cluster) lost(n int) { c.await(func(v *view) bool { return len(v.nodes) == n }) }
+
+func (c *cluster) await(is func(*view) bool) {
+	c.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !is(c.router.view.Load()); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			how, _ := c.router.Ready(context.Background())
+			c.Fatalf("the router has %s", how)
+		}
+	}
+}
+
+// ids returns what names those that answer.
+func (v *view) ids() (ids []string) {
+	for _, n := range v.nodes {
+		ids = append(ids, n.id)
+	}
+	return slices.Sorted(slices.Values(ids))
+}
+
+// machine is one node.
+type machine struct {
+	*cluster
+	name    string // of its certificate
+	node    string // that it says it is
+	dir     string
+	address string
+	fault   atomic.Pointer[fault]
+	calls   atomic.Int64 // of its controller services
+	header  atomic.Pointer[[]string]
+	stop    func()
+	conns   *conns
+	storage *hostpath.Backend
+	mounter mounter.Mounter
+}
+
+// fault is what goes wrong with calls of one method.
+type fault struct {
+	method string // its last part; "" is all
+	before func()
+	enter  func(context.Context)
+	after  func()
+	err    error // answered in place of what the node says
+}
+
+func (c *cluster) newMachine(name string) *machine {
+	c.Helper()
+	m := &machine{cluster: c, name: name, node: name, dir: filepath.Join(c.dir, "m-"+volumeid.NodeDigest(name))}
+	for _, sub := range []string{"root", "kubelet", "state"} {
+		if err := os.MkdirAll(filepath.Join(m.dir, sub), 0o755); err != nil {
+			c.Fatal(err)
+		}
+	}
+	return m
+}
+
+// start starts the node's driver, at an address of its own: the same one again if it had one.
+func (m *machine) start() {
+	m.Helper()
+	mount := mounter.NewFake(filepath.Join(m.dir, "kubelet"))
+	m.mounter = mount
+	var err error
+	m.storage, err = hostpath.New(hostpath.Config{
+		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, Seen: filepath.Join(m.dir, "state", "root-identity"),
+		Users: mount.Users, Failing: mount.Failing, Format: mount.Format, NewUUID: mount.NewUUID, Freeze: mount.Freeze, Tune: mount.Tune,
+	})
+	if err != nil {
+		m.Fatal(err)
+	}
+	d, err := driver.New(driver.Config{
+		Name: testName, Release: "test", Node: m.node, Backend: m.storage, Mounter: mount, StateDir: filepath.Join(m.dir, "state"),
+		Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(),
+	})
+	if err != nil {
+		m.Fatal(err)
+	}
+	id, err := peertls.Open(filepath.Join(m.cluster.dir, "nodes", m.name), func(error) {})
+	if err != nil {
+		m.Fatal(err)
+	}
+	server := d.Peer(grpc.Creds(id.Server(routerName)), grpc.ChainUnaryInterceptor(m.intercept), grpc.ChainStreamInterceptor(m.interceptStream))
+	if m.address == "" {
+		m.address = "127.0.0.1:0"
+	}
+	l, err := net.Listen("tcp", m.address)
+	if err != nil {
+		m.Fatal(err)
+	}
+	m.address = l.Addr().String()
+	m.conns = &conns{Listener: l, open: map[net.Conn]bool{}}
+	socket, err := driver.Listen(m.socket(), false)
+	if err != nil {
+		m.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		d.Serve(ctx, time.Second, driver.Endpoint{Server: server, Listener: m.conns}, driver.Endpoint{Server: d.Kubelet(), Listener: socket})
+	}()
+	storage := m.storage
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		<-served
+		if err := storage.Close(); err != nil {
+			m.Error(err)
+		}
+	})
+	m.Cleanup(m.stop)
+	m.mu.Lock()
+	if !slices.Contains(m.addresses, m.address) {
+		m.addresses = append(m.addresses, m.address)
+	}
+	m.mu.Unlock()
+	for ready := false; !ready && err == nil; {
+		ready, err = m.storage.Probe(ctx)
+	}
+	if err != nil {
+		m.Fatal(err)
+	}
+}
+
+// socket is the endpoint of the node's kubelet.
+func (m *machine) socket() string { return "unix://" + filepath.Join(m.dir, "csi.sock") }
+
+// intercept does what is to go wrong. It is inside of what marks the answers, but for the connection.
+func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
+	if method != "GetPluginInfo" && method != "NodeGetInfo" {
+		m.calls.Add(1)
+		m.note(ctx)
+	}
+	f := m.fault.Load()
+	if f == nil || f.method != "" && f.method != method {
+		return handler(ctx, req)
+	}
+	if f.before != nil {
+		f.before()
+	}
+	if f.enter != nil {
+		f.enter(ctx)
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	resp, err := handler(context.WithoutCancel(ctx), req) // a node isn't always told in time
+	if f.after != nil {
+		f.after()
+	}
+	return resp, err
+}
+
+func (m *machine) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	m.note(stream.Context())
+	return handler(srv, stream)
+}
+
+// conns is a listener whose connections can be cut.
+type conns struct {
+	net.Listener
+	mu   sync.Mutex
+	open map[net.Conn]bool
+}
+
+func (c *conns) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open[conn] = true
+	return conn, nil
+}
+
+// cut ends all connections at once, without a word of the protocol.
+func (c *conns) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn := range c.open {
+		conn.(*net.TCPConn).SetLinger(0)
+		conn.Close()
+		delete(c.open, conn)
+	}
+}
+
+// Requests.
+
+func mountable() []*csi.VolumeCapability {
+	return []*csi.VolumeCapability{{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+	}}
+}
+
+func create(name string, on ...string) *csi.CreateVolumeRequest {
+	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: mountable(), CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}
+	for i, node := range on {
+		if i == 0 {
+			req.AccessibilityRequirements = &csi.TopologyRequirement{}
+		}
+		req.AccessibilityRequirements.Preferred = append(req.AccessibilityRequirements.Preferred, topology(node))
+		req.AccessibilityRequirements.Requisite = append(req.AccessibilityRequirements.Requisite, topology(node))
+	}
+	return req
+}
+
+func topology(node string) *csi.Topology {
+	return &csi.Topology{Segments: map[string]string{testKey: volumeid.Segment(node)}}
+}
+
+// volume makes a volume on a node and returns its ID.
+func (c *cluster) volume(name, node string) string {
+	c.Helper()
+	resp, err := c.CreateVolume(context.Background(), create(name, node))
+	if err != nil {
+		c.Fatal(err)
+	}
+	return resp.GetVolume().GetVolumeId()
+}
+
+// snapshot makes a snapshot and returns its ID.
+func (c *cluster) snapshot(name, volume string) string {
+	c.Helper()
+	resp, err := c.CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume})
+	if err != nil {
+		c.Fatal(err)
+	}
+	return resp.GetSnapshot().GetSnapshotId()
+}
+
+// all returns the IDs of all volumes that are on the nodes' disks, whatever anybody says.
+func (c *cluster) all() []string { return c.onDisk("volumes") }
+
+// onDisk returns the IDs of what is in a directory of the nodes' roots.
+func (c *cluster) onDisk(what string) (ids []string) {
+	c.Helper()
+	for _, m := range c.nodes {
+		entries, err := os.ReadDir(filepath.Join(m.dir, "root", what))
+		if err != nil {
+			c.Fatal(err)
+		}
+		for _, e := range entries {
+			ids = append(ids, e.Name())
+		}
+	}
+	return slices.Sorted(slices.Values(ids))
+}
+
+// wantCode fails the test unless err has the code and its text has all of the words.
+func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %s", err, code)
+	}
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("%q is not in %v", w, err)
+		}
+	}
+}
+
+var errNoDNS = errors.New("no such host")
+
+// note remembers what a call said of itself.
+func (m *machine) note(ctx context.Context) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if id := md.Get("x-request-id"); len(id) > 0 {
+		m.header.Store(&id)
+	}
+}

@@ -1,0 +1,294 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// place is an address at which a node is to be found.
+type place struct {
+	address string
+	cancel  context.CancelFunc
+	node    *node     // who answers there, or nil
+	silent  time.Time // since when nobody does
+	why     error     // nobody does
+	last    string    // ID of who was there last: for messages only, as a restart forgets it
+}
+
+// node is a driver that has said who it is, on one connection. If that ends, another one has to be asked anew: by then
+// its address may be another node's.
+type node struct {
+	id       string   // as NodeGetInfo has it
+	digests  []string // that its IDs may carry
+	segments map[string]string
+	address  string
+	conn     *grpc.ClientConn
+	calls    atomic.Int64 // in flight
+}
+
+func (n *node) String() string { return fmt.Sprintf("%s (%s)", n.id, n.address) }
+
+// Run finds nodes and keeps connections to them until ctx is done.
+func (r *Router) Run(ctx context.Context) {
+	defer r.keeping.Wait()
+	for {
+		r.find(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookEvery):
+		case <-r.soon:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(lookSoon): // many may be lost at the same time
+			}
+		}
+	}
+}
+
+// find takes up addresses that are new and drops those that are gone.
+func (r *Router) find(ctx context.Context) {
+	limit, cancel := context.WithTimeout(ctx, meetLimit)
+	defer cancel()
+	addresses, err := r.cfg.Peers(limit)
+	if ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if was := r.looked; err != nil && (was == nil || was.Error() != err.Error()) {
+		r.cfg.Report("the addresses of the nodes can't be found; the last ones that were known stay", err)
+	}
+	r.looked = err
+	if err == nil {
+		r.known = true
+		r.take(ctx, addresses)
+	}
+	r.view.Store(r.look())
+}
+
+// take begins to keep addresses that are new, and ends it for the others. The caller holds mu.
+func (r *Router) take(ctx context.Context, addresses []string) {
+	for address, p := range r.places {
+		if !slices.Contains(addresses, address) {
+			p.cancel()
+			delete(r.places, address)
+			r.metrics.forget(p.last)
+		}
+	}
+	for _, address := range addresses {
+		if r.places[address] != nil {
+			continue
+		}
+		life, cancel := context.WithCancel(ctx)
+		p := &place{address: address, cancel: cancel, silent: time.Now(), why: errors.New("it was not asked yet")}
+		r.places[address] = p
+		r.keeping.Go(func() { r.keep(life, p) })
+	}
+}
+
+// keep holds a connection to who is at a place, until ctx is done.
+func (r *Router) keep(ctx context.Context, p *place) {
+	var current *node
+	defer func() { r.met(p, current, nil, context.Canceled) }()
+	for wait := againFirst; ctx.Err() == nil; {
+		n, err := r.meet(ctx, p.address)
+		if ctx.Err() != nil {
+			retire(n)
+			return
+		}
+		if err != nil && current != nil && current.conn.GetState() == connectivity.Ready {
+			err = nil // it was to be renewed, and does as it is
+			n = current
+		}
+		r.met(p, current, n, err)
+		if current = n; err != nil {
+			if !sleep(ctx, wait/2+rand.N(wait/2)) {
+				return
+			}
+			wait = min(2*wait, againLast)
+			continue
+		}
+		wait = againFirst
+		if lost := r.hold(ctx, n); lost != nil {
+			r.met(p, current, nil, lost)
+			current = nil
+		}
+	}
+}
+
+// hold waits until a node is lost, and returns why; or until it is time for a new connection, and returns nil.
+func (r *Router) hold(ctx context.Context, n *node) error {
+	renew, cancel := context.WithTimeout(ctx, renewEvery/2+rand.N(renewEvery/2))
+	defer cancel()
+	if n.conn.WaitForStateChange(renew, connectivity.Ready) {
+		return errors.New("the connection was lost")
+	}
+	return nil
+}
+
+// met notes who is at a place instead of was, or why nobody is.
+func (r *Router) met(p *place, was, is *node, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if was != is {
+		retire(was)
+	}
+	if is == nil && (p.node != nil || p.why == nil) {
+		p.silent = time.Now()
+		select {
+		case r.soon <- struct{}{}:
+		default:
+		}
+	}
+	if gone := errors.Is(err, context.Canceled); err != nil && !gone && (p.why == nil || p.why.Error() != err.Error()) {
+		r.cfg.Report("no node answers at "+p.absent().String(), err)
+	}
+	if was != nil {
+		r.lastSeen[was.segments[r.cfg.TopologyKey]] = time.Now()
+	}
+	p.node, p.why = is, err
+	if is != nil {
+		p.last = is.id
+	}
+	r.view.Store(r.look())
+}
+
+// absent returns what to say of a place where no node answers.
+func (p *place) absent() absent { return absent{p.address, p.last, p.why} }
+
+// meet connects to an address and asks who is there.
+func (r *Router) meet(ctx context.Context, address string) (n *node, err error) {
+	raw, err := (&net.Dialer{Timeout: meetLimit}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	select { // all nodes at once would keep each other from being heard in time
+	case r.meeting <- struct{}{}:
+		defer func() { <-r.meeting }()
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), raw.Close())
+	}
+	ctx, cancel := context.WithTimeout(ctx, meetLimit)
+	defer cancel()
+	conn, err := r.over(raw)
+	if err != nil {
+		return nil, errors.Join(err, raw.Close())
+	}
+	defer func() {
+		if err != nil {
+			conn.Close()
+			raw.Close() // if it was not taken yet
+		}
+	}()
+	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask for its driver: %w", err)
+	}
+	if info.GetName() != r.cfg.Name {
+		return nil, fmt.Errorf("it is the driver %.64q, and not %s", info.GetName(), r.cfg.Name)
+	}
+	var from peer.Peer
+	who, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.Peer(&from))
+	if err != nil {
+		return nil, fmt.Errorf("ask which node it is: %w", err)
+	}
+	if err := r.believe(who, &from); err != nil {
+		return nil, err
+	}
+	return &node{
+		id: who.GetNodeId(), digests: volumeid.NodeDigests(who.GetNodeId()), segments: who.GetAccessibleTopology().GetSegments(),
+		address: address, conn: conn,
+	}, nil
+}
+
+// believe returns an error for one who isn't the node that it says it is.
+func (r *Router) believe(who *csi.NodeGetInfoResponse, from *peer.Peer) error {
+	id := who.GetNodeId()
+	if err := volumeid.CheckNode(id); err != nil {
+		return fmt.Errorf("it says that it is the node %.64q: %w", id, err)
+	}
+	if segment := who.GetAccessibleTopology().GetSegments()[r.cfg.TopologyKey]; segment != volumeid.Segment(id) {
+		return fmt.Errorf("it says that it is the node %s, with the topology %s=%.64q, which is another's", id, r.cfg.TopologyKey, segment)
+	}
+	if r.cfg.Names == nil {
+		return nil
+	}
+	names := r.cfg.Names(from.AuthInfo)
+	if !slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, id) }) {
+		return fmt.Errorf("it says that it is the node %s, and its certificate is for %.200q", id, names)
+	}
+	return nil
+}
+
+// over returns a gRPC connection over one that is there. When that is lost, no other is made in its place.
+func (r *Router) over(raw net.Conn) (*grpc.ClientConn, error) {
+	var used atomic.Bool
+	options := append([]grpc.DialOption{
+		grpc.WithTransportCredentials(r.cfg.Credentials),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			if used.Swap(true) {
+				return nil, errors.New("the connection was lost")
+			}
+			return raw, nil
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit, PermitWithoutStream: true}),
+		grpc.WithIdleTimeout(0),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		// There are many of these, and each is idle for most of the time.
+		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
+	}, r.cfg.DialOptions...)
+	return grpc.NewClient("passthrough:///"+raw.RemoteAddr().String(), options...)
+}
+
+// Sizes in bytes. Those of messages and windows are the nodes' own.
+const (
+	maxMessage = 16 << 20
+	bufferSize = 4 << 10
+	window     = 1 << 20
+)
+
+// retire closes a connection when no call uses it any more. One that has just been looked up may be about to.
+func retire(n *node) {
+	if n == nil {
+		return
+	}
+	var try func()
+	try = func() {
+		if n.calls.Load() == 0 {
+			n.conn.Close()
+			return
+		}
+		time.AfterFunc(time.Second, try)
+	}
+	time.AfterFunc(time.Second, try)
+}
+
+// sleep waits, and reports whether ctx is not done.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

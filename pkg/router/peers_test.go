@@ -1,0 +1,503 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// wantSaid waits until the operator was told all of the words in one message.
+func (c *cluster) wantSaid(words ...string) {
+	c.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		said := slices.Clone(c.said)
+		c.mu.Unlock()
+		if slices.ContainsFunc(said, func(s string) bool {
+			return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(s, w) })
+		}) {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.Fatalf("nobody said %q, but %q", words, said)
+		}
+	}
+}
+
+func (c *cluster) ready() string {
+	how, err := c.router.Ready(context.Background())
+	if err != nil {
+		c.Error(err)
+	}
+	return how
+}
+
+func TestANodeComesAndGoes(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	a := c.nodes["a"]
+	id := c.volume("v", "a")
+	get := func() error {
+		_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+		return err
+	}
+	if how := c.ready(); how != "ok: 2 of 2 nodes answer" {
+		t.Error(how)
+	}
+	a.stop()
+	c.lost(1)
+	wantCode(t, get(), codes.Unavailable, "node a ("+a.address)
+	if how := c.ready(); !strings.Contains(how, "ok: 1 of 2 nodes answer\na ("+a.address) {
+		t.Error(how)
+	}
+	if _, err := c.Probe(context.Background(), &csi.ProbeRequest{}); err != nil {
+		t.Error(err)
+	}
+	a.start()
+	c.settled(2)
+	if err := get(); err != nil {
+		t.Error(err)
+	}
+	// At another address, with the old one still known for a while, and then not.
+	a.stop()
+	old := a.address
+	a.address = ""
+	a.start()
+	c.at("a", "b", old)
+	c.lost(2)
+	if err := get(); err != nil {
+		t.Error(err)
+	}
+	_, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
+	wantCode(t, err, codes.Unavailable, old)
+	c.at("a", "b")
+	c.settled(2)
+	if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARestartedRouterKnowsTheSame(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	id := c.volume("v", "b")
+	c.restart()
+	if resp, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
+		t.Error(resp, err)
+	}
+	c.nodes["b"].stop()
+	c.lost(1)
+	c.stop()
+	c.start()
+	c.lost(1)
+	_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	wantCode(t, err, codes.Unavailable, c.nodes["b"].address)
+}
+
+// TestAnAddressIsAnotherNodesNow: what was for a must not reach b, which has a's address now.
+func TestAnAddressIsAnotherNodesNow(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	a, b := c.nodes["a"], c.nodes["b"]
+	b.stop()
+	c.at("a")
+	c.settled(1)
+	id := c.volume("v", "a")
+	a.stop()
+	b.address = a.address
+	b.start()
+	calls := b.calls.Load()
+	for range 50 {
+		_, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id})
+		wantCode(t, err, codes.Unavailable)
+		time.Sleep(time.Millisecond)
+	}
+	c.settled(1)
+	if got := c.router.view.Load().ids(); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("the router knows %q", got)
+	}
+	if got := b.calls.Load(); got != calls {
+		t.Errorf("b got %d calls that were for a", got-calls)
+	}
+}
+
+func TestTwoWithOneIdentity(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	id := c.volume("v", "a")
+	twin := c.newMachine("a")
+	twin.dir = filepath.Join(c.dir, "twin")
+	for _, sub := range []string{"root", "kubelet", "state"} {
+		if err := os.MkdirAll(filepath.Join(twin.dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	twin.start()
+	c.look()
+	c.lost(1)
+	_, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id})
+	wantCode(t, err, codes.Unavailable, "more than one", twin.address, c.nodes["a"].address)
+	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
+	wantCode(t, err, codes.Unavailable, "more than one")
+	_, err = c.CreateVolume(context.Background(), create("w", "a"))
+	wantCode(t, err, codes.Unavailable)
+	if how := c.ready(); !strings.Contains(how, "1 of 3") || !strings.Contains(how, "more than one") {
+		t.Error(how)
+	}
+	for name, want := range map[string]float64{
+		"causeway_router_node_up a " + c.nodes["a"].address: 0, "causeway_router_node_up a " + twin.address: 0,
+		"causeway_router_node_up b " + c.nodes["b"].address: 1, "causeway_router_peers twice": 2,
+	} {
+		if got, ok := c.metrics()[name]; !ok || got != want {
+			t.Errorf("%s is %v, %t, want %v", name, got, ok, want)
+		}
+	}
+	twin.stop()
+	c.at("a", "b")
+	c.settled(2)
+	if _, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		t.Error(err)
+	}
+}
+
+// metrics returns the router's, by their names with the values of their labels.
+func (c *cluster) metrics() map[string]float64 {
+	c.Helper()
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(c.router.Metrics()); err != nil {
+		c.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		c.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range slices.SortedFunc(slices.Values(m.GetLabel()), func(a, b *dto.LabelPair) int { return strings.Compare(b.GetName(), a.GetName()) }) {
+				name += " " + l.GetValue()
+			}
+			values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return values
+}
+
+func TestMetrics(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	id := c.volume("v", "a")
+	c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "b", "none")})
+	c.nodes["a"].stop()
+	c.lost(1)
+	c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}) // which asks nobody
+	got := c.metrics()
+	if seconds := got["causeway_router_call_seconds_total a"]; seconds <= 0 || seconds > 60 {
+		t.Errorf("a was waited for for %v seconds", seconds)
+	}
+	delete(got, "causeway_router_call_seconds_total a")
+	delete(got, "causeway_router_call_seconds_total b")
+	want := map[string]float64{
+		"causeway_router_calls_total a OK": 1, "causeway_router_calls_total b NotFound": 1, "causeway_router_discovery_up": 1,
+		"causeway_router_peers answers": 1, "causeway_router_peers silent": 1, "causeway_router_peers twice": 0,
+		"causeway_router_node_up a " + c.nodes["a"].address: 0, "causeway_router_node_up b " + c.nodes["b"].address: 1,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	c.at("b")
+	c.settled(1)
+	for name := range c.metrics() {
+		if strings.Contains(name, " a ") || strings.HasSuffix(name, " a") {
+			t.Errorf("%s is left of a node that is gone", name)
+		}
+	}
+}
+
+func TestWhoIsNotBelieved(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	for name, tc := range map[string]struct {
+		lie   func(m *machine)
+		words []string
+	}{
+		"another's name": {func(m *machine) { m.node = "b" }, []string{"it says that it is the node b", `certificate is for ["liar"]`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.certify("liar")
+			m := c.newMachine("liar")
+			tc.lie(m)
+			m.start()
+			c.look()
+			c.wantSaid(append(tc.words, m.address)...)
+			if got := c.router.view.Load().ids(); !slices.Equal(got, []string{"a", "b"}) {
+				t.Errorf("the router believes %q", got)
+			}
+			if _, err := c.CreateVolume(context.Background(), create(name, "b")); err != nil {
+				t.Errorf("b can't be reached: %v", err)
+			}
+			m.stop()
+			c.at("a", "b")
+		})
+	}
+}
+
+// impostor answers as a node does, but for what it says of itself.
+type impostor struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedNodeServer
+	csi.UnimplementedControllerServer
+	name, node, segment string
+}
+
+func (i *impostor) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: i.name}, nil
+}
+
+func (i *impostor) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: i.node, AccessibleTopology: &csi.Topology{Segments: map[string]string{testKey: i.segment}}}, nil
+}
+
+// ControllerGetVolume answers with a volume of another node.
+func (i *impostor) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: volumeid.New(volumeid.Volume, "b", "v")}}, nil
+}
+
+func (i *impostor) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	return &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{{Volume: &csi.Volume{VolumeId: "../etc"}}}}, nil
+}
+
+// impersonate serves an impostor with the certificate of a node.
+func (c *cluster) impersonate(i *impostor, certificate string) (address string) {
+	c.Helper()
+	c.certify(certificate)
+	id, err := peertls.Open(filepath.Join(c.dir, "nodes", certificate), func(error) {})
+	if err != nil {
+		c.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(id.Server(routerName)))
+	csi.RegisterIdentityServer(server, i)
+	csi.RegisterNodeServer(server, i)
+	csi.RegisterControllerServer(server, i)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		c.Fatal(err)
+	}
+	go server.Serve(l)
+	c.Cleanup(server.Stop)
+	return l.Addr().String()
+}
+
+func TestImpostors(t *testing.T) {
+	for name, tc := range map[string]struct {
+		impostor
+		words []string
+	}{
+		"another driver":     {impostor{name: "other.example", node: "liar", segment: "liar"}, []string{"other.example", testName}},
+		"another's topology": {impostor{name: testName, node: "liar", segment: "b"}, []string{"liar", testKey + `="b"`}},
+		"no node":            {impostor{name: testName}, []string{"1 to 253 bytes"}},
+		"another's node":     {impostor{name: testName, node: "b", segment: "b"}, []string{"node b", `for ["liar"]`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, "b")
+			address := c.impersonate(&tc.impostor, "liar")
+			c.at("b", address)
+			c.wantSaid(append(tc.words, address)...)
+			if got := c.router.view.Load().ids(); !slices.Equal(got, []string{"b"}) {
+				t.Errorf("the router believes %q", got)
+			}
+		})
+	}
+}
+
+func TestAnAnswerThatIsAnothers(t *testing.T) {
+	c := newCluster(t, "b")
+	address := c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar")
+	c.at("b", address)
+	c.settled(2)
+	_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "liar", "v")})
+	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
+	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
+	wantCode(t, err, codes.Unavailable, "liar (", "malformed")
+}
+
+func TestAddressesThatCantBeFoundStay(t *testing.T) {
+	c := newCluster(t, "a")
+	c.mu.Lock()
+	c.lookErr = errNoDNS
+	c.mu.Unlock()
+	c.look()
+	c.wantSaid("stay", errNoDNS.Error())
+	c.volume("v", "a")
+	if how := c.ready(); !strings.Contains(how, "1 of 1") || !strings.Contains(how, errNoDNS.Error()) {
+		t.Error(how)
+	}
+	c.stop()
+	c.start()
+	c.wantSaid("stay", errNoDNS.Error())
+	_, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
+	wantCode(t, err, codes.Unavailable, "not known yet")
+	_, err = c.CreateVolume(context.Background(), create("w"))
+	wantCode(t, err, codes.Unavailable)
+	_, err = c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
+	wantCode(t, err, codes.Unavailable)
+}
+
+// TestALongName: of a name with 253 bytes NodeGetInfo has but a digest.
+func TestALongName(t *testing.T) {
+	long := strings.Repeat(strings.Repeat("n", 49)+".", 5) + "end"
+	c := newCluster(t)
+	c.certify(volumeid.NodeID(long))
+	m := c.newMachine(volumeid.NodeID(long))
+	m.node = long
+	c.nodes[long] = m
+	m.start()
+	c.look()
+	c.settled(1)
+	id := c.volume("v", long)
+	for _, err := range []error{
+		second(c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id})),
+		second(c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})),
+		second(c.CreateVolume(context.Background(), create("v"))),
+		second(c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id})),
+	} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if ids := c.all(); len(ids) > 0 {
+		t.Errorf("there are %q", ids)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestRenewing makes new connections all the time, and loses no call.
+func TestRenewing(t *testing.T) {
+	c := newCluster(t, "a")
+	id := c.volume("v", "a")
+	first := c.router.view.Load().nodes[0]
+	entered, leave := make(chan context.Context), make(chan struct{})
+	c.nodes["a"].hangs("ControllerGetVolume", entered, leave)
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+		answered <- err
+	}()
+	<-entered
+	c.nodes["a"].heals()
+	renewed, err := c.router.meet(context.Background(), c.nodes["a"].address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.router.mu.Lock()
+	p := c.router.places[c.nodes["a"].address]
+	c.router.mu.Unlock()
+	c.router.met(p, first, renewed, nil)
+	if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(1500 * time.Millisecond) // by when the old connection would be closed if no call used it
+	close(leave)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	retire(renewed) // keep knows nothing of it
+}
+
+func TestForgottenNodes(t *testing.T) {
+	c := newCluster(t, "a", "gone")
+	ctx := context.Background()
+	volume := c.volume("v", "gone")
+	snapshot := c.snapshot("s", volume)
+	file := filepath.Join(c.dir, "forgotten")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# none\n")
+	c.restart(func(cfg *Config) {
+		var err error
+		if cfg.Forgotten, err = OpenForgotten(file, c.report); err != nil {
+			t.Fatal(err)
+		}
+	})
+	deletes := map[string]func() error{
+		"volume": func() error {
+			return second(c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume}))
+		},
+		"snapshot": func() error {
+			return second(c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshot}))
+		},
+		"group": func() error {
+			return second(c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: volumeid.New(volumeid.Group, "gone", "g")}))
+		},
+		"group over nodes": func() error {
+			return second(c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
+				GroupSnapshotId: volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"), SnapshotIds: []string{snapshot},
+			}))
+		},
+	}
+	write("a # which answers, and so isn't gone\n\n  gone\n")
+	if resp, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume}); err != nil || resp.GetVolume().GetVolumeId() != volume {
+		t.Errorf("while it answers: %v, %v", resp, err)
+	}
+	c.nodes["gone"].stop()
+	c.lost(1)
+	for name, del := range deletes {
+		if err := del(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, from := range []*csi.VolumeContentSource{fromSnapshot(snapshot), fromVolume(volume)} {
+		req := create("w", "a")
+		req.VolumeContentSource = from
+		_, err := c.CreateVolume(ctx, req)
+		wantCode(t, err, codes.NotFound, "gone")
+	}
+	_, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: volume})
+	wantCode(t, err, codes.NotFound, "gone")
+	resp, err := c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: volume})
+	if sick := resp.GetVolumeHealth().GetHealthStatuses(); err != nil || len(sick) != 1 || sick[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
+		t.Errorf("health: %v, %v", resp, err)
+	}
+	if got, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: snapshot}); err != nil || len(got.GetEntries()) > 0 {
+		t.Errorf("its snapshot: %v, %v", got, err)
+	}
+	created, err := c.CreateVolume(ctx, create("x", "gone", "a"))
+	if want := volumeid.New(volumeid.Volume, "a", "x"); err != nil || created.GetVolume().GetVolumeId() != want {
+		t.Errorf("wanted on it: %v, %v", created, err)
+	}
+
+	write("bad name\n")
+	wantNothing := deletes["volume"]()
+	if wantNothing != nil { // the list of before stays
+		t.Error(wantNothing)
+	}
+	c.wantSaid("stay as they were", "line 1")
+	write("\n")
+	for name, del := range deletes {
+		if err := del(); err == nil {
+			t.Errorf("%s: deleted, though its node isn't forgotten any more", name)
+		}
+	}
+	if _, err := OpenForgotten(filepath.Join(c.dir, "none"), c.report); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a list that isn't there: %v", err)
+	}
+}

@@ -1,0 +1,152 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/uuid"
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/ginkgo/v2/types"
+	"github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// ids are IDs that a node could have made.
+type ids struct{ sanity.DefaultIDGenerator }
+
+func (ids) GenerateUniqueValidVolumeID() string {
+	return volumeid.New(volumeid.Volume, "a", uuid.NewString())
+}
+
+// mayBeSkipped are the only reasons for which csi-sanity may skip specs: hostpath attaches nothing.
+var mayBeSkipped = []string{
+	"ControllerPublishVolume not supported",
+	"ControllerUnpublishVolume not supported",
+	"Controller Publish, UnpublishVolume not supported",
+}
+
+// TestSanity runs csi-sanity against a router before three nodes, all of which hold something. It knows of one Node
+// service, so what it makes must be on that node: the one with most room. Names of snapshots it expects to be unique
+// over all nodes, which they are on each: that, too, holds where all are on one.
+func TestSanity(t *testing.T) {
+	c := newCluster(t, "a", "b", "c")
+	for _, node := range []string{"b", "c"} {
+		for i := range 3 {
+			req := create("filler "+node+string(rune('0'+i)), node)
+			req.CapacityRange.RequiredBytes = 1 << 30
+			if _, err := c.CreateVolume(context.Background(), req); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	before := c.all()
+	endpoint := c.whole("a")
+	ginkgo.Describe("router", func() {
+		config := sanity.NewTestConfig()
+		config.Address = endpoint
+		config.TargetPath, config.StagingPath = filepath.Join(c.nodes["a"].dir, "kubelet", "target"), filepath.Join(c.nodes["a"].dir, "kubelet", "staging")
+		config.TestVolumeSize = 64 << 20
+		config.IDGen = ids{}
+		config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sizeAnswers))
+		config.TestVolumeParameters = map[string]string{"kind": "image"}
+		config.TestVolumeMutableParameters = map[string]string{"label": "mine"}
+		sanity.GinkgoTest(&config)
+	})
+	passed, skipped := 0, map[string]int{}
+	ginkgo.ReportAfterSuite("what ran", func(report types.Report) {
+		for _, spec := range report.SpecReports {
+			switch {
+			case spec.LeafNodeType != types.NodeTypeIt:
+			case spec.State == types.SpecStatePassed:
+				passed++
+			case spec.State == types.SpecStateSkipped:
+				skipped[spec.Failure.Message]++
+			}
+		}
+	})
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	suite, reporter := ginkgo.GinkgoConfiguration()
+	reporter.Succinct, reporter.NoColor = true, true
+	ginkgo.RunSpecs(t, "csi-sanity", suite, reporter)
+	for reason, n := range skipped {
+		if !slices.Contains(mayBeSkipped, reason) {
+			t.Errorf("%d specs were skipped: %s", n, reason)
+		}
+	}
+	if passed < 80 { // of 103; the others need what is skipped
+		t.Errorf("%d specs passed", passed)
+	}
+	if after := c.all(); !slices.Equal(after, before) || len(c.onDisk("snapshots"))+len(c.onDisk("groups")) > 0 {
+		t.Errorf("left: volumes %q, snapshots %q, groups %q", after, c.onDisk("snapshots"), c.onDisk("groups"))
+	}
+	t.Logf("%d specs passed, skipped were %v", passed, maps.Collect(maps.All(skipped)))
+}
+
+// whole serves the router's services, and the Node service of one node, at one endpoint.
+func (c *cluster) whole(node string) (endpoint string) {
+	c.Helper()
+	toNode, err := grpc.NewClient(c.nodes[node].socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(func() { toNode.Close() })
+	around, err := driver.NewAround(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		c.Fatal(err)
+	}
+	server := around.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if !strings.HasPrefix(info.FullMethod, "/csi.v1.Node/") {
+			return handler(ctx, req)
+		}
+		d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(strings.ReplaceAll(info.FullMethod[1:], "/", ".")))
+		if err != nil {
+			return nil, err
+		}
+		answer, err := protoregistry.GlobalTypes.FindMessageByName(d.(protoreflect.MethodDescriptor).Output().FullName())
+		if err != nil {
+			return nil, err
+		}
+		resp := answer.New().Interface()
+		return resp, toNode.Invoke(ctx, info.FullMethod, req, resp)
+	}))
+	c.router.Register(server)
+	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{})
+	dir, err := os.MkdirTemp("", "wh")
+	if err != nil {
+		c.Fatal(err)
+	}
+	endpoint = "unix://" + filepath.Join(dir, "csi.sock")
+	l, err := driver.Listen(endpoint, false)
+	if err != nil {
+		c.Fatal(err)
+	}
+	go server.Serve(l)
+	c.Cleanup(func() { server.Stop(); os.RemoveAll(dir) })
+	return endpoint
+}
+
+// sizeAnswers lets an answer remember its size, as a message does that was sent. csi-sanity v5.6.0 compares the topology
+// of a snapshot with one that it has sent before by reflect.DeepEqual, which sees what they remember.
+func sizeAnswers(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	err := invoke(ctx, method, req, reply, conn, options...)
+	if m, ok := reply.(proto.Message); ok {
+		proto.Size(m)
+	}
+	return err
+}
