@@ -21,6 +21,9 @@ func backends() map[string]storage {
 
 // storage is a backend on the command line.
 type storage interface {
+	// kind returns a nil pointer of the backend's type: what the backend can do is read off that, where none is open.
+	kind() backend.Backend
+
 	// flags declares the backend's flags on set. They have usage that starts with its name, and are there whichever
 	// backend is chosen.
 	flags(set *flag.FlagSet)

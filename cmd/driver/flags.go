@@ -23,6 +23,8 @@ const domain = "csi.causeway.dev"
 
 // options are the flags, with defaults filled in. docs/flags.md is made from their usage.
 type options struct {
+	mode         mode
+	peers        peerFlags
 	endpoint     string
 	allowTCP     bool
 	driverName   string
@@ -45,6 +47,8 @@ func (o *options) flags(set *flag.FlagSet) {
 	for _, s := range o.backends {
 		s.flags(set)
 	}
+	set.StringVar((*string)(&o.mode), "mode", string(modeAll), "what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; node, for the kubelet. docs/node-local-storage.md")
+	o.peers.flags(set)
 	set.StringVar(&o.endpoint, "endpoint", "", "where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
 	set.BoolVar(&o.allowTCP, "allow-tcp", false, "permit a TCP endpoint, which has no protection of its own: for trials on one machine")
 	set.StringVar(&o.driverName, "driver-name", "", "`name` of the driver, as in CSIDriver objects and storage classes (default: <backend>."+domain+")")
@@ -126,6 +130,9 @@ func (o *options) check() error {
 		return fmt.Errorf("--backend=%s: there is only %s", o.backend, o.backendNames())
 	}
 	if err := s.check(*o, func(path string) string { return path }); err != nil {
+		return err
+	}
+	if err := o.checkMode(); err != nil {
 		return err
 	}
 	if o.logFormat != "text" && o.logFormat != "json" {

@@ -18,6 +18,8 @@ type hostpathFlags struct {
 	adopt bool
 }
 
+func (h *hostpathFlags) kind() backend.Backend { return (*hostpath.Backend)(nil) }
+
 func (h *hostpathFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&h.root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
 	set.BoolVar(&h.init, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")

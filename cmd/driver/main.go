@@ -19,9 +19,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
 
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/pkg/router"
 )
 
 // gcPercent makes the garbage collector run more than twice as often as by default: it runs on every node, where memory is the
@@ -62,7 +65,7 @@ func main() {
 // run serves until ctx is done. First of all it takes the endpoint: while another driver serves there, nothing here is
 // touched, and what is mounted is read when nobody else changes it any more.
 func run(ctx context.Context, o options, log *slog.Logger) (err error) {
-	if _, err := os.Stat(o.kubeletDir); err != nil {
+	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
 		return fmt.Errorf("--kubelet-dir: %w", err)
 	}
 	l, err := listen(o)
@@ -70,98 +73,191 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer l.close()
-	if err := os.MkdirAll(o.stateDir, 0o700); err != nil {
-		return fmt.Errorf("--state-dir: %w", err)
-	}
-	if err := o.backends[o.backend].check(o, resolved); err != nil {
+	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
+	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if p.traces, err = driver.Tracing(ctx, o.driverName, release(), log); err != nil {
 		return err
 	}
-	mount, err := mounter.New(o.kubeletDir, filepath.Join(o.stateDir, "frozen"))
+	defer p.endTracing()
+	if o.mode == modeController && o.nodeLocal() {
+		return p.route(ctx)
+	}
+	return p.drive(ctx)
+}
+
+// instance is what a driver and a router both have.
+type instance struct {
+	options
+	log       *slog.Logger
+	listeners listeners
+	registry  *prometheus.Registry
+	traces    driver.Traces
+}
+
+// endTracing sends what the last calls left in the buffer: worth a moment, no more.
+func (p *instance) endTracing() {
+	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := p.traces.End(flush); err != nil {
+		p.log.Warn("spans were lost", "error", err)
+	}
+}
+
+// mounter returns what mounts on this machine, or nil where nothing is mounted.
+func (p *instance) mounter() (mounter.Mounter, error) {
+	if p.mode == modeController {
+		return nil, nil
+	}
+	if err := os.MkdirAll(p.stateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("--state-dir: %w", err)
+	}
+	if err := p.backends[p.backend].check(p.options, resolved); err != nil {
+		return nil, err
+	}
+	if shared, err := mounter.IsShared(p.kubeletDir); err == nil && !shared {
+		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
+	}
+	return mounter.New(p.kubeletDir, filepath.Join(p.stateDir, "frozen"))
+}
+
+// drive serves a backend.
+func (p *instance) drive(ctx context.Context) (err error) {
+	mount, err := p.mounter()
 	if err != nil {
 		return err
 	}
-	if shared, err := mounter.IsShared(o.kubeletDir); err == nil && !shared {
-		log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", o.kubeletDir)
-	}
-	tracing, endTracing, err := driver.Tracing(ctx, o.driverName, release(), log)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		// What the last calls left in the buffer: worth a moment, no more.
-		flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if err := endTracing(flush); err != nil {
-			log.Warn("spans were lost", "error", err)
-		}
-	}()
-	store, err := o.backends[o.backend].open(o, mount, log)
+	store, err := p.backends[p.backend].open(p.options, mount, p.log)
 	if err != nil {
 		return err
 	}
 	if c, ok := store.(io.Closer); ok {
 		defer func() { err = errors.Join(err, c.Close()) }()
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d, err := driver.New(driver.Config{
-		Name: o.driverName, Release: release(), Node: o.nodeID,
-		Backend: store, Mounter: mount, StateDir: o.stateDir,
-		Log: log, Registry: registry, MetadataBlock: o.block, ServerOptions: tracing,
+		Name: p.driverName, Release: release(), Node: p.nodeID,
+		Backend: store, Mounter: mount, StateDir: p.stateDir,
+		Log: p.log, Registry: p.registry, MetadataBlock: p.block, ServerOptions: p.traces.Server,
 	})
 	if err != nil {
 		return err
 	}
-	return serve(ctx, o, log, d, l)
+	csi := map[mode]func() *grpc.Server{modeAll: d.All, modeController: d.Controller, modeNode: d.Kubelet}[p.mode]
+	endpoints := []driver.Endpoint{{Server: csi(), Listener: p.listeners.csi}}
+	if p.listeners.peer != nil {
+		id, err := peertls.Open(p.peers.certs, func(err error) { p.log.Warn("the way to the router", "error", err) })
+		if err != nil {
+			return fmt.Errorf("--peer-certs: %w", err)
+		}
+		p.log.Info("serving the router", "endpoint", p.listeners.peer.Addr().String(), "router", p.peers.client)
+		endpoints = append(endpoints, driver.Endpoint{Server: d.Peer(grpc.Creds(id.Server(p.peers.client))), Listener: p.listeners.peer})
+	}
+	return p.serve(ctx, d.HTTP(), func(ctx context.Context) error { return d.Serve(ctx, p.drain, endpoints...) })
 }
 
-// listeners are the endpoints of the driver.
+// route serves a router to the nodes that have the storage.
+func (p *instance) route(ctx context.Context) error {
+	report := func(message string, err error) { p.log.Warn(message, "error", err) }
+	cfg, err := p.router(report)
+	if err != nil {
+		return err
+	}
+	r, err := router.New(cfg)
+	if err != nil {
+		return err
+	}
+	around, err := driver.NewAround(p.log, p.registry, p.traces.Server...)
+	if err != nil {
+		return err
+	}
+	if err := p.registry.Register(r.Metrics()); err != nil {
+		return err
+	}
+	server := around.Server()
+	r.Register(server)
+	ctx, cancel := context.WithCancel(ctx)
+	lives, die := context.WithCancel(context.Background()) // beyond ctx: calls that are drained need their nodes
+	ran := make(chan struct{})
+	go func() {
+		defer close(ran)
+		r.Run(lives)
+	}()
+	defer func() {
+		cancel()
+		die()
+		<-ran
+	}()
+	return p.serve(ctx, driver.HTTP(p.registry, r.Ready), func(ctx context.Context) error {
+		return driver.Serve(ctx, p.log, p.drain, driver.Endpoint{Server: server, Listener: p.listeners.csi})
+	})
+}
+
+// serve answers HTTP, and calls by what serves them, until ctx is done or one of them fails.
+func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 1)
+	if l := p.listeners.http; l != nil {
+		server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+		defer server.Close()
+		go func() {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("--http-endpoint: %w", err)
+				cancel()
+			}
+		}()
+		p.log.Info("serving metrics", "endpoint", l.Addr().String())
+	}
+	p.log.Info("serving CSI", "endpoint", p.endpoint, "driver", p.driverName, "release", release(), "node", p.nodeID,
+		"backend", p.backend, "mode", p.mode)
+	if err := calls(ctx); err != nil {
+		return err
+	}
+	select {
+	case err := <-failed:
+		return err
+	default:
+	}
+	p.log.Info("drained and done")
+	return nil
+}
+
+// listeners are the endpoints of a process.
 type listeners struct {
-	csi, http net.Listener // http may be nil
+	csi, peer, http net.Listener // peer and http may be nil
 }
 
 func listen(o options) (l listeners, err error) {
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
 	if l.csi, err = driver.Listen(o.endpoint, o.allowTCP); err != nil {
 		return l, err
 	}
-	if o.httpEndpoint == "" {
-		return l, nil
+	if l.peer, err = listenTCP("peer-listen", o.peers.listen); err != nil {
+		return l, err
 	}
-	if l.http, err = net.Listen("tcp", o.httpEndpoint); err != nil {
-		return l, errors.Join(fmt.Errorf("--http-endpoint: %w", err), l.csi.Close())
+	l.http, err = listenTCP("http-endpoint", o.httpEndpoint)
+	return l, err
+}
+
+// listenTCP opens the address of a flag, if it has one.
+func listenTCP(flag, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
 	return l, nil
 }
 
 func (l listeners) close() {
-	l.csi.Close()
-	if l.http != nil {
-		l.http.Close()
+	for _, one := range []net.Listener{l.csi, l.peer, l.http} {
+		if one != nil {
+			one.Close()
+		}
 	}
-}
-
-// serve answers on both endpoints until ctx is done or one of them fails.
-func serve(ctx context.Context, o options, log *slog.Logger, d *driver.Driver, l listeners) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if l.http != nil {
-		server := &http.Server{Handler: d.HTTP(), ReadHeaderTimeout: 10 * time.Second}
-		defer server.Close()
-		go func() {
-			if err := server.Serve(l.http); !errors.Is(err, http.ErrServerClosed) {
-				cancel(fmt.Errorf("--http-endpoint: %w", err))
-			}
-		}()
-		log.Info("serving metrics", "endpoint", l.http.Addr().String())
-	}
-	log.Info("serving CSI", "endpoint", o.endpoint, "driver", o.driverName, "release", release(), "node", o.nodeID,
-		"backend", o.backend)
-	if err := d.Serve(ctx, l.csi, o.drain); err != nil {
-		return err
-	}
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		return cause
-	}
-	log.Info("drained and done")
-	return nil
 }

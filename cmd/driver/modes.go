@@ -1,0 +1,157 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/pkg/router"
+)
+
+// mode is what of the driver a process is.
+type mode string
+
+const (
+	modeAll        mode = "all"        // every service, for one machine
+	modeController mode = "controller" // the services for sidecars: the backend's own, or a router to nodes that have it
+	modeNode       mode = "node"       // the services for the kubelet, and those of the node's own storage for the router
+)
+
+// peerFlags are the flags of the way between a router and nodes.
+type peerFlags struct {
+	listen    string
+	peers     string
+	certs     string
+	client    string
+	server    string
+	forgotten string
+}
+
+func (p *peerFlags) flags(set *flag.FlagSet) {
+	set.StringVar(&p.listen, "peer-listen", "", "mode node: `host:port` at which the router reaches the storage of this node, with mutual TLS")
+	set.StringVar(&p.peers, "peers", "", "mode controller: where the nodes are: `dns:name:port` of a headless service with publishNotReadyAddresses, or host:port,host:port")
+	set.StringVar(&p.certs, "peer-certs", "", "`directory` with ca.crt, tls.crt and tls.key for the way between controller and nodes; read again when they change")
+	set.StringVar(&p.client, "peer-client", "causeway-router", "mode node: `name` in the router's certificate; nobody else may connect")
+	set.StringVar(&p.server, "peer-server", "", "mode controller: `name` in the certificate that all nodes have, which then trust each other (default: each node's certificate has its node ID)")
+	set.StringVar(&p.forgotten, "forgotten-nodes", "", "mode controller: `file` with a node on each line that is gone for good: what it held can then be deleted; read again when it changes")
+}
+
+// nodeLocal reports whether the chosen backend's storage lives on nodes, so that a controller is a router. It is the only
+// place that asks.
+func (o *options) nodeLocal() bool {
+	_, ok := o.backends[o.backend].kind().(backend.NodeLocal)
+	return ok
+}
+
+// checkMode returns an error for flags that don't go together.
+func (o *options) checkMode() error {
+	needed := map[string]string{}
+	switch {
+	case o.mode != modeAll && o.mode != modeController && o.mode != modeNode:
+		return fmt.Errorf("--mode=%s: there are %s, %s and %s", o.mode, modeAll, modeController, modeNode)
+	case !o.nodeLocal() || o.mode == modeAll:
+	case o.mode == modeController:
+		needed["peers"], needed["peer-certs"] = o.peers.peers, o.peers.certs
+	case o.mode == modeNode:
+		needed["peer-listen"], needed["peer-certs"] = o.peers.listen, o.peers.certs
+	}
+	given := map[string]string{"peers": o.peers.peers, "peer-listen": o.peers.listen, "peer-certs": o.peers.certs, "forgotten-nodes": o.peers.forgotten, "peer-server": o.peers.server}
+	if o.mode == modeController {
+		delete(given, "peers")
+		delete(given, "forgotten-nodes")
+		delete(given, "peer-server")
+	}
+	for name, value := range given {
+		if _, ok := needed[name]; !ok && value != "" {
+			return fmt.Errorf("--%s=%s: it means nothing with --mode=%s and --backend=%s", name, value, o.mode, o.backend)
+		}
+	}
+	for name, value := range needed {
+		if value == "" {
+			return fmt.Errorf("--mode=%s with --backend=%s needs --%s", o.mode, o.backend, name)
+		}
+	}
+	return cmp.Or(o.peers.check(), o.checkPeerCerts())
+}
+
+func (o *options) checkPeerCerts() error {
+	if o.peers.certs == "" {
+		return nil
+	}
+	return cleanPath("peer-certs", &o.peers.certs)
+}
+
+func (p *peerFlags) check() error {
+	if _, _, err := net.SplitHostPort(p.listen); p.listen != "" && err != nil {
+		return fmt.Errorf("--peer-listen: %w", err)
+	}
+	if p.client == "" {
+		return errors.New("--peer-client: nobody could connect")
+	}
+	if p.peers != "" {
+		if _, err := p.find(); err != nil {
+			return fmt.Errorf("--peers=%s: %w", p.peers, err)
+		}
+	}
+	if p.forgotten != "" {
+		return cleanPath("forgotten-nodes", &p.forgotten)
+	}
+	return nil
+}
+
+// find returns how to find the nodes.
+func (p *peerFlags) find() (router.Peers, error) {
+	if name, ok := strings.CutPrefix(p.peers, "dns:"); ok {
+		host, port, err := net.SplitHostPort(name)
+		if err == nil && (host == "" || port == "") {
+			err = errors.New("it needs a name and a port")
+		}
+		return router.DNS(net.DefaultResolver, host, port), err
+	}
+	seen := map[string]bool{}
+	addresses := strings.Split(p.peers, ",")
+	for _, a := range addresses {
+		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
+			return nil, fmt.Errorf("%q is not host:port", a)
+		}
+		if seen[a] {
+			return nil, fmt.Errorf("%s is there twice", a)
+		}
+		seen[a] = true
+	}
+	return router.Static(addresses...), nil
+}
+
+// router returns what the router is to be. What the nodes can do is read off the backend's type.
+func (p *instance) router(report func(message string, err error)) (router.Config, error) {
+	kind := p.backends[p.backend].kind()
+	cfg := router.Config{
+		Name: p.driverName, Release: release(), TopologyKey: driver.TopologyKey(p.driverName),
+		Plugin: driver.PluginCapabilities(kind), Controller: driver.ControllerCapabilities(kind),
+		Names: peertls.Names, Report: report, DialOptions: p.traces.Client,
+	}
+	if _, ok := kind.(backend.GroupSnapshotter); ok {
+		cfg.Group = driver.GroupCapabilities()
+	}
+	if p.peers.server != "" {
+		cfg.Names = nil
+	}
+	id, err := peertls.Open(p.peers.certs, func(err error) { report("--peer-certs", err) })
+	if err != nil {
+		return cfg, fmt.Errorf("--peer-certs: %w", err)
+	}
+	cfg.Credentials = id.Client(p.peers.server)
+	if p.peers.forgotten != "" {
+		if cfg.Forgotten, err = router.OpenForgotten(p.peers.forgotten, report); err != nil {
+			return cfg, fmt.Errorf("--forgotten-nodes: %w", err)
+		}
+	}
+	cfg.Peers, err = p.peers.find()
+	return cfg, err
+}
