@@ -20,8 +20,9 @@ import (
 type method[C any, Req, Resp proto.Message] func(C, context.Context, Req, ...grpc.CallOption) (Resp, error)
 
 // call makes a call of a node, and returns what that answers. clientOf makes the client of a connection. An error
-// has the node's own code if a handler there gave it. Otherwise it is CANCELED or DEADLINE_EXCEEDED if ctx has ended,
-// UNIMPLEMENTED if the node is older than the call, and else UNAVAILABLE: nobody knows what was done.
+// has the node's own code if a handler there gave it. Otherwise it is CANCELED or DEADLINE_EXCEEDED if ctx has ended, and
+// else UNAVAILABLE: nobody knows what was done. That is so for a call that the node's driver is too old to know, too:
+// UNIMPLEMENTED would be final, and soon it will be new.
 func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *node, clientOf func(grpc.ClientConnInterface) C, m method[C, Req, Resp], req Req) (Resp, error) {
 	n.calls.Add(1)
 	defer n.calls.Add(-1)
@@ -59,8 +60,10 @@ func (n *node) judge(ctx context.Context, err error, trailer metadata.MD) error 
 		return err
 	case ctx.Err() != nil:
 		return status.Errorf(status.FromContextError(ctx.Err()).Code(), "node %s: %s", n, s.Message())
-	case s.Code() == codes.Unimplemented, s.Code() == codes.DeadlineExceeded:
+	case s.Code() == codes.DeadlineExceeded:
 		return err
+	case s.Code() == codes.Unimplemented:
+		return status.Errorf(codes.Unavailable, "the driver of node %s is too old for this call: %s", n, s.Message())
 	}
 	return status.Errorf(codes.Unavailable, "node %s: what became of the call is not known: %s", n, s.Message())
 }
@@ -88,6 +91,11 @@ func onward(ctx context.Context) context.Context {
 func (n *node) lies(resp proto.Message) string {
 	switch r := resp.(type) {
 	case *csi.CreateVolumeResponse:
+		for _, t := range r.GetVolume().GetAccessibleTopology() {
+			if !n.in(t) {
+				return "the topology " + t.String() + ", which is another node's"
+			}
+		}
 		return n.foreign(r.GetVolume().GetVolumeId())
 	case *csi.ControllerGetVolumeResponse:
 		return n.foreign(r.GetVolume().GetVolumeId())

@@ -63,8 +63,8 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 	}
 	for _, term := range terms {
 		nodes := v.within(term)
-		if len(nodes) == 1 {
-			return nodes, nil
+		if _, names := term.GetSegments()[c.cfg.TopologyKey]; names && len(nodes) == 1 {
+			return nodes, nil // the others are nothing to it, silent or not
 		}
 		if c.cfg.Forgotten.segment(term.GetSegments()[c.cfg.TopologyKey]) {
 			continue
@@ -91,11 +91,7 @@ func (v *view) any() error {
 // it. All are asked: on which one an earlier call with that name made a volume, nobody knows.
 func (c *controller) createWhereRoomIs(ctx context.Context, req *csi.CreateVolumeRequest, nodes []*node) (*csi.CreateVolumeResponse, error) {
 	located, err := each(ctx, nodes, func(ctx context.Context, n *node) (*peer.LocateResponse, error) {
-		resp, err := peerCall(ctx, c.Router, n, peer.PeerClient.Locate, &peer.LocateRequest{Create: req})
-		if status.Code(err) == codes.Unimplemented { // final to the provisioner, and not true of CreateVolume
-			err = status.Errorf(codes.Unavailable, "the driver of node %s is too old to say whether it has the volume: %v", n, err)
-		}
-		return resp, err
+		return peerCall(ctx, c.Router, n, peer.PeerClient.Locate, &peer.LocateRequest{Create: req})
 	})
 	order := make([]int, len(nodes))
 	for i := range nodes {

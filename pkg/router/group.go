@@ -307,7 +307,7 @@ func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node
 	order := sorted(nodes)
 	found, err := each(ctx, order, func(ctx context.Context, n *node) (*peer.Part, error) {
 		part, err := peerCall(ctx, g.Router, n, peer.PeerClient.GetPart, &peer.GetPartRequest{GroupSnapshotId: id})
-		if c := status.Code(err); c == codes.NotFound || c == codes.Unimplemented { // an older driver has no parts
+		if status.Code(err) == codes.NotFound {
 			return nil, nil
 		}
 		return part, err

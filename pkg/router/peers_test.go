@@ -274,6 +274,13 @@ func (i *impostor) ControllerGetVolume(_ context.Context, req *csi.ControllerGet
 	return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: volumeid.New(volumeid.Volume, "b", "v")}}, nil
 }
 
+// CreateVolume answers with a volume of its own that is on another node.
+func (i *impostor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
+		VolumeId: volumeid.New(volumeid.Volume, i.node, req.GetName()), AccessibleTopology: []*csi.Topology{topology("b")},
+	}}, nil
+}
+
 func (i *impostor) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	return &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{{Volume: &csi.Volume{VolumeId: "../etc"}}}}, nil
 }
@@ -330,6 +337,16 @@ func TestAnAnswerThatIsAnothers(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
 	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
 	wantCode(t, err, codes.Unavailable, "liar (", "malformed")
+	_, err = c.CreateVolume(context.Background(), create("v", "liar"))
+	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
+
+	// It has no Peer service, nor others: its driver is of an older release, or none of ours.
+	_, err = c.CreateVolume(context.Background(), create("v"))
+	wantCode(t, err, codes.Unavailable, "liar (", "too old")
+	_, err = c.CreateVolumeGroupSnapshot(context.Background(), &csi.CreateVolumeGroupSnapshotRequest{
+		Name: "g", SourceVolumeIds: []string{volumeid.New(volumeid.Volume, "liar", "v")},
+	})
+	wantCode(t, err, codes.Unavailable, "liar (", "too old")
 }
 
 func TestAddressesThatCantBeFoundStay(t *testing.T) {
