@@ -2,6 +2,8 @@ package backend
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"time"
 )
 
@@ -111,32 +113,60 @@ type PartSnapshotter interface {
 	// SnapshotPart makes the part of o.Name, or finds the one that an earlier call made, perhaps of another cut, settled
 	// or not. It calls o.Frozen when no volume of the part is written to; when that has returned nil it cuts, lets
 	// writes go on, and makes the cut durable; then it calls o.Durable, and when that has returned nil it makes the
-	// part, which isn't settled. If one of them returns an error, that is returned and nothing is left. Neither is called where the part is
-	// found. While they run, the context that they get ends when writes can't be held up any longer.
-	// Errors: those of SnapshotGroup; ErrExists if the part that it finds is of a group of other volumes; ErrBusy while
-	// another call makes it.
+	// part, which isn't settled. Neither is called where the part is found. The context that they get ends with ctx and
+	// with the backend, and that of o.Frozen when writes can't be held up any longer, too.
+	//
+	// Other than SnapshotGroup it doesn't outlive its caller. If one of the two returns an error, or ctx ends before
+	// o.Durable has returned, that is returned, perhaps with what else went wrong, and nothing is left.
+	// Errors: those of SnapshotGroup; ErrInvalid as PartOptions.Check; ErrExists if the part that it finds is of other
+	// volumes, or of a group of others; ErrBusy while another call makes the part, of whatever volumes.
 	SnapshotPart(ctx context.Context, o PartOptions) (Part, error)
 
-	// GetPart returns the part of the group. Errors: ErrNotFound, for malformed IDs and groups without parts too.
+	// GetPart returns the part of the group. Errors: ErrNotFound, for malformed IDs, for groups without parts, and until
+	// the part is made.
 	GetPart(ctx context.Context, group string) (Part, error)
 
-	// SettlePart notes, durably, that all parts of that cut are there; again is fine. Errors: ErrNotFound, ErrPrecondition if
-	// the part is of another cut.
+	// SettlePart notes, durably, that all parts of that cut are there; again is fine. From now on the part goes with its
+	// group only. Errors: ErrNotFound, ErrPrecondition if the part is of another cut, ErrBusy while it is settled or deleted.
 	SettlePart(ctx context.Context, group, cut string) error
 
 	// DiscardPart deletes a part that isn't settled, with its snapshots. None at all is no error. Errors:
-	// ErrPrecondition if it is settled or of another cut, ErrInUse while a volume is being made from a member: nothing
-	// was deleted then.
+	// ErrPrecondition if it is settled or of another cut, ErrInUse while it is being made or a volume is being made from
+	// a member, ErrBusy as for SettlePart: nothing was deleted then.
 	DiscardPart(ctx context.Context, group, cut string) error
 }
 
 // PartOptions is what a part is made of.
 type PartOptions struct {
 	GroupOptions          // Sources are those of the part
-	All          []string // IDs of the volumes of all parts, in ascending order
+	All          []string // IDs of the volumes of all parts, in ascending order, none twice
 	Cut          string   // what the parts that are made together have in common, and no others; 1 to 64 bytes
 	Frozen       func(context.Context) error
 	Durable      func(context.Context) error
+}
+
+// maxCut is how long PartOptions.Cut may be, in bytes.
+const maxCut = 64
+
+// Check returns ErrInvalid for what no part can be made of: the router doesn't ask for it, and every backend refuses it.
+func (o PartOptions) Check() error {
+	if len(o.Cut) == 0 || len(o.Cut) > maxCut {
+		return fmt.Errorf("%w: a cut has 1 to %d bytes, this one has %d", ErrInvalid, maxCut, len(o.Cut))
+	}
+	if len(o.Sources) == 0 {
+		return fmt.Errorf("%w: a part without volumes", ErrInvalid)
+	}
+	for i, id := range o.All {
+		if i > 0 && id <= o.All[i-1] {
+			return fmt.Errorf("%w: the volumes of all parts are not in ascending order: %.128q is after %.128q", ErrInvalid, id, o.All[i-1])
+		}
+	}
+	for i, id := range o.Sources {
+		if _, ok := slices.BinarySearch(o.All, id); !ok || slices.Contains(o.Sources[:i], id) {
+			return fmt.Errorf("%w: volume %.128q is twice in the part, or not among those of all parts", ErrInvalid, id)
+		}
+	}
+	return nil
 }
 
 // Part is what is known of a part of a group. GetGroup and DeleteGroup know it too, as the group with its snapshots.

@@ -150,6 +150,17 @@ var rowsOfEachUse = map[string]func(s *subject){
 	"many callers make groups at once":                                   groupsConcurrently,
 	"a group is deleted while a volume is made of a member":              groupRaces,
 
+	"a part of a group keeps what its volumes held, and each call can be repeated": parts,
+	"a part of a group is not made against the will of who asks for it":            partUndone,
+	"a part of a group is discarded until it is settled":                           partDiscarded,
+	"a part of a group doesn't need its volumes, nor the process that made it":     partStays,
+	"the same part of another group is refused":                                    partConflicts,
+	"a part's ID from a stranger is not found, and nothing to discard":             strangeParts,
+	"a part of a group is made by one call":                                        partInTheMaking,
+	"many callers make a part of a group at once":                                  partsConcurrently,
+	"a part of a group is settled while it is discarded":                           partRaces,
+	"a part of a group is discarded while a volume is made of a member":            partRestored,
+
 	"what a snapshot holds is reported, from any offset on":       allocates,
 	"what changed between two snapshots makes one of the other":   changes,
 	"what can't be told of snapshots is refused":                  tellsNothing,
@@ -755,6 +766,12 @@ func secrets(s *subject) {
 		_, err1 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "group-1", Sources: []string{"none"}, Secrets: secret})
 		_, err2 := b.GetGroup(ctx, "none", nil, secret)
 		errs = append(errs, err1, err2, b.DeleteGroup(ctx, "none", nil, secret))
+	}
+	if b, ok := s.Backend.(backend.PartSnapshotter); ok {
+		o := partOptions("cut-1", "none")
+		o.Secrets = secret
+		_, err := b.SnapshotPart(ctx, o)
+		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); strings.Contains(err.Error(), "correct horse") {
 		s.Errorf("the password is in %v", err)

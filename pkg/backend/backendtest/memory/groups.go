@@ -16,10 +16,18 @@ type group struct {
 	created time.Time
 	sources []string // IDs of volumes, sorted
 	members []string // IDs of snapshots, sorted
+
+	// Of a part: see backend.Part.
+	all     []string
+	cut     string
+	settled bool
 }
 
-// publicGroup returns g as others see it. b.mu must be held.
+// publicGroup returns g, if there is one, as others see it. b.mu must be held.
 func (b *Backend) publicGroup(g *group) backend.Group {
+	if g == nil {
+		return backend.Group{}
+	}
 	public := backend.Group{ID: g.id, Created: g.created}
 	for _, id := range g.members {
 		public.Snapshots = append(public.Snapshots, b.snapshots[id].Snapshot)
@@ -38,29 +46,62 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 	if err := ctx.Err(); err != nil {
 		return backend.Group{}, err
 	}
-	g := &group{id: idOf("group-", o.Name), created: time.Now(), sources: slices.Sorted(slices.Values(o.Sources))}
-	if there, ok := b.groups[g.id]; ok {
-		if !slices.Equal(there.sources, g.sources) {
-			return backend.Group{}, fmt.Errorf("%w: it is of the volumes %.128q", backend.ErrExists, there.sources)
-		}
-		return b.publicGroup(there), nil
+	g := &group{id: idOf("group-", o.Name), sources: slices.Sorted(slices.Values(o.Sources))}
+	there, err := b.existing(g)
+	if err != nil || there != nil {
+		return b.publicGroup(there), err
 	}
-	for _, source := range g.sources {
-		id := idOf("snap-", o.Name+"\x00"+source) // which the name of no single snapshot can be
-		s, err := b.cut(backend.Snapshot{ID: id, Source: source, Created: g.created, Group: g.id})
-		if err != nil {
-			b.dissolve(g)
-			return backend.Group{}, err
-		}
-		b.snapshots[id] = s
-		g.members = append(g.members, id)
+	members, err := b.cutAll(g)
+	if err != nil {
+		return backend.Group{}, err
 	}
-	slices.Sort(g.members)
-	b.groups[g.id] = g
+	b.form(g, members)
 	return b.publicGroup(g), nil
 }
 
-// dissolve takes a group and its members away, all that there are. b.mu must be held.
+// existing returns the group that has the ID of g, if there is one. Errors: ErrExists if that is of other volumes.
+// b.mu must be held.
+func (b *Backend) existing(g *group) (*group, error) {
+	there := b.groups[g.id]
+	if there != nil && !(slices.Equal(there.sources, g.sources) && slices.Equal(there.all, g.all)) {
+		return nil, fmt.Errorf("%w: it is of the volumes %.128q, of %.128q in all", backend.ErrExists, there.sources, there.all)
+	}
+	return there, nil
+}
+
+// cutAll makes the members of g, which nobody sees yet, or none. b.mu must be held.
+func (b *Backend) cutAll(g *group) (members []*snapshot, err error) {
+	g.created = time.Now()
+	for _, source := range g.sources {
+		id := idOf("snap-", g.id+"\x00"+source) // which the name of no single snapshot can be
+		s, err := b.cut(backend.Snapshot{ID: id, Source: source, Created: g.created, Group: g.id})
+		if err != nil {
+			b.discardAll(members)
+			return nil, err
+		}
+		members = append(members, s)
+	}
+	return members, nil
+}
+
+// discardAll takes what cutAll made away. b.mu must be held.
+func (b *Backend) discardAll(members []*snapshot) {
+	for _, s := range members {
+		b.forget(s)
+	}
+}
+
+// form makes g the group of its members. b.mu must be held.
+func (b *Backend) form(g *group, members []*snapshot) {
+	for _, s := range members {
+		b.snapshots[s.ID] = s
+		g.members = append(g.members, s.ID)
+	}
+	slices.Sort(g.members)
+	b.groups[g.id] = g
+}
+
+// dissolve takes a group and its members away. b.mu must be held.
 func (b *Backend) dissolve(g *group) {
 	for _, id := range g.members {
 		b.forget(b.snapshots[id])
@@ -98,7 +139,7 @@ func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, 
 	g, err := b.findGroup(id, snapshots)
 	switch {
 	case errors.Is(err, backend.ErrNotFound):
-		return nil
+		return b.idle(id)
 	case err != nil:
 		return err
 	}

@@ -36,6 +36,7 @@ var (
 	_ backend.Snapshotter      = (*Backend)(nil)
 	_ backend.Cloner           = (*Backend)(nil)
 	_ backend.GroupSnapshotter = (*Backend)(nil)
+	_ backend.PartSnapshotter  = (*Backend)(nil)
 	_ backend.Differ           = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
@@ -60,13 +61,17 @@ type Backend struct {
 	volumes   map[string]*volume   // by ID; an inline one by the kubelet's handle
 	snapshots map[string]*snapshot // by ID
 	groups    map[string]*group    // by ID
+	making    map[string]*group    // parts that somebody is asked about, by ID
 	promised  int64                // bytes of all volumes and snapshots
 	attached  int                  // how often a volume was attached
 }
 
 // New returns storage without volumes.
 func New(cfg Config) *Backend {
-	return &Backend{cfg: cfg, volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}, groups: map[string]*group{}}
+	return &Backend{
+		cfg: cfg, volumes: map[string]*volume{}, snapshots: map[string]*snapshot{},
+		groups: map[string]*group{}, making: map[string]*group{},
+	}
 }
 
 // volume is what there is of a volume.
@@ -221,6 +226,9 @@ func (b *Backend) remove(id string, inline bool) error {
 	}
 	if len(v.nodes) > 0 {
 		return fmt.Errorf("%w: volume %s is attached to %q", backend.ErrInUse, id, slices.Sorted(maps.Keys(v.nodes)))
+	}
+	if err := b.uncut(id); err != nil {
+		return err
 	}
 	b.discard(v.data, v.size)
 	delete(b.volumes, id)

@@ -1,0 +1,500 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// parter is a subject that makes parts of groups.
+type parter struct {
+	*grouper
+	backend.PartSnapshotter
+}
+
+// elsewhere is a volume that every group has on another node.
+const elsewhere = "a volume of another node"
+
+// onDemand is the error of a hook that is to fail.
+var onDemand = errors.New("on demand")
+
+// parting skips a test if there are no groups of these volumes. Then parts must be refused too.
+func parting(s *subject) *parter {
+	s.Helper()
+	b := optional[backend.PartSnapshotter](s)
+	if (s.access.Block && !s.kind.BlockGroups) || (!s.access.Block && !s.kind.Groups) {
+		o := partOptions("cut-1", s.create(s.request("pvc-1")).ID)
+		o.Frozen, o.Durable = unwanted(s), unwanted(s)
+		s.leavesNothing("SnapshotPart", func() error { _, err := b.SnapshotPart(context.Background(), o); return err }, backend.ErrPrecondition, backend.ErrInvalid)
+	}
+	return &parter{grouping(s), b}
+}
+
+// partOptions are those of the part of a group whose other part is elsewhere.
+func partOptions(cut string, sources ...string) backend.PartOptions {
+	return backend.PartOptions{
+		GroupOptions: backend.GroupOptions{Name: "group-1", Sources: sources},
+		All:          slices.Sorted(slices.Values(append([]string{elsewhere}, sources...))), Cut: cut,
+	}
+}
+
+// unwanted is a hook that must not be called.
+func unwanted(s *subject) func(context.Context) error {
+	return func(context.Context) error { s.Error("a hook was called"); return nil }
+}
+
+// two makes the volumes of a part.
+func (p *parter) two() []string {
+	p.Helper()
+	return []string{p.create(p.request("pvc-1")).ID, p.create(p.request("pvc-2")).ID}
+}
+
+// reopen goes on with the storage as another process would.
+func (p *parter) reopen() {
+	p.Helper()
+	p.grouper.reopen()
+	p.PartSnapshotter = p.Backend.(backend.PartSnapshotter)
+}
+
+func (p *parter) part(o backend.PartOptions) backend.Part {
+	p.Helper()
+	part, err := p.SnapshotPart(context.Background(), o)
+	if err != nil {
+		p.Fatalf("SnapshotPart(%q, %q): %v", o.Sources, o.Cut, err)
+	}
+	return part
+}
+
+// found makes sure that a part is found, with whatever cut it is asked for.
+func (p *parter) found(o backend.PartOptions, want backend.Part) {
+	p.Helper()
+	o.Frozen, o.Durable = unwanted(p.subject), unwanted(p.subject)
+	for _, cut := range []string{want.Cut, "another"} {
+		o.Cut = cut
+		if got := p.part(o); !samePart(got, want) {
+			p.Errorf("a second SnapshotPart, with the cut %q = %+v, want %+v", cut, got, want)
+		}
+	}
+}
+
+// refusedPart makes sure that SnapshotPart fails with one of want before it asks anything, and that nothing is left.
+func (p *parter) refusedPart(o backend.PartOptions, want ...error) error {
+	p.Helper()
+	o.Frozen, o.Durable = unwanted(p.subject), unwanted(p.subject)
+	return p.leavesNothing(fmt.Sprintf("SnapshotPart(%.200q)", fmt.Sprint(o.GroupOptions, o.All, o.Cut)), func() error {
+		_, err := p.SnapshotPart(context.Background(), o)
+		return err
+	}, want...)
+}
+
+// wantPart makes sure that a part is there, for whoever knows groups only, too.
+func (p *parter) wantPart(want backend.Part) {
+	p.Helper()
+	if got, err := p.GetPart(context.Background(), want.ID); err != nil || !samePart(got, want) {
+		p.Errorf("GetPart(%q) = %+v, %v, want %+v", want.ID, got, err, want)
+	}
+	p.wantGroup(want.Group)
+}
+
+func (p *parter) wantNoPart(id string) {
+	p.Helper()
+	if got, err := p.GetPart(context.Background(), id); !errors.Is(err, backend.ErrNotFound) {
+		p.Errorf("GetPart(%.60q) = %+v, %v, want ErrNotFound", id, got, err)
+	}
+	if err := p.SettlePart(context.Background(), id, "cut-1"); !errors.Is(err, backend.ErrNotFound) {
+		p.Errorf("SettlePart(%.60q) = %v, want ErrNotFound", id, err)
+	}
+}
+
+func (p *parter) settle(part *backend.Part) {
+	p.Helper()
+	if err := p.SettlePart(context.Background(), part.ID, part.Cut); err != nil {
+		p.Fatalf("SettlePart(%q, %q): %v", part.ID, part.Cut, err)
+	}
+	part.Settled = true
+}
+
+func (p *parter) discard(id, cut string) {
+	p.Helper()
+	if err := p.DiscardPart(context.Background(), id, cut); err != nil {
+		p.Fatalf("DiscardPart(%.60q, %q): %v", id, cut, err)
+	}
+}
+
+// undiscarded makes sure that a part isn't discarded.
+func (p *parter) undiscarded(part backend.Part, cut string, want error) {
+	p.Helper()
+	p.leavesNothing("DiscardPart", func() error { return p.DiscardPart(context.Background(), part.ID, cut) }, want)
+	p.wantPart(part)
+}
+
+func samePart(a, b backend.Part) bool {
+	return sameGroup(a.Group, b.Group) && slices.Equal(a.All, b.All) && a.Cut == b.Cut && a.Settled == b.Settled
+}
+
+// nothingLeft returns what makes sure that all is as it is now.
+func (s *subject) nothingLeft() func() {
+	s.Helper()
+	before := s.state()
+	return func() {
+		s.Helper()
+		if after := s.state(); after != before {
+			s.Errorf("something is left: %s, before %s", after, before)
+		}
+	}
+}
+
+func parts(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	for _, id := range sources {
+		p.write(id, "one")
+	}
+	whole := p.group("group-1", sources...) // is another one
+	nothingLeft := p.nothingLeft()
+	o, start, asked := partOptions("cut-1", sources...), time.Now(), ""
+	o.Frozen = func(context.Context) error { asked += "frozen "; nothingLeft(); return nil }
+	o.Durable = func(context.Context) error {
+		asked += "durable "
+		for _, id := range sources {
+			p.write(id, "later")
+		}
+		return nil
+	}
+	part := p.part(o)
+	p.cutSince(start, part.Created)
+	if part.ID == "" || len(part.ID) > 128 || part.ID == whole.ID || len(part.Snapshots) != len(sources) || !slices.IsSorted(ids(part.Group)) ||
+		!slices.Equal(part.All, o.All) || part.Cut != "cut-1" || part.Settled || asked != "frozen durable " {
+		p.Fatalf("SnapshotPart = %+v, which has asked %q", part, asked)
+	}
+	slices.Reverse(o.Sources)
+	p.found(o, part)
+	for range 2 {
+		p.wantPart(part)
+		p.settle(&part)
+		p.found(o, part)
+	}
+	for _, member := range part.Snapshots {
+		if member.Group != part.ID || !slices.Contains(sources, member.Source) || slices.ContainsFunc(whole.Snapshots, func(s backend.Snapshot) bool { return s.ID == member.ID }) {
+			p.Errorf("a member is %+v", member)
+		}
+		p.keeps(member, "one")
+		p.leavesNothing("DeleteSnapshot of a member", func() error {
+			return p.DeleteSnapshot(context.Background(), member.ID, nil)
+		}, backend.ErrInvalid)
+	}
+	for range 2 {
+		p.dropGroup(part.ID, ids(part.Group)...)
+	}
+	p.wantNoPart(part.ID)
+	p.wantNoGroup(part.ID)
+	nothingLeft()
+	p.wantGroup(whole)
+	o.Durable = nil
+	unsettled := p.part(o)
+	p.keeps(unsettled.Snapshots[0], "later")
+	p.dropGroup(unsettled.ID)
+	p.wantNoPart(part.ID)
+	nothingLeft()
+}
+
+// partUndone has each of the questions answered with no, in several ways.
+func partUndone(s *subject) {
+	p := parting(s)
+	o := partOptions("cut-1", p.two()...)
+	part := p.part(o)
+	p.discard(part.ID, part.Cut)
+	ctx, cancel := context.WithCancel(context.Background())
+	for name, tc := range map[string]struct {
+		no   func(ctx context.Context) error
+		want error
+	}{
+		"no": {func(context.Context) error { return fmt.Errorf("not now: %w", onDemand) }, onDemand},
+		"the call is cancelled": {func(ctx context.Context) error {
+			cancel()
+			<-ctx.Done()
+			return ctx.Err()
+		}, context.Canceled},
+		"the call is cancelled, and yes": {func(context.Context) error { cancel(); return nil }, context.Canceled},
+	} {
+		for _, when := range []*func(context.Context) error{&o.Frozen, &o.Durable} {
+			o.Frozen, o.Durable = nil, nil
+			if when == &o.Frozen {
+				o.Durable = unwanted(s)
+			}
+			*when = tc.no
+			ctx, cancel = context.WithCancel(context.Background())
+			p.leavesNothing("SnapshotPart that is answered: "+name, func() error {
+				_, err := p.SnapshotPart(ctx, o)
+				return err
+			}, tc.want)
+			cancel()
+			p.wantNoPart(part.ID)
+			for _, id := range ids(part.Group) {
+				p.wantGone(id)
+			}
+		}
+	}
+	o.Frozen, o.Durable = unwanted(s), unwanted(s)
+	p.leavesNothing("a cancelled SnapshotPart", func() error { _, err := p.SnapshotPart(ctx, o); return err }, context.Canceled)
+	o.Frozen, o.Durable = nil, nil
+	p.wantPart(p.part(o)) // of which nothing is in the way
+}
+
+func partDiscarded(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	nothingLeft := p.nothingLeft()
+	var first backend.Part
+	for i := range 3 {
+		cut := fmt.Sprint("cut-", i)
+		for _, id := range sources {
+			p.write(id, cut)
+		}
+		part := p.part(partOptions(cut, sources...))
+		if i == 0 {
+			first = part
+		}
+		if part.ID != first.ID || !slices.Equal(ids(part.Group), ids(first.Group)) || part.Cut != cut {
+			p.Errorf("made again it is %+v, and was %+v", part, first)
+		}
+		p.keeps(part.Snapshots[1], cut)
+		p.undiscarded(part, "another", backend.ErrPrecondition)
+		p.undiscarded(part, "", backend.ErrPrecondition)
+		for range 2 {
+			p.discard(part.ID, cut)
+		}
+		p.wantNoPart(part.ID)
+		p.wantNoGroup(part.ID)
+		nothingLeft()
+	}
+	part := p.part(partOptions("last", sources...))
+	p.leavesNothing("SettlePart with another cut", func() error {
+		return p.SettlePart(context.Background(), part.ID, "another")
+	}, backend.ErrPrecondition)
+	p.wantPart(part)
+	p.settle(&part)
+	for _, cut := range []string{"another", part.Cut} {
+		p.undiscarded(part, cut, backend.ErrPrecondition)
+	}
+	p.leavesNothing("SettlePart with another cut", func() error {
+		return p.SettlePart(context.Background(), part.ID, "another")
+	}, backend.ErrPrecondition)
+	p.wantPart(part)
+}
+
+func partStays(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	p.write(sources[0], "one")
+	o := partOptions("cut-1", sources...)
+	part := p.part(o)
+	p.reopen()
+	p.wantPart(part)
+	p.settle(&part)
+	p.reopen()
+	p.wantPart(part)
+	for _, id := range sources {
+		p.delete(id)
+	}
+	p.found(o, part)
+	p.settle(&part)
+	p.undiscarded(part, part.Cut, backend.ErrPrecondition)
+	i := slices.IndexFunc(part.Snapshots, func(s backend.Snapshot) bool { return s.Source == sources[0] })
+	restored := p.restore("restored", part.Snapshots[i].ID)
+	p.dropGroup(part.ID)
+	p.reopen()
+	p.wantNoPart(part.ID)
+	p.holds(restored.ID, "one")
+}
+
+func partConflicts(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	one, two := sources[0], sources[1]
+	three := p.create(p.request("pvc-3")).ID
+	o := partOptions("cut-1", one, two)
+	part := p.part(o)
+	for _, other := range [][]string{{one}, {one, three}, {one, two, three}} {
+		p.refusedPart(partOptions("cut-1", other...), backend.ErrExists)
+	}
+	of := o
+	of.All = slices.Sorted(slices.Values(sources)) // without what is elsewhere
+	p.refusedPart(of, backend.ErrExists)
+	of.All = o.All
+	of.Sources = sources[:1]
+	p.refusedPart(of, backend.ErrExists)
+	for name, bad := range map[string]func(o *backend.PartOptions){
+		"no cut":               func(o *backend.PartOptions) { o.Cut = "" },
+		"a long cut":           func(o *backend.PartOptions) { o.Cut = strings.Repeat("x", 65) },
+		"no volumes":           func(o *backend.PartOptions) { o.Sources = nil },
+		"no volumes of all":    func(o *backend.PartOptions) { o.All = nil },
+		"out of order":         func(o *backend.PartOptions) { slices.Reverse(o.All) },
+		"one of all twice":     func(o *backend.PartOptions) { o.All = append(o.All, o.All[len(o.All)-1]) },
+		"one twice":            func(o *backend.PartOptions) { o.Sources = append(o.Sources, one) },
+		"one that isn't in it": func(o *backend.PartOptions) { o.Sources = []string{one, three} },
+		"a parameter":          func(o *backend.PartOptions) { o.Parameters = map[string]string{"colour-of-it": "blue"} },
+	} {
+		for _, group := range []string{"group-1", "group-2"} {
+			o := partOptions("cut-1", one, two)
+			o.Name = group
+			bad(&o)
+			if err := p.refusedPart(o, backend.ErrInvalid); name == "a parameter" && !strings.Contains(err.Error(), "colour-of-it") {
+				p.Errorf("%v doesn't name the parameter", err)
+			}
+		}
+	}
+	for _, id := range append(strange(one), one+"\x00", strings.Repeat("x", 4096), part.Snapshots[0].ID) {
+		o := partOptions("cut-1", one, id)
+		o.Name = "group-2"
+		p.refusedPart(o, backend.ErrNotFound)
+	}
+	p.wantPart(part)
+	o = partOptions(strings.Repeat("x", 64), one, two) // the longest cut, and no other part
+	o.Name, o.All = "group-2", slices.Sorted(slices.Values(sources))
+	p.wantPart(p.part(o))
+}
+
+func strangeParts(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	whole, part := p.group("group-1", sources...), p.part(partOptions("cut-1", sources...))
+	id := part.ID
+	for _, bad := range append(strange(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat("x", 4096), sources[0], part.Snapshots[0].ID, whole.ID) {
+		p.wantNoPart(bad)
+		for _, cut := range []string{"cut-1", ""} {
+			p.discard(bad, cut)
+		}
+	}
+	p.wantGroup(whole)
+	p.wantPart(part)
+	p.dropGroup(whole.ID)
+	p.wantPart(part)
+}
+
+// partInTheMaking makes calls for a part while it is made.
+func partInTheMaking(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	three := p.create(p.request("pvc-3")).ID
+	o := partOptions("cut-1", sources...)
+	id := p.part(o).ID
+	p.discard(id, "cut-1")
+	asked := 0
+	look := func(context.Context) error {
+		asked++
+		for _, again := range []backend.PartOptions{o, partOptions("cut-2", sources...), partOptions("cut-1", three), partOptions("cut-1", sources[0])} {
+			p.refusedPart(again, backend.ErrBusy)
+		}
+		for _, source := range sources {
+			p.leavesNothing("Delete of a volume", func() error { return p.Delete(context.Background(), source, nil) }, backend.ErrInUse)
+		}
+		p.wantNoPart(id)
+		p.wantNoGroup(id)
+		for name, call := range map[string]func() error{
+			"DiscardPart": func() error { return p.DiscardPart(context.Background(), id, "cut-1") },
+			"DeleteGroup": func() error { return p.DeleteGroup(context.Background(), id, nil, nil) },
+		} {
+			p.leavesNothing(name, call, backend.ErrInUse)
+		}
+		return nil
+	}
+	o.Frozen, o.Durable = look, look
+	part := p.part(o)
+	if p.wantPart(part); asked != 2 {
+		p.Errorf("it was asked %d times", asked)
+	}
+	for _, source := range sources {
+		p.delete(source)
+	}
+}
+
+// partsConcurrently has many callers make the same part, each with a cut of its own.
+func partsConcurrently(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	nothingLeft := p.nothingLeft()
+	for range 4 {
+		var wg sync.WaitGroup
+		var made atomic.Int64
+		got := make([]backend.Part, 6)
+		for i := range got {
+			wg.Go(func() {
+				o := partOptions(fmt.Sprint("cut-", i), sources...)
+				o.Durable = func(context.Context) error { made.Add(1); return nil }
+				var err error
+				if got[i], err = insist(p, func() (backend.Part, error) { return p.SnapshotPart(context.Background(), o) }); err != nil {
+					p.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		for _, part := range got {
+			if !samePart(part, got[0]) || made.Load() != 1 {
+				p.Errorf("one has %+v, another %+v; %d were made", part, got[0], made.Load())
+			}
+		}
+		p.wantPart(got[0])
+		p.discard(got[0].ID, got[0].Cut)
+		nothingLeft()
+	}
+}
+
+// partRaces settles and discards a part at once: one of the two must win.
+func partRaces(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	nothingLeft := p.nothingLeft()
+	call := func(err *error, call func(context.Context, string, string) error, part backend.Part) func() {
+		return func() {
+			_, *err = insist(p, func() (any, error) { return nil, call(context.Background(), part.ID, part.Cut) })
+		}
+	}
+	for i := range 16 {
+		part := p.part(partOptions(fmt.Sprint("cut-", i), sources...))
+		var settled, discarded error
+		var wg sync.WaitGroup
+		wg.Go(call(&settled, p.SettlePart, part))
+		wg.Go(call(&discarded, p.DiscardPart, part))
+		wg.Wait()
+		switch {
+		case settled == nil && errors.Is(discarded, backend.ErrPrecondition):
+			part.Settled = true
+			p.wantPart(part)
+			p.dropGroup(part.ID)
+		case errors.Is(settled, backend.ErrNotFound) && discarded == nil:
+			p.wantNoPart(part.ID)
+		default:
+			p.Errorf("SettlePart = %v, DiscardPart = %v", settled, discarded)
+		}
+		nothingLeft()
+	}
+}
+
+func partRestored(s *subject) {
+	p := parting(s)
+	sources := p.two()
+	for _, id := range sources {
+		p.write(id, "one")
+	}
+	nothingLeft := p.nothingLeft()
+	for i := range 8 {
+		part := p.part(partOptions("cut-1", sources...))
+		made, ok := race(p, func() (backend.Volume, error) {
+			return p.Restore(context.Background(), part.Snapshots[i%2].ID, p.request(fmt.Sprint("restored-", i)))
+		}, func() error { return p.DiscardPart(context.Background(), part.ID, part.Cut) })
+		if ok {
+			p.holds(made.ID, "one")
+			p.delete(made.ID)
+		}
+		p.wantNoPart(part.ID)
+		nothingLeft()
+	}
+}
