@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -37,7 +38,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 		return 0, false, err
 	}
 	crashpoint.Reached("expand:grown")
-	if err := s.rewrite(&larger); err != nil {
+	if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &larger); err != nil {
 		if v.Kind == image { // its file is as large, durably, and a start finds it so
 			b.index.put(&larger)
 		} else {

@@ -24,8 +24,14 @@ import (
 // between, the next start does so. To delete it is to take the record away: a member without its group is deleted by
 // the next start.
 
-// groupFormat is the form of a group's record.json. Version 1 is the first.
-var groupFormat = record.Format{Version: 1}
+// A group's record.json is of version 1, the first, and that of a part (part.go) of version 2: an older release doesn't
+// know what to do with a part, and has to leave it alone. With what it knows it can go on.
+var (
+	groupFormat = record.Format{Version: 1}
+	partFormat  = record.Format{Version: 2, Upgrades: map[int]func([]byte) ([]byte, error){
+		1: func(data []byte) ([]byte, error) { return data, nil },
+	}}
+)
 
 // group is the content of a record.json below groups/.
 type group struct {
@@ -33,6 +39,19 @@ type group struct {
 	Name    string    `json:"name"`    // given to CreateVolumeGroupSnapshot
 	Members []member  `json:"members"` // in the order of their IDs
 	Created time.Time `json:"created"`
+
+	// Of a part: see backend.Part.
+	All     []string `json:"all,omitempty"`
+	Cut     string   `json:"cut,omitempty"`
+	Settled bool     `json:"settled,omitempty"`
+}
+
+// format is the form of g's record.
+func (g *group) format() record.Format {
+	if g.isPart() {
+		return partFormat
+	}
+	return groupFormat
 }
 
 // member is one snapshot of a group.
@@ -59,7 +78,7 @@ func (g *group) check(id string) error {
 			return fmt.Errorf("%w: a member makes no sense", record.ErrDamaged)
 		}
 	}
-	return nil
+	return g.checkPart(parsed)
 }
 
 func (g *group) sources() []string {
@@ -78,44 +97,49 @@ func (g *group) members() []string {
 	return ids
 }
 
-// fits returns ErrExists unless g is of these volumes, in the order of their IDs.
-func (g *group) fits(sources []string) error {
-	if slices.Equal(g.sources(), sources) {
+// fits returns ErrExists unless g is of these volumes, in the order of their IDs, and with all its parts of those.
+func (g *group) fits(sources, all []string) error {
+	if slices.Equal(g.sources(), sources) && slices.Equal(g.All, all) {
 		return nil
 	}
-	return fmt.Errorf("%w: it is of the volumes %s", backend.ErrExists, strings.Join(g.sources(), ", "))
+	return fmt.Errorf("%w: it is of the volumes %s%s", backend.ErrExists, strings.Join(g.sources(), ", "), g.beside())
 }
 
 // SnapshotGroup cuts images at one moment, while none of their filesystems is written to.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
-	s, err := b.ready()
-	if err != nil {
-		return backend.Group{}, err
-	}
-	for key := range o.Parameters {
-		return backend.Group{}, fmt.Errorf("%w: unknown parameter %.64q: a group has none", backend.ErrInvalid, key)
-	}
-	id := volumeid.New(volumeid.Group, b.cfg.Node, o.Name)
-	sources := slices.Sorted(slices.Values(o.Sources))
-	switch old, err := b.index.group(id); {
-	case err == nil:
-		if err := old.fits(sources); err != nil {
-			return backend.Group{}, err
-		}
-		return b.publicGroup(old)
-	case !errors.Is(err, backend.ErrNotFound):
-		return backend.Group{}, err
-	}
-	if _, err := b.groupable(s, sources); err != nil {
-		return backend.Group{}, err
-	}
-	err = b.works.do(ctx, b.life, &b.done, id, "volumes "+strings.Join(sources, ", "), sources, func(ctx context.Context, _ *work) error {
-		return b.takeGroup(ctx, s, &group{ID: id, Name: o.Name}, sources)
+	g, err := b.makeGroup(o, &group{ID: volumeid.New(volumeid.Group, b.cfg.Node, o.Name), Name: o.Name}, func(t *taking) error {
+		what := "volumes " + strings.Join(t.sources, ", ")
+		return b.works.do(ctx, b.life, &b.done, t.group.ID, what, t.sources, func(ctx context.Context, _ *work) error { return t.run(ctx) })
 	})
 	if err != nil {
 		return backend.Group{}, err
 	}
-	return b.GetGroup(ctx, id, nil, nil)
+	return b.publicGroup(g)
+}
+
+// makeGroup finds the group with the ID of g, or makes it as g says, without members yet: begin runs what it gets.
+func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taking) error) (*group, error) {
+	s, err := b.ready()
+	if err != nil {
+		return nil, err
+	}
+	for key := range o.Parameters {
+		return nil, fmt.Errorf("%w: unknown parameter %.64q: a group has none", backend.ErrInvalid, key)
+	}
+	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
+	switch old, err := b.index.group(g.ID); {
+	case err == nil:
+		return old, old.fits(t.sources, g.All)
+	case !errors.Is(err, backend.ErrNotFound):
+		return nil, err
+	}
+	if _, err := b.groupable(s, t.sources); err != nil {
+		return nil, err
+	}
+	if err := begin(t); err != nil {
+		return nil, err
+	}
+	return b.index.group(g.ID)
 }
 
 // groupable returns the volumes with these IDs. Errors: ErrNotFound; ErrPrecondition if there is no one moment for them.
@@ -140,22 +164,36 @@ func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err erro
 	return volumes, nil
 }
 
-// takeGroup makes a group of all the volumes, and takes it into the index.
-func (b *Backend) takeGroup(ctx context.Context, s *store, g *group, ids []string) (err error) {
-	if old, err := b.index.group(g.ID); err == nil { // made just before this work began
-		return old.fits(ids)
+// taking is the making of a group, or of a part of one.
+type taking struct {
+	*Backend
+	store     *store
+	group     *group
+	sources   []string    // IDs of its volumes, sorted
+	snapshots []*snapshot // as g.Members
+	images    []string    // their sources' absolute paths
+	reserved  int64
+	files     [][2]*os.File // source and copy
+
+	// Of a part: see backend.PartOptions. They may be nil.
+	frozen, durable func(context.Context) error
+}
+
+// run makes the group of its volumes, and takes it into the index.
+func (t *taking) run(ctx context.Context) (err error) {
+	if old, err := t.index.group(t.group.ID); err == nil { // made just before this work began
+		return old.fits(t.sources, t.group.All)
 	}
-	defer b.busy()()
-	defer b.wakeTrash()
-	volumes, err := b.groupable(s, ids) // now that they can't be deleted
+	defer t.busy()()
+	defer t.wakeTrash()
+	volumes, err := t.groupable(t.store, t.sources) // now that they can't be deleted
 	if err != nil {
 		return err
 	}
-	t := &taking{Backend: b, store: s, group: g}
 	defer func() {
 		switch {
 		case errors.Is(err, errHalf):
-			b.index.breakGroup(g.ID, err)
+			t.index.breakGroup(t.group.ID, err)
 		case err != nil:
 			err = errors.Join(exhausted(err), t.undo())
 		}
@@ -171,22 +209,25 @@ func (b *Backend) takeGroup(ctx context.Context, s *store, g *group, ids []strin
 	if err := t.record(); err != nil {
 		return err
 	}
-	if err := t.commit(ctx); err != nil {
+	crashpoint.Reached("group:recorded")
+	if err := asked(ctx, t.durable); err != nil {
 		return err
 	}
-	b.index.putSnapshots(g, t.snapshots...)
+	if err := t.commit(t.life); err != nil { // whoever asked need not wait for it
+		return err
+	}
+	t.index.putSnapshots(t.group, t.snapshots...)
 	return nil
 }
 
-// taking is the making of a group.
-type taking struct {
-	*Backend
-	store     *store
-	group     *group
-	snapshots []*snapshot // as g.Members
-	images    []string    // their sources' absolute paths
-	reserved  int64
-	files     [][2]*os.File // source and copy
+// asked returns what hook says, if there is one, or why ctx has ended meanwhile.
+func asked(ctx context.Context, hook func(context.Context) error) error {
+	if hook != nil {
+		if err := hook(ctx); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
 }
 
 // open makes the directory of the member for v, in staging/, and an empty image in it.
@@ -217,8 +258,12 @@ func (t *taking) open(v *volume) error {
 // cut makes all copies at one moment.
 func (t *taking) cut(ctx context.Context) error {
 	crashpoint.Reached("group:prepared")
-	t.group.Created = time.Now().UTC()
+	var refused error // by who asked, and for them to read as it is
 	err := t.cfg.Freeze(ctx, t.images, freezeLimit, func(limit context.Context) error {
+		if refused = asked(limit, t.frozen); refused != nil {
+			return refused
+		}
+		t.group.Created = time.Now().UTC()
 		for _, f := range t.files {
 			if err := copier.CloneWithin(limit, f[0], f[1]); err != nil {
 				return err
@@ -227,16 +272,16 @@ func (t *taking) cut(ctx context.Context) error {
 		return nil
 	})
 	crashpoint.Reached("group:cut")
-	if errors.Is(err, errors.ErrUnsupported) {
+	switch {
+	case err == nil, refused != nil:
+		return err
+	case errors.Is(err, errors.ErrUnsupported):
 		return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 	}
-	if err != nil {
-		return fmt.Errorf("%w: no one moment: %w", backend.ErrUnavailable, err)
-	}
-	return nil
+	return fmt.Errorf("%w: no one moment: %w", backend.ErrUnavailable, err)
 }
 
-// record makes the copies durable, with a record beside each.
+// record makes the copies durable, with a record beside each. After a death they are swept all the same.
 func (t *taking) record() error {
 	for i, n := range t.snapshots {
 		dst := t.files[i][1]
@@ -261,7 +306,7 @@ func (t *taking) record() error {
 			return err
 		}
 	}
-	return t.close()
+	return errors.Join(t.close(), record.SyncDir(t.store.root, stagingDir))
 }
 
 // recordMember writes the record of a member that is in staging/.
@@ -279,25 +324,23 @@ func (s *store) recordMember(half string, n *snapshot) error {
 
 // commit makes the group: with its record, all of its members are there.
 func (t *taking) commit(ctx context.Context) error {
-	if err := record.SyncDir(t.store.root, stagingDir); err != nil {
-		return err
-	}
 	slices.SortFunc(t.group.Members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
-	crashpoint.Reached("group:recorded")
-	err := t.store.place(ctx, groupsDir, t.group.ID, func(half *os.Root) error { return groupFormat.Create(half, recordFile, t.group) })
+	err := t.store.place(ctx, groupsDir, t.group.ID, func(half *os.Root) error {
+		return t.group.format().Create(half, recordFile, t.group)
+	})
 	if err != nil {
 		return err
 	}
 	crashpoint.Reached("group:committed")
-	if err := errors.Join(t.store.settle(t.group), record.SyncDir(t.store.root, snapshotsDir)); err != nil {
+	if err := errors.Join(t.store.finish(t.group), record.SyncDir(t.store.root, snapshotsDir)); err != nil {
 		return fmt.Errorf("%w: %w", errHalf, err)
 	}
-	crashpoint.Reached("group:settled")
+	crashpoint.Reached("group:finished")
 	return nil
 }
 
-// settle renames the members of a group that is committed into their places, where they aren't there. The caller syncs.
-func (s *store) settle(g *group) error {
+// finish renames the members of a group that is committed into their places, where they aren't there. The caller syncs.
+func (s *store) finish(g *group) error {
 	for _, m := range g.Members {
 		if _, err := s.root.Lstat(m.Half); errors.Is(err, fs.ErrNotExist) {
 			continue // it is in its place
@@ -369,25 +412,35 @@ func (g *group) hasMembers(snapshots []string) error {
 
 // DeleteGroup moves the group and its members to the trash: the record first.
 func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, _ map[string]string) error {
+	return b.removeGroup(id, func(g *group) error { return g.hasMembers(snapshots) })
+}
+
+// removeGroup moves a group to the trash, if there is one and may, which nothing can change meanwhile, returns no error.
+func (b *Backend) removeGroup(id string, may func(*group) error) error {
 	s, err := b.ready()
 	if err != nil {
 		return err
 	}
-	g, err := b.index.group(id)
-	if errors.Is(err, backend.ErrNotFound) {
-		return b.works.idle(id)
-	}
-	if err == nil {
-		err = g.hasMembers(snapshots)
-	}
-	if err != nil {
-		return err
-	}
-	release, err := b.works.alone(append(g.members(), id)...)
+	release, err := b.works.alone(id)
 	if err != nil {
 		return err
 	}
 	defer release()
+	g, err := b.index.group(id)
+	if err == nil {
+		err = may(g)
+	}
+	switch {
+	case errors.Is(err, backend.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	}
+	leave, err := b.works.alone(g.members()...)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	defer b.busy()()
 	if err := b.trash(s, path.Join(groupsDir, id)); err != nil {
 		return err

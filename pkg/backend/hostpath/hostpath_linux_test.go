@@ -20,6 +20,7 @@ import (
 var noNamespace error
 
 func TestMain(m *testing.M) {
+	mounter.Main()
 	noNamespace = namespace.Enter()
 	os.Exit(m.Run())
 }

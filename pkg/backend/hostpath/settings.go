@@ -4,12 +4,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
+	"path"
 	"slices"
 	"strconv"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 )
 
 // settings are the parameters that can change while a volume is used, in the form in which they are compared and kept.
@@ -169,7 +170,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 				return err
 			}
 		}
-		if err := s.rewrite(&next); err != nil {
+		if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &next); err != nil {
 			return err
 		}
 		b.index.put(&next)
@@ -178,14 +179,14 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	return b.apply(ctx, s, &next)
 }
 
-// rewrite makes the record of a volume what v says.
-func (s *store) rewrite(v *volume) error {
-	dir, err := s.root.OpenRoot(filepath.Join(volumesDir, v.ID))
+// rewrite makes the record of what is in a directory below the root what thing says.
+func (s *store) rewrite(name string, format record.Format, thing any) error {
+	dir, err := s.root.OpenRoot(name)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return volumeFormat.Replace(dir, recordFile, v)
+	return format.Replace(dir, recordFile, thing)
 }
 
 // apply makes what is mounted of v as its settings say.

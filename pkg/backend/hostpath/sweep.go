@@ -27,12 +27,16 @@ const (
 // load finishes what was as good as done, moves what a crash left half-made to the trash, makes durable what it finds,
 // and reads all records into the index.
 func (b *Backend) load(s *store) error {
-	groups, brokenGroups, err := readRecords[group](s, groupsDir, groupFormat, (*group).check)
+	groups, brokenGroups, err := readRecords[group](s, groupsDir, partFormat, (*group).check)
 	if err != nil {
 		return err
 	}
 	for _, g := range groups {
-		if err := s.settle(g); err != nil {
+		err := s.finish(g)
+		if g.Settled { // as below: its record was renamed, too
+			err = errors.Join(err, record.SyncDir(s.root, path.Join(groupsDir, g.ID)))
+		}
+		if err != nil {
 			return fmt.Errorf("group %s: %w", g.ID, err)
 		}
 	}

@@ -2,6 +2,7 @@ package hostpath
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
@@ -16,7 +17,7 @@ import (
 type works struct {
 	mu      sync.Mutex
 	running map[string]*work // by the ID of what is being made; a failed one stays until somebody was told
-	readers map[string]int   // of a volume or snapshot, by its ID; -1: it is being deleted
+	readers map[string]int   // of a volume or snapshot, by its ID; -1: one call has it for itself, to delete it
 	still   map[string]int   // images that must not be written to, by the volume's ID
 
 	copied atomic.Int64 // bytes, by all that have ended
@@ -87,6 +88,32 @@ func (w *works) do(ctx, life context.Context, background *sync.WaitGroup, id, wh
 	case <-ctx.Done():
 		return fmt.Errorf("%w: it is being made from %s, %d bytes so far", backend.ErrBusy, me.what, me.copied.Load())
 	}
+}
+
+// own runs run as do does, but with its caller, and for that one alone: run's context ends with ctx too, and nobody joins
+// it. Errors: run's, and ErrBusy while what the ID is of is being made, from whatever.
+func (w *works) own(ctx, life context.Context, background *sync.WaitGroup, id, what string, from []string, run func(ctx context.Context) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	me, joined, err := w.begin(id, what, from)
+	switch {
+	case joined, errors.Is(err, backend.ErrExists):
+		return fmt.Errorf("%w: it is being made by another call", backend.ErrBusy)
+	case err != nil:
+		return err
+	}
+	background.Add(1)
+	defer background.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(life, cancel)()
+	err = guarded(func() error { return run(ctx) })
+	if life.Err() != nil && err != nil {
+		err = fmt.Errorf("%w: the driver is shutting down: %w", backend.ErrUnavailable, err)
+	}
+	w.end(id, me, from, err)
+	return w.told(id, me)
 }
 
 // maxStack is how much of a panic's stack goes into an error, in bytes.
@@ -172,15 +199,6 @@ func (me *work) ended() bool {
 	}
 }
 
-// idle returns ErrInUse if what the ID is of is being made.
-func (w *works) idle(id string) error {
-	release, err := w.alone(id)
-	if err == nil {
-		release()
-	}
-	return err
-}
-
 // exists returns ErrExists if what the ID is of is being made from something.
 func (w *works) exists(id string) error {
 	w.mu.Lock()
@@ -206,7 +224,7 @@ func (w *works) alone(ids ...string) (release func(), err error) {
 		case w.readers[id] > 0:
 			return nil, fmt.Errorf("%w: %.128s is being copied", backend.ErrInUse, id)
 		case w.readers[id] < 0:
-			return nil, fmt.Errorf("%w: %.128s is being deleted", backend.ErrBusy, id)
+			return nil, fmt.Errorf("%w: another call is deleting %.128s, or settling it", backend.ErrBusy, id)
 		}
 	}
 	for _, id := range ids {

@@ -1,0 +1,136 @@
+package hostpath
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// A part of a group over several nodes is a group of the volumes that are here, with an ID that is the same on all
+// nodes. It is made with two questions to whoever makes all parts, and its record says whether all are known to be there.
+
+func (g *group) isPart() bool { return g.Cut != "" }
+
+// checkPart returns an error for a record whose ID, which is parsed, says that it is a part where it isn't, or the other
+// way round.
+func (g *group) checkPart(id volumeid.ID) error {
+	here := g.sources()
+	switch {
+	case g.isPart() != (id.Node == volumeid.NodeDigest(volumeid.SeveralNodes)),
+		!g.isPart() && (g.Settled || len(g.All) > 0),
+		g.isPart() && slices.ContainsFunc(here, func(id string) bool { return !slices.Contains(g.All, id) }):
+		return fmt.Errorf("%w: as a part of a group it makes no sense", record.ErrDamaged)
+	}
+	return nil
+}
+
+// beside says of which group g is a part, if it is one.
+func (g *group) beside() string {
+	if !g.isPart() {
+		return ""
+	}
+	return ", as a part of a group of " + strings.Join(g.All, ", ")
+}
+
+// SnapshotPart cuts images at one moment, which o.Frozen makes one for other nodes too.
+func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (backend.Part, error) {
+	if err := o.Check(); err != nil {
+		return backend.Part{}, err
+	}
+	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, o.Name)
+	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut}, func(t *taking) error {
+		t.frozen, t.durable = o.Frozen, o.Durable
+		return b.works.own(ctx, b.life, &b.done, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run)
+	})
+	if err != nil {
+		return backend.Part{}, err
+	}
+	return b.publicPart(g)
+}
+
+func (b *Backend) publicPart(g *group) (backend.Part, error) {
+	public, err := b.publicGroup(g)
+	return backend.Part{Group: public, All: slices.Clone(g.All), Cut: g.Cut, Settled: g.Settled}, err
+}
+
+// GetPart returns the part.
+func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
+	if _, err := b.ready(); err != nil {
+		return backend.Part{}, err
+	}
+	g, err := b.index.part(id)
+	if err != nil {
+		return backend.Part{}, err
+	}
+	return b.publicPart(g)
+}
+
+// part returns the group with this ID, if it is a part.
+func (x *index) part(id string) (*group, error) {
+	g, err := x.group(id)
+	if err == nil {
+		err = g.of(g.Cut)
+	}
+	return g, err
+}
+
+// of returns ErrPrecondition unless g is of that cut, and ErrNotFound if it is no part.
+func (g *group) of(cut string) error {
+	switch {
+	case !g.isPart():
+		return fmt.Errorf("%w: group %.128q is a whole one", backend.ErrNotFound, g.ID)
+	case g.Cut == cut:
+		return nil
+	}
+	return fmt.Errorf("%w: group %s is of the cut %.64q, not of %.64q", backend.ErrPrecondition, g.ID, g.Cut, cut)
+}
+
+// SettlePart writes the record anew.
+func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
+	s, err := b.ready()
+	if err != nil {
+		return err
+	}
+	if _, err := b.index.part(id); err != nil { // perhaps one that is being made
+		return err
+	}
+	release, err := b.works.alone(id) // or it could be discarded meanwhile
+	if err != nil {
+		return err
+	}
+	defer release()
+	g, err := b.index.part(id)
+	if err == nil {
+		err = g.of(cut)
+	}
+	if err != nil || g.Settled {
+		return err
+	}
+	next := *g
+	next.Settled = true
+	crashpoint.Reached("part:settling")
+	if err := s.rewrite(path.Join(groupsDir, id), partFormat, &next); err != nil { // what is there stays: others may have settled theirs
+		return fmt.Errorf("%w: settle group %s: %w", backend.ErrUnavailable, id, err)
+	}
+	crashpoint.Reached("part:settled")
+	b.index.putSnapshots(&next)
+	return nil
+}
+
+// DiscardPart moves the part to the trash as DeleteGroup does.
+func (b *Backend) DiscardPart(_ context.Context, id, cut string) error {
+	return b.removeGroup(id, func(g *group) error {
+		err := g.of(cut)
+		if err == nil && g.Settled {
+			err = fmt.Errorf("%w: group %s is settled, and deleted as a group only", backend.ErrPrecondition, id)
+		}
+		return err
+	})
+}
