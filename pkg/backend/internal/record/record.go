@@ -21,7 +21,7 @@ var (
 	ErrNewer = errors.New("record of a newer version")
 )
 
-// maxSize bounds what Read takes into memory, in bytes.
+// maxSize bounds what Read takes into memory, in bytes, and so what is written.
 const maxSize = 1 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -90,6 +90,9 @@ func (f Format) Create(dir *os.Root, name string, v any) error {
 	file, err := f.Encode(v)
 	if err != nil {
 		return err
+	}
+	if len(file) > maxSize {
+		return fmt.Errorf("a record of %d bytes could not be read again: the limit is %d", len(file), maxSize)
 	}
 	out, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

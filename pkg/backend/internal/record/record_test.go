@@ -137,6 +137,23 @@ func TestOnlyAFileInTheDirectoryIsRead(t *testing.T) {
 	}
 }
 
+func TestWhatIsTooLargeToBeReadIsNotWritten(t *testing.T) {
+	f, dir := Format{Version: 1}, root(t)
+	want := value{Name: strings.Repeat("x", maxSize/2)}
+	for _, write := range []func(*os.Root, string, any) error{f.Create, f.Replace} {
+		if err := write(dir, "r.json", value{Name: strings.Repeat("x", maxSize)}); err == nil {
+			t.Error("a record over the limit was written")
+		}
+		if err := f.Replace(dir, "r.json", want); err != nil {
+			t.Fatal(err)
+		}
+		var got value
+		if err := f.Read(dir, "r.json", &got); err != nil || got != want {
+			t.Errorf("Read = %d bytes, %v", len(got.Name), err)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	format := Format{Version: 1}
 	good, _ := format.Encode(value{Name: "volume", Size: 4096})
