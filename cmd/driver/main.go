@@ -141,6 +141,7 @@ func (p *instance) drive(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, d.Close()) }()
 	csi := map[mode]func() *grpc.Server{modeAll: d.All, modeController: d.Controller, modeNode: d.Kubelet}[p.mode]
 	endpoints := []driver.Endpoint{{Server: csi(), Listener: p.listeners.csi}}
 	if p.listeners.peer != nil {

@@ -164,6 +164,14 @@ func (d *Driver) Serve(ctx context.Context, drain time.Duration, endpoints ...En
 	return err
 }
 
+// Close lets go of the state directory. It is called when nothing serves any more.
+func (d *Driver) Close() error {
+	if d.node.stagings == nil {
+		return nil
+	}
+	return d.node.stagings.dir.Close()
+}
+
 // HTTP returns what --http-endpoint serves: ready is when the backend is.
 func (d *Driver) HTTP() http.Handler {
 	return HTTP(d.cfg.Registry, func(ctx context.Context) (string, error) {

@@ -3,6 +3,7 @@ package driver
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -164,7 +165,7 @@ func (d *testDriver) serve() {
 		if err := <-served; err != nil {
 			d.Error(err)
 		}
-		if err := closeStorage(); err != nil {
+		if err := errors.Join(d.driver.Close(), closeStorage()); err != nil {
 			d.Error(err)
 		}
 	})
