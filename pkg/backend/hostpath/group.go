@@ -380,11 +380,24 @@ func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 	for _, m := range g.Members {
 		n, err := b.index.snapshot(m.ID)
 		if err != nil {
-			return group, fmt.Errorf("group %s has lost a member: %v", g.ID, err) // it isn't the group that isn't found
+			return group, b.lostMember(g, err)
 		}
 		group.Snapshots = append(group.Snapshots, n.public())
 	}
 	return group, nil
+}
+
+// lostMember returns the error for a group without one of its members: another call may be deleting it. Once that call is
+// done, the group isn't in the index.
+func (b *Backend) lostMember(g *group, why error) error {
+	err := b.works.leaving(g.ID)
+	if err == nil {
+		_, err = b.index.group(g.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: group %s is being deleted", backend.ErrBusy, g.ID)
+	}
+	return fmt.Errorf("group %s has lost a member: %v", g.ID, why) // it isn't the group that isn't found
 }
 
 // GetGroup returns the group.

@@ -240,6 +240,16 @@ func (w *works) alone(ids ...string) (release func(), err error) {
 	}, nil
 }
 
+// leaving returns ErrBusy while somebody is alone with the thing with this ID.
+func (w *works) leaving(id string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.readers[id] < 0 {
+		return backend.ErrBusy
+	}
+	return nil
+}
+
 // hold keeps the volume with this ID from being mounted until release is called.
 func (w *works) hold(id string) (release func()) {
 	w.mu.Lock()
