@@ -375,6 +375,9 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 		return nil, err
 	}
 	for _, part := range parts { // before anything is deleted
+		if got, want := len(req.GetSnapshotIds()), len(part.GetVolumeIds()); got > 0 && got != want {
+			return nil, status.Errorf(codes.InvalidArgument, "group %s has %d members, and the request %d", id, want, got)
+		}
 		for _, member := range snapshotIDs(part.GetGroup()) {
 			if len(ids) > 0 && !slices.Contains(ids, member) {
 				return nil, status.Errorf(codes.InvalidArgument, "group %s has the member %s too", id, member)

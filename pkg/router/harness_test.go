@@ -26,6 +26,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/peer"
 	"github.com/causeway-csi/causeway/pkg/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -60,11 +61,23 @@ type cluster struct {
 // newCluster starts a router before nodes with these names, and waits until all of them answer.
 func newCluster(t testing.TB, names ...string) *cluster {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "rt") // short: a socket's path has 107 bytes
+	return newClusterIn(t, shortDir(t), names...)
+}
+
+// shortDir returns a directory that is there until the test is over, with a short path: a socket's has 107 bytes.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "rt")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// newClusterIn is newCluster with all its files in a directory.
+func newClusterIn(t testing.TB, dir string, names ...string) *cluster {
+	t.Helper()
 	c := &cluster{TB: t, dir: dir, nodes: map[string]*machine{}}
 	c.certify(names...)
 	for _, name := range names {
@@ -235,7 +248,8 @@ type fault struct {
 	before func()
 	enter  func(context.Context)
 	after  func()
-	err    error // answered in place of what the node says
+	err    error // answered in place of what the node says, before it does anything
+	lost   error // answered in place of what the node says, when it is done
 }
 
 func (c *cluster) newMachine(name string) *machine {
@@ -297,7 +311,7 @@ func (m *machine) start() {
 	m.stop = sync.OnceFunc(func() {
 		cancel()
 		<-served
-		if err := storage.Close(); err != nil {
+		if err := errors.Join(d.Close(), storage.Close()); err != nil {
 			m.Error(err)
 		}
 	})
@@ -342,12 +356,52 @@ func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	if f.after != nil {
 		f.after()
 	}
+	if f.lost != nil {
+		return nil, f.lost
+	}
 	return resp, err
 }
 
 func (m *machine) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	m.note(stream.Context())
-	return handler(srv, stream)
+	return handler(srv, faultyStream{stream, m})
+}
+
+// faultyStream is a stream on which messages may be the last.
+type faultyStream struct {
+	grpc.ServerStream
+	machine *machine
+}
+
+func (f faultyStream) RecvMsg(message any) error {
+	if err := f.ServerStream.RecvMsg(message); err != nil {
+		return err
+	}
+	if r, ok := message.(*peer.SnapshotPartRequest); ok {
+		return f.machine.step("recv " + r.GetStep().String())
+	}
+	return nil
+}
+
+func (f faultyStream) SendMsg(message any) error {
+	if r, ok := message.(*peer.SnapshotPartResponse); ok {
+		if err := f.machine.step("send " + r.GetDone().String()); err != nil {
+			return err
+		}
+	}
+	return f.ServerStream.SendMsg(message)
+}
+
+// step does what is to go wrong at one message of a stream.
+func (m *machine) step(at string) error {
+	f := m.fault.Load()
+	if f == nil || f.method != at {
+		return nil
+	}
+	if f.before != nil {
+		f.before()
+	}
+	return f.err
 }
 
 // conns is a listener whose connections can be cut.
