@@ -47,6 +47,7 @@ type Config struct {
 type Driver struct {
 	cfg        Config
 	around     *Around
+	locks      *locks
 	prober     *prober
 	node       *node
 	controller *controller
@@ -70,7 +71,7 @@ func New(cfg Config) (*Driver, error) {
 	if err := volumeid.CheckNode(cfg.Node); err != nil {
 		return nil, err
 	}
-	d := &Driver{cfg: cfg, prober: &prober{backend: cfg.Backend}}
+	d := &Driver{cfg: cfg, locks: newLocks(), prober: &prober{backend: cfg.Backend}}
 	if meter, ok := cfg.Backend.(backend.Meter); ok {
 		if err := cfg.Registry.Register(backendMetrics{meter}); err != nil {
 			return nil, err
@@ -80,7 +81,7 @@ func New(cfg Config) (*Driver, error) {
 	if d.around, err = NewAround(cfg.Log, cfg.Registry, cfg.ServerOptions...); err != nil {
 		return nil, err
 	}
-	d.around.calls = append(d.around.calls, newLocks().intercept)
+	d.around.calls = append(d.around.calls, d.locks.intercept)
 	if err := CheckMetadataBlock(cfg.MetadataBlock); err != nil {
 		return nil, err
 	}

@@ -2,7 +2,9 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -306,4 +308,72 @@ func TestOneGroupIsMadeByManyCallers(t *testing.T) {
 		t.Errorf("%d groups were made", len(made))
 	}
 	c.wantOnDisk(4, 3)
+}
+
+// TestChangedBlocksOfAnImage compares what comes through the router with what the node itself answers.
+func TestChangedBlocksOfAnImage(t *testing.T) {
+	c, images := groupCluster(t)
+	ctx := context.Background()
+	first := c.snapshot("first", images[2])
+	disk, err := os.OpenFile(filepath.Join(c.nodes["b"].dir, "root", "volumes", images[2], "image.raw"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(3000) { // more ranges than a message has
+		if _, err := disk.WriteAt([]byte("changed"), i*2*4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(disk.Sync(), disk.Close()); err != nil {
+		t.Fatal(err)
+	}
+	second := c.snapshot("second", images[2])
+	var want [][2]int64
+	err = c.nodes["b"].storage.Delta(ctx, first, second, 0, nil, func(offset, length int64) error {
+		want = append(want, [2]int64{offset, length})
+		return nil
+	})
+	if err != nil || len(want) < 2500 {
+		t.Fatalf("the node has %d ranges, %v", len(want), err)
+	}
+	stream, err := c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got [][2]int64
+	for messages := 0; ; messages++ {
+		resp, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			if messages < 2 {
+				t.Errorf("%d messages came", messages)
+			}
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.GetVolumeCapacityBytes() != 64*mib {
+			t.Errorf("the volume has %d bytes", resp.GetVolumeCapacityBytes())
+		}
+		for _, b := range resp.GetBlockMetadata() {
+			got = append(got, [2]int64{b.GetByteOffset(), b.GetSizeBytes()})
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%d ranges came through the router, want %d", len(got), len(want))
+	}
+	elsewhere := c.snapshot("elsewhere", images[3])
+	stream, err = c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: elsewhere, TargetSnapshotId: second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	wantCode(t, err, codes.NotFound)
+	c.nodes["b"].stop()
+	c.lost(2)
+	if stream, err = c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: second}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	wantCode(t, err, codes.Unavailable, "b (")
 }
