@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"testing"
 	"time"
 
@@ -204,7 +205,7 @@ func TestCodesComeBackAsTheyAre(t *testing.T) {
 func TestDeadlinesAndWhatACallSaysOfItself(t *testing.T) {
 	c := newCluster(t, "a")
 	id := c.volume("v", "a")
-	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "authorization", "secret")
+	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "authorization", "secret")
 	get := func(ctx context.Context) error {
 		_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
 		return err
@@ -212,8 +213,13 @@ func TestDeadlinesAndWhatACallSaysOfItself(t *testing.T) {
 	if err := get(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.nodes["a"].header.Load(); got == nil || (*got)[0] != "4711" {
-		t.Errorf("the node heard of the request %v, want 4711", got)
+	got := c.nodes["a"].header.Load()
+	for key, want := range map[string][]string{
+		"x-request-id": {"4711"}, "traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "authorization": nil,
+	} {
+		if got == nil || !slices.Equal(got.Get(key), want) {
+			t.Errorf("the node heard %v of a call with %s %q", got, key, want)
+		}
 	}
 	entered, leave := make(chan context.Context, 2), make(chan struct{})
 	defer close(leave)

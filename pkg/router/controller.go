@@ -59,9 +59,11 @@ func (c *controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	return byVolume(ctx, c, csi.ControllerClient.ControllerPublishVolume, req)
 }
 
+// ControllerUnpublishVolume of a volume whose node is gone for good has nothing left to do.
 func (c *controller) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.ControllerUnpublishVolume, req)
-	if isNothing(err) {
+	var gone *forgotten
+	if errors.As(err, &gone) {
 		return &csi.ControllerUnpublishVolumeResponse{}, nil
 	}
 	return resp, err

@@ -235,7 +235,7 @@ type machine struct {
 	address string
 	fault   atomic.Pointer[fault]
 	calls   atomic.Int64 // of its controller services
-	header  atomic.Pointer[[]string]
+	header  atomic.Pointer[metadata.MD]
 	stop    func()
 	conns   *conns
 	storage *hostpath.Backend
@@ -513,8 +513,7 @@ var errNoDNS = errors.New("no such host")
 
 // note remembers what a call said of itself.
 func (m *machine) note(ctx context.Context) {
-	md, _ := metadata.FromIncomingContext(ctx)
-	if id := md.Get("x-request-id"); len(id) > 0 {
-		m.header.Store(&id)
+	if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("x-request-id")) > 0 {
+		m.header.Store(&md)
 	}
 }

@@ -28,6 +28,7 @@ type place struct {
 	silent  time.Time // since when nobody does
 	why     error     // nobody does
 	last    string    // ID of who was there last: for messages only, as a restart forgets it
+	told    time.Time // when the operator heard of it
 }
 
 // node is a driver that has said who it is, on one connection. If that ends, another one has to be asked anew: by then
@@ -157,8 +158,8 @@ func (r *Router) met(p *place, was, is *node, err error) {
 		default:
 		}
 	}
-	if gone := errors.Is(err, context.Canceled); err != nil && !gone && (p.why == nil || p.why.Error() != err.Error()) {
-		r.cfg.Report("no node answers at "+p.absent().String(), err)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		r.tell(p, err)
 	}
 	if was != nil {
 		r.lastSeen[was.segments[r.cfg.TopologyKey]] = time.Now()
@@ -168,6 +169,16 @@ func (r *Router) met(p *place, was, is *node, err error) {
 		p.last = is.id
 	}
 	r.view.Store(r.look())
+}
+
+// tell tells the operator why no node answers at a place: when it begins, and then once a minute if it is for another reason.
+// The caller holds mu.
+func (r *Router) tell(p *place, why error) {
+	if p.node == nil && !p.told.IsZero() && (time.Since(p.told) < tellEvery || p.why.Error() == why.Error()) {
+		return
+	}
+	p.told = time.Now()
+	r.cfg.Report("no node answers at "+p.absent().String(), why)
 }
 
 // absent returns what to say of a place where no node answers.

@@ -62,6 +62,7 @@ const (
 	renewEvery = 20 * time.Minute       // so that certificates count which were replaced; below the nodes' limit
 	pingEvery  = 10 * time.Second       // a connection on which nothing comes; nodes allow one every 5 s
 	pingLimit  = 5 * time.Second
+	tellEvery  = time.Minute // an operator is told of one silent node at the most
 )
 
 // meetings is how many nodes are asked who they are at the same time.
