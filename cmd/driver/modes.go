@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -51,40 +50,29 @@ func (o *options) nodeLocal() bool {
 
 // checkMode returns an error for flags that don't go together.
 func (o *options) checkMode() error {
-	needed := map[string]string{}
-	switch {
-	case o.mode != modeAll && o.mode != modeController && o.mode != modeNode:
+	if o.mode != modeAll && o.mode != modeController && o.mode != modeNode {
 		return fmt.Errorf("--mode=%s: there are %s, %s and %s", o.mode, modeAll, modeController, modeNode)
-	case !o.nodeLocal() || o.mode == modeAll:
-	case o.mode == modeController:
-		needed["peers"], needed["peer-certs"] = o.peers.peers, o.peers.certs
-	case o.mode == modeNode:
-		needed["peer-listen"], needed["peer-certs"] = o.peers.listen, o.peers.certs
 	}
-	given := map[string]string{"peers": o.peers.peers, "peer-listen": o.peers.listen, "peer-certs": o.peers.certs, "forgotten-nodes": o.peers.forgotten, "peer-server": o.peers.server}
-	if o.mode == modeController {
-		delete(given, "peers")
-		delete(given, "forgotten-nodes")
-		delete(given, "peer-server")
-	}
-	for name, value := range given {
-		if _, ok := needed[name]; !ok && value != "" {
-			return fmt.Errorf("--%s=%s: it means nothing with --mode=%s and --backend=%s", name, value, o.mode, o.backend)
+	p := &o.peers
+	routes, routed := o.nodeLocal() && o.mode == modeController, o.nodeLocal() && o.mode == modeNode
+	for _, f := range []struct {
+		name, value string
+		can, must   bool
+	}{
+		{"peers", p.peers, routes, routes},
+		{"peer-listen", p.listen, routed, routed},
+		{"peer-certs", p.certs, routes || routed, routes || routed},
+		{"peer-server", p.server, routes, false},
+		{"forgotten-nodes", p.forgotten, routes, false},
+	} {
+		switch {
+		case f.must && f.value == "":
+			return fmt.Errorf("--mode=%s with --backend=%s needs --%s", o.mode, o.backend, f.name)
+		case !f.can && f.value != "":
+			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s", f.name, f.value, o.mode, o.backend)
 		}
 	}
-	for name, value := range needed {
-		if value == "" {
-			return fmt.Errorf("--mode=%s with --backend=%s needs --%s", o.mode, o.backend, name)
-		}
-	}
-	return cmp.Or(o.peers.check(), o.checkPeerCerts())
-}
-
-func (o *options) checkPeerCerts() error {
-	if o.peers.certs == "" {
-		return nil
-	}
-	return cleanPath("peer-certs", &o.peers.certs)
+	return p.check()
 }
 
 func (p *peerFlags) check() error {
@@ -99,8 +87,13 @@ func (p *peerFlags) check() error {
 			return fmt.Errorf("--peers=%s: %w", p.peers, err)
 		}
 	}
-	if p.forgotten != "" {
-		return cleanPath("forgotten-nodes", &p.forgotten)
+	for name, path := range map[string]*string{"forgotten-nodes": &p.forgotten, "peer-certs": &p.certs} {
+		if *path == "" {
+			continue
+		}
+		if err := cleanPath(name, path); err != nil {
+			return err
+		}
 	}
 	return nil
 }

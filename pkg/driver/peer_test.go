@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -108,6 +109,44 @@ func TestEachServerHasItsServices(t *testing.T) {
 				t.Errorf("it says that it has %v, %v", says, err)
 			}
 		})
+	}
+}
+
+// TestAControllerMountsNothing: where a backend's storage is central, its controller needs no mounter.
+func TestAControllerMountsNothing(t *testing.T) {
+	d := startDriver(t, inMemory)
+	alone, err := New(Config{
+		Name: testName, Release: "test", Node: "controller", Backend: d.memory, StateDir: filepath.Join(d.dir, "none"),
+		Log: newTestLogger(d.log), Registry: newRegistry(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := d.at("alone", alone.Controller())
+	resp, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), createRequest("v"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), use: capability(sharedMode), staging: d.path("staging")}
+	d.makeDir(v.staging)
+	if err := v.stage(); err != nil { // by the other one
+		t.Error(err)
+	}
+	if err := v.unstage(); err != nil {
+		t.Error(err)
+	}
+	if _, err := csi.NewNodeClient(conn).NodeGetInfo(context.Background(), &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("NodeGetInfo = %v", err)
+	}
+	if err := alone.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func (d *testDriver) makeDir(path string) {
+	d.Helper()
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		d.Fatal(err)
 	}
 }
 

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"flag"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+func TestModes(t *testing.T) {
+	router := []string{"--mode=controller", "--peers=dns:nodes.kube-system.svc:9808", "--peer-certs=/certs"}
+	node := []string{"--mode=node", "--peer-listen=:9808", "--peer-certs=/certs"}
+	with := func(args []string, more ...string) []string { return append(append([]string(nil), args...), more...) }
+	for name, tc := range map[string]struct {
+		args []string
+		says string // "": they are fine
+	}{
+		"all":                                 {[]string{"--mode=all"}, ""},
+		"a router":                            {router, ""},
+		"a router with everything":            {with(router, "--peer-server=nodes", "--forgotten-nodes=/forgotten", "--peer-client=x"), ""},
+		"a router to a list":                  {with(router, "--peers=10.0.0.1:9808,[fd00::1]:9808,host:1"), ""},
+		"a node":                              {node, ""},
+		"an unknown mode":                     {[]string{"--mode=both"}, "--mode=both"},
+		"a router without peers":              {[]string{"--mode=controller", "--peer-certs=/certs"}, "--peers"},
+		"a router without certificates":       {[]string{"--mode=controller", "--peers=a:1"}, "--peer-certs"},
+		"a node without an address":           {[]string{"--mode=node", "--peer-certs=/certs"}, "--peer-listen"},
+		"a node without certificates":         {[]string{"--mode=node", "--peer-listen=:1"}, "--peer-certs"},
+		"a node with peers":                   {with(node, "--peers=a:1"), "--peers"},
+		"a node that forgets":                 {with(node, "--forgotten-nodes=/x"), "--forgotten-nodes"},
+		"a router that listens":               {with(router, "--peer-listen=:1"), "--peer-listen"},
+		"everything, which listens":           {[]string{"--peer-listen=:1"}, "--peer-listen"},
+		"everything with certificates":        {[]string{"--peer-certs=/certs"}, "--peer-certs"},
+		"a list with a gap":                   {with(router, "--peers=a:1,,b:1"), "--peers"},
+		"an address without a port":           {with(router, "--peers=a"), "--peers"},
+		"an address twice":                    {with(router, "--peers=a:1,a:1"), "twice"},
+		"a DNS name without a port":           {with(router, "--peers=dns:nodes"), "--peers"},
+		"a port without a DNS name":           {with(router, "--peers=dns::1"), "--peers"},
+		"a relative directory":                {with(router, "--peer-certs=certs"), "--peer-certs"},
+		"a relative list of forgotten nodes":  {with(router, "--forgotten-nodes=x"), "--forgotten-nodes"},
+		"a node that lets nobody in":          {with(node, "--peer-client="), "--peer-client"},
+		"a node that listens at no host:port": {with(node, "--peer-listen=9808"), "--peer-listen"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse(tc.args, env(nil), io.Discard)
+			if ok := err == nil; ok != (tc.says == "") || !ok && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%q: %v, want %q", tc.args, err, tc.says)
+			}
+		})
+	}
+}
+
+// central is storage that every process reaches, and so needs no router.
+type central struct{}
+
+func (central) flags(*flag.FlagSet)                      {}
+func (central) kind() backend.Backend                    { return (*memory.Backend)(nil) }
+func (central) check(options, func(string) string) error { return nil }
+func (central) open(options, mounter.Mounter, *slog.Logger) (backend.Backend, error) {
+	return memory.New(memory.Config{}), nil
+}
+
+func TestCentralStorageHasNoPeers(t *testing.T) {
+	o := options{backend: "central", backends: map[string]storage{"central": central{}}, peers: peerFlags{client: "router"}}
+	for _, m := range []mode{modeAll, modeController, modeNode} {
+		o.mode = m
+		if err := o.checkMode(); err != nil {
+			t.Errorf("%s: %v", m, err)
+		}
+	}
+	o.peers.peers, o.mode = "a:1", modeController
+	if err := o.checkMode(); err == nil || !strings.Contains(err.Error(), "--peers") {
+		t.Errorf("with peers: %v", err)
+	}
+}
