@@ -205,34 +205,31 @@ func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSna
 				"the group was made, and node %s has its part, but another node has lost its own: delete the group snapshot", n)
 		}
 	}
-	return nil, m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
-		if p.part == nil {
-			return nil
-		}
+	for _, n := range found {
+		part := m.parts[n].part
 		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.DiscardPart, &peer.DiscardPartRequest{
-			GroupSnapshotId: p.part.GetGroup().GetGroupSnapshotId(), Cut: p.part.GetCut(),
+			GroupSnapshotId: part.GetGroup().GetGroupSnapshotId(), Cut: part.GetCut(),
 		})
 		if err != nil {
-			return unfinished(err)
+			return nil, unfinished(err)
 		}
-		return nil
-	})
+	}
+	return nil, nil
 }
 
-// settle makes a group of parts that are all there.
+// settle makes a group of parts that are all there. Nodes are told one after the other, as in resume, and in the same
+// order: if one router settled while another discards, the first node would decide for both.
 func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 	var parts []*peer.Part
-	err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
-		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.SettlePart, &peer.SettlePartRequest{
-			GroupSnapshotId: p.part.GetGroup().GetGroupSnapshotId(), Cut: p.part.GetCut(),
-		})
-		return err
-	})
-	if err != nil {
-		return nil, unfinished(err)
-	}
 	for _, n := range m.nodes {
-		parts = append(parts, m.parts[n].part)
+		part := m.parts[n].part
+		parts = append(parts, part)
+		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.SettlePart, &peer.SettlePartRequest{
+			GroupSnapshotId: part.GetGroup().GetGroupSnapshotId(), Cut: part.GetCut(),
+		})
+		if err != nil {
+			return nil, unfinished(err)
+		}
 	}
 	return merged(parts), nil
 }
