@@ -23,6 +23,27 @@ func Enter() error {
 	if os.Getenv(inside) != "" {
 		return nil
 	}
+	return again(0)
+}
+
+// EnterAlone is Enter, and the processes are in a namespace of their own too: this program is the first of them, and
+// whatever it starts ends with it, however it ends. /proc shows these processes and no others.
+func EnterAlone() error {
+	if os.Getenv(inside) == "" {
+		return again(syscall.CLONE_NEWPID)
+	}
+	if os.Getpid() != 1 {
+		return errors.New("the processes are in no namespace of their own: this one was started in another's")
+	}
+	if err := syscall.Mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	return nil
+}
+
+// again runs this program in a new mount namespace, and in those that flags say, and exits as it does. It returns only
+// why it can't.
+func again(flags uintptr) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -34,11 +55,12 @@ func Enter() error {
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:   flags,
 		Unshareflags: syscall.CLONE_NEWNS, // with it, os/exec makes every mount private
 		Pdeathsig:    syscall.SIGKILL,
 	}
 	if os.Geteuid() != 0 {
-		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
@@ -46,7 +68,7 @@ func Enter() error {
 	signal.Notify(signals, Signals()...)
 	defer signal.Stop(signals)
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("a mount namespace of its own, for user %d: %w", os.Geteuid(), err)
+		return fmt.Errorf("namespaces of its own, for user %d: %w", os.Geteuid(), err)
 	}
 	go func() {
 		for s := range signals {

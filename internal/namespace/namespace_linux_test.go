@@ -20,8 +20,11 @@ import (
 const asProgram = "CAUSEWAY_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	switch os.Getenv(asProgram) {
+	case "1":
 		os.Exit(program())
+	case "alone":
+		os.Exit(parent())
 	}
 	os.Exit(m.Run())
 }
@@ -40,6 +43,57 @@ func program() int {
 	<-ctx.Done()
 	time.Sleep(100 * time.Millisecond)
 	return cleanedUp
+}
+
+// parent is a program that starts another one, which outlives its parent elsewhere.
+func parent() int {
+	if err := EnterAlone(); err != nil {
+		fmt.Println(err)
+		return noNamespace
+	}
+	child := exec.Command("sleep", "600")
+	child.Stdout = os.Stdout // open for as long as it lives
+	if err := child.Start(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", child.Process.Pid)); err != nil || os.Getpid() != 1 {
+		fmt.Println("/proc is another namespace's:", err)
+		return 1
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), asProgram+"=alone")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out := bufio.NewReader(stdout)
+	said, _ := out.ReadString('\n')
+	if said == "ready\n" {
+		cmd.Process.Kill()
+	}
+	rest, err := io.ReadAll(out) // until nobody has it open any more
+	if err != nil || ctx.Err() != nil {
+		t.Errorf("the child lives: %v, %v", err, ctx.Err())
+	}
+	switch cmd.Wait(); {
+	case said == "ready\n" && len(rest) == 0:
+	case cmd.ProcessState.ExitCode() == noNamespace:
+		Skip(t, strings.TrimSpace(said))
+	default:
+		t.Errorf("it said %q and %q", said, rest)
+	}
 }
 
 func TestWhoeverIsAskedToEndMayCleanUp(t *testing.T) {
