@@ -48,13 +48,13 @@ func (c *controller) createFrom(ctx context.Context, req *csi.CreateVolumeReques
 	return controllerCall(ctx, c.Router, n, csi.ControllerClient.CreateVolume, req)
 }
 
-// candidates returns the nodes on one of which an empty volume has to be: those in the first term of the requirement
-// that has any. So a retry gets the same ones, unless all that were in that term have gone for good. Without a
-// requirement, it is all nodes. Errors: UNAVAILABLE if a node may be among them that doesn't answer;
-// RESOURCE_EXHAUSTED if there is none, so that the scheduler chooses another one.
+// candidates returns the nodes on one of which an empty volume has to be: those in the first term of the requirement, so
+// that a retry gets the same ones. Without a requirement, it is all nodes. Errors: UNAVAILABLE if a node may be among
+// them that doesn't answer; RESOURCE_EXHAUSTED if there is none, so that the scheduler chooses another one.
 func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 	v := c.view.Load()
-	terms := r.GetPreferred()
+	wanted := r.GetPreferred()
+	terms := wanted
 	if len(terms) == 0 {
 		terms = r.GetRequisite()
 	}
@@ -63,10 +63,11 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 	}
 	for _, term := range terms {
 		nodes := v.within(term)
-		if _, names := term.GetSegments()[c.cfg.TopologyKey]; names && len(nodes) == 1 {
-			return nodes, nil // the others are nothing to it, silent or not
-		}
-		if c.cfg.Forgotten.segment(term.GetSegments()[c.cfg.TopologyKey]) {
+		value, named := term.GetSegments()[c.cfg.TopologyKey]
+		switch {
+		case named && len(nodes) == 1: // the others are nothing to it, silent or not
+			return nodes, nil
+		case named && c.cfg.Forgotten.segment(value):
 			continue
 		}
 		if err := v.all(); err != nil {
@@ -74,6 +75,9 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 		}
 		if len(nodes) > 0 {
 			return nodes, nil
+		}
+		if named && len(wanted) > 0 { // its pod is placed there, so there is a node: between two addresses, it may be
+			return nil, status.Errorf(codes.Unavailable, "none of the %d nodes is in %s", len(v.nodes), term)
 		}
 	}
 	return nil, status.Errorf(codes.ResourceExhausted, "none of the %d nodes is in any topology that the volume may have", len(v.nodes))

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -109,7 +110,7 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 		if p.stream, err = peer.NewPeerClient(n.conn).SnapshotPart(onward(ctx)); err != nil {
 			return n.judge(ctx, err, nil)
 		}
-		return p.send(ctx, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all, Cut: cut})
+		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all, Cut: cut})
 	})
 	if err != nil {
 		m.undo(ctx)
@@ -120,13 +121,13 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 		return m.resume(ctx, found)
 	}
 	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
-		return p.send(ctx, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_CUT})
+		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_CUT})
 	}); err != nil {
 		m.undo(ctx)
 		return nil, err
 	}
 	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
-		return p.send(ctx, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_COMMIT})
+		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_COMMIT})
 	}); err != nil {
 		return nil, unfinished(err)
 	}
@@ -148,12 +149,11 @@ func (m *making) step(ctx context.Context, do func(context.Context, *node, *part
 	return err
 }
 
-// send asks for a step, and waits until it is done.
-func (p *partMaking) send(ctx context.Context, n *node, req *peer.SnapshotPartRequest) error {
-	if err := p.stream.Send(req); err != nil { // why, Recv tells
-		_, err = p.stream.Recv()
-		return n.judge(ctx, err, p.stream.Trailer())
-	}
+// step asks for a step, and waits until it is done.
+func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.SnapshotPartRequest) (err error) {
+	start := time.Now()
+	defer func() { r.metrics.count(n.id, status.Code(err), time.Since(start)) }()
+	p.stream.Send(req) // why it failed, Recv tells
 	resp, err := p.stream.Recv()
 	switch {
 	case err != nil:

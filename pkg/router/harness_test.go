@@ -139,6 +139,21 @@ func (c *cluster) at(names ...string) {
 	c.look()
 }
 
+// later makes it so much later that nodes without an address don't count any more. The router must have missed them.
+func (c *cluster) later() {
+	c.Helper()
+	c.await(func(v *view) bool {
+		return slices.ContainsFunc(v.silent, func(a absent) bool { return a.why == errNoAddress })
+	})
+	c.router.mu.Lock()
+	for id, g := range c.router.gone {
+		g.since = time.Now().Add(-goneFor)
+		c.router.gone[id] = g
+	}
+	c.router.mu.Unlock()
+	c.look()
+}
+
 // look has the router look for nodes now.
 func (c *cluster) look() {
 	if c.router != nil {

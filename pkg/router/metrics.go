@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // metrics are what is counted of calls, by node.
@@ -93,11 +94,12 @@ const maxShown = 20
 func (r *Router) Ready(context.Context) (string, error) {
 	v := r.view.Load()
 	if !v.known {
-		return "ok: " + v.all().Error(), nil
+		return "ok: " + status.Convert(v.all()).Message(), nil
 	}
-	r.mu.Lock()
-	total := len(r.places)
-	r.mu.Unlock()
+	total := len(v.nodes) + len(v.silent)
+	for _, where := range v.twice {
+		total += len(where)
+	}
 	lines := []string{fmt.Sprintf("ok: %d of %d nodes answer", len(v.nodes), total)}
 	if v.looked != nil {
 		lines = append(lines, fmt.Sprintf("addresses are old: %v", v.looked))

@@ -31,6 +31,15 @@ type place struct {
 	told    time.Time // when the operator heard of it
 }
 
+// gone is a node whose address isn't known any more: what it was, and since when. It may be between two pods of an update,
+// and then a list without it would be short.
+type gone struct {
+	address string
+	since   time.Time
+}
+
+var errNoAddress = errors.New("it has no address now")
+
 // node is a driver that has said who it is, on one connection. If that ends, another one has to be asked anew: by then
 // its address may be another node's.
 type node struct {
@@ -90,7 +99,15 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 		if !slices.Contains(addresses, address) {
 			p.cancel()
 			delete(r.places, address)
-			r.metrics.forget(p.last)
+			if p.last != "" {
+				r.gone[p.last] = gone{address, time.Now()}
+				r.metrics.forget(p.last)
+			}
+		}
+	}
+	for id, g := range r.gone {
+		if time.Since(g.since) > goneFor {
+			delete(r.gone, id)
 		}
 	}
 	for _, address := range addresses {

@@ -114,6 +114,7 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	a, b := c.nodes["a"], c.nodes["b"]
 	b.stop()
 	c.at("a")
+	c.later()
 	c.settled(1)
 	id := c.volume("v", "a")
 	a.stop()
@@ -218,6 +219,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	c.at("b")
+	c.later()
 	c.settled(1)
 	for name := range c.metrics() {
 		if strings.Contains(name, " a ") || strings.HasSuffix(name, " a") {

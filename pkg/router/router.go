@@ -62,7 +62,8 @@ const (
 	renewEvery = 20 * time.Minute       // so that certificates count which were replaced; below the nodes' limit
 	pingEvery  = 10 * time.Second       // a connection on which nothing comes; nodes allow one every 5 s
 	pingLimit  = 5 * time.Second
-	tellEvery  = time.Minute // an operator is told of one silent node at the most
+	goneFor    = 5 * time.Minute // a node that had an address, and has none, is taken for absent
+	tellEvery  = time.Minute     // an operator is told of one silent node at the most
 )
 
 // meetings is how many nodes are asked who they are at the same time.
@@ -76,6 +77,7 @@ type Router struct {
 
 	mu      sync.Mutex
 	places  map[string]*place // by address
+	gone    map[string]gone   // nodes whose address isn't known any more, by ID: more caution, and a restart does without
 	looked  error             // why the last look for addresses failed, or nil
 	known   bool              // a look has worked
 	view    atomic.Pointer[view]
@@ -95,7 +97,7 @@ func New(cfg Config) (*Router, error) {
 	if cfg.Report == nil {
 		cfg.Report = func(string, error) {}
 	}
-	r := &Router{cfg: cfg, started: time.Now(), places: map[string]*place{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
+	r := &Router{cfg: cfg, started: time.Now(), places: map[string]*place{}, gone: map[string]gone{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
 	r.view.Store(r.look())
 	return r, nil
 }

@@ -51,6 +51,11 @@ func (r *Router) look() *view {
 		}
 		same[p.node.key()] = append(same[p.node.key()], p.node)
 	}
+	for id, g := range r.gone {
+		if _, forgotten := r.cfg.Forgotten.digest(volumeid.NodeDigest(id)); !forgotten && same[volumeid.NodeDigest(id)] == nil {
+			v.silent = append(v.silent, absent{g.address, id, errNoAddress})
+		}
+	}
 	slices.SortFunc(v.silent, func(a, b absent) int { return strings.Compare(a.address, b.address) })
 	for key, nodes := range same {
 		if len(nodes) > 1 { // the data may be at any of them

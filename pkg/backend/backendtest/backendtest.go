@@ -544,7 +544,7 @@ func capacity(s *subject) {
 	o := s.request("pvc-1")
 	o.Required = 512 * MiB
 	v := s.create(o)
-	const noise = 64 * MiB // others use the disk too
+	const noise = 256 * MiB // others use the disk too
 	if after := room(); after.Available > before.Available-v.Size+noise {
 		s.Errorf("%d bytes were left, a volume of %d was made, %d are left", before.Available, v.Size, after.Available)
 	}
