@@ -11,8 +11,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -183,8 +185,31 @@ func (p *process) kill() {
 	<-p.exited
 }
 
-// stop halts the process where it is, and go on lets it go on.
-func (p *process) stop() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
+// stop halts the process where it is, and waits until none of its threads runs any more.
+func (p *process) stop() error {
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+		if err != nil {
+			return err
+		}
+		running := slices.DeleteFunc(threads, func(thread string) bool {
+			stat, err := os.ReadFile(thread)
+			_, state, _ := strings.Cut(string(stat), ") ")
+			return errors.Is(err, os.ErrNotExist) || strings.HasPrefix(state, "T")
+		})
+		if len(running) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%q don't stop", running)
+		}
+	}
+}
+
+// goOn ends what stop has begun.
 func (p *process) goOn() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
 
 // killed reports whether the process has been ended by SIGKILL, as a crash point does.

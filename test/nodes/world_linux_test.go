@@ -68,7 +68,7 @@ func TestMain(m *testing.M) {
 		os.Stderr.Write(out)
 	}
 	if err == nil && missing == nil {
-		err = useNameServer(dir)
+		missing = useNameServer(dir)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
