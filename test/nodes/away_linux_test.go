@@ -114,6 +114,10 @@ func TestAStoppedNodeKeepsNoCallBeyondItsDeadline(t *testing.T) {
 		_, err := w.CreateVolume(ctx, create(name, "a"))
 		cancel()
 		wantCode(t, err, codes.DeadlineExceeded)
+		w.await("the router's own call to end", func() bool { return w.process.hasSaid("name=" + name + " ") })
+		if w.process.hasSaid("no node answers at a") { // which it says much later
+			t.Errorf("the router's call of %s ended with the connection, and not with its caller's", name)
+		}
 		w.volume(fmt.Sprint("other-", i), "b")
 		w.must(a.goOn())
 		ids = append(ids, w.volume(name, "a").GetVolumeId(), w.volume(fmt.Sprint("other-", i), "b").GetVolumeId())
