@@ -95,7 +95,11 @@ func (v *view) any() error {
 // it. All are asked: on which one an earlier call with that name made a volume, nobody knows.
 func (c *controller) createWhereRoomIs(ctx context.Context, req *csi.CreateVolumeRequest, nodes []*node) (*csi.CreateVolumeResponse, error) {
 	located, err := each(ctx, nodes, func(ctx context.Context, n *node) (*peer.LocateResponse, error) {
-		return peerCall(ctx, c.Router, n, peer.PeerClient.Locate, &peer.LocateRequest{Create: req})
+		resp, err := peerCall(ctx, c.Router, n, peer.PeerClient.Locate, &peer.LocateRequest{Create: req})
+		if err != nil && final(err) && status.Code(err) != codes.InvalidArgument { // which says that there is none
+			err = status.Errorf(codes.Unavailable, "node %s can't tell whether it has the name: %s", n, status.Convert(err).Message())
+		}
+		return resp, err
 	})
 	order := make([]int, len(nodes))
 	for i := range nodes {

@@ -248,3 +248,38 @@ func TestOneNameIsMadeOnce(t *testing.T) {
 		t.Errorf("there are %q", ids)
 	}
 }
+
+// TestANameThatCantBeLookedForIsNotFinal: an earlier call may have made the volume on the node that doesn't say, and after
+// a final code nobody would look for it again.
+func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	order := c.router.view.Load().nodes
+	for name, tc := range map[string]struct{ first, second codes.Code }{
+		"one fails for good":                      {codes.OK, codes.Internal},
+		"one fails for good, another for a while": {codes.Internal, codes.Unavailable},
+		"one can't make it, another is away":      {codes.InvalidArgument, codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := c.volume(name, order[1].id) // and that answer was lost
+			for i, code := range []codes.Code{tc.first, tc.second} {
+				if code != codes.OK {
+					c.nodes[order[i].id].fails("Locate", code)
+				}
+			}
+			_, err := c.CreateVolume(context.Background(), create(name))
+			wantCode(t, err, codes.Unavailable)
+			for _, m := range c.nodes {
+				m.heals()
+			}
+			resp, err := c.CreateVolume(context.Background(), create(name))
+			if err != nil || resp.GetVolume().GetVolumeId() != id {
+				t.Errorf("then: %v, %v", resp, err)
+			}
+		})
+	}
+	for _, m := range c.nodes {
+		m.fails("Locate", codes.InvalidArgument)
+	}
+	_, err := c.CreateVolume(context.Background(), create("w"))
+	wantCode(t, err, codes.InvalidArgument) // which a node says only of a name that it doesn't have
+}
