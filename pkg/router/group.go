@@ -114,7 +114,7 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 	})
 	if err != nil {
 		m.undo(ctx)
-		return nil, err
+		return nil, m.abandon(ctx, err)
 	}
 	if found := m.found(); len(found) > 0 {
 		m.undo(ctx)
@@ -189,6 +189,43 @@ func (m *making) found() (nodes []*node) {
 	return nodes
 }
 
+// abandon returns why a group isn't made. If that is final, nobody comes back for what an earlier call left: it is taken
+// away. What is settled was acknowledged, and stays.
+func (m *making) abandon(ctx context.Context, why error) error {
+	found := m.found()
+	if !final(why) || m.settled(found) != nil {
+		return why
+	}
+	if err := m.discard(ctx, found); err != nil {
+		return unfinished(err)
+	}
+	return why
+}
+
+// settled returns one of these nodes whose part is settled, or nil.
+func (m *making) settled(found []*node) *node {
+	for _, n := range found {
+		if m.parts[n].part.GetSettled() {
+			return n
+		}
+	}
+	return nil
+}
+
+// discard takes the parts on these nodes away.
+func (m *making) discard(ctx context.Context, found []*node) error {
+	for _, n := range found {
+		part := m.parts[n].part
+		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.DiscardPart, &peer.DiscardPartRequest{
+			GroupSnapshotId: part.GetGroup().GetGroupSnapshotId(), Cut: part.GetCut(),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // resume goes on with what an earlier call left: if all parts of one cut are there, they are the group. Otherwise nobody was told of
 // it, unless one of them is settled: then another one has been lost.
 func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSnapshot, error) {
@@ -199,25 +236,17 @@ func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSna
 	if complete {
 		return m.settle(ctx)
 	}
-	for _, n := range found {
-		if m.parts[n].part.GetSettled() {
-			return nil, status.Errorf(codes.DataLoss,
-				"the group was made, and node %s has its part, but another node has lost its own: delete the group snapshot", n)
-		}
+	if n := m.settled(found); n != nil {
+		return nil, status.Errorf(codes.DataLoss,
+			"the group was made, and node %s has its part, but another node has lost its own: delete the group snapshot", n)
 	}
-	for _, n := range found {
-		part := m.parts[n].part
-		_, err := peerCall(ctx, m.Router, n, peer.PeerClient.DiscardPart, &peer.DiscardPartRequest{
-			GroupSnapshotId: part.GetGroup().GetGroupSnapshotId(), Cut: part.GetCut(),
-		})
-		if err != nil {
-			return nil, unfinished(err)
-		}
+	if err := m.discard(ctx, found); err != nil {
+		return nil, unfinished(err)
 	}
 	return nil, nil
 }
 
-// settle makes a group of parts that are all there. Nodes are told one after the other, as in resume, and in the same
+// settle makes a group of parts that are all there. Nodes are told one after the other, as in discard, and in the same
 // order: if one router settled while another discards, the first node would decide for both.
 func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 	var parts []*peer.Part

@@ -252,6 +252,33 @@ func faultAt(at string, f *fault) *fault {
 	return f
 }
 
+// TestAFinalErrorLeavesNoRestsOfAGroup fails a group for good after an earlier call has made some of its parts. Nobody
+// would come back for those.
+func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
+	c, images := groupCluster(t)
+	b := c.nodes["b"]
+	b.fails("recv COMMIT", codes.Internal)
+	_, err := c.group("g", images...)
+	wantCode(t, err, codes.Unavailable)
+	c.wantOnDisk(3, 2)
+	b.fails("recv BEGIN", codes.ResourceExhausted)
+	c.nodes["a"].fails("DiscardPart", codes.Aborted) // as long as one is there, it isn't final
+	_, err = c.group("g", images...)
+	wantCode(t, err, codes.Unavailable)
+	c.nodes["a"].heals()
+	_, err = c.group("g", images...)
+	wantCode(t, err, codes.ResourceExhausted)
+	c.wantOnDisk(0, 0)
+
+	// What was acknowledged stays.
+	b.heals()
+	c.until("g", images)
+	b.fails("recv BEGIN", codes.ResourceExhausted)
+	_, err = c.group("g", images...)
+	wantCode(t, err, codes.ResourceExhausted)
+	c.wantOnDisk(4, 3)
+}
+
 // until tries to make a group until there is one.
 func (c *cluster) until(name string, images []string) *csi.VolumeGroupSnapshot {
 	c.Helper()
