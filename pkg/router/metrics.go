@@ -77,9 +77,13 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 			gauge(upDesc, 0, p.last, p.address)
 		}
 	}
+	twice := 0
+	for _, where := range v.twice {
+		twice += len(where)
+	}
 	gauge(peersDesc, up, "answers")
 	gauge(peersDesc, len(v.silent), "silent")
-	gauge(peersDesc, len(c.places)-up-len(v.silent), "twice")
+	gauge(peersDesc, twice, "twice")
 	looked := 1
 	if v.looked != nil || !v.known {
 		looked = 0

@@ -25,7 +25,6 @@ type place struct {
 	address string
 	cancel  context.CancelFunc
 	node    *node     // who answers there, or nil
-	silent  time.Time // since when nobody does
 	why     error     // nobody does
 	last    string    // ID of who was there last: for messages only, as a restart forgets it
 	told    time.Time // when the operator heard of it
@@ -99,10 +98,7 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 		if !slices.Contains(addresses, address) {
 			p.cancel()
 			delete(r.places, address)
-			if p.last != "" {
-				r.gone[p.last] = gone{address, time.Now()}
-				r.metrics.forget(p.last)
-			}
+			r.leave(p)
 		}
 	}
 	for id, g := range r.gone {
@@ -115,9 +111,17 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 			continue
 		}
 		life, cancel := context.WithCancel(ctx)
-		p := &place{address: address, cancel: cancel, silent: time.Now(), why: errors.New("it was not asked yet")}
+		p := &place{address: address, cancel: cancel, why: errors.New("it was not asked yet")}
 		r.places[address] = p
 		r.keeping.Go(func() { r.keep(life, p) })
+	}
+}
+
+// leave notes that who was at a place last has no address now, as far as is known. The caller holds mu.
+func (r *Router) leave(p *place) {
+	if p.last != "" {
+		r.gone[p.last] = gone{p.address, time.Now()}
+		r.metrics.forget(p.last)
 	}
 }
 
@@ -169,7 +173,6 @@ func (r *Router) met(p *place, was, is *node, err error) {
 		retire(was)
 	}
 	if is == nil && (p.node != nil || p.why == nil) {
-		p.silent = time.Now()
 		select {
 		case r.soon <- struct{}{}:
 		default:
@@ -183,6 +186,9 @@ func (r *Router) met(p *place, was, is *node, err error) {
 	}
 	p.node, p.why = is, err
 	if is != nil {
+		if p.last != is.id { // its address is another one's now
+			r.leave(p)
+		}
 		p.last = is.id
 	}
 	r.view.Store(r.look())

@@ -126,12 +126,19 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 		wantCode(t, err, codes.Unavailable)
 		time.Sleep(time.Millisecond)
 	}
-	c.settled(1)
-	if got := c.router.view.Load().ids(); !slices.Equal(got, []string{"b"}) {
-		t.Errorf("the router knows %q", got)
-	}
+	c.await(func(v *view) bool { return slices.Equal(v.ids(), []string{"b"}) })
 	if got := b.calls.Load(); got != calls {
 		t.Errorf("b got %d calls that were for a", got-calls)
+	}
+	// And a is between two pods, as it would be if nobody had its address.
+	_, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
+	wantCode(t, err, codes.Unavailable, "a (", errNoAddress.Error())
+	a.address = ""
+	a.start()
+	c.at("a", "b")
+	c.settled(2)
+	if ids := c.listed(0); !slices.Equal(ids, []string{id}) {
+		t.Errorf("listed are %q", ids)
 	}
 }
 
@@ -219,6 +226,12 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	c.at("b")
+	c.await(func(v *view) bool { return len(v.silent) == 1 && v.silent[0].why == errNoAddress })
+	for name, want := range map[string]float64{"answers": 1, "silent": 1, "twice": 0} {
+		if got := c.metrics()["causeway_router_peers "+name]; got != want {
+			t.Errorf("without an address, %s are %v, want %v", name, got, want)
+		}
+	}
 	c.later()
 	c.settled(1)
 	for name := range c.metrics() {
