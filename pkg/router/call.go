@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -52,20 +53,29 @@ func peerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, 
 	return call(ctx, r, n, peer.NewPeerClient, m, req)
 }
 
+// maxText is how much of a node's error is handed on, in bytes: it may get into logs and objects.
+const maxText = 4 << 10
+
+// lastCode is the highest status code that there is. A node may make up others without end, and each would be counted.
+const lastCode = codes.Unauthenticated
+
 // judge returns the error of a call as the router gives it on.
 func (n *node) judge(ctx context.Context, err error, trailer metadata.MD) error {
-	s := status.Convert(err)
-	switch {
-	case len(trailer.Get(peer.AnswerKey)) > 0 && s.Code() != codes.Canceled: // which is this end's word alone
-		return err
-	case ctx.Err() != nil:
-		return status.Errorf(status.FromContextError(ctx.Err()).Code(), "node %s: %s", n, s.Message())
-	case s.Code() == codes.DeadlineExceeded:
-		return err
-	case s.Code() == codes.Unimplemented:
-		return status.Errorf(codes.Unavailable, "the driver of node %s is too old for this call: %s", n, s.Message())
+	code, text := status.Code(err), status.Convert(err).Message()
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "…"
 	}
-	return status.Errorf(codes.Unavailable, "node %s: what became of the call is not known: %s", n, s.Message())
+	switch {
+	case len(trailer.Get(peer.AnswerKey)) > 0 && code <= lastCode && code != codes.Canceled: // which is this end's word alone
+		return status.Error(code, text)
+	case ctx.Err() != nil:
+		return status.Errorf(status.FromContextError(ctx.Err()).Code(), "node %s: %s", n, text)
+	case code == codes.DeadlineExceeded:
+		return status.Error(code, text)
+	case code == codes.Unimplemented:
+		return status.Errorf(codes.Unavailable, "the driver of node %s is too old for this call: %s", n, text)
+	}
+	return status.Errorf(codes.Unavailable, "node %s: what became of the call is not known: %s", n, text)
 }
 
 // onward returns the context of a call that is made because of another one: with its deadline, and with what it said of
@@ -93,7 +103,7 @@ func (n *node) lies(resp proto.Message) string {
 	case *csi.CreateVolumeResponse:
 		for _, t := range r.GetVolume().GetAccessibleTopology() {
 			if !n.in(t) {
-				return "the topology " + t.String() + ", which is another node's"
+				return fmt.Sprintf("the topology %.200s, which is another node's", t)
 			}
 		}
 		return n.foreign(r.GetVolume().GetVolumeId())

@@ -17,7 +17,10 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/pkg/peer"
 	"github.com/causeway-csi/causeway/pkg/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -296,6 +299,12 @@ func (i *impostor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest)
 	}}, nil
 }
 
+// ControllerExpandVolume fails with a code and a text that its request has as its size, both of which it may make up.
+func (i *impostor) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	grpc.SetTrailer(ctx, metadata.Pairs(peer.AnswerKey, "1"))
+	return nil, status.Error(codes.Code(req.GetCapacityRange().GetRequiredBytes()), strings.Repeat("ä", int(req.GetCapacityRange().GetLimitBytes())))
+}
+
 func (i *impostor) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	return &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{{Volume: &csi.Volume{VolumeId: "../etc"}}}}, nil
 }
@@ -362,6 +371,32 @@ func TestAnAnswerThatIsAnothers(t *testing.T) {
 		Name: "g", SourceVolumeIds: []string{volumeid.New(volumeid.Volume, "liar", "v")},
 	})
 	wantCode(t, err, codes.Unavailable, "liar (", "too old")
+}
+
+// TestErrorsThatAreMadeUp: what a node may say without end, the router neither counts nor hands on.
+func TestErrorsThatAreMadeUp(t *testing.T) {
+	c := newCluster(t)
+	c.at(c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar"))
+	c.settled(1)
+	fail := func(code codes.Code, length int64) error {
+		return second(c.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
+			VolumeId: volumeid.New(volumeid.Volume, "liar", "v"), CapacityRange: &csi.CapacityRange{RequiredBytes: int64(code), LimitBytes: length},
+		}))
+	}
+	wantCode(t, fail(codes.OutOfRange, 3), codes.OutOfRange, "äää")
+	for code := codes.Unauthenticated + 1; code < 40; code++ {
+		wantCode(t, fail(code, 3), codes.Unavailable, "liar (")
+	}
+	for _, code := range []codes.Code{codes.Internal, codes.Unavailable, codes.DeadlineExceeded, 4711} {
+		if err := fail(code, 1<<20); len(err.Error()) > 2*maxText || !strings.Contains(err.Error(), "ää") {
+			t.Errorf("%s has %d bytes", code, len(err.Error()))
+		}
+	}
+	for name := range c.metrics() {
+		if strings.Contains(name, "Code(") {
+			t.Errorf("%s is counted", name)
+		}
+	}
 }
 
 func TestAddressesThatCantBeFoundStay(t *testing.T) {
