@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -142,12 +143,16 @@ func (n *node) lies(resp proto.Message) string {
 	case *csi.GetVolumeGroupSnapshotResponse:
 		return n.foreignGroup(r.GetGroupSnapshot())
 	case *peer.Part:
-		return n.foreignGroup(r.GetGroup())
+		return n.foreignMembers(r.GetGroup())
 	}
 	return ""
 }
 
 func (n *node) foreignGroup(group *csi.VolumeGroupSnapshot) string {
+	return cmp.Or(n.foreign(group.GetGroupSnapshotId()), n.foreignMembers(group))
+}
+
+func (n *node) foreignMembers(group *csi.VolumeGroupSnapshot) string {
 	for _, s := range group.GetSnapshots() {
 		if lie := n.foreign(s.GetSnapshotId()); lie != "" {
 			return lie

@@ -1,8 +1,10 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -91,8 +93,10 @@ type making struct {
 
 // partMaking is the making of one part.
 type partMaking struct {
-	stream peer.Peer_SnapshotPartClient
-	part   *peer.Part // once it is there
+	group   string   // ID of the group
+	volumes []string // whose snapshots the part has
+	stream  peer.Peer_SnapshotPartClient
+	part    *peer.Part // once it is there
 }
 
 // make makes a group, or finds it. It returns nil if it found only rests, and took them away.
@@ -101,12 +105,14 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 	defer cancel() // ends the streams
 	m := &making{groupController: g, nodes: nodes, parts: map[*node]*partMaking{}}
 	for _, n := range nodes {
-		m.parts[n] = &partMaking{}
+		m.parts[n] = &partMaking{group: volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetName()), volumes: volumes[n]}
+		n.calls.Add(1) // or its connection may be closed between two steps
+		defer n.calls.Add(-1)
 	}
 	cut := rand.Text()
 	err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) (err error) {
 		one := proto.Clone(req).(*csi.CreateVolumeGroupSnapshotRequest)
-		one.SourceVolumeIds = volumes[n]
+		one.SourceVolumeIds = p.volumes
 		if p.stream, err = peer.NewPeerClient(n.conn).SnapshotPart(onward(ctx)); err != nil {
 			return n.judge(ctx, err, nil)
 		}
@@ -142,8 +148,6 @@ func unfinished(err error) error {
 // step does something on all nodes at the same time.
 func (m *making) step(ctx context.Context, do func(context.Context, *node, *partMaking) error) error {
 	_, err := each(ctx, m.nodes, func(ctx context.Context, n *node) (struct{}, error) {
-		n.calls.Add(1)
-		defer n.calls.Add(-1)
 		return struct{}{}, do(ctx, n, m.parts[n])
 	})
 	return err
@@ -160,13 +164,25 @@ func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.Sna
 		return n.judge(ctx, err, p.stream.Trailer())
 	case resp.GetDone() == peer.SnapshotPartRequest_COMMIT:
 		p.part = resp.GetPart()
-		if lie := n.lies(p.part); lie != "" || p.part == nil {
-			return status.Errorf(codes.Unavailable, "node %s answered with a part of %s", n, lie)
+		if lie := cmp.Or(n.lies(p.part), p.lie()); lie != "" {
+			return status.Errorf(codes.Unavailable, "node %s answered with %s", n, lie)
 		}
 	case resp.GetDone() != req.GetStep():
 		return status.Errorf(codes.Unavailable, "node %s answered step %s with %s", n, req.GetStep(), resp.GetDone())
 	}
 	return nil
+}
+
+// lie returns what is wrong with a part that a node says is there, or "".
+func (p *partMaking) lie() string {
+	group := p.part.GetGroup()
+	if group.GetGroupSnapshotId() != p.group {
+		return fmt.Sprintf("a part of the group %.128q, and not of %s", group.GetGroupSnapshotId(), p.group)
+	}
+	if sources := sourcesOf(group); !slices.Equal(sources, slices.Sorted(slices.Values(p.volumes))) {
+		return fmt.Sprintf("a part with snapshots of %.500q, and not of %s", sources, strings.Join(p.volumes, ", "))
+	}
+	return ""
 }
 
 // undo gives up on all nodes what isn't committed, and waits until they have.
@@ -333,8 +349,11 @@ func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node
 	order := sorted(nodes)
 	found, err := each(ctx, order, func(ctx context.Context, n *node) (*peer.Part, error) {
 		part, err := peerCall(ctx, g.Router, n, peer.PeerClient.GetPart, &peer.GetPartRequest{GroupSnapshotId: id})
-		if status.Code(err) == codes.NotFound {
+		switch {
+		case status.Code(err) == codes.NotFound:
 			return nil, nil
+		case err == nil && part.GetGroup().GetGroupSnapshotId() != id:
+			err = status.Errorf(codes.Unavailable, "node %s answered with a part of the group %.128q, and not of %s", n, part.GetGroup().GetGroupSnapshotId(), id)
 		}
 		return part, err
 	})
@@ -357,11 +376,17 @@ func complete(parts []*peer.Part) bool {
 		if p.GetCut() != parts[0].GetCut() {
 			return false
 		}
-		for _, s := range p.GetGroup().GetSnapshots() {
-			sources = append(sources, s.GetSourceVolumeId())
-		}
+		sources = append(sources, sourcesOf(p.GetGroup())...)
 	}
 	return slices.Equal(slices.Sorted(slices.Values(sources)), parts[0].GetVolumeIds())
+}
+
+// sourcesOf returns the IDs of the volumes of which a group has snapshots, in ascending order.
+func sourcesOf(group *csi.VolumeGroupSnapshot) (ids []string) {
+	for _, s := range group.GetSnapshots() {
+		ids = append(ids, s.GetSourceVolumeId())
+	}
+	return slices.Sorted(slices.Values(ids))
 }
 
 func snapshotIDs(group *csi.VolumeGroupSnapshot) (ids []string) {

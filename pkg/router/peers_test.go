@@ -276,7 +276,10 @@ type impostor struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	peer.UnimplementedPeerServer
 	name, node, segment string
+	part                func(*peer.Part) // makes a lie of a part; if it is nil, there is no service for groups
 }
 
 func (i *impostor) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -297,6 +300,52 @@ func (i *impostor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId: volumeid.New(volumeid.Volume, i.node, req.GetName()), AccessibleTopology: []*csi.Topology{topology("b")},
 	}}, nil
+}
+
+// SnapshotPart says that each step is done.
+func (i *impostor) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
+	part := &peer.Part{}
+	for {
+		req, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		resp := &peer.SnapshotPartResponse{Done: req.GetStep()}
+		switch req.GetStep() {
+		case peer.SnapshotPartRequest_BEGIN:
+			part.Cut, part.VolumeIds = req.GetCut(), req.GetVolumeIds()
+			part.Group = i.group(volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetGroup().GetName()), req.GetGroup().GetSourceVolumeIds())
+		case peer.SnapshotPartRequest_COMMIT:
+			i.part(part)
+			resp.Part = part
+		}
+		if err := stream.Send(resp); err != nil {
+			return err
+		}
+	}
+}
+
+func (i *impostor) group(id string, volumes []string) *csi.VolumeGroupSnapshot {
+	group := &csi.VolumeGroupSnapshot{GroupSnapshotId: id}
+	for _, v := range volumes {
+		group.Snapshots = append(group.Snapshots, &csi.Snapshot{SnapshotId: volumeid.New(volumeid.Snapshot, i.node, v), SourceVolumeId: v})
+	}
+	return group
+}
+
+func (i *impostor) GetPart(_ context.Context, req *peer.GetPartRequest) (*peer.Part, error) {
+	part := &peer.Part{Group: i.group(req.GetGroupSnapshotId(), []string{volumeid.New(volumeid.Volume, i.node, "v")})}
+	i.part(part)
+	return part, nil
+}
+
+func (i *impostor) SettlePart(context.Context, *peer.SettlePartRequest) (*peer.SettlePartResponse, error) {
+	return &peer.SettlePartResponse{}, nil
+}
+
+// CreateVolumeGroupSnapshot answers with the ID of another node's group.
+func (i *impostor) CreateVolumeGroupSnapshot(_ context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: i.group(volumeid.New(volumeid.Group, "b", "g"), req.GetSourceVolumeIds())}, nil
 }
 
 // ControllerExpandVolume fails with a code and a text that its request has as its size, both of which it may make up.
@@ -321,6 +370,10 @@ func (c *cluster) impersonate(i *impostor, certificate string) (address string) 
 	csi.RegisterIdentityServer(server, i)
 	csi.RegisterNodeServer(server, i)
 	csi.RegisterControllerServer(server, i)
+	if i.part != nil {
+		csi.RegisterGroupControllerServer(server, i)
+		peer.RegisterPeerServer(server, i)
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		c.Fatal(err)
@@ -371,6 +424,80 @@ func TestAnAnswerThatIsAnothers(t *testing.T) {
 		Name: "g", SourceVolumeIds: []string{volumeid.New(volumeid.Volume, "liar", "v")},
 	})
 	wantCode(t, err, codes.Unavailable, "liar (", "too old")
+}
+
+// TestGroupsThatAreAnothers: who deletes a group deletes what its ID says, on all nodes of its snapshots.
+func TestGroupsThatAreAnothers(t *testing.T) {
+	c := newCluster(t)
+	var addresses, volumes []string
+	lie := func(*peer.Part) {}
+	for _, node := range []string{"honest", "liar"} {
+		honest := node == "honest"
+		addresses = append(addresses, c.impersonate(&impostor{name: testName, node: node, segment: node, part: func(part *peer.Part) {
+			if !honest {
+				lie(part)
+			}
+		}}, node))
+		volumes = append(volumes, volumeid.New(volumeid.Volume, node, "v"))
+	}
+	c.at(addresses...)
+	c.settled(2)
+	ctx := context.Background()
+	create := &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}
+	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g")
+	if resp, err := c.CreateVolumeGroupSnapshot(ctx, create); err != nil || resp.GetGroupSnapshot().GetGroupSnapshotId() != id || len(resp.GetGroupSnapshot().GetSnapshots()) != 2 {
+		t.Errorf("without a lie: %v, %v", resp, err)
+	}
+	for name, tc := range map[string]struct {
+		lie  func(*peer.Part)
+		says string
+	}{
+		"another group over nodes": {func(p *peer.Part) {
+			p.Group.GroupSnapshotId = volumeid.New(volumeid.Group, volumeid.SeveralNodes, "other")
+		}, "a part of the group"},
+		"another node's group": {func(p *peer.Part) { p.Group.GroupSnapshotId = volumeid.New(volumeid.Group, "honest", "g") }, "a part of the group"},
+		"no group":             {func(p *peer.Part) { p.Group = nil }, "a part of the group"},
+		"no snapshots":         {func(p *peer.Part) { p.Group.Snapshots = nil }, "a part with snapshots of []"},
+		"another's snapshot":   {func(p *peer.Part) { p.Group.Snapshots[0].SnapshotId = volumeid.New(volumeid.Snapshot, "honest", "s") }, "another node's"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lie = tc.lie
+			_, err := c.CreateVolumeGroupSnapshot(ctx, create)
+			wantCode(t, err, codes.Unavailable, "liar (", tc.says)
+			if name != "no snapshots" {
+				_, err = c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id})
+				wantCode(t, err, codes.Unavailable, "liar (", tc.says)
+			}
+		})
+	}
+	_, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes[1:]})
+	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
+}
+
+// TestAGroupKeepsItsConnections: one that no call uses may be closed, and a part is lost with its stream.
+func TestAGroupKeepsItsConnections(t *testing.T) {
+	c := newCluster(t)
+	answered := make(chan struct{})
+	idle := func(*peer.Part) {
+		<-answered
+		for range 100 { // until the answer has come
+			if c.router.view.Load().byDigest[volumeid.NodeDigest("first")].calls.Load() == 0 {
+				t.Error("the connection to a node may be closed while another node takes its time")
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	var addresses, volumes []string
+	for node, part := range map[string]func(*peer.Part){"first": func(*peer.Part) { close(answered) }, "second": idle} {
+		addresses = append(addresses, c.impersonate(&impostor{name: testName, node: node, segment: node, part: part}, node))
+		volumes = append(volumes, volumeid.New(volumeid.Volume, node, "v"))
+	}
+	c.at(addresses...)
+	c.settled(2)
+	if _, err := c.CreateVolumeGroupSnapshot(context.Background(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestErrorsThatAreMadeUp: what a node may say without end, the router neither counts nor hands on.
