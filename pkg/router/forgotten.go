@@ -3,6 +3,7 @@ package router
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +42,14 @@ func (f *Forgotten) digest(digest string) (name string, ok bool) {
 	f.refresh()
 	name, ok = f.names[digest]
 	return name, ok
+}
+
+// node reports whether the node that NodeGetInfo calls id is forgotten.
+func (f *Forgotten) node(id string) bool {
+	return slices.ContainsFunc(volumeid.NodeDigests(id), func(d string) bool {
+		_, ok := f.digest(d)
+		return ok
+	})
 }
 
 // segment reports whether a value of the topology key is a forgotten node's.
@@ -88,7 +97,10 @@ func (f *Forgotten) read() error {
 		if err := volumeid.CheckNode(name); err != nil {
 			return fmt.Errorf("%s, line %d: %w", f.path, i+1, err)
 		}
-		names[volumeid.NodeDigest(name)], segments[volumeid.Segment(name)] = name, true
+		for _, d := range volumeid.NodeDigests(name) { // it may be what NodeGetInfo calls a node, and so the router does
+			names[d] = name
+		}
+		segments[volumeid.Segment(name)] = true
 	}
 	f.names, f.segments, f.modified, f.size = names, segments, info.ModTime(), info.Size()
 	return nil

@@ -575,6 +575,44 @@ func TestALongName(t *testing.T) {
 	}
 }
 
+// TestALongNameIsForgotten: by the name that the cluster has for it, and by that which the router has, and says.
+func TestALongNameIsForgotten(t *testing.T) {
+	long := strings.Repeat(strings.Repeat("n", 49)+".", 5) + "end"
+	for name, line := range map[string]string{"the cluster's": long, "the router's": volumeid.NodeID(long)} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, "a")
+			c.certify(volumeid.NodeID(long))
+			m := c.newMachine(volumeid.NodeID(long))
+			m.node = long
+			c.nodes[long] = m
+			m.start()
+			c.look()
+			c.settled(2)
+			id := c.volume("v", long)
+			file := filepath.Join(c.dir, "forgotten")
+			if err := os.WriteFile(file, []byte(line+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c.restart(func(cfg *Config) {
+				var err error
+				if cfg.Forgotten, err = OpenForgotten(file, c.report); err != nil {
+					t.Fatal(err)
+				}
+			})
+			m.stop()
+			c.lost(1)
+			if _, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+				t.Error(err)
+			}
+			c.at("a")
+			c.settled(1) // at once, and not after five minutes
+			if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // TestRenewing makes new connections all the time, and loses no call.

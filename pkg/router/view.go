@@ -52,7 +52,7 @@ func (r *Router) look() *view {
 		same[p.node.key()] = append(same[p.node.key()], p.node)
 	}
 	for id, g := range r.gone {
-		if _, forgotten := r.cfg.Forgotten.digest(volumeid.NodeDigest(id)); !forgotten && same[volumeid.NodeDigest(id)] == nil {
+		if !r.cfg.Forgotten.node(id) && same[volumeid.NodeDigest(id)] == nil {
 			v.silent = append(v.silent, absent{g.address, id, errNoAddress})
 		}
 	}
