@@ -14,6 +14,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/test/figures"
 )
 
 const (
@@ -23,28 +25,9 @@ const (
 	copyRounds          = 3 // of what takes seconds
 )
 
-// diskOf mounts a new filesystem of a type at dir/<type> and returns that. Where it can't it returns "" and says so.
-func diskOf(ctx context.Context, dir, fsType string) (string, error) {
-	disk := filepath.Join(dir, fsType)
-	file, err := os.Create(disk + ".img")
-	if err == nil {
-		err = errors.Join(file.Truncate(64<<30), file.Close(), os.MkdirAll(disk, 0o755))
-	}
-	if err != nil {
-		return "", err
-	}
-	for _, command := range [][]string{{"mkfs." + fsType, "-q", file.Name()}, {"mount", "-t", fsType, "-o", "loop,noatime", file.Name(), disk}} {
-		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
-			fmt.Printf("  (left out on %s, which root could measure: %s: %v %.80s)\n", fsType, command[0], err, out)
-			return "", nil
-		}
-	}
-	return disk, nil
-}
-
 // onDisk runs a measurement with a driver whose root is on a filesystem of its own.
 func onDisk(ctx context.Context, dir, bin, fsType string, measure func(b *bench) error) (err error) {
-	disk, err := diskOf(ctx, dir, fsType)
+	disk, err := figures.Disk(ctx, dir, fsType)
 	if err != nil || disk == "" {
 		return err
 	}
@@ -52,7 +35,7 @@ func onDisk(ctx context.Context, dir, bin, fsType string, measure func(b *bench)
 	if err != nil {
 		return err
 	}
-	b := &bench{process: p, ctx: ctx, disk: disk, fsType: fsType, times: stopwatch{}}
+	b := &bench{process: p, ctx: ctx, disk: disk, fsType: fsType, times: figures.Stopwatch{}}
 	defer func() {
 		err = errors.Join(err, p.stop(), unix.Unmount(disk, 0), os.Remove(disk+".img"))
 	}()
@@ -65,14 +48,14 @@ type bench struct {
 	ctx    context.Context
 	disk   string
 	fsType string
-	times  stopwatch
+	times  figures.Stopwatch
 }
 
 // p50 is the median of what was timed under a name, in milliseconds.
-func (b *bench) p50(name string) float64 { return b.times.p50(name) / 1000 }
+func (b *bench) p50(name string) float64 { return b.times.P50(name) / 1000 }
 
 func (b *bench) exec(name string, command ...string) error {
-	return b.times.time(name, func() error {
+	return b.times.Time(name, func() error {
 		out, err := exec.CommandContext(b.ctx, command[0], command[1:]...).CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("%w: %.200s", err, out)
@@ -156,18 +139,18 @@ func (b *bench) copying() error {
 			return err
 		}
 	}
-	row(fmt.Sprintf("%s: snapshot of 512 MiB in %d files", b.fsType, treeFiles), b.p50("snapshot"), "ms")
-	row(b.fsType+": restore of it", b.p50("restore"), "ms")
+	figures.Row(fmt.Sprintf("%s: snapshot of 512 MiB in %d files", b.fsType, treeFiles), b.p50("snapshot"), "ms")
+	figures.Row(b.fsType+": restore of it", b.p50("restore"), "ms")
 	if b.fsType == "ext4" {
-		row("ext4: cp -a --sparse=auto, and sync", b.p50("cp"), "ms")
-		row("ext4: snapshot to cp", b.p50("snapshot")/b.p50("cp"), "", atMost(1))
-		row("ext4: restore to cp", b.p50("restore")/b.p50("cp"), "", atMost(1))
+		figures.Row("ext4: cp -a --sparse=auto, and sync", b.p50("cp"), "ms")
+		figures.Row("ext4: snapshot to cp", b.p50("snapshot")/b.p50("cp"), "", figures.AtMost(1))
+		figures.Row("ext4: restore to cp", b.p50("restore")/b.p50("cp"), "", figures.AtMost(1))
 		return nil
 	}
-	row(b.fsType+": tar czf", b.p50("tar czf"), "ms")
-	row(b.fsType+": tar xzf", b.p50("tar xzf"), "ms")
-	row(b.fsType+": snapshot, times faster than tar czf", b.p50("tar czf")/b.p50("snapshot"), "", atLeast(50))
-	row(b.fsType+": restore, times faster than tar xzf", b.p50("tar xzf")/b.p50("restore"), "", atLeast(50))
+	figures.Row(b.fsType+": tar czf", b.p50("tar czf"), "ms")
+	figures.Row(b.fsType+": tar xzf", b.p50("tar xzf"), "ms")
+	figures.Row(b.fsType+": snapshot, times faster than tar czf", b.p50("tar czf")/b.p50("snapshot"), "", figures.AtLeast(50))
+	figures.Row(b.fsType+": restore, times faster than tar xzf", b.p50("tar xzf")/b.p50("restore"), "", figures.AtLeast(50))
 	return nil
 }
 
@@ -177,11 +160,11 @@ func (b *bench) copyRound(round int, v, tree string) (err error) {
 		return err
 	}
 	var n, restored string
-	err = b.times.time("snapshot", func() (err error) { n, err = b.snapshot(fmt.Sprint("n", round), v); return err })
+	err = b.times.Time("snapshot", func() (err error) { n, err = b.snapshot(fmt.Sprint("n", round), v); return err })
 	if err != nil {
 		return err
 	}
-	err = b.times.time("restore", func() (err error) {
+	err = b.times.Time("restore", func() (err error) {
 		restored, err = b.create(fmt.Sprint("restored", round), 0, fromSnapshot(n))
 		return err
 	})
@@ -233,9 +216,9 @@ func cloning(ctx context.Context, dir, bin string, _ int) error {
 				return err
 			}
 		}
-		row("xfs: clone of an image of 4 GiB", b.p50("clone"), "ms")
-		row("xfs: cp --reflink=never, and sync", b.p50("cp"), "ms")
-		row("xfs: clone, times faster than cp", b.p50("cp")/b.p50("clone"), "", atLeast(50))
+		figures.Row("xfs: clone of an image of 4 GiB", b.p50("clone"), "ms")
+		figures.Row("xfs: cp --reflink=never, and sync", b.p50("cp"), "ms")
+		figures.Row("xfs: clone, times faster than cp", b.p50("cp")/b.p50("clone"), "", figures.AtLeast(50))
 		return b.deltas(v, image)
 	})
 }
@@ -252,7 +235,7 @@ func fillImage(name string) error {
 
 func (b *bench) cloneRound(round int, v, image string) error {
 	var clone string
-	err := b.times.time("clone", func() (err error) {
+	err := b.times.Time("clone", func() (err error) {
 		clone, err = b.create(fmt.Sprint("clone", round), imageSize, fromVolume(v))
 		return err
 	})
@@ -287,20 +270,20 @@ func (b *bench) deltas(v, image string) error {
 	var changed int64
 	for range copyRounds {
 		err := errors.Join(
-			drop(cold), b.times.time("delta, cold", func() (err error) { changed, err = b.delta(old, young); return err }),
+			drop(cold), b.times.Time("delta, cold", func() (err error) { changed, err = b.delta(old, young); return err }),
 			drop(cold), b.exec("cmp, cold", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
 			b.exec("cmp, warm", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
-			b.times.time("delta, warm", func() (err error) { changed, err = b.delta(old, young); return err }))
+			b.times.Time("delta, warm", func() (err error) { changed, err = b.delta(old, young); return err }))
 		if err != nil {
 			return err
 		}
 	}
-	row("xfs: 1 % changed in 4 KiB pieces: bytes reported to bytes written", float64(changed)/(imageSize/100), "", atLeast(0.9), atMost(1.1))
-	row("xfs: delta of the two snapshots, cold", b.p50("delta, cold"), "ms")
-	row("xfs: reading both, cold", b.p50("cmp, cold"), "ms")
-	row("xfs: delta, times faster than reading both, cold", b.p50("cmp, cold")/b.p50("delta, cold"), "", atLeast(20))
-	row("xfs: reading both, warm", b.p50("cmp, warm"), "ms")
-	row("xfs: delta, times faster than reading both, warm", b.p50("cmp, warm")/b.p50("delta, warm"), "", atLeast(4))
+	figures.Row("xfs: 1 % changed in 4 KiB pieces: bytes reported to bytes written", float64(changed)/(imageSize/100), "", figures.AtLeast(0.9), figures.AtMost(1.1))
+	figures.Row("xfs: delta of the two snapshots, cold", b.p50("delta, cold"), "ms")
+	figures.Row("xfs: reading both, cold", b.p50("cmp, cold"), "ms")
+	figures.Row("xfs: delta, times faster than reading both, cold", b.p50("cmp, cold")/b.p50("delta, cold"), "", figures.AtLeast(20))
+	figures.Row("xfs: reading both, warm", b.p50("cmp, warm"), "ms")
+	figures.Row("xfs: delta, times faster than reading both, warm", b.p50("cmp, warm")/b.p50("delta, warm"), "", figures.AtLeast(4))
 	return nil
 }
 
@@ -396,9 +379,9 @@ func meanwhile(ctx context.Context, dir, bin string, _ int) error {
 				return err
 			}
 		}
-		row("ext4: NodePublishVolume while nothing goes on", b.p50("idle")*1000, "µs")
-		row("ext4: NodePublishVolume while 4 GiB are copied", b.p50("copying")*1000, "µs")
-		row("ext4: while 4 GiB are copied, to while nothing goes on", b.p50("copying")/b.p50("idle"), "", atMost(2))
+		figures.Row("ext4: NodePublishVolume while nothing goes on", b.p50("idle")*1000, "µs")
+		figures.Row("ext4: NodePublishVolume while 4 GiB are copied", b.p50("copying")*1000, "µs")
+		figures.Row("ext4: while 4 GiB are copied, to while nothing goes on", b.p50("copying")/b.p50("idle"), "", figures.AtMost(2))
 		return nil
 	})
 }
@@ -409,7 +392,7 @@ func (b *bench) publishes(name string, vs []*volume, enough func() bool) error {
 		if enough() {
 			return fmt.Errorf("%s was over too early", name)
 		}
-		if err := errors.Join(b.times.time(name, func() error { return v.publish(b.ctx) }), v.unpublish(b.ctx)); err != nil {
+		if err := errors.Join(b.times.Time(name, func() error { return v.publish(b.ctx) }), v.unpublish(b.ctx)); err != nil {
 			return err
 		}
 	}
@@ -444,7 +427,7 @@ func (b *bench) deleting() error {
 			if err := b.sync(); err != nil {
 				return err
 			}
-			if err := b.times.time(name, func() error { return b.delete(v) }); err != nil {
+			if err := b.times.Time(name, func() error { return b.delete(v) }); err != nil {
 				return err
 			}
 			for trash := filepath.Join(b.root, "trash"); ; time.Sleep(10 * time.Millisecond) { // or it disturbs the next
@@ -454,8 +437,8 @@ func (b *bench) deleting() error {
 			}
 		}
 	}
-	row(b.fsType+": DeleteVolume of an empty volume", b.p50("empty"), "ms")
-	row(b.fsType+": DeleteVolume of 100,000 files", b.p50("full"), "ms")
-	row(b.fsType+": of 100,000 files to of none", b.p50("full")/b.p50("empty"), "", atMost(10))
+	figures.Row(b.fsType+": DeleteVolume of an empty volume", b.p50("empty"), "ms")
+	figures.Row(b.fsType+": DeleteVolume of 100,000 files", b.p50("full"), "ms")
+	figures.Row(b.fsType+": of 100,000 files to of none", b.p50("full")/b.p50("empty"), "", figures.AtMost(10))
 	return nil
 }

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/test/figures"
 )
 
 // client is a connection to one driver.
@@ -50,7 +52,7 @@ func dial(ctx context.Context, endpoint, dir string) (*client, error) {
 }
 
 // peakRSS returns the most memory that the driver's process has had, in KiB, or 0 if that can't be told.
-func (c *client) peakRSS() int64 { return statusOf(c.pid(), "VmHWM") }
+func (c *client) peakRSS() int64 { return figures.Status(c.pid(), "VmHWM") }
 
 // pid returns the process that serves the socket.
 func (c *client) pid() int {
@@ -74,20 +76,6 @@ func (c *client) pid() int {
 		}
 	})
 	return pid
-}
-
-// statusOf reads a number of KiB from /proc/<pid>/status.
-func statusOf(pid int, key string) (kib int64) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, key+":"); ok {
-			fmt.Sscan(rest, &kib)
-		}
-	}
-	return kib
 }
 
 func use() *csi.VolumeCapability {
@@ -228,24 +216,11 @@ var phases = []struct {
 	{"delete", (*volume).delete},
 }
 
-// sample is how long each of many calls took, and all of them together.
-type sample struct {
-	times []time.Duration
-	all   time.Duration
-}
-
-func (s sample) quantile(q float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(s.times))
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
-}
-
-func (s sample) perSecond() float64 { return float64(len(s.times)) / s.all.Seconds() }
-
 // each makes one call for each of n things, by some callers at a time. The first error ends it.
-func each(ctx context.Context, n, callers int, call func(ctx context.Context, i int) error) (sample, error) {
+func each(ctx context.Context, n, callers int, call func(ctx context.Context, i int) error) (figures.Sample, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := sample{times: make([]time.Duration, n)}
+	s := figures.Sample{Times: make([]time.Duration, n)}
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	start := time.Now()
@@ -258,7 +233,7 @@ func each(ctx context.Context, n, callers int, call func(ctx context.Context, i 
 				}
 				begin := time.Now()
 				err := call(ctx, i)
-				s.times[i] = time.Since(begin)
+				s.Times[i] = time.Since(begin)
 				if err != nil {
 					cancel(err)
 				}
@@ -266,7 +241,7 @@ func each(ctx context.Context, n, callers int, call func(ctx context.Context, i 
 		})
 	}
 	wg.Wait()
-	s.all = time.Since(start)
+	s.All = time.Since(start)
 	return s, context.Cause(ctx)
 }
 
@@ -286,9 +261,9 @@ func compare(ctx context.Context, o options) (err error) {
 		clients = append(clients, c)
 	}
 	headings(clients)
-	results := make([][][]sample, len(clients)) // by client, phase and round
+	results := make([][][]figures.Sample, len(clients)) // by client, phase and round
 	for i := range results {
-		results[i] = make([][]sample, len(phases))
+		results[i] = make([][]figures.Sample, len(phases))
 	}
 	for round := range o.rounds {
 		for i, c := range clients {
@@ -310,7 +285,7 @@ func headings(clients []*client) {
 }
 
 // round is one whole life of all volumes. It leaves nothing of them behind, as the driver may be somebody else's.
-func (c *client) round(ctx context.Context, o options, round int, results [][]sample) (err error) {
+func (c *client) round(ctx context.Context, o options, round int, results [][]figures.Sample) (err error) {
 	vs, err := c.volumes(o.volumes, fmt.Sprintf("bench-%d-%d", os.Getpid(), round))
 	defer func() { err = errors.Join(err, tidy(ctx, vs, o.callers)) }()
 	if err != nil {
@@ -349,7 +324,7 @@ func tidy(ctx context.Context, vs []*volume, callers int) error {
 }
 
 // report prints a table, with ratios if there are two drivers.
-func report(clients []*client, results [][][]sample) {
+func report(clients []*client, results [][][]figures.Sample) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()
 	fmt.Fprint(w, "call\t")
@@ -364,10 +339,10 @@ func report(clients []*client, results [][][]sample) {
 		fmt.Fprintf(w, "%s\t", phase.name)
 		var p50, rate []float64
 		for i := range clients {
-			m := median(results[i][p], func(s sample) float64 { return micro(s.quantile(.5)) })
+			m := figures.Median(results[i][p], func(s figures.Sample) float64 { return figures.Micro(s.Quantile(.5)) })
 			p50 = append(p50, m)
-			rate = append(rate, median(results[i][p], sample.perSecond))
-			fmt.Fprintf(w, "%.0f µs\t%.0f µs\t%.0f\t", m, median(results[i][p], func(s sample) float64 { return micro(s.quantile(.99)) }), rate[i])
+			rate = append(rate, figures.Median(results[i][p], figures.Sample.PerSecond))
+			fmt.Fprintf(w, "%.0f µs\t%.0f µs\t%.0f\t", m, figures.Median(results[i][p], func(s figures.Sample) float64 { return figures.Micro(s.Quantile(.99)) }), rate[i])
 		}
 		if len(clients) == 2 {
 			fmt.Fprintf(w, "%.2f\t%.2f\t", p50[1]/p50[0], rate[0]/rate[1])
@@ -379,16 +354,4 @@ func report(clients []*client, results [][][]sample) {
 		fmt.Fprintf(w, "%.1f MB\t\t\t", float64(c.peakRSS())/1024)
 	}
 	fmt.Fprintln(w)
-}
-
-func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-
-// median returns the middle one of what f says of each of xs.
-func median[T any](xs []T, f func(T) float64) float64 {
-	var all []float64
-	for _, x := range xs {
-		all = append(all, f(x))
-	}
-	slices.Sort(all)
-	return all[len(all)/2]
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,8 +13,9 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/test/figures"
 )
 
 const (
@@ -31,13 +31,10 @@ func suite(ctx context.Context, rounds int, only string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, cleanUp(dir)) }()
-	bin := filepath.Join(dir, "driver")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
-	build.Env = append(os.Environ(), "GOTMPDIR="+dir)                         // for what an interrupted build leaves
-	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, out)
+	defer func() { err = errors.Join(err, figures.CleanUp(dir)) }()
+	bin, err := figures.BuildDriver(ctx, dir)
+	if err != nil {
+		return err
 	}
 	fmt.Printf("medians of %d rounds of %d calls, one machine, one run\n", rounds, perRound)
 	for _, part := range []struct {
@@ -62,41 +59,6 @@ func suite(ctx context.Context, rounds int, only string) (err error) {
 		}
 	}
 	return nil
-}
-
-// goal is what is asked of a figure.
-type goal struct {
-	word  string
-	limit float64
-}
-
-func atLeast(limit float64) goal { return goal{"at least", limit} }
-func atMost(limit float64) goal  { return goal{"at most", limit} }
-func under(limit float64) goal   { return goal{"under", limit} }
-
-// met judges a figure as it is printed, with two decimals. One that isn't positive was not measured.
-func (g goal) met(figure float64) bool {
-	figure = math.Round(figure*100) / 100
-	switch g.word {
-	case "at least":
-		return figure >= g.limit
-	case "at most":
-		return figure > 0 && figure <= g.limit
-	default:
-		return figure > 0 && figure < g.limit
-	}
-}
-
-// row prints one line: what, the figure, what is asked of it, and whether that was missed.
-func row(what string, figure float64, unit string, asked ...goal) {
-	text := ""
-	for _, g := range asked {
-		text += fmt.Sprintf("asked: %s %v ", g.word, g.limit)
-		if !g.met(figure) {
-			text += "MISSED "
-		}
-	}
-	fmt.Printf("  %-68s %9.2f %-6s %s\n", what, figure, unit, strings.TrimSpace(text))
 }
 
 // process is a driver of our own.
@@ -250,25 +212,6 @@ type lap struct {
 	execMount, execUmount, execFindmnt, noop float64
 }
 
-// stopwatch collects how long things take, by name.
-type stopwatch map[string]*sample
-
-func (w stopwatch) time(name string, call func() error) error {
-	start := time.Now()
-	err := call()
-	took := time.Since(start)
-	if w[name] == nil {
-		w[name] = &sample{}
-	}
-	w[name].times = append(w[name].times, took)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
-}
-
-func (w stopwatch) p50(name string) float64 { return micro(w[name].quantile(.5)) }
-
 // measureLap measures each call beside the system call that it can't do without, volume by volume, and then the old
 // way's programs. One caller is one thread here: the idle threads of this process would only disturb what it measures.
 func measureLap(ctx context.Context, vs []*volume, direct string) (lap, error) {
@@ -277,22 +220,22 @@ func measureLap(ctx context.Context, vs []*volume, direct string) (lap, error) {
 	if err := errors.Join(os.MkdirAll(source, 0o755), os.MkdirAll(target, 0o755)); err != nil {
 		return lap{}, err
 	}
-	w := stopwatch{}
+	w := figures.Stopwatch{}
 	for _, v := range vs {
 		beside := v.target + "-beside"
 		err := errors.Join(
 			v.stage(ctx),
-			w.time("mkdir", func() error { return os.Mkdir(beside, 0o750) }),
-			w.time("publish", func() error { return v.publish(ctx) }),
-			w.time("mount", func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") }),
-			w.time("stats", func() error { return v.stats(ctx) }),
-			w.time("noop", func() error {
+			w.Time("mkdir", func() error { return os.Mkdir(beside, 0o750) }),
+			w.Time("publish", func() error { return v.publish(ctx) }),
+			w.Time("mount", func() error { return unix.Mount(source, target, "", unix.MS_BIND, "") }),
+			w.Time("stats", func() error { return v.stats(ctx) }),
+			w.Time("noop", func() error {
 				_, err := v.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 				return err
 			}),
-			w.time("umount", func() error { return unix.Unmount(target, 0) }),
-			w.time("rmdir", func() error { return unix.Rmdir(beside) }),
-			w.time("unpublish", func() error { return v.unpublish(ctx) }),
+			w.Time("umount", func() error { return unix.Unmount(target, 0) }),
+			w.Time("rmdir", func() error { return unix.Rmdir(beside) }),
+			w.Time("unpublish", func() error { return v.unpublish(ctx) }),
 			v.unstage(ctx))
 		if err != nil {
 			return lap{}, err
@@ -300,45 +243,45 @@ func measureLap(ctx context.Context, vs []*volume, direct string) (lap, error) {
 	}
 	for range execs {
 		err := errors.Join(
-			w.time("exec mount", exec.Command("mount", "--bind", source, target).Run),
-			w.time("exec findmnt", exec.Command("findmnt", "--mountpoint", target).Run),
-			w.time("exec umount", exec.Command("umount", target).Run))
+			w.Time("exec mount", exec.Command("mount", "--bind", source, target).Run),
+			w.Time("exec findmnt", exec.Command("findmnt", "--mountpoint", target).Run),
+			w.Time("exec umount", exec.Command("umount", target).Run))
 		if err != nil {
 			return lap{}, err
 		}
 	}
 	return lap{
-		publish: w.p50("publish"), unpublish: w.p50("unpublish"), stats: w.p50("stats"), noop: w.p50("noop"),
-		mount: w.p50("mount"), umount: w.p50("umount"), mkdir: w.p50("mkdir"), rmdir: w.p50("rmdir"),
-		execMount: w.p50("exec mount"), execUmount: w.p50("exec umount"), execFindmnt: w.p50("exec findmnt"),
+		publish: w.P50("publish"), unpublish: w.P50("unpublish"), stats: w.P50("stats"), noop: w.P50("noop"),
+		mount: w.P50("mount"), umount: w.P50("umount"), mkdir: w.P50("mkdir"), rmdir: w.P50("rmdir"),
+		execMount: w.P50("exec mount"), execUmount: w.P50("exec umount"), execFindmnt: w.P50("exec findmnt"),
 	}, nil
 }
 
 func reportMounting(results map[int][]lap) {
-	m := func(mounts int, f func(lap) float64) float64 { return median(results[mounts], f) }
+	m := func(mounts int, f func(lap) float64) float64 { return figures.Median(results[mounts], f) }
 	for _, mounts := range []int{few, many} {
 		at := fmt.Sprintf(" (%d mounts)", mounts)
-		row("exec mount --bind"+at, m(mounts, func(l lap) float64 { return l.execMount }), "µs")
-		row("exec umount"+at, m(mounts, func(l lap) float64 { return l.execUmount }), "µs")
-		row("exec findmnt"+at, m(mounts, func(l lap) float64 { return l.execFindmnt }), "µs")
-		row("mount(2)"+at, m(mounts, func(l lap) float64 { return l.mount }), "µs")
-		row("umount2(2)"+at, m(mounts, func(l lap) float64 { return l.umount }), "µs")
-		row("mkdir(2)"+at, m(mounts, func(l lap) float64 { return l.mkdir }), "µs")
-		row("rmdir(2)"+at, m(mounts, func(l lap) float64 { return l.rmdir }), "µs")
-		row("a call that does nothing"+at, m(mounts, func(l lap) float64 { return l.noop }), "µs")
-		row("NodePublishVolume"+at, m(mounts, func(l lap) float64 { return l.publish }), "µs")
-		row("NodeUnpublishVolume"+at, m(mounts, func(l lap) float64 { return l.unpublish }), "µs")
-		row("NodeGetVolumeStats"+at, m(mounts, func(l lap) float64 { return l.stats }), "µs")
-		row("publish, times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / l.publish }), "", atLeast(5))
-		row("publish less mkdir(2), times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / (l.publish - l.mkdir) }), "")
-		row("unpublish, times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / l.unpublish }), "", atLeast(5))
-		row("unpublish less rmdir(2), times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / (l.unpublish - l.rmdir) }), "")
-		row("stats, times faster than exec findmnt", m(mounts, func(l lap) float64 { return l.execFindmnt / l.stats }), "", atLeast(10))
+		figures.Row("exec mount --bind"+at, m(mounts, func(l lap) float64 { return l.execMount }), "µs")
+		figures.Row("exec umount"+at, m(mounts, func(l lap) float64 { return l.execUmount }), "µs")
+		figures.Row("exec findmnt"+at, m(mounts, func(l lap) float64 { return l.execFindmnt }), "µs")
+		figures.Row("mount(2)"+at, m(mounts, func(l lap) float64 { return l.mount }), "µs")
+		figures.Row("umount2(2)"+at, m(mounts, func(l lap) float64 { return l.umount }), "µs")
+		figures.Row("mkdir(2)"+at, m(mounts, func(l lap) float64 { return l.mkdir }), "µs")
+		figures.Row("rmdir(2)"+at, m(mounts, func(l lap) float64 { return l.rmdir }), "µs")
+		figures.Row("a call that does nothing"+at, m(mounts, func(l lap) float64 { return l.noop }), "µs")
+		figures.Row("NodePublishVolume"+at, m(mounts, func(l lap) float64 { return l.publish }), "µs")
+		figures.Row("NodeUnpublishVolume"+at, m(mounts, func(l lap) float64 { return l.unpublish }), "µs")
+		figures.Row("NodeGetVolumeStats"+at, m(mounts, func(l lap) float64 { return l.stats }), "µs")
+		figures.Row("publish, times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / l.publish }), "", figures.AtLeast(5))
+		figures.Row("publish less mkdir(2), times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / (l.publish - l.mkdir) }), "")
+		figures.Row("unpublish, times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / l.unpublish }), "", figures.AtLeast(5))
+		figures.Row("unpublish less rmdir(2), times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / (l.unpublish - l.rmdir) }), "")
+		figures.Row("stats, times faster than exec findmnt", m(mounts, func(l lap) float64 { return l.execFindmnt / l.stats }), "", figures.AtLeast(10))
 	}
 	own := func(mounts int) float64 { return m(mounts, func(l lap) float64 { return l.publish - l.mount }) }
 	unown := func(mounts int) float64 { return m(mounts, func(l lap) float64 { return l.unpublish - l.umount }) }
-	row(fmt.Sprintf("publish less mount(2), %d mounts to %d", many, few), own(many)/own(few), "", atMost(1.2))
-	row(fmt.Sprintf("unpublish less umount2(2), %d mounts to %d", many, few), unown(many)/unown(few), "", atMost(1.2))
+	figures.Row(fmt.Sprintf("publish less mount(2), %d mounts to %d", many, few), own(many)/own(few), "", figures.AtMost(1.2))
+	figures.Row(fmt.Sprintf("unpublish less umount2(2), %d mounts to %d", many, few), unown(many)/unown(few), "", figures.AtMost(1.2))
 }
 
 // callers compares publishes per second of eight callers with those of one.
@@ -359,17 +302,17 @@ func callers(ctx context.Context, dir, bin string, rounds int) (err error) {
 			if err != nil {
 				return err
 			}
-			rates[n] = append(rates[n], s.perSecond())
+			rates[n] = append(rates[n], s.PerSecond())
 			if _, err := each(ctx, len(vs), n, func(ctx context.Context, i int) error { return vs[i].unpublish(ctx) }); err != nil {
 				return err
 			}
 		}
 	}
 	self := func(f float64) float64 { return f }
-	one, eight := median(rates[1], self), median(rates[8], self)
-	row("publishes per second, 1 caller", one, "")
-	row("publishes per second, 8 callers", eight, "")
-	row("8 callers to 1", eight/one, "", atLeast(1.3))
+	one, eight := figures.Median(rates[1], self), figures.Median(rates[8], self)
+	figures.Row("publishes per second, 1 caller", one, "")
+	figures.Row("publishes per second, 8 callers", eight, "")
+	figures.Row("8 callers to 1", eight/one, "", figures.AtLeast(1.3))
 	_, err = each(ctx, len(vs), 8, func(ctx context.Context, i int) error { return vs[i].unstage(ctx) })
 	return err
 }
@@ -419,7 +362,7 @@ func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
 	}
 	results := make([][]float64, len(ps))
 	for round := range rounds {
-		samples := make([]sample, len(ps))
+		samples := make([]figures.Sample, len(ps))
 		for i := range probes {
 			for n, p := range ps {
 				v := &volume{client: p.client, name: fmt.Sprintf("probe-%d-%d", round, i)}
@@ -427,18 +370,18 @@ func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
 				if err := v.create(ctx); err != nil {
 					return err
 				}
-				samples[n].times = append(samples[n].times, time.Since(start))
+				samples[n].Times = append(samples[n].Times, time.Since(start))
 			}
 		}
 		for n, s := range samples {
-			results[n] = append(results[n], micro(s.quantile(.5)))
+			results[n] = append(results[n], figures.Micro(s.Quantile(.5)))
 		}
 	}
 	self := func(f float64) float64 { return f }
 	for n := range ps {
-		row(fmt.Sprintf("CreateVolume, durable, among %d volumes", sizes[n]), median(results[n], self), "µs")
+		figures.Row(fmt.Sprintf("CreateVolume, durable, among %d volumes", sizes[n]), figures.Median(results[n], self), "µs")
 	}
-	row("among 10,000 to among 100", median(results[1], self)/median(results[0], self), "", atMost(1.3))
+	figures.Row("among 10,000 to among 100", figures.Median(results[1], self)/figures.Median(results[0], self), "", figures.AtMost(1.3))
 	return nil
 }
 
@@ -447,8 +390,8 @@ func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
 func memory(ctx context.Context, dir, bin string, _ int) error {
 	for _, c := range []struct {
 		volumes int
-		asked   goal
-	}{{1000, under(25)}, {10000, under(40)}} {
+		asked   figures.Goal
+	}{{1000, figures.Under(25)}, {10000, figures.Under(40)}} {
 		name := fmt.Sprint("memory-", c.volumes)
 		p, err := startDriver(ctx, dir, bin, name, false)
 		if err != nil {
@@ -464,7 +407,7 @@ func memory(ctx context.Context, dir, bin string, _ int) error {
 		if err != nil {
 			return errors.Join(err, p.stop())
 		}
-		row(fmt.Sprintf("peak RSS, %d volumes made, staged, published and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
+		figures.Row(fmt.Sprintf("peak RSS, %d volumes made, staged, published and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
 		if err := p.stop(); err != nil {
 			return err
 		}
@@ -472,7 +415,7 @@ func memory(ctx context.Context, dir, bin string, _ int) error {
 			return err
 		}
 		if err = p.listAll(ctx); err == nil {
-			row(fmt.Sprintf("peak RSS, %d volumes, started anew and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
+			figures.Row(fmt.Sprintf("peak RSS, %d volumes, started anew and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
 			_, err = each(ctx, len(vs), 8, func(ctx context.Context, i int) error {
 				v := *vs[i]
 				v.client = p.client
@@ -493,18 +436,4 @@ func (p *process) listAll(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-// cleanUp removes what the suite made. In its own namespace nobody else sees the mounts that an interruption left.
-func cleanUp(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return err
-	}
-	for i := range mounts {
-		if err := unix.Unmount(mounts[len(mounts)-1-i].Mountpoint, unix.MNT_DETACH); err != nil {
-			return err
-		}
-	}
-	return os.RemoveAll(dir)
 }
