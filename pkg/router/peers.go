@@ -13,7 +13,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
@@ -46,7 +45,7 @@ type node struct {
 	digests  []string // that its IDs may carry
 	segments map[string]string
 	address  string
-	conn     *grpc.ClientConn
+	conn     *line
 	calls    atomic.Int64 // in flight
 }
 
@@ -54,6 +53,7 @@ func (n *node) String() string { return fmt.Sprintf("%s (%s)", n.id, n.address) 
 
 // Run finds nodes and keeps connections to them until ctx is done.
 func (r *Router) Run(ctx context.Context) {
+	defer r.lines.channel.Close()
 	defer r.keeping.Wait()
 	for {
 		r.find(ctx)
@@ -135,7 +135,7 @@ func (r *Router) keep(ctx context.Context, p *place) {
 			retire(n)
 			return
 		}
-		if err != nil && current != nil && current.conn.GetState() == connectivity.Ready {
+		if err != nil && current != nil && !isClosed(current.conn.lost) {
 			err = nil // it was to be renewed, and does as it is
 			n = current
 		}
@@ -159,10 +159,12 @@ func (r *Router) keep(ctx context.Context, p *place) {
 func (r *Router) hold(ctx context.Context, n *node) error {
 	renew, cancel := context.WithTimeout(ctx, renewEvery/2+rand.N(renewEvery/2))
 	defer cancel()
-	if n.conn.WaitForStateChange(renew, connectivity.Ready) {
-		return errors.New("the connection was lost")
+	select {
+	case <-n.conn.lost:
+		return n.conn.why
+	case <-renew.Done():
+		return nil
 	}
-	return nil
 }
 
 // met notes who is at a place instead of was, or why nobody is.
@@ -221,14 +223,13 @@ func (r *Router) meet(ctx context.Context, address string) (n *node, err error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, meetLimit)
 	defer cancel()
-	conn, err := r.over(raw)
+	conn, err := r.lines.over(ctx, raw)
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
 	}
 	defer func() {
 		if err != nil {
-			conn.Close()
-			raw.Close() // if it was not taken yet
+			conn.close()
 		}
 	}()
 	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
@@ -271,27 +272,17 @@ func (r *Router) believe(who *csi.NodeGetInfoResponse, from *peer.Peer) error {
 	return nil
 }
 
-// over returns a gRPC connection over one that is there. When that is lost, no other is made in its place.
-func (r *Router) over(raw net.Conn) (*grpc.ClientConn, error) {
-	var used atomic.Bool
-	options := append([]grpc.DialOption{
+// channel returns what the connections to all nodes share.
+func (r *Router) channel() (*lines, error) {
+	return newLines(append([]grpc.DialOption{
 		grpc.WithTransportCredentials(r.cfg.Credentials),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			if used.Swap(true) {
-				return nil, errors.New("the connection was lost")
-			}
-			return raw, nil
-		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit, PermitWithoutStream: true}),
-		grpc.WithIdleTimeout(0),
-		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		// There are many of these, and each is idle for most of the time.
-		grpc.WithReadBufferSize(bufferSize), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
+		// There are many of these, and each is idle for most of the time. What is read, TLS has in a buffer already.
+		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
-	}, r.cfg.DialOptions...)
-	return grpc.NewClient("passthrough:///"+raw.RemoteAddr().String(), options...)
+	}, r.cfg.DialOptions...)...)
 }
 
 // Sizes in bytes. Those of messages and windows are the nodes' own.
@@ -309,7 +300,7 @@ func retire(n *node) {
 	var try func()
 	try = func() {
 		if n.calls.Load() == 0 {
-			n.conn.Close()
+			n.conn.close()
 			return
 		}
 		time.AfterFunc(time.Second, try)

@@ -74,6 +74,7 @@ type Router struct {
 	cfg     Config
 	started time.Time
 	metrics *metrics
+	lines   *lines
 
 	mu      sync.Mutex
 	places  map[string]*place // by address
@@ -99,7 +100,9 @@ func New(cfg Config) (*Router, error) {
 	}
 	r := &Router{cfg: cfg, started: time.Now(), places: map[string]*place{}, gone: map[string]gone{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
 	r.view.Store(r.look())
-	return r, nil
+	var err error
+	r.lines, err = r.channel()
+	return r, err
 }
 
 // Register makes server serve the router's services: Identity, Controller, and GroupController and SnapshotMetadata if
