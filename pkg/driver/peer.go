@@ -34,6 +34,7 @@ const minPing = 5 * time.Second
 func peerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ConnectionTimeout(peerHandshake),
+		grpc.WriteBufferSize(peer.WriteBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: peerAge, Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
