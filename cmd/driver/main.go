@@ -31,6 +31,9 @@ import (
 // pods', and there is little to collect. GOGC overrides it.
 const gcPercent = 40
 
+// routerGCPercent is that of a router. What it has in memory are hundreds of connections, and it makes little garbage.
+const routerGCPercent = 30
+
 func main() {
 	mounter.Main()
 	if len(os.Args) > 1 && os.Args[1] == "certs" {
@@ -51,7 +54,7 @@ func main() {
 		return
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
+		debug.SetGCPercent(o.gcPercent())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -60,6 +63,13 @@ func main() {
 		log.Error("the driver can't go on", "error", err)
 		os.Exit(1)
 	}
+}
+
+func (o *options) gcPercent() int {
+	if o.routes() {
+		return routerGCPercent
+	}
+	return gcPercent
 }
 
 // run serves until ctx is done. First of all it takes the endpoint: while another driver serves there, nothing here is
@@ -79,7 +89,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer p.endTracing()
-	if o.mode == modeController && o.nodeLocal() {
+	if o.routes() {
 		return p.route(ctx)
 	}
 	return p.drive(ctx)

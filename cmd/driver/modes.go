@@ -48,6 +48,9 @@ func (o *options) nodeLocal() bool {
 	return ok
 }
 
+// routes reports whether this process is a router.
+func (o *options) routes() bool { return o.mode == modeController && o.nodeLocal() }
+
 // checkMode returns an error for flags that don't go together.
 func (o *options) checkMode() error {
 	if o.mode != modeAll && o.mode != modeController && o.mode != modeNode {
