@@ -277,7 +277,7 @@ func (r *Router) channel() (*lines, error) {
 	return newLines(append([]grpc.DialOption{
 		grpc.WithTransportCredentials(r.cfg.Credentials),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit, PermitWithoutStream: true}),
-		grpc.WithNoProxy(),
+		grpc.WithNoProxy(), grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		// There are many of these, and each is idle for most of the time. What is read, TLS has in a buffer already.
 		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
@@ -288,6 +288,7 @@ func (r *Router) channel() (*lines, error) {
 // Sizes in bytes. Those of messages and windows are the nodes' own.
 const (
 	maxMessage = 16 << 20
+	maxHeader  = 64 << 10 // with the text of an error; a longer one takes gRPC seconds to read
 	bufferSize = 4 << 10
 	window     = 1 << 20
 )

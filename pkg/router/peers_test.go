@@ -515,8 +515,13 @@ func TestErrorsThatAreMadeUp(t *testing.T) {
 		wantCode(t, fail(code, 3), codes.Unavailable, "liar (")
 	}
 	for _, code := range []codes.Code{codes.Internal, codes.Unavailable, codes.DeadlineExceeded, 4711} {
-		if err := fail(code, 1<<20); len(err.Error()) > 2*maxText || !strings.Contains(err.Error(), "ää") {
+		if err := fail(code, 8<<10); len(err.Error()) > 2*maxText || !strings.Contains(err.Error(), "ää") {
 			t.Errorf("%s has %d bytes", code, len(err.Error()))
+		}
+		if err := fail(code, 64<<10); len(err.Error()) > 2*maxText {
+			t.Errorf("%s has %d bytes", code, len(err.Error()))
+		} else {
+			wantCode(t, err, codes.Unavailable, "liar (")
 		}
 	}
 	for name := range c.metrics() {
