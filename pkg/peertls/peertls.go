@@ -95,7 +95,7 @@ func (id *Identity) refresh() (note, err error) {
 // and that has client among its DNS names. Case doesn't matter, wildcards and the common name don't count. A handshake
 // that is refused is reported with its reason, up to maxReports a second.
 func (id *Identity) Server(client string) credentials.TransportCredentials {
-	return &server{id: id, client: client, refused: &refusals{report: id.report, now: time.Now}}
+	return &server{id: id, client: client, refused: &refusals{report: id.report, now: time.Now}, places: make(chan struct{}, maxHandshakes)}
 }
 
 // Client returns what a client shows and demands: TLS 1.3 with a certificate for servers that one of our CAs has signed

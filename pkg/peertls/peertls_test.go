@@ -291,6 +291,48 @@ func TestAProbeIsNotReported(t *testing.T) {
 	s.stop()
 }
 
+// TestSilentClientsTakeLittle: each holds a file until the handshake has taken too long, and anybody can connect.
+func TestSilentClientsTakeLittle(t *testing.T) {
+	ca := newTestCA(t, "test CA")
+	id, log := open(t, ca.leaf(t, node, forServers).dir(t))
+	s := serve(t, grpc.Creds(id.Server(router)))
+	creds := identity(t, ca.leaf(t, router, forClients)).Client(node)
+	closed := make(chan error, 3*maxHandshakes)
+	var silent []net.Conn
+	for range cap(closed) {
+		conn, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		silent = append(silent, conn)
+		conn.SetReadDeadline(time.Now().Add(guard))
+		go func() {
+			_, err := conn.Read(make([]byte, 1))
+			closed <- err
+		}()
+	}
+	for range 2 * maxHandshakes {
+		if err := <-closed; errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("one too many is waited for")
+		}
+	}
+	if _, err := s.call(creds); err == nil {
+		t.Error("one more was let in")
+	}
+	says(t, "log", strings.Join(log.take(), "\n"), fmt.Sprintf("%d others are at the handshake", maxHandshakes))
+	for _, conn := range silent {
+		conn.Close()
+	}
+	for deadline := time.Now().Add(guard); ; time.Sleep(time.Millisecond) {
+		if _, err := s.call(creds); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("when they have gone: %v", err)
+		}
+	}
+}
+
 func TestAPortScanDoesNotFloodTheLog(t *testing.T) {
 	var log reports
 	now := time.Unix(1000, 0)

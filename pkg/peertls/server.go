@@ -21,7 +21,12 @@ type server struct {
 	id      *Identity
 	client  string
 	refused *refusals
+	places  chan struct{} // held by handshakes
 }
+
+// maxHandshakes is how many clients may be at the handshake at the same time. Anybody can begin one, say nothing more, and
+// so hold a file and memory that the rest of the process needs; whoever is in already keeps its connection.
+const maxHandshakes = 64
 
 func (s *server) Clone() credentials.TransportCredentials {
 	c := *s
@@ -35,6 +40,14 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 // ServerHandshake returns io.EOF, and reports nothing, where the client went away without a word, as the probe of a load
 // balancer does. gRPC bounds the time: grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	select {
+	case s.places <- struct{}{}:
+		defer func() { <-s.places }()
+	default:
+		err := fmt.Errorf("client %s was refused: %d others are at the handshake", raw.RemoteAddr(), maxHandshakes)
+		s.refused.add(err)
+		return nil, nil, err
+	}
 	ours := s.id.current()
 	var versions []uint16
 	conn, info, err := credentials.NewTLS(s.config(ours, &versions)).ServerHandshake(raw)
