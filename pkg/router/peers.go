@@ -129,6 +129,7 @@ func (r *Router) leave(p *place) {
 func (r *Router) keep(ctx context.Context, p *place) {
 	var current *node
 	defer func() { r.met(p, current, nil, context.Canceled) }()
+	pause := time.Duration(0) // after a node that didn't last
 	for wait := againFirst; ctx.Err() == nil; {
 		n, err := r.meet(ctx, p.address)
 		if ctx.Err() != nil {
@@ -148,9 +149,15 @@ func (r *Router) keep(ctx context.Context, p *place) {
 			continue
 		}
 		wait = againFirst
+		began := time.Now()
 		if lost := r.hold(ctx, n); lost != nil {
 			r.met(p, current, nil, lost)
 			current = nil
+			if time.Since(began) > againLast {
+				pause = 0
+			}
+			sleep(ctx, pause)
+			pause = min(pause+againFirst, lookSoon)
 		}
 	}
 }

@@ -531,6 +531,23 @@ func TestErrorsThatAreMadeUp(t *testing.T) {
 	}
 }
 
+// TestANodeThatIsLostAgainAndAgainIsLeftAlone: who says which node it is and hangs up keeps nobody busy.
+func TestANodeThatIsLostAgainAndAgainIsLeftAlone(t *testing.T) {
+	c := newCluster(t, "a")
+	a := c.nodes["a"]
+	met := map[*node]bool{}
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if v := c.router.view.Load(); len(v.nodes) == 1 && !met[v.nodes[0]] {
+			met[v.nodes[0]] = true
+			a.conns.cut()
+		}
+	}
+	if met := len(met); met < 2 || met > 10 {
+		t.Errorf("it was met %d times in 3 s", met)
+	}
+	c.settled(1)
+}
+
 func TestAddressesThatCantBeFoundStay(t *testing.T) {
 	c := newCluster(t, "a")
 	c.mu.Lock()
