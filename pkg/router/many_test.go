@@ -28,7 +28,6 @@ func TestFiveHundredNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	creds := certificate.Server(routerName)
 	var addresses, want []string
 	sims := map[string]*simnode.Node{}
 	for i := range nodes {
@@ -39,7 +38,7 @@ func TestFiveHundredNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(sim.Serve(l, creds).Stop)
+		t.Cleanup(sim.Serve(l, certificate.Server(routerName)).Stop)
 		addresses, want = append(addresses, l.Addr().String()), append(want, sim.IDs()...)
 	}
 	c.stop()
