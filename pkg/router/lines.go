@@ -77,6 +77,7 @@ func (l *lines) over(ctx context.Context, raw net.Conn) (*line, error) {
 	l.mu.Unlock()
 	address := resolver.Address{Addr: n.name, ServerName: raw.RemoteAddr().String()}
 	var err error
+	//lint:ignore SA1019 that of several addresses is deprecated, and this is one
 	n.sub, err = l.maker.NewSubConn([]resolver.Address{address}, balancer.NewSubConnOptions{StateListener: n.changed})
 	if err != nil {
 		l.take(n.name)

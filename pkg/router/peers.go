@@ -287,7 +287,7 @@ func (r *Router) channel() (*lines, error) {
 		grpc.WithNoProxy(), grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		// There are many of these, and each is idle for most of the time. What is read, TLS has in a buffer already.
-		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 	}, r.cfg.DialOptions...)...)
 }

@@ -5,9 +5,9 @@
 // know it asks. A restart, or a second router beside it, changes nothing. What it holds in memory are connections, and
 // since when somebody is silent.
 //
-// peers.go finds the nodes and keeps connections to them, view.go is who answers at one moment, controller.go, create.go,
-// list.go, group.go and metadata.go are the calls. The rules that they follow were found by reading the sidecars: see
-// docs/node-local-storage.md.
+// peers.go finds the nodes and keeps a line to each (lines.go), view.go is who answers at one moment, controller.go,
+// create.go, list.go, group.go and metadata.go are the calls. The rules that they follow were found by reading the
+// sidecars: see docs/node-local-storage.md.
 package router
 
 import (

@@ -51,7 +51,7 @@ func New(driver, name string, volumes int, room int64) *Node {
 func (n *Node) Serve(l net.Listener, creds credentials.TransportCredentials) *grpc.Server {
 	mark := metadata.Pairs(peer.AnswerKey, "1")
 	server := grpc.NewServer(grpc.Creds(creds),
-		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(peer.WriteBuffer), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(peer.WriteBuffer),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			grpc.SetTrailer(ctx, mark)
 			return handler(ctx, req)
