@@ -1,0 +1,34 @@
+package main
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/namespace"
+)
+
+// noNamespace is why drivers, which mount, can't run.
+var noNamespace error
+
+func TestMain(m *testing.M) {
+	noNamespace = namespace.Enter()
+	os.Exit(m.Run())
+}
+
+// TestEachPartRuns makes few calls before few nodes: how long they take is nothing for a test.
+func TestEachPartRuns(t *testing.T) {
+	if noNamespace != nil {
+		namespace.Skip(t, noNamespace)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	err := suite(ctx, options{rounds: 1, calls: 2, idle: time.Millisecond, fleets: []fleet{
+		{nodes: 2, volumes: 100},
+		{nodes: 20, volumes: 2000, compared: true},
+	}})
+	if err != nil {
+		t.Error(err)
+	}
+}
