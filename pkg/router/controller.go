@@ -86,7 +86,7 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 }
 
 // ControllerGetVolumeHealth says of a volume whose node is away that it is inaccessible, and of one whose node is gone
-// for good that its data is lost. CSI spec v1.13, ControllerGetVolumeHealth.
+// for good that its data is lost. A router that has just begun says nothing of a node yet. CSI spec v1.13, ControllerGetVolumeHealth.
 func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.ControllerGetVolumeHealth, req)
 	sick := &csi.VolumeHealth_VolumeHealthEntry{Message: status.Convert(err).Message()}
@@ -94,7 +94,7 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	switch {
 	case errors.As(err, &gone):
 		sick.Status, sick.Reason = csi.VolumeHealthErrorType_DATA_LOSS, "NodeForgotten"
-	case status.Code(err) == codes.Unavailable:
+	case status.Code(err) == codes.Unavailable && !c.view.Load().early():
 		sick.Status, sick.Reason = csi.VolumeHealthErrorType_INACCESSIBLE, "NodeUnreachable"
 	default:
 		return resp, err

@@ -36,7 +36,11 @@ type gone struct {
 	since   time.Time
 }
 
-var errNoAddress = errors.New("it has no address now")
+// Why no node answers at a place, beside what the network says.
+var (
+	errNoAddress = errors.New("it has no address now")
+	errNotAsked  = errors.New("it was not asked yet")
+)
 
 // node is a driver that has said who it is, on one connection. If that ends, another one has to be asked anew: by then
 // its address may be another node's.
@@ -111,7 +115,7 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 			continue
 		}
 		life, cancel := context.WithCancel(ctx)
-		p := &place{address: address, cancel: cancel, why: errors.New("it was not asked yet")}
+		p := &place{address: address, cancel: cancel, why: errNotAsked}
 		r.places[address] = p
 		r.keeping.Go(func() { r.keep(life, p) })
 	}

@@ -568,6 +568,9 @@ func TestAddressesThatCantBeFoundStay(t *testing.T) {
 	wantCode(t, err, codes.Unavailable)
 	_, err = c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
 	wantCode(t, err, codes.Unavailable)
+	// Of the volume's node nothing is known, and so nothing bad.
+	_, err = c.ControllerGetVolumeHealth(context.Background(), &csi.ControllerGetVolumeHealthRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
+	wantCode(t, err, codes.Unavailable, "not known yet")
 }
 
 // TestALongName: of a name with 253 bytes NodeGetInfo has but a digest.

@@ -105,6 +105,11 @@ func (v *view) all() error {
 	return status.Errorf(codes.Unavailable, "not all nodes answer: %s", strings.Join(away, "; "))
 }
 
+// early reports whether somebody wasn't asked yet who it is: whoever isn't there may be that one.
+func (v *view) early() bool {
+	return !v.known || slices.ContainsFunc(v.silent, func(a absent) bool { return a.why == errNotAsked })
+}
+
 var errNotLooked = fmt.Errorf("their addresses are being looked up")
 
 // owner returns the node whose IDs have this digest. Errors: UNAVAILABLE, NOT_FOUND if it is forgotten.
