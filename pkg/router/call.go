@@ -25,12 +25,12 @@ type method[C any, Req, Resp proto.Message] func(C, context.Context, Req, ...grp
 // has the node's own code if a handler there gave it. Otherwise it is CANCELED or DEADLINE_EXCEEDED if ctx has ended, and
 // else UNAVAILABLE: nobody knows what was done. That is so for a call that the node's driver is too old to know, too:
 // UNIMPLEMENTED would be final, and soon it will be new.
-func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *node, clientOf func(grpc.ClientConnInterface) C, m method[C, Req, Resp], req Req) (Resp, error) {
+func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *node, clientOf func(grpc.ClientConnInterface) C, m method[C, Req, Resp], req Req, options ...grpc.CallOption) (Resp, error) {
 	n.calls.Add(1)
 	defer n.calls.Add(-1)
 	start := time.Now()
 	var trailer metadata.MD
-	resp, err := m(clientOf(n.conn), onward(ctx), req, grpc.Trailer(&trailer))
+	resp, err := m(clientOf(n.conn), onward(ctx), req, append(options, grpc.Trailer(&trailer))...)
 	if err != nil {
 		err = n.judge(ctx, err, trailer)
 	} else if lie := n.lies(resp); lie != "" {
@@ -45,8 +45,8 @@ func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *nod
 }
 
 // controllerCall makes a call of a node's Controller service.
-func controllerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, m method[csi.ControllerClient, Req, Resp], req Req) (Resp, error) {
-	return call(ctx, r, n, csi.NewControllerClient, m, req)
+func controllerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, m method[csi.ControllerClient, Req, Resp], req Req, options ...grpc.CallOption) (Resp, error) {
+	return call(ctx, r, n, csi.NewControllerClient, m, req, options...)
 }
 
 // peerCall makes a call of a node's Peer service.

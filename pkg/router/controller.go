@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -144,6 +145,9 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	v := c.view.Load()
 	nodes := v.within(req.GetAccessibleTopology())
 	if len(nodes) == 0 {
+		if !v.known { // whose room was published before this router was started, must keep it
+			return nil, v.all()
+		}
 		if silence := c.silence(req.GetAccessibleTopology()); silence < silentFor {
 			return nil, status.Errorf(codes.Unavailable, "no node has answered in %s, for %s", req.GetAccessibleTopology(), silence.Round(time.Second))
 		}
@@ -160,7 +164,7 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	}
 	total := &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}
 	for _, room := range rooms {
-		total.AvailableCapacity += room.GetAvailableCapacity()
+		total.AvailableCapacity += min(max(0, room.GetAvailableCapacity()), math.MaxInt64-total.AvailableCapacity)
 		total.MaximumVolumeSize.Value = max(total.MaximumVolumeSize.GetValue(), largest(room))
 	}
 	return total, nil

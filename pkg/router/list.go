@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -18,6 +19,12 @@ import (
 
 // maxPage is how many entries a page has at the most, whatever is asked for: as many as on a node.
 const maxPage = 2000
+
+// maxNodeToken is how long a node's own token may be, in bytes: with the key it is at most 128. CSI spec v1.13, size limits.
+const maxNodeToken = 128 - 17
+
+// longAnswer is for calls that are answered with a page.
+var longAnswer = grpc.MaxCallRecvMsgSize(maxMessage)
 
 var validToken = regexp.MustCompile(`^([0-9a-v]{16})\.(.*)$`)
 
@@ -94,8 +101,8 @@ func (p *page[E]) read(ctx context.Context) error {
 	at[batch[0]] = p.token
 	answers, err := each(ctx, batch, func(ctx context.Context, n *node) (answer[E], error) {
 		entries, next, err := p.ask(ctx, n, at[n], int32(left))
-		if err == nil && (len(entries) > left || len(entries) == 0 && next != "") {
-			err = status.Errorf(codes.Unavailable, "node %s answered with %d entries of %d, and more to come: %t", n, len(entries), left, next != "")
+		if err == nil && (len(entries) > left || len(entries) == 0 && next != "" || len(next) > maxNodeToken) {
+			err = status.Errorf(codes.Unavailable, "node %s answered with %d entries of %d, and a token of %d bytes", n, len(entries), left, len(next))
 		}
 		return answer[E]{entries, next}, err
 	})
@@ -130,7 +137,7 @@ func (p *page[E]) width(left int) int {
 func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	entries, next, err := list(ctx, c.Router, req.GetStartingToken(), req.GetMaxEntries(),
 		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListVolumesResponse_Entry, string, error) {
-			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListVolumes, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit})
+			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListVolumes, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit}, longAnswer)
 			return resp.GetEntries(), resp.GetNextToken(), err
 		})
 	if err != nil {
@@ -142,7 +149,7 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	entries, next, err := list(ctx, c.Router, req.GetStartingToken(), req.GetMaxEntries(),
 		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.VolumeHealth, string, error) {
-			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit})
+			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit}, longAnswer)
 			return resp.GetEntries(), resp.GetNextToken(), err
 		})
 	if err != nil {
@@ -166,13 +173,13 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 		if err != nil {
 			return nil, err
 		}
-		return controllerCall(ctx, c.Router, n, csi.ControllerClient.ListSnapshots, req)
+		return controllerCall(ctx, c.Router, n, csi.ControllerClient.ListSnapshots, req, longAnswer)
 	}
 	entries, next, err := list(ctx, c.Router, req.GetStartingToken(), req.GetMaxEntries(),
 		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListSnapshotsResponse_Entry, string, error) {
 			one := proto.Clone(req).(*csi.ListSnapshotsRequest)
 			one.StartingToken, one.MaxEntries = token, limit
-			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListSnapshots, one)
+			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListSnapshots, one, longAnswer)
 			return resp.GetEntries(), resp.GetNextToken(), err
 		})
 	if err != nil {

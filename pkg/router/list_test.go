@@ -148,8 +148,16 @@ func TestAPageAsksFewNodes(t *testing.T) {
 func TestANodeThatNeverEnds(t *testing.T) {
 	r, nodes := &Router{}, shelves{"n": {node: &node{id: "n", digests: volumeid.NodeDigests("n")}}}
 	nodes.view(r)
-	for name, answer := range map[string][]string{"no entries and more to come": nil, "more than was asked for": make([]string, 11)} {
-		_, _, err := list(context.Background(), r, "", 10, func(context.Context, *node, string, int32) ([]string, string, error) { return answer, "more", nil })
+	for name, answer := range map[string]struct {
+		entries []string
+		token   string
+	}{
+		"no entries and more to come": {nil, "more"}, "more than was asked for": {make([]string, 11), ""},
+		"a token without end": {make([]string, 3), strings.Repeat("x", 1000)},
+	} {
+		_, _, err := list(context.Background(), r, "", 10, func(context.Context, *node, string, int32) ([]string, string, error) {
+			return answer.entries, answer.token, nil
+		})
 		if status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: %v", name, err)
 		}

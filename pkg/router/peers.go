@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -105,11 +106,8 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 			r.leave(p)
 		}
 	}
-	for id, g := range r.gone {
-		if time.Since(g.since) > goneFor {
-			delete(r.gone, id)
-		}
-	}
+	maps.DeleteFunc(r.gone, func(_ string, g gone) bool { return time.Since(g.since) > goneFor })
+	maps.DeleteFunc(r.lastSeen, func(_ string, last time.Time) bool { return time.Since(last) > silentFor }) // as if never seen
 	for _, address := range addresses {
 		if r.places[address] != nil {
 			continue
@@ -210,7 +208,7 @@ func (r *Router) met(p *place, was, is *node, err error) {
 // tell tells the operator why no node answers at a place: when it begins, and then once a minute if it is for another reason.
 // The caller holds mu.
 func (r *Router) tell(p *place, why error) {
-	if p.node == nil && !p.told.IsZero() && (time.Since(p.told) < tellEvery || p.why.Error() == why.Error()) {
+	if !p.told.IsZero() && (time.Since(p.told) < tellEvery || p.node == nil && p.why.Error() == why.Error()) {
 		return
 	}
 	p.told = time.Now()
@@ -289,7 +287,7 @@ func (r *Router) channel() (*lines, error) {
 		grpc.WithTransportCredentials(r.cfg.Credentials),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit, PermitWithoutStream: true}),
 		grpc.WithNoProxy(), grpc.WithMaxHeaderListSize(maxHeader),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage)),
 		// There are many of these, and each is idle for most of the time. What is read, TLS has in a buffer already.
 		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
@@ -299,6 +297,7 @@ func (r *Router) channel() (*lines, error) {
 // Sizes in bytes. Those of messages and windows are the nodes' own.
 const (
 	maxMessage = 16 << 20
+	maxAnswer  = 1 << 20  // of what is no list, so that one node can't take much of the router's memory
 	maxHeader  = 64 << 10 // with the text of an error; a longer one takes gRPC seconds to read
 	bufferSize = 4 << 10
 	window     = 1 << 20

@@ -566,6 +566,11 @@ func TestAddressesThatCantBeFoundStay(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "not known yet")
 	_, err = c.CreateVolume(context.Background(), create("w"))
 	wantCode(t, err, codes.Unavailable)
+	c.router.mu.Lock()
+	c.router.started = time.Now().Add(-silentFor)
+	c.router.mu.Unlock()
+	_, err = c.GetCapacity(context.Background(), &csi.GetCapacityRequest{AccessibleTopology: topology("a")})
+	wantCode(t, err, codes.Unavailable, "not known yet") // what is published stays
 	_, err = c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
 	wantCode(t, err, codes.Unavailable)
 	// Of the volume's node nothing is known, and so nothing bad.

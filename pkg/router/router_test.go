@@ -31,7 +31,7 @@ func TestAVolumeGoesWhereItIsWantedMost(t *testing.T) {
 func TestDeleteOfWhatNobodyMade(t *testing.T) {
 	c := newCluster(t, "a")
 	ctx := context.Background()
-	for _, id := range []string{"x", "../..", volumeid.New(volumeid.Volume, "a", "unknown")} {
+	for _, id := range []string{"x", "../..", volumeid.New(volumeid.Volume, "a", "unknown"), volumeid.New(volumeid.Volume, volumeid.SeveralNodes, "v")} {
 		if _, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 			t.Error(err)
 		}

@@ -143,7 +143,7 @@ func (r *Router) of(what, id string) (*node, error) {
 		return nil, status.Errorf(codes.InvalidArgument, "the %s is missing", what)
 	}
 	parsed, err := volumeid.Parse(id)
-	if err != nil {
+	if err != nil || parsed.Node == volumeid.NodeDigest(volumeid.SeveralNodes) {
 		return nil, &malformed{what, id}
 	}
 	n, err := r.owner(parsed.Node)
