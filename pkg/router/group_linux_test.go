@@ -17,9 +17,20 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
+
+// TestMain gives the disks of these tests a mount namespace of their own. In the machine's, any other that is made meanwhile
+// (a test of another package, the demo) would hold a copy of their mounts, and with that their loop devices. Without one,
+// the tests run where they are, and those that need a disk are skipped unless this is root.
+func TestMain(m *testing.M) {
+	if err := namespace.Enter(); err != nil {
+		fmt.Fprintln(os.Stderr, "the tests run in the machine's mount namespace:", err)
+	}
+	os.Exit(m.Run())
+}
 
 // groupCluster is a cluster whose nodes can cut images in a moment, and images: two on a, one on b and one on c.
 func groupCluster(t *testing.T) (c *cluster, images []string) {
