@@ -73,11 +73,12 @@ func parse(args []string, getenv func(string) string, out io.Writer) (options, e
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
 		usage(set, out)
+		fmt.Fprint(out, "Other commands, each with --help:\n  driver certs\n    \tmakes certificates for the router and for nodes\n  driver orphans\n    \tlists volumes and snapshots that no object of the cluster names\n")
 		return o, err
 	case err != nil:
 		return o, fmt.Errorf("%w (--help lists the flags)", err)
 	case set.NArg() > 0:
-		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
+		return o, fmt.Errorf("%q is no flag and no command: flags start with --, switches take no value after a space, and the commands are certs and orphans (--help lists all)", set.Arg(0))
 	case o.showVersion:
 		return o, nil
 	}

@@ -58,6 +58,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"a relative state directory":   {[]string{"--state-dir=relative"}, "--state-dir"},
 		"a driver name":                {[]string{"--driver-name=../x"}, "--driver-name"},
 		"a value after a switch":       {[]string{"--allow-tcp", "true"}, "is no flag"},
+		"no such command":              {[]string{"cert"}, "certs and orphans"},
 		"a number":                     {[]string{"-v=loud"}, "parse error"},
 		"a backend":                    {[]string{"--backend=tape"}, "tape"},
 		"a node ID":                    {[]string{"--node-id=a/b"}, "--node-id"},

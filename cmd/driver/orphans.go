@@ -50,8 +50,8 @@ func parseOrphans(args []string, getenv func(string) string, out io.Writer) (orp
 	o.flags(set)
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintln(out, "(sleep 60; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … -- driver orphans")
-		usage(set, out)
+		fmt.Fprintln(out, "driver orphans lists volumes and snapshots that no object of the cluster names. It reads the objects from stdin:\n  (sleep 60; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … -- driver orphans\nIts flags:")
+		listFlags(set, out)
 		return o, err
 	case err != nil:
 		return o, fmt.Errorf("%w (orphans --help lists the flags)", err)

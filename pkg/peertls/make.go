@@ -145,7 +145,7 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	}
 	until, err := ca.checkKept(l, have)
 	if err != nil {
-		return until, nil, fmt.Errorf("%s is there and isn't what is asked for, and is only replaced when it is renewed: %w", filepath.Join(l.dir, certFile), err)
+		return until, nil, fmt.Errorf("%s is there and isn't what is asked for, and is only replaced when it is renewed (--renew): %w", filepath.Join(l.dir, certFile), err)
 	}
 	if now, err := os.ReadFile(bundle.path); err == nil && bytes.Equal(now, ca.bundle) {
 		return until, nil, nil

@@ -149,7 +149,7 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 			return nil, v.all()
 		}
 		if silence := c.silence(req.GetAccessibleTopology()); silence < silentFor {
-			return nil, status.Errorf(codes.Unavailable, "no node has answered in %s, for %s", req.GetAccessibleTopology(), silence.Round(time.Second))
+			return nil, status.Errorf(codes.Unavailable, "no node has answered in %s, for %s", describeTopology(req.GetAccessibleTopology()), silence.Round(time.Second))
 		}
 		return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 	}

@@ -71,13 +71,13 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 			continue
 		}
 		if err := v.all(); err != nil {
-			return nil, status.Errorf(codes.Unavailable, "no node answers in %s: %s", term, status.Convert(err).Message())
+			return nil, status.Errorf(codes.Unavailable, "no node answers in %s: %s", describeTopology(term), status.Convert(err).Message())
 		}
 		if len(nodes) > 0 {
 			return nodes, nil
 		}
 		if named && len(wanted) > 0 { // its pod is placed there, so there is a node: between two addresses, it may be
-			return nil, status.Errorf(codes.Unavailable, "none of the %d nodes is in %s", len(v.nodes), term)
+			return nil, status.Errorf(codes.Unavailable, "none of the %d nodes is in %s", len(v.nodes), describeTopology(term))
 		}
 	}
 	return nil, status.Errorf(codes.ResourceExhausted, "none of the %d nodes is in any topology that the volume may have", len(v.nodes))

@@ -179,6 +179,16 @@ func (v *view) within(t *csi.Topology) (nodes []*node) {
 	return nodes
 }
 
+// describeTopology returns a topology for a person.
+func describeTopology(t *csi.Topology) string {
+	var terms []string
+	for key, value := range t.GetSegments() {
+		terms = append(terms, key+"="+value)
+	}
+	slices.Sort(terms)
+	return cmp.Or(strings.Join(terms, ","), "any topology")
+}
+
 // in reports whether a topology includes n.
 func (n *node) in(t *csi.Topology) bool {
 	for key, value := range t.GetSegments() {
