@@ -167,7 +167,13 @@ func (p *instance) drive(ctx context.Context) (err error) {
 
 // route serves a router to the nodes that have the storage.
 func (p *instance) route(ctx context.Context) error {
-	report := func(message string, err error) { p.log.Warn(message, "error", err) }
+	report := func(message string, err error) {
+		if err == nil {
+			p.log.Info(message)
+			return
+		}
+		p.log.Warn(message, "error", err)
+	}
 	cfg, err := p.router(report)
 	if err != nil {
 		return err

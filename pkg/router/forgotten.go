@@ -1,7 +1,9 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -63,12 +65,16 @@ func (f *Forgotten) segment(value string) bool {
 	return f.segments[value]
 }
 
-// refresh reads the file again if it has changed. What can't be read is told once, and the list stays.
+// refresh reads the file again if it has changed, and tells what it says. What can't be read is told once, and the list stays.
 func (f *Forgotten) refresh() {
+	was := f.names
 	err := f.read()
 	switch {
 	case err == nil:
 		f.failed = ""
+		if !maps.Equal(f.names, was) {
+			f.report(fmt.Sprintf("the forgotten nodes are now: %s", cmp.Or(strings.Join(slices.Sorted(maps.Values(f.names)), ", "), "none")), nil)
+		}
 	case err.Error() != f.failed:
 		f.failed = err.Error()
 		f.report("the forgotten nodes stay as they were", err)

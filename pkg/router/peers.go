@@ -94,7 +94,7 @@ func (r *Router) find(ctx context.Context) {
 		r.known = true
 		r.take(ctx, addresses)
 	}
-	r.view.Store(r.look())
+	r.show()
 }
 
 // take begins to keep addresses that are new, and ends it for the others. The caller holds mu.
@@ -195,6 +195,10 @@ func (r *Router) met(p *place, was, is *node, err error) {
 	if was != nil {
 		r.lastSeen[was.segments[r.cfg.TopologyKey]] = time.Now()
 	}
+	if is != nil && p.node == nil && !p.told.IsZero() {
+		p.told = time.Time{}
+		r.cfg.Report(is.String()+" answers", nil)
+	}
 	p.node, p.why = is, err
 	if is != nil {
 		if p.last != is.id { // its address is another one's now
@@ -202,7 +206,19 @@ func (r *Router) met(p *place, was, is *node, err error) {
 		}
 		p.last = is.id
 	}
-	r.view.Store(r.look())
+	r.show()
+}
+
+// show makes who answers now what calls see, and tells the operator of nodes that are there twice when it begins. The
+// caller holds mu.
+func (r *Router) show() {
+	was, is := r.view.Load(), r.look()
+	for key, where := range is.twice {
+		if was.twice[key] == nil {
+			r.cfg.Report("none of them is used", fmt.Errorf("more than one says that it is the same node: %s", strings.Join(where, ", ")))
+		}
+	}
+	r.view.Store(is)
 }
 
 // tell tells the operator why no node answers at a place: when it begins, and then once a minute if it is for another reason.

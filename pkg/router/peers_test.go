@@ -76,6 +76,7 @@ func TestANodeComesAndGoes(t *testing.T) {
 	if err := get(); err != nil {
 		t.Error(err)
 	}
+	c.wantSaid("a (" + a.address + ") answers")
 	// At another address, with the old one still known for a while, and then not.
 	a.stop()
 	old := a.address
@@ -163,7 +164,8 @@ func TestTwoWithOneIdentity(t *testing.T) {
 	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
 	wantCode(t, err, codes.Unavailable, "more than one")
 	_, err = c.CreateVolume(context.Background(), create("w", "a"))
-	wantCode(t, err, codes.Unavailable)
+	wantCode(t, err, codes.Unavailable, "no node answers in "+testKey+"=a: ")
+	c.wantSaid("more than one", twin.address, c.nodes["a"].address)
 	if how := c.ready(); !strings.Contains(how, "1 of 3") || !strings.Contains(how, "more than one") {
 		t.Error(how)
 	}
@@ -759,6 +761,7 @@ func TestForgottenNodes(t *testing.T) {
 			t.Errorf("%s: deleted, though its node isn't forgotten any more", name)
 		}
 	}
+	c.wantSaid("the forgotten nodes are now: none")
 	if _, err := OpenForgotten(filepath.Join(c.dir, "none"), c.report); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a list that isn't there: %v", err)
 	}

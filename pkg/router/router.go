@@ -44,7 +44,7 @@ type Config struct {
 	Names func(credentials.AuthInfo) []string
 
 	Forgotten   *Forgotten                      // nil: none
-	Report      func(message string, err error) // what an operator should read, as it happens; nil: nobody does
+	Report      func(message string, err error) // what an operator should read, as it happens, with no error if it is good; nil: nobody does
 	DialOptions []grpc.DialOption               // such as a stats handler that traces
 }
 
