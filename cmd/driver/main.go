@@ -23,7 +23,6 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/peertls"
 	"github.com/causeway-csi/causeway/pkg/router"
 )
 
@@ -155,9 +154,9 @@ func (p *instance) drive(ctx context.Context) (err error) {
 	csi := map[mode]func() *grpc.Server{modeAll: d.All, modeController: d.Controller, modeNode: d.Kubelet}[p.mode]
 	endpoints := []driver.Endpoint{{Server: csi(), Listener: p.listeners.csi}}
 	if p.listeners.peer != nil {
-		id, err := peertls.Open(p.peers.certs, func(err error) { p.log.Warn("the way to the router", "error", err) })
+		id, err := p.identity(func(err error) { p.log.Warn("the way to the router", "error", err) })
 		if err != nil {
-			return fmt.Errorf("--peer-certs: %w", err)
+			return err
 		}
 		p.log.Info("serving the router", "endpoint", p.listeners.peer.Addr().String(), "router", p.peers.client)
 		endpoints = append(endpoints, driver.Endpoint{Server: d.Peer(grpc.Creds(id.Server(p.peers.client))), Listener: p.listeners.peer})
@@ -224,8 +223,11 @@ func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(c
 		}()
 		p.log.Info("serving metrics", "endpoint", l.Addr().String())
 	}
-	p.log.Info("serving CSI", "endpoint", p.endpoint, "driver", p.driverName, "release", release(), "node", p.nodeID,
-		"backend", p.backend, "mode", p.mode)
+	about := []any{"endpoint", p.endpoint, "driver", p.driverName, "release", release(), "backend", p.backend, "mode", p.mode}
+	if p.mode != modeController {
+		about = append(about, "node", p.nodeID)
+	}
+	p.log.Info("serving CSI", about...)
 	if err := calls(ctx); err != nil {
 		return err
 	}

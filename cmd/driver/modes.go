@@ -5,7 +5,10 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/driver"
@@ -104,17 +107,14 @@ func (p *peerFlags) check() error {
 // find returns how to find the nodes.
 func (p *peerFlags) find() (router.Peers, error) {
 	if name, ok := strings.CutPrefix(p.peers, "dns:"); ok {
-		host, port, err := net.SplitHostPort(name)
-		if err == nil && (host == "" || port == "") {
-			err = errors.New("it needs a name and a port")
-		}
+		host, port, err := hostPort(name)
 		return router.DNS(net.DefaultResolver, host, port), err
 	}
 	seen := map[string]bool{}
 	addresses := strings.Split(p.peers, ",")
 	for _, a := range addresses {
-		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
-			return nil, fmt.Errorf("%q is not host:port", a)
+		if _, _, err := hostPort(a); err != nil {
+			return nil, err
 		}
 		if seen[a] {
 			return nil, fmt.Errorf("%s is there twice", a)
@@ -138,9 +138,9 @@ func (p *instance) router(report func(message string, err error)) (router.Config
 	if p.peers.server != "" {
 		cfg.Names = nil
 	}
-	id, err := peertls.Open(p.peers.certs, func(err error) { report("--peer-certs", err) })
+	id, err := p.identity(func(err error) { report("the way to the nodes", err) })
 	if err != nil {
-		return cfg, fmt.Errorf("--peer-certs: %w", err)
+		return cfg, err
 	}
 	cfg.Credentials = id.Client(p.peers.server)
 	if p.peers.forgotten != "" {
@@ -150,4 +150,25 @@ func (p *instance) router(report func(message string, err error)) (router.Config
 	}
 	cfg.Peers, err = p.peers.find()
 	return cfg, err
+}
+
+// hostPort splits an address of others.
+func hostPort(address string) (host, port string, err error) {
+	host, port, err = net.SplitHostPort(address)
+	if n, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, " \t") || bad != nil || n == 0 {
+		return "", "", fmt.Errorf("%q is not host:port", address)
+	}
+	return host, port, nil
+}
+
+// identity opens the certificates of this end, and counts down to their end.
+func (p *instance) identity(report func(error)) (*peertls.Identity, error) {
+	id, err := peertls.Open(p.peers.certs, report)
+	if err != nil {
+		return nil, fmt.Errorf("--peer-certs: %w", err)
+	}
+	return id, p.registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "causeway_peer_certificate_expiry_timestamp_seconds",
+		Help: "When the certificate for the way between router and node expires, in seconds since 1970.",
+	}, func() float64 { return float64(id.Until().Unix()) }))
 }

@@ -107,6 +107,9 @@ func (id *Identity) Client(server string) credentials.TransportCredentials {
 	return &client{id: id, server: server}
 }
 
+// Until returns when our own certificate expires, as the files are now.
+func (id *Identity) Until() time.Time { return id.current().certificate.Leaf.NotAfter }
+
 // Names returns the DNS names in the certificate of the peer at the other end of a connection: nil unless Server or
 // Client made it.
 func Names(info credentials.AuthInfo) []string {

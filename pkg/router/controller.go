@@ -44,13 +44,23 @@ func isNothing(err error) bool {
 	return errors.As(err, &m) || errors.As(err, &f)
 }
 
+// isDeleted reports the same of what is to be deleted. Where its node is gone for good, the operator is told: nobody has
+// deleted anything.
+func (r *Router) isDeleted(id string, err error) bool {
+	var f *forgotten
+	if errors.As(err, &f) {
+		r.cfg.Report(fmt.Sprintf("%s is called deleted, as its node %s is forgotten", id, f.node), nil)
+	}
+	return isNothing(err)
+}
+
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	return c.cfg.Controller, nil
 }
 
 func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.DeleteVolume, req)
-	if isNothing(err) {
+	if c.isDeleted(req.GetVolumeId(), err) {
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	return resp, err
@@ -118,7 +128,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 
 func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	n, err := c.of("snapshot ID", req.GetSnapshotId())
-	if isNothing(err) {
+	if c.isDeleted(req.GetSnapshotId(), err) {
 		return &csi.DeleteSnapshotResponse{}, nil
 	}
 	if err != nil {
@@ -176,19 +186,4 @@ func largest(room *csi.GetCapacityResponse) int64 {
 		return m.GetValue()
 	}
 	return room.GetAvailableCapacity()
-}
-
-// describe returns nodes for a person.
-func describe(nodes []*node) string {
-	names := ""
-	for i, n := range nodes {
-		if i == maxNamed {
-			return names + fmt.Sprintf(" and %d more", len(nodes)-maxNamed)
-		}
-		if i > 0 {
-			names += ", "
-		}
-		names += n.String()
-	}
-	return names
 }

@@ -402,7 +402,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	id := req.GetGroupSnapshotId()
 	if !overNodes(id) {
 		n, err := g.of("group snapshot ID", id)
-		if isNothing(err) {
+		if g.isDeleted(id, err) {
 			return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 		}
 		if err != nil {
@@ -412,7 +412,7 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	}
 	ids := slices.DeleteFunc(slices.Clone(req.GetSnapshotIds()), func(id string) bool {
 		_, err := g.of("snapshot ID", id)
-		return isNothing(err)
+		return g.isDeleted(id, err)
 	})
 	if len(ids) == 0 && len(req.GetSnapshotIds()) > 0 {
 		return &csi.DeleteVolumeGroupSnapshotResponse{}, nil

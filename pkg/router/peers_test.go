@@ -729,6 +729,9 @@ func TestForgottenNodes(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	for _, id := range []string{volume, snapshot, volumeid.New(volumeid.Group, "gone", "g")} {
+		c.wantSaid(id, "called deleted", "gone")
+	}
 	for _, from := range []*csi.VolumeContentSource{fromSnapshot(snapshot), fromVolume(volume)} {
 		req := create("w", "a")
 		req.VolumeContentSource = from
