@@ -22,8 +22,8 @@ type parter struct {
 // elsewhere is a volume that every group has on another node.
 const elsewhere = "a volume of another node"
 
-// onDemand is the error of a hook that is to fail.
-var onDemand = errors.New("on demand")
+// errOnDemand is the error of a hook that is to fail.
+var errOnDemand = errors.New("on demand")
 
 // parting skips a test if there are no groups of these volumes. Then parts must be refused too.
 func parting(s *subject) *parter {
@@ -216,7 +216,7 @@ func partUndone(s *subject) {
 		no   func(ctx context.Context) error
 		want error
 	}{
-		"no": {func(context.Context) error { return fmt.Errorf("not now: %w", onDemand) }, onDemand},
+		"no": {func(context.Context) error { return fmt.Errorf("not now: %w", errOnDemand) }, errOnDemand},
 		"the call is cancelled": {func(ctx context.Context) error {
 			cancel()
 			<-ctx.Done()
