@@ -1,6 +1,8 @@
 # Every target is one line. hack/go finds a Go that is new enough, or fetches one.
 GO ?= ./hack/go
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
+# Tests wait for disks as much as they compute: one package more than there are cores keeps those busy.
+PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 .PHONY: help demo test crash test-vm build bench bench-router own-driver generate fuzz vet lint
@@ -9,7 +11,7 @@ help: ## list the targets
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
 	@$(GO) run ./test/demo
 test: ## run all tests, with the race detector where there is a C compiler
-	$(GO) test $(RACE) ./...
+	$(GO) test -p $(PACKAGES) $(RACE) ./...
 crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
