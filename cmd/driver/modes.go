@@ -60,7 +60,7 @@ func (o *options) checkMode() error {
 		return fmt.Errorf("--mode=%s: there are %s, %s and %s", o.mode, modeAll, modeController, modeNode)
 	}
 	p := &o.peers
-	routes, routed := o.nodeLocal() && o.mode == modeController, o.nodeLocal() && o.mode == modeNode
+	routes, routed := o.routes(), o.nodeLocal() && o.mode == modeNode
 	for _, f := range []struct {
 		name, value string
 		can, must   bool

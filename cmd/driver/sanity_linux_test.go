@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,7 +16,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	"github.com/onsi/gomega"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
+
+	"github.com/causeway-csi/causeway/internal/sized"
 )
 
 func TestHostpathIsSane(t *testing.T) {
@@ -87,7 +87,7 @@ func (w trial) run() int {
 	if w.Block {
 		config.TestVolumeAccessType = "block"
 	}
-	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sizeAnswers))
+	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
 	sanity.GinkgoTest(&config)
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suite, reporter := ginkgo.GinkgoConfiguration()
@@ -105,16 +105,6 @@ func (w trial) report() string { return filepath.Join(w.Dir, "report.json") }
 type ginkgoTest struct{}
 
 func (ginkgoTest) Fail() {}
-
-// sizeAnswers lets an answer remember its size, as a message does that was sent. csi-sanity v5.6.0 compares the topology
-// of a snapshot with one that it has sent before by reflect.DeepEqual, which sees what they remember.
-func sizeAnswers(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-	err := invoke(ctx, method, req, reply, conn, options...)
-	if m, ok := reply.(proto.Message); ok {
-		proto.Size(m)
-	}
-	return err
-}
 
 // specs reads how many specs passed, and how many were skipped for which reason.
 func specs(t *testing.T, report string) (passed int, skipped map[string]int) {

@@ -28,6 +28,7 @@ var logging = []string{"log", "log/slog", "k8s.io/klog/v2"}
 var rooms = map[string]struct{ may, not []string }{
 	"internal/crashpoint":            {nil, logging},
 	"internal/namespace":             {nil, logging},
+	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint"}, logging}, // mkfs and e2fsck are programs

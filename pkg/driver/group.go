@@ -40,7 +40,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	if err != nil {
 		return nil, fmt.Errorf("create group snapshot %q: %w", req.GetName(), err)
 	}
-	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.group(group)}, nil
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.place.group(group)}, nil
 }
 
 // groupOptions turns a checked request into what a backend is asked for.
@@ -84,7 +84,7 @@ func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.G
 	if err != nil {
 		return nil, fmt.Errorf("get group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
 	}
-	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: g.group(group)}, nil
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: g.place.group(group)}, nil
 }
 
 // DeleteVolumeGroupSnapshot deletes a group with its snapshots. Their IDs are compared too.
@@ -111,9 +111,9 @@ func checkGroup(req interface {
 }
 
 // group returns a group as CSI has it.
-func (g *groupController) group(group backend.Group) *csi.VolumeGroupSnapshot {
+func (p *place) group(group backend.Group) *csi.VolumeGroupSnapshot {
 	return &csi.VolumeGroupSnapshot{
-		GroupSnapshotId: group.ID, Snapshots: each(group.Snapshots, g.place.snapshot),
+		GroupSnapshotId: group.ID, Snapshots: each(group.Snapshots, p.snapshot),
 		CreationTime: timestamppb.New(group.Created), ReadyToUse: true,
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 	header "google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/peer"
@@ -81,7 +80,7 @@ func (p *peerService) Locate(ctx context.Context, req *peer.LocateRequest) (*pee
 		return nil, err
 	}
 	id := volumeid.New(volumeid.Volume, p.node, create.GetName())
-	switch _, err := p.controller.backend.Get(ctx, id, create.GetSecrets()); {
+	switch _, err := p.controller.backend.Get(ctx, id, nil); {
 	case err == nil:
 		return &peer.LocateResponse{VolumeId: id}, nil
 	case !errors.Is(err, backend.ErrNotFound):
@@ -212,10 +211,6 @@ func (p *peerService) DiscardPart(ctx context.Context, req *peer.DiscardPartRequ
 // part returns a part as it goes to the router.
 func (p *peerService) part(part backend.Part) *peer.Part {
 	return &peer.Part{
-		Group: &csi.VolumeGroupSnapshot{
-			GroupSnapshotId: part.ID, Snapshots: each(part.Snapshots, p.controller.place.snapshot),
-			CreationTime: timestamppb.New(part.Created), ReadyToUse: true,
-		},
-		VolumeIds: part.All, Cut: part.Cut, Settled: part.Settled,
+		Group: p.controller.place.group(part.Group), VolumeIds: part.All, Cut: part.Cut, Settled: part.Settled,
 	}
 }

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,8 +14,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	"github.com/onsi/gomega"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/causeway-csi/causeway/internal/sized"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -57,16 +56,6 @@ func (ids) GenerateUniqueValidVolumeID() string {
 	return volumeid.New(volumeid.Volume, "node-1", uuid.NewString())
 }
 
-// sizeAnswers lets an answer remember its size, as a message does that was sent. csi-sanity v5.6.0 compares the topology
-// of a snapshot with one that it has sent before by reflect.DeepEqual, which sees what they remember.
-func sizeAnswers(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-	err := invoke(ctx, method, req, reply, conn, options...)
-	if m, ok := reply.(proto.Message); ok {
-		proto.Size(m)
-	}
-	return err
-}
-
 // sanityRun is one run of csi-sanity.
 type sanityRun struct {
 	driver  *testDriver
@@ -88,7 +77,7 @@ func TestSanity(t *testing.T) {
 			config.TestVolumeSize = 64 << 20
 			config.TestNodeVolumeAttachLimit = true
 			config.IDGen = ids{}
-			config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sizeAnswers))
+			config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
 			config.TestVolumeParameters = parameters
 			config.TestVolumeAccessType = access
 			config.TestVolumeMutableParameters = map[string]string{"label": "mine"}

@@ -83,7 +83,7 @@ func (SnapshotPartRequest_Step) EnumDescriptor() ([]byte, []int) {
 
 type LocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As it came to the router.
+	// Its name, capabilities and parameters. Secrets are for the node that makes the volume.
 	Create        *csi.CreateVolumeRequest `protobuf:"bytes,1,opt,name=create,proto3" json:"create,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -651,3 +651,19 @@ func TestHandshakesDuringRotation(t *testing.T) {
 		}
 	}
 }
+
+func TestUntilIsWhenTheFilesSay(t *testing.T) {
+	ca := newTestCA(t, "CA")
+	end := time.Now().Add(48 * time.Hour).Truncate(time.Second)
+	until := func(t time.Time) func(*x509.Certificate) { return func(c *x509.Certificate) { c.NotAfter = t } }
+	dir := ca.leaf(t, "node", x509.ExtKeyUsageServerAuth, until(end)).dir(t)
+	id, _ := open(t, dir)
+	if got := id.Until(); !got.Equal(end) {
+		t.Errorf("until %s, want %s", got, end)
+	}
+	end = end.Add(24 * time.Hour)
+	ca.leaf(t, "node", x509.ExtKeyUsageServerAuth, until(end)).put(t, dir)
+	if got := id.Until(); !got.Equal(end) {
+		t.Errorf("when it was renewed: until %s, want %s", got, end)
+	}
+}

@@ -104,7 +104,7 @@ func (n *node) lies(resp proto.Message) string {
 	case *csi.CreateVolumeResponse:
 		for _, t := range r.GetVolume().GetAccessibleTopology() {
 			if !n.in(t) {
-				return fmt.Sprintf("the topology %.200s, which is another node's", t)
+				return fmt.Sprintf("the topology %.200s, which is another node's", describeTopology(t))
 			}
 		}
 		return n.foreign(r.GetVolume().GetVolumeId())

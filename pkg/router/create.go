@@ -94,8 +94,12 @@ func (v *view) any() error {
 // createWhereRoomIs makes a volume on the node that has one of that name, or else on the one with most room that takes
 // it. All are asked: on which one an earlier call with that name made a volume, nobody knows.
 func (c *controller) createWhereRoomIs(ctx context.Context, req *csi.CreateVolumeRequest, nodes []*node) (*csi.CreateVolumeResponse, error) {
+	// They hear what they are asked for, and not the secrets, which are for the node that makes it.
+	ask := &peer.LocateRequest{Create: &csi.CreateVolumeRequest{
+		Name: req.GetName(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
+	}}
 	located, err := each(ctx, nodes, func(ctx context.Context, n *node) (*peer.LocateResponse, error) {
-		resp, err := peerCall(ctx, c.Router, n, peer.PeerClient.Locate, &peer.LocateRequest{Create: req})
+		resp, err := peerCall(ctx, c.Router, n, peer.PeerClient.Locate, ask)
 		if err != nil && final(err) && status.Code(err) != codes.InvalidArgument { // which says that there is none
 			err = status.Errorf(codes.Unavailable, "node %s can't tell whether it has the name: %s", n, status.Convert(err).Message())
 		}

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/pkg/peer"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -282,4 +284,33 @@ func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 	}
 	_, err := c.CreateVolume(context.Background(), create("w"))
 	wantCode(t, err, codes.InvalidArgument) // which a node says only of a name that it doesn't have
+}
+
+// TestSecretsAreForTheNodeThatMakesTheVolume: all are asked for the name, and the others needn't know them.
+func TestSecretsAreForTheNodeThatMakesTheVolume(t *testing.T) {
+	c := newCluster(t, "a", "b", "c")
+	var mu sync.Mutex
+	heard := map[string]int{} // how often a method came with secrets, and without
+	for _, m := range c.nodes {
+		m.fault.Store(&fault{request: func(req any) {
+			create, ok := req.(*csi.CreateVolumeRequest)
+			if l, isLocate := req.(*peer.LocateRequest); isLocate {
+				create, ok = l.GetCreate(), true
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if ok {
+				heard[fmt.Sprintf("%T %t", req, len(create.GetSecrets()) > 0)]++
+			}
+		}})
+	}
+	req := create("v")
+	req.Secrets = map[string]string{"password": "correct horse"}
+	if _, err := c.CreateVolume(context.Background(), req); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{"*peer.LocateRequest false": 3, "*csi.CreateVolumeRequest true": 1}
+	if !maps.Equal(heard, want) {
+		t.Errorf("the nodes heard %v, want %v", heard, want)
+	}
 }

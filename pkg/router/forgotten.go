@@ -24,7 +24,7 @@ type Forgotten struct {
 	modified time.Time
 	size     int64
 	failed   string
-	names    map[string]string // by digest
+	names    map[string]string // by digest; it and segments are replaced, never changed
 	segments map[string]bool
 }
 
@@ -34,35 +34,34 @@ func OpenForgotten(path string, report func(message string, err error)) (*Forgot
 	return f, f.read()
 }
 
-// digest returns the name of the forgotten node whose IDs have a digest.
-func (f *Forgotten) digest(digest string) (name string, ok bool) {
+// lists returns the names by digest, and whose values of the topology key they are, as the file is now.
+func (f *Forgotten) lists() (names map[string]string, segments map[string]bool) {
 	if f == nil {
-		return "", false
+		return nil, nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refresh()
-	name, ok = f.names[digest]
+	return f.names, f.segments
+}
+
+// digest returns the name of the forgotten node whose IDs have a digest.
+func (f *Forgotten) digest(digest string) (name string, ok bool) {
+	names, _ := f.lists()
+	name, ok = names[digest]
 	return name, ok
 }
 
 // node reports whether the node that NodeGetInfo calls id is forgotten.
 func (f *Forgotten) node(id string) bool {
-	return slices.ContainsFunc(volumeid.NodeDigests(id), func(d string) bool {
-		_, ok := f.digest(d)
-		return ok
-	})
+	names, _ := f.lists()
+	return slices.ContainsFunc(volumeid.NodeDigests(id), func(d string) bool { return names[d] != "" })
 }
 
 // segment reports whether a value of the topology key is a forgotten node's.
 func (f *Forgotten) segment(value string) bool {
-	if f == nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.refresh()
-	return f.segments[value]
+	_, segments := f.lists()
+	return segments[value]
 }
 
 // refresh reads the file again if it has changed, and tells what it says. What can't be read is told once, and the list stays.

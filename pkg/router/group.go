@@ -68,12 +68,16 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 
 // byNode returns IDs by the node that holds what they are of. Errors: those of of.
 func (g *groupController) byNode(what string, ids []string) (map[*node][]string, error) {
-	nodes := map[*node][]string{}
+	nodes, first := map[*node][]string{}, map[string]*node{} // a node that gets a new connection meanwhile is one
 	for _, id := range ids {
 		n, err := g.of(what, id)
 		if err != nil {
 			return nil, err
 		}
+		if first[n.key()] == nil {
+			first[n.key()] = n
+		}
+		n = first[n.key()]
 		nodes[n] = append(nodes[n], id)
 	}
 	return nodes, nil

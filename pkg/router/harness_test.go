@@ -259,12 +259,13 @@ type machine struct {
 
 // fault is what goes wrong with calls of one method.
 type fault struct {
-	method string // its last part; "" is all
-	before func()
-	enter  func(context.Context)
-	after  func()
-	err    error // answered in place of what the node says, before it does anything
-	lost   error // answered in place of what the node says, when it is done
+	method  string // its last part; "" is all
+	before  func()
+	request func(req any)
+	enter   func(context.Context)
+	after   func()
+	err     error // answered in place of what the node says, before it does anything
+	lost    error // answered in place of what the node says, when it is done
 }
 
 func (c *cluster) newMachine(name string) *machine {
@@ -360,6 +361,9 @@ func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	if f.before != nil {
 		f.before()
+	}
+	if f.request != nil {
+		f.request(req)
 	}
 	if f.enter != nil {
 		f.enter(ctx)

@@ -153,7 +153,7 @@ func TestANodeThatNeverEnds(t *testing.T) {
 		token   string
 	}{
 		"no entries and more to come": {nil, "more"}, "more than was asked for": {make([]string, 11), ""},
-		"a token without end": {make([]string, 3), strings.Repeat("x", 1000)},
+		"a token without end": {make([]string, 10), strings.Repeat("x", 1000)},
 	} {
 		_, _, err := list(context.Background(), r, "", 10, func(context.Context, *node, string, int32) ([]string, string, error) {
 			return answer.entries, answer.token, nil

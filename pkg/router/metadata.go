@@ -28,9 +28,6 @@ func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedReq
 
 // GetMetadataDelta goes to the node of the target. Where the base isn't there too, that node knows no such snapshot.
 func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
-	if _, err := m.of("base snapshot ID", req.GetBaseSnapshotId()); err != nil {
-		return err
-	}
 	n, err := m.of("target snapshot ID", req.GetTargetSnapshotId())
 	if err != nil {
 		return err

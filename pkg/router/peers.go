@@ -99,8 +99,12 @@ func (r *Router) find(ctx context.Context) {
 
 // take begins to keep addresses that are new, and ends it for the others. The caller holds mu.
 func (r *Router) take(ctx context.Context, addresses []string) {
+	there := map[string]bool{}
+	for _, address := range addresses {
+		there[address] = true
+	}
 	for address, p := range r.places {
-		if !slices.Contains(addresses, address) {
+		if !there[address] {
 			p.cancel()
 			delete(r.places, address)
 			r.leave(p)
@@ -108,7 +112,7 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 	}
 	maps.DeleteFunc(r.gone, func(_ string, g gone) bool { return time.Since(g.since) > goneFor })
 	maps.DeleteFunc(r.lastSeen, func(_ string, last time.Time) bool { return time.Since(last) > silentFor }) // as if never seen
-	for _, address := range addresses {
+	for address := range there {
 		if r.places[address] != nil {
 			continue
 		}

@@ -3,7 +3,9 @@ package router
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -146,6 +148,32 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	}
 }
 
+// TestAnOperatorIsToldOnceAMinute: of a node that is lost again and again, for reasons that differ by a port.
+func TestAnOperatorIsToldOnceAMinute(t *testing.T) {
+	c := newCluster(t)
+	p := &place{address: "10.0.0.1:1"}
+	told := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.said)
+	}
+	c.router.mu.Lock()
+	defer c.router.mu.Unlock()
+	for port := range 5 {
+		c.router.tell(p, fmt.Errorf("from port %d", port))
+		p.why = fmt.Errorf("from port %d", port)
+	}
+	if got := told(); got != 1 {
+		t.Errorf("told %d times", got)
+	}
+	p.told = time.Now().Add(-tellEvery)
+	c.router.tell(p, errors.New("from port 4")) // as before
+	c.router.tell(p, errors.New("another reason"))
+	if got := told(); got != 2 {
+		t.Errorf("a minute later: told %d times", got)
+	}
+}
+
 func TestTwoWithOneIdentity(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	id := c.volume("v", "a")
@@ -281,6 +309,8 @@ type impostor struct {
 	csi.UnimplementedGroupControllerServer
 	peer.UnimplementedPeerServer
 	name, node, segment string
+	room                int64            // bytes that it says are left
+	long                int              // bytes of an answer that is too long
 	part                func(*peer.Part) // makes a lie of a part; if it is nil, there is no service for groups
 }
 
@@ -294,7 +324,16 @@ func (i *impostor) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.N
 
 // ControllerGetVolume answers with a volume of another node.
 func (i *impostor) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	if i.long > 0 {
+		return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{
+			VolumeId: req.GetVolumeId(), VolumeContext: map[string]string{"long": strings.Repeat("x", i.long)},
+		}}, nil
+	}
 	return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: volumeid.New(volumeid.Volume, "b", "v")}}, nil
+}
+
+func (i *impostor) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	return &csi.GetCapacityResponse{AvailableCapacity: i.room}, nil
 }
 
 // CreateVolume answers with a volume of its own that is on another node.
@@ -498,6 +537,26 @@ func TestAGroupKeepsItsConnections(t *testing.T) {
 	c.at(addresses...)
 	c.settled(2)
 	if _, err := c.CreateVolumeGroupSnapshot(context.Background(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhatANodeExaggerates: one that says it has more room than there can be, or says more than there is to say.
+func TestWhatANodeExaggerates(t *testing.T) {
+	c := newCluster(t)
+	c.at(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64, long: 2 * maxAnswer}, "much"),
+		c.impersonate(&impostor{name: testName, node: "more", segment: "more", room: math.MaxInt64 - 1, long: 1 << 10}, "more"),
+		c.impersonate(&impostor{name: testName, node: "less", segment: "less", room: -1}, "less"))
+	c.settled(3)
+	room, err := c.GetCapacity(context.Background(), &csi.GetCapacityRequest{})
+	if err != nil || room.GetAvailableCapacity() != math.MaxInt64 || room.GetMaximumVolumeSize().GetValue() != math.MaxInt64 {
+		t.Errorf("all have %v, %v", room, err)
+	}
+	get := func(node string) error {
+		return second(c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, node, "v")}))
+	}
+	wantCode(t, get("much"), codes.Unavailable, "much (")
+	if err := get("more"); err != nil {
 		t.Error(err)
 	}
 }

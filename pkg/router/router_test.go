@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -45,4 +46,40 @@ func TestDeleteOfWhatNobodyMade(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "volume ID")
 	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "of another node", "v")})
 	wantCode(t, err, codes.Unavailable, "forgotten-nodes")
+}
+
+// TestANodeWithANewConnectionIsOneNode renews it while the IDs of one request are looked up.
+func TestANodeWithANewConnectionIsOneNode(t *testing.T) {
+	r := &Router{}
+	var views [2]*view
+	for i := range views {
+		n := &node{id: "a", digests: volumeid.NodeDigests("a")}
+		views[i] = &view{known: true, nodes: []*node{n}, byDigest: map[string]*node{n.key(): n}}
+	}
+	r.view.Store(views[0])
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+				r.view.Store(views[i%2])
+			}
+		}
+	}()
+	var ids []string
+	for i := range 20000 {
+		ids = append(ids, volumeid.New(volumeid.Volume, "a", string(rune(i))))
+	}
+	nodes, err := (&groupController{Router: r}).byNode("volume ID", ids)
+	if err != nil || len(nodes) != 1 {
+		t.Errorf("%d nodes, %v", len(nodes), err)
+	}
+	for _, its := range nodes {
+		if !slices.Equal(its, ids) {
+			t.Errorf("it has %d IDs of %d", len(its), len(ids))
+		}
+	}
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/causeway-csi/causeway/internal/sized"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -63,7 +63,7 @@ func TestSanity(t *testing.T) {
 		config.TargetPath, config.StagingPath = filepath.Join(c.nodes["a"].dir, "kubelet", "target"), filepath.Join(c.nodes["a"].dir, "kubelet", "staging")
 		config.TestVolumeSize = 64 << 20
 		config.IDGen = ids{}
-		config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sizeAnswers))
+		config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
 		config.TestVolumeParameters = map[string]string{"kind": "image"}
 		config.TestVolumeMutableParameters = map[string]string{"label": "mine"}
 		sanity.GinkgoTest(&config)
@@ -139,14 +139,4 @@ func (c *cluster) whole(node string) (endpoint string) {
 	go server.Serve(l)
 	c.Cleanup(func() { server.Stop(); os.RemoveAll(dir) })
 	return endpoint
-}
-
-// sizeAnswers lets an answer remember its size, as a message does that was sent. csi-sanity v5.6.0 compares the topology
-// of a snapshot with one that it has sent before by reflect.DeepEqual, which sees what they remember.
-func sizeAnswers(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
-	err := invoke(ctx, method, req, reply, conn, options...)
-	if m, ok := reply.(proto.Message); ok {
-		proto.Size(m)
-	}
-	return err
 }

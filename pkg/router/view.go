@@ -2,6 +2,7 @@ package router
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -110,7 +111,7 @@ func (v *view) early() bool {
 	return !v.known || slices.ContainsFunc(v.silent, func(a absent) bool { return a.why == errNotAsked })
 }
 
-var errNotLooked = fmt.Errorf("their addresses are being looked up")
+var errNotLooked = errors.New("their addresses are being looked up")
 
 // owner returns the node whose IDs have this digest. Errors: UNAVAILABLE, NOT_FOUND if it is forgotten.
 func (r *Router) owner(digest string) (*node, error) {
@@ -137,7 +138,7 @@ func (r *Router) owner(digest string) (*node, error) {
 }
 
 // of returns the node that an ID is of. what is what to call the ID. Errors: INVALID_ARGUMENT if there is none;
-// errMalformed if no node made it; those of owner.
+// malformed if no node made it; those of owner.
 func (r *Router) of(what, id string) (*node, error) {
 	if id == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "the %s is missing", what)

@@ -94,6 +94,9 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 	}
 	w.must(second(w.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: vb, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})))
 	w.wantMetrics(`causeway_router_peers{state="silent"} 1`, `causeway_router_peers{state="answers"} 2`)
+	if got := w.get("/metrics"); !strings.Contains(got, "\ncauseway_peer_certificate_expiry_timestamp_seconds 1.") {
+		t.Error("nothing says when the router's certificate expires")
+	}
 
 	w.must(a.host.mend())
 	w.settled(3)
