@@ -1,0 +1,262 @@
+package sidecar
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Flags is where one controller, or what all share, declares its flags. A controller's flag "timeout" is --attacher-timeout on
+// the command line; --timeout sets it for every controller that has one by that name and isn't told otherwise.
+type Flags struct {
+	table *table
+	owner string // a controller, or empty for the whole process
+}
+
+// table is a command line: the one source of parsing, of help and of the page in docs.
+type table struct {
+	entries []*entry
+	shared  map[string]*fanOut // by name: the unprefixed form of controllers' flags
+}
+
+// entry is one flag of one owner.
+type entry struct {
+	owner, name, usage string
+	value              flag.Value
+	fallback           string // the value when nothing is said
+	old                []string
+	said               string // the spelling that set it, empty if none did
+}
+
+// fanOut is an unprefixed flag that controllers have. It keeps what was said until it is known who is on.
+type fanOut struct {
+	name  string
+	value string
+	bool  bool
+	said  bool
+}
+
+func (s *fanOut) String() string   { return s.value }
+func (s *fanOut) IsBoolFlag() bool { return s.bool }
+func (s *fanOut) Set(v string) error {
+	s.value, s.said = v, true
+	return nil
+}
+
+// sayer remembers that, and how, its entry was set.
+type sayer struct {
+	*entry
+	spelling string
+}
+
+func (s sayer) String() string {
+	if s.entry == nil { // package flag asks a zero value
+		return ""
+	}
+	return s.value.String()
+}
+func (s sayer) IsBoolFlag() bool { return isBool(s.value) }
+func (s sayer) Set(v string) error {
+	s.said = s.spelling
+	return s.value.Set(v)
+}
+
+func isBool(v flag.Value) bool {
+	b, ok := v.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+// Var declares a flag of any kind.
+func (f *Flags) Var(v flag.Value, name, usage string) {
+	f.table.entries = append(f.table.entries, &entry{owner: f.owner, name: name, usage: usage, value: v, fallback: v.String()})
+}
+
+// adopt declares all flags of a set that somebody else filled.
+func (f *Flags) adopt(set *flag.FlagSet) {
+	set.VisitAll(func(g *flag.Flag) { f.Var(g.Value, g.Name, g.Usage) })
+}
+
+// Declare declares the flags that fill puts on a set, as packages outside do it.
+func (f *Flags) Declare(fill func(*flag.FlagSet)) {
+	set := flag.NewFlagSet("", flag.ContinueOnError)
+	fill(set)
+	f.adopt(set)
+}
+
+// Bool declares a flag that is true or false.
+func (f *Flags) Bool(p *bool, name string, value bool, usage string) {
+	f.Declare(func(s *flag.FlagSet) { s.BoolVar(p, name, value, usage) })
+}
+
+// Int declares a flag that is a whole number.
+func (f *Flags) Int(p *int, name string, value int, usage string) {
+	f.Declare(func(s *flag.FlagSet) { s.IntVar(p, name, value, usage) })
+}
+
+// Float declares a flag that is a number.
+func (f *Flags) Float(p *float64, name string, value float64, usage string) {
+	f.Declare(func(s *flag.FlagSet) { s.Float64Var(p, name, value, usage) })
+}
+
+// String declares a flag that is text.
+func (f *Flags) String(p *string, name, value, usage string) {
+	f.Declare(func(s *flag.FlagSet) { s.StringVar(p, name, value, usage) })
+}
+
+// Duration declares a flag that is a time, such as 10s.
+func (f *Flags) Duration(p *time.Duration, name string, value time.Duration, usage string) {
+	f.Declare(func(s *flag.FlagSet) { s.DurationVar(p, name, value, usage) })
+}
+
+// Old adds spellings that a flag had before, or has elsewhere. They work, and aren't in the help's first line.
+func (f *Flags) Old(name string, spellings ...string) {
+	e := f.table.find(f.owner, name)
+	e.old = append(e.old, spellings...)
+}
+
+// Said reports whether the command line set a flag, with or without prefix.
+func (f *Flags) Said(name string) bool { return f.table.find(f.owner, name).said != "" }
+
+// find returns a flag that was declared; to ask for another is a mistake of the program.
+func (t *table) find(owner, name string) *entry {
+	i := slices.IndexFunc(t.entries, func(e *entry) bool { return e.owner == owner && e.name == name })
+	if i < 0 {
+		panic(fmt.Sprintf("flag %q of %q was not declared", name, owner))
+	}
+	return t.entries[i]
+}
+
+// full is the flag's name on the command line.
+func (e *entry) full(name string) string {
+	if e.owner == "" {
+		return name
+	}
+	return e.owner + "-" + name
+}
+
+// set makes what package flag parses with. Two flags of one name are a mistake of the program, and panic there.
+func (t *table) set() *flag.FlagSet {
+	set := flag.NewFlagSet("", flag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	t.shared = map[string]*fanOut{}
+	for _, e := range t.entries {
+		for _, name := range append([]string{e.name}, e.old...) {
+			set.Var(sayer{e, e.full(name)}, e.full(name), e.usage)
+			if e.owner == "" {
+				continue
+			}
+			if t.shared[name] == nil {
+				t.shared[name] = &fanOut{name: name, bool: isBool(e.value)}
+				set.Var(t.shared[name], name, "")
+			}
+		}
+	}
+	return set
+}
+
+// parse reads a command line. Whose flags count is decided after: see settle.
+func (t *table) parse(args []string) error {
+	set := t.set()
+	switch err := set.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return err
+	case err != nil:
+		if name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); ok {
+			return t.unknown(name)
+		}
+		return err
+	case set.NArg() > 0:
+		return fmt.Errorf("%q is neither a flag nor the value of one: flags are --name=value", set.Arg(0))
+	}
+	return nil
+}
+
+// settle gives unprefixed flags to the controllers that are on, and refuses flags for those that are off.
+func (t *table) settle(on func(controller string) bool) error {
+	for _, e := range t.entries {
+		if e.owner != "" && e.said != "" && !on(e.owner) {
+			return fmt.Errorf("--%s is set, but %s is off: add it to --controllers, or take the flag away", e.said, e.owner)
+		}
+	}
+	for _, name := range sorted(t.shared) {
+		if s := t.shared[name]; s.said {
+			if err := t.spread(s, on); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// spread sets an unprefixed flag for each controller that is on, has it, and was not told otherwise.
+func (t *table) spread(s *fanOut, on func(string) bool) error {
+	var owners []string
+	taken := false
+	for _, e := range t.entries {
+		if e.owner == "" || e.name != s.name && !slices.Contains(e.old, s.name) {
+			continue
+		}
+		owners = append(owners, e.owner)
+		if !on(e.owner) {
+			continue
+		}
+		taken = true
+		if e.said != "" {
+			continue
+		}
+		if err := e.value.Set(s.value); err != nil {
+			return fmt.Errorf("--%s=%s for %s: %w", s.name, s.value, e.owner, err)
+		}
+		e.said = s.name
+	}
+	if !taken {
+		return fmt.Errorf("--%s is set, but it is a flag of %s only, which --controllers leaves off: add it there, or take the flag away", s.name, strings.Join(owners, ", "))
+	}
+	return nil
+}
+
+// unknown words the error for a flag that nobody has.
+func (t *table) unknown(name string) error {
+	for _, e := range t.entries {
+		if e.owner == "" && strings.HasSuffix(name, "-"+e.name) {
+			return fmt.Errorf("there is no flag --%s: --%s is one for the whole process", name, e.name)
+		}
+	}
+	best, far := "", 4 // more changes than that make another word
+	for _, e := range t.entries {
+		for _, n := range []string{e.full(e.name), e.name} {
+			if d := distance(name, n); d < far {
+				best, far = n, d
+			}
+		}
+	}
+	if best != "" {
+		return fmt.Errorf("there is no flag --%s: is --%s meant? (help lists all)", name, best)
+	}
+	return fmt.Errorf("there is no flag --%s (help lists all)", name)
+}
+
+// distance is how many letters must be added, dropped or changed to make b of a: Levenshtein's.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		above := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			same := above
+			if a[i] != b[j] {
+				same++
+			}
+			above = row[j+1]
+			row[j+1] = min(same, above+1, row[j]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,147 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Server is the process's one port: metrics, health, and what controllers add. It answers from the start on, and before
+// anything runs.
+type Server struct {
+	Mux *http.ServeMux
+
+	mu        sync.Mutex
+	gatherers prometheus.Gatherers
+	own       *prometheus.Registry
+	checks    map[string]func(context.Context) error // by path below /healthz/
+	notReady  string                                 // empty when ready
+}
+
+// newServer returns a server that isn't ready.
+func newServer(metricsPath string) *Server {
+	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]func(context.Context) error{}, notReady: "starting"}
+	s.gatherers = prometheus.Gatherers{s.own}
+	s.Mux.Handle("GET "+metricsPath, http.HandlerFunc(s.metrics))
+	s.Mux.Handle("GET /healthz", http.HandlerFunc(s.healthz))
+	s.Mux.Handle("GET /healthz/{name...}", http.HandlerFunc(s.healthzOne))
+	s.Mux.Handle("GET /readyz", http.HandlerFunc(s.readyz))
+	return s
+}
+
+// Measure adds to what /metrics answers.
+func (s *Server) Measure(g prometheus.Gatherer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gatherers = append(s.gatherers, g)
+}
+
+// Register adds collectors of our own to what /metrics answers.
+func (s *Server) Register(c ...prometheus.Collector) { s.own.MustRegister(c...) }
+
+// processMetrics adds those of the Go runtime and of the process, for a binary in which nobody else does.
+func (s *Server) processMetrics() {
+	s.Register(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+}
+
+// Health adds /healthz/<name>. What vital says it also says for /healthz: the process is to be killed when it fails.
+func (s *Server) Health(name string, check func(context.Context) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checks[name] = check
+}
+
+// ready says why /readyz fails, or, with an empty why, that it doesn't.
+func (s *Server) ready(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notReady = why
+}
+
+func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	all := append(prometheus.Gatherers{}, s.gatherers...)
+	s.mu.Unlock()
+	// One bad family must not hide all others.
+	promhttp.HandlerFor(all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}).ServeHTTP(w, r)
+}
+
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	why := s.notReady
+	s.mu.Unlock()
+	if why != "" {
+		http.Error(w, why, http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// optional are checks that concern somebody else, so /healthz, for which this process would be killed, leaves them out.
+var optional = map[string]bool{"livenessprobe": true}
+
+func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	names := sorted(s.checks)
+	s.mu.Unlock()
+	var failed error
+	for _, name := range names {
+		if optional[name] {
+			continue
+		}
+		if err := s.check(r.Context(), name); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	answer(w, failed)
+}
+
+func (s *Server) healthzOne(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	check := s.checks[r.PathValue("name")]
+	s.mu.Unlock()
+	if check == nil {
+		http.NotFound(w, r)
+		return
+	}
+	answer(w, check(r.Context()))
+}
+
+func (s *Server) check(ctx context.Context, name string) error {
+	s.mu.Lock()
+	check := s.checks[name]
+	s.mu.Unlock()
+	return check(ctx)
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// Serve answers on address, a "host:port", until ctx is done. It returns once it listens; errors of later come to failed.
+func Serve(ctx context.Context, address string, h http.Handler, failed func(error)) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	context.AfterFunc(ctx, func() { server.Close() })
+	go func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			failed(fmt.Errorf("the port %s: %w", address, err))
+		}
+	}()
+	return nil
+}
