@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 
 // component is where a program comes from.
@@ -61,39 +63,45 @@ func Build(ctx context.Context, log io.Writer, names ...string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	b := builder{tools: tools, cache: filepath.Join(cache, "causeway", "components"), log: log}
-	if b.dir, err = b.directory(ctx); err != nil {
-		return "", err
-	}
-	now := time.Now()
-	os.Chtimes(b.dir, now, now) // if it isn't there yet it is made below
-	if len(b.missing(names)) == 0 {
-		return b.dir, nil
-	}
-	return b.dir, b.build(ctx, names)
+	b := builder{table: table, tools: tools, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	return b.build(ctx, names)
 }
 
-// builder builds components into a directory.
+// builder builds components into a cache.
 type builder struct {
+	table map[string]component
 	tools string // the directory of the tools' modules
 	cache string
-	dir   string // below cache
 	log   io.Writer
 }
 
-// missing returns those of names that aren't built.
-func (b builder) missing(names []string) []string {
+// build returns the directory that has the named components, all of which are in the table.
+func (b builder) build(ctx context.Context, names []string) (string, error) {
+	dir, err := b.directory(ctx)
+	if err != nil {
+		return "", err
+	}
+	now := time.Now()
+	os.Chtimes(dir, now, now) // for prune; if it isn't there yet it is made below
+	if len(missing(dir, names)) == 0 {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	return dir, b.alone(ctx, dir, names)
+}
+
+// missing returns those of names that dir hasn't.
+func missing(dir string, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
-		_, err := os.Stat(filepath.Join(b.dir, n))
+		_, err := os.Stat(filepath.Join(dir, n))
 		return err == nil
 	})
 }
 
-// build builds those of names that are missing, when nobody else builds.
-func (b builder) build(ctx context.Context, names []string) error {
-	if err := os.MkdirAll(b.dir, 0o755); err != nil {
-		return err
-	}
+// alone builds those of names that are missing in dir, when nobody else builds.
+func (b builder) alone(ctx context.Context, dir string, names []string) error {
 	unlock, err := lock(ctx, filepath.Join(b.cache, "lock"), func() {
 		fmt.Fprintln(b.log, "components: waiting for another process that builds")
 	})
@@ -101,22 +109,22 @@ func (b builder) build(ctx context.Context, names []string) error {
 		return err
 	}
 	defer unlock()
-	b.prune()
-	for _, n := range b.missing(names) { // looked at again: the lock's last holder may have built them
-		if err := b.one(ctx, n); err != nil {
+	b.prune(dir)
+	for _, n := range missing(dir, names) { // looked at again: the lock's last holder may have built them
+		if err := b.one(ctx, dir, n); err != nil {
 			return fmt.Errorf("build %s: %w", n, err)
 		}
 	}
 	return nil
 }
 
-// one builds one component, under another name until it is whole.
-func (b builder) one(ctx context.Context, name string) error {
-	c := table[name]
-	dir := filepath.Join(b.tools, c.module)
+// one builds one component into dir, under another name until it is whole.
+func (b builder) one(ctx context.Context, dir, name string) error {
+	c := b.table[name]
+	module := filepath.Join(b.tools, c.module)
 	flags := "-s -w"
 	if c.flags != nil {
-		more, err := c.flags(ctx, dir)
+		more, err := c.flags(ctx, module)
 		if err != nil {
 			return err
 		}
@@ -124,27 +132,31 @@ func (b builder) one(ctx context.Context, name string) error {
 	}
 	fmt.Fprintf(b.log, "components: building %s, which takes minutes the first time\n", name)
 	start := time.Now()
-	part := filepath.Join(b.dir, "."+name+".part")
+	part := filepath.Join(dir, "."+name+".part")
 	defer os.Remove(part) // there only after a failure
-	cmd := goCommand(ctx, dir, "build", "-trimpath", "-ldflags", flags, "-o", part, c.pkg)
+	cmd := goCommand(ctx, module, "build", "-trimpath", "-ldflags", flags, "-o", part, c.pkg)
 	cmd.Stdout, cmd.Stderr = b.log, b.log
+	// A build whose process is gone would run on beside the next one's, without the lock.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = process.DieWithThread()
 	if err := cmd.Run(); err != nil {
 		return errors.Join(err, ctx.Err())
 	}
 	fmt.Fprintf(b.log, "components: built %s in %v\n", name, time.Since(start).Round(time.Second))
-	return os.Rename(part, filepath.Join(b.dir, name))
+	return os.Rename(part, filepath.Join(dir, name))
 }
 
-// prune removes what other versions of the modules left in the cache, once it wasn't used for long. What is lost is only
-// space, so errors don't matter.
-func (b builder) prune() {
+// prune removes from the cache what isn't dir and wasn't used for long, as when the modules changed since. All that can
+// go wrong costs space alone.
+func (b builder) prune(dir string) {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {
 		return
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err == nil && e.IsDir() && e.Name() != filepath.Base(b.dir) && time.Since(info.ModTime()) > unused {
+		if err == nil && e.IsDir() && e.Name() != filepath.Base(dir) && time.Since(info.ModTime()) > unused {
 			os.RemoveAll(filepath.Join(b.cache, e.Name()))
 		}
 	}

@@ -93,18 +93,6 @@ func (p *Plane) config() *rest.Config {
 	}
 }
 
-// ok returns a function that asks a server for a path, and returns nil if it answers with 200.
-func ok(c *rest.Config, path string) (func(context.Context) error, error) {
-	client, err := rest.HTTPClientFor(c)
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
-		_, err := get(ctx, client, c.Host+path)
-		return err
-	}, nil
-}
-
 // get returns what a server answers with 200; any other answer is an error.
 func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

@@ -1,7 +1,7 @@
 package controlplane
 
 import (
-	"fmt"
+	"net"
 	"strconv"
 	"strings"
 
@@ -123,6 +123,9 @@ func (c ControllerManager) Args() []string {
 	}, c.Extra...)
 }
 
+// serviceAccounts is the controller that makes each namespace's service account "default".
+const serviceAccounts = "serviceaccount-controller"
+
 // StorageControllers are those of kube-controller-manager's that volumes need, and the few that nothing works without.
 func StorageControllers() []string {
 	return []string{
@@ -135,9 +138,11 @@ func StorageControllers() []string {
 		"ephemeral-volume-controller",
 		"garbage-collector-controller",
 		"namespace-controller",
-		"serviceaccount-controller",
+		serviceAccounts,
 	}
 }
 
 // url is the address of a server at a port.
-func url(host string, port int) string { return fmt.Sprintf("https://%s:%d", host, port) }
+func url(host string, port int) string {
+	return "https://" + net.JoinHostPort(host, strconv.Itoa(port))
+}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/causeway-csi/causeway/test/cluster/components"
@@ -66,17 +67,18 @@ type Plane struct {
 	Dir string         // the plane's own; Close removes it
 	Bin string         // the components' directory
 
-	options  Options
-	host     string // where clients on this machine find the API server
-	ca       pki.Files
-	server   APIServer
-	admin    *rest.Config
-	reserved []*os.File // the sockets that keep ports
-	running  map[string]process.Process
+	options Options
+	host    string // where clients on this machine find the API server
+	ca      pki.Files
+	server  APIServer
+	admin   *rest.Config
+	keep    []*os.File // open as long as the ports and the directory are the plane's
+	running map[string]process.Process
 }
 
-// Start builds what isn't built yet and starts a plane, whose API server is ready when Start returns and whose
-// controllers run. An error has the end of the log of what failed, and leaves nothing behind.
+// Start builds what isn't built yet and starts a plane. When it returns, the API server is ready, the namespace "default"
+// is there, and the controllers run. ctx limits the start alone; the plane runs until Close. An error has the end of the
+// log of what failed, and leaves nothing behind.
 func Start(ctx context.Context, o Options) (*Plane, error) {
 	o.complete()
 	names := []string{etcd, apiServer, controllerManager}
@@ -87,11 +89,11 @@ func Start(ctx context.Context, o Options) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(o.Dir, "causeway-plane-")
+	dir, locked, err := makeDir(o.Dir)
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{Dir: dir, Bin: bin, options: o, running: map[string]process.Process{}}
+	p := &Plane{Dir: dir, Bin: bin, options: o, keep: []*os.File{locked}, running: map[string]process.Process{}}
 	if err := p.start(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -127,6 +129,9 @@ func (p *Plane) start(ctx context.Context) error {
 	if err := p.StartAPIServer(ctx); err != nil {
 		return err
 	}
+	if err := p.awaitAnswer(ctx, apiServer, p.admin, "/api/v1/namespaces/default"); err != nil {
+		return err
+	}
 	if p.options.WithoutControllerManager {
 		return nil
 	}
@@ -159,7 +164,7 @@ func (p *Plane) prepare() error {
 func (p *Plane) port(address string) (int, error) {
 	port, keep, err := reserve(address)
 	if err == nil {
-		p.reserved = append(p.reserved, keep)
+		p.keep = append(p.keep, keep)
 	}
 	return port, err
 }
@@ -193,14 +198,10 @@ func (p *Plane) StartAPIServer(ctx context.Context) error {
 	if p.running[apiServer] != nil {
 		return errors.New("the API server runs")
 	}
-	ready, err := ok(p.admin, "/readyz")
-	if err != nil {
-		return err
-	}
 	if err := p.launch(apiServer, p.server.Args()); err != nil {
 		return err
 	}
-	return p.await(ctx, apiServer, ready)
+	return p.awaitAnswer(ctx, apiServer, p.admin, "/readyz")
 }
 
 // StopAPIServer ends the API server, as a crash would: its clients lose their connections, and new ones are refused.
@@ -208,21 +209,8 @@ func (p *Plane) StartAPIServer(ctx context.Context) error {
 func (p *Plane) StopAPIServer() { p.kill(apiServer) }
 
 func (p *Plane) startControllerManager(ctx context.Context) error {
-	config, err := p.ConfigFor("system:" + controllerManager)
+	c, err := p.controllerManager()
 	if err != nil {
-		return err
-	}
-	c := ControllerManager{
-		Kubeconfig: filepath.Join(p.Dir, controllerManager+".kubeconfig"), Bind: "127.0.0.1",
-		CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers, Extra: p.options.ControllerManagerArgs,
-	}
-	if err := writeKubeconfig(c.Kubeconfig, config); err != nil {
-		return err
-	}
-	if c.Port, err = p.port(c.Bind); err != nil {
-		return err
-	}
-	if c.Serving, err = p.serving(controllerManager, c.Bind); err != nil {
 		return err
 	}
 	if err := p.launch(controllerManager, c.Args()); err != nil {
@@ -230,11 +218,34 @@ func (p *Plane) startControllerManager(ctx context.Context) error {
 	}
 	at := p.Config()
 	at.Host = url(c.Bind, c.Port)
-	healthy, err := ok(at, "/healthz")
-	if err != nil {
+	if err := p.awaitAnswer(ctx, controllerManager, at, "/healthz"); err != nil {
 		return err
 	}
-	return p.await(ctx, controllerManager, healthy)
+	if !slices.Contains(c.Controllers, serviceAccounts) && !slices.Contains(c.Controllers, "*") {
+		return nil
+	}
+	// No pod is let into a namespace without this, and it is a sign that controllers do something.
+	return p.awaitAnswer(ctx, controllerManager, p.admin, "/api/v1/namespaces/default/serviceaccounts/default")
+}
+
+// controllerManager makes what the controller manager needs.
+func (p *Plane) controllerManager() (ControllerManager, error) {
+	c := ControllerManager{
+		Kubeconfig: filepath.Join(p.Dir, controllerManager+".kubeconfig"), Bind: "127.0.0.1",
+		CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers, Extra: p.options.ControllerManagerArgs,
+	}
+	config, err := p.ConfigFor("system:" + controllerManager)
+	if err != nil {
+		return c, err
+	}
+	if err := writeKubeconfig(c.Kubeconfig, config); err != nil {
+		return c, err
+	}
+	if c.Port, err = p.port(c.Bind); err != nil {
+		return c, err
+	}
+	c.Serving, err = p.serving(controllerManager, c.Bind)
+	return c, err
 }
 
 func (p *Plane) launch(name string, args []string) error {
@@ -264,6 +275,18 @@ func (p *Plane) await(ctx context.Context, name string, ready func(context.Conte
 	}
 }
 
+// awaitAnswer waits until a component's work can be seen: a server answers with 200 to a path.
+func (p *Plane) awaitAnswer(ctx context.Context, name string, server *rest.Config, path string) error {
+	client, err := rest.HTTPClientFor(server)
+	if err != nil {
+		return err
+	}
+	return p.await(ctx, name, func(ctx context.Context) error {
+		_, err := get(ctx, client, server.Host+path)
+		return err
+	})
+}
+
 // LogFile returns the path of a component's log, such as that of kube-apiserver.
 func (p *Plane) LogFile(component string) string { return filepath.Join(p.Dir, component+".log") }
 
@@ -289,9 +312,10 @@ func (p *Plane) Close() error {
 	for _, name := range []string{controllerManager, apiServer, etcd} { // clients first, so that the logs end quietly
 		p.kill(name)
 	}
-	for _, f := range p.reserved {
+	err := os.RemoveAll(p.Dir)
+	for _, f := range p.keep {
 		f.Close()
 	}
-	p.reserved = nil
-	return os.RemoveAll(p.Dir)
+	p.keep = nil
+	return err
 }

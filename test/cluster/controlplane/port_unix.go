@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,23 +19,31 @@ func reserve(address string) (port int, keep *os.File, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	domain, to := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{})
-	if ip.Is6() {
-		domain, to = unix.AF_INET6, &unix.SockaddrInet6{Addr: ip.As16()}
-	} else {
-		to = &unix.SockaddrInet4{Addr: ip.As4()}
+	domain, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: ip.As16()})
+	if ip.Is4() {
+		domain, to = unix.AF_INET, &unix.SockaddrInet4{Addr: ip.As4()}
 	}
-	fd, err := unix.Socket(domain, unix.SOCK_STREAM, 0)
+	fd, err := socket(domain)
 	if err != nil {
 		return 0, nil, fmt.Errorf("reserve a port: %w", err)
 	}
-	unix.CloseOnExec(fd)
 	keep = os.NewFile(uintptr(fd), "reserved port")
 	if port, err = bind(fd, to); err != nil {
 		keep.Close()
 		return 0, nil, fmt.Errorf("reserve a port of %s: %w", address, err)
 	}
 	return port, keep, nil
+}
+
+// socket makes a socket that no child gets, which would keep the port longer than this process does.
+func socket(domain int) (int, error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM, 0)
+	if err == nil {
+		unix.CloseOnExec(fd)
+	}
+	return fd, err
 }
 
 // bind binds a socket to an address whose port is 0, in a way that others may share, and returns the port it got.

@@ -2,9 +2,10 @@ package process
 
 import "syscall"
 
-// dieWithParent makes the kernel kill the child when the thread that starts it ends; os/exec sees to it that one which
-// is gone before the child asked for that counts too. A group of its own keeps a terminal's Ctrl-C from it: this process
-// decides when its children end.
-func dieWithParent() *syscall.SysProcAttr {
+// DieWithThread asks the kernel to kill a child when the thread that starts it ends, as all threads do when this process
+// is killed. Whoever starts it must be locked to that thread until the child has ended. os/exec looks whether the parent
+// was gone before the child could ask. A group of its own keeps a terminal's Ctrl-C from the child: this process decides
+// when it ends.
+func DieWithThread() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

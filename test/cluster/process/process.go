@@ -49,7 +49,7 @@ func Start(c Command) (Process, error) {
 	p := &child{command: c, done: make(chan struct{})}
 	p.cmd = exec.Command(c.Argv[0], c.Argv[1:]...)
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = c.Dir, log, log
-	p.cmd.SysProcAttr = dieWithParent()
+	p.cmd.SysProcAttr = DieWithThread()
 	started := make(chan error)
 	go p.run(started)
 	if err := <-started; err != nil {
@@ -58,9 +58,9 @@ func Start(c Command) (Process, error) {
 	return p, nil
 }
 
-// run starts the child and waits for its end, on a thread that nobody else uses and that stays as long as the child
-// does: the kernel takes a child's parent, whose death is the child's, to be the thread that started it. A thread of
-// Go's may end when a goroutine that was locked to it does, so no other code may be the one that starts the child.
+// run starts the child and waits for its end, on a thread that nobody else uses: the child dies with the thread that
+// started it, and one of Go's ends when a goroutine does that was locked to it, as somebody else's may be. This one stays
+// until the child has ended.
 func (p *child) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
