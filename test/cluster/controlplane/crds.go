@@ -7,12 +7,14 @@ import (
 	"io"
 	"io/fs"
 	"path"
-	"time"
+	"slices"
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 )
 
@@ -20,8 +22,8 @@ import (
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
 // ApplyCRDs creates or updates the CustomResourceDefinitions in the YAML files at the top of dir, such as
-// os.DirFS("config/crd"), and returns when the API server has established all of them. Other kinds are left out, as such
-// directories have a kustomization too. Errors: there is no definition; the API server's.
+// os.DirFS("config/crd"), and returns when the API server has established all of them and serves their kinds. Other kinds
+// are left out, as such directories have a kustomization too. Errors: there is no definition; the API server's.
 func (p *Plane) ApplyCRDs(ctx context.Context, dir fs.FS) error {
 	definitions, err := readCRDs(dir)
 	if err != nil {
@@ -37,8 +39,12 @@ func (p *Plane) ApplyCRDs(ctx context.Context, dir fs.FS) error {
 			return fmt.Errorf("apply CRD %s: %w", d.GetName(), err)
 		}
 	}
+	found, err := discovery.NewDiscoveryClientForConfig(p.admin)
+	if err != nil {
+		return err
+	}
 	for _, d := range definitions {
-		if err := established(ctx, client, d.GetName()); err != nil {
+		if err := p.await(ctx, apiServer, func(ctx context.Context) error { return served(ctx, client, found, d.GetName()) }); err != nil {
 			return fmt.Errorf("CRD %s: %w", d.GetName(), err)
 		}
 	}
@@ -91,32 +97,49 @@ func readFile(dir fs.FS, name string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// established waits until the API server serves a definition's kind, or says that it won't.
-func established(ctx context.Context, client dynamic.Interface, name string) error {
-	for {
-		d, err := client.Resource(crds).Get(ctx, name, meta.GetOptions{})
+// served returns nil if a definition's kind is served in all versions that it is to be. The API server says that it is
+// established a moment before that.
+func served(ctx context.Context, client dynamic.Interface, found *discovery.DiscoveryClient, name string) error {
+	o, err := client.Resource(crds).Get(ctx, name, meta.GetOptions{})
+	if err != nil {
+		return err
+	}
+	var d definition
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &d); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(d.Status.Conditions, func(c meta.Condition) bool { return c.Type == "Established" && c.Status == meta.ConditionTrue }) {
+		return fmt.Errorf("not established: %+v", d.Status.Conditions)
+	}
+	for _, v := range d.Spec.Versions {
+		if !v.Served {
+			continue
+		}
+		kinds, err := found.ServerResourcesForGroupVersionWithContext(ctx, d.Spec.Group+"/"+v.Name)
 		if err != nil {
 			return err
 		}
-		if condition(d, "Established") {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			conditions, _, _ := unstructured.NestedSlice(d.Object, "status", "conditions")
-			return fmt.Errorf("not established: %w: %v", ctx.Err(), conditions)
-		case <-time.After(20 * time.Millisecond):
+		if !slices.ContainsFunc(kinds.APIResources, func(r meta.APIResource) bool { return r.Name == d.Spec.Names.Plural }) {
+			return fmt.Errorf("%s isn't served yet in %s", d.Spec.Names.Plural, kinds.GroupVersion)
 		}
 	}
+	return nil
 }
 
-// condition reports whether an object's condition is true.
-func condition(o *unstructured.Unstructured, kind string) bool {
-	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions") // an odd one isn't true
-	for _, c := range conditions {
-		if m, ok := c.(map[string]any); ok && m["type"] == kind {
-			return m["status"] == "True"
-		}
-	}
-	return false
+// definition is what served reads of a CustomResourceDefinition, whose own type is in a module that nothing else here
+// needs.
+type definition struct {
+	Spec struct {
+		Group string `json:"group"`
+		Names struct {
+			Plural string `json:"plural"`
+		} `json:"names"`
+		Versions []struct {
+			Name   string `json:"name"`
+			Served bool   `json:"served"`
+		} `json:"versions"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []meta.Condition `json:"conditions"`
+	} `json:"status"`
 }
