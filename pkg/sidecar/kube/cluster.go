@@ -134,6 +134,9 @@ func (c *Cluster) Own(f factory, await ...cache.InformerSynced) {
 	c.own, c.await = append(c.own, f), append(c.await, await...)
 }
 
+// Transform is what shared informers do to objects, for factories that Own takes.
+var Transform cache.TransformFunc = slim
+
 // start starts all informers that somebody has asked for. It may be called again.
 func (c *Cluster) start(stop <-chan struct{}) {
 	c.informers.Start(stop)
