@@ -135,7 +135,7 @@ func (c *Cluster) Own(f factory, await ...cache.InformerSynced) {
 }
 
 // Transform is what shared informers do to objects, for factories that Own takes.
-var Transform cache.TransformFunc = slim
+func (c *Cluster) Transform() cache.TransformFunc { return slim }
 
 // start starts all informers that somebody has asked for. It may be called again.
 func (c *Cluster) start(stop <-chan struct{}) {

@@ -78,7 +78,7 @@ func (c *controller) publishRoom(env *sidecar.Env, p place, making lib.Provision
 	}
 	mine := labels.Set{capacity.DriverNameLabel: env.Driver, capacity.ManagedByLabel: id}.String()
 	factory := informers.NewSharedInformerFactoryWithOptions(own.Kube, upstream.ResyncPeriodOfCsiNodeInformer,
-		informers.WithNamespace(f.namespace), informers.WithTransform(kube.Transform),
+		informers.WithNamespace(f.namespace), informers.WithTransform(c.cluster.Transform()),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
 	c.cluster.Own(factory)
 	where := c.segments(env.Driver, own, p)

@@ -134,7 +134,7 @@ func (c *controller) contents(clients kube.Clients) snapinformers.SharedInformer
 		return c.cluster.SnapshotInformers()
 	}
 	mine := labels.Set{utils.VolumeSnapshotContentManagedByLabel: os.Getenv("NODE_NAME")}.String()
-	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync, snapinformers.WithTransform(kube.Transform),
+	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync, snapinformers.WithTransform(c.cluster.Transform()),
 		snapinformers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
 	c.cluster.Own(own)
 	return own
