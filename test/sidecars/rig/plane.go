@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"os"
+	"path/filepath"
 
 	snapshots "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	"k8s.io/client-go/kubernetes"
@@ -17,9 +18,6 @@ type Plane struct {
 	Snapshots snapshots.Interface
 }
 
-// crds is where the CRDs are, from a package's directory in this module.
-const crds = "../../deploy/crds"
-
 // StartPlane starts one. Close ends it.
 func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {
 	p, err := controlplane.Start(ctx, o)
@@ -27,7 +25,11 @@ func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {
 		return nil, err
 	}
 	plane := &Plane{Plane: p, Kube: kubernetes.NewForConfigOrDie(p.Config()), Snapshots: snapshots.NewForConfigOrDie(p.Config())}
-	if err := p.ApplyCRDs(ctx, os.DirFS(crds)); err != nil {
+	product, err := Product(ctx)
+	if err == nil {
+		err = p.ApplyCRDs(ctx, os.DirFS(filepath.Join(product, "deploy", "crds")))
+	}
+	if err != nil {
 		p.Close()
 		return nil, err
 	}
