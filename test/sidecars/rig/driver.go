@@ -32,8 +32,8 @@ type Driver struct {
 
 	adapt func(answer proto.Message)
 	dir   string
-	stop     context.CancelFunc
-	ended    chan error
+	stop  context.CancelFunc
+	ended chan error
 
 	mu    sync.Mutex
 	calls []Call
