@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -64,6 +65,7 @@ type options struct {
 	metricsPath    string
 	patience       time.Duration
 	maxProcs       bool
+	maxLog         int // letters of an answer in the log
 	showVersion    bool
 }
 
@@ -74,6 +76,7 @@ func (o *options) flags(f *Flags, byDefault string) {
 	f.String(&o.metricsAddress, "metrics-address", "", "what --http-endpoint was called before")
 	f.String(&o.metricsPath, "metrics-path", "/metrics", "where --http-endpoint has the metrics")
 	f.Duration(&o.patience, "shutdown-timeout", 4*time.Second, "how long controllers may finish what they do after SIGTERM; then leases are released and the process ends. Keep it below the pod's grace period")
+	f.Int(&o.maxLog, "max-grpc-log-length", -1, "`letters` of the driver's answers that are logged at level 5; -1 for all")
 	f.Bool(&o.maxProcs, "automaxprocs", true, "accepted as upstream's binaries have it, without effect: Go keeps to the container's CPU limit by itself")
 	f.Bool(&o.showVersion, "version", false, "print the version and exit")
 }
@@ -122,8 +125,8 @@ func (c *Command) validate(on []Controller) error {
 	if _, err := socketPath(c.csiAddress); err != nil {
 		return err
 	}
-	if c.metricsPath == "" || c.metricsPath[0] != '/' {
-		return fmt.Errorf("--metrics-path=%s: it must begin with /", c.metricsPath)
+	if c.metricsPath == "" || c.metricsPath[0] != '/' || c.metricsPath == "/readyz" || strings.HasPrefix(c.metricsPath, "/healthz") {
+		return fmt.Errorf("--metrics-path=%s: it must begin with /, and not be where health is", c.metricsPath)
 	}
 	if c.patience < 0 {
 		return fmt.Errorf("--shutdown-timeout=%v: it can't be negative", c.patience)

@@ -34,11 +34,13 @@ type capacityFlags struct {
 	level     int
 	threads   int
 	limits    kube.Limits
+	all       *sidecar.Flags
 	namespace string // $NAMESPACE
 	pod       string // $POD_NAME
 }
 
 func (c *capacityFlags) flags(f *sidecar.Flags) {
+	c.all = f
 	f.Bool(&c.on, "enable-capacity", false, "publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
 	f.Bool(&c.immediate, "capacity-for-immediate-binding", false, "publish it for classes with immediate binding, too; the scheduler doesn't need that")
 	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "how often the driver is asked how much room there is")
@@ -52,7 +54,7 @@ func (c *capacityFlags) validate(getenv func(string) string) error {
 	c.namespace, c.pod = getenv("NAMESPACE"), getenv("POD_NAME")
 	switch {
 	case !c.on:
-		return nil
+		return c.all.Need("enable-capacity", "capacity-for-immediate-binding", "capacity-poll-interval", "capacity-ownerref-level", "capacity-threads", "kube-api-capacity-qps", "kube-api-capacity-burst")
 	case c.namespace == "":
 		return errors.New("--enable-capacity needs the namespace for its objects in the environment: NAMESPACE")
 	case c.level >= 0 && c.pod == "":

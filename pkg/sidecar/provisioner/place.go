@@ -27,10 +27,12 @@ type nodeFlags struct {
 	on        bool
 	immediate bool
 	base, max time.Duration
+	all       *sidecar.Flags
 	name      string // $NODE_NAME
 }
 
 func (n *nodeFlags) flags(f *sidecar.Flags) {
+	n.all = f
 	f.Bool(&n.on, "node-deployment", false, "this is one of many, one on each node ($NODE_NAME), and makes volumes for its node only")
 	f.Bool(&n.immediate, "node-deployment-immediate-binding", true, "with node-deployment, also take claims that no node was selected for")
 	f.Duration(&n.base, "node-deployment-base-delay", 20*time.Second, "with node-deployment, how long to wait before trying to own such a claim")
@@ -41,7 +43,7 @@ func (n *nodeFlags) validate(getenv func(string) string, elected bool) error {
 	n.name = getenv("NODE_NAME")
 	switch {
 	case !n.on:
-		return nil
+		return n.all.Need("node-deployment", "node-deployment-immediate-binding", "node-deployment-base-delay", "node-deployment-max-delay")
 	case elected:
 		return errors.New("--node-deployment with --leader-election: one on each node, or one for all? Take one away")
 	case n.name == "":
