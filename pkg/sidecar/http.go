@@ -23,7 +23,7 @@ type Server struct {
 	gatherers prometheus.Gatherers
 	own       *prometheus.Registry
 	checks    map[string]Check // by path below /healthz/
-	notReady  string                                 // empty when ready
+	notReady  string           // empty when ready
 }
 
 // newServer returns a server that isn't ready.
