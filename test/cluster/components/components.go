@@ -208,9 +208,15 @@ func kubeVersion(ctx context.Context, dir string) (string, error) {
 	return strings.Join(flags, " "), nil
 }
 
-// tools returns the directory of the tools' modules. It is beside this package, wherever the module is that this package
-// was compiled from: a program needn't know where its source is, as with -trimpath, but the go command does.
+// tools returns the directory of the tools' modules, which is beside this package's. The compiler has noted where that is;
+// but not with -trimpath. Then the go command finds it, if the working directory is in a module that needs this one.
 func tools(ctx context.Context) (string, error) {
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		dir := filepath.Join(filepath.Dir(filepath.Dir(file)), "tools")
+		if _, err := os.Stat(dir); err == nil {
+			return dir, nil
+		}
+	}
 	dir, err := output(goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/causeway-csi/causeway/test/cluster"))
 	if err != nil {
 		return "", fmt.Errorf("find the components' modules: %w", err)
