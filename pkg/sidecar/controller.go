@@ -54,6 +54,12 @@ type Runner interface {
 	Run(ctx context.Context) error
 }
 
+// RunnerFunc is a Runner that is a function.
+type RunnerFunc func(ctx context.Context) error
+
+// Run is Runner's.
+func (f RunnerFunc) Run(ctx context.Context) error { return f(ctx) }
+
 // Checker is a Runner whose /healthz/<controller> says more than that it runs.
 type Checker interface {
 	Check(ctx context.Context) error

@@ -1,0 +1,44 @@
+// Command csi-sidecars is every CSI sidecar in one process: upstream's controllers with one connection to the driver, one set of
+// informers, one port, one lease and one end. KEP-4958.
+package main
+
+import (
+	"os"
+	"runtime/debug"
+
+	"github.com/causeway-csi/causeway/pkg/sidecar"
+	"github.com/causeway-csi/causeway/pkg/sidecar/attacher"
+	"github.com/causeway-csi/causeway/pkg/sidecar/kube"
+	"github.com/causeway-csi/causeway/pkg/sidecar/provisioner"
+	"github.com/causeway-csi/causeway/pkg/sidecar/resizer"
+	"github.com/causeway-csi/causeway/pkg/sidecar/snapshotcontroller"
+	"github.com/causeway-csi/causeway/pkg/sidecar/snapshotter"
+)
+
+// gcPercent trades a little CPU for memory: what the process keeps are informers' objects, and it makes little garbage. GOGC
+// overrides it.
+const gcPercent = 50
+
+func main() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	os.Exit(command().Main(os.Args[1:]))
+}
+
+// command is the registry: all that the binary has.
+func command() *sidecar.Command {
+	cluster := kube.New()
+	return &sidecar.Command{
+		Name: "csi-sidecars",
+		Controllers: []sidecar.Controller{
+			attacher.New(cluster),
+			provisioner.New(cluster),
+			resizer.New(cluster),
+			snapshotter.New(cluster),
+			snapshotcontroller.New(cluster),
+		},
+		Cluster: cluster,
+		Logging: &kube.Logging{},
+	}
+}

@@ -1,0 +1,203 @@
+package sidecar
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// Command is a binary: its registry of controllers and what they share.
+type Command struct {
+	Name        string       // of the binary
+	Controllers []Controller // all it has
+	Default     string       // what --controllers is when nothing is said
+	Logging     Logging      // nil for klog's text or JSON
+	Cluster     Cluster      // nil where no controller needs one
+	// More are further subcommands. They see the controllers that the flags choose, and start nothing.
+	More map[string]Subcommand
+
+	table table
+	options
+}
+
+// Subcommand is something a binary does beside running.
+type Subcommand struct {
+	About string
+	Run   func(on []Controller, out io.Writer) error
+}
+
+// Cluster is what controllers for Kubernetes share: clients, informers, elections.
+type Cluster interface {
+	Flags(*Flags)
+	// Validate reports flags that make no sense together, for those that are on.
+	Validate(on []Controller) error
+	// Connect makes clients. Controllers are built after it. What fails later, outside any controller, comes to fail.
+	Connect(ctx context.Context, s *Server, driver string, fail func(error)) error
+	// Run gives each part a context under which it leads, by way of start, until ctx is done. It then waits for the parts,
+	// at most as long as patience, gives its leases up, and returns. ErrLost: somebody else may lead by now.
+	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration, start func(context.Context, *Part) error) error
+	// Migrated is a label of CSI calls: whether a volume came from an in-tree driver. Empty where none can.
+	Migrated(context.Context) string
+}
+
+// ErrLost means that a lease was lost, so nothing may be finished in peace: another replica may be at work.
+var ErrLost = errors.New("the lease was lost")
+
+// options are the flags of every binary of this kind.
+type options struct {
+	controllers    string
+	csiAddress     string
+	httpEndpoint   string
+	metricsAddress string
+	metricsPath    string
+	patience       time.Duration
+	maxProcs       bool
+	showVersion    bool
+}
+
+func (o *options) flags(f *Flags, byDefault string) {
+	f.String(&o.controllers, "controllers", byDefault, "which controllers run: names with commas between them, `*` for all but those that must be named, -name for one less")
+	f.String(&o.csiAddress, "csi-address", "/run/csi/socket", "the CSI driver's socket: a path, unix:///path or unix:path")
+	f.String(&o.httpEndpoint, "http-endpoint", "", "`host:port` for metrics, /healthz, /healthz/<controller> and /readyz, for all controllers; none if empty")
+	f.String(&o.metricsAddress, "metrics-address", "", "what --http-endpoint was called before")
+	f.String(&o.metricsPath, "metrics-path", "/metrics", "where --http-endpoint has the metrics")
+	f.Duration(&o.patience, "shutdown-timeout", 4*time.Second, "how long controllers may finish what they do after SIGTERM; then leases are released and the process ends. Keep it below the pod's grace period")
+	f.Bool(&o.maxProcs, "automaxprocs", true, "accepted as upstream's binaries have it, without effect: Go keeps to the container's CPU limit by itself")
+	f.Bool(&o.showVersion, "version", false, "print the version and exit")
+}
+
+// parse reads the command line into the flags, and returns the controllers that are on.
+func (c *Command) parse(args []string) ([]Controller, error) {
+	c.declare()
+	if err := c.table.parse(args); err != nil {
+		return nil, err
+	}
+	on, err := choose(c.controllers, c.Controllers)
+	if err != nil {
+		return nil, err
+	}
+	isOn := func(name string) bool { return slices.Contains(names(on), name) }
+	if err := c.table.settle(isOn); err != nil {
+		return nil, err
+	}
+	return on, c.validate(on)
+}
+
+// declare fills the table, once.
+func (c *Command) declare() {
+	if len(c.table.entries) > 0 {
+		return
+	}
+	if c.Logging == nil {
+		c.Logging = &plainLog{}
+	}
+	all := &Flags{table: &c.table}
+	c.options.flags(all, cmp.Or(c.Default, "*"))
+	if c.Cluster != nil {
+		c.Cluster.Flags(all)
+	}
+	c.Logging.Flags(all)
+	for _, k := range c.Controllers {
+		k.Flags(&Flags{table: &c.table, owner: k.Name()})
+	}
+}
+
+func (c *Command) validate(on []Controller) error {
+	if c.metricsAddress != "" && c.httpEndpoint != "" {
+		return errors.New("--metrics-address is the old name of --http-endpoint: say only one of them")
+	}
+	c.httpEndpoint = cmp.Or(c.httpEndpoint, c.metricsAddress)
+	if _, err := socketPath(c.csiAddress); err != nil {
+		return err
+	}
+	if c.metricsPath == "" || c.metricsPath[0] != '/' {
+		return fmt.Errorf("--metrics-path=%s: it must begin with /", c.metricsPath)
+	}
+	if c.patience < 0 {
+		return fmt.Errorf("--shutdown-timeout=%v: it can't be negative", c.patience)
+	}
+	if c.Cluster != nil {
+		if err := c.Cluster.Validate(on); err != nil {
+			return err
+		}
+	}
+	for _, k := range on {
+		if err := k.Validate(); err != nil {
+			return fmt.Errorf("%s: %w", k.Name(), err)
+		}
+	}
+	return nil
+}
+
+// Main is the program: it returns the exit code. 2 means that the command line is wrong and nothing was touched.
+func (c *Command) Main(args []string) int {
+	sub, args := subcommand(args)
+	if sub == "help" {
+		c.Help(os.Stdout)
+		return 0
+	}
+	on, err := c.parse(args)
+	more, known := c.More[sub]
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		c.Help(os.Stdout)
+		return 0
+	case sub == "version" || err == nil && c.showVersion:
+		fmt.Println(c.Name, Version())
+		return 0
+	case err == nil && sub != "" && !known:
+		err = fmt.Errorf("there is no command %q: help lists them", sub)
+	case err == nil && known:
+		if err = more.Run(on, os.Stdout); err == nil {
+			return 0
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
+		return 2
+	}
+	log, err := c.Logging.Apply()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
+		return 2
+	}
+	startLog(log)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	return c.run(klog.NewContext(ctx, klog.Background()), on)
+}
+
+// subcommand takes a first word that is no flag off the arguments.
+func subcommand(args []string) (string, []string) {
+	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
+		return args[0], args[1:]
+	}
+	return "", args
+}
+
+// Version is the module's, with the commit where it is known.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := cmp.Or(info.Main.Version, "(devel)")
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			v += " " + s.Value
+		}
+	}
+	return v + " " + runtime.Version()
+}

@@ -1,0 +1,179 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"github.com/kubernetes-csi/csi-lib-utils/rpc"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+)
+
+// unknownDriver is what metrics say before the driver has told its name, as upstream's do.
+const unknownDriver = "unknown-driver"
+
+// socketPath takes what --csi-address may be: a path, unix:///path, and unix:path, as the KEP's manifests write it.
+func socketPath(address string) (string, error) {
+	path := address
+	if rest, ok := strings.CutPrefix(address, "unix:"); ok {
+		path = strings.TrimPrefix(rest, "//")
+	}
+	switch {
+	case path == "":
+		return "", errors.New("--csi-address is empty: say where the driver's socket is")
+	case strings.Contains(path, "://"):
+		return "", fmt.Errorf("--csi-address=%s: only sockets in the file system are supported: a path, or unix:///path", address)
+	}
+	return path, nil
+}
+
+// calls counts the driver's answers.
+type calls struct {
+	seconds *prometheus.HistogramVec
+	driver  atomic.Pointer[string]
+	label   func(ctx context.Context) string // of migration
+}
+
+// newCalls makes upstream's histogram of CSI calls, with the controller as one more label. migrated may be nil.
+func newCalls(migrated func(context.Context) string) *calls {
+	c := &calls{label: migrated}
+	if migrated == nil {
+		c.label = func(context.Context) string { return "" }
+	}
+	c.name(unknownDriver)
+	c.seconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Subsystem: "csi_sidecar", Name: "operations_seconds",
+		Help:    "Duration of CSI calls, by their gRPC code.",
+		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600}, // upstream's, so that dashboards fit
+	}, []string{"driver_name", "method_name", "grpc_status_code", "migrated", "controller"})
+	return c
+}
+
+func (c *calls) name(driver string) { c.driver.Store(&driver) }
+
+// intercept logs a call as upstream does, at level 5 and without secrets, and counts it. The driver's name is read from its
+// own answer, whoever asked for it.
+func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	log := klog.FromContext(ctx)
+	loud := log.V(5)
+	if loud.Enabled() {
+		loud.Info("GRPC call", "method", method, "request", protosanitizer.StripSecrets(req))
+	}
+	start := time.Now()
+	err := invoke(ctx, method, req, reply, cc, opts...)
+	took := time.Since(start)
+	if loud.Enabled() {
+		loud.Info("GRPC response", "method", method, "response", protosanitizer.StripSecrets(reply), "err", err)
+	}
+	if info, ok := reply.(*csi.GetPluginInfoResponse); ok && err == nil {
+		c.name(info.GetName())
+	}
+	c.seconds.WithLabelValues(*c.driver.Load(), method, status.Code(err).String(), c.label(ctx), ofMethod(method)).Observe(took.Seconds())
+	return err
+}
+
+// dial returns a connection to the driver's socket, which needn't exist yet. Until ctx is done it is kept up, and lost is
+// called each time it breaks. Calls while it is down fail at once: UNAVAILABLE.
+func dial(ctx context.Context, path string, c *calls, lost func()) (*grpc.ClientConn, error) {
+	retry := backoff.DefaultConfig
+	retry.MaxDelay = time.Second
+	conn, err := grpc.NewClient("passthrough:///csi",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket in a directory that is the pod's own
+		grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
+		grpc.WithIdleTimeout(0),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)), // a page of 100,000 volumes is more than 4 MiB
+		grpc.WithUnaryInterceptor(c.intercept),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}))
+	if err != nil {
+		return nil, err
+	}
+	go keep(ctx, conn, lost)
+	return conn, nil
+}
+
+// keep connects, and connects again, until ctx is done.
+func keep(ctx context.Context, conn *grpc.ClientConn, lost func()) {
+	defer conn.Close()
+	state := conn.GetState()
+	for ctx.Err() == nil {
+		if state == connectivity.Idle {
+			conn.Connect()
+		}
+		was := state
+		if !conn.WaitForStateChange(ctx, state) {
+			return
+		}
+		state = conn.GetState()
+		if was == connectivity.Ready && state != connectivity.Ready {
+			lost()
+		}
+	}
+}
+
+// stillWaiting is how often the log says that the driver isn't there.
+const stillWaiting = 30 * time.Second
+
+// await returns when the connection is up.
+func await(ctx context.Context, conn *grpc.ClientConn, path string) error {
+	for {
+		state := conn.GetState()
+		if state == connectivity.Ready {
+			return nil
+		}
+		pause, cancel := context.WithTimeout(ctx, stillWaiting)
+		changed := conn.WaitForStateChange(pause, state)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case !changed:
+			klog.FromContext(ctx).Info("Still waiting for the driver", "socket", path)
+		}
+	}
+}
+
+// identify waits until the driver is ready, however long that takes, and asks what it is.
+func identify(ctx context.Context, env *Env, timeout time.Duration) error {
+	if err := await(ctx, env.Conn, env.Address); err != nil {
+		return err
+	}
+	if err := rpc.ProbeForever(ctx, env.Conn, timeout); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var err error
+	if env.Driver, err = rpc.GetDriverName(ctx, env.Conn); err != nil {
+		return fmt.Errorf("the driver's name: %w", err)
+	}
+	if env.Plugin, err = rpc.GetPluginCapabilities(ctx, env.Conn); err != nil {
+		return fmt.Errorf("the driver's services: %w", err)
+	}
+	if env.Plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
+		if env.Controller, err = rpc.GetControllerCapabilities(ctx, env.Conn); err != nil {
+			return fmt.Errorf("the driver's controller capabilities: %w", err)
+		}
+	}
+	if env.Plugin[csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE] {
+		if env.Group, err = rpc.GetGroupControllerCapabilities(ctx, env.Conn); err != nil {
+			return fmt.Errorf("the driver's group controller capabilities: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package sidecar
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// Help prints all that the command line can have, grouped by controller.
+func (c *Command) Help(w io.Writer) {
+	c.declare()
+	fmt.Fprintf(w, "Usage: %s [--controllers=NAME,…] [flags]\n", c.Name)
+	fmt.Fprintf(w, "       %s help | version\n", c.Name)
+	for _, name := range sorted(c.More) {
+		fmt.Fprintf(w, "       %s %s [--controllers=NAME,…] [flags]\t%s\n", c.Name, name, c.More[name].About)
+	}
+	fmt.Fprintf(w, "\nFor the whole process:\n")
+	c.table.print(w, "")
+	for _, k := range c.Controllers {
+		fmt.Fprintf(w, "\n%s: %s%s\n", k.Name(), k.About(), byName(k))
+		c.table.print(w, k.Name())
+	}
+	fmt.Fprint(w, "\nA controller's flag also works without its prefix: --timeout=30s is for every controller that has a timeout and isn't\ngiven one of its own. Without either, each has upstream's default.\n")
+}
+
+func byName(k Controller) string {
+	if k.Needs().ByName {
+		return " Not part of *."
+	}
+	return ""
+}
+
+// print writes the flags of one owner.
+func (t *table) print(w io.Writer, owner string) {
+	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	defer tw.Flush()
+	for _, e := range t.of(owner) {
+		fmt.Fprintf(tw, "  --%s\t%s\n", e.full(e.name), e.says())
+	}
+}
+
+func (t *table) of(owner string) []*entry {
+	var of []*entry
+	for _, e := range t.entries {
+		if e.owner == owner {
+			of = append(of, e)
+		}
+	}
+	return of
+}
+
+// says is the flag's usage with what else there is to know of it.
+func (e *entry) says() string {
+	text := strings.ReplaceAll(strings.TrimSpace(e.usage), "\n", " ")
+	var more []string
+	if e.fallback != "" && e.fallback != "false" {
+		more = append(more, "default "+e.fallback)
+	}
+	for _, o := range e.old {
+		more = append(more, "also --"+e.full(o))
+	}
+	if len(more) > 0 {
+		text += " (" + strings.Join(more, "; ") + ")"
+	}
+	return text
+}
+
+// Markdown prints the same as tables, for docs.
+func (c *Command) Markdown(w io.Writer) {
+	c.declare()
+	fmt.Fprintf(w, "## The whole process\n\n")
+	c.table.markdown(w, "")
+	for _, k := range c.Controllers {
+		fmt.Fprintf(w, "\n## %s\n\n%s%s\n\n", k.Name(), k.About(), byName(k))
+		c.table.markdown(w, k.Name())
+	}
+}
+
+func (t *table) markdown(w io.Writer, owner string) {
+	flags := t.of(owner)
+	if len(flags) == 0 {
+		fmt.Fprintln(w, "It has no flags of its own.")
+		return
+	}
+	fmt.Fprint(w, "| Flag | Default | What it says |\n|---|---|---|\n")
+	for _, e := range flags {
+		fallback := ""
+		if e.fallback != "" {
+			fallback = "`" + e.fallback + "`"
+		}
+		text := strings.NewReplacer("\n", " ", "|", "\\|", "<", "&lt;", "*", "\\*").Replace(strings.TrimSpace(e.usage))
+		for _, o := range e.old {
+			text += fmt.Sprintf(" Also `--%s`.", e.full(o))
+		}
+		fmt.Fprintf(w, "| `--%s` | %s | %s |\n", e.full(e.name), fallback, text)
+	}
+}

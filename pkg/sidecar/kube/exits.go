@@ -1,0 +1,40 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/kubernetes-csi/csi-lib-utils/connection"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/pkg/sidecar"
+)
+
+var exits sync.Once
+
+// catchExits leads the two ways in which upstream's code ends a process, a panic in a worker and a fatal log line, to fail:
+// it names the controller and gives leases up before the process ends. The goroutine that did it never goes on. A panic in a
+// goroutine that nobody guards still ends the process at once, by Go's own rule.
+func catchExits(fail func(error)) {
+	exits.Do(func() {
+		utilruntime.PanicHandlers = append(utilruntime.PanicHandlers, func(_ context.Context, reason any) {
+			fail(sidecar.Panicked(reason))
+			select {}
+		})
+		klog.OsExit = func(code int) {
+			fail(&sidecar.Failure{Controller: sidecar.OfStack(1), Err: fmt.Errorf("it ended the process with code %d; the lines before say why", code)})
+			select {}
+		}
+	})
+}
+
+// migrated reads upstream's mark in a call's context.
+func migrated(ctx context.Context) string {
+	info, ok := ctx.Value(connection.AdditionalInfoKey).(connection.AdditionalInfo)
+	if !ok {
+		return ""
+	}
+	return info.Migrated
+}

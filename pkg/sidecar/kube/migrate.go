@@ -1,0 +1,223 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+// The way from upstream's binaries, each with a lease of its own, to one process with one lease, and back. KEP-4958's rule
+// (kubernetes/enhancements PR 5672) is: hold the new lease, take all old ones once, note that on the new one, give the old
+// ones up. Two things are added, as old sidecars may come back (a rollback): a noted lease is only believed while no old one
+// has a holder, and a leader looks again as often as a lease lasts.
+
+// The annotation says that the old leases were all held once.
+const (
+	migrationKey  = "migration.csi.k8s.io/status"
+	migrationDone = "completed"
+)
+
+// alone runs lead when nobody else can be at the same work under another lease, and ends it when somebody comes.
+func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context) error) error {
+	if len(l.others) == 0 {
+		return lead(ctx)
+	}
+	if err := e.settle(ctx, client, l); err != nil || ctx.Err() != nil {
+		return ignoreEnd(ctx, err)
+	}
+	var group errgroup.Group
+	leading, cancel := context.WithCancelCause(ctx)
+	group.Go(func() error {
+		defer cancel(nil)
+		return lead(leading)
+	})
+	group.Go(func() error {
+		err := e.guard(leading, client, l.others)
+		cancel(err)
+		return err
+	})
+	return group.Wait()
+}
+
+// ignoreEnd turns the error of something that was told to end into none.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// settle returns when the work under the other leases has ended.
+func (e *election) settle(ctx context.Context, client kubernetes.Interface, l lease) error {
+	if e.mode == perController {
+		return e.awaitFree(ctx, client, l.others)
+	}
+	done, err := e.migrated(ctx, client, l)
+	if err != nil || done {
+		return err
+	}
+	return e.takeOver(ctx, client, l)
+}
+
+// migrated reports whether the lease is noted, and no old one has a holder since.
+func (e *election) migrated(ctx context.Context, client kubernetes.Interface, l lease) (bool, error) {
+	own, err := e.get(ctx, client, l.name)
+	if err != nil || own.Annotations[migrationKey] != migrationDone {
+		return false, err
+	}
+	busy, err := e.held(ctx, client, l.others)
+	return busy == nil, err
+}
+
+// takeOver takes all old leases, notes it, and gives them up. It waits for as long as somebody has one: to end instead would
+// never let a Deployment's new pod become ready beside the old one.
+func (e *election) takeOver(ctx context.Context, client kubernetes.Interface, l lease) error {
+	log := klog.FromContext(ctx)
+	holding, giveUp := context.WithCancel(ctx)
+	var holders errgroup.Group
+	taken := make(chan struct{}, len(l.others))
+	for _, name := range l.others {
+		log.Info("Taking the lease that upstream's sidecar has, or had", "lease", name)
+		holders.Go(func() error { return e.hold(holding, client, name, taken) })
+	}
+	say := time.NewTicker(e.lease)
+	defer say.Stop()
+	for n := 0; n < len(l.others); {
+		select {
+		case <-taken:
+			n++
+		case <-say.C:
+			if busy, err := e.held(ctx, client, l.others); err == nil && busy != nil && *busy.Spec.HolderIdentity != e.identity {
+				log.Info("Waiting for an old sidecar to end: two must not do the same work", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+			}
+		case <-ctx.Done():
+			giveUp()
+			return holders.Wait()
+		}
+	}
+	err := e.note(ctx, client, l.name)
+	giveUp()
+	if released := holders.Wait(); err == nil {
+		err = released
+	}
+	if err == nil {
+		log.Info("All old leases were taken and given up: migrated", "lease", l.name)
+	}
+	return err
+}
+
+// hold takes a lease and keeps it until ctx is done.
+func (e *election) hold(ctx context.Context, client kubernetes.Interface, name string, taken chan<- struct{}) error {
+	lock, err := e.lock(ctx, client, name)
+	if err != nil {
+		return err
+	}
+	elector, err := e.elector(name, lock, leaderelection.LeaderCallbacks{
+		OnStartedLeading: func(context.Context) { taken <- struct{}{} },
+		OnStoppedLeading: func() {},
+	})
+	if err != nil {
+		return err
+	}
+	defer e.dogs.Delete(name)
+	elector.Run(ctx)
+	if ctx.Err() == nil {
+		return fmt.Errorf("the old lease %s was lost before all were taken", name)
+	}
+	return nil
+}
+
+// note writes on the lease that it replaces the old ones.
+func (e *election) note(ctx context.Context, client kubernetes.Interface, name string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{migrationKey: migrationDone}}})
+	if err != nil {
+		return err
+	}
+	_, err = client.CoordinationV1().Leases(e.ownNamespace()).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// guard returns an error when somebody takes one of the leases, and nil when ctx is done.
+func (e *election) guard(ctx context.Context, client kubernetes.Interface, names []string) error {
+	tick := time.NewTicker(e.lease)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		busy, err := e.held(ctx, client, names)
+		if err != nil {
+			continue // the API server is away; the election itself watches for how long
+		}
+		if busy != nil {
+			return fmt.Errorf("%s has taken the lease %s: an old sidecar does the same work again. This process ends, and a new one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+		}
+	}
+}
+
+// held returns the first of the leases that has a holder, or nil.
+func (e *election) held(ctx context.Context, client kubernetes.Interface, names []string) (*coordinationv1.Lease, error) {
+	for _, name := range names {
+		switch l, err := e.get(ctx, client, name); {
+		case err != nil:
+			return nil, err
+		case l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "":
+			return l, nil
+		}
+	}
+	return nil, nil
+}
+
+// get returns a lease, or an empty one if there is none.
+func (e *election) get(ctx context.Context, client kubernetes.Interface, name string) (*coordinationv1.Lease, error) {
+	l, err := client.CoordinationV1().Leases(e.ownNamespace()).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &coordinationv1.Lease{}, nil
+	}
+	return l, err
+}
+
+// awaitFree returns when none of the leases has a holder that renews it.
+func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface, names []string) error {
+	type sight struct {
+		renewed metav1.MicroTime
+		at      time.Time
+	}
+	seen := map[string]sight{}
+	for {
+		busy, err := e.held(ctx, client, names)
+		if err == nil {
+			if busy == nil {
+				return nil
+			}
+			now, was := ptr.Deref(busy.Spec.RenewTime, metav1.MicroTime{}), seen[busy.Name]
+			// By our own clock since we saw it change: clocks of hosts differ.
+			if !was.at.IsZero() && was.renewed.Equal(&now) {
+				if time.Since(was.at) > time.Duration(ptr.Deref(busy.Spec.LeaseDurationSeconds, 0))*time.Second {
+					return nil
+				}
+			} else {
+				seen[busy.Name] = sight{now, time.Now()}
+				klog.FromContext(ctx).Info("Waiting for the process with the one lease to end", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(e.retry):
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package kube
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+)
+
+// Serves reports whether the API server has all of the kinds, which may be those of CRDs. It asks until there is an answer, or
+// ctx is done: no answer isn't a no.
+func (c *Cluster) Serves(ctx context.Context, groupVersion string, kinds ...string) bool {
+	client := c.Client("discovery", unlimited).Kube.Discovery()
+	var have *metav1.APIResourceList
+	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
+		var err error
+		have, err = client.ServerResourcesForGroupVersion(groupVersion)
+		if err != nil && !apierrors.IsNotFound(err) {
+			klog.InfoS("Still waiting for the API server", "err", err)
+			return false, nil
+		}
+		return true, nil
+	})
+	if err != nil || have == nil {
+		return false
+	}
+	for _, kind := range kinds {
+		if !slices.ContainsFunc(have.APIResources, func(r metav1.APIResource) bool { return r.Kind == kind }) {
+			return false
+		}
+	}
+	return true
+}
+
+// Always adds a controller's name to all that a gatherer gathers.
+func Always(g prometheus.Gatherer, controller string) prometheus.Gatherer {
+	return Labelled{g, func(string, *dto.Metric) string { return controller }}
+}

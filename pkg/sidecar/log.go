@@ -1,0 +1,101 @@
+package sidecar
+
+import (
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+)
+
+// Logging is how a binary's log is set up. Its flags are for the whole process.
+type Logging interface {
+	Flags(*Flags)
+	// Apply returns what klog is to write with.
+	Apply() (logr.Logger, error)
+}
+
+// plainLog is the log of the binary for nodes: klog's text, or JSON by package slog. component-base's, which the other binary
+// has for all of upstream's flags, would cost it 4 MB.
+type plainLog struct {
+	text   *textlogger.Config
+	format string
+}
+
+// Flags declares those of upstream that a small binary can keep.
+func (l *plainLog) Flags(f *Flags) {
+	l.text = textlogger.NewConfig()
+	f.Declare(func(s *flag.FlagSet) {
+		s.Var(l.text.Verbosity(), "v", "how much is logged: 0 little, 5 each CSI call")
+		s.Var(l.text.VModule(), "vmodule", "levels by file, as `pattern=level`, for the text format only")
+	})
+	f.String(&l.format, "logging-format", "text", "text or json")
+}
+
+func (l *plainLog) Apply() (logr.Logger, error) {
+	switch l.format {
+	case "text":
+		return textlogger.NewLogger(l.text), nil
+	case "json":
+		var level slog.LevelVar
+		var v int
+		if _, err := fmt.Sscan(l.text.Verbosity().String(), &v); err != nil {
+			return logr.Logger{}, err
+		}
+		level.Set(slog.Level(-v))
+		return logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, AddSource: true})), nil
+	}
+	return logr.Logger{}, fmt.Errorf("--logging-format=%s: it is text or json", l.format)
+}
+
+// startLog makes log what everybody writes to, and adds the controller to each line.
+func startLog(log logr.Logger) {
+	klog.SetLoggerWithOptions(logr.New(newNamer(log.GetSink())), klog.ContextualLogger(true))
+}
+
+// namer adds sidecar="…" to lines of code that belongs to one. Upstream's controllers share one process here and don't say who
+// they are; some have a value "controller" already, which is something else.
+type namer struct{ logr.LogSink }
+
+func newNamer(sink logr.LogSink) logr.LogSink {
+	if deeper, ok := sink.(logr.CallDepthLogSink); ok {
+		sink = deeper.WithCallDepth(1)
+	}
+	return namer{sink}
+}
+
+func named(keysAndValues []any) []any {
+	const namerAndLogr = 3
+	if who := OfStack(namerAndLogr); who != "" {
+		return append([]any{"sidecar", who}, keysAndValues...)
+	}
+	return keysAndValues
+}
+
+// Init is done: the sink within was made by somebody who did.
+func (n namer) Init(logr.RuntimeInfo) {}
+
+func (n namer) Info(level int, msg string, keysAndValues ...any) {
+	n.LogSink.Info(level, msg, named(keysAndValues)...)
+}
+
+func (n namer) Error(err error, msg string, keysAndValues ...any) {
+	n.LogSink.Error(err, msg, named(keysAndValues)...)
+}
+
+func (n namer) WithValues(keysAndValues ...any) logr.LogSink {
+	return namer{n.LogSink.WithValues(keysAndValues...)}
+}
+
+func (n namer) WithName(name string) logr.LogSink { return namer{n.LogSink.WithName(name)} }
+
+// WithCallDepth keeps the file and line of a log line true where somebody wraps the logger.
+func (n namer) WithCallDepth(depth int) logr.LogSink {
+	if deeper, ok := n.LogSink.(logr.CallDepthLogSink); ok {
+		return namer{deeper.WithCallDepth(depth)}
+	}
+	return n
+}

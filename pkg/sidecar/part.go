@@ -1,0 +1,102 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+)
+
+// Part is a controller in a running process: built, skipped, running or at its end.
+type Part struct {
+	Controller
+	runner Runner
+	up     prometheus.Gauge
+
+	mu    sync.Mutex
+	state string
+	err   error
+}
+
+// say sets what /healthz/<controller> answers.
+func (p *Part) say(state string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state, p.err = state, err
+}
+
+// State is a word for what the part does: waiting, running, skipped or ended.
+func (p *Part) State() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state
+}
+
+// check is the part's /healthz: what it says itself while it runs, and else whether it failed.
+func (p *Part) check(ctx context.Context) error {
+	p.mu.Lock()
+	state, err := p.state, p.err
+	p.mu.Unlock()
+	if c, ok := p.runner.(Checker); ok && err == nil && state == running {
+		return c.Check(ctx)
+	}
+	return err
+}
+
+const (
+	waiting = "waiting"
+	running = "running"
+	skipped = "skipped"
+	ended   = "ended"
+)
+
+// Run works until ctx is done. An error names the controller, and has the stack of a panic.
+func (p *Part) Run(ctx context.Context) (err error) {
+	p.say(running, nil)
+	p.up.Set(1)
+	klog.FromContext(ctx).Info("Controller starts", "name", p.Name())
+	defer func() {
+		p.up.Set(0)
+		if r := recover(); r != nil {
+			err = &Failure{Controller: p.Name(), Err: fmt.Errorf("panic: %v", r), Stack: string(debug.Stack())}
+		}
+		p.say(ended, err)
+	}()
+	err = p.runner.Run(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil // it was told to end; what it says of that is no failure
+	case err == nil:
+		err = errors.New("it returned, though nobody told it to end")
+	}
+	return &Failure{Controller: p.Name(), Err: err}
+}
+
+// Failure is why a process ends that wasn't told to.
+type Failure struct {
+	Controller string // empty if it is none in particular
+	Err        error
+	Stack      string // of a panic, else empty
+}
+
+func (f *Failure) Error() string {
+	if f.Controller == "" {
+		return f.Err.Error()
+	}
+	return f.Controller + ": " + f.Err.Error()
+}
+
+func (f *Failure) Unwrap() error { return f.Err }
+
+// Panicked makes a failure of a panic that somebody else caught, with the caller's stack, and says whose it is.
+func Panicked(reason any) *Failure {
+	stack := string(debug.Stack())
+	return &Failure{Controller: ofTrace(stack), Err: fmt.Errorf("panic: %v", reason), Stack: stack}
+}
+
+// Running reports whether the part is at work.
+func (p *Part) Running() bool { return p.State() == running }

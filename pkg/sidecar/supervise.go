@@ -1,0 +1,261 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+)
+
+// run starts everything, and ends everything when ctx is done or something fails. It returns the exit code.
+func (c *Command) run(ctx context.Context, on []Controller) int {
+	log := klog.FromContext(ctx)
+	log.Info("Starting", "binary", c.Name, "version", Version(), "controllers", names(on))
+	s := newSupervisor(ctx, c)
+	if err := s.all(on); err != nil {
+		s.Fail(err)
+	}
+	if s.failure() != nil {
+		return 1
+	}
+	log.Info("Ended as told")
+	return 0
+}
+
+// supervisor is one run of a command. Whatever fails first ends all of it: to start one upstream controller again within the
+// process isn't safe, as constructors write to package-level tables and leave handlers behind.
+type supervisor struct {
+	*Command
+	work    context.Context // done when the process is told to end, or something failed
+	stop    context.CancelFunc
+	server  *Server
+	up      *prometheus.GaugeVec
+	failed  *prometheus.CounterVec
+	atOnce  context.Context // done when nothing may be finished in peace
+	abandon context.CancelFunc
+
+	mu    sync.Mutex
+	first error
+}
+
+func newSupervisor(ctx context.Context, c *Command) *supervisor {
+	s := &supervisor{Command: c, server: newServer(c.metricsPath),
+		up: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "csi_sidecars_controller_up",
+			Help: "1 while a controller runs; 0 where it waits for leadership or was skipped."}, []string{"controller"}),
+		failed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "csi_sidecars_controller_failures_total",
+			Help: "How often a controller returned or panicked. The process ends after the first."}, []string{"controller", "kind"})}
+	s.work, s.stop = context.WithCancel(ctx)
+	s.atOnce, s.abandon = context.WithCancel(context.WithoutCancel(ctx))
+	s.server.Register(s.up, s.failed)
+	return s
+}
+
+// Fail ends the process, with what controllers do finished as far as patience goes. What comes after the process was told to
+// end, or after another failure, is a consequence.
+func (s *supervisor) Fail(err error) {
+	s.mu.Lock()
+	fresh := s.first == nil && s.work.Err() == nil
+	if fresh {
+		s.first = err
+	}
+	s.mu.Unlock()
+	if fresh {
+		s.report(err)
+	}
+	if errors.Is(err, ErrLost) {
+		s.abandon()
+	}
+	s.stop()
+}
+
+func (s *supervisor) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.first
+}
+
+// terminationLog is where Kubernetes looks for a container's last words. It exists in containers only.
+const terminationLog = "/dev/termination-log"
+
+// report names what failed: in the log with its stack, in the metrics, and as the container's last words.
+func (s *supervisor) report(err error) {
+	var f *Failure
+	if !errors.As(err, &f) {
+		f = &Failure{Err: err}
+	}
+	kind := "returned"
+	if f.Stack != "" {
+		kind = "panicked"
+	}
+	s.failed.WithLabelValues(f.Controller, kind).Inc()
+	klog.FromContext(s.work).Error(f.Err, "Can't go on", "failed", f.Controller, "stack", f.Stack)
+	if w, err := os.OpenFile(terminationLog, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
+		fmt.Fprintln(w, f.Error())
+		w.Close()
+	}
+}
+
+// all is the process from its first port to its last.
+func (s *supervisor) all(on []Controller) error {
+	parts := s.parts(on)
+	// The port outlives the work: while that ends, somebody may still ask how it is.
+	port, closePort := context.WithCancel(context.WithoutCancel(s.work))
+	defer closePort()
+	if s.httpEndpoint != "" {
+		if err := Serve(port, s.httpEndpoint, s.server.Mux, s.Fail); err != nil {
+			return fmt.Errorf("--http-endpoint: %w", err)
+		}
+	}
+	if s.Cluster == nil {
+		s.server.processMetrics()
+	}
+	env, err := s.environment(on)
+	if err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.Go(func() error { <-s.work.Done(); return nil }) // all may be skipped: that is no reason to end
+	if err := s.build(env, parts, &group); err != nil {
+		s.Fail(err)
+	}
+	s.wait(&group)
+	return nil
+}
+
+// wait returns when all has ended, or patience has.
+func (s *supervisor) wait(group *errgroup.Group) {
+	over := make(chan struct{})
+	go func() {
+		if err := group.Wait(); err != nil {
+			s.Fail(err)
+		}
+		close(over)
+	}()
+	<-s.work.Done()
+	const release = time.Second // what giving a lease up may take beyond
+	select {
+	case <-over:
+	case <-s.atOnce.Done():
+	case <-time.After(s.patience + release):
+		klog.FromContext(s.work).Info("Not all has ended in time", "shutdownTimeout", s.patience)
+	}
+}
+
+// parts makes a part of each controller, and gives it its place under /healthz.
+func (s *supervisor) parts(on []Controller) []*Part {
+	var parts []*Part
+	for _, k := range on {
+		p := &Part{Controller: k, up: s.up.WithLabelValues(k.Name()), state: waiting}
+		s.server.Health(k.Name(), p.check)
+		parts = append(parts, p)
+	}
+	return parts
+}
+
+// environment dials the driver, where anybody needs it.
+func (s *supervisor) environment(on []Controller) (*Env, error) {
+	env := &Env{HTTP: s.server}
+	if !slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Driver }) {
+		return env, nil
+	}
+	var migrated func(context.Context) string
+	if s.Cluster != nil {
+		migrated = s.Cluster.Migrated
+	}
+	counted := newCalls(migrated)
+	s.server.Register(counted.seconds)
+	var err error
+	if env.Address, err = socketPath(s.csiAddress); err != nil {
+		return nil, err
+	}
+	exact := slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Capabilities })
+	// What is called at the very end, to finish something, needs the connection still.
+	env.Conn, err = dial(context.WithoutCancel(s.work), env.Address, counted, func() { s.lostDriver(exact) })
+	return env, err
+}
+
+// lostDriver is upstream's rule: the driver that comes back may be another release, with other capabilities, so what was
+// built from them is built anew, by a new process.
+func (s *supervisor) lostDriver(exact bool) {
+	klog.FromContext(s.work).Info("Lost the connection to the driver")
+	if exact {
+		s.Fail(errors.New("the connection to the driver was lost; a new process has to ask what the driver can do now"))
+	}
+}
+
+// build builds and starts all parts: first those that work without knowing the driver, as they may have to say that it isn't
+// there.
+func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error {
+	var late, elected []*Part
+	for _, p := range parts {
+		if n := p.Needs(); n.Capabilities || n.Cluster {
+			late = append(late, p)
+		} else if err := s.buildOne(env, p); err != nil {
+			return err
+		} else if p.State() != skipped {
+			group.Go(func() error { return s.start(s.work, p) })
+		}
+	}
+	if len(late) > 0 {
+		if err := s.know(env, late); err != nil {
+			return err
+		}
+	}
+	for _, p := range late {
+		if err := s.buildOne(env, p); err != nil {
+			return err
+		}
+		if p.State() != skipped {
+			elected = append(elected, p)
+		}
+	}
+	s.server.ready("")
+	if len(elected) > 0 {
+		group.Go(func() error { return s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start) })
+	}
+	return nil
+}
+
+// know finds out what late parts are built from.
+func (s *supervisor) know(env *Env, parts []*Part) error {
+	if slices.ContainsFunc(parts, func(p *Part) bool { return p.Needs().Capabilities }) {
+		s.server.ready("waiting for the driver at " + env.Address)
+		if err := identify(s.work, env, 10*time.Second); err != nil {
+			return err
+		}
+		klog.FromContext(s.work).Info("Found the driver", "driver", env.Driver)
+	}
+	s.server.ready("waiting for the API server")
+	return s.Cluster.Connect(s.work, s.server, env.Driver, s.Fail)
+}
+
+// buildOne builds a part, or notes that the driver has no use for it.
+func (s *supervisor) buildOne(env *Env, p *Part) error {
+	var err error
+	p.runner, err = p.Build(s.work, env)
+	switch {
+	case errors.Is(err, ErrNotSupported):
+		klog.FromContext(s.work).Info("Controller is skipped", "name", p.Name(), "reason", err.Error())
+		p.say(skipped, nil)
+		return nil
+	case err != nil:
+		return &Failure{Controller: p.Name(), Err: err}
+	}
+	return nil
+}
+
+// start runs a part. Its failure ends the process.
+func (s *supervisor) start(ctx context.Context, p *Part) error {
+	err := p.Run(ctx)
+	if err != nil {
+		s.Fail(err)
+	}
+	return err
+}

@@ -1,0 +1,245 @@
+// Package components builds the programs that a test cluster is made of, from the modules under test/cluster/tools, and
+// keeps them in the user's cache.
+package components
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/process"
+)
+
+// component is where a program comes from.
+type component struct {
+	module string // a directory of test/cluster/tools
+	pkg    string
+	flags  func(ctx context.Context, dir string) (string, error) // of the linker, beside those all have
+}
+
+// table has every component by name. Each package has a tool directive in its module's go.mod.
+var table = map[string]component{
+	"etcd":                    {"etcd", "go.etcd.io/etcd/server/v3", nil},
+	"kube-apiserver":          {"kube", "k8s.io/kubernetes/cmd/kube-apiserver", kubeVersion},
+	"kube-controller-manager": {"kube", "k8s.io/kubernetes/cmd/kube-controller-manager", kubeVersion},
+	"kubectl":                 {"kube", "k8s.io/kubernetes/cmd/kubectl", kubeVersion},
+}
+
+// recipe is a part of the cache's key: change it when the same modules are to be built in another way.
+const recipe = "1: CGO_ENABLED=0 -trimpath -s -w"
+
+// unused is for how long programs are kept that nobody asks for.
+const unused = 30 * 24 * time.Hour
+
+// Names returns the components that there are.
+func Names() []string { return slices.Sorted(maps.Keys(table)) }
+
+// Build returns a directory of the user's cache that has the named components, and builds those that aren't there yet,
+// which takes minutes. It tells log about those, and what the compiler says. Builds on a machine are done one at a time,
+// however many processes ask. GOFLAGS is obeyed; the go command is the one in PATH, which under go run and go test is the
+// one that runs. Errors: the context's; what isn't in Names.
+func Build(ctx context.Context, log io.Writer, names ...string) (string, error) {
+	for _, n := range names {
+		if _, ok := table[n]; !ok {
+			return "", fmt.Errorf("build %q: the components are %s", n, strings.Join(Names(), ", "))
+		}
+	}
+	tools, err := tools(ctx)
+	if err != nil {
+		return "", err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	b := builder{table: table, tools: tools, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	return b.build(ctx, names)
+}
+
+// builder builds components into a cache.
+type builder struct {
+	table map[string]component
+	tools string // the directory of the tools' modules
+	cache string
+	log   io.Writer
+}
+
+// build returns the directory that has the named components, all of which are in the table.
+func (b builder) build(ctx context.Context, names []string) (string, error) {
+	dir, err := b.directory(ctx)
+	if err != nil {
+		return "", err
+	}
+	now := time.Now()
+	os.Chtimes(dir, now, now) // for prune; if it isn't there yet it is made below
+	if len(missing(dir, names)) == 0 {
+		return dir, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	return dir, b.alone(ctx, dir, names)
+}
+
+// missing returns those of names that dir hasn't.
+func missing(dir string, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		_, err := os.Stat(filepath.Join(dir, n))
+		return err == nil
+	})
+}
+
+// alone builds those of names that are missing in dir, when nobody else builds.
+func (b builder) alone(ctx context.Context, dir string, names []string) error {
+	unlock, err := lock(ctx, filepath.Join(b.cache, "lock"), func() {
+		fmt.Fprintln(b.log, "components: waiting for another process that builds")
+	})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	b.prune(dir)
+	for _, n := range missing(dir, names) { // looked at again: the lock's last holder may have built them
+		if err := b.one(ctx, dir, n); err != nil {
+			return fmt.Errorf("build %s: %w", n, err)
+		}
+	}
+	return nil
+}
+
+// one builds one component into dir, under another name until it is whole.
+func (b builder) one(ctx context.Context, dir, name string) error {
+	c := b.table[name]
+	module := filepath.Join(b.tools, c.module)
+	flags := "-s -w"
+	if c.flags != nil {
+		more, err := c.flags(ctx, module)
+		if err != nil {
+			return err
+		}
+		flags += " " + more
+	}
+	fmt.Fprintf(b.log, "components: building %s, which takes minutes the first time\n", name)
+	start := time.Now()
+	part := filepath.Join(dir, "."+name+".part")
+	defer os.Remove(part) // there only after a failure
+	cmd := goCommand(ctx, module, "build", "-trimpath", "-ldflags", flags, "-o", part, c.pkg)
+	cmd.Stdout, cmd.Stderr = b.log, b.log
+	// A build whose process is gone would run on beside the next one's, without the lock.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = process.DieWithThread()
+	if err := cmd.Run(); err != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	fmt.Fprintf(b.log, "components: built %s in %v\n", name, time.Since(start).Round(time.Second))
+	return os.Rename(part, filepath.Join(dir, name))
+}
+
+// prune removes from the cache what isn't dir and wasn't used for long, as when the modules changed since. All that can
+// go wrong costs space alone.
+func (b builder) prune(dir string) {
+	entries, err := os.ReadDir(b.cache)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err == nil && e.IsDir() && e.Name() != filepath.Base(dir) && time.Since(info.ModTime()) > unused {
+			os.RemoveAll(filepath.Join(b.cache, e.Name()))
+		}
+	}
+}
+
+// directory returns where the components are kept: in a directory that is named after all that they are made of.
+func (b builder) directory(ctx context.Context) (string, error) {
+	sum := sha256.New()
+	fmt.Fprintln(sum, recipe)
+	env, err := output(goCommand(ctx, b.tools, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT", "GOFLAGS"))
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintln(sum, env)
+	files, err := fs.Glob(os.DirFS(b.tools), "*/go.???") // in order
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(filepath.Join(b.tools, f))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", f, len(data), data)
+	}
+	return filepath.Join(b.cache, fmt.Sprintf("%.16x", sum.Sum(nil))), nil
+}
+
+// kubeVersion returns the linker's flags that tell Kubernetes' programs which version they are of, which only its own
+// build scripts know. Clients and servers compare it. The commit isn't known.
+func kubeVersion(ctx context.Context, dir string) (string, error) {
+	version, err := output(goCommand(ctx, dir, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes"))
+	if err != nil {
+		return "", err
+	}
+	part := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(part) != 3 {
+		return "", fmt.Errorf("k8s.io/kubernetes has the version %q", version)
+	}
+	var flags []string
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, v := range [][2]string{
+			{"gitVersion", version}, {"gitMajor", part[0]}, {"gitMinor", part[1]},
+			{"gitTreeState", "clean"}, {"gitCommit", strings.Repeat("0", 40)},
+		} {
+			flags = append(flags, fmt.Sprintf("-X %s.%s=%s", pkg, v[0], v[1]))
+		}
+	}
+	return strings.Join(flags, " "), nil
+}
+
+// tools returns the directory of the tools' modules. It is beside this package, wherever the module is that this package
+// was compiled from: a program needn't know where its source is, as with -trimpath, but the go command does.
+func tools(ctx context.Context) (string, error) {
+	dir, err := output(goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/causeway-csi/causeway/test/cluster"))
+	if err != nil {
+		return "", fmt.Errorf("find the components' modules: %w", err)
+	}
+	return filepath.Join(dir, "tools"), nil
+}
+
+// goCommand returns a go command that runs in dir and builds for this machine. When ctx ends it is asked to end, so that
+// it ends the compilers too.
+func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	if dir != "" {
+		cmd.Env = append(cmd.Env, "GOWORK=off") // no workspace has the tools' modules
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 20 * time.Second
+	return cmd
+}
+
+// output runs cmd and returns what it prints. An error has what it complains about.
+func output(cmd *exec.Cmd) (string, error) {
+	out, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, exit.Stderr)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}

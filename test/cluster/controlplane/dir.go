@@ -1,0 +1,71 @@
+package controlplane
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+)
+
+// prefix is that of planes' directories.
+const prefix = "causeway-plane-"
+
+// makeDir makes a plane's directory in parent and locks it, for as long as the returned file is open. Before that it
+// removes the directories of planes whose process ended without closing them, as it does when a test's time is up: they
+// have 100 MB each and more.
+func makeDir(parent string) (string, *os.File, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	sweep(parent)
+	for {
+		dir, err := os.MkdirTemp(parent, prefix)
+		if err != nil {
+			return "", nil, err
+		}
+		if locked, err := tryLock(dir); locked != nil || err != nil {
+			return dir, locked, err
+		} // else somebody's sweep was between the two
+	}
+}
+
+// sweep removes planes' directories that nobody has locked. What it can't remove, such as another user's, stays.
+func sweep(parent string) {
+	left, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
+	if err != nil {
+		return // parent is no pattern
+	}
+	for _, dir := range left {
+		if locked, _ := tryLock(dir); locked != nil {
+			os.RemoveAll(dir)
+			locked.Close()
+		}
+	}
+}
+
+// tryLock locks a directory. It returns nil if somebody else has, or has removed it.
+func tryLock(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	got, err := flock.Try(f)
+	if err != nil || !got || !is(f, dir) {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// is reports whether an open file is still the one at path.
+func is(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(opened, there)
+}

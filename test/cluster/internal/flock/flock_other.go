@@ -1,0 +1,15 @@
+//go:build !unix
+
+// Package flock locks files against other processes.
+package flock
+
+import (
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Try isn't there: test clusters need a Unix.
+func Try(f *os.File) (bool, error) {
+	return false, fmt.Errorf("lock %s: %w", f.Name(), errors.ErrUnsupported)
+}
