@@ -141,6 +141,15 @@ func TestTheProductHasNoTestDependencies(t *testing.T) {
 	}
 }
 
+// TestTheNodeBinaryIsSmall: it runs on every node, with at most 20 MB of file and 20 MiB of memory. Each of these costs megabytes.
+func TestTheNodeBinaryIsSmall(t *testing.T) {
+	for _, p := range list(t, "linux", "-deps", "./cmd/csi-sidecars-node") {
+		if hasPrefix(p.ImportPath, []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/component-base", "go.opentelemetry.io", "go.uber.org/zap", "net/http/pprof", "os/exec"}) {
+			t.Errorf("the binary for nodes contains %s", p.ImportPath)
+		}
+	}
+}
+
 // maxLines is the longest a function may be.
 const maxLines = 60
 
