@@ -91,6 +91,11 @@ func (c *sidecarController) timeouts() (resize, modify time.Duration) {
 	return pick("resize-timeout", c.resizeTimeout), pick("modify-timeout", c.modifyTimeout)
 }
 
+// Rules is kube.Ruled's.
+func (c *sidecarController) Rules(d kube.Rights) kube.Rules {
+	return kube.ResizerRules(d.Secrets, c.handleInUse, c.cluster.Gate(features.VolumeAttributesClass))
+}
+
 // Build makes upstream's two controllers, or the one of them that the driver has a use for.
 func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	client := c.cluster.Client(c.Name(), c.limits).Kube
