@@ -15,6 +15,7 @@ import (
 // RBAC says for whom rights are written down.
 type RBAC struct {
 	Prefix         string // begins every name, such as "my-driver"
+	AccountIn      string // the service account's namespace, if it is another
 	Namespace      string // where the service account, the leases and the capacities are
 	ServiceAccount string
 }
@@ -76,7 +77,7 @@ func (r RBAC) role(rules []rbacv1.PolicyRule) []any {
 }
 
 func (r RBAC) subjects() []rbacv1.Subject {
-	return []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: r.ServiceAccount, Namespace: r.Namespace}}
+	return []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: r.ServiceAccount, Namespace: cmp.Or(r.AccountIn, r.Namespace)}}
 }
 
 func kind(name string) metav1.TypeMeta {

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"io"
-	"slices"
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
@@ -43,8 +42,9 @@ func (c *Cluster) RBACCommand() sidecar.Subcommand {
 }
 
 func (c *Cluster) print(r Rights, on []sidecar.Controller, out io.Writer) error {
+	leases := c.election.ownNamespace()
 	if r.Namespace == "" {
-		r.Namespace = c.election.ownNamespace()
+		r.Namespace = leases
 	}
 	var grants []Grant
 	for _, k := range on {
@@ -52,13 +52,24 @@ func (c *Cluster) print(r Rights, on []sidecar.Controller, out io.Writer) error 
 			grants = append(grants, Grant{k.Name(), ruled.Rules(r)})
 		}
 	}
-	if c.election.on && slices.ContainsFunc(on, func(k sidecar.Controller) bool { return k.Needs().Cluster }) {
-		grants = append(grants, Grant{"leader-election", ElectionRules()})
+	elected := Grant{"leader-election", ElectionRules()}
+	apart := RBAC{Prefix: r.Prefix + "-leases", Namespace: leases, ServiceAccount: r.ServiceAccount, AccountIn: r.Namespace}
+	var second []byte
+	var err error
+	switch {
+	case !c.election.on:
+	case leases == r.Namespace:
+		grants = append(grants, elected)
+	default: // the leases are in a namespace of their own
+		if second, err = apart.YAML([]Grant{elected}); err != nil {
+			return err
+		}
+		second = append([]byte("---\n"), second...)
 	}
-	text, err := r.YAML(grants)
+	first, err := r.YAML(grants)
 	if err != nil {
 		return err
 	}
-	_, err = out.Write(text)
+	_, err = out.Write(append(first, second...))
 	return err
 }
