@@ -79,6 +79,7 @@ func TestTheReaderOfFieldsFindsThem(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
+		"(*hidden).Method$1 reads PodSpec.HostNetwork",
 		"Any reads ObjectMeta.Annotations of any object in Any",
 		"Fields reads Node.Spec",
 		"Fields reads Node.Status",
