@@ -18,10 +18,9 @@ func TestAnAttachmentIsAttachedAndDetached(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything.use(t))
 	_, volume := l.bound("claim")
-	l.csiNode(nil)
 
-	a := l.attached(volume)
-	publish := onlyCall[*csi.ControllerPublishVolumeRequest](l, "ControllerPublishVolume", volume.Spec.CSI.VolumeHandle)
+	a := l.attached(volume, l.csiNode())
+	publish := calls[*csi.ControllerPublishVolumeRequest](l.s, "ControllerPublishVolume", volume.Spec.CSI.VolumeHandle)[0]
 	if publish.GetNodeId() != node || publish.GetReadonly() || !maps.Equal(publish.GetVolumeContext(), volume.Spec.CSI.VolumeAttributes) {
 		t.Errorf("the driver was asked to attach %v", publish)
 	}
@@ -38,7 +37,6 @@ func TestAnAttachmentIsAttachedAndDetached(t *testing.T) {
 	}
 
 	l.detach(a)
-	onlyCall[*csi.ControllerUnpublishVolumeRequest](l, "ControllerUnpublishVolume", volume.Spec.CSI.VolumeHandle)
 	if stored := must(l.s.driver.Storage.Get(t.Context(), volume.Spec.CSI.VolumeHandle, nil))(t); len(stored.Nodes) > 0 {
 		t.Errorf("the storage says that the volume is on %q still", stored.Nodes)
 	}
@@ -48,8 +46,7 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything.use(t))
 	claim, volume := l.bound("claim")
-	l.csiNode(nil)
-	a := l.attached(volume)
+	a := l.attached(volume, l.csiNode())
 
 	if err := world.Kube.CoreV1().PersistentVolumeClaims(l.name).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -67,27 +64,27 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 
 	l.detach(a)
 	l.volumeGone(volume.Name)
-	onlyCall[*csi.DeleteVolumeRequest](l, "DeleteVolume", volume.Spec.CSI.VolumeHandle)
+	l.checkDeleted(volume)
 }
 
-// csiNode makes a CSINode, called as the lab, on which the driver knows itself as node; topology is what kubelet would say of
-// it, if it has any.
-func (l *lab) csiNode(topology []string) {
+// csiNode makes a CSINode, called as the lab, which says how the driver calls it, and returns its name.
+func (l *lab) csiNode() string {
 	l.Helper()
 	must(world.Kube.StorageV1().CSINodes().Create(l.Context(), &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: l.name},
-		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: l.s.driver.Name, NodeID: node, TopologyKeys: topology}}},
+		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: l.s.driver.Name, NodeID: node}}},
 	}, created))(l)
+	return l.name
 }
 
 // attached makes the object that the attach-detach controller makes, and waits until it is attached.
-func (l *lab) attached(volume *corev1.PersistentVolume) *storagev1.VolumeAttachment {
+func (l *lab) attached(volume *corev1.PersistentVolume, to string) *storagev1.VolumeAttachment {
 	l.Helper()
 	attachments := world.Kube.StorageV1().VolumeAttachments()
 	must(attachments.Create(l.Context(), &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: "va-" + l.name},
 		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: l.s.driver.Name, NodeName: l.name, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume.Name},
+			Attacher: l.s.driver.Name, NodeName: to, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume.Name},
 		},
 	}, created))(l)
 	return await(l.T, "the attachment", "it is attached", func(ctx context.Context) (*storagev1.VolumeAttachment, error) {

@@ -19,11 +19,9 @@ func TestAClaimThatAsksForMoreGetsMore(t *testing.T) {
 	_, volume := l.bound("claim")
 	l.askFor("claim", "3Gi")
 
-	claim := l.awaitClaim("claim", "it has 3 GiB", func(c *corev1.PersistentVolumeClaim) bool {
-		return c.Status.Capacity.Storage().Value() == 3<<30
-	})
-	if len(claim.Status.Conditions) > 0 {
-		t.Errorf("the node has nothing to do for a directory, but the claim says %v", claim.Status.Conditions)
+	claim := l.awaitGrown("claim", 3<<30)
+	if waitsForNode(claim) || len(claim.Status.AllocatedResourceStatuses) > 0 {
+		t.Errorf("the node has nothing to do for a directory, but the claim says %+v", claim.Status)
 	}
 	l.checkSizes(volume.Name, 3<<30)
 	onlyCall[*csi.ControllerExpandVolumeRequest](l, "ControllerExpandVolume", volume.Spec.CSI.VolumeHandle)
@@ -35,11 +33,7 @@ func TestAClaimForADiskWaitsForTheNodeToGrowIt(t *testing.T) {
 	_, volume := l.bound("claim", block)
 	l.askFor("claim", "2Gi")
 
-	claim := l.awaitClaim("claim", "the node is to grow it", func(c *corev1.PersistentVolumeClaim) bool {
-		return slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
-			return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
-		})
-	})
+	claim := l.awaitClaim("claim", "the node is to grow it", waitsForNode)
 	if have := claim.Status.Capacity.Storage().Value(); have != 1<<30 {
 		t.Errorf("the claim has %d bytes, before the node has grown anything", have)
 	}
@@ -47,6 +41,13 @@ func TestAClaimForADiskWaitsForTheNodeToGrowIt(t *testing.T) {
 		t.Errorf("the claim's resizing is %q", what)
 	}
 	l.checkSizes(volume.Name, 2<<30)
+}
+
+// waitsForNode reports whether the node is to grow what a claim has.
+func waitsForNode(c *corev1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
+		return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
+	})
 }
 
 // block makes a claim one for a block device.
@@ -61,6 +62,12 @@ func (l *lab) askFor(name, size string) {
 	l.change(name, func(c *corev1.PersistentVolumeClaim) {
 		c.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse(size)
 	})
+}
+
+// awaitGrown waits until a claim has so many bytes.
+func (l *lab) awaitGrown(name string, bytes int64) *corev1.PersistentVolumeClaim {
+	l.Helper()
+	return l.awaitClaim(name, "it has grown", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Capacity.Storage().Value() == bytes })
 }
 
 // change updates a claim, as a user does.

@@ -25,6 +25,7 @@ type setup struct {
 	args        []string
 	rights      []string // what rbac is told of the driver
 	env         []string
+	zones       []string // each with one node, of which the first is that to which volumes can be attached
 	command     []string // all arguments instead of the usual ones; $SOCKET is the driver's
 	namespace   string   // where the service account is: that of name if it is empty
 }
@@ -36,6 +37,7 @@ type sidecars struct {
 	namespace string
 	user      string // as the API server calls it
 	url       string // of its port
+	told      atomic.Bool
 }
 
 // account is the service account's name in every namespace.
@@ -53,7 +55,7 @@ func start(o setup) (*sidecars, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	o.driver.Name = o.name + ".csi.example"
+	o.driver.Name = driverOf(o.name)
 	o.driver.Nodes = []string{node}
 	driver, err := rig.NewDriver(dir, o.driver)
 	if err != nil {
@@ -65,6 +67,9 @@ func start(o setup) (*sidecars, error) {
 	}
 	s.user = "system:serviceaccount:" + s.namespace + ":" + account
 	args := o.arguments(s)
+	if err := o.makeZones(ctx); err != nil {
+		return nil, errors.Join(err, driver.Stop())
+	}
 	kubeconfig, err := credentials(ctx, s.namespace, append(o.rights, args...))
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
@@ -74,7 +79,28 @@ func start(o setup) (*sidecars, error) {
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
+	go s.watch()
 	return s, nil
+}
+
+// driverOf is the name of a process's driver.
+func driverOf(process string) string { return process + ".csi.example" }
+
+func (o setup) makeZones(ctx context.Context) error {
+	for i, zone := range o.zones {
+		if err := makeZone(ctx, o.driver.Name, zone, fmt.Sprintf("node-%d", i+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watch ends all waiting when the process dies.
+func (s *sidecars) watch() {
+	<-s.Ended()
+	if !s.told.Load() {
+		world.died(fmt.Errorf("csi-sidecars for %s died", s.driver.Name))
+	}
 }
 
 // arguments are those of the process. It retries soon, as tests wait for it.
@@ -121,6 +147,7 @@ func credentials(ctx context.Context, namespace string, args []string) (string, 
 
 // stop ends the process and its driver. An error has the log.
 func (s *sidecars) stop() error {
+	s.told.Store(true)
 	code := s.Stop()
 	err := s.driver.Stop()
 	if code != 0 {
@@ -178,7 +205,8 @@ func until(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	defer context.AfterFunc(world.alive, cancel)()
 	if err := rig.Until(ctx, try); err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
+		t.Fatalf("waiting until %s: %v", what, errors.Join(context.Cause(world.alive), err))
 	}
 }
