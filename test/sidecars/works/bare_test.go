@@ -1,12 +1,15 @@
 package works
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,13 +20,17 @@ import (
 
 func TestADriverThatCanDoLittleHasControllersSkippedAndIsAttachedOnPaper(t *testing.T) {
 	t.Parallel()
-	for name, adapt := range map[string]func(proto.Message){
-		"no-capabilities":       withoutCapabilities,
-		"no-controller-service": withoutController,
+	for name, c := range map[string]struct {
+		adapt func(proto.Message)
+		hook  func(context.Context, *rig.Call) error
+	}{
+		"no-capabilities":       {adapt: withoutCapabilities},
+		"no-controller-service": {adapt: withoutController},
+		"no-node-service":       {adapt: withoutCapabilities, hook: withoutNode},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := launch(t, setup{name: name, controllers: all, driver: rig.DriverOptions{Adapt: adapt},
+			s := launch(t, setup{name: name, controllers: all, driver: rig.DriverOptions{Adapt: c.adapt}, hook: c.hook,
 				rights: []string{"--driver-topology=false", "--driver-attach=false", "--driver-snapshots=false", "--driver-groups=false"}})
 			l := newLab(t, s)
 			a := l.attached(l.foreign(), l.csiNode())
@@ -73,6 +80,14 @@ func withoutController(answer proto.Message) {
 	if r, ok := answer.(*csi.GetPluginCapabilitiesResponse); ok {
 		r.Capabilities = nil
 	}
+}
+
+// withoutNode is a driver whose node service isn't on this socket.
+func withoutNode(_ context.Context, c *rig.Call) error {
+	if strings.HasPrefix(c.Method, "Node") {
+		return status.Error(codes.Unimplemented, "unknown service csi.v1.Node")
+	}
+	return nil
 }
 
 // foreign makes a PersistentVolume of the driver by hand, as nobody provisions any.

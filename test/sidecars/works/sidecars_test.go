@@ -19,8 +19,9 @@ import (
 
 // setup says what a process is to be like.
 type setup struct {
-	name        string            // the driver's is made of it, and the namespace's
-	driver      rig.DriverOptions // without its name
+	name        string                                       // the driver's is made of it, and the namespace's
+	driver      rig.DriverOptions                            // without its name
+	hook        func(ctx context.Context, c *rig.Call) error // the driver's
 	controllers string
 	args        []string
 	rights      []string // what rbac is told of the driver
@@ -61,6 +62,7 @@ func start(o setup) (*sidecars, error) {
 	if err != nil {
 		return nil, err
 	}
+	driver.Hook(o.hook)
 	s := &sidecars{driver: driver, namespace: o.namespace}
 	if s.namespace == "" {
 		s.namespace = "sidecars-" + o.name
