@@ -185,7 +185,11 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	for _, l := range c.election.leases(driver, parts) {
 		group.Go(func() error {
 			defer cancel() // whatever ended one election ends all
-			return c.election.under(ctx, client, l, patience, lead)
+			err := c.election.under(ctx, client, l, lead)
+			if errors.Is(err, sidecar.ErrLost) {
+				c.fail(err) // at once: the other elections end in peace
+			}
+			return err
 		})
 	}
 	return group.Wait()
@@ -225,11 +229,12 @@ func stillRunning(parts []*sidecar.Part) []string {
 }
 
 // under waits for a lease, runs lead while it is held, and gives it up when lead has returned. ErrLost: it was lost meanwhile.
-func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, patience time.Duration, lead func(context.Context, []*sidecar.Part) error) error {
-	lock, err := e.lock(ctx, client, l.name)
+func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error) error {
+	lock, quiet, err := e.lock(ctx, client, l.name)
 	if err != nil {
 		return err
 	}
+	defer quiet()
 	holding, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	var once sync.Once
@@ -272,20 +277,20 @@ func both(a, b context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// lock makes the lease's lock, whose changes are events of the lease.
-func (e *election) lock(ctx context.Context, client kubernetes.Interface, name string) (*resourcelock.LeaseLock, error) {
+// lock makes the lease's lock, whose changes are events of the lease. What it returns second ends those.
+func (e *election) lock(ctx context.Context, client kubernetes.Interface, name string) (*resourcelock.LeaseLock, func(), error) {
 	who, err := e.who()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	events := record.NewBroadcaster(record.WithContext(ctx))
+	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx))) // the last one is that it was given up
 	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events(e.ownNamespace())})
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.ownNamespace(), Name: name},
 		Client:     client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: who, EventRecorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: name})},
 		Labels:     e.labels,
-	}, nil
+	}, events.Shutdown, nil
 }
 
 // beyond is how long after its lease's end a leader may still be called healthy.
@@ -301,12 +306,12 @@ func (e *election) elector(name string, lock resourcelock.Interface, then leader
 }
 
 // check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.
-func (e *election) check(context.Context) (err error) {
+func (e *election) check(context.Context) (state string, err error) {
 	e.dogs.Range(func(name, dog any) bool {
 		if bad := dog.(*leaderelection.HealthzAdaptor).Check(&http.Request{}); bad != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
 		}
 		return true
 	})
-	return err
+	return "ok", err
 }

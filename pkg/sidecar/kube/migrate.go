@@ -119,10 +119,11 @@ func (e *election) takeOver(ctx context.Context, client kubernetes.Interface, l 
 
 // hold takes a lease and keeps it until ctx is done.
 func (e *election) hold(ctx context.Context, client kubernetes.Interface, name string, taken chan<- struct{}) error {
-	lock, err := e.lock(ctx, client, name)
+	lock, quiet, err := e.lock(ctx, client, name)
 	if err != nil {
 		return err
 	}
+	defer quiet()
 	elector, err := e.elector(name, lock, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(context.Context) { taken <- struct{}{} },
 		OnStoppedLeading: func() {},
