@@ -170,6 +170,9 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 		migrated = s.Cluster.Migrated
 	}
 	counted := newCalls(migrated, s.maxLog)
+	if s.Cluster != nil {
+		counted.leads = s.Cluster.Leads
+	}
 	s.server.Register(counted.seconds)
 	var err error
 	if env.Address, err = socketPath(s.csiAddress); err != nil {

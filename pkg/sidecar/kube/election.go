@@ -28,6 +28,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
 
+// electing is the name of elections' client.
+const electing = "leader-election"
+
 // What --leader-election-mode may be.
 const (
 	single        = "single"
@@ -46,6 +49,7 @@ type election struct {
 
 	identity string
 	dogs     sync.Map // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
+	terms    sync.Map // *term: one for each lease that parts run under
 }
 
 // flags declares upstream's, and the mode.
@@ -180,7 +184,7 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	client := c.Client("leader-election", unlimited).Kube
+	client := c.Client(electing, unlimited).Kube
 	var group errgroup.Group
 	for _, l := range c.election.leases(driver, parts) {
 		group.Go(func() error {
@@ -235,11 +239,14 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 		return err
 	}
 	defer quiet()
-	holding, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
+	holding, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	giveUp := func() { end(nil) }
+	t := &term{Interface: lock, lasts: e.lease, lost: func() { end(sidecar.ErrLost) }}
+	e.terms.Store(l.name, t)
 	var once sync.Once
 	led := make(chan error, 1)
-	elector, err := e.elector(l.name, lock, leaderelection.LeaderCallbacks{
+	elector, err := e.elector(l.name, t, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(held context.Context) {
 			begun := false
 			once.Do(func() { begun = true })
@@ -264,7 +271,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 	// Who doesn't lead has nothing to finish.
 	defer context.AfterFunc(ctx, func() { once.Do(func() { led <- nil; giveUp() }) })()
 	elector.Run(holding)
-	if holding.Err() == nil {
+	if holding.Err() == nil || context.Cause(holding) == sidecar.ErrLost {
 		return fmt.Errorf("%w: %s", sidecar.ErrLost, l.name)
 	}
 	return <-led
