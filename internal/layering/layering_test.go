@@ -44,6 +44,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials"}, append([]string{"os/exec"}, logging...)},
 	"pkg/orphans":                    {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
+	"pkg/sidecar/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
+	"pkg/sidecar/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
 	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
 }
 
@@ -135,6 +137,15 @@ func TestTheProductHasNoTestDependencies(t *testing.T) {
 	for _, p := range list(t, "linux", "-deps", "./cmd/...") {
 		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes", "k8s.io/client-go"}) {
 			t.Errorf("the driver contains %s", p.ImportPath)
+		}
+	}
+}
+
+// TestTheNodeBinaryIsSmall: it runs on every node, with at most 20 MB of file and 20 MiB of memory. Each of these costs megabytes.
+func TestTheNodeBinaryIsSmall(t *testing.T) {
+	for _, p := range list(t, "linux", "-deps", "./cmd/csi-sidecars-node") {
+		if hasPrefix(p.ImportPath, []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/component-base", "go.opentelemetry.io", "go.uber.org/zap", "net/http/pprof", "os/exec"}) {
+			t.Errorf("the binary for nodes contains %s", p.ImportPath)
 		}
 	}
 }

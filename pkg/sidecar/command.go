@@ -157,6 +157,9 @@ func (c *Command) Main(args []string) int {
 	case sub == "version" || err == nil && c.showVersion:
 		fmt.Println(c.Name, Version())
 		return 0
+	case errors.Is(err, ErrDone):
+		fmt.Println(err)
+		return 0
 	case err == nil && sub != "" && !known:
 		err = fmt.Errorf("there is no command %q: help lists them", sub)
 	case err == nil && known:

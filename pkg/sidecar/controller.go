@@ -21,6 +21,7 @@ type Controller interface {
 	// Flags declares its flags, without prefix.
 	Flags(*Flags)
 	// Validate reports flags that make no sense, after they were read. It isn't called for a controller that is off.
+	// ErrDone: they ask for something that is done already, so the process ends with success.
 	Validate() error
 	// Needs says what it can't be without, and depends on its flags.
 	Needs() Needs
@@ -83,3 +84,6 @@ type Env struct {
 
 // ErrNotSupported means that the driver lacks what a controller is for. The words around it are what an operator reads.
 var ErrNotSupported = errors.New("not supported by the driver")
+
+// ErrDone means that there is nothing to run.
+var ErrDone = errors.New("nothing is left to do")

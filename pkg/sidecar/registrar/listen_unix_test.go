@@ -1,0 +1,54 @@
+//go:build !windows
+
+package registrar
+
+import (
+	"io/fs"
+	"net"
+	"os"
+	"testing"
+)
+
+func TestTheSocketIsItsOwnersAlone(t *testing.T) {
+	n := newNode(t)
+	l, err := listen(n.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	info, err := os.Lstat(n.socket())
+	if err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("the socket is %v, %v, want 0600", info.Mode(), err)
+	}
+}
+
+// Windows may not put one socket in the place of another in one step.
+func TestARegistrarTakesOverWhenItsSuccessorEnds(t *testing.T) {
+	n := newNode(t)
+	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	p := n.start(t, true)
+	eventually(t, "the socket is there", func() bool { return p.served.Load() != nil })
+	other, err := net.Listen("unix", n.socket()+"2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := os.Rename(n.socket()+"2", n.socket()); err != nil {
+		t.Fatal(err)
+	}
+	its, err := os.Lstat(n.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// other is open until the end, so nothing else gets its inode's number.
+	defer other.Close()
+	os.Remove(n.socket())
+	eventually(t, "the socket is the registrar's again", func() bool {
+		info, err := os.Lstat(n.socket())
+		return err == nil && !os.SameFile(info, its) && p.Check(t.Context()) == nil
+	})
+	p.end(t)
+	if exists(n.socket()) {
+		t.Error("the socket is there after the end")
+	}
+}
