@@ -5,7 +5,7 @@ RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
 PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
-.PHONY: help demo test crash test-vm build bench bench-router own-driver generate fuzz vet lint
+.PHONY: help demo test crash test-vm build bench bench-router bench-sidecars own-driver generate fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -22,6 +22,8 @@ bench: ## measure the driver beside the old way: docs/benchmarks.md
 	@$(GO) run ./test/bench
 bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md
 	@$(GO) run ./test/bench-router
+bench-sidecars: ## measure csi-sidecars beside upstream's binaries, with a real API server: docs/benchmarks.md
+	@cd test/sidecars && ../../hack/go run ./bench
 own-driver: ## do what docs/write-your-own-driver.md says, in a scratch copy
 	@./hack/own-driver
 generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
