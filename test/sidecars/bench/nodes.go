@@ -11,7 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func nodeName(i int) string { return fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/250, i%250) }
+func nodeName(i int) string {
+	return fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/250, i%250)
+}
 
 // zoneKey is where a node is. Volumes of one zone can't be used in another.
 const zoneKey = corev1.LabelTopologyZone
