@@ -43,6 +43,7 @@ func command() *sidecar.Command {
 			registrar.New(),
 		},
 		Cluster: cluster,
+		More:    map[string]sidecar.Subcommand{"rbac": cluster.RBACCommand()},
 		Logging: &kube.Logging{},
 	}
 }

@@ -45,11 +45,12 @@ type calls struct {
 	seconds *prometheus.HistogramVec
 	driver  atomic.Pointer[string]
 	label   func(ctx context.Context) string // of migration
+	maxLog  int                              // letters of an answer in the log; none if not positive
 }
 
 // newCalls makes upstream's histogram of CSI calls, with the controller as one more label. migrated may be nil.
-func newCalls(migrated func(context.Context) string) *calls {
-	c := &calls{label: migrated}
+func newCalls(migrated func(context.Context) string, maxLog int) *calls {
+	c := &calls{label: migrated, maxLog: maxLog}
 	if migrated == nil {
 		c.label = func(context.Context) string { return "" }
 	}
@@ -76,13 +77,21 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	took := time.Since(start)
 	if loud.Enabled() {
-		loud.Info("GRPC response", "method", method, "response", protosanitizer.StripSecrets(reply), "err", err)
+		loud.Info("GRPC response", "method", method, "response", c.cut(protosanitizer.StripSecrets(reply).String()), "err", err)
 	}
 	if info, ok := reply.(*csi.GetPluginInfoResponse); ok && err == nil {
 		c.name(info.GetName())
 	}
 	c.seconds.WithLabelValues(*c.driver.Load(), method, status.Code(err).String(), c.label(ctx), ofMethod(method)).Observe(took.Seconds())
 	return err
+}
+
+// cut shortens what is logged of an answer.
+func (c *calls) cut(answer string) string {
+	if c.maxLog <= 0 || len(answer) <= c.maxLog {
+		return answer
+	}
+	return fmt.Sprintf("%s… (%d letters)", strings.ToValidUTF8(answer[:c.maxLog], ""), len(answer))
 }
 
 // dial returns a connection to the driver's socket, which needn't exist yet. Until ctx is done it is kept up, and lost is

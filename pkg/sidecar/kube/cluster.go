@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport"
-	"k8s.io/client-go/util/flowcontrol"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
@@ -43,6 +42,7 @@ type Cluster struct {
 	transport http.RoundTripper
 	informers informers.SharedInformerFactory
 	snapshots snapinformers.SharedInformerFactory
+	fail      func(error)
 	own       []factory // of single controllers
 	await     []cache.InformerSynced
 }
@@ -101,6 +101,7 @@ func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string,
 	if err := c.applyGates(ctx, shared); err != nil {
 		return err
 	}
+	c.fail = fail
 	catchExits(fail)
 	measure(s)
 	if c.election.on {
@@ -202,14 +203,11 @@ type Clients struct {
 	Config    *rest.Config // with the same limits, for upstream code that makes more clients
 }
 
-// Client returns clients for a controller, with limits of its own, over the one transport. name is what the API server's
+// Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport. name is what the API server's
 // audit log says after csi-sidecars/.
 func (c *Cluster) Client(name string, l Limits) Clients {
 	config := rest.CopyConfig(c.config)
 	config.QPS, config.Burst = float32(l.QPS), l.Burst
-	if l.QPS > 0 {
-		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst) // one for both clients
-	}
 	config.UserAgent = "csi-sidecars/" + name
 	over := &http.Client{Transport: transport.NewUserAgentRoundTripper(config.UserAgent, c.transport)}
 	core := rest.CopyConfig(config)

@@ -185,7 +185,11 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	for _, l := range c.election.leases(driver, parts) {
 		group.Go(func() error {
 			defer cancel() // whatever ended one election ends all
-			return c.election.under(ctx, client, l, lead)
+			err := c.election.under(ctx, client, l, lead)
+			if errors.Is(err, sidecar.ErrLost) {
+				c.fail(err) // at once: the other elections end in peace
+			}
+			return err
 		})
 	}
 	return group.Wait()
@@ -302,12 +306,12 @@ func (e *election) elector(name string, lock resourcelock.Interface, then leader
 }
 
 // check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.
-func (e *election) check(context.Context) (err error) {
+func (e *election) check(context.Context) (state string, err error) {
 	e.dogs.Range(func(name, dog any) bool {
 		if bad := dog.(*leaderelection.HealthzAdaptor).Check(&http.Request{}); bad != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
 		}
 		return true
 	})
-	return err
+	return "ok", err
 }

@@ -26,8 +26,8 @@ func findings(t *testing.T, kept keeps, readers, packages []string) []finding {
 	t.Helper()
 	program, own, lent := load(t, readers, packages)
 	a := &analysis{kept: kept, own: own, lent: lent, seen: map[*ssa.Function]bool{}, fset: program.Fset}
-	for fn := range ssautil.AllFunctions(program) {
-		if a.isOwn(fn) && (fn.Synthetic == "" || fn.Origin() != nil || fn.Name() == "init") { // not the compiler's wrappers
+	for fn := range functions(program) {
+		if a.isOwn(fn) {
 			a.add(fn)
 		}
 	}
@@ -80,6 +80,37 @@ func load(t *testing.T, readers, patterns []string) (program *ssa.Program, own, 
 	program, _ = ssautil.Packages(loaded, ssa.BareInits|ssa.InstantiateGenerics)
 	program.Build()
 	return program, own, lent
+}
+
+// functions returns all that packages declare. ssautil.AllFunctions leaves out the methods of a type that becomes no
+// interface here, though the one who imports the package calls them; it alone has the instances of generic functions.
+func functions(program *ssa.Program) map[*ssa.Function]bool {
+	all := map[*ssa.Function]bool{}
+	var add func(fn *ssa.Function)
+	add = func(fn *ssa.Function) {
+		if fn == nil || all[fn] || fn.Synthetic != "" && fn.Origin() == nil && fn.Name() != "init" { // the compiler's wrappers
+			return
+		}
+		all[fn] = true
+		for _, inner := range fn.AnonFuncs {
+			add(inner)
+		}
+	}
+	for fn := range ssautil.AllFunctions(program) {
+		add(fn)
+	}
+	for _, p := range program.AllPackages() {
+		for _, m := range p.Members {
+			if t, ok := m.(*ssa.Type); ok {
+				if named, ok := t.Type().(*types.Named); ok {
+					for method := range named.Methods() {
+						add(program.FuncValue(method))
+					}
+				}
+			}
+		}
+	}
+	return all
 }
 
 // analysis goes through functions in SSA form, in which every read of a field and every conversion is an instruction.
