@@ -8,8 +8,11 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 	"github.com/causeway-csi/causeway/pkg/sidecar/attacher"
+	"github.com/causeway-csi/causeway/pkg/sidecar/healthmonitor"
 	"github.com/causeway-csi/causeway/pkg/sidecar/kube"
+	"github.com/causeway-csi/causeway/pkg/sidecar/livenessprobe"
 	"github.com/causeway-csi/causeway/pkg/sidecar/provisioner"
+	"github.com/causeway-csi/causeway/pkg/sidecar/registrar"
 	"github.com/causeway-csi/causeway/pkg/sidecar/resizer"
 	"github.com/causeway-csi/causeway/pkg/sidecar/snapshotcontroller"
 	"github.com/causeway-csi/causeway/pkg/sidecar/snapshotter"
@@ -37,8 +40,12 @@ func command() *sidecar.Command {
 			resizer.New(cluster),
 			snapshotter.New(cluster),
 			snapshotcontroller.New(cluster),
+			healthmonitor.New(cluster),
+			livenessprobe.New(),
+			registrar.New(),
 		},
 		Cluster: cluster,
+		More:    map[string]sidecar.Subcommand{"rbac": cluster.RBACCommand()},
 		Logging: &kube.Logging{},
 	}
 }

@@ -23,6 +23,12 @@ const module = "github.com/causeway-csi/causeway/"
 // logging is what a room has no business with if its errors say all there is to say.
 var logging = []string{"log", "log/slog", "k8s.io/klog/v2"}
 
+// kubernetes is what a controller of csi-sidecars works with. None of them imports another, or the driver.
+var kubernetes = []string{
+	module + "pkg/sidecar", "k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "k8s.io/csi-translation-lib", "k8s.io/apiserver/pkg/util/feature",
+	"github.com/container-storage-interface/spec", "github.com/kubernetes-csi/external-snapshotter", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync",
+}
+
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
@@ -46,6 +52,14 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/sidecar/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
 	"pkg/sidecar/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
+	"pkg/sidecar":                    {[]string{"github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
+	"pkg/sidecar/kube":               {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
+	"pkg/sidecar/attacher":           {append([]string{"github.com/kubernetes-csi/external-attacher/v4"}, kubernetes...), []string{"os/exec", "log"}},
+	"pkg/sidecar/provisioner":        {append([]string{"github.com/kubernetes-csi/external-provisioner/v6", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13", "sigs.k8s.io/gateway-api/pkg/client", "k8s.io/component-base/metrics/legacyregistry"}, kubernetes...), []string{"os/exec", "log"}},
+	"pkg/sidecar/resizer":            {append([]string{"github.com/kubernetes-csi/external-resizer/v2", "github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
+	"pkg/sidecar/snapshotter":        {kubernetes, []string{"os/exec", "log"}},
+	"pkg/sidecar/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
+	"pkg/sidecar/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
 	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
 }
 
@@ -135,8 +149,22 @@ func TestWindowsRunsNoPrograms(t *testing.T) {
 // TestTheProductHasNoTestDependencies: what is needed for tests stays out of the driver.
 func TestTheProductHasNoTestDependencies(t *testing.T) {
 	for _, p := range list(t, "linux", "-deps", "./cmd/...") {
-		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes", "k8s.io/client-go"}) {
+		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes"}) {
+			t.Errorf("a product contains %s", p.ImportPath)
+		}
+	}
+}
+
+// TestTheDriverDoesNotKnowKubernetes: the sidecars do, and they know no storage.
+func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
+	for _, p := range list(t, "linux", "-deps", "./cmd/driver") {
+		if hasPrefix(p.ImportPath, []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", module + "pkg/sidecar"}) {
 			t.Errorf("the driver contains %s", p.ImportPath)
+		}
+	}
+	for _, p := range list(t, "linux", "-deps", "./cmd/csi-sidecars", "./cmd/csi-sidecars-node") {
+		if hasPrefix(p.ImportPath, []string{module + "pkg/driver", module + "pkg/backend", module + "pkg/mounter", module + "pkg/router"}) {
+			t.Errorf("the sidecars contain %s", p.ImportPath)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -35,6 +36,7 @@ type Command struct {
 // Subcommand is something a binary does beside running.
 type Subcommand struct {
 	About string
+	Flags func(*Flags) // declares those it has beside all others; nil for none
 	Run   func(on []Controller, out io.Writer) error
 }
 
@@ -48,6 +50,9 @@ type Cluster interface {
 	// Run gives each part a context under which it leads, by way of start, until ctx is done. It then waits for the parts,
 	// at most as long as patience, gives its leases up, and returns. ErrLost: somebody else may lead by now.
 	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration, start func(context.Context, *Part) error) error
+	// Leads returns an error while a lease under which parts run isn't this process's any more, or was given up: nothing is
+	// asked of the driver for them then.
+	Leads() error
 	// Migrated is a label of CSI calls: whether a volume came from an in-tree driver. Empty where none can.
 	Migrated(context.Context) string
 }
@@ -64,6 +69,7 @@ type options struct {
 	metricsPath    string
 	patience       time.Duration
 	maxProcs       bool
+	maxLog         int // letters of an answer in the log
 	showVersion    bool
 }
 
@@ -74,6 +80,7 @@ func (o *options) flags(f *Flags, byDefault string) {
 	f.String(&o.metricsAddress, "metrics-address", "", "what --http-endpoint was called before")
 	f.String(&o.metricsPath, "metrics-path", "/metrics", "where --http-endpoint has the metrics")
 	f.Duration(&o.patience, "shutdown-timeout", 4*time.Second, "how long controllers may finish what they do after SIGTERM; then leases are released and the process ends. Keep it below the pod's grace period")
+	f.Int(&o.maxLog, "max-grpc-log-length", -1, "`letters` of the driver's answers that are logged at level 5; -1 for all")
 	f.Bool(&o.maxProcs, "automaxprocs", true, "accepted as upstream's binaries have it, without effect: Go keeps to the container's CPU limit by itself")
 	f.Bool(&o.showVersion, "version", false, "print the version and exit")
 }
@@ -122,8 +129,8 @@ func (c *Command) validate(on []Controller) error {
 	if _, err := socketPath(c.csiAddress); err != nil {
 		return err
 	}
-	if c.metricsPath == "" || c.metricsPath[0] != '/' {
-		return fmt.Errorf("--metrics-path=%s: it must begin with /", c.metricsPath)
+	if c.metricsPath == "" || c.metricsPath[0] != '/' || c.metricsPath == "/readyz" || strings.HasPrefix(c.metricsPath, "/healthz") {
+		return fmt.Errorf("--metrics-path=%s: it must begin with /, and not be where health is", c.metricsPath)
 	}
 	if c.patience < 0 {
 		return fmt.Errorf("--shutdown-timeout=%v: it can't be negative", c.patience)
@@ -144,37 +151,63 @@ func (c *Command) validate(on []Controller) error {
 // Main is the program: it returns the exit code. 2 means that the command line is wrong and nothing was touched.
 func (c *Command) Main(args []string) int {
 	sub, args := subcommand(args)
-	if sub == "help" {
+	switch sub {
+	case "help":
+		c.Help(os.Stdout)
+		return 0
+	case "version":
+		fmt.Println(c.Name, Version())
+		return 0
+	case "":
+		return c.start(args)
+	}
+	more, known := c.More[sub]
+	if !known {
+		return c.wrong(fmt.Errorf("there is no command %q: help lists them", sub))
+	}
+	c.declare()
+	if more.Flags != nil {
+		more.Flags(&Flags{table: &c.table})
+	}
+	on, err := c.parse(args)
+	if errors.Is(err, flag.ErrHelp) {
 		c.Help(os.Stdout)
 		return 0
 	}
+	if err == nil {
+		err = more.Run(on, os.Stdout)
+	}
+	return c.wrong(err)
+}
+
+// wrong says what is wrong with the command line, and returns the exit code for it.
+func (c *Command) wrong(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
+	return 2
+}
+
+// start runs the controllers.
+func (c *Command) start(args []string) int {
 	on, err := c.parse(args)
-	more, known := c.More[sub]
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		c.Help(os.Stdout)
 		return 0
-	case sub == "version" || err == nil && c.showVersion:
-		fmt.Println(c.Name, Version())
-		return 0
 	case errors.Is(err, ErrDone):
 		fmt.Println(err)
 		return 0
-	case err == nil && sub != "" && !known:
-		err = fmt.Errorf("there is no command %q: help lists them", sub)
-	case err == nil && known:
-		if err = more.Run(on, os.Stdout); err == nil {
-			return 0
-		}
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
-		return 2
+	case err != nil:
+		return c.wrong(err)
+	case c.showVersion:
+		fmt.Println(c.Name, Version())
+		return 0
 	}
 	log, err := c.Logging.Apply()
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
-		return 2
+		return c.wrong(err)
 	}
 	startLog(log)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -121,6 +121,22 @@ func (f *Flags) Old(name string, spellings ...string) {
 // Said reports whether the command line set a flag, with or without prefix.
 func (f *Flags) Said(name string) bool { return f.table.find(f.owner, name).said != "" }
 
+// SaidHere reports whether the command line set a flag with this controller's prefix.
+func (f *Flags) SaidHere(name string) bool {
+	e := f.table.find(f.owner, name)
+	return strings.HasPrefix(e.said, f.owner+"-")
+}
+
+// Need returns an error if one of the flags is set without the one that they are about.
+func (f *Flags) Need(on string, flags ...string) error {
+	for _, name := range flags {
+		if e := f.table.find(f.owner, name); e.said != "" {
+			return fmt.Errorf("--%s is set without --%s, and does nothing then: add that, or take this away", e.said, on)
+		}
+	}
+	return nil
+}
+
 // find returns a flag that was declared; to ask for another is a mistake of the program.
 func (t *table) find(owner, name string) *entry {
 	i := slices.IndexFunc(t.entries, func(e *entry) bool { return e.owner == owner && e.name == name })

@@ -22,13 +22,13 @@ type Server struct {
 	mu        sync.Mutex
 	gatherers prometheus.Gatherers
 	own       *prometheus.Registry
-	checks    map[string]func(context.Context) error // by path below /healthz/
-	notReady  string                                 // empty when ready
+	checks    map[string]Check // by path below /healthz/
+	notReady  string           // empty when ready
 }
 
 // newServer returns a server that isn't ready.
 func newServer(metricsPath string) *Server {
-	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]func(context.Context) error{}, notReady: "starting"}
+	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]Check{}, notReady: "starting"}
 	s.gatherers = prometheus.Gatherers{s.own}
 	s.Mux.Handle("GET "+metricsPath, http.HandlerFunc(s.metrics))
 	s.Mux.Handle("GET /healthz", http.HandlerFunc(s.healthz))
@@ -52,8 +52,11 @@ func (s *Server) processMetrics() {
 	s.Register(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// Health adds /healthz/<name>. What vital says it also says for /healthz: the process is to be killed when it fails.
-func (s *Server) Health(name string, check func(context.Context) error) {
+// Check says how something is: a word for it, or an error if it fails.
+type Check func(context.Context) (string, error)
+
+// Health adds /healthz/<name>, which also counts for /healthz.
+func (s *Server) Health(name string, check Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks[name] = check
@@ -97,11 +100,14 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 		if optional[name] {
 			continue
 		}
-		if err := s.check(r.Context(), name); err != nil {
+		s.mu.Lock()
+		check := s.checks[name]
+		s.mu.Unlock()
+		if _, err := check(r.Context()); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	answer(w, failed)
+	answer(w, "ok", failed)
 }
 
 func (s *Server) healthzOne(w http.ResponseWriter, r *http.Request) {
@@ -112,22 +118,16 @@ func (s *Server) healthzOne(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	answer(w, check(r.Context()))
+	state, err := check(r.Context())
+	answer(w, state, err)
 }
 
-func (s *Server) check(ctx context.Context, name string) error {
-	s.mu.Lock()
-	check := s.checks[name]
-	s.mu.Unlock()
-	return check(ctx)
-}
-
-func answer(w http.ResponseWriter, err error) {
+func answer(w http.ResponseWriter, state string, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	fmt.Fprintln(w, "ok")
+	fmt.Fprintln(w, state)
 }
 
 // Serve answers on address, a "host:port", until ctx is done. It returns once it listens; errors of later come to failed.

@@ -19,6 +19,7 @@ type Part struct {
 
 	mu    sync.Mutex
 	state string
+	why   string // it was skipped
 	err   error
 }
 
@@ -36,15 +37,25 @@ func (p *Part) State() string {
 	return p.state
 }
 
-// check is the part's /healthz: what it says itself while it runs, and else whether it failed.
-func (p *Part) check(ctx context.Context) error {
+// skip notes why a part is left out.
+func (p *Part) skip(why error) {
 	p.mu.Lock()
-	state, err := p.state, p.err
+	defer p.mu.Unlock()
+	p.state, p.why = skipped, why.Error()
+}
+
+// check is the part's /healthz: what it says itself while it runs, and else what became of it.
+func (p *Part) check(ctx context.Context) (string, error) {
+	p.mu.Lock()
+	state, why, err := p.state, p.why, p.err
 	p.mu.Unlock()
-	if c, ok := p.runner.(Checker); ok && err == nil && state == running {
-		return c.Check(ctx)
+	if c, ok := p.runner.(Checker); ok && state == running {
+		err = c.Check(ctx)
 	}
-	return err
+	if why != "" {
+		state += ": " + why
+	}
+	return state, err
 }
 
 const (

@@ -169,7 +169,10 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 	if s.Cluster != nil {
 		migrated = s.Cluster.Migrated
 	}
-	counted := newCalls(migrated)
+	counted := newCalls(migrated, s.maxLog)
+	if s.Cluster != nil {
+		counted.leads = s.Cluster.Leads
+	}
 	s.server.Register(counted.seconds)
 	var err error
 	if env.Address, err = socketPath(s.csiAddress); err != nil {
@@ -243,7 +246,7 @@ func (s *supervisor) buildOne(env *Env, p *Part) error {
 	switch {
 	case errors.Is(err, ErrNotSupported):
 		klog.FromContext(s.work).Info("Controller is skipped", "name", p.Name(), "reason", err.Error())
-		p.say(skipped, nil)
+		p.skip(err)
 		return nil
 	case err != nil:
 		return &Failure{Controller: p.Name(), Err: err}

@@ -70,6 +70,9 @@ func (c *controller) Needs() sidecar.Needs {
 		Lock: func(driver string) string { return "external-attacher-leader-" + driver }}
 }
 
+// Rules is kube.Ruled's.
+func (c *controller) Rules(d kube.Rights) kube.Rules { return kube.AttacherRules(d.Secrets) }
+
 // Build makes upstream's controller. For a driver that attaches nothing that is the one which calls everything attached: such
 // objects exist where the CSIDriver object doesn't say attachRequired: false, and pods wait for them.
 func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {

@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport"
-	"k8s.io/client-go/util/flowcontrol"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
@@ -43,6 +42,7 @@ type Cluster struct {
 	transport http.RoundTripper
 	informers informers.SharedInformerFactory
 	snapshots snapinformers.SharedInformerFactory
+	fail      func(error)
 	own       []factory // of single controllers
 	await     []cache.InformerSynced
 }
@@ -101,6 +101,7 @@ func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string,
 	if err := c.applyGates(ctx, shared); err != nil {
 		return err
 	}
+	c.fail = fail
 	catchExits(fail)
 	measure(s)
 	if c.election.on {
@@ -133,6 +134,9 @@ func (c *Cluster) SnapshotInformers() snapinformers.SharedInformerFactory { retu
 func (c *Cluster) Own(f factory, await ...cache.InformerSynced) {
 	c.own, c.await = append(c.own, f), append(c.await, await...)
 }
+
+// Transform is what shared informers do to objects, for factories that Own takes.
+func (c *Cluster) Transform() cache.TransformFunc { return slim }
 
 // start starts all informers that somebody has asked for. It may be called again.
 func (c *Cluster) start(stop <-chan struct{}) {
@@ -199,16 +203,17 @@ type Clients struct {
 	Config    *rest.Config // with the same limits, for upstream code that makes more clients
 }
 
-// Client returns clients for a controller, with limits of its own, over the one transport. name is what the API server's
+// Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport. name is what the API server's
 // audit log says after csi-sidecars/.
 func (c *Cluster) Client(name string, l Limits) Clients {
 	config := rest.CopyConfig(c.config)
 	config.QPS, config.Burst = float32(l.QPS), l.Burst
-	if l.QPS > 0 {
-		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst) // one for both clients
-	}
 	config.UserAgent = "csi-sidecars/" + name
-	over := &http.Client{Transport: transport.NewUserAgentRoundTripper(config.UserAgent, c.transport)}
+	way := transport.NewUserAgentRoundTripper(config.UserAgent, c.transport)
+	if name != electing {
+		way = fenced{way, c.Leads}
+	}
+	over := &http.Client{Transport: way}
 	core := rest.CopyConfig(config)
 	core.ContentType = runtime.ContentTypeProtobuf
 	// Neither fails: they parse the address, which rest.TransportFor and BuildConfigFromFlags have done.

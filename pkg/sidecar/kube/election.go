@@ -28,6 +28,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
 
+// electing is the name of elections' client.
+const electing = "leader-election"
+
 // What --leader-election-mode may be.
 const (
 	single        = "single"
@@ -46,6 +49,7 @@ type election struct {
 
 	identity string
 	dogs     sync.Map // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
+	terms    sync.Map // *term: one for each lease that parts run under
 }
 
 // flags declares upstream's, and the mode.
@@ -180,12 +184,16 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	client := c.Client("leader-election", unlimited).Kube
+	client := c.Client(electing, unlimited).Kube
 	var group errgroup.Group
 	for _, l := range c.election.leases(driver, parts) {
 		group.Go(func() error {
 			defer cancel() // whatever ended one election ends all
-			return c.election.under(ctx, client, l, patience, lead)
+			err := c.election.under(ctx, client, l, lead)
+			if errors.Is(err, sidecar.ErrLost) {
+				c.fail(err) // at once: the other elections end in peace
+			}
+			return err
 		})
 	}
 	return group.Wait()
@@ -225,16 +233,20 @@ func stillRunning(parts []*sidecar.Part) []string {
 }
 
 // under waits for a lease, runs lead while it is held, and gives it up when lead has returned. ErrLost: it was lost meanwhile.
-func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, patience time.Duration, lead func(context.Context, []*sidecar.Part) error) error {
-	lock, err := e.lock(ctx, client, l.name)
+func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error) error {
+	lock, quiet, err := e.lock(ctx, client, l.name)
 	if err != nil {
 		return err
 	}
-	holding, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
+	defer quiet()
+	holding, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	giveUp := func() { end(nil) }
+	t := &term{Interface: lock, lasts: e.lease, lost: func() { end(sidecar.ErrLost) }}
+	e.terms.Store(l.name, t)
 	var once sync.Once
 	led := make(chan error, 1)
-	elector, err := e.elector(l.name, lock, leaderelection.LeaderCallbacks{
+	elector, err := e.elector(l.name, t, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(held context.Context) {
 			begun := false
 			once.Do(func() { begun = true })
@@ -259,7 +271,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 	// Who doesn't lead has nothing to finish.
 	defer context.AfterFunc(ctx, func() { once.Do(func() { led <- nil; giveUp() }) })()
 	elector.Run(holding)
-	if holding.Err() == nil {
+	if holding.Err() == nil || context.Cause(holding) == sidecar.ErrLost {
 		return fmt.Errorf("%w: %s", sidecar.ErrLost, l.name)
 	}
 	return <-led
@@ -272,20 +284,20 @@ func both(a, b context.Context) (context.Context, context.CancelFunc) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// lock makes the lease's lock, whose changes are events of the lease.
-func (e *election) lock(ctx context.Context, client kubernetes.Interface, name string) (*resourcelock.LeaseLock, error) {
+// lock makes the lease's lock, whose changes are events of the lease. What it returns second ends those.
+func (e *election) lock(ctx context.Context, client kubernetes.Interface, name string) (*resourcelock.LeaseLock, func(), error) {
 	who, err := e.who()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	events := record.NewBroadcaster(record.WithContext(ctx))
+	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx))) // the last one is that it was given up
 	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events(e.ownNamespace())})
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: e.ownNamespace(), Name: name},
 		Client:     client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: who, EventRecorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: name})},
 		Labels:     e.labels,
-	}, nil
+	}, events.Shutdown, nil
 }
 
 // beyond is how long after its lease's end a leader may still be called healthy.
@@ -301,12 +313,12 @@ func (e *election) elector(name string, lock resourcelock.Interface, then leader
 }
 
 // check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.
-func (e *election) check(context.Context) (err error) {
+func (e *election) check(context.Context) (state string, err error) {
 	e.dogs.Range(func(name, dog any) bool {
 		if bad := dog.(*leaderelection.HealthzAdaptor).Check(&http.Request{}); bad != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
 		}
 		return true
 	})
-	return err
+	return "ok", err
 }

@@ -83,46 +83,55 @@ func (e *election) migrated(ctx context.Context, client kubernetes.Interface, l 
 // takeOver takes all old leases, notes it, and gives them up. It waits for as long as somebody has one: to end instead would
 // never let a Deployment's new pod become ready beside the old one.
 func (e *election) takeOver(ctx context.Context, client kubernetes.Interface, l lease) error {
-	log := klog.FromContext(ctx)
 	holding, giveUp := context.WithCancel(ctx)
-	var holders errgroup.Group
+	defer giveUp()
+	holders, kept := errgroup.WithContext(holding) // kept is done when one is lost, too
 	taken := make(chan struct{}, len(l.others))
 	for _, name := range l.others {
-		log.Info("Taking the lease that upstream's sidecar has, or had", "lease", name)
-		holders.Go(func() error { return e.hold(holding, client, name, taken) })
+		klog.FromContext(ctx).Info("Taking the lease that upstream's sidecar has, or had", "lease", name)
+		holders.Go(func() error { return e.hold(kept, client, name, taken) })
 	}
-	say := time.NewTicker(e.lease)
-	defer say.Stop()
-	for n := 0; n < len(l.others); {
-		select {
-		case <-taken:
-			n++
-		case <-say.C:
-			if busy, err := e.held(ctx, client, l.others); err == nil && busy != nil && *busy.Spec.HolderIdentity != e.identity {
-				log.Info("Waiting for an old sidecar to end: two must not do the same work", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
-			}
-		case <-ctx.Done():
-			giveUp()
+	for range l.others {
+		if !e.awaitTaken(kept, client, l.others, taken) {
 			return holders.Wait()
 		}
 	}
-	err := e.note(ctx, client, l.name)
+	err := e.note(kept, client, l.name)
 	giveUp()
 	if released := holders.Wait(); err == nil {
 		err = released
 	}
 	if err == nil {
-		log.Info("All old leases were taken and given up: migrated", "lease", l.name)
+		klog.FromContext(ctx).Info("All old leases were taken and given up: migrated", "lease", l.name)
 	}
 	return err
 }
 
+// awaitTaken waits for one more lease, and says from time to time for whom. It reports whether there is one.
+func (e *election) awaitTaken(ctx context.Context, client kubernetes.Interface, names []string, taken <-chan struct{}) bool {
+	say := time.NewTicker(e.lease)
+	defer say.Stop()
+	for {
+		select {
+		case <-taken:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-say.C:
+		}
+		if busy, err := e.heldByOthers(ctx, client, names); err == nil && busy != nil {
+			klog.FromContext(ctx).Info("Waiting for an old sidecar to end: two must not do the same work", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+		}
+	}
+}
+
 // hold takes a lease and keeps it until ctx is done.
 func (e *election) hold(ctx context.Context, client kubernetes.Interface, name string, taken chan<- struct{}) error {
-	lock, err := e.lock(ctx, client, name)
+	lock, quiet, err := e.lock(ctx, client, name)
 	if err != nil {
 		return err
 	}
+	defer quiet()
 	elector, err := e.elector(name, lock, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(context.Context) { taken <- struct{}{} },
 		OnStoppedLeading: func() {},
@@ -163,18 +172,28 @@ func (e *election) guard(ctx context.Context, client kubernetes.Interface, names
 			continue // the API server is away; the election itself watches for how long
 		}
 		if busy != nil {
-			return fmt.Errorf("%s has taken the lease %s: an old sidecar does the same work again. This process ends, and a new one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+			return fmt.Errorf("%s has taken the lease %s, and does the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
 		}
 	}
 }
 
 // held returns the first of the leases that has a holder, or nil.
 func (e *election) held(ctx context.Context, client kubernetes.Interface, names []string) (*coordinationv1.Lease, error) {
+	return e.first(ctx, client, names, func(holder string) bool { return holder != "" })
+}
+
+// heldByOthers is held without what this process has itself.
+func (e *election) heldByOthers(ctx context.Context, client kubernetes.Interface, names []string) (*coordinationv1.Lease, error) {
+	return e.first(ctx, client, names, func(holder string) bool { return holder != "" && holder != e.identity })
+}
+
+func (e *election) first(ctx context.Context, client kubernetes.Interface, names []string, is func(holder string) bool) (*coordinationv1.Lease, error) {
 	for _, name := range names {
-		switch l, err := e.get(ctx, client, name); {
-		case err != nil:
+		l, err := e.get(ctx, client, name)
+		if err != nil {
 			return nil, err
-		case l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != "":
+		}
+		if is(ptr.Deref(l.Spec.HolderIdentity, "")) {
 			return l, nil
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"os"
 	"sync"
 	"time"
 
@@ -34,11 +35,11 @@ type capacityFlags struct {
 	level     int
 	threads   int
 	limits    kube.Limits
-	namespace string // $NAMESPACE
-	pod       string // $POD_NAME
+	all       *sidecar.Flags
 }
 
 func (c *capacityFlags) flags(f *sidecar.Flags) {
+	c.all = f
 	f.Bool(&c.on, "enable-capacity", false, "publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
 	f.Bool(&c.immediate, "capacity-for-immediate-binding", false, "publish it for classes with immediate binding, too; the scheduler doesn't need that")
 	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "how often the driver is asked how much room there is")
@@ -48,37 +49,48 @@ func (c *capacityFlags) flags(f *sidecar.Flags) {
 	f.Int(&c.limits.Burst, "kube-api-capacity-burst", 5, "`requests` to the API server for those objects that may come at once")
 }
 
-func (c *capacityFlags) validate(getenv func(string) string) error {
-	c.namespace, c.pod = getenv("NAMESPACE"), getenv("POD_NAME")
+func (c *capacityFlags) validate() error {
 	switch {
 	case !c.on:
-		return nil
-	case c.namespace == "":
-		return errors.New("--enable-capacity needs the namespace for its objects in the environment: NAMESPACE")
-	case c.level >= 0 && c.pod == "":
-		return errors.New("--enable-capacity needs the pod's name in the environment, to find who owns its objects: POD_NAME (or --capacity-ownerref-level=-1)")
+		return c.all.Need("enable-capacity", "capacity-for-immediate-binding", "capacity-poll-interval", "capacity-ownerref-level", "capacity-threads", "kube-api-capacity-qps", "kube-api-capacity-burst")
 	case c.poll <= 0:
 		return fmt.Errorf("--capacity-poll-interval=%v: it must be above zero", c.poll)
 	}
-	return nil
+	return c.limits.Validate()
+}
+
+// pod is where the objects are made, and the name from which their owner is found, as the environment says.
+func (c *capacityFlags) pod(getenv func(string) string) (namespace, name string, err error) {
+	namespace, name = getenv("NAMESPACE"), getenv("POD_NAME")
+	switch {
+	case namespace == "":
+		err = errors.New("--enable-capacity needs the namespace for its objects in the environment: NAMESPACE")
+	case c.level >= 0 && name == "":
+		err = errors.New("--enable-capacity needs the pod's name in the environment, to find who owns its objects: POD_NAME (or --capacity-ownerref-level=-1)")
+	}
+	return namespace, name, err
 }
 
 // publishRoom adds the controller for room, and returns a provisioner that tells it when room may have changed. It has clients
 // of its own: a cluster with many nodes has many such objects, and claims must not wait for them.
 func (c *controller) publishRoom(env *sidecar.Env, p place, making lib.Provisioner, together *runs) (lib.Provisioner, error) {
 	f := c.capacity
+	namespace, pod, err := f.pod(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
 	own := c.cluster.Client(c.Name()+"-capacity", f.limits)
-	owned, err := c.owner(own)
+	owned, err := c.owner(own, namespace, pod)
 	if err != nil {
 		return nil, err
 	}
 	id := "external-provisioner"
 	if c.nodes.on {
-		id = shorten(id, c.nodes.name, validation.DNS1035LabelMaxLength)
+		id = shorten(id, p.node.NodeName, validation.DNS1035LabelMaxLength)
 	}
 	mine := labels.Set{capacity.DriverNameLabel: env.Driver, capacity.ManagedByLabel: id}.String()
 	factory := informers.NewSharedInformerFactoryWithOptions(own.Kube, upstream.ResyncPeriodOfCsiNodeInformer,
-		informers.WithNamespace(f.namespace), informers.WithTransform(kube.Slim),
+		informers.WithNamespace(namespace), informers.WithTransform(c.cluster.Transform()),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
 	c.cluster.Own(factory)
 	where := c.segments(env.Driver, own, p)
@@ -87,7 +99,7 @@ func (c *controller) publishRoom(env *sidecar.Env, p place, making lib.Provision
 		workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"})
 	room := capacity.NewCentralCapacityController(csi.NewControllerClient(env.Conn), env.Driver,
 		capacity.NewV1ClientFactory(own.Kube), // v6.4.0 takes own.Kube.StorageV1() here
-		queue, owned, id, f.namespace, where,
+		queue, owned, id, namespace, where,
 		c.cluster.Informers().Storage().V1().StorageClasses(), factory.Storage().V1().CSIStorageCapacities(),
 		f.poll, f.immediate, c.timeout)
 	if err := legacyregistry.CustomRegister(room); err != nil {
@@ -114,14 +126,14 @@ func (c *controller) segments(driver string, own kube.Clients, p place) topology
 }
 
 // owner finds who owns the objects: with it, Kubernetes deletes them. nil for nobody.
-func (c *controller) owner(own kube.Clients) (*metav1.OwnerReference, error) {
-	f := c.capacity
-	if f.level < 0 {
+func (c *controller) owner(own kube.Clients, namespace, pod string) (*metav1.OwnerReference, error) {
+	level := c.capacity.level
+	if level < 0 {
 		return nil, nil
 	}
-	ref, err := owner.Lookup(own.Config, f.namespace, f.pod, schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, f.level)
+	ref, err := owner.Lookup(own.Config, namespace, pod, schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, level)
 	if err != nil {
-		return nil, fmt.Errorf("--capacity-ownerref-level=%d: who owns the pod %s/%s: %w", f.level, f.namespace, f.pod, err)
+		return nil, fmt.Errorf("--capacity-ownerref-level=%d: who owns the pod %s/%s: %w", level, namespace, pod, err)
 	}
 	return ref, nil
 }

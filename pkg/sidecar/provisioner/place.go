@@ -3,6 +3,7 @@ package provisioner
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -27,25 +28,23 @@ type nodeFlags struct {
 	on        bool
 	immediate bool
 	base, max time.Duration
-	name      string // $NODE_NAME
+	all       *sidecar.Flags
 }
 
 func (n *nodeFlags) flags(f *sidecar.Flags) {
+	n.all = f
 	f.Bool(&n.on, "node-deployment", false, "this is one of many, one on each node ($NODE_NAME), and makes volumes for its node only")
 	f.Bool(&n.immediate, "node-deployment-immediate-binding", true, "with node-deployment, also take claims that no node was selected for")
 	f.Duration(&n.base, "node-deployment-base-delay", 20*time.Second, "with node-deployment, how long to wait before trying to own such a claim")
 	f.Duration(&n.max, "node-deployment-max-delay", time.Minute, "with node-deployment, how long to wait for that at most")
 }
 
-func (n *nodeFlags) validate(getenv func(string) string, elected bool) error {
-	n.name = getenv("NODE_NAME")
+func (n *nodeFlags) validate(elected bool) error {
 	switch {
 	case !n.on:
-		return nil
+		return n.all.Need("node-deployment", "node-deployment-immediate-binding", "node-deployment-base-delay", "node-deployment-max-delay")
 	case elected:
 		return errors.New("--node-deployment with --leader-election: one on each node, or one for all? Take one away")
-	case n.name == "":
-		return errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
 	}
 	return nil
 }
@@ -67,11 +66,15 @@ func (c *controller) place(env *sidecar.Env, clients kube.Clients) (place, error
 		p.attachments = shared.Storage().V1().VolumeAttachments().Lister()
 	}
 	if c.nodes.on {
+		name := os.Getenv("NODE_NAME")
+		if name == "" {
+			return p, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
+		}
 		info, err := upstream.GetNodeInfo(env.Conn, c.timeout)
 		if err != nil {
 			return p, fmt.Errorf("what node this is: %w", err)
 		}
-		p.node = &upstream.NodeDeployment{NodeName: c.nodes.name, ClaimInformer: shared.Core().V1().PersistentVolumeClaims(),
+		p.node = &upstream.NodeDeployment{NodeName: name, ClaimInformer: shared.Core().V1().PersistentVolumeClaims(),
 			ImmediateBinding: c.nodes.immediate, BaseDelay: c.nodes.base, MaxDelay: c.nodes.max, NodeInfo: info}
 	}
 	switch {

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/pprof"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	upstream "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/features"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/util/workqueue"
 	csitrans "k8s.io/csi-translation-lib"
@@ -93,10 +93,10 @@ func (c *controller) Validate() error {
 	if err := c.retry.Validate(); err != nil {
 		return err
 	}
-	if err := c.capacity.validate(os.Getenv); err != nil {
+	if err := c.capacity.validate(); err != nil {
 		return err
 	}
-	if err := c.nodes.validate(os.Getenv, c.cluster.Elected()); err != nil {
+	if err := c.nodes.validate(c.cluster.Elected()); err != nil {
 		return err
 	}
 	return c.limits.Validate()
@@ -105,6 +105,16 @@ func (c *controller) Validate() error {
 func (c *controller) Needs() sidecar.Needs {
 	return sidecar.Needs{Driver: true, Capabilities: true, Cluster: true,
 		Lock: func(driver string) string { return strings.ReplaceAll(driver, "/", "-") }}
+}
+
+// Rules is kube.Ruled's.
+func (c *controller) Rules(d kube.Rights) kube.Rules {
+	return kube.ProvisionerRules(kube.ProvisionerRuleOptions{
+		Secrets: d.Secrets, Topology: d.Topology, Publish: d.Attach, Snapshots: d.Snapshots, SnapshotSweeper: d.Snapshots && c.sweep > 0,
+		Attributes:     c.cluster.Gate(features.VolumeAttributesClass),
+		CrossNamespace: c.cluster.Gate(features.CrossNamespaceVolumeDataSource),
+		NodeDeployment: c.nodes.on, Capacity: c.capacity.on, CapacityOwner: c.capacity.level,
+	})
 }
 
 // runs are what starts together: upstream's controllers under one wait group.

@@ -79,12 +79,21 @@ func (c *sidecarController) Needs() sidecar.Needs {
 		Lock: func(driver string) string { return "external-resizer-" + util.SanitizeName(driver) }}
 }
 
-// timeouts are those of growing and changing. Upstream's --timeout counts for them only where it is said.
+// timeouts are those of growing and changing. Upstream's --timeout wins over both where it is said. Said for all controllers, it
+// doesn't win over one that is said for this one.
 func (c *sidecarController) timeouts() (resize, modify time.Duration) {
-	if c.flags.Said("timeout") {
-		return c.timeout, c.timeout
+	pick := func(name string, own time.Duration) time.Duration {
+		if c.flags.SaidHere("timeout") || c.flags.Said("timeout") && !c.flags.SaidHere(name) {
+			return c.timeout
+		}
+		return own
 	}
-	return c.resizeTimeout, c.modifyTimeout
+	return pick("resize-timeout", c.resizeTimeout), pick("modify-timeout", c.modifyTimeout)
+}
+
+// Rules is kube.Ruled's.
+func (c *sidecarController) Rules(d kube.Rights) kube.Rules {
+	return kube.ResizerRules(d.Secrets, c.handleInUse, c.cluster.Gate(features.VolumeAttributesClass))
 }
 
 // Build makes upstream's two controllers, or the one of them that the driver has a use for.

@@ -65,6 +65,11 @@ func (c *controller) Needs() sidecar.Needs {
 		Lock: func(string) string { return "snapshot-controller-leader" }}
 }
 
+// Rules is kube.Ruled's. Other drivers may take snapshots of groups, so ours doesn't count.
+func (c *controller) Rules(kube.Rights) kube.Rules {
+	return kube.SnapshotControllerRules(c.cluster.Gate(features.VolumeGroupSnapshot), c.distributed)
+}
+
 // Build makes upstream's controller when the CRDs are there.
 func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	if err := c.await(ctx); err != nil {

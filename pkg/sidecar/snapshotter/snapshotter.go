@@ -80,8 +80,6 @@ func (c *controller) Validate() error {
 		return errors.New("--groupsnapshot-name-prefix is empty: a name must begin with something")
 	case c.nodeDeployment && c.cluster.Elected():
 		return errors.New("--node-deployment with --leader-election: one on each node, or one for all? Take one away")
-	case c.nodeDeployment && os.Getenv("NODE_NAME") == "":
-		return errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
 	}
 	if err := c.retry.Validate(); err != nil {
 		return err
@@ -96,10 +94,18 @@ func (c *controller) Needs() sidecar.Needs {
 		}}
 }
 
+// Rules is kube.Ruled's.
+func (c *controller) Rules(d kube.Rights) kube.Rules {
+	return kube.SnapshotterRules(d.Secrets, d.Groups && c.cluster.Gate(features.VolumeGroupSnapshot))
+}
+
 // Build makes upstream's controller, with groups where gate, driver and CRDs allow them.
 func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
 		return nil, fmt.Errorf("%w: it takes no snapshots", sidecar.ErrNotSupported)
+	}
+	if c.nodeDeployment && os.Getenv("NODE_NAME") == "" {
+		return nil, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
 	}
 	clients := c.cluster.Client(c.Name(), c.limits)
 	contents := c.contents(clients)
@@ -134,7 +140,7 @@ func (c *controller) contents(clients kube.Clients) snapinformers.SharedInformer
 		return c.cluster.SnapshotInformers()
 	}
 	mine := labels.Set{utils.VolumeSnapshotContentManagedByLabel: os.Getenv("NODE_NAME")}.String()
-	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync, snapinformers.WithTransform(kube.Slim),
+	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync, snapinformers.WithTransform(c.cluster.Transform()),
 		snapinformers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
 	c.cluster.Own(own)
 	return own

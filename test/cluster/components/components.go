@@ -47,8 +47,8 @@ func Names() []string { return slices.Sorted(maps.Keys(table)) }
 
 // Build returns a directory of the user's cache that has the named components, and builds those that aren't there yet,
 // which takes minutes. It tells log about those, and what the compiler says. Builds on a machine are done one at a time,
-// however many processes ask. GOFLAGS is obeyed; the go command is the one in PATH, which under go run and go test is the
-// one that runs. Errors: the context's; what isn't in Names.
+// however many processes ask. The go command is the one in PATH, which under go run and go test is the one that runs.
+// Errors: the context's; what isn't in Names.
 func Build(ctx context.Context, log io.Writer, names ...string) (string, error) {
 	for _, n := range names {
 		if _, ok := table[n]; !ok {
@@ -65,6 +65,22 @@ func Build(ctx context.Context, log io.Writer, names ...string) (string, error) 
 	}
 	b := builder{table: table, tools: tools, cache: filepath.Join(cache, "causeway", "components"), log: log}
 	return b.build(ctx, names)
+}
+
+// Tool is a program of some other module: the directory of a module that has it as a tool, and its package.
+type Tool struct{ Module, Package string }
+
+// BuildTools is Build for programs that aren't a cluster's: those of the modules below dir, whose tools by name are all.
+func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]Tool) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	b := builder{table: map[string]component{}, tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	for name, t := range all {
+		b.table[name] = component{module: t.Module, pkg: t.Package}
+	}
+	return b.build(ctx, slices.Sorted(maps.Keys(all)))
 }
 
 // builder builds components into a cache.
@@ -166,7 +182,7 @@ func (b builder) prune(dir string) {
 func (b builder) directory(ctx context.Context) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintln(sum, recipe)
-	env, err := output(goCommand(ctx, b.tools, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT", "GOFLAGS"))
+	env, err := output(goCommand(ctx, b.tools, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT"))
 	if err != nil {
 		return "", err
 	}
@@ -208,9 +224,15 @@ func kubeVersion(ctx context.Context, dir string) (string, error) {
 	return strings.Join(flags, " "), nil
 }
 
-// tools returns the directory of the tools' modules. It is beside this package, wherever the module is that this package
-// was compiled from: a program needn't know where its source is, as with -trimpath, but the go command does.
+// tools returns the directory of the tools' modules, which is beside this package's. The compiler has noted where that is;
+// but not with -trimpath. Then the go command finds it, if the working directory is in a module that needs this one.
 func tools(ctx context.Context) (string, error) {
+	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
+		dir := filepath.Join(filepath.Dir(filepath.Dir(file)), "tools")
+		if _, err := os.Stat(dir); err == nil {
+			return dir, nil
+		}
+	}
 	dir, err := output(goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/causeway-csi/causeway/test/cluster"))
 	if err != nil {
 		return "", fmt.Errorf("find the components' modules: %w", err)
@@ -218,14 +240,15 @@ func tools(ctx context.Context) (string, error) {
 	return filepath.Join(dir, "tools"), nil
 }
 
-// goCommand returns a go command that runs in dir and builds for this machine. When ctx ends it is asked to end, so that
+// goCommand returns a go command that runs in dir and builds for this machine. What GOFLAGS has is meant for other builds:
+// -race needs C, -mod=vendor a folder that isn't there. When ctx ends it is asked to end, so that
 // it ends the compilers too.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	if dir != "" {
-		cmd.Env = append(cmd.Env, "GOWORK=off") // no workspace has the tools' modules
+		cmd.Env = append(cmd.Env, "GOFLAGS=-modcacherw", "GOWORK=off") // no workspace has the tools' modules
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second

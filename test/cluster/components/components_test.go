@@ -57,6 +57,18 @@ func TestBuildsOnce(t *testing.T) {
 	}
 }
 
+func TestFlagsForOtherBuildsDontMatter(t *testing.T) {
+	b := module(t, greeting)
+	before, err := b.directory(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOFLAGS", "-race -mod=vendor")
+	if dir, err := b.build(t.Context(), []string{"hello"}); err != nil || dir != before {
+		t.Errorf("got %s, %v, want %s", dir, err, before)
+	}
+}
+
 func TestBuildsAtTheSameTimeAreOne(t *testing.T) {
 	b := module(t, greeting)
 	log := &sharedLog{}
@@ -144,8 +156,8 @@ func TestTheDirectoryIsNamedAfterWhatIsBuilt(t *testing.T) {
 	note("other sums")
 	write(t, filepath.Join(b.tools, "greet", "go.mod"), "module example.com/greet\n\ngo 1.26.1\n")
 	note("another go.mod")
-	t.Setenv("GOFLAGS", "-trimpath")
-	note("other flags")
+	t.Setenv("GOEXPERIMENT", "nogreenteagc")
+	note("another compiler")
 }
 
 func TestOldDirectoriesGo(t *testing.T) {

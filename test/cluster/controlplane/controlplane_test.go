@@ -423,7 +423,9 @@ func TestOptionsReachTheAPIServer(t *testing.T) {
 	if len(r.started) != 2 {
 		t.Errorf("%d processes were started, want 2", len(r.started))
 	}
-	c := client(t, p.Config())
+	config := p.Config()
+	config.WarningHandler = rest.NoWarnings{} // that it is beta
+	c := client(t, config)
 	if _, err := c.CoordinationV1beta1().LeaseCandidates("default").List(t.Context(), meta.ListOptions{}); err != nil {
 		t.Errorf("a beta API that was turned on: %v", err)
 	}
@@ -444,6 +446,11 @@ func TestPlanesBesideEachOther(t *testing.T) {
 	if _, err := os.Stat(one.Dir); err != nil {
 		t.Errorf("a plane that runs lost its directory to another's start: %v", err)
 	}
+}
+
+func TestARelativeDirectory(t *testing.T) {
+	t.Chdir(shortTempDir(t))
+	start(t, controlplane.Options{Dir: ".", WithoutControllerManager: true})
 }
 
 func TestStartRemovesWhatAKilledTestLeft(t *testing.T) {

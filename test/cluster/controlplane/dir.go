@@ -17,6 +17,10 @@ func makeDir(parent string) (string, *os.File, error) {
 	if parent == "" {
 		parent = os.TempDir()
 	}
+	parent, err := filepath.Abs(parent) // components run in it, and are told its path
+	if err != nil {
+		return "", nil, err
+	}
 	sweep(parent)
 	for {
 		dir, err := os.MkdirTemp(parent, prefix)

@@ -23,6 +23,9 @@ import (
 // frontProxy is the name in the certificate of the API server when it passes requests on to others.
 const frontProxy = "front-proxy-client"
 
+// patience is for how long something is waited for that a loaded machine does in seconds: a test's context has no end.
+const patience = 2 * time.Minute
+
 // The components' names, which are also those of their log files.
 const (
 	etcd              = "etcd"
@@ -193,7 +196,7 @@ func (p *Plane) startEtcd(ctx context.Context) error {
 }
 
 // StartAPIServer starts the API server after StopAPIServer, at the same address and with the same data, and waits until
-// it is ready.
+// it is ready. After an error it doesn't run.
 func (p *Plane) StartAPIServer(ctx context.Context) error {
 	if p.running[apiServer] != nil {
 		return errors.New("the API server runs")
@@ -201,7 +204,11 @@ func (p *Plane) StartAPIServer(ctx context.Context) error {
 	if err := p.launch(apiServer, p.server.Args()); err != nil {
 		return err
 	}
-	return p.awaitAnswer(ctx, apiServer, p.admin, "/readyz")
+	if err := p.awaitAnswer(ctx, apiServer, p.admin, "/readyz"); err != nil {
+		p.kill(apiServer)
+		return err
+	}
+	return nil
 }
 
 // StopAPIServer ends the API server, as a crash would: its clients lose their connections, and new ones are refused.
@@ -258,8 +265,10 @@ func (p *Plane) launch(name string, args []string) error {
 	return err
 }
 
-// await calls ready until that returns nil, the component ends, or ctx does.
+// await calls ready until that returns nil, the component ends, or ctx or the patience does.
 func (p *Plane) await(ctx context.Context, name string, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	for {
 		err := ready(ctx)
 		if err == nil {
