@@ -159,9 +159,10 @@ func (r *runner) watch(ctx context.Context, s served, l net.Listener, open func(
 		if _, err := os.Lstat(s.socket); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		klog.FromContext(ctx).Info("The registration socket is gone, though nobody here removed it", "socket", s.socket)
 		next, err := open()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "The registration socket is gone, and can't be made again yet")
+			klog.FromContext(ctx).Error(err, "Can't make the registration socket again yet")
 			continue
 		}
 		l.Close() // after the new one: its inode's number is taken until then, so it doesn't remove the new one
