@@ -24,8 +24,8 @@ test-vm: ## run the tests that need another kernel, such as one with project quo
 test-sidecars: ## run csi-sidecars before a real API server, which is built once (10 minutes, cold)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager
 	set -e; for m in $(MODULES); do $(GO) -C $$m test -timeout 20m ./...; done
-build: ## build the driver into bin/
-	$(GO) build -trimpath -o bin/ ./cmd/...
+build: ## build the driver and the sidecars into bin/
+	$(GO) build -trimpath -ldflags='-s -w' -tags grpcnotrace -o bin/ ./cmd/...
 bench: ## measure the driver beside the old way: docs/benchmarks.md
 	@$(GO) run ./test/bench
 bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md
