@@ -16,8 +16,8 @@ import (
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// rest is what processes cost that have nothing to do.
-type rest struct {
+// cost is what processes cost that have nothing to do.
+type cost struct {
 	memory
 	watches  float64
 	requests float64 // to the API server in the window
@@ -69,7 +69,7 @@ func (b *bench) idling(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) compareRest(separate, one rest) {
+func (b *bench) compareRest(separate, one cost) {
 	t := &b.table
 	t.compare("RSS, MiB", separate.rss, one.rss, figures.AtMost(.30))
 	t.compare("private dirty memory, MiB", separate.dirty, one.dirty, figures.AtMost(.37))
@@ -89,7 +89,7 @@ func released(held int) string {
 }
 
 // rest starts a way, waits, looks, and ends it.
-func (b *bench) rest(ctx context.Context, w way, own float64) (r rest, err error) {
+func (b *bench) rest(ctx context.Context, w way, own float64) (r cost, err error) {
 	watches, err := b.watches(ctx)
 	if err != nil {
 		return r, err
@@ -121,7 +121,7 @@ func (b *bench) rest(ctx context.Context, w way, own float64) (r rest, err error
 }
 
 // count counts requests in the window.
-func (b *bench) count(ctx context.Context, r *rest, own float64) error {
+func (b *bench) count(ctx context.Context, r *cost, own float64) error {
 	leases, err := b.plane.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/causeway-csi/causeway/test/sidecars/rig"
 )
@@ -56,7 +57,7 @@ func (b *bench) load(ctx context.Context) error {
 	}
 	defer conn.Close()
 	config := b.plane.Config()
-	config.QPS = -1
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
 	l := &loader{snapshots: snapshots.NewForConfigOrDie(config), driver: csi.NewControllerClient(conn), name: b.driver.Name, percent: b.percent}
 	config.ContentType = runtime.ContentTypeProtobuf
 	l.kube = kubernetes.NewForConfigOrDie(config)

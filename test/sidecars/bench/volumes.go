@@ -70,7 +70,7 @@ func (l *loader) volume(ctx context.Context, i int) error {
 
 // attached has the driver make a volume and attach it, and returns its handle.
 func (l *loader) attached(ctx context.Context, name, node string) (string, error) {
-	use := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
+	use := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
 	made, err := l.driver.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{use},
 		CapacityRange: &csi.CapacityRange{RequiredBytes: volumeSize}})
@@ -94,7 +94,7 @@ func (l *loader) newVolume(name, handle string, c *corev1.PersistentVolumeClaim)
 			AccessModes: c.Spec.AccessModes, Capacity: c.Spec.Resources.Requests, StorageClassName: className,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
 			ClaimRef:                      &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID, ResourceVersion: c.ResourceVersion},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: l.name, VolumeHandle: handle, FSType: "ext4",
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: l.name, VolumeHandle: handle,
 				VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1790000000000-1234-" + l.name}}},
 		},
 	}
