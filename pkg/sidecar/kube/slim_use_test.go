@@ -44,8 +44,6 @@ var harmless = map[string]string{
 	"reads ObjectMeta.Finalizers of any object in github.com/kubernetes-csi/external-provisioner/v6/pkg/controller.checkFinalizer": "asked of claims and snapshots only",
 	"reads ObjectMeta.ManagedFields of any object in github.com/causeway-csi/causeway/pkg/sidecar/kube.slim":                       "asked before they are dropped",
 	"hands Node to (k8s.io/client-go/tools/cache.Store).Add":                                                                       "the provisioner of one node fills a store of its own, without slim",
-	"hands Pod to k8s.io/apimachinery/pkg/apis/meta/v1.IsControlledBy":                                                             "as the owner, of whom only the UID is read",
-	"hands Pod to (*github.com/causeway-csi/causeway/pkg/sidecar/healthmonitor.Monitor).say":                                       "hands it to a recorder of events",
 	"loses the type of Pod in github.com/causeway-csi/causeway/pkg/sidecar/kube.slim":                                              "goes into the cache",
 	"loses the type of Node in github.com/causeway-csi/causeway/pkg/sidecar/kube.slim":                                             "goes into the cache",
 }

@@ -78,9 +78,12 @@ type shared struct {
 	err error
 }
 
+// all are the controllers that a driver has for itself.
+const all = "attacher,provisioner,resizer,snapshotter"
+
 // everything has all controllers. There is one of it, as there is one snapshot-controller in a cluster.
 var everything = shared{setup: setup{
-	name: "everything", controllers: "*,snapshot-controller", args: []string{"--extra-create-metadata"},
+	name: "everything", controllers: all + ",snapshot-controller", args: []string{"--extra-create-metadata"}, rights: []string{"--driver-topology=false"},
 }}
 
 // use returns the process for a test.

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -24,6 +23,7 @@ type setup struct {
 	driver      rig.DriverOptions // without its name
 	controllers string
 	args        []string
+	rights      []string // what rbac is told of the driver
 	env         []string
 	command     []string // all arguments instead of the usual ones; $SOCKET is the driver's
 	namespace   string   // where the service account is: that of name if it is empty
@@ -65,7 +65,7 @@ func start(o setup) (*sidecars, error) {
 	}
 	s.user = "system:serviceaccount:" + s.namespace + ":" + account
 	args := o.arguments(s)
-	kubeconfig, err := credentials(ctx, s.namespace, args)
+	kubeconfig, err := credentials(ctx, s.namespace, append(o.rights, args...))
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
@@ -113,20 +113,10 @@ func credentials(ctx context.Context, namespace string, args []string) (string, 
 	if err != nil {
 		return "", err
 	}
-	if err := grant(ctx, namespace, args); err != nil {
+	if err := grant(ctx, append([]string{"rbac", "--name=" + namespace, "--namespace=" + namespace}, args...)); err != nil {
 		return "", err
 	}
 	return world.ServiceAccountKubeconfig(ctx, namespace, account)
-}
-
-// grant makes the service account an administrator, until csi-sidecars has its command rbac.
-func grant(ctx context.Context, namespace string, _ []string) error {
-	_, err := world.Kube.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}},
-	}, metav1.CreateOptions{})
-	return err
 }
 
 // stop ends the process and its driver. An error has the log.
