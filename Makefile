@@ -5,7 +5,15 @@ RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
 PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
-.PHONY: help demo test crash test-vm build bench bench-router own-driver generate fuzz vet lint
+# Modules of their own, so that the product's go.mod stays small. Their tests run on Linux.
+MODULES = test/cluster test/sidecars
+# What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
+SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
+
+# gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
+TAGS = grpcnotrace
+
+.PHONY: help demo test crash test-vm test-sidecars build bench bench-router bench-sidecars own-driver generate generate-flags fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -16,19 +24,29 @@ crash: ## kill the driver at every point and cut the power at every point: all t
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
-build: ## build the driver into bin/
-	$(GO) build -trimpath -o bin/ ./cmd/...
+test-sidecars: ## run csi-sidecars before a real API server, which is built once (10 minutes, cold)
+	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager
+	set -e; for m in $(MODULES); do $(GO) -C $$m test -timeout 20m ./...; done
+build: ## build the driver and the sidecars into bin/
+	$(GO) build -trimpath -ldflags='-s -w' -tags $(TAGS) -o bin/ ./cmd/...
 bench: ## measure the driver beside the old way: docs/benchmarks.md
 	@$(GO) run ./test/bench
 bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md
 	@$(GO) run ./test/bench-router
+bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/benchmarks.md
+	@$(GO) -C test/sidecars run ./bench
 own-driver: ## do what docs/write-your-own-driver.md says, in a scratch copy
 	@./hack/own-driver
 generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
+generate-flags: ## make docs/sidecar-flags.md anew
+	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform
-	set -e; for p in $(PLATFORMS); do echo "vet $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet ./...; done
+	set -e; for p in $(PLATFORMS); do echo "vet $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $$($(GO) list ./... | grep -v -e /sidecar -e /csi-sidecars$$); done
+	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $(SIDECARS); done
+	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
 lint: ## gofmt and staticcheck
 	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; $(GO) tool -modfile=tools/go.mod staticcheck ./...
+	set -e; for m in $(MODULES); do $(GO) -C $$m tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...; done

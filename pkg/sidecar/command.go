@@ -50,6 +50,9 @@ type Cluster interface {
 	// Run gives each part a context under which it leads, by way of start, until ctx is done. It then waits for the parts,
 	// at most as long as patience, gives its leases up, and returns. ErrLost: somebody else may lead by now.
 	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration, start func(context.Context, *Part) error) error
+	// Leads returns an error while a lease under which parts run isn't this process's any more, or was given up: nothing is
+	// asked of the driver for them then.
+	Leads() error
 	// Migrated is a label of CSI calls: whether a volume came from an in-tree driver. Empty where none can.
 	Migrated(context.Context) string
 }
@@ -97,6 +100,12 @@ func (c *Command) parse(args []string) ([]Controller, error) {
 		return nil, err
 	}
 	return on, c.validate(on)
+}
+
+// Check reports what is wrong with a command line, without running anything. A command is for one command line only.
+func (c *Command) Check(args []string) error {
+	_, err := c.parse(args)
+	return err
 }
 
 // declare fills the table, once.

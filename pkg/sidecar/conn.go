@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -45,12 +46,13 @@ type calls struct {
 	seconds *prometheus.HistogramVec
 	driver  atomic.Pointer[string]
 	label   func(ctx context.Context) string // of migration
+	leads   func() error                     // an error is the answer to all calls that only a leader makes
 	maxLog  int                              // letters of an answer in the log; none if not positive
 }
 
 // newCalls makes upstream's histogram of CSI calls, with the controller as one more label. migrated may be nil.
 func newCalls(migrated func(context.Context) string, maxLog int) *calls {
-	c := &calls{label: migrated, maxLog: maxLog}
+	c := &calls{label: migrated, leads: func() error { return nil }, maxLog: maxLog}
 	if migrated == nil {
 		c.label = func(context.Context) string { return "" }
 	}
@@ -74,7 +76,10 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 		loud.Info("GRPC call", "method", method, "request", protosanitizer.StripSecrets(req))
 	}
 	start := time.Now()
-	err := invoke(ctx, method, req, reply, cc, opts...)
+	err := c.refused(method)
+	if err == nil {
+		err = invoke(ctx, method, req, reply, cc, opts...)
+	}
 	took := time.Since(start)
 	if loud.Enabled() {
 		loud.Info("GRPC response", "method", method, "response", c.cut(protosanitizer.StripSecrets(reply).String()), "err", err)
@@ -84,6 +89,18 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 	}
 	c.seconds.WithLabelValues(*c.driver.Load(), method, status.Code(err).String(), c.label(ctx), ofMethod(method)).Observe(took.Seconds())
 	return err
+}
+
+// refused returns an error where a call is one that only a leader makes, and this process isn't that any more. The code is one
+// of those after which upstream holds on to what it knew.
+func (c *calls) refused(method string) error {
+	if ofMethod(method) == "" {
+		return nil
+	}
+	if err := c.leads(); err != nil {
+		return status.Error(codes.Unavailable, err.Error())
+	}
+	return nil
 }
 
 // cut shortens what is logged of an answer.

@@ -91,7 +91,7 @@ func (t *table) markdown(w io.Writer, owner string) {
 		}
 		text := strings.NewReplacer("\n", " ", "|", "\\|", "<", "&lt;", "*", "\\*").Replace(strings.TrimSpace(e.usage))
 		for _, o := range e.old {
-			text += fmt.Sprintf(" Also `--%s`.", e.full(o))
+			text += fmt.Sprintf("; also `--%s`", e.full(o))
 		}
 		fmt.Fprintf(w, "| `--%s` | %s | %s |\n", e.full(e.name), fallback, text)
 	}

@@ -170,6 +170,9 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 		migrated = s.Cluster.Migrated
 	}
 	counted := newCalls(migrated, s.maxLog)
+	if s.Cluster != nil {
+		counted.leads = s.Cluster.Leads
+	}
 	s.server.Register(counted.seconds)
 	var err error
 	if env.Address, err = socketPath(s.csiAddress); err != nil {
@@ -218,7 +221,13 @@ func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error
 	}
 	s.server.ready("")
 	if len(elected) > 0 {
-		group.Go(func() error { return s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start) })
+		group.Go(func() error {
+			err := s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start)
+			if err != nil {
+				s.Fail(err) // the group ends only when the process is told to
+			}
+			return err
+		})
 	}
 	return nil
 }

@@ -209,7 +209,11 @@ func (c *Cluster) Client(name string, l Limits) Clients {
 	config := rest.CopyConfig(c.config)
 	config.QPS, config.Burst = float32(l.QPS), l.Burst
 	config.UserAgent = "csi-sidecars/" + name
-	over := &http.Client{Transport: transport.NewUserAgentRoundTripper(config.UserAgent, c.transport)}
+	way := transport.NewUserAgentRoundTripper(config.UserAgent, c.transport)
+	if name != electing {
+		way = fenced{way, c.Leads}
+	}
+	over := &http.Client{Transport: way}
 	core := rest.CopyConfig(config)
 	core.ContentType = runtime.ContentTypeProtobuf
 	// Neither fails: they parse the address, which rest.TransportFor and BuildConfigFromFlags have done.

@@ -28,6 +28,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
 
+// electing is the name of elections' client.
+const electing = "leader-election"
+
 // What --leader-election-mode may be.
 const (
 	single        = "single"
@@ -46,6 +49,7 @@ type election struct {
 
 	identity string
 	dogs     sync.Map // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
+	terms    sync.Map // *term: one for each lease that parts run under
 }
 
 // flags declares upstream's, and the mode.
@@ -74,6 +78,9 @@ func (e *election) validate(on []sidecar.Controller) error {
 	}
 	if !slices.ContainsFunc(on, func(k sidecar.Controller) bool { return k.Needs().Cluster }) {
 		return errors.New("--leader-election is set, but no controller that is on is ever elected: take it away")
+	}
+	if e.lease%time.Second != 0 {
+		return fmt.Errorf("--leader-election-lease-duration=%v: leases last whole seconds", e.lease)
 	}
 	const jitter = leaderelection.JitterFactor
 	if e.lease <= e.renew || float64(e.renew) <= jitter*float64(e.retry) || e.retry <= 0 {
@@ -132,6 +139,8 @@ type lease struct {
 	parts []*sidecar.Part
 	// others are leases under which somebody else may do this work: in single mode upstream's, else our own single one.
 	others []string
+	// dead are those of others whose holder went away without giving them up: when they were renewed last.
+	dead map[string]metav1.MicroTime
 }
 
 // combined is the name of the one lease.
@@ -180,7 +189,10 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	client := c.Client("leader-election", unlimited).Kube
+	client := c.Client(electing, unlimited).Kube
+	if _, err := c.election.who(); err != nil { // once, before several ask
+		return err
+	}
 	var group errgroup.Group
 	for _, l := range c.election.leases(driver, parts) {
 		group.Go(func() error {
@@ -230,16 +242,24 @@ func stillRunning(parts []*sidecar.Part) []string {
 
 // under waits for a lease, runs lead while it is held, and gives it up when lead has returned. ErrLost: it was lost meanwhile.
 func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error) error {
+	if e.mode == perController {
+		if l.dead = e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
+			return nil
+		}
+	}
 	lock, quiet, err := e.lock(ctx, client, l.name)
 	if err != nil {
 		return err
 	}
 	defer quiet()
-	holding, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
+	holding, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	giveUp := func() { end(nil) }
+	t := &term{Interface: lock, lasts: e.lease, lost: func() { end(sidecar.ErrLost) }}
+	e.terms.Store(l.name, t)
 	var once sync.Once
 	led := make(chan error, 1)
-	elector, err := e.elector(l.name, lock, leaderelection.LeaderCallbacks{
+	elector, err := e.elector(l.name, t, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(held context.Context) {
 			begun := false
 			once.Do(func() { begun = true })
@@ -264,7 +284,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 	// Who doesn't lead has nothing to finish.
 	defer context.AfterFunc(ctx, func() { once.Do(func() { led <- nil; giveUp() }) })()
 	elector.Run(holding)
-	if holding.Err() == nil {
+	if holding.Err() == nil || context.Cause(holding) == sidecar.ErrLost {
 		return fmt.Errorf("%w: %s", sidecar.ErrLost, l.name)
 	}
 	return <-led
@@ -298,11 +318,15 @@ const beyond = 20 * time.Second
 
 func (e *election) elector(name string, lock resourcelock.Interface, then leaderelection.LeaderCallbacks) (*leaderelection.LeaderElector, error) {
 	dog := leaderelection.NewLeaderHealthzAdaptor(beyond)
-	e.dogs.Store(name, dog)
-	return leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name: name, Lock: lock, Callbacks: then, WatchDog: dog, ReleaseOnCancel: true,
 		LeaseDuration: e.lease, RenewDeadline: e.renew, RetryPeriod: e.retry,
 	})
+	if err == nil {
+		dog.SetLeaderElection(elector) // which only client-go's RunOrDie does by itself
+		e.dogs.Store(name, dog)
+	}
+	return elector, err
 }
 
 // check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.

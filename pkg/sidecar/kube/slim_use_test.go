@@ -43,6 +43,7 @@ var doors = []string{
 var harmless = map[string]string{
 	"reads ObjectMeta.Finalizers of any object in github.com/kubernetes-csi/external-provisioner/v6/pkg/controller.checkFinalizer": "asked of claims and snapshots only",
 	"reads ObjectMeta.ManagedFields of any object in github.com/causeway-csi/causeway/pkg/sidecar/kube.slim":                       "asked before they are dropped",
+	"hands Node to (k8s.io/client-go/tools/cache.Store).Add":                                                                       "the provisioner of one node fills a store of its own, without slim",
 	"loses the type of Pod in github.com/causeway-csi/causeway/pkg/sidecar/kube.slim":                                              "goes into the cache",
 	"loses the type of Node in github.com/causeway-csi/causeway/pkg/sidecar/kube.slim":                                             "goes into the cache",
 }

@@ -67,6 +67,22 @@ func Build(ctx context.Context, log io.Writer, names ...string) (string, error) 
 	return b.build(ctx, names)
 }
 
+// Tool is a program of some other module: the directory of a module that has it as a tool, and its package.
+type Tool struct{ Module, Package string }
+
+// BuildTools is Build for programs that aren't a cluster's: those of the modules below dir, whose tools by name are all.
+func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]Tool) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	b := builder{table: map[string]component{}, tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	for name, t := range all {
+		b.table[name] = component{module: t.Module, pkg: t.Package}
+	}
+	return b.build(ctx, slices.Sorted(maps.Keys(all)))
+}
+
 // builder builds components into a cache.
 type builder struct {
 	table map[string]component

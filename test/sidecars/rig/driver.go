@@ -44,6 +44,7 @@ type Driver struct {
 type Call struct {
 	Method  string // such as CreateVolume
 	Request any
+	PID     int // of the process that made it; 0 where that can't be known
 	Start   time.Time
 	End     time.Time // zero while it runs
 	Err     error
@@ -89,7 +90,7 @@ func NewDriver(dir string, o DriverOptions) (*Driver, error) {
 // Serve serves the storage, again if it was served before.
 func (d *Driver) Serve() error {
 	os.Remove(d.Socket)
-	l, err := net.Listen("unix", d.Socket)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.Socket, Net: "unix"})
 	if err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func (d *Driver) Serve() error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	d.stop, d.ended = stop, make(chan error, 1)
-	go func() { d.ended <- served.Serve(ctx, 0, driver.Endpoint{Server: served.All(), Listener: l}) }()
+	go func() { d.ended <- served.Serve(ctx, 0, driver.Endpoint{Server: served.All(), Listener: knowing{l}}) }()
 	return nil
 }
 
@@ -143,7 +144,7 @@ func (d *Driver) Forget() {
 func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	d.mu.Lock()
 	hook, n := d.hook, len(d.calls)
-	d.calls = append(d.calls, Call{Method: filepath.Base(info.FullMethod), Request: req, Start: time.Now()})
+	d.calls = append(d.calls, Call{Method: filepath.Base(info.FullMethod), Request: req, PID: callerOf(ctx), Start: time.Now()})
 	call := d.calls[n]
 	d.mu.Unlock()
 	var answer any

@@ -18,18 +18,21 @@ type Plane struct {
 	Snapshots snapshots.Interface
 }
 
+// crds is where the CRDs are in the product.
+const crds = "deploy/crds"
+
 // StartPlane starts one. Close ends it.
 func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {
+	product, err := Product(ctx)
+	if err != nil {
+		return nil, err
+	}
 	p, err := controlplane.Start(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	plane := &Plane{Plane: p, Kube: kubernetes.NewForConfigOrDie(p.Config()), Snapshots: snapshots.NewForConfigOrDie(p.Config())}
-	product, err := Product(ctx)
-	if err == nil {
-		err = p.ApplyCRDs(ctx, os.DirFS(filepath.Join(product, "deploy", "crds")))
-	}
-	if err != nil {
+	if err := p.ApplyCRDs(ctx, os.DirFS(filepath.Join(product, crds))); err != nil {
 		p.Close()
 		return nil, err
 	}

@@ -1,0 +1,270 @@
+package healthmonitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+)
+
+// answer is what a round learned of a volume. The zero answer is "nothing": what was known before stands. A call that failed
+// is no recovery: KEP-1432, Reconciliation contract.
+type answer struct {
+	conditions []v1.VolumeHealthCondition
+	whole      bool // the conditions are all there are; otherwise they add to what was known
+}
+
+// over returns what is known now, if held was before.
+func (a answer) over(held []v1.VolumeHealthCondition) []v1.VolumeHealthCondition {
+	if a.whole {
+		return a.conditions
+	}
+	return normal(slices.Concat(held, a.conditions))
+}
+
+// ask returns what it learned by volume ID. It may learn something and fail too: with an error, the list failed, and each
+// volume was asked for.
+func (m *Monitor) ask(ctx context.Context, targets map[string][]target) (map[string]answer, error) {
+	if !m.lists {
+		return m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets))), nil
+	}
+	found, err := m.list(ctx, targets)
+	if err != nil {
+		m.metrics.listFailures.WithLabelValues(status.Code(err).String()).Inc()
+		err = fmt.Errorf("list the health of all volumes, so each is asked for: %w", err)
+		return m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets))), err
+	}
+	maps.Copy(found, m.askEach(ctx, targets, m.absent(targets, found)))
+	return found, nil
+}
+
+// absent returns the volumes that weren't well and aren't in a list any more, and takes all others that aren't in it for
+// healthy. A list that is paged may miss a volume, so only the volume's own answer says that it recovered: CSI spec v1.13,
+// ControllerListVolumeHealth, and why that needs GET_VOLUME_HEALTH.
+func (m *Monitor) absent(targets map[string][]target, found map[string]answer) []string {
+	var ids []string
+	for id, ts := range targets {
+		if _, ok := found[id]; ok {
+			continue
+		}
+		if slices.ContainsFunc(ts, func(t target) bool { return len(m.memoryOf(t.claim).held) > 0 }) {
+			ids = append(ids, id)
+			continue
+		}
+		found[id] = answer{whole: true}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Bounds for a driver whose paging never ends.
+const (
+	listTries = 3
+	maxPages  = 10_000
+)
+
+var errToken = errors.New("a paging token went bad")
+
+// list asks for all volumes that aren't well, and from the start again when a token goes bad.
+func (m *Monitor) list(ctx context.Context, wanted map[string][]target) (found map[string]answer, err error) {
+	for range listTries {
+		if found, err = m.pages(ctx, wanted); !errors.Is(err, errToken) {
+			break
+		}
+	}
+	return found, err
+}
+
+// pages lists once. Of a volume that comes twice, the later entry counts: it is newer.
+func (m *Monitor) pages(ctx context.Context, wanted map[string][]target) (map[string]answer, error) {
+	found, seen, token := map[string]answer{}, map[string]bool{}, ""
+	for {
+		resp, err := m.page(ctx, token)
+		switch {
+		case err != nil && token != "" && status.Code(err) == codes.Aborted:
+			return nil, fmt.Errorf("%w: %w", errToken, err)
+		case err != nil:
+			return nil, err
+		}
+		m.take(resp.GetEntries(), wanted, found)
+		if token = resp.GetNextToken(); token == "" {
+			return found, nil
+		}
+		if seen[token] || len(seen) >= maxPages {
+			return nil, fmt.Errorf("no end after %d pages: the driver repeats a paging token, or has ever new ones", len(seen)+1)
+		}
+		seen[token] = true
+	}
+}
+
+func (m *Monitor) page(ctx context.Context, token string) (*csi.ControllerListVolumeHealthResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	return m.csi.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{MaxEntries: int32(m.PageSize), StartingToken: token})
+}
+
+// take keeps the entries of volumes that somebody claims. All others aren't ours to report, and would only cost memory.
+func (m *Monitor) take(entries []*csi.VolumeHealth, wanted map[string][]target, found map[string]answer) {
+	for _, e := range entries {
+		if _, ok := wanted[e.GetVolumeId()]; ok {
+			found[e.GetVolumeId()] = m.said(e)
+		}
+	}
+}
+
+// said is the answer in what the driver says of a volume.
+func (m *Monitor) said(h *csi.VolumeHealth) answer {
+	known, unknown := conditions(h)
+	m.metrics.unknown.Add(float64(unknown))
+	return answer{conditions: known, whole: true}
+}
+
+// inquiry asks for volumes one by one.
+type inquiry struct {
+	*Monitor
+	targets map[string][]target
+	alive   func() bool // whether the driver itself is there; it is asked once a round at most
+	giveUp  context.CancelFunc
+
+	mu      sync.Mutex
+	answers map[string]answer
+	trouble map[string]trouble // for the next round
+}
+
+// askEach asks for the volumes one by one, some at a time.
+func (m *Monitor) askEach(ctx context.Context, targets map[string][]target, ids []string) map[string]answer {
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	q := &inquiry{
+		Monitor: m, targets: targets, alive: sync.OnceValue(func() bool { return m.probe(ctx) }), giveUp: giveUp,
+		answers: map[string]answer{}, trouble: map[string]trouble{},
+	}
+	var group errgroup.Group
+	group.SetLimit(m.Workers)
+	for _, id := range ids {
+		group.Go(func() error { q.ask(ctx, id); return nil })
+	}
+	_ = group.Wait()
+	m.trouble = q.trouble // of those that weren't asked for nothing is left: the list had them, or they are gone
+	return q.answers
+}
+
+// probe reports whether the driver answers at all.
+func (m *Monitor) probe(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	_, err := m.identity.Probe(ctx, &csi.ProbeRequest{})
+	return err == nil
+}
+
+// ask asks for one volume, unless it is to wait or the driver is away.
+func (q *inquiry) ask(ctx context.Context, id string) {
+	if before := q.Monitor.trouble[id]; q.now().Before(before.again) {
+		q.keep(id, answer{}, before)
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	h, err := q.get(ctx, id)
+	if err != nil {
+		q.metrics.getFailures.WithLabelValues(status.Code(err).String()).Inc()
+		q.failed(id, err)
+		return
+	}
+	q.keep(id, q.said(h), trouble{})
+}
+
+// get returns a volume's health. An answer without it, or for another volume, is a failure and not a clean bill.
+func (m *Monitor) get(ctx context.Context, id string) (*csi.VolumeHealth, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
+	defer cancel()
+	resp, err := m.csi.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+	if err != nil {
+		return nil, err
+	}
+	if h := resp.GetVolumeHealth(); h.GetVolumeId() != id {
+		return nil, fmt.Errorf("asked for volume %q, the driver answered for %q", id, printable(h.GetVolumeId(), 128))
+	}
+	return resp.GetVolumeHealth(), nil
+}
+
+func (q *inquiry) keep(id string, a answer, t trouble) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.answers[id] = a
+	if t.times > 0 {
+		q.trouble[id] = t
+	}
+}
+
+// trouble is how often in a row a volume couldn't be asked for.
+type trouble struct {
+	reason string // of the condition it becomes
+	times  int
+	again  time.Time // not to ask before
+}
+
+// Reasons of conditions that aren't the driver's words.
+const (
+	reasonNoAnswer = "NoAnswer"
+	reasonNotFound = "VolumeNotFound"
+)
+
+// twice is how many rounds in a row a volume must fail before it is reported: a driver, or a node behind it, that is just
+// being restarted makes no claim inaccessible, and a volume may be deleted between the cache's word and the driver's.
+const twice = 2
+
+// failed judges a call that failed for one volume. What it doesn't know leaves everything as it was.
+func (q *inquiry) failed(id string, err error) {
+	reason, words := "", ""
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		if !q.alive() {
+			q.giveUp() // nobody is there to ask, which says nothing of any volume
+			return
+		}
+		reason, words = reasonNoAnswer, "the CSI driver works, but has no answer for this volume, as if its node or storage were away: "
+	case codes.NotFound:
+		if slices.ContainsFunc(q.targets[id], target.deleting) {
+			return // so it should be
+		}
+		reason, words = reasonNotFound, "to the CSI driver there is no such volume: it was deleted outside of Kubernetes, or the PV's volumeHandle is wrong: "
+	default:
+		return
+	}
+	t := q.again(id, reason)
+	if t.times < twice {
+		q.keep(id, answer{}, t)
+		return
+	}
+	// Not DATA_LOSS for a volume that isn't found: that data is lost for good is the driver's to say, which has a status for
+	// it. A wrong handle or a root that isn't mounted looks the same from here, and people act on DataLoss.
+	q.keep(id, answer{conditions: []v1.VolumeHealthCondition{condition(v1.VolumeHealthInaccessible, reason, words+status.Convert(err).Message())}}, t)
+}
+
+// again counts one more failure. A volume that isn't found is asked for less and less often: CSI spec v1.13,
+// ControllerGetVolumeHealth Errors.
+func (q *inquiry) again(id, reason string) trouble {
+	t := q.Monitor.trouble[id]
+	if t.reason != reason {
+		t = trouble{reason: reason}
+	}
+	t.times++
+	if reason == reasonNotFound {
+		t.again = q.now().Add(min(q.GetInterval<<min(t.times-1, 10), maxPause))
+	}
+	return t
+}
+
+// maxPause is how long a volume that came back after it wasn't found may be called inaccessible, and a round more.
+const maxPause = 15 * time.Minute

@@ -1,0 +1,92 @@
+package healthmonitor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// Reasons of events. The first two are those of upstream's monitor until 0.18, and in people's alerts.
+const (
+	eventAbnormal = "VolumeConditionAbnormal"
+	eventNormal   = "VolumeConditionNormal"
+	eventImproved = "VolumeConditionImproved" // something is over, something else isn't
+)
+
+// tell makes events of a change, on the claim and on the pods that use it. A message that changed is none. What was said
+// before a restart is known from the claim's status; where the API server keeps none, it is said once more.
+func (m *Monitor) tell(c *v1.PersistentVolumeClaim, before, after []v1.VolumeHealthCondition) {
+	pods := m.users(c)
+	if came := minus(after, before); len(came) > 0 { // one event for all: a recorder drops what comes too often
+		m.event(c, pods, v1.EventTypeWarning, eventAbnormal, list(came, "; ", phrase))
+	}
+	gone := minus(before, after)
+	switch {
+	case len(gone) == 0:
+	case len(after) == 0:
+		m.event(c, pods, v1.EventTypeNormal, eventNormal, "the volume is healthy again, no longer "+list(gone, ", ", name))
+	default:
+		m.event(c, pods, v1.EventTypeNormal, eventImproved, fmt.Sprintf("no longer %s, but still %s", list(gone, ", ", name), list(after, ", ", name)))
+	}
+}
+
+// event makes one on a claim and on pods. The limit is that of events.k8s.io/v1, where they can be read, too.
+func (m *Monitor) event(c *v1.PersistentVolumeClaim, pods []*v1.Pod, kind, reason, words string) {
+	m.Recorder.Event(c, kind, reason, cut(words, maxMessage))
+	for _, p := range pods {
+		m.Recorder.Event(reference(p), kind, reason, cut(fmt.Sprintf("volume of claim %s: %s", c.Name, words), maxMessage))
+	}
+}
+
+// reference is what an event says of a pod, and all that it may read of one: the shared cache keeps little of them.
+func reference(p *v1.Pod) *v1.ObjectReference {
+	return &v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion}
+}
+
+// phrase is a condition in one line.
+func phrase(c v1.VolumeHealthCondition) string {
+	if c.Message == "" {
+		return name(c)
+	}
+	return name(c) + ": " + c.Message
+}
+
+func name(c v1.VolumeHealthCondition) string { return fmt.Sprintf("%s (%s)", c.Status, c.Reason) }
+
+// list puts conditions in a row, the worst first.
+func list(all []v1.VolumeHealthCondition, between string, say func(v1.VolumeHealthCondition) string) string {
+	var words []string
+	for _, c := range all {
+		words = append(words, say(c))
+	}
+	return strings.Join(words, between)
+}
+
+// users returns the pods that use a claim and aren't done, or none if nobody watches pods.
+func (m *Monitor) users(c *v1.PersistentVolumeClaim) []*v1.Pod {
+	if m.pods == nil {
+		return nil
+	}
+	all, _ := m.pods.Pods(c.Namespace).List(labels.Everything()) // a cache has no errors
+	return slices.DeleteFunc(slices.Clone(all), func(p *v1.Pod) bool {
+		return p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed || !uses(p, c)
+	})
+}
+
+// uses reports whether a pod uses a claim by name, or the claim was made for its generic ephemeral volume.
+func uses(p *v1.Pod, c *v1.PersistentVolumeClaim) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v v1.Volume) bool {
+		switch {
+		case v.PersistentVolumeClaim != nil:
+			return v.PersistentVolumeClaim.ClaimName == c.Name
+		case v.Ephemeral != nil:
+			owner := metav1.GetControllerOf(c)
+			return p.Name+"-"+v.Name == c.Name && owner != nil && owner.UID == p.UID
+		}
+		return false
+	})
+}

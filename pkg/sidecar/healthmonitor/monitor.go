@@ -1,0 +1,192 @@
+// Package healthmonitor asks a CSI driver's controller side how its volumes are, and says so where people look: in the status
+// of the PersistentVolumeClaim, in events on it and on the pods that use it, and in metrics. The node side is the kubelet's.
+// KEP-1432 as of Kubernetes 1.37; CSI spec v1.13, ControllerListVolumeHealth and ControllerGetVolumeHealth.
+package healthmonitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/rpc"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/pkg/sidecar"
+)
+
+// Options are what an operator may change.
+type Options struct {
+	// ListInterval is the time from the end of a round to the next one, as long as lists succeed.
+	ListInterval time.Duration
+	// GetInterval is the same for rounds in which each volume had to be asked for.
+	GetInterval time.Duration
+	// Timeout is for one call to the driver.
+	Timeout time.Duration
+	// Workers is how many volumes are asked for, and how many claims are written, at a time.
+	Workers int
+	// PageSize is how many volumes a page of a list may have; 0 leaves it to the driver.
+	PageSize int
+	// PodEvents adds events on the pods that use a volume. It costs a cache of all pods.
+	PodEvents bool
+}
+
+// Config is what a Monitor is made of.
+type Config struct {
+	Options
+	// Driver is the name in spec.csi.driver of the volumes to look at. All others are left alone, migrated ones in them.
+	Driver       string
+	Capabilities rpc.ControllerCapabilitySet
+	Conn         grpc.ClientConnInterface
+	Client       kubernetes.Interface
+	// Informers are asked for, and must be started by the caller after NewMonitor.
+	Informers informers.SharedInformerFactory
+	Recorder  record.EventRecorder
+	// Register takes the collectors to measure with.
+	Register func(...prometheus.Collector)
+}
+
+// Monitor looks at the volumes of one driver, round after round.
+type Monitor struct {
+	Config
+	lists    bool
+	csi      csi.ControllerClient
+	identity csi.IdentityClient
+	volumes  corelisters.PersistentVolumeLister
+	claims   corelisters.PersistentVolumeClaimLister
+	pods     corelisters.PodLister // nil without PodEvents
+	synced   []cache.InformerSynced
+	metrics  *metrics
+	field    field
+	now      func() time.Time
+
+	// What follows is one round's after another, and only touched by it.
+	trouble  map[string]trouble    // by volume ID
+	memories map[types.UID]*memory // by claim: those that aren't well, and those whose recovery the cache doesn't show yet
+}
+
+// supported returns sidecar.ErrNotSupported if the driver can't say how its volumes are.
+func supported(driver string, can rpc.ControllerCapabilitySet) error {
+	if can[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH] || can[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH] {
+		return nil
+	}
+	return fmt.Errorf("%w: %s has neither LIST_VOLUME_HEALTH nor GET_VOLUME_HEALTH among its controller capabilities, so it can't say how its volumes are", sidecar.ErrNotSupported, driver)
+}
+
+// NewMonitor makes a monitor and asks the factory for what it watches. Errors: see supported.
+func NewMonitor(c Config) (*Monitor, error) {
+	if err := supported(c.Driver, c.Capabilities); err != nil {
+		return nil, err
+	}
+	m := &Monitor{
+		Config: c, lists: c.Capabilities[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH],
+		csi: csi.NewControllerClient(c.Conn), identity: csi.NewIdentityClient(c.Conn), metrics: newMetrics(c.Driver), now: time.Now,
+	}
+	c.Register(m.metrics.collectors()...)
+	m.watch()
+	return m, nil
+}
+
+func (m *Monitor) watch() {
+	core := m.Informers.Core().V1()
+	m.volumes, m.claims = core.PersistentVolumes().Lister(), core.PersistentVolumeClaims().Lister()
+	m.synced = []cache.InformerSynced{core.PersistentVolumes().Informer().HasSynced, core.PersistentVolumeClaims().Informer().HasSynced}
+	if m.PodEvents {
+		m.pods = core.Pods().Lister()
+		m.synced = append(m.synced, core.Pods().Informer().HasSynced)
+	}
+}
+
+// Run looks at the volumes until ctx is done, and returns nil when all it started has ended.
+func (m *Monitor) Run(ctx context.Context) error {
+	if !cache.WaitForCacheSync(ctx.Done(), m.synced...) {
+		return nil // it ends only with ctx
+	}
+	for {
+		wait, err := m.round(ctx)
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(errors.New(printable(err.Error(), maxMessage)), "A round of volume health had failures")
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// round asks for all volumes, says what is new, and returns how long to wait until the next one. Its error is for the log:
+// everything that failed is tried again in the next round.
+func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
+	start := m.now()
+	targets, err := m.targets()
+	if err != nil {
+		return m.GetInterval, err
+	}
+	answers, err := m.ask(ctx, targets)
+	if ctx.Err() != nil {
+		return 0, ctx.Err() // nobody could write what came in so far, so nobody is told it, either
+	}
+	wait := m.GetInterval
+	if m.lists && err == nil {
+		wait = m.ListInterval
+	}
+	err = errors.Join(err, m.settle(ctx, targets, answers))
+	m.metrics.round(m.now().Sub(start), m.now(), m.memories)
+	return wait, err
+}
+
+// target is a volume, and the claim that it is bound to.
+type target struct {
+	volume *v1.PersistentVolume
+	claim  *v1.PersistentVolumeClaim
+}
+
+// deleting reports whether one of the two is on its way out, so that its volume may be gone.
+func (t target) deleting() bool {
+	return t.volume.DeletionTimestamp != nil || t.claim.DeletionTimestamp != nil
+}
+
+// targets returns this driver's volumes that are bound, by volume ID: several PVs may share one.
+func (m *Monitor) targets() (map[string][]target, error) {
+	volumes, err := m.volumes.List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("read PVs from the cache: %w", err)
+	}
+	targets := map[string][]target{}
+	for _, v := range volumes {
+		if v.Spec.CSI == nil || v.Spec.CSI.Driver != m.Driver {
+			continue
+		}
+		if c := m.claimOf(v); c != nil {
+			id := v.Spec.CSI.VolumeHandle
+			targets[id] = append(targets[id], target{v, c})
+		}
+	}
+	return targets, nil
+}
+
+// claimOf returns the claim that v is bound to, or nil. Another claim may have come under the name of one that is gone, and a
+// claim's word is needed too: a PV names the claim it is reserved for before the two are bound.
+func (m *Monitor) claimOf(v *v1.PersistentVolume) *v1.PersistentVolumeClaim {
+	ref := v.Spec.ClaimRef
+	if ref == nil {
+		return nil
+	}
+	c, err := m.claims.PersistentVolumeClaims(ref.Namespace).Get(ref.Name)
+	if err != nil || c.UID != ref.UID || c.Spec.VolumeName != v.Name {
+		return nil
+	}
+	return c
+}
