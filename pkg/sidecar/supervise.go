@@ -247,8 +247,8 @@ func (s *supervisor) know(env *Env, parts []*Part) error {
 
 // buildOne builds a part, or notes that the driver has no use for it.
 func (s *supervisor) buildOne(env *Env, p *Part) error {
-	var err error
-	p.runner, err = p.Build(s.work, env)
+	runner, err := p.Build(s.work, env)
+	p.built(runner)
 	switch {
 	case errors.Is(err, ErrNotSupported):
 		klog.FromContext(s.work).Info("Controller is skipped", "name", p.Name(), "reason", err.Error())
