@@ -8,6 +8,7 @@ import (
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 	"github.com/causeway-csi/causeway/pkg/sidecar/attacher"
+	"github.com/causeway-csi/causeway/pkg/sidecar/healthmonitor"
 	"github.com/causeway-csi/causeway/pkg/sidecar/kube"
 	"github.com/causeway-csi/causeway/pkg/sidecar/livenessprobe"
 	"github.com/causeway-csi/causeway/pkg/sidecar/provisioner"
@@ -39,6 +40,7 @@ func command() *sidecar.Command {
 			resizer.New(cluster),
 			snapshotter.New(cluster),
 			snapshotcontroller.New(cluster),
+			healthmonitor.New(cluster),
 			livenessprobe.New(),
 			registrar.New(),
 		},

@@ -41,12 +41,18 @@ func (g Goal) met(figure float64) bool {
 func Row(what string, figure float64, unit string, asked ...Goal) {
 	text := ""
 	for _, g := range asked {
-		text += fmt.Sprintf("asked: %s %v ", g.word, g.limit)
-		if !g.met(figure) {
-			text += "MISSED "
-		}
+		text += "asked: " + g.Judge(figure) + " "
 	}
 	fmt.Printf("  %-68s %9.2f %-6s %s\n", what, figure, unit, strings.TrimSpace(text))
+}
+
+// Judge says what is asked of a figure, and whether it was missed.
+func (g Goal) Judge(figure float64) string {
+	text := fmt.Sprintf("%s %v", g.word, g.limit)
+	if !g.met(figure) {
+		text += " MISSED"
+	}
+	return text
 }
 
 // Sample is how long each of many calls took, and all of them together.

@@ -92,9 +92,8 @@ func (c *controller) Build(_ context.Context, e *sidecar.Env) (sidecar.Runner, e
 	}), nil
 }
 
-// Rules are what the monitor may do. Secrets aren't among it: Kubernetes has no place to name those of a health call, so none
-// are sent.
-func (c *controller) Rules() []rbacv1.PolicyRule {
+// Rules is kube.Ruled's. Secrets aren't among them: Kubernetes has no place to name those of a health call, so none are sent.
+func (c *controller) Rules(kube.Rights) kube.Rules {
 	read := []string{"get", "list", "watch"}
 	rules := []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: read},
@@ -104,5 +103,5 @@ func (c *controller) Rules() []rbacv1.PolicyRule {
 	if c.options.PodEvents {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read})
 	}
-	return rules
+	return kube.Rules{Cluster: rules}
 }

@@ -9,6 +9,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
+	"github.com/causeway-csi/causeway/pkg/sidecar/kube"
 )
 
 func TestADriverWithoutHealthIsLeftOut(t *testing.T) {
@@ -54,7 +55,7 @@ func TestValidate(t *testing.T) {
 func TestPodsAreOnlyReadForTheirEvents(t *testing.T) {
 	for _, events := range []bool{true, false} {
 		it := &controller{options: Options{PodEvents: events}}
-		pods := slices.ContainsFunc(it.Rules(), func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods") })
+		pods := slices.ContainsFunc(it.Rules(kube.Rights{}).Cluster, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods") })
 		if pods != events {
 			t.Errorf("with pod events %v, rules for pods: %v", events, pods)
 		}

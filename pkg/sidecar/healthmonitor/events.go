@@ -8,7 +8,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // Reasons of events. The first two are those of upstream's monitor until 0.18, and in people's alerts.
@@ -22,29 +21,30 @@ const (
 // before a restart is known from the claim's status; where the API server keeps none, it is said once more.
 func (m *Monitor) tell(c *v1.PersistentVolumeClaim, before, after []v1.VolumeHealthCondition) {
 	pods := m.users(c)
-	for _, came := range minus(after, before) {
-		m.event(c, pods, v1.EventTypeWarning, eventAbnormal, phrase(came))
+	if came := minus(after, before); len(came) > 0 { // one event for all: a recorder drops what comes too often
+		m.event(c, pods, v1.EventTypeWarning, eventAbnormal, list(came, "; ", phrase))
 	}
 	gone := minus(before, after)
 	switch {
 	case len(gone) == 0:
 	case len(after) == 0:
-		m.event(c, pods, v1.EventTypeNormal, eventNormal, "the volume is healthy again, no longer "+names(gone))
+		m.event(c, pods, v1.EventTypeNormal, eventNormal, "the volume is healthy again, no longer "+list(gone, ", ", name))
 	default:
-		m.event(c, pods, v1.EventTypeNormal, eventImproved, fmt.Sprintf("no longer %s, but still %s", names(gone), names(after)))
+		m.event(c, pods, v1.EventTypeNormal, eventImproved, fmt.Sprintf("no longer %s, but still %s", list(gone, ", ", name), list(after, ", ", name)))
 	}
 }
 
+// event makes one on a claim and on pods. The limit is that of events.k8s.io/v1, where they can be read, too.
 func (m *Monitor) event(c *v1.PersistentVolumeClaim, pods []*v1.Pod, kind, reason, words string) {
-	m.say(c, kind, reason, words)
+	m.Recorder.Event(c, kind, reason, cut(words, maxMessage))
 	for _, p := range pods {
-		m.say(p, kind, reason, fmt.Sprintf("volume of claim %s: %s", c.Name, words))
+		m.Recorder.Event(reference(p), kind, reason, cut(fmt.Sprintf("volume of claim %s: %s", c.Name, words), maxMessage))
 	}
 }
 
-// say makes one event. Its limit is that of events.k8s.io/v1, into which the API server turns them.
-func (m *Monitor) say(o runtime.Object, kind, reason, words string) {
-	m.Recorder.Event(o, kind, reason, cut(words, maxMessage))
+// reference is what an event says of a pod, and all that it may read of one: the shared cache keeps little of them.
+func reference(p *v1.Pod) *v1.ObjectReference {
+	return &v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion}
 }
 
 // phrase is a condition in one line.
@@ -57,12 +57,13 @@ func phrase(c v1.VolumeHealthCondition) string {
 
 func name(c v1.VolumeHealthCondition) string { return fmt.Sprintf("%s (%s)", c.Status, c.Reason) }
 
-func names(list []v1.VolumeHealthCondition) string {
-	var all []string
-	for _, c := range list {
-		all = append(all, name(c))
+// list puts conditions in a row, the worst first.
+func list(all []v1.VolumeHealthCondition, between string, say func(v1.VolumeHealthCondition) string) string {
+	var words []string
+	for _, c := range all {
+		words = append(words, say(c))
 	}
-	return strings.Join(all, ", ")
+	return strings.Join(words, between)
 }
 
 // users returns the pods that use a claim and aren't done, or none if nobody watches pods.
@@ -83,7 +84,8 @@ func uses(p *v1.Pod, c *v1.PersistentVolumeClaim) bool {
 		case v.PersistentVolumeClaim != nil:
 			return v.PersistentVolumeClaim.ClaimName == c.Name
 		case v.Ephemeral != nil:
-			return p.Name+"-"+v.Name == c.Name && metav1.IsControlledBy(c, p)
+			owner := metav1.GetControllerOf(c)
+			return p.Name+"-"+v.Name == c.Name && owner != nil && owner.UID == p.UID
 		}
 		return false
 	})

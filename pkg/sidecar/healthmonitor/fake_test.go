@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -30,9 +29,12 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	apitypes "k8s.io/apimachinery/pkg/types"
+	fieldpath "k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
+	objectref "k8s.io/client-go/tools/reference"
 )
 
 const driverName = "health.csi.example.com"
@@ -242,7 +244,8 @@ func merge(c *v1.PersistentVolumeClaim, p clienttesting.PatchAction) error {
 		return err
 	}
 	if body.Metadata.UID != c.UID {
-		return apierrors.NewConflict(v1.Resource("persistentvolumeclaims"), c.Name, errors.New("UID in precondition"))
+		return apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("PersistentVolumeClaim").GroupKind(), c.Name,
+			fieldpath.ErrorList{fieldpath.Invalid(fieldpath.NewPath("metadata", "uid"), body.Metadata.UID, "field is immutable")})
 	}
 	c.Status.HealthStatus = body.Status.HealthStatus
 	return validate(c.Status.HealthStatus)
@@ -293,8 +296,11 @@ func (e *events) Event(o runtime.Object, kind, reason, message string) {
 	if len(message) > 1024 || !utf8.ValidString(message) || strings.ContainsAny(message, "\n\x1b") {
 		message = "what no event may have"
 	}
-	m := o.(metav1.Object)
-	e.lines = append(e.lines, fmt.Sprintf("%s %s %s: %s", kind, reason, strings.TrimPrefix(fmt.Sprintf("%T ", o), "*v1.")+m.GetName(), message))
+	about, err := objectref.GetReference(scheme.Scheme, o)
+	if err != nil || about.UID == "" {
+		message = fmt.Sprintf("about nothing: %v", err)
+	}
+	e.lines = append(e.lines, fmt.Sprintf("%s %s %s %s: %s", kind, reason, about.Kind, about.Name, message))
 }
 
 func (e *events) Eventf(o runtime.Object, kind, reason, format string, args ...any) {

@@ -82,9 +82,10 @@ func (h *harness) since(claim string) metav1.Time {
 }
 
 func TestTwoReasonsOfOneStatusAreTwoConditions(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", ""), degraded("Full", ""), degraded("Full", "again")}}))
+	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", "9 s"), degraded("Full", ""), degraded("Full", "again")}}))
 	h.look()
-	h.wants("status", h.health("claim-a"), "Degraded(Full)", "Degraded(Slow)")
+	h.wants("status", h.health("claim-a"), "Degraded(Full)", "Degraded(Slow) 9 s")
+	h.wants("one event", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Full); Degraded (Slow): 9 s")
 }
 
 func TestAMessageAloneIsWrittenSeldomAndNeverToldAgain(t *testing.T) {

@@ -120,8 +120,12 @@ func (m *Monitor) learn(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	if c.Status.HealthStatus != nil || len(r.held) == 0 {
 		return
 	}
-	if m.field.learn(kept, m.now()) {
-		klog.FromContext(ctx).Info("Whether the API server keeps status.healthStatus of claims (feature gate CSIVolumeHealth); events and metrics say the same anyway", "keeps", kept, "nextTry", fieldRetry)
+	switch log := klog.FromContext(ctx); {
+	case !m.field.learn(kept, m.now()):
+	case kept:
+		log.Info("The API server keeps status.healthStatus of claims")
+	default:
+		log.Info("The API server drops status.healthStatus of claims: its feature gate CSIVolumeHealth is off, or it is older than 1.37. Events and metrics say the same", "nextTry", fieldRetry)
 	}
 }
 

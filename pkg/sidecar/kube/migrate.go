@@ -174,7 +174,7 @@ func (e *election) guard(ctx context.Context, client kubernetes.Interface, l lea
 			continue // the API server is away; the election itself watches for how long
 		}
 		if busy != nil {
-			return fmt.Errorf("%s has taken the lease %s: an old sidecar does the same work again. This process ends, and a new one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+			return fmt.Errorf("%s has taken the lease %s: which is for the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
 	"github.com/causeway-csi/causeway/pkg/driver"
@@ -29,10 +30,10 @@ type Driver struct {
 	Socket  string
 	Storage *memory.Backend
 
-	topology bool
-	dir      string
-	stop     context.CancelFunc
-	ended    chan error
+	adapt func(answer proto.Message)
+	dir   string
+	stop  context.CancelFunc
+	ended chan error
 
 	mu    sync.Mutex
 	calls []Call
@@ -54,11 +55,26 @@ type DriverOptions struct {
 	Name     string   // default memory.csi.causeway.dev
 	Nodes    []string // that volumes can be attached to
 	Topology bool     // say that volumes aren't everywhere, so that sidecars watch nodes
+	// Adapt changes answers, each of which is a copy of its own: a driver that can do less than ours, for example.
+	Adapt func(answer proto.Message)
+}
+
+// adapter is Adapt after what the other options ask of answers.
+func (o DriverOptions) adapter() func(proto.Message) {
+	return func(answer proto.Message) {
+		if r, ok := answer.(*csi.GetPluginCapabilitiesResponse); ok && o.Topology {
+			r.Capabilities = append(r.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
+				Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}}})
+		}
+		if o.Adapt != nil {
+			o.Adapt(answer)
+		}
+	}
 }
 
 // NewDriver makes storage and serves it in dir, which must exist and have a short name: a socket's is at most 107 bytes.
 func NewDriver(dir string, o DriverOptions) (*Driver, error) {
-	d := &Driver{Name: o.Name, Socket: filepath.Join(dir, "csi.sock"), dir: dir, topology: o.Topology}
+	d := &Driver{Name: o.Name, Socket: filepath.Join(dir, "csi.sock"), dir: dir, adapt: o.adapter()}
 	if d.Name == "" {
 		d.Name = "memory.csi.causeway.dev"
 	}
@@ -144,9 +160,10 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		d.calls[n].End, d.calls[n].Err = time.Now(), err
 	}
 	d.mu.Unlock()
-	if r, ok := answer.(*csi.GetPluginCapabilitiesResponse); ok && d.topology {
-		r.Capabilities = append(r.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
-			Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}}})
+	if m, ok := answer.(proto.Message); ok && err == nil {
+		own := proto.Clone(m) // the driver gives some answers out again
+		d.adapt(own)
+		return own, nil
 	}
 	return answer, err
 }

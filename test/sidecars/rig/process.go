@@ -25,15 +25,16 @@ func Product(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// Build builds a command of the product into dir, and returns its path.
+// Build builds a command of the product into dir, as make build does but without symbols, and returns its path.
 func Build(ctx context.Context, dir, command string) (string, error) {
 	product, err := Product(ctx)
 	if err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, command)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "./cmd/"+command)
-	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", path, "./cmd/"+command)
+	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir) // for what an interrupted build leaves
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }              // it then ends its compilers, too
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building %s: %w: %s", command, err, out)
 	}

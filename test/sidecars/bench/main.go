@@ -1,0 +1,81 @@
+// Command bench measures csi-sidecars beside upstream's binaries, whose place it takes: on one API server that is as full as a
+// cluster of 500 nodes makes it, before one driver, in one run. docs/benchmarks.md has what came of it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// options are the flags.
+type options struct {
+	rounds, claims, percent int
+	idle, window            time.Duration
+	only                    string
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 3, "how often provisioning is timed, each way in turn; medians are printed")
+	flag.IntVar(&o.claims, "claims", 200, "how many claims are provisioned in a round")
+	flag.IntVar(&o.percent, "percent", 100, "how full the API server is, in `percent` of what the goals are for")
+	flag.DurationVar(&o.idle, "idle", 40*time.Second, "how long after their start processes are looked at")
+	flag.DurationVar(&o.window, "window", 30*time.Second, "how long requests are counted")
+	flag.StringVar(&o.only, "only", "", "measure only the part of this `name`: size, idle, default (provisioning with upstream's limits), fast (with higher ones) or node")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// run makes all that is needed, measures, and removes it again.
+func run(ctx context.Context, o options) (err error) {
+	if o.rounds < 1 || o.claims < 1 || o.percent < 1 {
+		return errors.New("-rounds, -claims and -percent are at least 1")
+	}
+	dir, err := os.MkdirTemp("", "bs-") // a short name, as sockets have it in theirs
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b := &bench{options: o, dir: dir}
+	if b.binaries, err = build(ctx, dir); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	for _, part := range []struct {
+		name    string
+		cluster bool
+		run     func(context.Context) error
+	}{
+		{"size", false, b.sizes},
+		{"idle", true, b.idling},
+		{"default", true, func(ctx context.Context) error { return b.provisioning(ctx, "upstream's limits", nil) }},
+		{"fast", true, func(ctx context.Context) error {
+			return b.provisioning(ctx, "50 requests a second, 100 at once", []string{"--kube-api-qps=50", "--kube-api-burst=100"})
+		}},
+		{"node", false, b.node},
+	} {
+		if o.only != "" && o.only != part.name {
+			continue
+		}
+		if err := b.begin(ctx, part.cluster); err != nil {
+			return err
+		}
+		if err := part.run(ctx); err != nil {
+			b.table.print()
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	b.table.print()
+	return nil
+}
