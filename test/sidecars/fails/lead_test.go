@@ -3,6 +3,8 @@ package fails
 import (
 	"context"
 	"errors"
+	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -117,10 +119,11 @@ func TestADriverThatFinishesForAKilledLeaderMakesNothingTwice(t *testing.T) {
 }
 
 // stopped ends a leader in the middle of its work, and has another finish it.
-func (s *scene) stopped(args ...string) {
+func (s *scene) stopped(before func(*replica), args ...string) {
 	s.Helper()
 	leader, other := s.pair(args...)
 	all := s.load()
+	before(leader)
 	leader.send(syscall.SIGTERM)
 	took := leader.ends(0)
 	s.Logf("the process ended %v after SIGTERM", took.Round(time.Millisecond))
@@ -135,9 +138,15 @@ func (s *scene) stopped(args ...string) {
 	s.settled()
 }
 
-func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) { newScene(t).stopped(works) }
+func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) { newScene(t).stopped(func(*replica) {}, works) }
 
-// Upstream's snapshotter v8.7.0 never ends its workers for groups.
+// Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer.
 func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
-	newScene(t).stopped("--controllers=*")
+	s := newScene(t)
+	s.stopped(func(leader *replica) {
+		leader.says("Starting CSI snapshotter")
+		if body := leader.answers("/metrics", http.StatusOK); !strings.Contains(body, "csi-snapshotter-groupsnapshotcontent") {
+			t.Error("groups aren't worked on")
+		}
+	}, "--controllers=*")
 }
