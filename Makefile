@@ -3,15 +3,15 @@ GO ?= ./hack/go
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
 # Tests wait for disks as much as they compute: one package more than there are cores keeps those busy.
 PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
-# Without gRPC's page of traces nothing looks up methods by name at run time, so the linker leaves out all that nobody calls: of
-# csi-sidecars' 70 MB that is 30.
-TAGS = grpcnotrace
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Modules of their own, so that the product's go.mod stays small. Their tests run on Linux.
 MODULES = test/cluster test/sidecars
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
 SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
+
+# gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
+TAGS = grpcnotrace
 
 .PHONY: help demo test crash test-vm test-sidecars build bench bench-router bench-sidecars own-driver generate generate-flags fuzz vet lint
 help: ## list the targets
@@ -27,8 +27,8 @@ test-vm: ## run the tests that need another kernel, such as one with project quo
 test-sidecars: ## run csi-sidecars before a real API server, which is built once (10 minutes, cold)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager
 	set -e; for m in $(MODULES); do $(GO) -C $$m test -timeout 20m ./...; done
-build: ## build the driver into bin/
-	$(GO) build -trimpath -tags $(TAGS) -o bin/ ./cmd/...
+build: ## build the driver and the sidecars into bin/
+	$(GO) build -trimpath -ldflags='-s -w' -tags $(TAGS) -o bin/ ./cmd/...
 bench: ## measure the driver beside the old way: docs/benchmarks.md
 	@$(GO) run ./test/bench
 bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md

@@ -102,6 +102,12 @@ func (c *Command) parse(args []string) ([]Controller, error) {
 	return on, c.validate(on)
 }
 
+// Check reports what is wrong with a command line, without running anything. A command is for one command line only.
+func (c *Command) Check(args []string) error {
+	_, err := c.parse(args)
+	return err
+}
+
 // declare fills the table, once.
 func (c *Command) declare() {
 	if len(c.table.entries) > 0 {

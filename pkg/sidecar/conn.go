@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 )
@@ -48,6 +49,8 @@ type calls struct {
 	label   func(ctx context.Context) string // of migration
 	leads   func() error                     // an error is the answer to all calls that only a leader makes
 	maxLog  int                              // letters of an answer in the log; none if not positive
+	// answered says that the driver has, since a connection broke last.
+	answered atomic.Bool
 }
 
 // newCalls makes upstream's histogram of CSI calls, with the controller as one more label. migrated may be nil.
@@ -84,6 +87,9 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 	if loud.Enabled() {
 		loud.Info("GRPC response", "method", method, "response", c.cut(protosanitizer.StripSecrets(reply).String()), "err", err)
 	}
+	if err == nil {
+		c.answered.Store(true)
+	}
 	if info, ok := reply.(*csi.GetPluginInfoResponse); ok && err == nil {
 		c.name(info.GetName())
 	}
@@ -112,7 +118,7 @@ func (c *calls) cut(answer string) string {
 }
 
 // dial returns a connection to the driver's socket, which needn't exist yet. Until ctx is done it is kept up, and lost is
-// called each time it breaks. Calls while it is down fail at once: UNAVAILABLE.
+// called each time one breaks on which the driver has answered. Calls while it is down fail at once: UNAVAILABLE.
 func dial(ctx context.Context, path string, c *calls, lost func()) (*grpc.ClientConn, error) {
 	retry := backoff.DefaultConfig
 	retry.MaxDelay = time.Second
@@ -123,32 +129,42 @@ func dial(ctx context.Context, path string, c *calls, lost func()) (*grpc.Client
 		grpc.WithIdleTimeout(0),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)), // a page of 100,000 volumes is more than 4 MiB
 		grpc.WithUnaryInterceptor(c.intercept),
+		grpc.WithStatsHandler(breaks{ended: func() {
+			if c.answered.Swap(false) && ctx.Err() == nil {
+				lost()
+			}
+		}}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}))
 	if err != nil {
 		return nil, err
 	}
-	go keep(ctx, conn, lost)
+	go keep(ctx, conn)
 	return conn, nil
 }
 
 // keep connects, and connects again, until ctx is done.
-func keep(ctx context.Context, conn *grpc.ClientConn, lost func()) {
+func keep(ctx context.Context, conn *grpc.ClientConn) {
 	defer conn.Close()
-	state := conn.GetState()
 	for ctx.Err() == nil {
+		state := conn.GetState()
 		if state == connectivity.Idle {
 			conn.Connect()
 		}
-		was := state
-		if !conn.WaitForStateChange(ctx, state) {
-			return
-		}
-		state = conn.GetState()
-		if was == connectivity.Ready && state != connectivity.Ready {
-			lost()
-		}
+		conn.WaitForStateChange(ctx, state)
+	}
+}
+
+// breaks is told of the end of each connection. Whoever only looks at states can miss a short one.
+type breaks struct{ ended func() }
+
+func (b breaks) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (b breaks) HandleRPC(context.Context, stats.RPCStats)                         {}
+func (b breaks) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (b breaks) HandleConn(_ context.Context, s stats.ConnStats) {
+	if _, over := s.(*stats.ConnEnd); over {
+		b.ended()
 	}
 }
 

@@ -37,6 +37,13 @@ func (p *Part) State() string {
 	return p.state
 }
 
+// built gives the part what runs. Somebody may ask for its health meanwhile.
+func (p *Part) built(r Runner) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.runner = r
+}
+
 // skip notes why a part is left out.
 func (p *Part) skip(why error) {
 	p.mu.Lock()
@@ -47,9 +54,9 @@ func (p *Part) skip(why error) {
 // check is the part's /healthz: what it says itself while it runs, and else what became of it.
 func (p *Part) check(ctx context.Context) (string, error) {
 	p.mu.Lock()
-	state, why, err := p.state, p.why, p.err
+	state, why, err, runner := p.state, p.why, p.err, p.runner
 	p.mu.Unlock()
-	if c, ok := p.runner.(Checker); ok && state == running {
+	if c, ok := runner.(Checker); ok && state == running {
 		err = c.Check(ctx)
 	}
 	if why != "" {

@@ -221,7 +221,13 @@ func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error
 	}
 	s.server.ready("")
 	if len(elected) > 0 {
-		group.Go(func() error { return s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start) })
+		group.Go(func() error {
+			err := s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start)
+			if err != nil {
+				s.Fail(err) // the group ends only when the process is told to
+			}
+			return err
+		})
 	}
 	return nil
 }
@@ -241,8 +247,8 @@ func (s *supervisor) know(env *Env, parts []*Part) error {
 
 // buildOne builds a part, or notes that the driver has no use for it.
 func (s *supervisor) buildOne(env *Env, p *Part) error {
-	var err error
-	p.runner, err = p.Build(s.work, env)
+	runner, err := p.Build(s.work, env)
+	p.built(runner)
 	switch {
 	case errors.Is(err, ErrNotSupported):
 		klog.FromContext(s.work).Info("Controller is skipped", "name", p.Name(), "reason", err.Error())

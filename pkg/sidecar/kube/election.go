@@ -80,6 +80,9 @@ func (e *election) validate(on []sidecar.Controller) error {
 	if !slices.ContainsFunc(on, func(k sidecar.Controller) bool { return k.Needs().Cluster }) {
 		return errors.New("--leader-election is set, but no controller that is on is ever elected: take it away")
 	}
+	if e.lease%time.Second != 0 {
+		return fmt.Errorf("--leader-election-lease-duration=%v: leases last whole seconds", e.lease)
+	}
 	const jitter = leaderelection.JitterFactor
 	if e.lease <= e.renew || float64(e.renew) <= jitter*float64(e.retry) || e.retry <= 0 {
 		return fmt.Errorf("--leader-election-lease-duration=%v must be longer than --leader-election-renew-deadline=%v, and that longer than %v times --leader-election-retry-period=%v", e.lease, e.renew, jitter, e.retry)
@@ -137,6 +140,8 @@ type lease struct {
 	parts []*sidecar.Part
 	// others are leases under which somebody else may do this work: in single mode upstream's, else our own single one.
 	others []string
+	// dead are those of others whose holder went away without giving them up: when they were renewed last.
+	dead map[string]metav1.MicroTime
 }
 
 // combined is the name of the one lease.
@@ -187,6 +192,9 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	client := c.Client(electing, unlimited).Kube
+	if _, err := c.election.who(); err != nil { // once, before several ask
+		return err
+	}
 	var group errgroup.Group
 	for _, l := range c.election.leases(driver, parts) {
 		group.Go(func() error {
@@ -249,6 +257,11 @@ func stillRunning(parts []*sidecar.Part) []string {
 
 // under waits for a lease, runs lead while it is held, and gives it up when lead has returned. ErrLost: it was lost meanwhile.
 func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error) error {
+	if e.mode == perController {
+		if l.dead = e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
+			return nil
+		}
+	}
 	lock, quiet, err := e.lock(ctx, client, l.name)
 	if err != nil {
 		return err
@@ -320,11 +333,15 @@ const beyond = 20 * time.Second
 
 func (e *election) elector(name string, lock resourcelock.Interface, then leaderelection.LeaderCallbacks) (*leaderelection.LeaderElector, error) {
 	dog := leaderelection.NewLeaderHealthzAdaptor(beyond)
-	e.dogs.Store(name, dog)
-	return leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name: name, Lock: lock, Callbacks: then, WatchDog: dog, ReleaseOnCancel: true,
 		LeaseDuration: e.lease, RenewDeadline: e.renew, RetryPeriod: e.retry,
 	})
+	if err == nil {
+		dog.SetLeaderElection(elector) // which only client-go's RunOrDie does by itself
+		e.dogs.Store(name, dog)
+	}
+	return elector, err
 }
 
 // check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.

@@ -43,7 +43,7 @@ func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lea
 		return lead(leading)
 	})
 	group.Go(func() error {
-		err := e.guard(leading, client, l.others)
+		err := e.guard(leading, client, l)
 		cancel(err)
 		return err
 	})
@@ -61,7 +61,7 @@ func ignoreEnd(ctx context.Context, err error) error {
 // settle returns when the work under the other leases has ended.
 func (e *election) settle(ctx context.Context, client kubernetes.Interface, l lease) error {
 	if e.mode == perController {
-		return e.awaitFree(ctx, client, l.others)
+		return e.stillFree(ctx, client, l)
 	}
 	done, err := e.migrated(ctx, client, l)
 	if err != nil || done {
@@ -70,59 +70,61 @@ func (e *election) settle(ctx context.Context, client kubernetes.Interface, l le
 	return e.takeOver(ctx, client, l)
 }
 
+// stillFree returns an error if one of the other leases was taken since they were free. To wait for it here, with a lease in
+// hand that its holder may wait for, would be for ever.
+func (e *election) stillFree(ctx context.Context, client kubernetes.Interface, l lease) error {
+	busy, err := e.held(ctx, client, l)
+	if err == nil && busy != nil {
+		err = fmt.Errorf("%s has the lease %s. This process ends, and a new one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+	}
+	return err
+}
+
 // migrated reports whether the lease is noted, and no old one has a holder since.
 func (e *election) migrated(ctx context.Context, client kubernetes.Interface, l lease) (bool, error) {
 	own, err := e.get(ctx, client, l.name)
 	if err != nil || own.Annotations[migrationKey] != migrationDone {
 		return false, err
 	}
-	busy, err := e.held(ctx, client, l.others)
+	busy, err := e.held(ctx, client, l)
 	return busy == nil, err
 }
 
 // takeOver takes all old leases, notes it, and gives them up. It waits for as long as somebody has one: to end instead would
 // never let a Deployment's new pod become ready beside the old one.
 func (e *election) takeOver(ctx context.Context, client kubernetes.Interface, l lease) error {
-	holding, giveUp := context.WithCancel(ctx)
+	log := klog.FromContext(ctx)
+	until, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	holders, kept := errgroup.WithContext(holding) // kept is done when one is lost, too
+	holders, holding := errgroup.WithContext(until)
 	taken := make(chan struct{}, len(l.others))
 	for _, name := range l.others {
-		klog.FromContext(ctx).Info("Taking the lease that upstream's sidecar has, or had", "lease", name)
-		holders.Go(func() error { return e.hold(kept, client, name, taken) })
+		log.Info("Taking the lease that upstream's sidecar has, or had", "lease", name)
+		holders.Go(func() error { return e.hold(holding, client, name, taken) })
 	}
-	for range l.others {
-		if !e.awaitTaken(kept, client, l.others, taken) {
+	say := time.NewTicker(e.lease)
+	defer say.Stop()
+	for n := 0; n < len(l.others); {
+		select {
+		case <-taken:
+			n++
+		case <-say.C:
+			if busy, err := e.held(ctx, client, l); err == nil && busy != nil {
+				log.Info("Waiting for an old sidecar to end: two must not do the same work", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+			}
+		case <-holding.Done(): // told to end, or one of them was lost
 			return holders.Wait()
 		}
 	}
-	err := e.note(kept, client, l.name)
+	err := e.note(ctx, client, l.name)
 	giveUp()
 	if released := holders.Wait(); err == nil {
 		err = released
 	}
 	if err == nil {
-		klog.FromContext(ctx).Info("All old leases were taken and given up: migrated", "lease", l.name)
+		log.Info("All old leases were taken and given up: migrated", "lease", l.name)
 	}
 	return err
-}
-
-// awaitTaken waits for one more lease, and says from time to time for whom. It reports whether there is one.
-func (e *election) awaitTaken(ctx context.Context, client kubernetes.Interface, names []string, taken <-chan struct{}) bool {
-	say := time.NewTicker(e.lease)
-	defer say.Stop()
-	for {
-		select {
-		case <-taken:
-			return true
-		case <-ctx.Done():
-			return false
-		case <-say.C:
-		}
-		if busy, err := e.heldByOthers(ctx, client, names); err == nil && busy != nil {
-			klog.FromContext(ctx).Info("Waiting for an old sidecar to end: two must not do the same work", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
-		}
-	}
 }
 
 // hold takes a lease and keeps it until ctx is done.
@@ -158,7 +160,7 @@ func (e *election) note(ctx context.Context, client kubernetes.Interface, name s
 }
 
 // guard returns an error when somebody takes one of the leases, and nil when ctx is done.
-func (e *election) guard(ctx context.Context, client kubernetes.Interface, names []string) error {
+func (e *election) guard(ctx context.Context, client kubernetes.Interface, l lease) error {
 	tick := time.NewTicker(e.lease)
 	defer tick.Stop()
 	for {
@@ -167,34 +169,30 @@ func (e *election) guard(ctx context.Context, client kubernetes.Interface, names
 			return nil
 		case <-tick.C:
 		}
-		busy, err := e.held(ctx, client, names)
+		busy, err := e.held(ctx, client, l)
 		if err != nil {
 			continue // the API server is away; the election itself watches for how long
 		}
 		if busy != nil {
-			return fmt.Errorf("%s has taken the lease %s, and does the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+			return fmt.Errorf("%s has taken the lease %s: which is for the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
 		}
 	}
 }
 
-// held returns the first of the leases that has a holder, or nil.
-func (e *election) held(ctx context.Context, client kubernetes.Interface, names []string) (*coordinationv1.Lease, error) {
-	return e.first(ctx, client, names, func(holder string) bool { return holder != "" })
-}
-
-// heldByOthers is held without what this process has itself.
-func (e *election) heldByOthers(ctx context.Context, client kubernetes.Interface, names []string) (*coordinationv1.Lease, error) {
-	return e.first(ctx, client, names, func(holder string) bool { return holder != "" && holder != e.identity })
-}
-
-func (e *election) first(ctx context.Context, client kubernetes.Interface, names []string, is func(holder string) bool) (*coordinationv1.Lease, error) {
-	for _, name := range names {
-		l, err := e.get(ctx, client, name)
+// held returns the first of the other leases that somebody else has who lives, or nil.
+func (e *election) held(ctx context.Context, client kubernetes.Interface, l lease) (*coordinationv1.Lease, error) {
+	for _, name := range l.others {
+		other, err := e.get(ctx, client, name)
 		if err != nil {
 			return nil, err
 		}
-		if is(ptr.Deref(l.Spec.HolderIdentity, "")) {
-			return l, nil
+		last, dead := l.dead[name]
+		renewed := ptr.Deref(other.Spec.RenewTime, metav1.MicroTime{})
+		switch holder := ptr.Deref(other.Spec.HolderIdentity, ""); {
+		case holder == "" || holder == e.identity:
+		case dead && last.Equal(&renewed):
+		default:
+			return other, nil
 		}
 	}
 	return nil, nil
@@ -209,28 +207,30 @@ func (e *election) get(ctx context.Context, client kubernetes.Interface, name st
 	return l, err
 }
 
-// awaitFree returns when none of the leases has a holder that renews it.
-func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface, names []string) error {
+// awaitFree returns when none of the leases has a holder that renews it, or ctx is done. It returns those that have a dead one.
+func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface, names []string) map[string]metav1.MicroTime {
 	type sight struct {
 		renewed metav1.MicroTime
 		at      time.Time
 	}
-	seen := map[string]sight{}
+	seen, dead := map[string]sight{}, map[string]metav1.MicroTime{}
 	for {
-		busy, err := e.held(ctx, client, names)
+		busy, err := e.held(ctx, client, lease{others: names, dead: dead})
 		if err == nil {
 			if busy == nil {
-				return nil
+				return dead
 			}
 			now, was := ptr.Deref(busy.Spec.RenewTime, metav1.MicroTime{}), seen[busy.Name]
 			// By our own clock since we saw it change: clocks of hosts differ.
-			if !was.at.IsZero() && was.renewed.Equal(&now) {
-				if time.Since(was.at) > time.Duration(ptr.Deref(busy.Spec.LeaseDurationSeconds, 0))*time.Second {
-					return nil
-				}
-			} else {
+			switch {
+			case was.at.IsZero() || !was.renewed.Equal(&now):
 				seen[busy.Name] = sight{now, time.Now()}
-				klog.FromContext(ctx).Info("Waiting for the process with the one lease to end", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+				if was.at.IsZero() {
+					klog.FromContext(ctx).Info("Waiting for the process with the one lease to end", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+				}
+			case time.Since(was.at) > time.Duration(ptr.Deref(busy.Spec.LeaseDurationSeconds, 0))*time.Second:
+				dead[busy.Name] = now
+				continue
 			}
 		}
 		select {

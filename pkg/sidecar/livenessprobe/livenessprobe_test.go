@@ -150,6 +150,10 @@ func TestADriverThatHangs(t *testing.T) {
 	for range 100 {
 		r.Check(first) // each joins what is under way, and leaves
 	}
+	// What was sent before is at the driver when this one's answer is back.
+	if _, err := csi.NewIdentityClient(r.conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Fatal(err)
+	}
 	if got := d.probes.Load(); got != 1 {
 		t.Errorf("the driver that hangs was asked %d times, want 1", got)
 	}

@@ -205,11 +205,23 @@ func (n node) startAs(t *testing.T, c *controller) *process {
 	return p
 }
 
+// wait returns what Run did.
+func (p *process) wait(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-p.ended:
+		return err
+	case <-time.After(guard):
+		t.Fatal("Run doesn't return")
+		return nil
+	}
+}
+
 // end tells the registrar to end, and waits until it has.
 func (p *process) end(t *testing.T) {
 	t.Helper()
 	p.stop()
-	if err := <-p.ended; !errors.Is(err, context.Canceled) {
+	if err := p.wait(t); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run = %v, though it was told to end", err)
 	}
 }
@@ -272,7 +284,7 @@ func TestAKubeletThatRefuses(t *testing.T) {
 	watch(t, n.registry, errors.New("node id is empty"))
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
 	p := n.start(t, false)
-	if err := <-p.ended; err == nil || !strings.Contains(err.Error(), "node id is empty") {
+	if err := p.wait(t); err == nil || !strings.Contains(err.Error(), "node id is empty") {
 		t.Errorf("Run = %v, want an error with the kubelet's reason", err)
 	}
 	if exists(n.socket()) {
@@ -299,6 +311,20 @@ func TestTheEndWhileThereIsNoDriver(t *testing.T) {
 	if left, err := os.ReadDir(n.registry); err != nil || len(left) > 0 {
 		t.Errorf("%v is left, %v", left, err)
 	}
+}
+
+func TestAClientThatSaysNothingDoesNotHoldUpTheEnd(t *testing.T) {
+	n := newNode(t)
+	k := watch(t, n.registry, nil)
+	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	var p *process
+	k.takes(t, func() { p = n.start(t, false) })
+	conn, err := net.Dial("unix", n.socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	p.end(t)
 }
 
 func TestASocketThatSomebodyRemoves(t *testing.T) {
@@ -388,7 +414,7 @@ func TestWhatCannotBeServed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := <-n.start(t, false).ended; err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := n.start(t, false).wait(t); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("Run = %v, want an error with %q", err, c.want)
 			}
 			if data, err := os.ReadFile(n.socket()); c.file && string(data) != "precious" {
@@ -406,7 +432,7 @@ func TestTheHealthPort(t *testing.T) {
 	port := sidecar.Address(l.Addr().String())
 	n := newNode(t)
 	c := &controller{registry: n.registry, endpoint: endpoint, timeout: guard, every: time.Hour, port: port}
-	if err := <-n.startAs(t, c).ended; err == nil || !strings.Contains(err.Error(), "a port of its own") {
+	if err := n.startAs(t, c).wait(t); err == nil || !strings.Contains(err.Error(), "a port of its own") {
 		t.Errorf("Run = %v with a port that is taken, want an error that says what to do", err)
 	}
 	l.Close()

@@ -7,6 +7,8 @@ import (
 	"github.com/kubernetes-csi/csi-lib-utils/rpc"
 	upstream "github.com/kubernetes-csi/external-resizer/v2/pkg/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // overConn is upstream's interface to the driver on a connection that exists: upstream's own makes another.
@@ -40,9 +42,13 @@ func (c overConn) can(ctx context.Context, what csi.ControllerServiceCapability_
 	return all[what], err
 }
 
-// SupportsNodeResize asks the node service, which a controller needn't have.
+// SupportsNodeResize asks the node service, which needn't be on the controller's socket. Then nobody can tell, and upstream's
+// binary would end; it must not end the other controllers.
 func (c overConn) SupportsNodeResize(ctx context.Context) (bool, error) {
 	answer, err := csi.NewNodeClient(c.conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

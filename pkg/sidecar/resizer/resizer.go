@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/controller"
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/features"
 	"github.com/kubernetes-csi/external-resizer/v2/pkg/modifier"
@@ -98,6 +99,9 @@ func (c *sidecarController) Rules(d kube.Rights) kube.Rules {
 
 // Build makes upstream's two controllers, or the one of them that the driver has a use for.
 func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
+	if !env.Plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
+		return nil, fmt.Errorf("%w: it has no controller service", sidecar.ErrNotSupported)
+	}
 	client := c.cluster.Client(c.Name(), c.limits).Kube
 	driver := overConn{env.Conn}
 	resizeTimeout, modifyTimeout := c.timeouts()

@@ -81,12 +81,15 @@ func freePort(t *testing.T) string {
 func (r *replica) says(words string) {
 	r.s.Helper()
 	r.s.until(fmt.Sprintf("process %d says %q", r.Pid(), words), func(context.Context) error {
-		if !strings.Contains(r.Log(), words) {
+		if !contains(r, words) {
 			return fmt.Errorf("it doesn't")
 		}
 		return nil
 	})
 }
+
+// contains reports whether words are in the log.
+func contains(r *replica, words string) bool { return strings.Contains(r.Log(), words) }
 
 // leads waits until the process has the one lease.
 func (r *replica) leads() {

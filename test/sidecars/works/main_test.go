@@ -24,6 +24,9 @@ var world struct {
 	*rig.Plane
 	dir    string // short, as sockets are in it
 	binary string // csi-sidecars
+	// alive is done when a process has ended that nobody told to.
+	alive context.Context
+	died  context.CancelCauseFunc
 }
 
 func TestMain(m *testing.M) {
@@ -43,6 +46,7 @@ func run(m *testing.M) (code int, err error) {
 	defer os.RemoveAll(world.dir)
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute) // the first time, components are built
 	defer cancel()
+	world.alive, world.died = context.WithCancelCause(context.Background())
 	built := make(chan error, 1)
 	go func() {
 		var err error
@@ -55,7 +59,7 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer world.Close()
 	code = m.Run()
-	return code, everything.stop()
+	return code, errors.Join(everything.stop(), topological.stop(), strict.stop())
 }
 
 // startPlane starts a control plane with the gate that health needs, which writes down who watches what: see watches.
@@ -78,9 +82,12 @@ type shared struct {
 	err error
 }
 
+// all are the controllers that a driver has for itself.
+const all = "attacher,provisioner,resizer,snapshotter"
+
 // everything has all controllers. There is one of it, as there is one snapshot-controller in a cluster.
 var everything = shared{setup: setup{
-	name: "everything", controllers: "*,snapshot-controller", args: []string{"--extra-create-metadata"},
+	name: "everything", controllers: all + ",snapshot-controller", args: []string{"--extra-create-metadata"}, rights: []string{"--driver-topology=false"},
 }}
 
 // use returns the process for a test.

@@ -96,6 +96,11 @@ func from(kind, name string) func(*corev1.PersistentVolumeClaim) {
 	return func(c *corev1.PersistentVolumeClaim) { c.Spec.DataSource = source }
 }
 
+func (l *lab) get(claim string) *corev1.PersistentVolumeClaim {
+	l.Helper()
+	return must(world.Kube.CoreV1().PersistentVolumeClaims(l.name).Get(l.Context(), claim, metav1.GetOptions{}))(l)
+}
+
 func (l *lab) volume(name string) *corev1.PersistentVolume {
 	l.Helper()
 	return must(world.Kube.CoreV1().PersistentVolumes().Get(l.Context(), name, metav1.GetOptions{}))(l)

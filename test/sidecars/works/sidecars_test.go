@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -20,11 +19,14 @@ import (
 
 // setup says what a process is to be like.
 type setup struct {
-	name        string            // the driver's is made of it, and the namespace's
-	driver      rig.DriverOptions // without its name
+	name        string                                       // the driver's is made of it, and the namespace's
+	driver      rig.DriverOptions                            // without its name
+	hook        func(ctx context.Context, c *rig.Call) error // the driver's
 	controllers string
 	args        []string
+	rights      []string // what rbac is told of the driver
 	env         []string
+	zones       []string // each with one node, of which the first is that to which volumes can be attached
 	command     []string // all arguments instead of the usual ones; $SOCKET is the driver's
 	namespace   string   // where the service account is: that of name if it is empty
 }
@@ -36,6 +38,7 @@ type sidecars struct {
 	namespace string
 	user      string // as the API server calls it
 	url       string // of its port
+	told      atomic.Bool
 }
 
 // account is the service account's name in every namespace.
@@ -53,19 +56,23 @@ func start(o setup) (*sidecars, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	o.driver.Name = o.name + ".csi.example"
+	o.driver.Name = driverOf(o.name)
 	o.driver.Nodes = []string{node}
 	driver, err := rig.NewDriver(dir, o.driver)
 	if err != nil {
 		return nil, err
 	}
+	driver.Hook(o.hook)
 	s := &sidecars{driver: driver, namespace: o.namespace}
 	if s.namespace == "" {
 		s.namespace = "sidecars-" + o.name
 	}
 	s.user = "system:serviceaccount:" + s.namespace + ":" + account
 	args := o.arguments(s)
-	kubeconfig, err := credentials(ctx, s.namespace, args)
+	if err := o.makeZones(ctx); err != nil {
+		return nil, errors.Join(err, driver.Stop())
+	}
+	kubeconfig, err := credentials(ctx, s.namespace, append(o.rights, args...))
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
@@ -74,7 +81,28 @@ func start(o setup) (*sidecars, error) {
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
+	go s.watch()
 	return s, nil
+}
+
+// driverOf is the name of a process's driver.
+func driverOf(process string) string { return process + ".csi.example" }
+
+func (o setup) makeZones(ctx context.Context) error {
+	for i, zone := range o.zones {
+		if err := makeZone(ctx, o.driver.Name, zone, fmt.Sprintf("node-%d", i+1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watch ends all waiting when the process dies.
+func (s *sidecars) watch() {
+	<-s.Ended()
+	if !s.told.Load() {
+		world.died(fmt.Errorf("csi-sidecars for %s died", s.driver.Name))
+	}
 }
 
 // arguments are those of the process. It retries soon, as tests wait for it.
@@ -113,24 +141,15 @@ func credentials(ctx context.Context, namespace string, args []string) (string, 
 	if err != nil {
 		return "", err
 	}
-	if err := grant(ctx, namespace, args); err != nil {
+	if err := grant(ctx, append([]string{"rbac", "--name=" + namespace, "--namespace=" + namespace}, args...)); err != nil {
 		return "", err
 	}
 	return world.ServiceAccountKubeconfig(ctx, namespace, account)
 }
 
-// grant makes the service account an administrator, until csi-sidecars has its command rbac.
-func grant(ctx context.Context, namespace string, _ []string) error {
-	_, err := world.Kube.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}},
-	}, metav1.CreateOptions{})
-	return err
-}
-
 // stop ends the process and its driver. An error has the log.
 func (s *sidecars) stop() error {
+	s.told.Store(true)
 	code := s.Stop()
 	err := s.driver.Stop()
 	if code != 0 {
@@ -188,7 +207,8 @@ func until(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	defer context.AfterFunc(world.alive, cancel)()
 	if err := rig.Until(ctx, try); err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
+		t.Fatalf("waiting until %s: %v", what, errors.Join(context.Cause(world.alive), err))
 	}
 }

@@ -1,7 +1,10 @@
 package works
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,4 +54,31 @@ func watches(t *testing.T, user string) map[string]int {
 		}
 	}
 	return open
+}
+
+// What all controllers watch for a driver that can do everything and has topology: one watch of each kind, though upstream's
+// four processes have 19.
+func TestEveryKindIsWatchedOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, topological.use(t), late)
+	want := map[string]int{
+		"persistentvolumeclaims": 1, "persistentvolumes": 1, "pods": 1, "nodes": 1,
+		"storageclasses.storage.k8s.io": 1, "csinodes.storage.k8s.io": 1, "volumeattachments.storage.k8s.io": 1, "volumeattributesclasses.storage.k8s.io": 1,
+		"volumesnapshots.snapshot.storage.k8s.io": 1, "volumesnapshotcontents.snapshot.storage.k8s.io": 1, "volumesnapshotclasses.snapshot.storage.k8s.io": 1,
+		"volumegroupsnapshotcontents.groupsnapshot.storage.k8s.io": 1, "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io": 1,
+	}
+	until(t, "every kind is watched", func(context.Context) error {
+		if have := watches(t, l.s.user); !maps.Equal(have, want) {
+			return fmt.Errorf("these are watched: %v, not %v", have, want)
+		}
+		return nil
+	})
+	// No controller that begins to work adds one.
+	_, volume := l.bound("claim", selected("topology", "a"))
+	l.attached(volume, nodeIn(l.s.driver.Name, "a"))
+	l.askFor("claim", "2Gi")
+	l.awaitGrown("claim", 2<<30)
+	if have := watches(t, l.s.user); !maps.Equal(have, want) {
+		t.Errorf("these are watched after work: %v, not %v", have, want)
+	}
 }

@@ -1,0 +1,236 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+)
+
+// play runs a command until all that notes says has happened, tells it to end, and returns its exit code.
+func play(t *testing.T, c *Command, args string, until string, d *diary) int {
+	t.Helper()
+	on, err := c.parse(strings.Fields(args))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	code := make(chan int, 1)
+	go func() { code <- c.run(ctx, on) }()
+	for until != "" && !strings.Contains(d.String(), until) && soon(t).Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if until != "" {
+		cancel()
+	}
+	defer cancel()
+	select {
+	case got := <-code:
+		return got
+	case <-soon(t).Done():
+		t.Fatalf("it doesn't end; so far: %s", d)
+	}
+	return -1
+}
+
+func TestAllIsBuiltBeforeAnyIsLedAndEndsBeforeTheRelease(t *testing.T) {
+	var d diary
+	cluster := Needs{Cluster: true}
+	c := command(&alone{diary: &d}, &toy{name: "a", needs: cluster, diary: &d}, &toy{name: "b", needs: cluster, diary: &d})
+	if code := play(t, c, "", "run b", &d); code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+	got := d.String()
+	for _, want := range []string{"connect , build a, build b, run", "release"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q isn't in %q", want, got)
+		}
+	}
+	if !strings.HasSuffix(got, ", release") || strings.Count(got, "end ") != 2 {
+		t.Errorf("it was %q", got)
+	}
+}
+
+func TestWhoNeedsNobodyRunsBeforeTheClusterIsThere(t *testing.T) {
+	var d diary
+	c := command(&alone{diary: &d, connect: errors.New("no such place")},
+		&toy{name: "late", needs: Needs{Cluster: true}, diary: &d}, &toy{name: "early", diary: &d})
+	if code := play(t, c, "", "", &d); code != 1 {
+		t.Errorf("it ended with %d", code)
+	}
+	if got := d.String(); !strings.HasPrefix(got, "build early, ") || strings.Contains(got, "build late") {
+		t.Errorf("it was %q", got)
+	}
+}
+
+func TestWhatFailsEndsAll(t *testing.T) {
+	elected := Needs{Cluster: true}
+	returned := func(err error) func(context.Context) error {
+		return func(context.Context) error { return err }
+	}
+	for _, c := range []struct {
+		name  string
+		bad   toy
+		run   error
+		after string // a word of the diary
+	}{
+		{name: "one that can't be built", bad: toy{build: errors.New("no bricks")}},
+		{name: "one that returns", bad: toy{run: returned(nil)}, after: "release"},
+		{name: "one that returns an error", bad: toy{run: returned(errors.New("enough"))}, after: "release"},
+		{name: "one that panics", bad: toy{run: func(context.Context) error { panic("oh") }}, after: "release"},
+		{name: "an election that can't go on", run: errors.New("an old one is back")},
+		{name: "a lost lease", run: fmt.Errorf("%w: mine", ErrLost)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var d diary
+			c.bad.name, c.bad.needs, c.bad.diary = "bad", elected, &d
+			command := command(&alone{diary: &d, run: c.run}, &toy{name: "good", needs: elected, diary: &d}, &c.bad)
+			if code := play(t, command, "", "", &d); code != 1 {
+				t.Errorf("it ended with %d", code)
+			}
+			if !strings.Contains(d.String(), c.after) {
+				t.Errorf("%q isn't in %q", c.after, &d)
+			}
+		})
+	}
+}
+
+func TestFailuresAreCountedByControllerAndKind(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{&Failure{Controller: "a", Err: errors.New("it returned")}, `csi_sidecars_controller_failures_total{controller="a",kind="returned"} 1`},
+		{&Failure{Controller: "a", Err: errors.New("oh"), Stack: "here"}, `csi_sidecars_controller_failures_total{controller="a",kind="panicked"} 1`},
+		{errors.New("nobody's"), `csi_sidecars_controller_failures_total{controller="",kind="returned"} 1`},
+	} {
+		s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}})
+		s.Fail(c.err)
+		s.Fail(errors.New("a consequence"))
+		if _, body := ask(s.server, "/metrics"); !strings.Contains(body, c.want) || strings.Count(body, "failures_total{") != 1 {
+			t.Errorf("%q isn't all there is of failures in\n%s", c.want, body)
+		}
+		if s.failure() != c.err || s.work.Err() == nil {
+			t.Errorf("the first failure is %v, and the work goes on: %v", s.failure(), s.work.Err())
+		}
+	}
+}
+
+func TestAFailureAfterTheEndIsNone(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := newSupervisor(ctx, &Command{options: options{metricsPath: "/metrics"}})
+	cancel()
+	s.Fail(errors.New("its context was canceled"))
+	if s.failure() != nil {
+		t.Errorf("got %v", s.failure())
+	}
+}
+
+func TestPatienceHasAnEnd(t *testing.T) {
+	var d diary
+	forever := make(chan struct{})
+	defer close(forever)
+	c := command(&alone{diary: &d}, &toy{name: "stubborn", needs: Needs{Cluster: true}, diary: &d,
+		run: func(context.Context) error { <-forever; return nil }})
+	if code := play(t, c, "--shutdown-timeout=10ms", "run stubborn", &d); code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+	if got := d.String(); !strings.HasSuffix(got, "run stubborn, release") {
+		t.Errorf("it was %q", got)
+	}
+}
+
+// Whoever has lost its lease waits for nobody: patience is longer than this test may take.
+func TestALostLeaseLeavesNoTimeToFinish(t *testing.T) {
+	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics", patience: time.Hour}})
+	var group errgroup.Group
+	forever := make(chan struct{})
+	defer close(forever)
+	group.Go(func() error { <-forever; return nil })
+	s.Fail(ErrLost)
+	over := make(chan struct{})
+	go func() { s.wait(&group); close(over) }()
+	select {
+	case <-over:
+	case <-soon(t).Done():
+		t.Fatal("it waits")
+	}
+}
+
+func TestWhatTheDriverCannotDoIsSkippedAndSaysSo(t *testing.T) {
+	var d diary
+	c := command(&alone{diary: &d})
+	c.metricsPath = "/metrics"
+	s := newSupervisor(t.Context(), c)
+	parts := s.parts([]Controller{&toy{name: "a", needs: Needs{Cluster: true}, diary: &d, build: fmt.Errorf("%w: it has no legs", ErrNotSupported)}})
+	var group errgroup.Group
+	if err := s.build(&Env{}, parts, &group); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := ask(s.server, "/healthz/a"); code != http.StatusOK || body != "skipped: not supported by the driver: it has no legs\n" {
+		t.Errorf("%d %s", code, body)
+	}
+	if code, _ := ask(s.server, "/readyz"); code != http.StatusOK {
+		t.Errorf("not ready: %d", code)
+	}
+}
+
+// A driver that goes away ends what was built from what it can do, and nobody else.
+func TestALostDriverEndsWhatWasBuiltFromIt(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		needs Needs
+		code  int
+	}{
+		{"what asked for capabilities", Needs{Driver: true, Capabilities: true, Cluster: true}, 1},
+		{"what only calls it", Needs{Driver: true}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var d diary
+			path := filepath.Join(t.TempDir(), "s")
+			stop := (&small{}).serve(t, path)
+			k := &caller{toy: toy{name: "a", needs: c.needs, diary: &d}, stop: stop}
+			command := &Command{Name: "toys", Controllers: []Controller{k}, Cluster: &alone{diary: &d}}
+			until := ""
+			if c.code == 0 {
+				until = "unavailable"
+			}
+			if code := play(t, command, "--csi-address="+path, until, &d); code != c.code {
+				t.Errorf("it ended with %d: %s", code, &d)
+			}
+		})
+	}
+}
+
+// caller calls the driver, ends it, and notes that it is away.
+type caller struct {
+	toy
+	stop func()
+}
+
+func (k *caller) Build(_ context.Context, env *Env) (Runner, error) {
+	return RunnerFunc(func(ctx context.Context) error {
+		for probe(ctx, env) != nil && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		k.stop()
+		for probe(ctx, env) == nil {
+			time.Sleep(time.Millisecond)
+		}
+		k.diary.note("unavailable")
+		<-ctx.Done()
+		return nil
+	}), nil
+}
+
+func probe(ctx context.Context, env *Env) error {
+	_, err := csi.NewIdentityClient(env.Conn).Probe(ctx, &csi.ProbeRequest{})
+	return err
+}
