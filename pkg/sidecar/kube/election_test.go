@@ -149,17 +149,48 @@ func TestATermEndsByOurOwnClock(t *testing.T) {
 	is("asleep for too long", false, 0)
 	b.err = errors.New("away")
 	term.Update(t.Context(), mine)
-	is("it can't be renewed", false, 0)
+	is("it isn't renewed", false, 1)
 	b.err = nil
 	term.Get(t.Context())
-	is("it is still ours", false, 0)
+	is("it still has our name", false, 1)
+	now := time.Now()
+	term.renewed.Store(&now)
 	term.Update(t.Context(), mine)
-	is("renewed", true, 0)
+	is("renewed in time", true, 1)
 	b.record.HolderIdentity = "somebody"
 	term.Get(t.Context())
-	is("somebody else has taken it", true, 1)
+	is("somebody else has taken it", true, 2)
 	term.Update(t.Context(), resourcelock.LeaderElectionRecord{})
-	is("given up", false, 1)
+	is("given up", false, 2)
+}
+
+// Whoever works under the leases of the other mode takes a lease that has run out for a dead process's, and leaves it as it is.
+func TestALeaseThatRanOutIsNotRenewedThoughItStillHasOurName(t *testing.T) {
+	b, lost := &book{record: resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 1}}, 0
+	one := &term{Interface: b, lasts: time.Hour, lost: func() { lost++ }}
+	early := time.Now().Add(-2 * time.Hour)
+	one.renewed.Store(&early)
+	if _, _, err := one.Get(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := one.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 2})
+	if !errors.Is(err, sidecar.ErrLost) || lost != 1 || one.check() == nil || b.record.LeaderTransitions != 1 {
+		t.Errorf("renewed: %v, lost %d times, check %v, %+v", err, lost, one.check(), b.record)
+	}
+}
+
+// An elector that couldn't renew in time gives up what it believes to have. Somebody else may have it since.
+func TestALeaseThatSomebodyElseHasIsNotGivenUp(t *testing.T) {
+	b := &book{}
+	one := &term{Interface: b, lasts: time.Hour, lost: func() {}}
+	one.Create(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"})
+	b.record.HolderIdentity = "somebody"
+	if _, _, err := one.Get(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := one.Update(t.Context(), resourcelock.LeaderElectionRecord{}); !errors.Is(err, sidecar.ErrLost) || b.record.HolderIdentity != "somebody" {
+		t.Errorf("given up: %v, the holder is %q now", err, b.record.HolderIdentity)
+	}
 }
 
 // way is where requests go that aren't held back.

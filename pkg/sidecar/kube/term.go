@@ -20,7 +20,8 @@ type term struct {
 	resourcelock.Interface
 	lasts   time.Duration
 	renewed atomic.Pointer[time.Time] // when that was asked for; nil before the lease was ever held
-	lost    func()                    // called when somebody else is seen to have it
+	theirs  atomic.Bool               // somebody else had it when it was read last
+	lost    func()                    // called when somebody else is seen to have it, or may have acted as if we were dead
 }
 
 // over is when a lease that was given up was renewed.
@@ -36,15 +37,25 @@ func (t *term) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) 
 	return err
 }
 
-// Update is resourcelock.Interface's. One without a holder gives the lease up.
+// Update is resourcelock.Interface's. One without a holder gives the lease up, unless it is somebody else's by now: client-go's
+// elector reads it before it gives it up, but doesn't look whose it is. A lease that has run out isn't renewed, though it may
+// still have our name: whoever works under another lease takes its holder for dead by then, and doesn't write into it.
 func (t *term) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	asked := time.Now()
-	if r.HolderIdentity == "" {
+	switch {
+	case r.HolderIdentity == "":
 		t.renewed.Store(&over) // before somebody else can have it
+		if t.theirs.Load() {
+			return fmt.Errorf("%w: %s", sidecar.ErrLost, t.Describe())
+		}
+	case t.check() != nil:
+		t.lost()
+		return t.check()
 	}
 	err := t.Interface.Update(ctx, r)
 	if err == nil && r.HolderIdentity != "" {
 		t.renewed.Store(&asked)
+		t.theirs.Store(false)
 	}
 	return err
 }
@@ -52,7 +63,12 @@ func (t *term) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) 
 // Get is resourcelock.Interface's.
 func (t *term) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	r, raw, err := t.Interface.Get(ctx)
-	if err == nil && t.renewed.Load() != nil && r.HolderIdentity != t.Identity() {
+	if err != nil {
+		return r, raw, err
+	}
+	theirs := r.HolderIdentity != t.Identity()
+	t.theirs.Store(theirs)
+	if theirs && t.renewed.Load() != nil {
 		t.lost()
 	}
 	return r, raw, err
