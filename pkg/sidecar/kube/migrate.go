@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -63,11 +64,56 @@ func (e *election) settle(ctx context.Context, client kubernetes.Interface, l le
 	if e.mode == perController {
 		return e.stillFree(ctx, client, l)
 	}
-	done, err := e.migrated(ctx, client, l)
-	if err != nil || done {
-		return err
+	for {
+		done, err := e.migrated(ctx, client, l)
+		if err != nil || done {
+			return err
+		}
+		were, err := e.exist(ctx, client, l)
+		if err != nil {
+			return err
+		}
+		if err := e.takeOver(ctx, client, l); err != nil || !were || ctx.Err() != nil {
+			return err
+		}
+		if e.stayFree(ctx, client, l) || ctx.Err() != nil {
+			return nil
+		}
 	}
-	return e.takeOver(ctx, client, l)
+}
+
+// exist reports whether there are any of the old leases. Where there are none, nobody has ever waited for one.
+func (e *election) exist(ctx context.Context, client kubernetes.Interface, l lease) (bool, error) {
+	for _, name := range l.others {
+		if old, err := e.get(ctx, client, name); err != nil || old.Name != "" {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// stayFree reports whether nobody takes an old lease for as long as one lasts: an old sidecar's second replica may have waited
+// for it all the time, and looks every few seconds.
+func (e *election) stayFree(ctx context.Context, client kubernetes.Interface, l lease) bool {
+	look := time.NewTicker(e.retry)
+	defer look.Stop()
+	for end := time.After(e.lease); ; {
+		busy, err := e.held(ctx, client, l)
+		if err == nil && busy != nil {
+			klog.FromContext(ctx).Info("Another replica of an old sidecar has taken its lease", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return true
+		case <-end:
+			if err == nil {
+				return true
+			}
+			return false // nobody knows: all over again
+		case <-look.C:
+		}
+	}
 }
 
 // stillFree returns an error if one of the other leases was taken since they were free. To wait for it here, with a lease in
@@ -134,7 +180,9 @@ func (e *election) hold(ctx context.Context, client kubernetes.Interface, name s
 		return err
 	}
 	defer quiet()
-	elector, err := e.elector(name, lock, leaderelection.LeaderCallbacks{
+	var lost atomic.Bool
+	t := &term{Interface: lock, lasts: e.lease, lost: func() { lost.Store(true) }}
+	elector, err := e.elector(name, t, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(context.Context) { taken <- struct{}{} },
 		OnStoppedLeading: func() {},
 	})
@@ -143,7 +191,7 @@ func (e *election) hold(ctx context.Context, client kubernetes.Interface, name s
 	}
 	defer e.dogs.Delete(name)
 	elector.Run(ctx)
-	if ctx.Err() == nil {
+	if ctx.Err() == nil || lost.Load() {
 		return fmt.Errorf("the old lease %s was lost before all were taken", name)
 	}
 	return nil

@@ -136,6 +136,31 @@ func TestALivingOldSidecarIsWaitedFor(t *testing.T) {
 	}
 }
 
+// Old sidecars have replicas, too: when the leader has gone, the one that waited may come after us.
+func TestAnOldReplicaThatTakesItsLeaseAfterUsIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	c := fake.NewClientset(paper("new", "me"), paper("old-a", "the dead"))
+	standby := make(chan time.Time, 1)
+	go func() {
+		for had := false; !had || ptr.Deref(leaseOf(t, c, "old-a").Spec.HolderIdentity, "") != ""; time.Sleep(10 * time.Millisecond) {
+			had = had || ptr.Deref(leaseOf(t, c, "old-a").Spec.HolderIdentity, "") == "me"
+		}
+		time.Sleep(300 * time.Millisecond)
+		write(t, c, paper("old-a", "standby"))
+		end := alive(t, c, "old-a", "standby")
+		time.Sleep(2 * time.Second)
+		end()
+		standby <- time.Now()
+	}()
+	if err := quick(single).settle(within(t), c, one); err != nil {
+		t.Fatal(err)
+	}
+	settled := time.Now()
+	if ended := <-standby; settled.Before(ended) {
+		t.Errorf("it began %v before the old replica ended", ended.Sub(settled).Round(time.Millisecond))
+	}
+}
+
 func TestWaitingForOldLeasesEndsWhenTold(t *testing.T) {
 	t.Parallel()
 	c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))
