@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -147,11 +148,17 @@ func credentials(ctx context.Context, namespace string, args []string) (string, 
 	return world.ServiceAccountKubeconfig(ctx, namespace, account)
 }
 
+// forbidden is a line about something that the API server has refused.
+var forbidden = regexp.MustCompile(`.* is forbidden: User .*`)
+
 // stop ends the process and its driver. An error has the log.
 func (s *sidecars) stop() error {
 	s.told.Store(true)
 	code := s.Stop()
 	err := s.driver.Stop()
+	if refused := forbidden.FindString(s.Log()); refused != "" {
+		err = errors.Join(err, fmt.Errorf("a right is missing in what rbac prints for %s: %s", s.driver.Name, refused))
+	}
 	if code != 0 {
 		err = errors.Join(err, fmt.Errorf("csi-sidecars for %s ended with code %d, not 0; its log ends\n%s", s.driver.Name, code, end(s.Log())))
 	}
