@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -182,6 +183,7 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 		if !c.full(ctx) {
 			return nil
 		}
+		go tidy(ctx)
 		return all(ctx, parts, patience, start)
 	}
 	if !c.election.on {
@@ -205,6 +207,19 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 		})
 	}
 	return group.Wait()
+}
+
+// settled is how long controllers take to look at everything once.
+const settled = 10 * time.Second
+
+// tidy gives the memory back in which objects were decoded that informers keep little of. Go would do so within minutes for what
+// it takes to be too much, and keep the rest, though nothing as large comes again.
+func tidy(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(settled):
+		debug.FreeOSMemory()
+	}
 }
 
 // all runs parts until ctx is done, and waits for them then, at most as long as patience.

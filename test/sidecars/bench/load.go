@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -79,7 +81,18 @@ func (b *bench) load(ctx context.Context) error {
 		}
 		fmt.Fprintf(os.Stderr, "  %d %s made in %v\n", n, kind.name, time.Since(start).Round(time.Millisecond))
 	}
-	return l.settled(ctx)
+	return errors.Join(l.settled(ctx), l.tellSize(ctx))
+}
+
+// tellSize says how large a pod is, on which most depends.
+func (l *loader) tellSize(ctx context.Context) error {
+	pods, err := l.kube.CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil || len(pods.Items) == 0 {
+		return err
+	}
+	text, err := json.Marshal(pods.Items[0])
+	fmt.Fprintf(os.Stderr, "  a pod has %.1f KiB as JSON, %.1f of Protobuf\n", float64(len(text))/1024, float64(pods.Items[0].Size())/1024)
+	return err
 }
 
 // settled waits until the binder has bound all claims.
