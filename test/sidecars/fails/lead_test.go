@@ -138,7 +138,9 @@ func (s *scene) stopped(before func(*replica), args ...string) {
 	s.settled()
 }
 
-func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) { newScene(t).stopped(func(*replica) {}, works) }
+func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) {
+	newScene(t).stopped(func(*replica) {}, works)
+}
 
 // Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer.
 func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
@@ -148,5 +150,5 @@ func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
 		if body := leader.answers("/metrics", http.StatusOK); !strings.Contains(body, "csi-snapshotter-groupsnapshotcontent") {
 			t.Error("groups aren't worked on")
 		}
-	}, "--controllers=*")
+	}, "--controllers=provisioner,snapshotter")
 }
