@@ -78,8 +78,8 @@ func checkFlag(t *testing.T, ours map[string]string, controller, name, fallback 
 		t.Errorf("--%s has upstream's default: take it off the table", name)
 	}
 	for _, form := range forms {
-		if code := command().Main(append(with(name), "--controllers="+controller, "--"+form+"="+have, "--version")); code != 0 {
-			t.Errorf("--%s=%s is refused", form, have)
+		if err := command().Check(append(with(name), "--controllers="+controller, "--"+form+"="+have)); err != nil {
+			t.Errorf("--%s=%s is refused: %v", form, have, err)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func with(name string) []string {
 
 var row = regexp.MustCompile("(?m)^\\| `--([^`]+)` \\| (?:`([^`]*)`)? \\|(.*)$")
 
-var also = regexp.MustCompile("Also `--([^`]+)`")
+var also = regexp.MustCompile("also `--([^`]+)`")
 
 // ourFlags are the defaults of ours, by their full names.
 func ourFlags(t *testing.T) map[string]string {

@@ -135,13 +135,32 @@ func dial(ctx context.Context, path string, c *calls, lost func()) (*grpc.Client
 			}
 		}}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+			to, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+			if err != nil {
+				return nil, err
+			}
+			return leading{to, c.leads}, nil
 		}))
 	if err != nil {
 		return nil, err
 	}
 	go keep(ctx, conn)
 	return conn, nil
+}
+
+// leading is a connection on which nothing is sent by who doesn't lead any more, however long before it was called.
+type leading struct {
+	net.Conn
+	leads func() error
+}
+
+// Write is net.Conn's.
+func (l leading) Write(b []byte) (int, error) {
+	if err := l.leads(); err != nil {
+		l.Conn.Close() // gRPC looks for errors of reading only
+		return 0, err
+	}
+	return l.Conn.Write(b)
 }
 
 // keep connects, and connects again, until ctx is done.

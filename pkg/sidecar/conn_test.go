@@ -174,21 +174,31 @@ func TestALostConnectionIsNoticedOnceAndMadeAgain(t *testing.T) {
 
 func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
 	c := newCalls(nil, -1)
-	c.leads = func() error { return ErrLost }
+	var lost atomic.Bool
+	c.leads = func() error {
+		if lost.Load() {
+			return ErrLost
+		}
+		return nil
+	}
 	path, conn := line(t, c, func() {})
 	s := &small{}
 	s.serve(t, path)
 	if err := await(soon(t), conn, path); err != nil {
 		t.Fatal(err)
 	}
+	lost.Store(true)
 	_, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"})
 	if status.Code(err) != codes.Unavailable || s.made.Load() != 0 {
 		t.Errorf("got %v, and the driver made %d volumes", err, s.made.Load())
 	}
-	if _, err := csi.NewIdentityClient(conn).Probe(soon(t), &csi.ProbeRequest{}); err != nil {
-		t.Errorf("what others ask too: %v", err)
+	if _, err := csi.NewIdentityClient(conn).Probe(soon(t), &csi.ProbeRequest{}); status.Code(err) != codes.Unavailable || s.probes.Load() != 0 {
+		t.Errorf("what isn't asked for a controller goes the same way: %v", err)
 	}
-	c.leads = func() error { return nil }
+	lost.Store(false)
+	if err := await(soon(t), conn, path); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"}); err != nil || s.made.Load() != 1 {
 		t.Errorf("the leader: %v, and the driver made %d volumes", err, s.made.Load())
 	}

@@ -188,6 +188,10 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 // built from them is built anew, by a new process.
 func (s *supervisor) lostDriver(exact bool) {
 	klog.FromContext(s.work).Info("Lost the connection to the driver")
+	if s.Cluster != nil && s.Cluster.Leads() != nil {
+		s.Fail(s.Cluster.Leads()) // and broke the connection itself
+		return
+	}
 	if exact {
 		s.Fail(errors.New("the connection to the driver was lost; a new process has to ask what the driver can do now"))
 	}

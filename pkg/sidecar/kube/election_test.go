@@ -115,8 +115,8 @@ type book struct {
 
 func (b *book) Identity() string { return "me" }
 func (b *book) Describe() string { return "ns/book" }
-func (b *book) Create(_ context.Context, r resourcelock.LeaderElectionRecord) error {
-	return b.Update(nil, r)
+func (b *book) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	return b.Update(ctx, r)
 }
 func (b *book) Update(_ context.Context, r resourcelock.LeaderElectionRecord) error {
 	if b.err == nil {

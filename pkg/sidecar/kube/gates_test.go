@@ -4,7 +4,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -49,17 +48,17 @@ func TestTheGatesAreUpstreams(t *testing.T) {
 // declared are a package's constants of that type.
 func declared(t *testing.T, pkg string) (features []featuregate.Feature) {
 	t.Helper()
-	dir, err := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.Dir}}", pkg).Output()
+	const format = `{{$dir := .Dir}}{{range .GoFiles}}{{$dir}}/{{.}}{{"\n"}}{{end}}`
+	files, err := exec.CommandContext(t.Context(), "go", "list", "-f", format, pkg).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }
-	parsed, err := parser.ParseDir(token.NewFileSet(), strings.TrimSpace(string(dir)), source, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range parsed {
-		ast.Inspect(p, func(n ast.Node) bool {
+	for _, path := range strings.Split(strings.TrimSpace(string(files)), "\n") {
+		parsed, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
 			v, ok := n.(*ast.ValueSpec)
 			if !ok || len(v.Values) == 0 {
 				return true

@@ -53,22 +53,22 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	for _, part := range []struct {
-		name    string
-		cluster bool
-		run     func(context.Context) error
+		name  string
+		needs func(context.Context) error // makes what isn't there yet
+		run   func(context.Context) error
 	}{
-		{"size", false, b.sizes},
-		{"idle", true, b.idling},
-		{"default", true, func(ctx context.Context) error { return b.provisioning(ctx, "upstream's limits", nil) }},
-		{"fast", true, func(ctx context.Context) error {
+		{"size", func(context.Context) error { return nil }, b.sizes},
+		{"idle", b.needsCluster, b.idling},
+		{"default", b.needsCluster, func(ctx context.Context) error { return b.provisioning(ctx, "upstream's limits", nil) }},
+		{"fast", b.needsCluster, func(ctx context.Context) error {
 			return b.provisioning(ctx, "50 requests a second, 100 at once", []string{"--kube-api-qps=50", "--kube-api-burst=100"})
 		}},
-		{"node", false, b.node},
+		{"node", b.needsDriver, b.node},
 	} {
 		if o.only != "" && o.only != part.name {
 			continue
 		}
-		if err := b.begin(ctx, part.cluster); err != nil {
+		if err := part.needs(ctx); err != nil {
 			return err
 		}
 		if err := part.run(ctx); err != nil {

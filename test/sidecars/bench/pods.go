@@ -42,7 +42,7 @@ func newPod(i int, node string) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			NodeName: node, TerminationGracePeriodSeconds: &grace,
-			Containers: []corev1.Container{container("main", app), container("proxy", "proxy")},
+			Containers: []corev1.Container{container("main", app, 10), container("proxy", "proxy", 2)},
 			Volumes: []corev1.Volume{
 				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: app}}}},
 				{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
@@ -58,7 +58,8 @@ func newPod(i int, node string) *corev1.Pod {
 
 func podIP(i int) string { return fmt.Sprintf("10.64.%d.%d", i/250, i%250) }
 
-func container(name, image string) corev1.Container {
+// container has as many settings in its environment, and two that say where it is.
+func container(name, image string, settings int) corev1.Container {
 	check := func(path string) *corev1.Probe {
 		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(8080), Scheme: "HTTP"}}, PeriodSeconds: 10, TimeoutSeconds: 1, SuccessThreshold: 1, FailureThreshold: 3}
 	}
@@ -78,7 +79,7 @@ func container(name, image string) corev1.Container {
 			{Name: "POD_NAMESPACE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}},
 		},
 	}
-	for j := range 12 {
+	for j := range settings {
 		c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprintf("SERVICE_%d_URL", j), Value: fmt.Sprintf("http://service-%d.default.svc.cluster.local:8080/v1", j)})
 	}
 	return c

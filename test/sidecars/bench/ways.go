@@ -29,20 +29,25 @@ type bench struct {
 	driver   *rig.Driver
 }
 
-// begin starts the driver and, for the first part that needs it, an API server, and fills that.
-func (b *bench) begin(ctx context.Context, cluster bool) (err error) {
-	if b.driver == nil {
-		var names []string
-		for i := range nodes * b.percent / 100 {
-			names = append(names, nodeName(i))
-		}
-		if b.driver, err = rig.NewDriver(b.dir, rig.DriverOptions{Nodes: names, Topology: true}); err != nil {
-			return err
-		}
-	}
-	if !cluster || b.plane != nil {
+// needsDriver starts the driver.
+func (b *bench) needsDriver(context.Context) (err error) {
+	if b.driver != nil {
 		return nil
 	}
+	var names []string
+	for i := range nodes * b.percent / 100 {
+		names = append(names, nodeName(i))
+	}
+	b.driver, err = rig.NewDriver(b.dir, rig.DriverOptions{Nodes: names, Topology: true})
+	return err
+}
+
+// needsCluster starts the driver and an API server, and fills that.
+func (b *bench) needsCluster(ctx context.Context) error {
+	if err := b.needsDriver(ctx); err != nil || b.plane != nil {
+		return err
+	}
+	var err error
 	// The binder is needed for claims to become bound. Others would take away what nobody uses, such as attachments.
 	b.plane, err = rig.StartPlane(ctx, controlplane.Options{Log: os.Stderr, Dir: b.dir,
 		Controllers:           []string{"persistentvolume-binder-controller", "serviceaccount-controller"},

@@ -4,10 +4,15 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"strings"
+	"regexp"
 	"syscall"
 	"testing"
 	"time"
+
+	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/causeway-csi/causeway/test/sidecars/rig"
 )
@@ -138,15 +143,46 @@ func (s *scene) stopped(before func(*replica), args ...string) {
 	s.settled()
 }
 
-func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) { newScene(t).stopped(func(*replica) {}, works) }
+func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) {
+	newScene(t).stopped(func(*replica) {}, works)
+}
 
-// Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer.
+// Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer. When
+// a release ends them, this fails: docs/sidecars.md speaks of it.
 func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
 	s := newScene(t)
+	var first *replica
 	s.stopped(func(leader *replica) {
-		leader.says("Starting CSI snapshotter")
-		if body := leader.answers("/metrics", http.StatusOK); !strings.Contains(body, "csi-snapshotter-groupsnapshotcontent") {
-			t.Error("groups aren't worked on")
-		}
-	}, "--controllers=*")
+		first = leader
+		s.groupOfNobody()
+		s.until("the workers for groups to begin", func(context.Context) error {
+			if !worked.MatchString(leader.answers("/metrics", http.StatusOK)) {
+				return errors.New("nothing was worked on")
+			}
+			return nil
+		})
+	}, "--controllers=provisioner,snapshotter")
+	first.says("Controllers still run at the end of their time")
+}
+
+// worked matches the count of what the workers for groups have looked at, from one on.
+var worked = regexp.MustCompile(`workqueue_work_duration_seconds_count\{[^}]*name="csi-snapshotter-groupsnapshotcontent"[^}]*\} [1-9]`)
+
+// groupOfNobody makes an object that the workers for groups look at, and leave alone.
+func (s *scene) groupOfNobody() {
+	s.Helper()
+	groups := s.plane.Snapshots.GroupsnapshotV1().VolumeGroupSnapshotContents()
+	_, err := groups.Create(s.Context(), &groupv1.VolumeGroupSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: s.dashed()},
+		Spec: groupv1.VolumeGroupSnapshotContentSpec{
+			Driver: "nobody.example.com", DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain,
+			VolumeGroupSnapshotRef: corev1.ObjectReference{Name: "group", Namespace: "default"},
+			Source: groupv1.VolumeGroupSnapshotContentSource{
+				GroupSnapshotHandles: &groupv1.GroupSnapshotHandles{VolumeGroupSnapshotHandle: "group", VolumeSnapshotHandles: []string{"snapshot"}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
 }

@@ -2,6 +2,7 @@ package fails
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -81,10 +82,14 @@ func freePort(t *testing.T) string {
 func (r *replica) says(words string) {
 	r.s.Helper()
 	r.s.until(fmt.Sprintf("process %d says %q", r.Pid(), words), func(context.Context) error {
-		if !contains(r, words) {
-			return fmt.Errorf("it doesn't")
+		over := ended(r) // asked first: what it said at its end counts
+		switch {
+		case contains(r, words):
+			return nil
+		case over:
+			r.s.Fatalf("process %d ended with %d and didn't say %q", r.Pid(), r.ExitCode(), words)
 		}
-		return nil
+		return errors.New("it doesn't")
 	})
 }
 

@@ -114,14 +114,6 @@ func (l *lab) awaitClaim(name, what string, is func(*corev1.PersistentVolumeClai
 	}, is)
 }
 
-// awaitVolume is awaitClaim for a PersistentVolume.
-func (l *lab) awaitVolume(name, what string, is func(*corev1.PersistentVolume) bool) *corev1.PersistentVolume {
-	l.Helper()
-	return await(l.T, "volume "+name, what, func(ctx context.Context) (*corev1.PersistentVolume, error) {
-		return world.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
-	}, is)
-}
-
 // await gets an object until it is as it should be.
 func await[O any](t *testing.T, name, what string, get func(context.Context) (O, error), is func(O) bool) O {
 	t.Helper()

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -27,7 +29,7 @@ type setup struct {
 	rights      []string // what rbac is told of the driver
 	env         []string
 	zones       []string // each with one node, of which the first is that to which volumes can be attached
-	command     []string // all arguments instead of the usual ones; $SOCKET is the driver's
+	command     []string // all arguments instead of the usual ones; $SOCKET is the driver's, $DIR where that is
 	namespace   string   // where the service account is: that of name if it is empty
 }
 
@@ -68,7 +70,10 @@ func start(o setup) (*sidecars, error) {
 		s.namespace = "sidecars-" + o.name
 	}
 	s.user = "system:serviceaccount:" + s.namespace + ":" + account
-	args := o.arguments(s)
+	args, err := o.arguments(s)
+	if err != nil {
+		return nil, errors.Join(err, driver.Stop())
+	}
 	if err := o.makeZones(ctx); err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
@@ -106,28 +111,33 @@ func (s *sidecars) watch() {
 }
 
 // arguments are those of the process. It retries soon, as tests wait for it.
-func (o setup) arguments(s *sidecars) []string {
+func (o setup) arguments(s *sidecars) ([]string, error) {
 	if o.command != nil {
 		var args []string
 		for _, arg := range o.command {
-			args = append(args, strings.ReplaceAll(arg, "$SOCKET", s.driver.Socket))
+			args = append(args, strings.NewReplacer("$SOCKET", s.driver.Socket, "$DIR", filepath.Dir(s.driver.Socket)).Replace(arg))
 		}
-		return args
+		return args, nil
 	}
-	address := freeAddress()
+	address, err := freeAddress()
 	s.url = "http://" + address
 	return append([]string{
 		"--csi-address=" + s.driver.Socket, "--controllers=" + o.controllers, "--http-endpoint=" + address,
 		"--kube-api-qps=100", "--kube-api-burst=200", "--retry-interval-start=100ms", "--shutdown-timeout=1s", "--v=3",
-	}, o.args...)
+	}, o.args...), err
 }
 
 var addresses atomic.Int32
 
-// freeAddress returns a "host:port" that nobody else has: 127.0.0.0/8 is all this machine, and the process's ID is in it.
-func freeAddress() string {
+// freeAddress returns a "host:port" at which nobody listens. 127.0.0.0/8 is all this machine, and no other test takes the host
+// before the process does: the ID of this process is in it.
+func freeAddress() (string, error) {
 	pid := os.Getpid()
-	return fmt.Sprintf("127.%d.%d.%d:9808", 1+pid>>8&0x7f, pid&0xff, 1+addresses.Add(1))
+	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+pid>>8&0x7f, pid&0xff, 1+addresses.Add(1)))
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
 }
 
 // credentials makes the namespace and its service account, lets that do what csi-sidecars says it must be able to do, and
@@ -147,11 +157,17 @@ func credentials(ctx context.Context, namespace string, args []string) (string, 
 	return world.ServiceAccountKubeconfig(ctx, namespace, account)
 }
 
+// forbidden is a line about something that the API server has refused.
+var forbidden = regexp.MustCompile(`.* is forbidden: User .*`)
+
 // stop ends the process and its driver. An error has the log.
 func (s *sidecars) stop() error {
 	s.told.Store(true)
 	code := s.Stop()
 	err := s.driver.Stop()
+	if refused := forbidden.FindString(s.Log()); refused != "" {
+		err = errors.Join(err, fmt.Errorf("a right is missing in what rbac prints for %s: %s", s.driver.Name, refused))
+	}
 	if code != 0 {
 		err = errors.Join(err, fmt.Errorf("csi-sidecars for %s ended with code %d, not 0; its log ends\n%s", s.driver.Name, code, end(s.Log())))
 	}

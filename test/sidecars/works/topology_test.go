@@ -15,7 +15,7 @@ import (
 
 // topological has a driver whose volumes aren't everywhere, and upstream's defaults. strict has the opposites.
 var (
-	topological = shared{setup: setup{name: "topology", controllers: all, driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"}}}
+	topological = shared{setup: setup{name: "topology", controllers: all + ",health-monitor", driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"}}}
 	strict      = shared{setup: setup{name: "strict", controllers: "provisioner", driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"},
 		args: []string{"--strict-topology", "--immediate-topology=false"}}}
 )

@@ -56,8 +56,8 @@ func watches(t *testing.T, user string) map[string]int {
 	return open
 }
 
-// What all controllers watch for a driver that can do everything and has topology: one watch of each kind, though upstream's
-// four processes have 19.
+// What all of a driver's controllers and the health monitor watch, where the driver can do everything and has topology: each kind
+// once, though upstream's four processes have 19 watches.
 func TestEveryKindIsWatchedOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, topological.use(t), late)

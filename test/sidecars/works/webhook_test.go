@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -79,7 +80,7 @@ func readCase(t *testing.T, file string) (c webhookCase) {
 	}
 }
 
-// send creates an object, or updates the one that has its name.
+// send creates an object, or updates the one that has its name: again, where a controller has written to it in between.
 func send(ctx context.Context, client dynamic.Interface, o *unstructured.Unstructured) (verb string, err error) {
 	kind := o.GroupVersionKind()
 	plural := strings.ToLower(kind.Kind) + "s"
@@ -91,14 +92,20 @@ func send(ctx context.Context, client dynamic.Interface, o *unstructured.Unstruc
 	if o.GetNamespace() != "" {
 		at = resource.Namespace(o.GetNamespace())
 	}
-	there, err := at.Get(ctx, o.GetName(), metav1.GetOptions{})
-	if err != nil {
-		_, err = at.Create(ctx, o, metav1.CreateOptions{})
-		return "create", err
+	for {
+		there, err := at.Get(ctx, o.GetName(), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = at.Create(ctx, o, metav1.CreateOptions{})
+			return "create", err
+		}
+		if err == nil {
+			o.SetResourceVersion(there.GetResourceVersion())
+			_, err = at.Update(ctx, o, metav1.UpdateOptions{})
+		}
+		if !apierrors.IsConflict(err) {
+			return "update", err
+		}
 	}
-	o.SetResourceVersion(there.GetResourceVersion())
-	_, err = at.Update(ctx, o, metav1.UpdateOptions{})
-	return "update", err
 }
 
 // check holds the answer to the last document against what the file says.
