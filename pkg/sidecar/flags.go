@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -198,7 +199,10 @@ func (t *table) settle(on func(controller string) bool) error {
 			return fmt.Errorf("--%s is set, but %s is off: add it to --controllers, or take the flag away", e.said, e.owner)
 		}
 	}
-	for _, name := range sorted(t.shared) {
+	names := sorted(t.shared)
+	// A flag's own name before the old spellings of others': --workers is more exact than --worker-threads where both are said.
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(t.oldest(a), t.oldest(b)) })
+	for _, name := range names {
 		if s := t.shared[name]; s.said {
 			if err := t.spread(s, on); err != nil {
 				return err
@@ -206,6 +210,14 @@ func (t *table) settle(on func(controller string) bool) error {
 		}
 	}
 	return nil
+}
+
+// oldest is 1 for a name that is an old spelling for somebody, else 0.
+func (t *table) oldest(name string) int {
+	if slices.ContainsFunc(t.entries, func(e *entry) bool { return e.owner != "" && slices.Contains(e.old, name) }) {
+		return 1
+	}
+	return 0
 }
 
 // spread sets an unprefixed flag for each controller that is on, has it, and was not told otherwise.

@@ -144,3 +144,14 @@ func TestDistanceCountsChangedLetters(t *testing.T) {
 		}
 	}
 }
+
+func TestAnExactNameWinsOverAnotherFlagsOldSpelling(t *testing.T) {
+	a, b := &toy{name: "a", workers: 1, old: []string{"threads"}}, &toy{name: "b", workers: 1}
+	c := command(nil, a, b)
+	if _, err := c.parse([]string{"--threads=20", "--workers=5"}); err != nil {
+		t.Fatal(err)
+	}
+	if a.workers != 5 || b.workers != 5 {
+		t.Errorf("a has %d, b has %d", a.workers, b.workers)
+	}
+}
