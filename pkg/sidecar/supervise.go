@@ -19,14 +19,36 @@ func (c *Command) run(ctx context.Context, on []Controller) int {
 	log := klog.FromContext(ctx)
 	log.Info("Starting", "binary", c.Name, "version", Version(), "controllers", names(on))
 	s := newSupervisor(ctx, c)
-	if err := s.all(on); err != nil {
-		s.Fail(err)
-	}
+	s.bounded(func() {
+		if err := s.all(on); err != nil {
+			s.Fail(err)
+		}
+	})
 	if s.failure() != nil {
 		return 1
 	}
 	log.Info("Ended as told")
 	return 0
+}
+
+// release is what giving a lease up may take beyond patience.
+const release = time.Second
+
+// bounded returns when f does, or some time after the work has ended: upstream's constructors end a process by calls that never
+// return here (see kube's catchExits), and so may keep f for ever.
+func (s *supervisor) bounded(f func()) {
+	over := make(chan struct{})
+	go func() { defer close(over); f() }()
+	select {
+	case <-over:
+		return
+	case <-s.work.Done():
+	}
+	select {
+	case <-over:
+	case <-time.After(s.patience + 2*release):
+		klog.FromContext(s.work).Info("What was being built never ended")
+	}
 }
 
 // supervisor is one run of a command. Whatever fails first ends all of it: to start one upstream controller again within the
@@ -113,8 +135,8 @@ func (s *supervisor) all(on []Controller) error {
 			return fmt.Errorf("--http-endpoint: %w", err)
 		}
 	}
-	if s.Cluster == nil {
-		s.server.processMetrics()
+	if !slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Cluster }) {
+		s.server.processMetrics() // else Cluster's libraries have them
 	}
 	env, err := s.environment(on)
 	if err != nil {
@@ -139,7 +161,6 @@ func (s *supervisor) wait(group *errgroup.Group) {
 		close(over)
 	}()
 	<-s.work.Done()
-	const release = time.Second // what giving a lease up may take beyond
 	select {
 	case <-over:
 	case <-s.atOnce.Done():
@@ -188,6 +209,9 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 // built from them is built anew, by a new process.
 func (s *supervisor) lostDriver(exact bool) {
 	klog.FromContext(s.work).Info("Lost the connection to the driver")
+	if s.work.Err() != nil {
+		return // a lease that is just being given up breaks it, too, and must be waited for
+	}
 	if s.Cluster != nil && s.Cluster.Leads() != nil {
 		s.Fail(s.Cluster.Leads()) // and broke the connection itself
 		return

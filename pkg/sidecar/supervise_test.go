@@ -234,3 +234,51 @@ func probe(ctx context.Context, env *Env) error {
 	_, err := csi.NewIdentityClient(env.Conn).Probe(ctx, &csi.ProbeRequest{})
 	return err
 }
+
+// To give a lease up takes the right to call the driver first, which may break the connection before the API server has answered.
+func TestAConnectionThatBreaksAtTheEndLeavesTimeForTheRelease(t *testing.T) {
+	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}, Cluster: &alone{leads: func() error { return ErrLost }}})
+	s.stop() // as SIGTERM does
+	s.lostDriver(true)
+	if s.atOnce.Err() != nil {
+		t.Error("nothing may be finished any more")
+	}
+}
+
+// What upstream's constructors do where they end their process never returns here.
+func TestABuildThatNeverReturnsDoesNotKeepTheProcess(t *testing.T) {
+	var d diary
+	ctx, cancel := context.WithCancel(t.Context())
+	forever := make(chan struct{})
+	defer close(forever)
+	c := command(&alone{diary: &d}, &toy{name: "stuck", needs: Needs{Cluster: true}, diary: &d, building: func() { cancel(); <-forever }})
+	on, err := c.parse([]string{"--shutdown-timeout=10ms"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := make(chan int, 1)
+	go func() { code <- c.run(ctx, on) }()
+	select {
+	case <-code:
+	case <-soon(t).Done():
+		t.Error("it doesn't end")
+	}
+}
+
+func TestAProcessWithoutClusterMeasuresItself(t *testing.T) {
+	var d diary
+	c := command(&alone{diary: &d}, &toy{name: "small", diary: &d})
+	on, err := c.parse(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	s := newSupervisor(ctx, c)
+	cancel()
+	if err := s.all(on); err != nil {
+		t.Fatal(err)
+	}
+	if _, body := ask(s.server, "/metrics"); !strings.Contains(body, "go_goroutines") {
+		t.Errorf("nothing of the Go runtime is in\n%s", body)
+	}
+}

@@ -10,16 +10,17 @@ import (
 
 // toy is a controller that does what a test says.
 type toy struct {
-	name    string
-	needs   Needs
-	timeout time.Duration
-	workers int
-	loud    bool
-	old     []string // spellings of workers
-	invalid error
-	build   error
-	run     func(ctx context.Context) error // nil: until it is told to end
-	diary   *diary
+	name     string
+	needs    Needs
+	timeout  time.Duration
+	workers  int
+	loud     bool
+	old      []string // spellings of workers
+	invalid  error
+	build    error
+	building func()
+	run      func(ctx context.Context) error // nil: until it is told to end
+	diary    *diary
 }
 
 func (t *toy) Name() string  { return t.name }
@@ -36,6 +37,9 @@ func (t *toy) Validate() error { return t.invalid }
 func (t *toy) Needs() Needs    { return t.needs }
 func (t *toy) Build(context.Context, *Env) (Runner, error) {
 	t.diary.note("build " + t.name)
+	if t.building != nil {
+		t.building()
+	}
 	if t.build != nil {
 		return nil, t.build
 	}
