@@ -20,8 +20,9 @@ import (
 
 // The way from upstream's binaries, each with a lease of its own, to one process with one lease, and back. KEP-4958's rule
 // (kubernetes/enhancements PR 5672) is: hold the new lease, take all old ones once, note that on the new one, give the old
-// ones up. Two things are added, as old sidecars may come back (a rollback): a noted lease is only believed while no old one
-// has a holder, and a leader looks again as often as a lease lasts.
+// ones up. Three things are added, as old sidecars may come back (a rollback), or have second replicas: a noted lease is only
+// believed while no old one has a holder, one that was given up must stay free for a while, and a leader looks again as often
+// as a lease lasts.
 
 // The annotation says that the old leases were all held once.
 const (
@@ -222,7 +223,7 @@ func (e *election) guard(ctx context.Context, client kubernetes.Interface, l lea
 			continue // the API server is away; the election itself watches for how long
 		}
 		if busy != nil {
-			return fmt.Errorf("%s has taken the lease %s: which is for the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+			return fmt.Errorf("%s has taken the lease %s, which is for the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
 		}
 	}
 }

@@ -208,7 +208,8 @@ func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.
 	if name := inTree(csitrans.New(), env.Driver); name != "" {
 		options = append(options, lib.AdditionalProvisionerNames([]string{name}))
 	}
-	provision := lib.NewProvisionController(ctx, clients.Kube, env.Driver, making, options...)
+	// Its context is that of events. What controllers finish after they were told to end is to have events, too, as upstream's has.
+	provision := lib.NewProvisionController(context.WithoutCancel(ctx), clients.Kube, env.Driver, making, options...)
 	*together = append(*together, func(ctx context.Context, workers *sync.WaitGroup) {
 		provision.ControllerWaitGroup(workers)
 		provision.Run(ctx)
