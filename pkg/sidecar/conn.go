@@ -188,7 +188,7 @@ func (b breaks) HandleConn(_ context.Context, s stats.ConnStats) {
 }
 
 // stillWaiting is how often the log says that the driver isn't there.
-const stillWaiting = 30 * time.Second
+const stillWaiting = 15 * time.Second
 
 // await returns when the connection is up.
 func await(ctx context.Context, conn *grpc.ClientConn, path string) error {
@@ -204,7 +204,11 @@ func await(ctx context.Context, conn *grpc.ClientConn, path string) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case !changed:
-			klog.FromContext(ctx).Info("Still waiting for the driver", "socket", path)
+			c, err := net.Dial("unix", path) // gRPC doesn't tell why
+			if err == nil {
+				c.Close()
+			}
+			klog.FromContext(ctx).Info("Still waiting for the driver", "socket", path, "err", err)
 		}
 	}
 }

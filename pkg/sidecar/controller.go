@@ -27,6 +27,7 @@ type Controller interface {
 	Needs() Needs
 	// Build makes it ready to run. Controllers are built one after the other, before any of them runs, as some upstream
 	// constructors write to package-level tables. ErrNotSupported: the driver can't do what it is for; it is left out.
+	// ErrNotInstalled: so it is where the cluster lacks what it works on.
 	Build(context.Context, *Env) (Runner, error)
 }
 
@@ -84,6 +85,9 @@ type Env struct {
 
 // ErrNotSupported means that the driver lacks what a controller is for. The words around it are what an operator reads.
 var ErrNotSupported = errors.New("not supported by the driver")
+
+// ErrNotInstalled means that the cluster lacks what a controller works on. It is left out, too.
+var ErrNotInstalled = errors.New("not installed in the cluster")
 
 // ErrDone means that there is nothing to run.
 var ErrDone = errors.New("nothing is left to do")

@@ -21,6 +21,12 @@ func (c *Command) Help(w io.Writer) {
 		fmt.Fprintf(w, "\n%s: %s%s\n", k.Name(), k.About(), byName(k))
 		c.table.print(w, k.Name())
 	}
+	for _, name := range sorted(c.More) {
+		if own := c.More[name].table(); len(own.entries) > 0 {
+			fmt.Fprintf(w, "\nOf %s %s alone:\n", c.Name, name)
+			own.print(w, "")
+		}
+	}
 	fmt.Fprint(w, "\nA controller's flag also works without its prefix: --timeout=30s is for every controller that has a timeout and isn't\ngiven one of its own. Without either, each has upstream's default.\n")
 }
 
@@ -75,6 +81,19 @@ func (c *Command) Markdown(w io.Writer) {
 		fmt.Fprintf(w, "\n## %s\n\n%s%s\n\n", k.Name(), k.About(), byName(k))
 		c.table.markdown(w, k.Name())
 	}
+	for _, name := range sorted(c.More) {
+		fmt.Fprintf(w, "\n## %s %s\n\nIt takes all flags above, and of its own:\n\n", c.Name, name)
+		c.More[name].table().markdown(w, "")
+	}
+}
+
+// table has a subcommand's own flags, for those who print them.
+func (s Subcommand) table() *table {
+	t := &table{}
+	if s.Flags != nil {
+		s.Flags(&Flags{table: t})
+	}
+	return t
 }
 
 func (t *table) markdown(w io.Writer, owner string) {

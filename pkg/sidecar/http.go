@@ -62,8 +62,8 @@ func (s *Server) Health(name string, check Check) {
 	s.checks[name] = check
 }
 
-// ready says why /readyz fails, or, with an empty why, that it doesn't.
-func (s *Server) ready(why string) {
+// Ready says why /readyz fails, or, with an empty why, that it doesn't.
+func (s *Server) Ready(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.notReady = why

@@ -24,11 +24,11 @@ func TestReadyzSaysWhatIsWaitedFor(t *testing.T) {
 	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "starting\n" {
 		t.Errorf("at first: %d %s", code, body)
 	}
-	s.ready("waiting for the driver")
+	s.Ready("waiting for the driver")
 	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "waiting for the driver\n" {
 		t.Errorf("while it waits: %d %s", code, body)
 	}
-	s.ready("")
+	s.Ready("")
 	if code, body := ask(s, "/readyz"); code != http.StatusOK || body != "ok\n" {
 		t.Errorf("in the end: %d %s", code, body)
 	}

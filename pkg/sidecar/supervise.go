@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -117,7 +118,14 @@ func (s *supervisor) report(err error) {
 		kind = "panicked"
 	}
 	s.failed.WithLabelValues(f.Controller, kind).Inc()
-	klog.FromContext(s.work).Error(f.Err, "Can't go on", "failed", f.Controller, "stack", f.Stack)
+	var more []any
+	if f.Controller != "" {
+		more = append(more, "failed", f.Controller)
+	}
+	if f.Stack != "" {
+		more = append(more, "stack", f.Stack)
+	}
+	klog.FromContext(s.work).Error(f.Err, "Can't go on", more...)
 	if w, err := os.OpenFile(terminationLog, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
 		fmt.Fprintln(w, f.Error())
 		w.Close()
@@ -247,8 +255,9 @@ func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error
 			elected = append(elected, p)
 		}
 	}
-	s.server.ready("")
-	if len(elected) > 0 {
+	if len(elected) == 0 {
+		s.server.Ready("")
+	} else { // Cluster.Run says when
 		group.Go(func() error {
 			err := s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start)
 			if err != nil {
@@ -263,22 +272,27 @@ func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error
 // know finds out what late parts are built from.
 func (s *supervisor) know(env *Env, parts []*Part) error {
 	if slices.ContainsFunc(parts, func(p *Part) bool { return p.Needs().Capabilities }) {
-		s.server.ready("waiting for the driver at " + env.Address)
+		s.server.Ready("waiting for the driver at " + env.Address)
 		if err := identify(s.work, env, 10*time.Second); err != nil {
 			return err
 		}
 		klog.FromContext(s.work).Info("Found the driver", "driver", env.Driver)
 	}
-	s.server.ready("waiting for the API server")
+	s.server.Ready("waiting for the API server")
 	return s.Cluster.Connect(s.work, s.server, env.Driver, s.Fail)
 }
 
 // buildOne builds a part, or notes that the driver has no use for it.
-func (s *supervisor) buildOne(env *Env, p *Part) error {
+func (s *supervisor) buildOne(env *Env, p *Part) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = &Failure{Controller: p.Name(), Err: fmt.Errorf("panic: %v", r), Stack: string(debug.Stack())}
+		}
+	}()
 	runner, err := p.Build(s.work, env)
 	p.built(runner)
 	switch {
-	case errors.Is(err, ErrNotSupported):
+	case errors.Is(err, ErrNotSupported), errors.Is(err, ErrNotInstalled):
 		klog.FromContext(s.work).Info("Controller is skipped", "name", p.Name(), "reason", err.Error())
 		p.skip(err)
 		return nil

@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	snapshots "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
@@ -25,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/transport"
 	cliflag "k8s.io/component-base/cli/flag"
+	csitrans "k8s.io/csi-translation-lib"
 	"k8s.io/klog/v2"
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
@@ -43,7 +46,9 @@ type Cluster struct {
 	informers informers.SharedInformerFactory
 	snapshots snapinformers.SharedInformerFactory
 	fail      func(error)
-	own       []factory // of single controllers
+	server    *sidecar.Server
+	migrated  atomic.Bool // the driver took over from an in-tree one
+	own       []factory   // of single controllers
 	await     []cache.InformerSynced
 }
 
@@ -101,7 +106,8 @@ func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string,
 	if err := c.applyGates(ctx, shared); err != nil {
 		return err
 	}
-	c.fail = fail
+	c.fail, c.server = fail, s
+	c.migrated.Store(csitrans.New().IsMigratedCSIDriverByName(driver))
 	catchExits(fail)
 	measure(s)
 	if c.election.on {
@@ -151,21 +157,31 @@ func (c *Cluster) start(stop <-chan struct{}) {
 // wait for some of theirs only; with a half-read one, a volume that is attached looks as if it weren't, and is deleted. Those
 // of snapshots are waited for by their controllers, as their CRDs may be missing.
 func (c *Cluster) full(ctx context.Context) bool {
+	said := time.Now()
 	for {
-		pause, cancel := context.WithTimeout(ctx, stillWaiting)
-		waiting := false
+		pause, cancel := context.WithTimeout(ctx, time.Second)
+		var missing []string
 		for kind, ok := range c.informers.WaitForCacheSync(pause.Done()) {
-			if !ok && ctx.Err() == nil {
-				klog.InfoS("Still reading objects, without which no controller runs. The lines above say why, if the API server refuses", "kind", kind)
-				waiting = true
+			if !ok {
+				missing = append(missing, kind.Elem().Name())
 			}
 		}
 		if !cache.WaitForCacheSync(pause.Done(), c.await...) {
-			waiting = true
+			missing = append(missing, "those of one controller")
 		}
 		cancel()
-		if !waiting || ctx.Err() != nil {
-			return ctx.Err() == nil
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case len(missing) == 0:
+			c.server.Ready("")
+			return true
+		}
+		slices.Sort(missing)
+		c.server.Ready("reading objects: " + strings.Join(missing, ", "))
+		if time.Since(said) > stillWaiting {
+			said = time.Now()
+			klog.InfoS("Still reading objects, without which no controller runs. The lines above say why, if the API server refuses", "kinds", missing)
 		}
 	}
 }
@@ -200,7 +216,7 @@ func (l *Limits) Validate() error {
 type Clients struct {
 	Kube      kubernetes.Interface
 	Snapshots snapshots.Interface
-	Config    *rest.Config // with the same limits, for upstream code that makes more clients
+	Config    *rest.Config // with the same limits, for upstream code that makes more clients; only to read, as writes aren't fenced
 }
 
 // Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport. name is what the API server's
@@ -255,6 +271,3 @@ func Positive[T int | float64 | time.Duration](name string, v T) error {
 	}
 	return nil
 }
-
-// Migrated is upstream's label on CSI calls for volumes of former in-tree drivers.
-func (c *Cluster) Migrated(ctx context.Context) string { return migrated(ctx) }

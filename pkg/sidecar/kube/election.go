@@ -195,8 +195,12 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	if _, err := c.election.who(); err != nil { // once, before several ask
 		return err
 	}
+	leases := c.election.leases(driver, parts)
+	if !c.mayElect(ctx, client, leases) {
+		return nil
+	}
 	var group errgroup.Group
-	for _, l := range c.election.leases(driver, parts) {
+	for _, l := range leases {
 		group.Go(func() error {
 			defer cancel() // whatever ended one election ends all
 			err := c.election.under(ctx, client, l, lead)
@@ -207,6 +211,34 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 		})
 	}
 	return group.Wait()
+}
+
+// mayElect returns when the leases can be read, or ctx is done. Who isn't allowed to is never ready, so that no rollout replaces
+// somebody who is. It reports whether they can.
+func (c *Cluster) mayElect(ctx context.Context, client kubernetes.Interface, leases []lease) bool {
+	var said time.Time
+	for {
+		var err error
+		for _, l := range leases {
+			if _, asked := c.election.get(ctx, client, l.name); asked != nil {
+				err = asked
+			}
+		}
+		if err == nil {
+			c.server.Ready("")
+			return true
+		}
+		c.server.Ready("waiting for the lease: " + err.Error())
+		if time.Since(said) > stillWaiting {
+			said = time.Now()
+			klog.FromContext(ctx).Error(err, "Still waiting for the lease: csi-sidecars rbac prints the rights that it takes", "namespace", c.election.ownNamespace())
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(c.election.retry):
+		}
+	}
 }
 
 // settled is how long controllers take to look at everything once.

@@ -161,7 +161,9 @@ func TestATermEndsByOurOwnClock(t *testing.T) {
 	term.Get(t.Context())
 	is("somebody else has taken it", true, 2)
 	term.Update(t.Context(), resourcelock.LeaderElectionRecord{})
-	is("given up", false, 2)
+	if err := term.check(); err == nil || errors.Is(err, sidecar.ErrLost) || lost != 2 {
+		t.Errorf("given up: %v, lost %d times", err, lost)
+	}
 }
 
 // Whoever works under the leases of the other mode takes a lease that has run out for a dead process's, and leaves it as it is.
@@ -239,6 +241,11 @@ func TestAClusterLeadsWhileAllOfItsTermsRun(t *testing.T) {
 	}
 	b, _ := c.election.terms.Load("b")
 	b.(*term).renewed.Store(&over)
+	if err := c.Leads(); err == nil || errors.Is(err, sidecar.ErrLost) {
+		t.Errorf("with one that was given up: %v", err)
+	}
+	long := time.Now().Add(-2 * time.Hour)
+	b.(*term).renewed.Store(&long)
 	if err := c.Leads(); !errors.Is(err, sidecar.ErrLost) {
 		t.Errorf("with one that is over: %v", err)
 	}

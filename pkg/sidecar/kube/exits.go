@@ -30,11 +30,15 @@ func catchExits(fail func(error)) {
 	})
 }
 
-// migrated reads upstream's mark in a call's context.
-func migrated(ctx context.Context) string {
+// Migrated is upstream's label on CSI calls of a driver that took over from an in-tree one: whether the call is for such a volume.
+// Other drivers' calls have none.
+func (c *Cluster) Migrated(ctx context.Context) string {
+	if !c.migrated.Load() {
+		return ""
+	}
 	info, ok := ctx.Value(connection.AdditionalInfoKey).(connection.AdditionalInfo)
 	if !ok {
-		return ""
+		return "false"
 	}
 	return info.Migrated
 }

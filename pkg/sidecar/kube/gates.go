@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	attacher "github.com/kubernetes-csi/external-attacher/v4/pkg/features"
 	provisioner "github.com/kubernetes-csi/external-provisioner/v6/pkg/features"
 	resizer "github.com/kubernetes-csi/external-resizer/v2/pkg/features"
 	snapshotter "github.com/kubernetes-csi/external-snapshotter/v8/pkg/features"
-	"k8s.io/apimachinery/pkg/util/wait"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/discovery"
 	"k8s.io/component-base/featuregate"
@@ -87,12 +85,9 @@ func (c *Cluster) applyGates(ctx context.Context, shared Clients) error {
 
 // hasAttributesClass asks until there is an answer: a guess would either lose parameters or watch what isn't there.
 func hasAttributesClass(ctx context.Context, d discovery.DiscoveryInterface) (has bool, err error) {
-	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
-		var asking error
-		if has, asking = provisioner.IsVolumeAttributesClassV1Enabled(d); asking != nil {
-			klog.InfoS("Still waiting for the API server", "err", asking)
-		}
-		return asking == nil, nil
+	err = patient(ctx, func() (err error) {
+		has, err = provisioner.IsVolumeAttributesClassV1Enabled(d)
+		return err
 	})
 	return has, err
 }

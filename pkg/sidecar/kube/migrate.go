@@ -141,6 +141,10 @@ func (e *election) migrated(ctx context.Context, client kubernetes.Interface, l 
 // never let a Deployment's new pod become ready beside the old one.
 func (e *election) takeOver(ctx context.Context, client kubernetes.Interface, l lease) error {
 	log := klog.FromContext(ctx)
+	// To have some of them while one is waited for would keep everybody from their work.
+	if e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
+		return nil
+	}
 	until, giveUp := context.WithCancel(ctx)
 	defer giveUp()
 	holders, holding := errgroup.WithContext(until)
@@ -157,7 +161,7 @@ func (e *election) takeOver(ctx context.Context, client kubernetes.Interface, l 
 			n++
 		case <-say.C:
 			if busy, err := e.held(ctx, client, l); err == nil && busy != nil {
-				log.Info("Waiting for an old sidecar to end: two must not do the same work", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+				log.Info(e.waitingFor(), "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
 			}
 		case <-holding.Done(): // told to end, or one of them was lost
 			return holders.Wait()
@@ -256,6 +260,14 @@ func (e *election) get(ctx context.Context, client kubernetes.Interface, name st
 	return l, err
 }
 
+// waitingFor is what the log says while somebody else does the work.
+func (e *election) waitingFor() string {
+	if e.mode == perController {
+		return "Waiting for the process with the one lease to end: two must not do the same work"
+	}
+	return "Waiting for an old sidecar to end: two must not do the same work"
+}
+
 // awaitFree returns when none of the leases has a holder that renews it, or ctx is done. It returns those that have a dead one.
 func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface, names []string) map[string]metav1.MicroTime {
 	type sight struct {
@@ -275,7 +287,7 @@ func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface, n
 			case was.at.IsZero() || !was.renewed.Equal(&now):
 				seen[busy.Name] = sight{now, time.Now()}
 				if was.at.IsZero() {
-					klog.FromContext(ctx).Info("Waiting for the process with the one lease to end", "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
+					klog.FromContext(ctx).Info(e.waitingFor(), "lease", busy.Name, "holder", *busy.Spec.HolderIdentity)
 				}
 			case time.Since(was.at) > time.Duration(ptr.Deref(busy.Spec.LeaseDurationSeconds, 0))*time.Second:
 				dead[busy.Name] = now

@@ -1,7 +1,10 @@
 package kube
 
 import (
+	"cmp"
 	"io"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
@@ -28,9 +31,9 @@ func (c *Cluster) RBACCommand() sidecar.Subcommand {
 	return sidecar.Subcommand{
 		About: "print the rights that the controllers need with these flags, as kubectl apply takes them",
 		Flags: func(f *sidecar.Flags) {
-			f.String(&r.Prefix, "name", "csi-sidecars", "what the objects' names begin with")
+			f.String(&r.Prefix, "name", "", "what the objects' names begin with; two drivers must not have the same (default: <namespace>-<service-account>)")
 			f.String(&r.ServiceAccount, "service-account", "csi-sidecars", "who gets the rights")
-			f.String(&r.Namespace, "namespace", "", "where the service account is, and what is the pod's own (default: --leader-election-namespace, else default)")
+			f.String(&r.Namespace, "namespace", "", "where the pod is, with its service account, and its leases if --leader-election-namespace says nothing else (default: that one, else default)")
 			f.Bool(&r.Secrets, "driver-secrets", false, "the driver's classes name secrets, which are read in every namespace")
 			f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes aren't everywhere, so nodes are watched")
 			f.Bool(&r.Attach, "driver-attach", true, "the driver attaches volumes, so nothing is deleted that is attached")
@@ -42,10 +45,10 @@ func (c *Cluster) RBACCommand() sidecar.Subcommand {
 }
 
 func (c *Cluster) print(r Rights, on []sidecar.Controller, out io.Writer) error {
-	leases := c.election.ownNamespace()
-	if r.Namespace == "" {
-		r.Namespace = leases
-	}
+	// The environment here is not the pod's.
+	r.Namespace = cmp.Or(r.Namespace, c.election.namespace, metav1.NamespaceDefault)
+	r.Prefix = cmp.Or(r.Prefix, r.Namespace+"-"+r.ServiceAccount)
+	leases := cmp.Or(c.election.namespace, r.Namespace)
 	var grants []Grant
 	for _, k := range on {
 		if ruled, ok := k.(Ruled); ok {

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -18,14 +19,12 @@ import (
 func (c *Cluster) Serves(ctx context.Context, groupVersion string, kinds ...string) bool {
 	client := c.Client("discovery", unlimited).Kube.Discovery()
 	var have *metav1.APIResourceList
-	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
-		var err error
+	err := patient(ctx, func() (err error) {
 		have, err = client.ServerResourcesForGroupVersion(groupVersion)
-		if err != nil && !apierrors.IsNotFound(err) {
-			klog.InfoS("Still waiting for the API server", "err", err)
-			return false, nil
+		if apierrors.IsNotFound(err) {
+			return nil
 		}
-		return true, nil
+		return err
 	})
 	if err != nil || have == nil {
 		return false
@@ -36,6 +35,35 @@ func (c *Cluster) Serves(ctx context.Context, groupVersion string, kinds ...stri
 		}
 	}
 	return true
+}
+
+// patient asks the API server until it answers, or ctx is done.
+func patient(ctx context.Context, ask func() error) error {
+	var said time.Time
+	return wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
+		err := ask()
+		if err != nil && time.Since(said) > stillWaiting {
+			said = time.Now()
+			klog.InfoS("Still waiting for the API server", "err", err)
+		}
+		return err == nil, nil
+	})
+}
+
+// Await ends the process when the API server has all of the kinds: the next one works on them, too.
+func (c *Cluster) Await(ctx context.Context, groupVersion string, kinds ...string) {
+	go func() {
+		for !c.Serves(ctx, groupVersion, kinds...) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(stillWaiting):
+			}
+		}
+		if ctx.Err() == nil {
+			c.fail(fmt.Errorf("the CRDs for %s are installed now; a new process works on them", groupVersion))
+		}
+	}()
 }
 
 // Always adds a controller's name to all that a gatherer gathers.

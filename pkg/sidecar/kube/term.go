@@ -76,10 +76,14 @@ func (t *term) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 
 // check returns ErrLost when the lease was held and doesn't run any more.
 func (t *term) check() error {
-	if at := t.renewed.Load(); at != nil && time.Since(*at) > t.lasts {
+	switch at := t.renewed.Load(); {
+	case at == nil || time.Since(*at) <= t.lasts:
+		return nil
+	case at == &over:
+		return fmt.Errorf("the lease was given up, as the process ends: %s", t.Describe())
+	default:
 		return fmt.Errorf("%w: %s", sidecar.ErrLost, t.Describe())
 	}
-	return nil
 }
 
 // Leads is sidecar.Cluster's.

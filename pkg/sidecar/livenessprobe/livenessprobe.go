@@ -28,7 +28,7 @@ type controller struct {
 func (*controller) Name() string { return "livenessprobe" }
 
 func (*controller) About() string {
-	return "answers the kubelet's liveness probe of the driver's container by asking the driver itself"
+	return "Answers the kubelet's liveness probe of the driver's container by asking the driver itself."
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -32,7 +33,7 @@ type controller struct {
 
 func (*controller) Name() string { return "node-driver-registrar" }
 
-func (*controller) About() string { return "registers the driver with the kubelet of its node" }
+func (*controller) About() string { return "Registers the driver with the kubelet of its node." }
 
 func (c *controller) Flags(f *sidecar.Flags) {
 	f.String(&c.endpoint, "kubelet-registration-path", "", "the driver's socket as the host sees it, such as /var/lib/kubelet/plugins/<driver>/csi.sock. Required")
@@ -51,6 +52,8 @@ func (c *controller) Validate() error {
 		return errors.New("kubelet-registration-path is required: say where the kubelet finds the driver's socket on the host")
 	case strings.HasPrefix(c.endpoint, "unix:"):
 		return fmt.Errorf("kubelet-registration-path %s: the kubelet takes a plain path, not a URL", c.endpoint)
+	case c.endpoint[0] != '/' && !windowsPath.MatchString(c.endpoint):
+		return fmt.Errorf("kubelet-registration-path %s: it must be the whole path on the host, such as /var/lib/kubelet/plugins/<driver>/csi.sock", c.endpoint)
 	case len(c.endpoint) > maxSocketPath:
 		return fmt.Errorf("kubelet-registration-path %s has %d bytes, but a socket's path has at most %d: put the driver's socket into a directory with a shorter path", c.endpoint, len(c.endpoint), maxSocketPath)
 	case c.registry == "":
@@ -62,6 +65,9 @@ func (c *controller) Validate() error {
 	}
 	return nil
 }
+
+// windowsPath matches a whole path on Windows, whose kubelet this may be built for.
+var windowsPath = regexp.MustCompile(`^[A-Za-z]:[\\/]`)
 
 // Needs: by name, as a controller's pod has no kubelet to register with.
 func (*controller) Needs() sidecar.Needs { return sidecar.Needs{Driver: true, ByName: true} }

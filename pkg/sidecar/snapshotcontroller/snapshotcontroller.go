@@ -108,14 +108,22 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 
 const api = "snapshot.storage.k8s.io/v1"
 
-// await waits for the CRDs, as they may be installed at the same time as we are.
+// kinds are those it can't be without.
+var kinds = []string{"VolumeSnapshot", "VolumeSnapshotContent", "VolumeSnapshotClass"}
+
+// await waits for the CRDs, as they may be installed at the same time as we are. Where they don't come the others still work;
+// a new process starts when they do.
 func (c *controller) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, max(c.waitCRDs, time.Second))
+	soon, cancel := context.WithTimeout(ctx, max(c.waitCRDs, time.Second))
 	defer cancel()
-	for !c.cluster.Serves(ctx, api, "VolumeSnapshot", "VolumeSnapshotContent", "VolumeSnapshotClass") {
+	if !c.cluster.Serves(soon, api, kinds...) {
+		klog.InfoS("Waiting for the CRDs of snapshots", "atMost", c.waitCRDs)
+	}
+	for !c.cluster.Serves(soon, api, kinds...) {
 		select {
-		case <-ctx.Done():
-			return fmt.Errorf("the cluster has no CRDs for %s: install those in deploy/crds", api)
+		case <-soon.Done():
+			c.cluster.Await(ctx, api, kinds...)
+			return fmt.Errorf("%w: CRDs for %s: install those in deploy/crds", sidecar.ErrNotInstalled, api)
 		case <-time.After(time.Second):
 		}
 	}

@@ -104,6 +104,10 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
 		return nil, fmt.Errorf("%w: it takes no snapshots", sidecar.ErrNotSupported)
 	}
+	if kinds := []string{"VolumeSnapshotContent", "VolumeSnapshotClass"}; !c.cluster.Serves(ctx, api, kinds...) {
+		c.cluster.Await(ctx, api, kinds...)
+		return nil, fmt.Errorf("%w: CRDs for %s: install those in deploy/crds", sidecar.ErrNotInstalled, api)
+	}
 	if c.nodeDeployment && os.Getenv("NODE_NAME") == "" {
 		return nil, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
 	}
@@ -133,6 +137,8 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 		return nil
 	}), nil
 }
+
+const api = "snapshot.storage.k8s.io/v1"
 
 // contents are everybody's informers, or, on a node of its own, those of the node's contents.
 func (c *controller) contents(clients kube.Clients) snapinformers.SharedInformerFactory {
