@@ -81,7 +81,7 @@ func start(o setup) (*sidecars, error) {
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
-	env := append([]string{"KUBECONFIG=" + kubeconfig, "KUBE_CACHE_MUTATION_DETECTOR=true", "NAMESPACE=" + s.namespace}, o.env...)
+	env := append([]string{"KUBECONFIG=" + kubeconfig, "KUBE_CACHE_MUTATION_DETECTOR=true", "NAMESPACE=" + s.namespace, "POD_NAMESPACE=" + s.namespace}, o.env...)
 	s.Process, err = rig.StartProcess(world.binary, env, args...)
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
