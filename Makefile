@@ -44,7 +44,7 @@ generate-flags: ## make docs/sidecar-flags.md anew
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform
-	set -e; for p in $(PLATFORMS); do echo "vet $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $$($(GO) list ./... | grep -v -e /sidecar -e /csi-sidecars$$); done
+	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet $$($(GO) list ./... | grep -v -e /sidecar -e /csi-sidecars$$); done
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $(SIDECARS); done
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
 lint: ## gofmt and staticcheck
