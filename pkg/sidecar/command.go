@@ -47,8 +47,9 @@ type Cluster interface {
 	Validate(on []Controller) error
 	// Connect makes clients. Controllers are built after it. What fails later, outside any controller, comes to fail.
 	Connect(ctx context.Context, s *Server, driver string, fail func(error)) error
-	// Run says when the process is ready, which one that waits for leadership is. It gives each part a context under which it leads, by way of start, until ctx is done. It then waits for the parts,
-	// at most as long as patience, gives its leases up, and returns. ErrLost: somebody else may lead by now.
+	// Run says when the process is ready, which one that waits for leadership is. It gives each part a context under which
+	// it leads, by way of start, until ctx is done. It then waits for the parts, at most as long as patience, gives its
+	// leases up, and returns. ErrLost: somebody else may lead by now.
 	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration, start func(context.Context, *Part) error) error
 	// Leads returns an error while a lease under which parts run isn't this process's any more, or was given up: nothing is
 	// asked of the driver for them then.

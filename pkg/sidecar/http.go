@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -55,7 +56,7 @@ func (s *Server) processMetrics() {
 // Check says how something is: a word for it, or an error if it fails.
 type Check func(context.Context) (string, error)
 
-// Health adds /healthz/<name>, which also counts for /healthz.
+// Health adds /healthz/<name>, which also counts for /healthz unless it is optional.
 func (s *Server) Health(name string, check Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,17 +94,14 @@ var optional = map[string]bool{"livenessprobe": true}
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	names := sorted(s.checks)
+	checks := maps.Clone(s.checks)
 	s.mu.Unlock()
 	var failed error
-	for _, name := range names {
+	for _, name := range sorted(checks) {
 		if optional[name] {
 			continue
 		}
-		s.mu.Lock()
-		check := s.checks[name]
-		s.mu.Unlock()
-		if _, err := check(r.Context()); err != nil {
+		if _, err := checks[name](r.Context()); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
 		}
 	}

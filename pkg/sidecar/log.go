@@ -68,8 +68,7 @@ func newNamer(sink logr.LogSink) logr.LogSink {
 }
 
 func named(keysAndValues []any) []any {
-	const namerAndLogr = 3
-	if who := OfStack(namerAndLogr); who != "" {
+	if who := OfStack(); who != "" {
 		return append([]any{"sidecar", who}, keysAndValues...)
 	}
 	return keysAndValues

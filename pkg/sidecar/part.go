@@ -80,7 +80,7 @@ func (p *Part) Run(ctx context.Context) (err error) {
 	defer func() {
 		p.up.Set(0)
 		if r := recover(); r != nil {
-			err = &Failure{Controller: p.Name(), Err: fmt.Errorf("panic: %v", r), Stack: string(debug.Stack())}
+			err = panicked(p.Name(), r)
 		}
 		p.say(ended, err)
 	}()
@@ -112,8 +112,13 @@ func (f *Failure) Unwrap() error { return f.Err }
 
 // Panicked makes a failure of a panic that somebody else caught, with the caller's stack, and says whose it is.
 func Panicked(reason any) *Failure {
-	stack := string(debug.Stack())
-	return &Failure{Controller: ofTrace(stack), Err: fmt.Errorf("panic: %v", reason), Stack: stack}
+	f := panicked("", reason)
+	f.Controller = ofTrace(f.Stack)
+	return f
+}
+
+func panicked(controller string, reason any) *Failure {
+	return &Failure{Controller: controller, Err: fmt.Errorf("panic: %v", reason), Stack: string(debug.Stack())}
 }
 
 // Running reports whether the part is at work.

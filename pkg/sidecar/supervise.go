@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 )
 
@@ -35,8 +33,8 @@ func (c *Command) run(ctx context.Context, on []Controller) int {
 // release is what giving a lease up may take beyond patience.
 const release = time.Second
 
-// bounded returns when f does, or some time after the work has ended: upstream's constructors end a process by calls that never
-// return here (see kube's catchExits), and so may keep f for ever.
+// bounded returns when f does, and after the work has ended waits for it no longer than patience goes: some of upstream's workers
+// never end, and its constructors end a process by calls that never return here (see kube's catchExits).
 func (s *supervisor) bounded(f func()) {
 	over := make(chan struct{})
 	go func() { defer close(over); f() }()
@@ -47,8 +45,9 @@ func (s *supervisor) bounded(f func()) {
 	}
 	select {
 	case <-over:
-	case <-time.After(s.patience + 2*release):
-		klog.FromContext(s.work).Info("What was being built never ended")
+	case <-s.atOnce.Done():
+	case <-time.After(s.patience + release):
+		klog.FromContext(s.work).Info("Not all has ended in time", "shutdownTimeout", s.patience)
 	}
 }
 
@@ -150,31 +149,13 @@ func (s *supervisor) all(on []Controller) error {
 	if err != nil {
 		return err
 	}
-	var group errgroup.Group
-	group.Go(func() error { <-s.work.Done(); return nil }) // all may be skipped: that is no reason to end
-	if err := s.build(env, parts, &group); err != nil {
+	var running sync.WaitGroup
+	if err := s.build(env, parts, &running); err != nil {
 		s.Fail(err)
 	}
-	s.wait(&group)
+	<-s.work.Done() // all may be skipped: that is no reason to end
+	running.Wait()
 	return nil
-}
-
-// wait returns when all has ended, or patience has.
-func (s *supervisor) wait(group *errgroup.Group) {
-	over := make(chan struct{})
-	go func() {
-		if err := group.Wait(); err != nil {
-			s.Fail(err)
-		}
-		close(over)
-	}()
-	<-s.work.Done()
-	select {
-	case <-over:
-	case <-s.atOnce.Done():
-	case <-time.After(s.patience + release):
-		klog.FromContext(s.work).Info("Not all has ended in time", "shutdownTimeout", s.patience)
-	}
 }
 
 // parts makes a part of each controller, and gives it its place under /healthz.
@@ -231,7 +212,7 @@ func (s *supervisor) lostDriver(exact bool) {
 
 // build builds and starts all parts: first those that work without knowing the driver, as they may have to say that it isn't
 // there.
-func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error {
+func (s *supervisor) build(env *Env, parts []*Part, running *sync.WaitGroup) error {
 	var late, elected []*Part
 	for _, p := range parts {
 		if n := p.Needs(); n.Capabilities || n.Cluster {
@@ -239,7 +220,7 @@ func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error
 		} else if err := s.buildOne(env, p); err != nil {
 			return err
 		} else if p.State() != skipped {
-			group.Go(func() error { return s.start(s.work, p) })
+			running.Go(func() { s.start(s.work, p) })
 		}
 	}
 	if len(late) > 0 {
@@ -258,12 +239,10 @@ func (s *supervisor) build(env *Env, parts []*Part, group *errgroup.Group) error
 	if len(elected) == 0 {
 		s.server.Ready("")
 	} else { // Cluster.Run says when
-		group.Go(func() error {
-			err := s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start)
-			if err != nil {
-				s.Fail(err) // the group ends only when the process is told to
+		running.Go(func() {
+			if err := s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start); err != nil {
+				s.Fail(err)
 			}
-			return err
 		})
 	}
 	return nil
@@ -286,7 +265,7 @@ func (s *supervisor) know(env *Env, parts []*Part) error {
 func (s *supervisor) buildOne(env *Env, p *Part) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = &Failure{Controller: p.Name(), Err: fmt.Errorf("panic: %v", r), Stack: string(debug.Stack())}
+			err = panicked(p.Name(), r)
 		}
 	}()
 	runner, err := p.Build(s.work, env)

@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/errgroup"
 )
 
 // play runs a command until all that notes says has happened, tells it to end, and returns its exit code.
@@ -150,13 +150,11 @@ func TestPatienceHasAnEnd(t *testing.T) {
 // Whoever has lost its lease waits for nobody: patience is longer than this test may take.
 func TestALostLeaseLeavesNoTimeToFinish(t *testing.T) {
 	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics", patience: time.Hour}})
-	var group errgroup.Group
 	forever := make(chan struct{})
 	defer close(forever)
-	group.Go(func() error { <-forever; return nil })
 	s.Fail(ErrLost)
 	over := make(chan struct{})
-	go func() { s.wait(&group); close(over) }()
+	go func() { s.bounded(func() { <-forever }); close(over) }()
 	select {
 	case <-over:
 	case <-soon(t).Done():
@@ -170,8 +168,8 @@ func TestWhatTheDriverCannotDoIsSkippedAndSaysSo(t *testing.T) {
 	c.metricsPath = "/metrics"
 	s := newSupervisor(t.Context(), c)
 	parts := s.parts([]Controller{&toy{name: "a", needs: Needs{Cluster: true}, diary: &d, build: fmt.Errorf("%w: it has no legs", ErrNotSupported)}})
-	var group errgroup.Group
-	if err := s.build(&Env{}, parts, &group); err != nil {
+	var running sync.WaitGroup
+	if err := s.build(&Env{}, parts, &running); err != nil {
 		t.Fatal(err)
 	}
 	if code, body := ask(s.server, "/healthz/a"); code != http.StatusOK || body != "skipped: not supported by the driver: it has no legs\n" {
@@ -281,4 +279,32 @@ func TestAProcessWithoutClusterMeasuresItself(t *testing.T) {
 	if _, body := ask(s.server, "/metrics"); !strings.Contains(body, "go_goroutines") {
 		t.Errorf("nothing of the Go runtime is in\n%s", body)
 	}
+}
+
+func TestABuildThatPanicsIsNamed(t *testing.T) {
+	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}})
+	parts := s.parts([]Controller{&toy{name: "broken", building: func() { panic("no wheels") }}})
+	var f *Failure
+	if err := s.buildOne(&Env{}, parts[0]); !errors.As(err, &f) || f.Controller != "broken" || !strings.Contains(f.Err.Error(), "no wheels") || !strings.Contains(f.Stack, "toy_test.go") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A cluster that can't be reached keeps the process from being ready, and /readyz says for whom it waits.
+func TestNobodyIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
+	s := newSupervisor(t.Context(), onPath(command(&alone{connect: errors.New("away")})))
+	var running sync.WaitGroup
+	err := s.build(&Env{}, s.parts([]Controller{&toy{name: "a", needs: Needs{Cluster: true}}}), &running)
+	if err == nil {
+		t.Error("it was built")
+	}
+	if code, body := ask(s.server, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "API server") {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+// onPath gives a command that wasn't parsed the path of metrics.
+func onPath(c *Command) *Command {
+	c.metricsPath = "/metrics"
+	return c
 }

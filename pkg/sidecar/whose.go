@@ -75,9 +75,9 @@ func OfQueue(name string) string {
 }
 
 // OfStack returns the controller on whose behalf the caller runs, by the packages on its stack; nothing for what all share.
-func OfStack(skip int) string {
+func OfStack() string {
 	var pcs [48]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(skip+2, pcs[:])])
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
 	for {
 		frame, more := frames.Next()
 		for _, p := range packages {

@@ -34,7 +34,7 @@ func TestMethodsHaveTheirControllers(t *testing.T) {
 
 // The stack of this very test has none of the packages; one that is written down has.
 func TestStacksHaveTheirControllers(t *testing.T) {
-	if got := OfStack(0); got != "" {
+	if got := OfStack(); got != "" {
 		t.Errorf("this test is of %q", got)
 	}
 	if got := ofTrace(string(debug.Stack())); got != "" {
@@ -58,13 +58,13 @@ func TestAStackIsThatOfTheCaller(t *testing.T) {
 	own := packages
 	t.Cleanup(func() { packages = own })
 	packages = append(packages, struct{ prefix, controller string }{"github.com/causeway-csi/causeway/pkg/sidecar.onBehalf", "toy"})
-	if got := onBehalf(0); got != "toy" {
+	if got := onBehalf(); got != "toy" {
 		t.Errorf("got %q", got)
 	}
-	if got := onBehalf(1); got != "" {
+	if got := OfStack(); got != "" {
 		t.Errorf("above it: got %q", got)
 	}
 }
 
 //go:noinline
-func onBehalf(skip int) string { return OfStack(skip) }
+func onBehalf() string { return OfStack() }

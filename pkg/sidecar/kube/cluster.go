@@ -53,10 +53,7 @@ type Cluster struct {
 }
 
 // factory is what informer factories of all APIs have in common.
-type factory interface {
-	Start(stop <-chan struct{})
-	Shutdown()
-}
+type factory interface{ Start(stop <-chan struct{}) }
 
 // New returns a cluster whose flags aren't read yet.
 func New() *Cluster { return &Cluster{resync: time.Hour} }
@@ -219,8 +216,8 @@ type Clients struct {
 	Config    *rest.Config // with the same limits, for upstream code that makes more clients; only to read, as writes aren't fenced
 }
 
-// Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport. name is what the API server's
-// audit log says after csi-sidecars/.
+// Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport.
+// name is what the API server's audit log says after csi-sidecars/.
 func (c *Cluster) Client(name string, l Limits) Clients {
 	config := rest.CopyConfig(c.config)
 	config.QPS, config.Burst = float32(l.QPS), l.Burst

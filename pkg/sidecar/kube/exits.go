@@ -24,7 +24,7 @@ func catchExits(fail func(error)) {
 			select {}
 		})
 		klog.OsExit = func(code int) {
-			fail(&sidecar.Failure{Controller: sidecar.OfStack(1), Err: fmt.Errorf("it ended the process with code %d; the lines before say why", code)})
+			fail(&sidecar.Failure{Controller: sidecar.OfStack(), Err: fmt.Errorf("it ended the process with code %d; the lines before say why", code)})
 			select {}
 		}
 	})
