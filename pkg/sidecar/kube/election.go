@@ -189,8 +189,6 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	if !c.election.on {
 		return lead(ctx, parts)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	client := c.Client(electing, unlimited).Kube
 	if _, err := c.election.who(); err != nil { // once, before several ask
 		return err
@@ -199,11 +197,23 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	if !c.mayElect(ctx, client, leases) {
 		return nil
 	}
+	return c.elect(ctx, client, leases, lead)
+}
+
+// elect holds all elections until ctx is done, or one of them ends: that ends all. No lease is given up before the work under all
+// of them has ended, since who doesn't lead may neither call nor write, and one process has one fence.
+func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases []lease, lead func(context.Context, []*sidecar.Part) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var group errgroup.Group
+	var working sync.WaitGroup
+	working.Add(len(leases))
 	for _, l := range leases {
+		done := sync.OnceFunc(working.Done)
 		group.Go(func() error {
-			defer cancel() // whatever ended one election ends all
-			err := c.election.under(ctx, client, l, lead)
+			defer cancel()
+			defer done()
+			err := c.election.under(ctx, client, l, lead, func() { done(); cancel(); working.Wait() })
 			if errors.Is(err, sidecar.ErrLost) {
 				c.fail(err) // at once: the other elections end in peace
 			}
@@ -287,8 +297,8 @@ func stillRunning(parts []*sidecar.Part) []string {
 	return names
 }
 
-// under waits for a lease, runs lead while it is held, and gives it up when lead has returned. ErrLost: it was lost meanwhile.
-func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error) error {
+// under waits for a lease, runs lead while it is held, then together, and gives the lease up. ErrLost: it was lost meanwhile.
+func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error, together func()) error {
 	if e.mode == perController {
 		if l.dead = e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
 			return nil
@@ -318,6 +328,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 			klog.FromContext(ctx).Info("Leading", "lease", l.name, "namespace", e.ownNamespace())
 			err := e.alone(leading, client, l, func(ctx context.Context) error { return lead(ctx, l.parts) })
 			led <- err
+			together()
 			giveUp()
 		},
 		OnStoppedLeading: func() {},

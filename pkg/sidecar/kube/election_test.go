@@ -6,10 +6,13 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
@@ -248,5 +251,43 @@ func TestAClusterLeadsWhileAllOfItsTermsRun(t *testing.T) {
 	b.(*term).renewed.Store(&long)
 	if err := c.Leads(); !errors.Is(err, sidecar.ErrLost) {
 		t.Errorf("with one that is over: %v", err)
+	}
+}
+
+// At the end one controller may be done at once while another still has to write what became of a call: with its lease given up,
+// the first would take that right from all.
+func TestNoLeaseIsGivenUpBeforeAllWorkHasEnded(t *testing.T) {
+	t.Parallel()
+	api := fake.NewClientset()
+	c := New()
+	q := quick(single)
+	c.election.mode, c.election.namespace, c.election.identity = q.mode, q.namespace, q.identity
+	c.election.lease, c.election.renew, c.election.retry = q.lease, q.renew, q.retry
+	c.fail = func(err error) { t.Error(err) }
+	part := func(name string) []*sidecar.Part { return []*sidecar.Part{{Controller: plain{name: name}}} }
+	ctx, cancel := context.WithCancel(within(t))
+	var started sync.WaitGroup
+	started.Add(2)
+	go func() { started.Wait(); cancel() }()
+	last := make(chan error, 1)
+	err := c.elect(ctx, api, []lease{{name: "quick", parts: part("quick")}, {name: "slow", parts: part("slow")}}, func(ctx context.Context, parts []*sidecar.Part) error {
+		started.Done()
+		<-ctx.Done()
+		if parts[0].Name() == "slow" {
+			time.Sleep(300 * time.Millisecond) // in which the other would give its lease up
+			last <- c.Leads()
+		}
+		return nil
+	})
+	if err := errors.Join(err, <-last); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"quick", "slow"} {
+		if l := leaseOf(t, api, name); ptr.Deref(l.Spec.HolderIdentity, "") != "" {
+			t.Errorf("%s is still held", name)
+		}
+	}
+	if c.Leads() == nil {
+		t.Error("it leads still")
 	}
 }
