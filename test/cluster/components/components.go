@@ -28,12 +28,24 @@ type component struct {
 	flags  func(ctx context.Context, dir string) (string, error) // of the linker, beside those all have
 }
 
-// table has every component by name. Each package has a tool directive in its module's go.mod.
+// table has every component by name. Each package has a tool directive in its module's go.mod, or is that module's own.
 var table = map[string]component{
+	"containerd":              {"node", "github.com/containerd/containerd/v2/cmd/containerd", containerdVersion},
+	"containerd-shim-runc-v2": {"node", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", containerdVersion},
+	"ctr":                     {"node", "github.com/containerd/containerd/v2/cmd/ctr", containerdVersion},
+	"dns":                     {"dns", ".", nil},
 	"etcd":                    {"etcd", "go.etcd.io/etcd/server/v3", nil},
+	"host-local":              {"node", "github.com/containernetworking/plugins/plugins/ipam/host-local", nil},
 	"kube-apiserver":          {"kube", "k8s.io/kubernetes/cmd/kube-apiserver", kubeVersion},
 	"kube-controller-manager": {"kube", "k8s.io/kubernetes/cmd/kube-controller-manager", kubeVersion},
+	"kube-proxy":              {"kube", "k8s.io/kubernetes/cmd/kube-proxy", kubeVersion},
+	"kube-scheduler":          {"kube", "k8s.io/kubernetes/cmd/kube-scheduler", kubeVersion},
 	"kubectl":                 {"kube", "k8s.io/kubernetes/cmd/kubectl", kubeVersion},
+	"kubelet":                 {"kube", "k8s.io/kubernetes/cmd/kubelet", kubeVersion},
+	"kwok":                    {"kwok", "sigs.k8s.io/kwok/cmd/kwok", nil},
+	"loopback":                {"node", "github.com/containernetworking/plugins/plugins/main/loopback", nil},
+	"pause":                   {"pause", ".", nil},
+	"ptp":                     {"node", "github.com/containernetworking/plugins/plugins/main/ptp", nil},
 }
 
 // recipe is a part of the cache's key: change it when the same modules are to be built in another way.
@@ -187,9 +199,13 @@ func (b builder) directory(ctx context.Context) (string, error) {
 		return "", err
 	}
 	fmt.Fprintln(sum, env)
-	files, err := fs.Glob(os.DirFS(b.tools), "*/go.???") // in order
-	if err != nil {
-		return "", err
+	var files []string
+	for _, pattern := range []string{"*/go.???", "*/*.go"} { // each in order
+		some, err := fs.Glob(os.DirFS(b.tools), pattern)
+		if err != nil {
+			return "", err
+		}
+		files = append(files, some...)
 	}
 	for _, f := range files {
 		data, err := os.ReadFile(filepath.Join(b.tools, f))
@@ -204,7 +220,7 @@ func (b builder) directory(ctx context.Context) (string, error) {
 // kubeVersion returns the linker's flags that tell Kubernetes' programs which version they are of, which only its own
 // build scripts know. Clients and servers compare it. The commit isn't known.
 func kubeVersion(ctx context.Context, dir string) (string, error) {
-	version, err := output(goCommand(ctx, dir, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes"))
+	version, err := moduleVersion(ctx, dir, "k8s.io/kubernetes")
 	if err != nil {
 		return "", err
 	}
@@ -222,6 +238,18 @@ func kubeVersion(ctx context.Context, dir string) (string, error) {
 		}
 	}
 	return strings.Join(flags, " "), nil
+}
+
+// containerdVersion returns the linker's flag that tells containerd its version, which it names to the kubelet.
+func containerdVersion(ctx context.Context, dir string) (string, error) {
+	const module = "github.com/containerd/containerd/v2"
+	version, err := moduleVersion(ctx, dir, module)
+	return fmt.Sprintf("-X %s/version.Version=%s", module, version), err
+}
+
+// moduleVersion returns the version at which the module in dir needs another.
+func moduleVersion(ctx context.Context, dir, module string) (string, error) {
+	return output(goCommand(ctx, dir, "list", "-m", "-f", "{{.Version}}", module))
 }
 
 // tools returns the directory of the tools' modules, which is beside this package's. The compiler has noted where that is;

@@ -47,6 +47,15 @@ func (p *Plane) KubeconfigFor(user string, groups ...string) (string, error) {
 	return p.writeNewKubeconfig(c)
 }
 
+// WriteKubeconfig writes what ConfigFor returns into the file at path, for this user alone.
+func (p *Plane) WriteKubeconfig(path, user string, groups ...string) error {
+	c, err := p.ConfigFor(user, groups...)
+	if err != nil {
+		return err
+	}
+	return writeKubeconfig(path, c)
+}
+
 // ServiceAccountConfig returns how to reach the API server as the service account of that name, with a token of a day.
 // Errors: the API server's, such as that there is no such account.
 func (p *Plane) ServiceAccountConfig(ctx context.Context, namespace, name string) (*rest.Config, error) {

@@ -43,6 +43,7 @@ type APIServer struct {
 	CA          string    // the authority's certificate
 	Serving     pki.Files // what it shows to clients
 	FrontProxy  pki.Files // what it shows to aggregated API servers
+	Kubelets    pki.Files // what it shows to kubelets
 	TokenKey    string    // signs service accounts' tokens
 	Extra       []string  // arguments that come last, and so win
 }
@@ -71,6 +72,10 @@ func (a APIServer) Args() []string {
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + a.FrontProxy.Cert,
 		"--proxy-client-key-file=" + a.FrontProxy.Key,
+		"--kubelet-certificate-authority=" + a.CA,
+		"--kubelet-client-certificate=" + a.Kubelets.Cert,
+		"--kubelet-client-key=" + a.Kubelets.Key,
+		"--kubelet-preferred-address-types=InternalIP",
 		"--profiling=false",
 	}
 	return append(append(args, a.endpoint()...), a.Extra...)
@@ -85,12 +90,41 @@ func (a APIServer) endpoint() []string {
 	return []string{"--advertise-address=" + a.Advertise}
 }
 
+// Daemon says how a component is to run that is a client of the API server.
+type Daemon struct {
+	Kubeconfig string
+	Bind       string // the IP address that it serves its health on
+	Port       int
+	Serving    pki.Files
+}
+
+// args returns what such components have in common.
+func (d Daemon) args() []string {
+	return []string{
+		"--kubeconfig=" + d.Kubeconfig,
+		"--authentication-kubeconfig=" + d.Kubeconfig,
+		"--authorization-kubeconfig=" + d.Kubeconfig,
+		"--bind-address=" + d.Bind,
+		"--secure-port=" + strconv.Itoa(d.Port),
+		"--permit-port-sharing",
+		"--tls-cert-file=" + d.Serving.Cert,
+		"--tls-private-key-file=" + d.Serving.Key,
+		"--leader-elect=false",
+		"--kube-api-qps=200",
+		"--kube-api-burst=400",
+		"--profiling=false",
+	}
+}
+
+// Scheduler says how kube-scheduler is to run.
+type Scheduler struct{ Daemon }
+
+// Args returns kube-scheduler's arguments.
+func (s Scheduler) Args() []string { return s.args() }
+
 // ControllerManager says how kube-controller-manager is to run.
 type ControllerManager struct {
-	Kubeconfig  string
-	Bind        string // the IP address that it serves its health on
-	Port        int
-	Serving     pki.Files
+	Daemon
 	CA          pki.Files
 	TokenKey    string
 	Controllers []string // as --controllers takes them
@@ -99,28 +133,16 @@ type ControllerManager struct {
 
 // Args returns kube-controller-manager's arguments. It acts sooner than usual: a test waits for it.
 func (c ControllerManager) Args() []string {
-	return append([]string{
-		"--kubeconfig=" + c.Kubeconfig,
-		"--authentication-kubeconfig=" + c.Kubeconfig,
-		"--authorization-kubeconfig=" + c.Kubeconfig,
-		"--bind-address=" + c.Bind,
-		"--secure-port=" + strconv.Itoa(c.Port),
-		"--permit-port-sharing",
-		"--tls-cert-file=" + c.Serving.Cert,
-		"--tls-private-key-file=" + c.Serving.Key,
+	return append(append(c.args(),
 		"--use-service-account-credentials",
-		"--service-account-private-key-file=" + c.TokenKey,
-		"--root-ca-file=" + c.CA.Cert,
-		"--cluster-signing-cert-file=" + c.CA.Cert,
-		"--cluster-signing-key-file=" + c.CA.Key,
-		"--leader-elect=false",
-		"--controllers=" + strings.Join(c.Controllers, ","),
+		"--service-account-private-key-file="+c.TokenKey,
+		"--root-ca-file="+c.CA.Cert,
+		"--cluster-signing-cert-file="+c.CA.Cert,
+		"--cluster-signing-key-file="+c.CA.Key,
+		"--controllers="+strings.Join(c.Controllers, ","),
 		"--pvclaimbinder-sync-period=2s",
 		"--attach-detach-reconcile-sync-period=10s",
-		"--kube-api-qps=200",
-		"--kube-api-burst=400",
-		"--profiling=false",
-	}, c.Extra...)
+	), c.Extra...)
 }
 
 // serviceAccounts is the controller that makes each namespace's service account "default".

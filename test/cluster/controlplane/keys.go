@@ -32,15 +32,23 @@ func (p *Plane) keys() error {
 	if p.server.Serving, err = p.serving(apiServer, hosts...); err != nil {
 		return err
 	}
-	proxy, err := p.CA.Client(frontProxy)
-	if err != nil {
+	if p.server.FrontProxy, err = p.client(frontProxy); err != nil {
 		return err
 	}
-	if p.server.FrontProxy, err = proxy.Write(p.Dir, frontProxy); err != nil {
+	if p.server.Kubelets, err = p.client("kube-apiserver-kubelet-client", "system:masters"); err != nil {
 		return err
 	}
 	p.admin, err = p.ConfigFor("admin", "system:masters")
 	return err
+}
+
+// client writes a client's certificate into the plane's directory.
+func (p *Plane) client(name string, groups ...string) (pki.Files, error) {
+	pair, err := p.CA.Client(name, groups...)
+	if err != nil {
+		return pki.Files{}, err
+	}
+	return pair.Write(p.Dir, name)
 }
 
 // serving writes a server's certificate into the plane's directory.

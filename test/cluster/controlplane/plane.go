@@ -1,6 +1,6 @@
-// Package controlplane runs a Kubernetes control plane on this machine: etcd, kube-apiserver and
-// kube-controller-manager as plain processes, for a test that needs a real API server and no nodes. It needs neither
-// root nor a container runtime.
+// Package controlplane runs a Kubernetes control plane on this machine: etcd, kube-apiserver, kube-controller-manager
+// and, for a cluster that has nodes, kube-scheduler as plain processes. It needs neither root nor a container runtime, so
+// it is also what a test takes that needs a real API server alone.
 package controlplane
 
 import (
@@ -31,6 +31,7 @@ const (
 	etcd              = "etcd"
 	apiServer         = "kube-apiserver"
 	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
 )
 
 // Options says what a plane is to be like. The zero value is a plane with a controller manager that runs
@@ -41,6 +42,8 @@ type Options struct {
 	// Dir is where the plane's own directory is made, for its data, logs and keys. Empty is the system's for temporary
 	// files. The path must be short: a socket in it has a name of at most 100 bytes.
 	Dir string
+	// Bin is a directory that has the components. Empty is where they are built.
+	Bin string
 	// Launch starts the components. Nil is process.Start.
 	Launch process.Launcher
 	// Bind is the IP address that the API server listens on. Empty is 127.0.0.1.
@@ -61,6 +64,8 @@ type Options struct {
 	Controllers []string
 	// ControllerManagerArgs come after the controller manager's other arguments.
 	ControllerManagerArgs []string
+	// Scheduler runs kube-scheduler too, which only a cluster with nodes has a use for.
+	Scheduler bool
 }
 
 // Plane is a control plane that runs. Its methods may be called by several goroutines at a time, but not those that
@@ -88,9 +93,14 @@ func Start(ctx context.Context, o Options) (*Plane, error) {
 	if o.WithoutControllerManager {
 		names = names[:2]
 	}
-	bin, err := components.Build(ctx, o.Log, names...)
-	if err != nil {
-		return nil, err
+	if o.Scheduler {
+		names = append(names, scheduler)
+	}
+	bin, err := o.Bin, error(nil)
+	if bin == "" {
+		if bin, err = components.Build(ctx, o.Log, names...); err != nil {
+			return nil, err
+		}
 	}
 	dir, locked, err := makeDir(o.Dir)
 	if err != nil {
@@ -134,6 +144,11 @@ func (p *Plane) start(ctx context.Context) error {
 	}
 	if err := p.awaitAnswer(ctx, apiServer, p.admin, "/api/v1/namespaces/default"); err != nil {
 		return err
+	}
+	if p.options.Scheduler {
+		if err := p.startScheduler(ctx); err != nil {
+			return err
+		}
 	}
 	if p.options.WithoutControllerManager {
 		return nil
@@ -237,22 +252,37 @@ func (p *Plane) startControllerManager(ctx context.Context) error {
 
 // controllerManager makes what the controller manager needs.
 func (p *Plane) controllerManager() (ControllerManager, error) {
-	c := ControllerManager{
-		Kubeconfig: filepath.Join(p.Dir, controllerManager+".kubeconfig"), Bind: "127.0.0.1",
-		CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers, Extra: p.options.ControllerManagerArgs,
-	}
-	config, err := p.ConfigFor("system:" + controllerManager)
-	if err != nil {
-		return c, err
-	}
-	if err := writeKubeconfig(c.Kubeconfig, config); err != nil {
-		return c, err
-	}
-	if c.Port, err = p.port(c.Bind); err != nil {
-		return c, err
-	}
-	c.Serving, err = p.serving(controllerManager, c.Bind)
+	c := ControllerManager{CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers, Extra: p.options.ControllerManagerArgs}
+	var err error
+	c.Daemon, err = p.daemon(controllerManager)
 	return c, err
+}
+
+func (p *Plane) startScheduler(ctx context.Context) error {
+	d, err := p.daemon(scheduler)
+	if err != nil {
+		return err
+	}
+	if err := p.launch(scheduler, Scheduler{d}.Args()); err != nil {
+		return err
+	}
+	at := p.Config()
+	at.Host = url(d.Bind, d.Port)
+	return p.awaitAnswer(ctx, scheduler, at, "/healthz")
+}
+
+// daemon makes what a component needs that is a client of the API server, and serves its health.
+func (p *Plane) daemon(name string) (Daemon, error) {
+	d := Daemon{Kubeconfig: filepath.Join(p.Dir, name+".kubeconfig"), Bind: "127.0.0.1"}
+	err := p.WriteKubeconfig(d.Kubeconfig, "system:"+name)
+	if err != nil {
+		return d, err
+	}
+	if d.Port, err = p.port(d.Bind); err != nil {
+		return d, err
+	}
+	d.Serving, err = p.serving(name, d.Bind)
+	return d, err
 }
 
 func (p *Plane) launch(name string, args []string) error {
@@ -318,7 +348,7 @@ func (p *Plane) kill(name string) {
 
 // Close ends every process and removes the directory. Repeating it is fine.
 func (p *Plane) Close() error {
-	for _, name := range []string{controllerManager, apiServer, etcd} { // clients first, so that the logs end quietly
+	for _, name := range []string{scheduler, controllerManager, apiServer, etcd} { // clients first, so that the logs end quietly
 		p.kill(name)
 	}
 	err := os.RemoveAll(p.Dir)

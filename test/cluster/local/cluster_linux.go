@@ -1,0 +1,398 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/components"
+	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
+	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/testimages"
+)
+
+// diskSize is how large a node's data disk is. The file takes what is in use.
+const diskSize = 8 << 30
+
+// Cluster is a cluster on this machine, which may run or not. It is a provider.Provider.
+type Cluster struct {
+	name string
+	files
+}
+
+// New returns the cluster of that name. Errors: the name isn't good for one.
+func New(name string) (*Cluster, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	return &Cluster{name: name, files: files{filepath.Join(Root, name)}}, nil
+}
+
+// Up is provider.Provider's. The program that calls it must have called Main.
+func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
+	if err := supported(o); err != nil {
+		return err
+	}
+	unlock, err := c.lock(ctx, o.Log)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if up, err := c.runs(o); up || err != nil {
+		return err
+	}
+	if err := c.clean(); err != nil {
+		return fmt.Errorf("remove what is left of a former cluster: %w", err)
+	}
+	bin, err := components.Build(ctx, o.Log, components.Names()...)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	err = c.start(ctx, o, bin)
+	if err == nil {
+		fmt.Fprintf(o.Log, "cluster %s: %d nodes are ready after %.1f s\n", c.name, o.Nodes, time.Since(start).Seconds())
+		return nil
+	}
+	err = fmt.Errorf("%w\n%s", err, c.lastWords())
+	return errors.Join(err, c.clean())
+}
+
+// supported says what this machine lacks.
+func supported(o provider.Options) error {
+	switch {
+	case os.Geteuid() != 0:
+		return errors.New("a local cluster needs root: it makes namespaces, mounts and control groups")
+	case o.Nodes < 1 || o.Nodes > maxNodes:
+		return fmt.Errorf("%d nodes: from 1 to %d", o.Nodes, maxNodes)
+	}
+	if _, err := hierarchies(); err != nil {
+		return err
+	}
+	var missing []string
+	for tool, pkg := range map[string]string{
+		"ip": "iproute2", "runc": "runc", "nft": "nftables", "nsenter": "util-linux", "mkfs.xfs": "xfsprogs", "mount": "mount", "conntrack": "conntrack",
+	} {
+		if _, err := exec.LookPath(tool); err != nil {
+			missing = append(missing, fmt.Sprintf("%s (Debian: %s)", tool, pkg))
+		}
+	}
+	if len(missing) > 0 {
+		return errors.New("a local cluster needs programs that aren't here: " + strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// lock keeps other processes from starting and ending local clusters, until unlock is called.
+func (c *Cluster) lock(ctx context.Context, log io.Writer) (unlock func(), err error) {
+	if err := os.MkdirAll(Root, 0o711); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(Root)
+	if err != nil {
+		return nil, err
+	}
+	for said := false; ; said = true {
+		got, err := flock.Try(f)
+		if got {
+			// The directory stays: whoever waits for its lock waits for this very one.
+			return func() { f.Close() }, nil
+		}
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		if !said {
+			fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one")
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, fmt.Errorf("wait for the lock of %s: %w", Root, context.Cause(ctx))
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// runs reports whether the cluster runs as asked for. Errors: it runs otherwise.
+func (c *Cluster) runs(o provider.Options) (bool, error) {
+	all, err := c.inits()
+	if err != nil || len(all) == 0 {
+		return false, err
+	}
+	s, err := readSpec(c.files)
+	if err != nil {
+		return false, nil // it was killed while it started
+	}
+	if _, err := os.Stat(c.up()); err != nil || len(all) != s.Nodes+1 {
+		return false, nil // likewise, or a part of it was
+	}
+	if s.Nodes != o.Nodes || s.Windows != o.Windows {
+		return false, fmt.Errorf("cluster %s runs, with %d nodes and %d for Windows, not %d and %d: end it first (down)", c.name, s.Nodes, s.Windows, o.Nodes, o.Windows)
+	}
+	return true, nil
+}
+
+// up is the file that says that the cluster was started wholly.
+func (f files) up() string { return filepath.Join(f.dir, "up") }
+
+func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) error {
+	s := spec{Name: c.name, Bin: bin, Nodes: o.Nodes, Windows: o.Windows, Disk: diskSize}
+	var err error
+	if s.Subnet, err = freeSubnet(); err != nil {
+		return err
+	}
+	if err := c.prepare(ctx, s); err != nil {
+		return err
+	}
+	if err := c.spawn(c.planeLog(), planeRole); err != nil {
+		return err
+	}
+	plane, err := c.init("")
+	if err != nil {
+		return err
+	}
+	if err := c.awaitPlane(ctx, "the plane's network", func() error { return inNetwork(ctx, plane.pid, "ip", "link", "show", bridge).Run() }); err != nil {
+		return err
+	}
+	if err := c.connect(ctx, plane.pid, s); err != nil {
+		return err
+	}
+	for _, n := range s.nodes() {
+		if err := c.startNode(ctx, plane.pid, n); err != nil {
+			return fmt.Errorf("start %s: %w", n.Name, err)
+		}
+	}
+	if err := c.awaitPlane(ctx, "the API server", func() error { _, err := os.Stat(c.ready()); return err }); err != nil {
+		return err
+	}
+	if err := c.furnish(ctx, o, s); err != nil {
+		return err
+	}
+	return os.WriteFile(c.up(), nil, 0o644)
+}
+
+// awaitPlane waits for something that the plane does, as long as that runs.
+func (c *Cluster) awaitPlane(ctx context.Context, what string, try func() error) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	return await(ctx, what, func() error {
+		if _, err := c.init(""); err != nil {
+			stop(err)
+		}
+		return try()
+	})
+}
+
+// prepare writes everything that the init processes need.
+func (c *Cluster) prepare(ctx context.Context, s spec) error {
+	if err := makeDirs(c.dir, c.plane(), c.images()); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if err := copyFile(self, c.program(), 0o755); err != nil {
+		return err
+	}
+	if err := writeSpec(c.files, s); err != nil {
+		return err
+	}
+	if err := testimages.Build(c.images(), s.Bin); err != nil {
+		return fmt.Errorf("images: %w", err)
+	}
+	for _, n := range s.nodes() {
+		own := c.node(n.Name)
+		if err := makeDirs(own.dir); err != nil {
+			return err
+		}
+		if err := makeDisk(ctx, own.disk(), s.Disk); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeDisk makes a file with an empty filesystem that can share blocks, so that snapshots are quick.
+func makeDisk(ctx context.Context, path string, size int64) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "mkfs.xfs", "-q", "-m", "reflink=1", path).CombinedOutput(); err != nil {
+		return fmt.Errorf("mkfs.xfs: %w: %s", err, out)
+	}
+	return nil
+}
+
+func copyFile(from, to string, mode fs.FileMode) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+// startNode starts a node, or starts it again, and plugs it into the bridge.
+func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
+	if err := c.spawn(c.node(n.Name).of("init.log"), nodeRole, n.Name); err != nil {
+		return err
+	}
+	i, err := c.init(n.Name)
+	if err != nil {
+		return err
+	}
+	return inNetwork(ctx, plane, "ip", "link", "add", n.port, "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(i.pid)).then(
+		inNetwork(ctx, plane, "ip", "link", "set", n.port, "master", bridge, "up"))
+}
+
+// connect plugs this machine into the bridge.
+func (c *Cluster) connect(ctx context.Context, plane int, s spec) error {
+	link := hostLink(c.name)
+	err := inNetwork(ctx, plane, "ip", "link", "add", "machine", "type", "veth", "peer", "name", link, "netns", strconv.Itoa(os.Getpid())).then(
+		inNetwork(ctx, plane, "ip", "link", "set", "machine", "master", bridge, "up"))
+	if err != nil {
+		return err
+	}
+	return ip(ctx, "addr add "+s.address(machineHost)+"/24 dev "+link, "link set "+link+" up")
+}
+
+// command is one to run.
+type command struct{ *exec.Cmd }
+
+// inNetwork returns a command in the network of a process, with this machine's files.
+func inNetwork(ctx context.Context, pid int, argv ...string) command {
+	return command{exec.CommandContext(ctx, "nsenter", append([]string{"--net", "-t", strconv.Itoa(pid), "--"}, argv...)...)}
+}
+
+// then runs the command and, if it worked, the next.
+func (c command) then(next command) error {
+	for _, cmd := range []command{c, next} {
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// freeSubnet returns the first three bytes of a network that this machine has no address in.
+func freeSubnet() (string, error) {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", err
+	}
+next:
+	for i := range 256 {
+		subnet := subnetPrefix + "." + strconv.Itoa(i)
+		_, network, err := net.ParseCIDR(subnet + ".0/24")
+		if err != nil {
+			return "", err
+		}
+		for _, a := range addresses {
+			if at, ok := a.(*net.IPNet); ok && (network.Contains(at.IP) || at.Contains(network.IP)) {
+				continue next
+			}
+		}
+		return subnet, nil
+	}
+	return "", fmt.Errorf("this machine has an address in every network below %s.0.0/16", subnetPrefix)
+}
+
+// Down is provider.Provider's.
+func (c *Cluster) Down(ctx context.Context) error {
+	if _, err := os.Stat(Root); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	unlock, err := c.lock(ctx, os.Stderr)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return c.clean()
+}
+
+// clean ends everything of the cluster that there is, and removes its directory last: as long as that is there, clean can be
+// repeated.
+func (c *Cluster) clean() error {
+	if _, err := os.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := c.killAll(func(initProcess) bool { return true }); err != nil {
+		return err
+	}
+	if err := c.detachLoops(); err != nil {
+		return err
+	}
+	if err := removeLink(hostLink(c.name)); err != nil {
+		return err
+	}
+	if err := removeCgroups(cgroup(c.name)); err != nil {
+		return err
+	}
+	if err := noMounts(c.dir); err != nil {
+		return err
+	}
+	return os.RemoveAll(c.dir)
+}
+
+// removeLink waits for a network device to go with the other end of its veth, and else removes it.
+func removeLink(name string) error {
+	for range 40 {
+		if _, err := net.InterfaceByName(name); err != nil {
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return ip(context.Background(), "link del "+name)
+}
+
+// noMounts returns an error if this process sees something that is mounted in dir, which a removal would empty.
+func noMounts(dir string) error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
+			return fmt.Errorf("something is mounted at %s, which is none of the cluster's mounts: unmount it", fields[4])
+		}
+	}
+	return nil
+}
+
+// lastWords returns the ends of the logs that say why a start failed.
+func (c *Cluster) lastWords() string {
+	var b strings.Builder
+	logs := []string{c.planeLog()}
+	nodes, _ := filepath.Glob(filepath.Join(c.dir, "nodes", "*"))
+	for _, n := range nodes {
+		own := nodeFiles{n}
+		logs = append(logs, own.of("init.log"), own.log("containerd"), own.log("kubelet"))
+	}
+	for _, l := range logs {
+		if _, err := os.Stat(l); err == nil {
+			fmt.Fprintf(&b, "the end of %s:\n%s\n", strings.TrimPrefix(l, c.dir+"/"), tail(l))
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,137 @@
+package local
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// initProcess is one of a cluster's that runs.
+type initProcess struct {
+	pid  int // in this machine's namespace
+	role string
+	node string // empty for the plane
+}
+
+// inits finds a cluster's init processes among all of the machine's. They are known by their program, which is a file of the
+// cluster's own: no list of PIDs can be out of date, or not have been written.
+func (f files) inits() ([]initProcess, error) {
+	program, err := os.Stat(f.program())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var found []initProcess
+	for _, p := range processes {
+		exe, err := os.Stat(filepath.Join(p, "exe"))
+		if err != nil || !os.SameFile(exe, program) {
+			continue // another's, or it has just ended
+		}
+		line, err := os.ReadFile(filepath.Join(p, "cmdline"))
+		args := bytes.Split(bytes.TrimRight(line, "\x00"), []byte{0})
+		if err != nil || len(args) < 3 {
+			continue
+		}
+		i := initProcess{role: string(args[1])}
+		if i.pid, err = strconv.Atoi(filepath.Base(p)); err != nil {
+			continue
+		}
+		if len(args) > 3 {
+			i.node = string(args[3])
+		}
+		found = append(found, i)
+	}
+	return found, nil
+}
+
+// init returns the init process of a node, or of the plane if node is empty. Errors: it doesn't run.
+func (f files) init(node string) (initProcess, error) {
+	all, err := f.inits()
+	if err != nil {
+		return initProcess{}, err
+	}
+	for _, i := range all {
+		if i.node == node {
+			return i, nil
+		}
+	}
+	if node == "" {
+		return initProcess{}, errors.New("the control plane doesn't run")
+	}
+	return initProcess{}, fmt.Errorf("%s doesn't run", node)
+}
+
+// spawn starts an init process in namespaces of its own. It outlives this process.
+func (f files) spawn(log, role string, args ...string) error {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	cmd := exec.Command(f.program(), append([]string{role, f.dir}, args...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:     true,
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", role, err)
+	}
+	go cmd.Wait() // if this process is still there when it ends
+	return nil
+}
+
+// killAll kills init processes, and returns when they and everything in their namespaces have ended.
+func (f files) killAll(which func(initProcess) bool) error {
+	deadline := time.Now().Add(time.Minute)
+	for {
+		all, err := f.inits()
+		if err != nil {
+			return err
+		}
+		left := 0
+		for _, i := range all {
+			if which(i) {
+				left++
+				f.kill(i.pid)
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d init processes of %s don't end a minute after SIGKILL: something in the kernel holds them", left, f.dir)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// kill kills an init process, and no other that has its PID by now.
+func (f files) kill(pid int) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return // it has ended
+	}
+	defer unix.Close(fd)
+	exe, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return
+	}
+	if program, err := os.Stat(f.program()); err == nil && os.SameFile(exe, program) {
+		unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}
+}

@@ -1,0 +1,109 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// loop is a loop device that has a backing file.
+type loop struct {
+	path    string // /dev/loopN
+	number  uint64 // of the device itself
+	backing string // as the kernel tells it: the path that it had for who attached it
+	on      uint64 // the device of the filesystem that the backing file is on
+	device  uint64 // the device that the backing file is, if it is one
+}
+
+// loops returns all loop devices in use.
+func loops() ([]loop, error) {
+	dirs, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var found []loop
+	for _, d := range dirs {
+		l := loop{path: filepath.Join("/dev", strings.Split(d, "/")[3])}
+		if err := l.read(d); err == nil {
+			found = append(found, l)
+		} else if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENXIO) { // detached meanwhile
+			return nil, fmt.Errorf("%s: %w", l.path, err)
+		}
+	}
+	return found, nil
+}
+
+func (l *loop) read(backing string) error {
+	name, err := os.ReadFile(backing)
+	if err != nil {
+		return err
+	}
+	dev, err := os.Open(l.path)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(dev.Fd()), &stat); err != nil {
+		return err
+	}
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return err
+	}
+	l.number, l.backing, l.on, l.device = stat.Rdev, strings.TrimSpace(string(name)), info.Device, info.Rdevice
+	return nil
+}
+
+// ours returns those of all that a cluster's nodes have attached: those of their data disks, and, as often as it takes, those
+// whose backing file is on one of these, or is one of these.
+func (f files) ours(all []loop) []loop {
+	numbers := map[uint64]bool{}
+	var found []loop
+	for grown := true; grown; {
+		grown = false
+		for _, l := range all {
+			mine := strings.HasPrefix(l.backing, f.dir+"/") || numbers[l.on] || l.device != 0 && numbers[l.device]
+			if mine && !numbers[l.number] {
+				numbers[l.number], grown = true, true
+				found = append(found, l)
+			}
+		}
+	}
+	return found
+}
+
+// detachLoops waits until the loop devices are gone that go with their mounts, and detaches what stays, such as those that a
+// kubelet makes for block volumes.
+func (f files) detachLoops() error {
+	var left []loop
+	for try := range 100 {
+		all, err := loops()
+		if err != nil {
+			return err
+		}
+		if left = f.ours(all); len(left) == 0 {
+			return nil
+		}
+		if try >= 20 {
+			for _, l := range left {
+				l.detach()
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("%d loop devices can't be detached, such as %s of %s: somebody has them open", len(left), left[0].path, left[0].backing)
+}
+
+// detach has the kernel detach the device, now or when its last user lets go of it.
+func (l loop) detach() {
+	if dev, err := os.Open(l.path); err == nil {
+		unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0)
+		dev.Close()
+	}
+}

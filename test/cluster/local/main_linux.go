@@ -1,0 +1,61 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// The init processes' first arguments.
+const (
+	planeRole = "init-of-plane"
+	nodeRole  = "init-of-node"
+)
+
+// Main is to be called first in a program that calls Cluster.Up: the init processes of a cluster are that program. There
+// Main doesn't return.
+func Main() {
+	if len(os.Args) < 3 || os.Args[1] != planeRole && os.Args[1] != nodeRole {
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1], files{os.Args[2]}, os.Args[3:])
+	fmt.Fprintf(os.Stderr, "%s: %v\n", os.Args[1], err)
+	os.Exit(1)
+}
+
+func run(ctx context.Context, role string, f files, args []string) error {
+	s, err := readSpec(f)
+	if err != nil {
+		return err
+	}
+	if role == planeRole {
+		return runPlane(ctx, f, s)
+	}
+	n, err := s.find(args[0])
+	if err != nil {
+		return err
+	}
+	return runNode(ctx, f, s, n)
+}
+
+func readSpec(f files) (spec, error) {
+	var s spec
+	data, err := os.ReadFile(f.spec())
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(data, &s)
+}
+
+func writeSpec(f files, s spec) error {
+	data, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(f.spec(), data, 0o644)
+}

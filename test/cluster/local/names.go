@@ -1,0 +1,129 @@
+// Package local runs a Kubernetes cluster on this machine, from programs that are built from their modules: no image
+// registry, no container engine, no virtual machines.
+//
+// A node is the namespaces (mount, PID, network, UTS, IPC) of one init process, which is this program; the control plane
+// is another's. Whoever kills an init ends everything in it, mounts and network devices too. The plane's network has a
+// bridge that connects the nodes and, by one more veth, this machine:
+//
+//	this machine ── veth ──┐                      ┌── veth ── eth0 of node-1 ── pods 10.244.1.0/24
+//	                       bridge in the plane's network: etcd, API server, controllers
+//	                                              └── veth ── eth0 of node-2 ── pods 10.244.2.0/24
+//
+// So there is nothing in this machine's own network but that veth, which goes with the plane. A node sees this machine's
+// programs, read-only, and of its disks nothing but a directory of its own.
+package local
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strconv"
+)
+
+// Root is the directory of all local clusters. It is on a disk, as containerd can't put its layers on every filesystem
+// that /tmp may be.
+const Root = "/var/lib/causeway-cluster"
+
+// nameGrammar keeps names good for cgroups, file names and the rest.
+var nameGrammar = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+// The cluster's addresses. Those of nodes begin with the cluster's subnet, of which there is one for each cluster on a
+// machine.
+const (
+	services     = "10.96.0.0/16"
+	dnsAddress   = "10.96.0.10"
+	pods         = "10.244.0.0/16"
+	planeHost    = 1   // the last byte of the plane's address, which is every node's gateway
+	firstNode    = 10  // of node 0, which there isn't
+	machineHost  = 254 // of this machine's
+	apiPort      = 6443
+	maxNodes     = 50
+	bridge       = "nodes" // the plane's bridge
+	subnetPrefix = "10.99"
+)
+
+// spec is what a cluster was started with. It is in the file spec.json.
+type spec struct {
+	Name    string
+	Subnet  string // of nodes, such as 10.99.0
+	Bin     string // the components' directory
+	Nodes   int
+	Windows int
+	Disk    int64 // bytes of a node's data disk
+}
+
+// address returns an address of the nodes' network.
+func (s spec) address(host int) string { return s.Subnet + "." + strconv.Itoa(host) }
+
+// node returns the i-th node, from 1.
+func (s spec) node(i int) node {
+	return node{
+		Name: "node-" + strconv.Itoa(i), Address: s.address(firstNode + i), Pods: fmt.Sprintf("10.244.%d.0/24", i),
+		port: "port-" + strconv.Itoa(i),
+	}
+}
+
+func (s spec) nodes() []node {
+	all := make([]node, s.Nodes)
+	for i := range all {
+		all[i] = s.node(i + 1)
+	}
+	return all
+}
+
+// find returns the node of that name.
+func (s spec) find(name string) (node, error) {
+	for _, n := range s.nodes() {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return node{}, fmt.Errorf("there is no node %q: they are node-1 to node-%d", name, s.Nodes)
+}
+
+// node is one of a cluster's.
+type node struct {
+	Name    string
+	Address string
+	Pods    string // the range of its pods' addresses
+	port    string // its end of the bridge, in the plane's network
+}
+
+// files are where what belongs to a cluster is.
+type files struct{ dir string }
+
+func (f files) program() string            { return filepath.Join(f.dir, "cluster") }
+func (f files) spec() string               { return filepath.Join(f.dir, "spec.json") }
+func (f files) kubeconfig() string         { return filepath.Join(f.dir, "admin.kubeconfig") }
+func (f files) plane() string              { return filepath.Join(f.dir, "plane") }
+func (f files) images() string             { return filepath.Join(f.dir, "images") }
+func (f files) node(name string) nodeFiles { return nodeFiles{filepath.Join(f.dir, "nodes", name)} }
+func (f files) ready() string              { return filepath.Join(f.plane(), "ready") }
+func (f files) planeLog() string           { return filepath.Join(f.plane(), "init.log") }
+
+// nodeFiles are where what belongs to a node is. A node sees no more of the cluster's than this directory and the images.
+type nodeFiles struct{ dir string }
+
+func (f nodeFiles) of(name string) string   { return filepath.Join(f.dir, name) }
+func (f nodeFiles) log(name string) string  { return filepath.Join(f.dir, "log", name+".log") }
+func (f nodeFiles) pid(name string) string  { return filepath.Join(f.dir, name+".pid") }
+func (f nodeFiles) held(name string) string { return filepath.Join(f.dir, name+".held") }
+func (f nodeFiles) disk() string            { return filepath.Join(f.dir, "disk.img") }
+func (f nodeFiles) noDisk() string          { return filepath.Join(f.dir, "no-disk") }
+
+// cgroup is the name of the group that all of a cluster's groups are below, in each hierarchy.
+func cgroup(name string) string { return "causeway-" + name }
+
+// hostLink is the name of the network device that connects this machine: at most 15 bytes.
+func hostLink(name string) string {
+	return fmt.Sprintf("cw-%.4x", sha256.Sum256([]byte(name)))
+}
+
+func checkName(name string) error {
+	if !nameGrammar.MatchString(name) {
+		return errors.New("a cluster's name is at most 32 lower-case letters, digits and hyphens, a letter first: not " + strconv.Quote(name))
+	}
+	return nil
+}

@@ -1,0 +1,299 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"text/template"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+//go:embed files
+var embedded embed.FS
+
+// nodePatience is for how long a node's parts are waited for.
+const nodePatience = 2 * time.Minute
+
+// StorageDir is where a node's data disk is mounted.
+const StorageDir = "/var/lib/causeway"
+
+// containerdSocket is where containerd serves.
+const containerdSocket = "/run/containerd/containerd.sock"
+
+// runNode is the init process of a node: it makes the node's root, waits for its network and keys, and keeps containerd,
+// kubelet and kube-proxy running. It ends with an error only.
+func runNode(ctx context.Context, f files, s spec, n node) error {
+	own := f.node(n.Name)
+	var dirs []string
+	for _, d := range []string{"log", "kubelet", "containerd", "cni", "cni-conf", "pods-log", "containers-log", "storage"} {
+		dirs = append(dirs, own.of(d))
+	}
+	if err := makeDirs(dirs...); err != nil {
+		return err
+	}
+	groups, err := makeCgroups(cgroup(s.Name), n.Name)
+	if err != nil {
+		return fmt.Errorf("control groups: %w", err)
+	}
+	if err := unix.Sethostname([]byte(n.Name)); err != nil {
+		return fmt.Errorf("sethostname: %w", err)
+	}
+	if err := makeRoot(own, f, s); err != nil {
+		return fmt.Errorf("root of the node: %w", err)
+	}
+	os.Setenv("PATH", s.Bin+":/usr/sbin:/usr/bin:/sbin:/bin")
+	if err := mountDisk(ctx, own); err != nil {
+		return err
+	}
+	if err := joinNetwork(ctx, s, n); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	values := map[string]any{
+		"Name": n.Name, "Address": n.Address, "Pods": n.Pods, "Bin": s.Bin, "Dir": own.dir, "CgroupRoot": groups,
+		"DNS": dnsAddress, "Containerd": containerdSocket,
+	}
+	for from, to := range map[string]string{
+		"containerd.toml": "containerd.toml", "cni.conflist": "cni-conf/10-ptp.conflist", "kubelet.yaml": "kubelet.yaml",
+	} {
+		if err := render(from, own.of(to), values); err != nil {
+			return err
+		}
+	}
+	var d daemons
+	d.run(own, "containerd", "containerd", "--config", own.of("containerd.toml"))
+	if err := importImages(ctx, f); err != nil {
+		return fmt.Errorf("import images: %w; the end of containerd's log:\n%s", err, tail(own.log("containerd")))
+	}
+	if err := awaitFile(ctx, own.of("kube-proxy.kubeconfig")); err != nil {
+		return err
+	}
+	d.run(own, "kubelet", "kubelet", "--config="+own.of("kubelet.yaml"), "--kubeconfig="+own.of("kubelet.kubeconfig"),
+		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
+	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"), "--hostname-override="+n.Name,
+		"--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
+		"--conntrack-tcp-timeout-close-wait=0")
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// makeRoot makes the node's root of what it may see, and enters it. Everything that is mounted here is the node's alone:
+// it is gone with the node's init.
+func makeRoot(own nodeFiles, f files, s spec) error {
+	// First of all, so that nothing gets out.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	root := own.of("root")
+	if err := makeDirs(root); err != nil {
+		return err
+	}
+	b := builder{root: root}
+	b.mount("tmpfs", "/", "tmpfs", 0, "mode=755")
+	for _, dir := range []string{"/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
+		b.system(dir)
+	}
+	b.bind(s.Bin, s.Bin, unix.MS_RDONLY)
+	b.bind(f.images(), f.images(), unix.MS_RDONLY)
+	b.bind(own.dir, own.dir, 0)
+	for from, to := range map[string]string{
+		"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "cni": "/var/lib/cni", "storage": StorageDir,
+		"pods-log": "/var/log/pods", "containers-log": "/var/log/containers",
+	} {
+		b.bind(own.of(from), to, 0)
+	}
+	b.mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	b.mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "") // of the node's own network
+	b.bind("/sys/fs/cgroup", "/sys/fs/cgroup", 0)
+	b.bind("/dev", "/dev", 0)
+	b.mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
+	b.mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
+	b.directory("/run/containerd", "/run/lock", "/run/netns", "/var/tmp", "/root", "/mnt", "/opt")
+	if b.err != nil {
+		return b.err
+	}
+	return enter(root)
+}
+
+// builder puts a root together, up to the first error.
+type builder struct {
+	root string
+	err  error
+}
+
+func (b *builder) try(what string, err error) {
+	if b.err == nil && err != nil {
+		b.err = fmt.Errorf("%s: %w", what, err)
+	}
+}
+
+func (b *builder) directory(paths ...string) {
+	for _, p := range paths {
+		b.try("directory", os.MkdirAll(filepath.Join(b.root, p), 0o755))
+	}
+}
+
+func (b *builder) mount(source, target, fstype string, flags uintptr, data string) {
+	if b.directory(target); b.err == nil {
+		b.try("mount "+target, unix.Mount(source, filepath.Join(b.root, target), fstype, flags, data))
+	}
+}
+
+// bind shows what is at source, and what is mounted below it, at target. MS_RDONLY is for what is at source itself.
+func (b *builder) bind(source, target string, flags uintptr) {
+	info, err := os.Stat(source)
+	if b.try("bind", err); b.err != nil {
+		return
+	}
+	at := filepath.Join(b.root, target)
+	if info.IsDir() {
+		b.directory(target)
+	} else {
+		b.directory(filepath.Dir(target))
+		b.try("bind", os.WriteFile(at, nil, 0o600))
+	}
+	if b.err != nil {
+		return
+	}
+	b.try("bind "+source, unix.Mount(source, at, "", unix.MS_BIND|unix.MS_REC, ""))
+	if flags != 0 && b.err == nil { // takes a second call
+		b.try("bind "+source, unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""))
+	}
+}
+
+// system shows one of this machine's directories of programs, which may be a link, or not be there.
+func (b *builder) system(dir string) {
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		b.try("system", err)
+	case info.Mode()&os.ModeSymlink != 0:
+		to, err := os.Readlink(dir)
+		b.try("system", err)
+		b.try("system", os.Symlink(to, filepath.Join(b.root, dir)))
+	default:
+		b.bind(dir, dir, unix.MS_RDONLY)
+	}
+}
+
+// enter makes root the root, lets go of the old one, and has what is mounted from now on seen in containers, as Bidirectional
+// volumes need.
+func enter(root string) error {
+	if err := os.Chdir(root); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil { // the old root is then on top of the new one: pivot_root(2)
+		return fmt.Errorf("pivot_root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount the old root: %w", err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")
+}
+
+// mountDisk mounts the node's data disk, a file. The loop device goes with the mount.
+func mountDisk(ctx context.Context, own nodeFiles) error {
+	if _, err := os.Stat(own.noDisk()); err == nil {
+		return nil
+	}
+	if out, err := exec.CommandContext(ctx, "mount", "-o", "loop", own.disk(), StorageDir).CombinedOutput(); err != nil {
+		return fmt.Errorf("mount the data disk: %w: %s", err, out)
+	}
+	return nil
+}
+
+// joinNetwork waits for the node's end of the veth and sets up its addresses.
+func joinNetwork(ctx context.Context, s spec, n node) error {
+	if err := await(ctx, "eth0", func() error { _, err := net.InterfaceByName("eth0"); return err }); err != nil {
+		return err
+	}
+	return ip(ctx,
+		"link set lo up",
+		"addr replace "+n.Address+"/24 dev eth0",
+		"link set eth0 up",
+		"route replace default via "+s.address(planeHost),
+	)
+}
+
+// ip does what ip(8) would, line by line.
+func ip(ctx context.Context, lines ...string) error {
+	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip: %w: %s", err, out)
+	}
+	return nil
+}
+
+// importImages gives containerd the images that every node has, when it answers.
+func importImages(ctx context.Context, f files) error {
+	err := await(ctx, "containerd", func() error { return exec.CommandContext(ctx, "ctr", "version").Run() })
+	if err != nil {
+		return err
+	}
+	tars, err := filepath.Glob(filepath.Join(f.images(), "*.tar"))
+	if err != nil {
+		return err
+	}
+	for _, t := range tars {
+		if out, err := exec.CommandContext(ctx, "ctr", "-n", "k8s.io", "images", "import", t).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", t, err, out)
+		}
+	}
+	return nil
+}
+
+// render writes one of the embedded files, filled in.
+func render(name, to string, values any) error {
+	t, err := template.New(name).Option("missingkey=error").ParseFS(embedded, "files/"+name)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, values); err != nil {
+		return err
+	}
+	return os.WriteFile(to, b.Bytes(), 0o644)
+}
+
+// await tries until it works, or the patience is at its end.
+func await(ctx context.Context, what string, try func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, nodePatience)
+	defer cancel()
+	for {
+		err := try()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w: %w", what, context.Cause(ctx), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func awaitFile(ctx context.Context, path string) error {
+	return await(ctx, path, func() error { _, err := os.Stat(path); return err })
+}
+
+func makeDirs(paths ...string) error {
+	for _, p := range paths {
+		if err := os.MkdirAll(p, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/controlplane"
+	"github.com/causeway-csi/causeway/test/cluster/process"
+	"golang.org/x/sys/unix"
+)
+
+// runPlane is the init process of the control plane: it makes the network that connects the nodes, runs the components,
+// and gives each node its keys. It ends with an error only.
+func runPlane(ctx context.Context, f files, s spec) error {
+	if err := ownProc(); err != nil {
+		return err
+	}
+	os.Setenv("PATH", s.Bin+":/usr/sbin:/usr/bin:/sbin:/bin")
+	if err := planeNetwork(ctx, s); err != nil {
+		return fmt.Errorf("network: %w", err)
+	}
+	p, err := controlplane.Start(ctx, controlplane.Options{
+		Log: os.Stderr, Bin: s.Bin, Dir: f.plane(), Bind: s.address(planeHost), Port: apiPort, Advertise: s.address(planeHost), ServiceCIDR: services,
+		Scheduler: true, Controllers: []string{"*", "-node-ipam-controller"},
+		// A node that is silent is given up sooner than after 50 s: tests wait for it.
+		ControllerManagerArgs: []string{"--node-monitor-grace-period=20s"},
+	})
+	if err != nil {
+		return err
+	}
+	for _, n := range s.nodes() {
+		if err := admit(p, f.node(n.Name), n); err != nil {
+			return fmt.Errorf("keys of %s: %w", n.Name, err)
+		}
+	}
+	if err := p.WriteKubeconfig(f.kubeconfig(), "admin", "system:masters"); err != nil {
+		return err
+	}
+	if s.Windows > 0 {
+		if err := simulate(f, s); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(f.ready(), nil, 0o644); err != nil {
+		return err
+	}
+	for { // a plane that lacks a part is none
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), p.Close())
+		case <-time.After(time.Second):
+			if err := p.Err(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// ownProc shows the processes of this namespace in /proc, to this namespace only.
+func ownProc() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	return nil
+}
+
+// planeNetwork makes the bridge, and knows the way to every node's pods.
+func planeNetwork(ctx context.Context, s spec) error {
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return err
+	}
+	lines := []string{
+		"link set lo up",
+		"link add " + bridge + " type bridge",
+		"addr add " + s.address(planeHost) + "/24 dev " + bridge,
+		"link set " + bridge + " up",
+	}
+	for _, n := range s.nodes() {
+		lines = append(lines, "route add "+n.Pods+" via "+n.Address)
+	}
+	return ip(ctx, lines...)
+}
+
+// admit gives a node what the API server knows it by.
+func admit(p *controlplane.Plane, own nodeFiles, n node) error {
+	if err := os.WriteFile(own.of("ca.crt"), p.CA.Cert, 0o644); err != nil {
+		return err
+	}
+	serving, err := p.CA.Server("system:node:"+n.Name, n.Name, n.Address)
+	if err != nil {
+		return err
+	}
+	if _, err := serving.Write(own.dir, "kubelet"); err != nil {
+		return err
+	}
+	if err := p.WriteKubeconfig(own.of("kubelet.kubeconfig"), "system:node:"+n.Name, "system:nodes"); err != nil {
+		return err
+	}
+	// What is written last is what the node waits for.
+	whole := own.of("kube-proxy.kubeconfig")
+	if err := p.WriteKubeconfig(whole+".part", "system:kube-proxy"); err != nil {
+		return err
+	}
+	return os.Rename(whole+".part", whole)
+}
+
+// simulate runs kwok, which plays the kubelets of nodes that aren't there.
+func simulate(f files, s spec) error {
+	_, err := process.Start(process.Command{
+		Name: "kwok", Dir: f.plane(), Log: filepath.Join(f.plane(), "kwok.log"),
+		Argv: []string{
+			filepath.Join(s.Bin, "kwok"), "--kubeconfig=" + f.kubeconfig(), "--manage-all-nodes=false",
+			"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--cidr=10.245.0.0/16", "--node-ip=10.245.255.1",
+			"--node-lease-duration-seconds=40",
+		},
+	})
+	return err
+}

@@ -1,0 +1,3 @@
+module github.com/causeway-csi/causeway/test/cluster/tools/pause
+
+go 1.26.0
