@@ -3,26 +3,111 @@ package main
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"strings"
+	"syscall"
 
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
+const usage = `usage: cluster [flags] COMMAND
+
+  up               start the cluster, and wait until pods can run on its nodes
+  down             end it, and leave nothing behind
+  load IMAGE.tar…  give its nodes images
+  kubeconfig       print how to reach it: cluster kubeconfig > FILE; export KUBECONFIG=FILE
+  kubectl ARG…     run kubectl with it
+  logs DIR         write the logs of its components and containers into DIR
+  status           say what runs
+  exec NODE ARG…   run a command on a node (local)
+
+flags:
+`
+
+// options are the command line's.
+type options struct {
+	provider, name string
+	provider.Options
+}
+
 func main() {
 	local.Main()
-	c, err := local.New("causeway")
-	if err == nil {
-		switch os.Args[1] {
-		case "up":
-			err = c.Up(context.Background(), provider.Options{Nodes: 2, Log: os.Stderr})
-		case "down":
-			err = c.Down(context.Background())
-		}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	o := options{Options: provider.Options{Log: os.Stderr}}
+	flag.StringVar(&o.provider, "provider", "local", "who runs the cluster: local (this machine), kind, or existing (the one that KUBECONFIG names)")
+	flag.StringVar(&o.name, "name", "causeway", "the cluster's name")
+	flag.IntVar(&o.Nodes, "nodes", 2, "Linux nodes")
+	flag.IntVar(&o.Windows, "windows", 0, "Windows nodes, which are simulated")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), usage)
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	err := run(ctx, o, flag.Arg(0), flag.Args()[1:])
+	if exit := (*exitError)(nil); errors.As(err, &exit) {
+		os.Exit(exit.code)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(os.Stderr, "cluster:", err)
 		os.Exit(1)
+	}
+}
+
+// exitError is that a command has ended with a code of its own, and has said why.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
+
+func run(ctx context.Context, o options, command string, args []string) error {
+	p, err := choose(o)
+	if err != nil {
+		return err
+	}
+	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "exec": {2, -1}}
+	n, ok := arguments[command]
+	if !ok || len(args) < n[0] || n[1] >= 0 && len(args) > n[1] {
+		return fmt.Errorf("%q: flags come first, and the commands are:\n%s", strings.Join(append([]string{command}, args...), " "), usage)
+	}
+	switch command {
+	case "up":
+		return p.Up(ctx, o.Options)
+	case "down":
+		return p.Down(ctx)
+	case "load":
+		return p.Load(ctx, args...)
+	case "kubeconfig":
+		data, err := p.Kubeconfig(ctx)
+		if err == nil {
+			_, err = os.Stdout.Write(data)
+		}
+		return err
+	case "logs":
+		return p.Logs(ctx, args[0])
+	case "status":
+		return p.Status(ctx, os.Stdout)
+	case "kubectl":
+		return kubectl(ctx, p, args)
+	default:
+		return execute(ctx, p, args)
+	}
+}
+
+// choose returns the provider that the flags name.
+func choose(o options) (provider.Provider, error) {
+	switch o.provider {
+	case "local":
+		return local.New(o.name)
+	default:
+		return nil, fmt.Errorf("--provider=%s: local, kind or existing", o.provider)
 	}
 }

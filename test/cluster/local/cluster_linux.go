@@ -261,16 +261,13 @@ func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
 	if err != nil {
 		return err
 	}
-	return inNetwork(ctx, plane, "ip", "link", "add", n.port, "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(i.pid)).then(
-		inNetwork(ctx, plane, "ip", "link", "set", n.port, "master", bridge, "up"))
+	return plug(ctx, plane, n.port, "eth0", i.pid)
 }
 
 // connect plugs this machine into the bridge.
 func (c *Cluster) connect(ctx context.Context, plane int, s spec) error {
 	link := hostLink(c.name)
-	err := inNetwork(ctx, plane, "ip", "link", "add", "machine", "type", "veth", "peer", "name", link, "netns", strconv.Itoa(os.Getpid())).then(
-		inNetwork(ctx, plane, "ip", "link", "set", "machine", "master", bridge, "up"))
-	if err != nil {
+	if err := plug(ctx, plane, "machine", link, os.Getpid()); err != nil {
 		return err
 	}
 	return ip(ctx, "addr add "+s.address(machineHost)+"/24 dev "+link, "link set "+link+" up")
@@ -284,14 +281,21 @@ func inNetwork(ctx context.Context, pid int, argv ...string) command {
 	return command{exec.CommandContext(ctx, "nsenter", append([]string{"--net", "-t", strconv.Itoa(pid), "--"}, argv...)...)}
 }
 
-// then runs the command and, if it worked, the next.
-func (c command) then(next command) error {
-	for _, cmd := range []command{c, next} {
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, out)
-		}
+// run runs the command.
+func (c command) run() error {
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, out)
 	}
 	return nil
+}
+
+// plug makes a cable from the plane's bridge, where it is called port, to a device in the network of a process.
+func plug(ctx context.Context, plane int, port, device string, pid int) error {
+	cable := []string{"ip", "link", "add", port, "type", "veth", "peer", "name", device, "netns", strconv.Itoa(pid)}
+	if err := inNetwork(ctx, plane, cable...).run(); err != nil {
+		return err
+	}
+	return inNetwork(ctx, plane, "ip", "link", "set", port, "master", bridge, "up").run()
 }
 
 // freeSubnet returns the first three bytes of a network that this machine has no address in.

@@ -116,9 +116,12 @@ func (f nodeFiles) noDisk() string          { return filepath.Join(f.dir, "no-di
 // cgroup is the name of the group that all of a cluster's groups are below, in each hierarchy.
 func cgroup(name string) string { return "causeway-" + name }
 
+// hostLinkPrefix is that of network devices.
+const hostLinkPrefix = "cw-"
+
 // hostLink is the name of the network device that connects this machine: at most 15 bytes.
 func hostLink(name string) string {
-	return fmt.Sprintf("cw-%.4x", sha256.Sum256([]byte(name)))
+	return fmt.Sprintf(hostLinkPrefix+"%.4x", sha256.Sum256([]byte(name)))
 }
 
 func checkName(name string) error {

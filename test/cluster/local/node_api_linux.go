@@ -1,0 +1,199 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// Node is a Linux node of a cluster that runs. What it does to the node is what happens to machines; tests do it.
+type Node struct {
+	cluster *Cluster
+	spec    spec
+	node
+}
+
+// Nodes returns the cluster's nodes. Errors: it wasn't started.
+func (c *Cluster) Nodes() ([]Node, error) {
+	s, err := readSpec(c.files)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s isn't there: %w", c.name, err)
+	}
+	var all []Node
+	for _, n := range s.nodes() {
+		all = append(all, Node{c, s, n})
+	}
+	return all, nil
+}
+
+// Command returns a command in all the node's namespaces, as if somebody had logged in. Errors: the node is off.
+func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
+	i, err := n.cluster.init(n.Name)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(i.pid), "-m", "-p", "-n", "-u", "-i", "--"}, argv...)...)
+	cmd.Env = append(os.Environ(), "PATH="+n.spec.Bin+":/usr/sbin:/usr/bin:/sbin:/bin")
+	return cmd, nil
+}
+
+// Run runs a command on the node and returns what it prints, on standard output or error.
+func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
+	cmd, err := n.Command(ctx, argv...)
+	if err != nil {
+		return "", err
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s on %s: %w: %s", strings.Join(argv, " "), n.Name, err, out)
+	}
+	return string(out), nil
+}
+
+// Cut pulls the node's network cable. Pods on it run on.
+func (n Node) Cut(ctx context.Context) error { return n.cable(ctx, "down") }
+
+// Mend plugs it in again.
+func (n Node) Mend(ctx context.Context) error { return n.cable(ctx, "up") }
+
+func (n Node) cable(ctx context.Context, state string) error {
+	plane, err := n.cluster.init("")
+	if err != nil {
+		return err
+	}
+	return inNetwork(ctx, plane.pid, "ip", "link", "set", n.port, state).run()
+}
+
+// Hold kills one of the node's programs (containerd, kubelet, kube-proxy) and keeps it from being started again. Containers
+// run on.
+func (n Node) Hold(program string) error {
+	own := n.cluster.node(n.Name)
+	if err := os.WriteFile(own.held(program), nil, 0o644); err != nil {
+		return err
+	}
+	return n.Kill(program)
+}
+
+// Release has a program that was held start again.
+func (n Node) Release(program string) error { return os.Remove(n.cluster.node(n.Name).held(program)) }
+
+// Kill kills one of the node's programs, which starts again at once, and returns when it has ended.
+func (n Node) Kill(program string) error {
+	path := n.cluster.node(n.Name).pid(program)
+	was, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("%s doesn't run on %s: %w", program, n.Name, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), nodePatience)
+	defer cancel()
+	if _, err := n.Run(ctx, "kill", "-9", string(was)); err != nil {
+		return err
+	}
+	return await(ctx, program+" to end", func() error {
+		if is, err := os.ReadFile(path); err == nil && string(is) == string(was) {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+}
+
+// PowerOff ends the node at once, with everything that runs on it and is mounted there. What is on its disks stays.
+func (n Node) PowerOff(ctx context.Context) error {
+	if err := n.cluster.killAll(func(i initProcess) bool { return i.node == n.Name }); err != nil {
+		return err
+	}
+	plane, err := n.cluster.init("")
+	if err != nil {
+		return err
+	}
+	// The kernel takes its time to remove a network that nobody is in any more, and the cable with it.
+	return await(ctx, n.port+" to go", func() error {
+		if inNetwork(ctx, plane.pid, "ip", "link", "show", n.port).Run() == nil {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+}
+
+// PowerOn starts the node after PowerOff, with the data disk mounted or, as if that were broken, without. It doesn't wait
+// for the kubelet.
+func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
+	noDisk := n.cluster.node(n.Name).noDisk()
+	if withDisk {
+		if err := os.Remove(noDisk); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	} else if err := os.WriteFile(noDisk, nil, 0o644); err != nil {
+		return err
+	}
+	plane, err := n.cluster.init("")
+	if err != nil {
+		return err
+	}
+	return n.cluster.startNode(ctx, plane.pid, n.node)
+}
+
+// Leftovers returns what there is of any local cluster on this machine, in words: nothing after Down.
+func Leftovers() ([]string, error) {
+	var found []string
+	if dirs, err := os.ReadDir(Root); err == nil {
+		for _, d := range dirs {
+			found = append(found, "directory "+Root+"/"+d.Name())
+		}
+	}
+	processes, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range processes {
+		if line, err := os.ReadFile("/proc/" + p.Name() + "/cmdline"); err == nil && strings.Contains(string(line), Root+"/") && p.Name() != strconv.Itoa(os.Getpid()) {
+			found = append(found, fmt.Sprintf("process %s: %s", p.Name(), strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")))
+		}
+	}
+	groups, err := hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range groups {
+		entries, err := os.ReadDir(h)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), cgroup("")) {
+				found = append(found, "control group "+h+"/"+e.Name())
+			}
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, Root+"/") {
+			found = append(found, "mount "+strings.TrimSpace(line))
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Name, hostLinkPrefix) {
+			found = append(found, "network device "+l.Name)
+		}
+	}
+	all, err := loops()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range (files{Root}).ours(all) {
+		found = append(found, "loop device "+l.path+" of "+l.backing)
+	}
+	return found, nil
+}
