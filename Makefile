@@ -6,14 +6,19 @@ PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Modules of their own, so that the product's go.mod stays small. Their tests run on Linux.
-MODULES = test/cluster test/sidecars
+MODULES = test/cluster test/sidecars deploy/images
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
 SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
 
 # gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
 TAGS = grpcnotrace
 
-.PHONY: help demo test crash test-vm test-sidecars build bench bench-router bench-sidecars own-driver generate generate-flags fuzz vet lint
+# Images: the tag, what they are for, and more flags, as --windows-base=… (docs/images.md).
+VERSION = dev
+IMAGES = linux/amd64,linux/arm64,windows/amd64
+IMAGE_FLAGS =
+
+.PHONY: help demo test crash test-vm test-sidecars test-images build images images-lock bench bench-router bench-sidecars own-driver generate generate-flags fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -26,9 +31,15 @@ test-vm: ## run the tests that need another kernel, such as one with project quo
 	@$(GO) run ./test/vm
 test-sidecars: ## run csi-sidecars before a real API server, which is built once (10 minutes, cold)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager
-	set -e; for m in $(MODULES); do $(GO) -C $$m test -timeout 20m ./...; done
+	set -e; for m in test/cluster test/sidecars; do $(GO) -C $$m test -timeout 20m ./...; done
+test-images: ## build the images for this machine and run what is in them; root, or an ordinary user's namespaces
+	$(GO) -C deploy/images test -count=1 ./...
 build: ## build the driver and the sidecars into bin/
 	$(GO) build -trimpath -ldflags='-s -w' -tags $(TAGS) -o bin/ ./cmd/...
+images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
+	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
+images-lock: ## take the newest packages of Debian 12 for the images: deploy/images/debian.lock
+	@$(GO) -C deploy/images run . --lock
 bench: ## measure the driver beside the old way: docs/benchmarks.md
 	@$(GO) run ./test/bench
 bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md

@@ -195,7 +195,7 @@ func (o options) logger(out io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(out, handler))
 }
 
-// version is set by the release build: -ldflags "-X main.version=v1.2.3".
+// version is set by the build of images: -ldflags "-X main.version=v1.2.3".
 var version = ""
 
 // release returns the version of this build.

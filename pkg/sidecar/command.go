@@ -230,8 +230,14 @@ func subcommand(args []string) (string, []string) {
 	return "", args
 }
 
-// Version is the module's, with the commit where it is known.
+// version is set by the build of images: -ldflags "-X github.com/causeway-csi/causeway/pkg/sidecar.version=v1.2.3".
+var version = ""
+
+// Version is what the build said, or the module's, with the commit where it is known.
 func Version() string {
+	if version != "" {
+		return version + " " + runtime.Version()
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

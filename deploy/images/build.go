@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// tags and ldflags are as in make build. The Go command's own stamp of the version is left out: it depends on which tags
+// a clone has.
+const (
+	tags    = "grpcnotrace"
+	ldflags = "-s -w"
+)
+
+// version is what programs and images say of themselves.
+type version struct {
+	tag      string // of the images: v1.2.3, or dev
+	revision string // of git; unknown outside of it
+}
+
+// program is the version that programs print.
+func (v version) program() string {
+	if v.tag != "dev" {
+		return v.tag
+	}
+	commit, dirty, _ := strings.Cut(v.revision, "-")
+	if dirty != "" {
+		dirty = "-" + dirty
+	}
+	return fmt.Sprintf("dev-%.12s%s", commit, dirty)
+}
+
+// tagged is what a tag of an image may be: OCI distribution spec v1.1, and it is an argument of the linker.
+var tagged = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$`)
+
+// findVersion asks git for the revision of the sources.
+func findVersion(ctx context.Context, root, tag string) (version, error) {
+	v := version{tag: tag, revision: "unknown"}
+	if !tagged.MatchString(tag) {
+		return v, fmt.Errorf("--version=%q can't be a tag", tag)
+	}
+	if _, err := os.Stat(filepath.Join(root, ".git")); errors.Is(err, fs.ErrNotExist) {
+		return v, nil
+	}
+	head, err := output(ctx, root, nil, "git", "rev-parse", "HEAD")
+	if err != nil {
+		return v, err
+	}
+	changes, err := output(ctx, root, nil, "git", "status", "--porcelain")
+	if err != nil {
+		return v, err
+	}
+	if v.revision = strings.TrimSpace(head); changes != "" {
+		v.revision += "-dirty"
+	}
+	return v, nil
+}
+
+// environment is what the go command builds for a platform with, whatever is set on this machine.
+func environment(platform string) []string {
+	os, arch, _ := strings.Cut(platform, "/")
+	return []string{
+		"CGO_ENABLED=0", "GOOS=" + os, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
+		"GOFLAGS=-mod=readonly", "GOWORK=off", "GOFIPS140=off",
+	}
+}
+
+// build builds the programs of products for a platform into dir, all at once. Those that are there already and are up to
+// date stay.
+func build(ctx context.Context, root, dir, platform string, v version, products []product) error {
+	flags := ldflags
+	for _, variable := range []string{"main.version", module + "/pkg/sidecar.version"} {
+		flags += " -X " + variable + "=" + v.program()
+	}
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o", dir + string(filepath.Separator)}
+	for _, p := range products {
+		args = append(args, "./cmd/"+p.name)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	_, err := output(ctx, root, environment(platform), "go", args...)
+	return err
+}
+
+// licences returns the licences of all modules that a program is made of, and that of Go, each text once.
+func licences(ctx context.Context, root, platform string, p product) ([]byte, error) {
+	list, err := output(ctx, root, environment(platform), "go", "list", "-deps", "-tags", tags,
+		"-f", "{{with .Module}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}", "./cmd/"+p.name)
+	if err != nil {
+		return nil, err
+	}
+	goroot, err := output(ctx, root, nil, "go", "env", "GOROOT")
+	if err != nil {
+		return nil, err
+	}
+	modules := strings.Split(strings.TrimSpace(list), "\n")
+	modules = append(modules, "Go\t"+strings.TrimSpace(goroot))
+	slices.Sort(modules)
+	whose := map[string][]string{} // by text
+	var texts []string
+	for _, m := range slices.Compact(modules) {
+		name, dir, ok := strings.Cut(m, "\t")
+		if !ok {
+			continue // the standard library's packages have no module
+		}
+		found, err := licenceFiles(dir)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		for _, t := range found {
+			if whose[t] == nil {
+				texts = append(texts, t)
+			}
+			whose[t] = append(whose[t], name)
+		}
+	}
+	out := bytes.NewBufferString(p.name + " is made of these modules, under the licence that follows each list.\n")
+	for _, t := range texts {
+		fmt.Fprintf(out, "\n%s\n\n%s\n\n%s\n", strings.Repeat("=", 80), strings.Join(whose[t], "\n"), t)
+	}
+	return out.Bytes(), nil
+}
+
+var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([-.].*)?$`)
+
+// licenceFiles returns the texts of a module's licences, which are in its first directory.
+func licenceFiles(dir string) (texts []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !licenceName.MatchString(e.Name()) {
+			continue
+		}
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, strings.TrimSpace(string(content)))
+	}
+	if len(texts) == 0 {
+		return nil, fmt.Errorf("no licence in %s", dir)
+	}
+	return texts, nil
+}
+
+// output runs a program in dir and returns what it prints.
+func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", errors.Join(ctx.Err(), fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err))
+	}
+	return string(out), nil
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestTheDriverCallsWhatItsImageHas reads the driver's source: each program that it runs is a tool of its image, and each
+// tool is run.
+func TestTheDriverCallsWhatItsImageHas(t *testing.T) {
+	calls := map[string]string{} // where, by program
+	for _, dir := range []string{"cmd/driver", "pkg/backend", "pkg/driver", "pkg/mounter", "pkg/orphans", "pkg/peertls", "pkg/router", "pkg/volumeid"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", dir), func(file string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			if strings.Contains(filepath.ToSlash(file), "/backendtest/") {
+				return nil // a test suite
+			}
+			found, unknown, err := programs(file)
+			for _, u := range unknown {
+				t.Errorf("%s runs something whose name can't be read off the source: make it a string there, so that its image can be held against it", u)
+			}
+			maps.Copy(calls, found)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	delete(calls, "/proc/self/exe") // the driver itself
+	for name, where := range calls {
+		if !slices.ContainsFunc(tools, func(tool string) bool { return path.Base(tool) == name }) {
+			t.Errorf("%s runs %s, which the driver's image hasn't got: add it to tools, and its package to packages", where, name)
+		}
+	}
+	for _, tool := range tools {
+		if calls[path.Base(tool)] == "" {
+			t.Errorf("nobody runs %s: take it out of tools", tool)
+		}
+	}
+}
+
+// runs are the functions that run a program, by which of their arguments is its name. tool is the mounter's own.
+var runs = map[string]int{
+	"exec.Command": 0, "exec.CommandContext": 1, "exec.LookPath": 0, "os.StartProcess": 0,
+	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0, "tool": 2,
+}
+
+// programs returns the programs that a file runs, with where, and the places where that can't be told.
+func programs(file string) (calls map[string]string, unknown []string, err error) {
+	files := token.NewFileSet()
+	source, err := parser.ParseFile(files, file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, nil, err
+	}
+	calls = map[string]string{}
+	for _, i := range source.Imports {
+		if i.Name != nil && i.Path.Value == `"os/exec"` { // its calls would not be seen
+			unknown = append(unknown, files.Position(i.Pos()).String())
+		}
+	}
+	for _, decl := range source.Decls {
+		f, ok := decl.(*ast.FuncDecl)
+		ast.Inspect(decl, func(n ast.Node) bool {
+			arg := program(n)
+			if n == nil || arg == nil {
+				return true
+			}
+			where := files.Position(n.Pos()).String()
+			switch arg := arg.(type) {
+			case *ast.BasicLit:
+				calls[unquote(arg)] = where
+				return true
+			case *ast.Ident:
+				if ok && f.Name.Name == "tool" && arg.Name == "name" {
+					return true // whoever calls it has the name
+				}
+			case *ast.IndexExpr: // command[0], of a list of commands in the function or the file
+				found := commands(decl)
+				if len(found) == 0 {
+					found = commands(source)
+				}
+				for _, name := range found {
+					calls[name] = where
+				}
+				if len(found) > 0 {
+					return true
+				}
+			}
+			unknown = append(unknown, where)
+			return true
+		})
+	}
+	return calls, unknown, nil
+}
+
+// program returns what names the program if n runs one.
+func program(n ast.Node) ast.Expr {
+	if literal, ok := n.(*ast.CompositeLit); ok && isCmd(literal.Type) {
+		return literal // never a name that can be read
+	}
+	call, ok := n.(*ast.CallExpr)
+	if !ok {
+		return nil
+	}
+	function := ""
+	switch f := call.Fun.(type) {
+	case *ast.Ident:
+		function = f.Name
+	case *ast.SelectorExpr:
+		if x, ok := f.X.(*ast.Ident); ok {
+			function = x.Name + "." + f.Sel.Name
+		}
+	}
+	if i, ok := runs[function]; ok && i < len(call.Args) {
+		return call.Args[i]
+	}
+	return nil
+}
+
+func isCmd(t ast.Expr) bool {
+	s, ok := t.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	x, ok := s.X.(*ast.Ident)
+	return ok && x.Name == "exec" && s.Sel.Name == "Cmd"
+}
+
+// commands returns the first string of each []string in a list or map of them.
+func commands(n ast.Node) (names []string) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		lit, ok := n.(*ast.CompositeLit)
+		if !ok {
+			return true
+		}
+		of := lit.Type
+		switch t := of.(type) {
+		case *ast.ArrayType:
+			of = t.Elt
+		case *ast.MapType:
+			of = t.Value
+		}
+		if list, ok := of.(*ast.ArrayType); !ok || !isString(list.Elt) {
+			return true
+		}
+		for _, e := range lit.Elts {
+			if pair, ok := e.(*ast.KeyValueExpr); ok {
+				e = pair.Value
+			}
+			one, ok := e.(*ast.CompositeLit)
+			if !ok || len(one.Elts) == 0 {
+				continue
+			}
+			if s, ok := one.Elts[0].(*ast.BasicLit); ok {
+				names = append(names, unquote(s))
+			}
+		}
+		return true
+	})
+	return names
+}
+
+func isString(e ast.Expr) bool {
+	i, ok := e.(*ast.Ident)
+	return ok && i.Name == "string"
+}
+
+func unquote(l *ast.BasicLit) string {
+	s, err := strconv.Unquote(l.Value)
+	if err != nil {
+		return l.Value
+	}
+	return s
+}

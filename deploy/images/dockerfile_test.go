@@ -1,0 +1,136 @@
+package main
+
+import (
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// stage is a part of a Dockerfile: its instructions, each on one line.
+type stage struct {
+	from  string
+	lines []string
+}
+
+// argument returns what an instruction that begins in this way has after that.
+func (s stage) argument(begin string) string {
+	for _, l := range s.lines {
+		if rest, ok := strings.CutPrefix(l, begin); ok {
+			return rest
+		}
+	}
+	return ""
+}
+
+var from = regexp.MustCompile(`^FROM (?:--platform=\S+ )?(\S+) AS (\S+)$`)
+
+// stages reads a Dockerfile.
+func stages(t *testing.T, os_ string) map[string]stage {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("..", os_, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, now := map[string]stage{}, ""
+	for line := range strings.SplitSeq(strings.ReplaceAll(string(content), "\\\n", " "), "\n") {
+		line = strings.Join(strings.Fields(line), " ")
+		if m := from.FindStringSubmatch(line); m != nil {
+			now = m[2]
+			all[now] = stage{from: m[1]}
+		} else if line != "" && line[0] != '#' {
+			all[now] = stage{all[now].from, append(all[now].lines, line)}
+		}
+	}
+	return all
+}
+
+var label = regexp.MustCompile(`(\S+)="([^"]*)"`)
+
+// TestDockerfilesMakeTheSameImages holds what the Dockerfiles say against what make images does, as they can't be run
+// without Docker.
+func TestDockerfilesMakeTheSameImages(t *testing.T) {
+	pinned, err := os.ReadFile(filepath.Join("..", "..", "hack", "go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golang := "golang:" + regexp.MustCompile(`(?m)^version=go(\S+)$`).FindStringSubmatch(string(pinned))[1] + "-bookworm"
+	for os_, base := range map[string]string{"linux": "gcr.io/distroless/static-debian12", "windows": windowsBase} {
+		all := stages(t, os_)
+		build := all["build"].argument("RUN CGO_ENABLED=0 ")
+		for _, want := range []string{" -trimpath ", " -buildvcs=false ", " -tags " + tags + " ", `"` + ldflags + " -X main.version=$VERSION -X " + module + `/pkg/sidecar.version=$VERSION"`} {
+			if !strings.Contains(build, want) {
+				t.Errorf("%s: the build has no %s: %s", os_, want, build)
+			}
+		}
+		if all["build"].from != golang {
+			t.Errorf("%s: it builds with %s, and hack/go with %s", os_, all["build"].from, golang)
+		}
+		for _, p := range products {
+			got, ok := all[p.name]
+			if os_ == "windows" && !p.windows {
+				continue
+			}
+			if !ok || got.from != base {
+				t.Errorf("%s: %s is put on %q, want %q", os_, p.name, got.from, base)
+			}
+			labels := map[string]string{}
+			for _, m := range label.FindAllStringSubmatch(got.argument("LABEL "), -1) {
+				labels[m[1]] = m[2]
+			}
+			if want := p.labels(version{"$VERSION", "$REVISION"}); !maps.Equal(labels, want) {
+				t.Errorf("%s: %s has the labels %v, want %v", os_, p.name, labels, want)
+			}
+			program := p.executable(os_)
+			for instruction, want := range map[string]string{
+				"ENTRYPOINT ":        `["` + p.entrypoint(os_) + `"]`,
+				"COPY --from=build ": "/out/" + program + " /" + program,
+				"USER ":              map[string]string{"linux": p.user}[os_],
+				"ENV ":               map[bool]string{true: searchPath}[p.tools && os_ == "linux"],
+				"COPY --from=tools ": map[bool]string{true: "/tools/ /"}[p.tools && os_ == "linux"],
+				"ARG VERSION":        " REVISION",
+				"RUN ":               "",
+			} {
+				if got := got.argument(instruction); got != want {
+					t.Errorf("%s: %s has %s%q, want %q", os_, p.name, instruction, got, want)
+				}
+			}
+		}
+	}
+}
+
+func TestDockerfilesHaveTheSameTools(t *testing.T) {
+	s := stages(t, "linux")["tools"]
+	var names []string
+	for _, tool := range tools {
+		names = append(names, path.Base(tool))
+	}
+	ofBase := func(name string) bool { return name == "base-files" || name == authorities } // distroless has them
+	for instruction, want := range map[string][]string{
+		"ARG TOOLS=": names, "ARG CONFIGS=": configs, "ARG PACKAGES=": slices.DeleteFunc(slices.Clone(packages), ofBase),
+	} {
+		if got := strings.Fields(strings.Trim(s.argument(instruction), `"`)); !slices.Equal(got, want) {
+			t.Errorf("%s%q, want %q", instruction, got, want)
+		}
+	}
+	if s.from != "debian:bookworm-slim" {
+		t.Errorf("tools are of %s", s.from)
+	}
+}
+
+// TestProgramsAreBuiltAsByMakeBuild holds the flags against the Makefile's.
+func TestProgramsAreBuiltAsByMakeBuild(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join("..", "..", "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\nTAGS = " + tags + "\n", "build -trimpath -ldflags='" + ldflags + "' -tags $(TAGS) "} {
+		if !strings.Contains(string(makefile), want) {
+			t.Errorf("the Makefile has no %q", want)
+		}
+	}
+}

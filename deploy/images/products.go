@@ -1,0 +1,145 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/causeway-csi/causeway/deploy/images/debian"
+	"github.com/causeway-csi/causeway/deploy/images/oci"
+)
+
+const (
+	module   = "github.com/causeway-csi/causeway"
+	registry = "ghcr.io/causeway-csi"
+	source   = "https://" + module
+
+	// windowsBase is what Windows images are put on. It has nothing of Windows: HostProcess containers see the node's.
+	windowsBase = "mcr.microsoft.com/oss/kubernetes/windows-host-process-containers-base-image:v1.0.0"
+)
+
+// nonroot is the user of what needs no rights: 65532, as in Google's distroless images.
+const nonroot = "65532:65532"
+
+// product is a program of cmd/ that becomes images.
+type product struct {
+	name        string
+	description string
+	user        string // on Linux
+	tools       bool   // whether its Linux image has tools
+	windows     bool
+}
+
+var products = []product{
+	{"driver", "CSI driver for clusters that mix Linux and Windows nodes", "0:0", true, true}, // it mounts
+	{"csi-sidecars", "All CSI sidecars for controllers in one program (KEP-4958)", nonroot, false, false},
+	{"csi-sidecars-node", "The CSI sidecars for nodes in one program (KEP-4958)", nonroot, false, true},
+}
+
+// tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in its source.
+var tools = []string{
+	"/sbin/mkfs.ext4", "/sbin/e2fsck", "/sbin/resize2fs", "/sbin/tune2fs",
+	"/sbin/mkfs.xfs", "/usr/sbin/xfs_db",
+	"/sbin/mkfs.btrfs", "/bin/btrfstune",
+}
+
+// configs are what tools read. Without mke2fs.conf, mkfs.ext4 turns on features that nodes before Linux 5.15 can't mount.
+var configs = []string{"/etc/mke2fs.conf"}
+
+// searchPath finds the tools.
+const searchPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+
+// release tells scanners whose packages these are.
+var release = []string{"/etc/os-release", "/etc/debian_version"}
+
+// authorities is the package of the authorities' certificates; bundle is what its installation makes of them.
+const (
+	authorities = "ca-certificates"
+	bundle      = "/etc/ssl/certs/ca-certificates.crt"
+)
+
+// packages are those that the lock has: of the tools, of what they need, and of the base.
+var packages = []string{
+	"base-files", authorities,
+	"e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1", "libuuid1",
+	"xfsprogs", "libinih1", "liburcu8", "libedit2", "libtinfo6", "libbsd0", "libmd0",
+	"btrfs-progs", "libudev1", "libgcc-s1", "gcc-12-base", // the last one has the copyright of the one before
+	"libc6",
+}
+
+// users are /etc/passwd and /etc/group, so that IDs have names.
+var users = []oci.File{
+	text("/etc/passwd", "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n"),
+	text("/etc/group", "root:x:0:\nnonroot:x:65532:\n"),
+	text("/etc/nsswitch.conf", "hosts: files dns\n"),
+}
+
+func text(path, content string) oci.File {
+	return oci.File{Path: path, Mode: 0o644, Content: []byte(content)}
+}
+
+// base returns the layer that all Linux images begin with.
+func base(t *debian.Tree) (debian.Picked, error) {
+	picked, err := t.Pick(release, authorities)
+	if err != nil {
+		return picked, err
+	}
+	var all []byte
+	for _, cert := range t.Glob("/usr/share/ca-certificates/mozilla/*.crt") {
+		all = append(append(all, cert...), '\n')
+	}
+	picked.Files = append(picked.Files, users...)
+	picked.Files = append(picked.Files, oci.File{Path: bundle, Mode: 0o644, Content: all})
+	return picked, nil
+}
+
+// toolbox returns the layer of the tools, without what is in the base.
+func toolbox(t *debian.Tree, base debian.Picked) (debian.Picked, error) {
+	picked, err := t.Pick(slices.Concat(tools, configs))
+	if err != nil {
+		return picked, err
+	}
+	picked.Files = slices.DeleteFunc(picked.Files, func(f oci.File) bool {
+		return slices.ContainsFunc(base.Files, func(b oci.File) bool { return b.Path == f.Path })
+	})
+	return picked, nil
+}
+
+// labels are what an image says of itself.
+func (p product) labels(v version) map[string]string {
+	return map[string]string{
+		"org.opencontainers.image.title":       "causeway-" + p.name,
+		"org.opencontainers.image.description": p.description,
+		"org.opencontainers.image.source":      source,
+		"org.opencontainers.image.licenses":    "Apache-2.0",
+		"org.opencontainers.image.version":     v.tag,
+		"org.opencontainers.image.revision":    v.revision,
+	}
+}
+
+// sbomPath is where an image has its SBOM.
+func (p product) sbomPath() string { return "/usr/share/sbom/" + p.name + ".spdx.json" }
+
+// copyrightPath is where an image has the licences of the program.
+func (p product) copyrightPath() string { return "/usr/share/doc/causeway-" + p.name + "/copyright" }
+
+// own returns the layer of the program.
+func (p product) own(os string, program, sbom, copyright []byte) []oci.File {
+	executable := oci.File{Path: "/" + p.executable(os), Mode: 0o755, Content: program}
+	return []oci.File{executable, text(p.sbomPath(), string(sbom)), text(p.copyrightPath(), string(copyright))}
+}
+
+// executable is the name of the program on an operating system.
+func (p product) executable(os string) string {
+	if os == "windows" {
+		return p.name + ".exe"
+	}
+	return p.name
+}
+
+// entrypoint is how the program is started. On Windows the files of a HostProcess container are somewhere on the node,
+// which is its working directory.
+func (p product) entrypoint(os string) string {
+	if os == "windows" {
+		return p.executable(os)
+	}
+	return "/" + p.executable(os)
+}

@@ -1,0 +1,377 @@
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/causeway-csi/causeway/deploy/images/debian"
+)
+
+// enterRoot has the root, the user and the writable directory of a container, for the test's own binary to become.
+const enterRoot = "CAUSEWAY_IMAGES_ENTER"
+
+func TestMain(m *testing.M) {
+	if where := os.Getenv(enterRoot); where != "" {
+		fmt.Fprintln(os.Stderr, "enter:", enter(strings.Split(where, "|")))
+		os.Exit(125)
+	}
+	code := m.Run()
+	if built.dir != "" {
+		os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
+}
+
+// enter makes of this process what a container runtime would: it sees the image, read-only, with /proc and a writable
+// /run, is the user, has the image's environment and runs its arguments.
+func enter(where []string) error {
+	root, user, run := where[0], where[1], where[2]
+	var errs []error
+	mount := func(source, target string, flags uintptr) {
+		if err := syscall.Mount(source, target, "", flags, ""); err != nil {
+			errs = append(errs, fmt.Errorf("mount %s: %w", target, err))
+		}
+	}
+	mount("", "/", syscall.MS_REC|syscall.MS_PRIVATE)
+	mount(root, root, syscall.MS_BIND)
+	mount("/proc", root+"/proc", syscall.MS_BIND|syscall.MS_REC)
+	mount(run, root+"/run", syscall.MS_BIND)
+	mount("", root, syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY)
+	id, err := strconv.Atoi(user)
+	if err := errors.Join(append(errs, err, syscall.Chroot(root), os.Chdir("/"))...); err != nil {
+		return err
+	}
+	if id != 0 {
+		if err := errors.Join(syscall.Setgroups(nil), syscall.Setgid(id), syscall.Setuid(id)); err != nil {
+			return err
+		}
+	}
+	os.Clearenv()
+	name, value, _ := strings.Cut(where[3], "=")
+	if err := os.Setenv(name, value); err != nil {
+		return err
+	}
+	program, err := exec.LookPath(os.Args[1])
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(program, os.Args[1:], os.Environ())
+}
+
+// built are the Linux images for this machine, made once by the real thing.
+var built struct {
+	sync.Once
+	dir string
+	err error
+}
+
+const testVersion = "v1.2.3-test"
+
+// archives returns the directory with the images.
+func archives(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("this builds the programs")
+	}
+	built.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "causeway-images-"); built.err == nil {
+			built.err = run(t.Context(), []string{"--version", testVersion, "--platforms", "linux/" + runtime.GOARCH, "--out", built.dir})
+		}
+	})
+	if built.err != nil {
+		t.Fatal(built.err)
+	}
+	return built.dir
+}
+
+// image returns a built image.
+func image(t *testing.T, name string) v1.Image {
+	t.Helper()
+	i, err := tarball.ImageFromPath(filepath.Join(archives(t), name+".tar"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// container is an unpacked image that programs can be run in.
+type container struct {
+	root, run string
+	config    v1.Config
+}
+
+func unpackImage(t *testing.T, name string) container {
+	t.Helper()
+	i := image(t, name)
+	config, err := i.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := container{t.TempDir(), t.TempDir(), config.Config}
+	flat := mutate.Extract(i)
+	defer flat.Close()
+	for r := tar.NewReader(flat); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if err := unpackEntry(filepath.Join(c.root, h.Name), h, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"proc", "run"} { // which a container runtime makes
+		if err := os.Mkdir(filepath.Join(c.root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{c.root, c.run, filepath.Dir(c.root)} { // for users who aren't root
+		if err := os.Chmod(dir, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
+}
+
+func unpackEntry(path string, h *tar.Header, r io.Reader) error {
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return os.MkdirAll(path, h.FileInfo().Mode())
+	case tar.TypeSymlink:
+		return os.Symlink(h.Linkname, path)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, h.FileInfo().Mode())
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, r)
+	return errors.Join(err, out.Close())
+}
+
+// command returns a command of the container, as a user. It needs root, or a kernel where anybody may have user namespaces.
+func (c container) command(t *testing.T, user string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+	env := "NONE="
+	if len(c.config.Env) > 0 {
+		env = c.config.Env[0]
+	}
+	cmd.Env = []string{enterRoot + "=" + strings.Join([]string{c.root, user, c.run, env}, "|")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	if os.Geteuid() != 0 {
+		if user != "0" {
+			t.Skip("only root can become another user")
+		}
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	return cmd
+}
+
+// on runs a tool in the container on a file, as the driver does.
+func (c container) on(t *testing.T, disk *os.File, args ...string) {
+	t.Helper()
+	cmd := c.command(t, "0", append(args, "/proc/self/fd/3")...)
+	cmd.ExtraFiles = []*os.File{disk}
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); args[0] == "e2fsck" && errors.As(err, &exit) && exit.ExitCode() == 1 {
+		return // it has mended something
+	}
+	if err != nil {
+		t.Fatalf("%v: %v: %s", args, err, out)
+	}
+}
+
+// emptyDisk returns a file with holes.
+func emptyDisk(t *testing.T, size int64) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := f.Truncate(size); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func at(t *testing.T, f *os.File, offset int64, n int) []byte {
+	t.Helper()
+	b := make([]byte, n)
+	if _, err := f.ReadAt(b, offset); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestAnExt4IsMadeCheckedGrownAndRenamed(t *testing.T) {
+	c, disk := unpackImage(t, "driver"), emptyDisk(t, 64<<20)
+	c.on(t, disk, "mkfs.ext4", "-q", "-F", "-m", "0")
+	const superblock = 1024
+	// Linux before 5.15 can't mount what has orphan_file (compatible feature 0x1000), and e2fsck before 1.47 can't check what
+	// has metadata_csum_seed (incompatible feature 0x2000).
+	features := at(t, disk, superblock+0x5c, 8)
+	if compatible, incompatible := binary.LittleEndian.Uint32(features), binary.LittleEndian.Uint32(features[4:]); compatible&0x1000 != 0 || incompatible&0x2000 != 0 {
+		t.Errorf("features %x and %x are too new for old nodes: is mke2fs.conf there?", compatible, incompatible)
+	}
+	c.on(t, disk, "e2fsck", "-p")
+	if err := disk.Truncate(128 << 20); err != nil {
+		t.Fatal(err)
+	}
+	c.on(t, disk, "e2fsck", "-f", "-p")
+	c.on(t, disk, "resize2fs")
+	block := int64(1024) << binary.LittleEndian.Uint32(at(t, disk, superblock+0x18, 4))
+	if got := int64(binary.LittleEndian.Uint32(at(t, disk, superblock+4, 4))) * block; got != 128<<20 {
+		t.Errorf("it has %d bytes after it grew", got)
+	}
+	before := at(t, disk, superblock+0x68, 16)
+	c.on(t, disk, "tune2fs", "-U", "random", "-O", "metadata_csum_seed")
+	if bytes.Equal(before, at(t, disk, superblock+0x68, 16)) {
+		t.Error("tune2fs has left the UUID")
+	}
+	c.on(t, disk, "e2fsck", "-f", "-p")
+}
+
+func TestAnXFSIsMadeAndRenamed(t *testing.T) {
+	c, disk := unpackImage(t, "driver"), emptyDisk(t, 300<<20)
+	c.on(t, disk, "mkfs.xfs", "-q", "-f")
+	// Linux before 5.19 can't mount what has nrext64: XFS_SB_FEAT_INCOMPAT_NREXT64 of fs/xfs/libxfs/xfs_format.h.
+	if features := binary.BigEndian.Uint32(at(t, disk, 216, 4)); string(at(t, disk, 0, 4)) != "XFSB" || features&0x20 != 0 {
+		t.Errorf("%q with features %x", at(t, disk, 0, 4), features)
+	}
+	before := at(t, disk, 32, 16)
+	c.on(t, disk, "xfs_db", "-f", "-x", "-c", "uuid generate")
+	if bytes.Equal(before, at(t, disk, 32, 16)) {
+		t.Error("xfs_db has left the UUID")
+	}
+}
+
+func TestABtrfsIsMadeAndRenamed(t *testing.T) {
+	c, disk := unpackImage(t, "driver"), emptyDisk(t, 256<<20)
+	c.on(t, disk, "mkfs.btrfs", "-q", "-f")
+	const superblock = 64 << 10
+	before := at(t, disk, superblock+32, 16)
+	c.on(t, disk, "btrfstune", "-f", "-m")
+	if string(at(t, disk, superblock+64, 8)) != "_BHRfS_M" || bytes.Equal(before, at(t, disk, superblock+32, 16)) {
+		t.Error("btrfstune has left the UUID")
+	}
+}
+
+func TestEachToolIsFoundAndRuns(t *testing.T) {
+	c := unpackImage(t, "driver")
+	for _, tool := range tools {
+		out, err := c.command(t, "0", path.Base(tool), "-V").CombinedOutput()
+		if strings.Contains(string(out), "enter:") || strings.Contains(string(out), "error while loading") || len(out) == 0 {
+			t.Errorf("%s: %v: %s", tool, err, out) // not all know -V, but they say that
+		}
+	}
+}
+
+func TestProgramsSayTheirVersion(t *testing.T) {
+	for _, p := range products {
+		c := unpackImage(t, p.name)
+		user, _, _ := strings.Cut(c.config.User, ":")
+		ask := "version"
+		if p.name == "driver" {
+			ask = "--version"
+		}
+		out, err := c.command(t, user, append(c.config.Entrypoint, ask)...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), " "+testVersion) {
+			t.Errorf("%s: %v: %s", p.name, err, out)
+		}
+	}
+}
+
+func TestTheDriverIsAControllerWithoutRights(t *testing.T) {
+	c := unpackImage(t, "driver")
+	if out, err := c.command(t, "65532", "/driver", "certs", "--dir=/run/certs", "--shared=nodes").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	cmd := c.command(t, "65532", "/driver", "--mode=controller", "--endpoint=unix:///run/csi.sock", "--peers=127.0.0.1:1", "--peer-certs=/run/certs/router", "--http-endpoint=")
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+	defer kill.Stop()
+	var all strings.Builder
+	for s := bufio.NewScanner(log); s.Scan(); {
+		fmt.Fprintln(&all, s.Text())
+		if strings.Contains(s.Text(), "serving CSI") {
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := cmd.Wait(); err != nil || !strings.Contains(all.String(), "drained and done") {
+		t.Errorf("%v: %s", err, all.String())
+	}
+}
+
+// TestArm64IsComplete looks at all programs and libraries for arm64, which can't be run here: Pick fails for what is missing.
+func TestArm64IsComplete(t *testing.T) {
+	lock, err := debian.ParseLock(lockFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := debian.Open(t.Context(), store(lock), "arm64", lock.For("arm64"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := base(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	toolbox, err := toolbox(tree, base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := map[string]bool{}
+	for _, f := range toolbox.Files {
+		paths[f.Path] = true
+	}
+	for _, want := range append([]string{"/lib/ld-linux-aarch64.so.1", "/lib/aarch64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libgcc_s.so.1"}, tools...) {
+		if !paths[want] {
+			t.Errorf("%s isn't there", want)
+		}
+	}
+	used := map[string]bool{}
+	for _, p := range slices.Concat(base.Packages, toolbox.Packages) {
+		used[p.Name] = true
+	}
+	for _, name := range packages {
+		if !used[name] {
+			t.Errorf("nothing of %s is in the image: take it out of packages", name)
+		}
+	}
+}
