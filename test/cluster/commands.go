@@ -6,35 +6,39 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 
-	"github.com/causeway-csi/causeway/test/cluster/components"
+	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
-// kubectl runs the kubectl of the local cluster's release, whichever cluster it is for.
-func kubectl(ctx context.Context, p provider.Provider, args []string) error {
-	config, err := p.Kubeconfig(ctx)
-	if err != nil {
-		return err
-	}
-	bin, err := components.Build(ctx, os.Stderr, "kubectl")
-	if err != nil {
-		return err
-	}
+// runKubectl runs the kubectl of the local cluster's release, whichever cluster it is for.
+func runKubectl(ctx context.Context, p provider.Provider, args []string) error {
 	dir, err := os.MkdirTemp("", "causeway-cluster-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "kubeconfig")
-	if err := os.WriteFile(path, config, 0o600); err != nil {
+	k, err := kubectl.New(ctx, p, dir)
+	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+path)
-	return interactive(cmd)
+	return interactive(k.Command(ctx, args...))
+}
+
+// installDriver puts the driver into the cluster.
+func installDriver(ctx context.Context, p provider.Provider) error {
+	dir, err := os.MkdirTemp("", "causeway-cluster-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	k, err := kubectl.New(ctx, p, dir)
+	if err != nil {
+		return err
+	}
+	return install.Driver(ctx, p, k, os.Stderr)
 }
 
 // execute runs a command on a node.

@@ -19,6 +19,7 @@ const usage = `usage: cluster [flags] COMMAND
 
   up               start the cluster, and wait until pods can run on its nodes
   down             end it, and leave nothing behind
+  install          put the driver into it, from these sources; again, to replace it
   load IMAGE.tar…  give its nodes images
   kubeconfig       print how to reach it: cluster kubeconfig > FILE; export KUBECONFIG=FILE
   kubectl ARG…     run kubectl with it
@@ -73,7 +74,7 @@ func run(ctx context.Context, o options, command string, args []string) error {
 	if err != nil {
 		return err
 	}
-	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "exec": {2, -1}}
+	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "exec": {2, -1}}
 	n, ok := arguments[command]
 	if !ok || len(args) < n[0] || n[1] >= 0 && len(args) > n[1] {
 		return fmt.Errorf("%q: flags come first, and the commands are:\n%s", strings.Join(append([]string{command}, args...), " "), usage)
@@ -83,6 +84,8 @@ func run(ctx context.Context, o options, command string, args []string) error {
 		return p.Up(ctx, o.Options)
 	case "down":
 		return p.Down(ctx)
+	case "install":
+		return installDriver(ctx, p)
 	case "load":
 		return p.Load(ctx, args...)
 	case "kubeconfig":
@@ -96,7 +99,7 @@ func run(ctx context.Context, o options, command string, args []string) error {
 	case "status":
 		return p.Status(ctx, os.Stdout)
 	case "kubectl":
-		return kubectl(ctx, p, args)
+		return runKubectl(ctx, p, args)
 	default:
 		return execute(ctx, p, args)
 	}

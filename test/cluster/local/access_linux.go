@@ -59,20 +59,6 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	return data, err
 }
 
-// KubeconfigFile returns the path of what Kubeconfig returns.
-func (c *Cluster) KubeconfigFile() string { return c.kubeconfig() }
-
-// Kubectl returns a command of the cluster's kubectl.
-func (c *Cluster) Kubectl(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	s, err := readSpec(c.files)
-	if err != nil {
-		return nil, fmt.Errorf("cluster %s isn't up: %w", c.name, err)
-	}
-	cmd := exec.CommandContext(ctx, filepath.Join(s.Bin, "kubectl"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig())
-	return cmd, nil
-}
-
 // Logs is provider.Provider's. It copies what is there, also of a cluster that didn't start.
 func (c *Cluster) Logs(_ context.Context, dir string) error {
 	if _, err := os.Stat(c.dir); err != nil {
@@ -148,10 +134,7 @@ func (c *Cluster) Status(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if len(errs) == 0 {
-		cmd, err := c.Kubectl(ctx, "get", "nodes", "-o", "wide")
-		if err != nil {
-			return err
-		}
+		cmd := exec.CommandContext(ctx, filepath.Join(s.Bin, "kubectl"), "--kubeconfig="+c.kubeconfig(), "get", "nodes", "-o", "wide")
 		cmd.Stdout, cmd.Stderr = w, w
 		errs = append(errs, cmd.Run())
 	}
