@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -136,64 +135,4 @@ func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
 		return err
 	}
 	return n.cluster.startNode(ctx, plane.pid, n.node)
-}
-
-// Leftovers returns what there is of any local cluster on this machine, in words: nothing after Down.
-func Leftovers() ([]string, error) {
-	var found []string
-	if dirs, err := os.ReadDir(Root); err == nil {
-		for _, d := range dirs {
-			found = append(found, "directory "+Root+"/"+d.Name())
-		}
-	}
-	processes, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range processes {
-		if line, err := os.ReadFile("/proc/" + p.Name() + "/cmdline"); err == nil && strings.Contains(string(line), Root+"/") && p.Name() != strconv.Itoa(os.Getpid()) {
-			found = append(found, fmt.Sprintf("process %s: %s", p.Name(), strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")))
-		}
-	}
-	groups, err := hierarchies()
-	if err != nil {
-		return nil, err
-	}
-	for _, h := range groups {
-		entries, err := os.ReadDir(h)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), cgroup("")) {
-				found = append(found, "control group "+h+"/"+e.Name())
-			}
-		}
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, Root+"/") {
-			found = append(found, "mount "+strings.TrimSpace(line))
-		}
-	}
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range links {
-		if strings.HasPrefix(l.Name, hostLinkPrefix) {
-			found = append(found, "network device "+l.Name)
-		}
-	}
-	all, err := loops()
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range (files{Root}).ours(all) {
-		found = append(found, "loop device "+l.path+" of "+l.backing)
-	}
-	return found, nil
 }

@@ -1,0 +1,89 @@
+// Command demo starts a cluster of two nodes, puts the driver into it, and uses it as people would, with kubectl: pods with
+// volumes on both nodes, a snapshot and its restore, an expansion of a volume in use, a pod that is replaced. It checks
+// what each step comes to, and at the end that nothing is left.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
+	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/provider"
+)
+
+func main() {
+	local.Main()
+	keep := flag.Bool("keep", false, "leave the cluster as it is when something fails")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	start := time.Now()
+	if err := run(ctx, *keep); err != nil {
+		fmt.Fprintln(os.Stderr, "\ndemo:", err)
+		stop()
+		os.Exit(1)
+	}
+	fmt.Printf("\nAll of it worked, in %d s.\n", int(time.Since(start).Seconds()))
+}
+
+// name is the demo's cluster, which isn't the one that a developer may have up.
+const name = "demo"
+
+func run(ctx context.Context, keep bool) (err error) {
+	c, err := local.New(name)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "causeway-demo-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	say("A cluster: two Linux nodes on this machine, and a Windows node that is simulated")
+	if err := c.Up(ctx, provider.Options{Nodes: 2, Windows: 1, Log: os.Stdout}); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil && keep {
+			fmt.Printf("\nThe cluster is as it was: go -C test/cluster run . --name=%s kubectl …, and down\n", name)
+			return
+		}
+		err = errors.Join(err, down(c))
+	}()
+	k, err := kubectl.New(ctx, c, dir)
+	if err != nil {
+		return err
+	}
+	say("The driver: its images, made from these sources, and deploy/linux")
+	if err := install.Driver(ctx, c, k, os.Stdout); err != nil {
+		return err
+	}
+	return play{ctx: ctx, kubectl: k, cluster: c}.all()
+}
+
+// down ends the cluster, even if the demo was interrupted, and looks at the machine.
+func down(c *local.Cluster) error {
+	say("The end: everything is taken down")
+	if err := c.Down(context.Background()); err != nil {
+		return err
+	}
+	left, err := c.Leftovers()
+	if err != nil {
+		return err
+	}
+	if len(left) > 0 {
+		return fmt.Errorf("something is left on the machine: %q", left)
+	}
+	fmt.Println("No process, mount, control group, network device or loop device of it is left.")
+	return nil
+}
+
+func say(format string, args ...any) { fmt.Printf("\n== "+format+"\n", args...) }

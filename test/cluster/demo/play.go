@@ -1,0 +1,289 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
+	"github.com/causeway-csi/causeway/test/cluster/local"
+)
+
+var (
+	//go:embed objects.yaml
+	objects string
+	//go:embed snapshot.yaml
+	snapshot string
+	//go:embed restore.yaml
+	restore string
+)
+
+// play is what the demo does in its cluster.
+type play struct {
+	ctx     context.Context
+	kubectl kubectl.Kubectl
+	cluster *local.Cluster
+}
+
+// all plays it, up to the first thing that isn't as it should be.
+func (p play) all() error {
+	for _, scene := range []func() error{p.driver, p.volumes, p.snapshot, p.expansion, p.replaced, p.gone} {
+		if err := scene(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// driver shows that it runs, where, and what the scheduler knows of its room.
+func (p play) driver() error {
+	if err := p.show("-n", "causeway", "get", "pods", "-o", "wide"); err != nil {
+		return err
+	}
+	if err := p.show("get", "nodes,csinodes"); err != nil {
+		return err
+	}
+	return p.until("a capacity for each of 2 nodes and 2 classes", func() error {
+		sizes, err := p.values("get", "csistoragecapacities", "-A", "-o", "jsonpath={.items[*].capacity}")
+		if err == nil && len(sizes) != 4 {
+			err = fmt.Errorf("there are %q", sizes)
+		}
+		return err
+	})
+}
+
+// volumes has two pods write to two kinds of volumes, on both nodes.
+func (p play) volumes() error {
+	say("Two pods, each with a directory and a disk image, made where the scheduler has put the pod")
+	if err := p.apply(objects); err != nil {
+		return err
+	}
+	if err := p.show("rollout", "status", "statefulset/demo", "--timeout=120s"); err != nil {
+		return err
+	}
+	if err := p.show("get", "pods,pvc", "-o", "wide"); err != nil {
+		return err
+	}
+	nodes, err := p.values("get", "pods", "-l", "app=demo", "-o", "jsonpath={.items[*].spec.nodeName}")
+	if err != nil {
+		return err
+	}
+	if len(nodes) != 2 || nodes[0] == nodes[1] {
+		return fmt.Errorf("the pods are on %q, not on two nodes", nodes)
+	}
+	for _, pod := range []string{"demo-0", "demo-1"} {
+		if _, err := p.in(pod, "echo I am "+pod+" > /directory/file && echo first > /image/file && sync"); err != nil {
+			return err
+		}
+		if err := p.expect(pod, "cat /directory/file", "I am "+pod); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// snapshot takes one of a volume in use, and restores it beside the volume.
+func (p play) snapshot() error {
+	say("A snapshot of the image of demo-0, which goes on writing, and a pod with a restore of it")
+	if err := p.apply(snapshot); err != nil {
+		return err
+	}
+	if err := p.show("wait", "--for=jsonpath={.status.readyToUse}=true", "volumesnapshot/before", "--timeout=60s"); err != nil {
+		return err
+	}
+	if _, err := p.in("demo-0", "echo second > /image/file && sync"); err != nil {
+		return err
+	}
+	if err := p.apply(restore); err != nil {
+		return err
+	}
+	if err := p.show("wait", "--for=condition=Ready", "pod/restored", "--timeout=120s"); err != nil {
+		return err
+	}
+	if err := p.expect("restored", "cat /image/file", "first"); err != nil {
+		return err
+	}
+	if err := p.expect("demo-0", "cat /image/file", "second"); err != nil {
+		return err
+	}
+	nodes, err := p.values("get", "pods", "demo-0", "restored", "-o", "jsonpath={.items[*].spec.nodeName}")
+	if err != nil {
+		return err
+	}
+	if len(nodes) != 2 || nodes[0] != nodes[1] {
+		return fmt.Errorf("the restore and its source are on %q: the snapshot is on one node", nodes)
+	}
+	fmt.Printf("The pod with the restore was sent to %s, where the snapshot is.\n", nodes[0])
+	return nil
+}
+
+// expansion doubles a volume while a pod uses it.
+func (p play) expansion() error {
+	say("The image of demo-1 gets twice as large, while the pod uses it")
+	before, err := p.blocks("demo-1")
+	if err != nil {
+		return err
+	}
+	if err := p.show("patch", "pvc", "image-demo-1", "-p", `{"spec":{"resources":{"requests":{"storage":"600Mi"}}}}`); err != nil {
+		return err
+	}
+	if err := p.show("wait", "--for=jsonpath={.status.capacity.storage}=600Mi", "pvc/image-demo-1", "--timeout=120s"); err != nil {
+		return err
+	}
+	after, err := p.blocks("demo-1")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("df in the pod: %d KiB, then %d KiB\n", before, after)
+	if after < before*18/10 {
+		return fmt.Errorf("the pod's filesystem has grown from %d to %d KiB only", before, after)
+	}
+	return p.expect("demo-1", "cat /image/file", "first")
+}
+
+// replaced has a pod come back to its volumes: to no other node, as they are on that one.
+func (p play) replaced() error {
+	say("demo-1 is deleted while its node takes no pods: it waits, though the other node has room, and comes back to its data")
+	node, err := p.kubectl.Run(p.ctx, "get", "pod", "demo-1", "-o", "jsonpath={.spec.nodeName}")
+	if err != nil {
+		return err
+	}
+	if err := p.show("cordon", node); err != nil {
+		return err
+	}
+	if err := p.show("delete", "pod", "demo-1", "--timeout=60s"); err != nil {
+		return err
+	}
+	if err := p.show("wait", "--for=condition=PodScheduled=false", "pod/demo-1", "--timeout=60s"); err != nil {
+		return err
+	}
+	if err := p.show("uncordon", node); err != nil {
+		return err
+	}
+	if err := p.show("wait", "--for=condition=Ready", "pod/demo-1", "--timeout=120s"); err != nil {
+		return err
+	}
+	if err := p.expect("demo-1", "cat /directory/file", "I am demo-1"); err != nil {
+		return err
+	}
+	return p.expect("demo-1", "cat /image/file", "first")
+}
+
+// gone deletes everything, and looks at what is left on the nodes' disks.
+func (p play) gone() error {
+	say("Everything is deleted, and so is what was on the nodes' disks")
+	steps := [][]string{
+		{"delete", "pod/restored", "service/demo", "statefulset/demo", "--timeout=60s"},
+		{"wait", "--for=delete", "pod", "-l", "app=demo", "--timeout=60s"},
+		{"delete", "pvc", "--all", "--timeout=60s"},
+		{"delete", "volumesnapshot", "--all", "--timeout=60s"},
+		{"wait", "--for=delete", "pv", "--all", "--timeout=60s"},
+	}
+	for _, s := range steps {
+		if err := p.show(s...); err != nil {
+			return err
+		}
+	}
+	nodes, err := p.cluster.Nodes()
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		err := p.until("no volumes on "+n.Name, func() error {
+			left, err := n.Run(p.ctx, "find", local.StorageDir+"/volumes", local.StorageDir+"/snapshots", "-mindepth", "1", "-maxdepth", "1")
+			if err == nil && left != "" {
+				err = fmt.Errorf("there are:\n%s", left)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show runs kubectl, and shows the command and what it prints.
+func (p play) show(args ...string) error {
+	quoted := make([]string, len(args))
+	for i, a := range args {
+		if quoted[i] = a; strings.ContainsAny(a, " {}\"'*") {
+			quoted[i] = "'" + a + "'"
+		}
+	}
+	fmt.Println("$ kubectl", strings.Join(quoted, " "))
+	cmd := p.kubectl.Command(p.ctx, args...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		p.why()
+		return fmt.Errorf("kubectl %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+// why shows what people look at when something doesn't come.
+func (p play) why() {
+	if out, err := p.kubectl.Run(context.WithoutCancel(p.ctx), "get", "pods,pvc,events", "-A", "-o", "wide"); err == nil {
+		fmt.Println(out)
+	}
+}
+
+// apply shows the objects' file, which is what matters of it.
+func (p play) apply(objects string) error {
+	cmd := p.kubectl.Command(p.ctx, "apply", "-f", "-")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(objects), os.Stdout, os.Stderr
+	fmt.Println("$ kubectl apply -f -")
+	return cmd.Run()
+}
+
+// values returns the words that kubectl prints.
+func (p play) values(args ...string) ([]string, error) {
+	out, err := p.kubectl.Run(p.ctx, args...)
+	return strings.Fields(out), err
+}
+
+// in runs a shell's line in a pod, and returns what it prints, without space around it.
+func (p play) in(pod, line string) (string, error) {
+	out, err := p.kubectl.Run(p.ctx, "exec", pod, "--", "sh", "-c", line)
+	return strings.TrimSpace(out), err
+}
+
+// expect shows a shell's line in a pod, and what it prints, which must be want.
+func (p play) expect(pod, line, want string) error {
+	got, err := p.in(pod, line)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("$ kubectl exec %s -- %s\n%s\n", pod, line, got)
+	if got != want {
+		return fmt.Errorf("%s in %s prints %q, not %q", line, pod, got, want)
+	}
+	return nil
+}
+
+// blocks returns how many KiB the filesystem of a pod's image has.
+func (p play) blocks(pod string) (int, error) {
+	out, err := p.in(pod, "df -k /image | awk 'NR==2 {print $2}'")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(out)
+}
+
+// until waits up to a minute until something is so.
+func (p play) until(what string, so func() error) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		err := so()
+		if err == nil || p.ctx.Err() != nil {
+			return p.ctx.Err()
+		}
+		if time.Now().After(deadline) {
+			p.why()
+			return fmt.Errorf("not so after a minute: %s: %w", what, err)
+		}
+	}
+}
