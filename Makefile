@@ -13,7 +13,7 @@ SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
 # gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
 TAGS = grpcnotrace
 
-.PHONY: help demo test crash test-vm test-sidecars build bench bench-router bench-sidecars own-driver generate generate-flags fuzz vet lint
+.PHONY: help demo test crash test-vm test-sidecars build bench bench-router bench-sidecars own-driver generate generate-flags generate-rbac fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -24,8 +24,8 @@ crash: ## kill the driver at every point and cut the power at every point: all t
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
-test-sidecars: ## run csi-sidecars before a real API server, which is built once (10 minutes, cold)
-	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager
+test-sidecars: ## run csi-sidecars before a real API server, and apply the manifests to one, which is built once (10 minutes, cold)
+	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kubectl
 	set -e; for m in $(MODULES); do $(GO) -C $$m test -timeout 20m ./...; done
 build: ## build the driver and the sidecars into bin/
 	$(GO) build -trimpath -ldflags='-s -w' -tags $(TAGS) -o bin/ ./cmd/...
@@ -41,6 +41,8 @@ generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
 	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
+generate-rbac: ## make the roles in deploy/linux anew
+	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheManifestsRights ./cmd/csi-sidecars
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform
