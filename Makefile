@@ -18,22 +18,27 @@ VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
 
-.PHONY: help demo test crash test-vm test-sidecars test-images build images images-lock bench bench-router bench-sidecars own-driver generate generate-flags fuzz vet lint
+.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
 	@$(GO) run ./test/demo
+cluster-demo: ## start a Kubernetes cluster on this machine, install the driver, use it, and take all of it down; root, Debian
+	@$(GO) -C test/cluster run ./demo
 test: ## run all tests, with the race detector where there is a C compiler
 	$(GO) test -p $(PACKAGES) $(RACE) ./...
 crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
-test-sidecars: ## run csi-sidecars before a real API server, which is built once (10 minutes, cold)
-	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager
-	set -e; for m in test/cluster test/sidecars; do $(GO) -C $$m test -timeout 20m ./...; done
+test-sidecars: ## run csi-sidecars before a real API server, and apply the manifests to one, which is built once (10 minutes, cold)
+	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
+	set -e; $(GO) -C test/cluster test -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local); $(GO) -C test/sidecars test -timeout 20m ./...
 test-images: ## build the images for this machine and run what is in them; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
+test-cluster: ## break a real cluster on this machine in every way that the docs speak of; root, Debian
+	$(GO) -C test/cluster run ./build
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults
 build: ## build the driver and the sidecars into bin/
 	$(GO) build -trimpath -ldflags='-s -w' -tags $(TAGS) -o bin/ ./cmd/...
 images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
@@ -46,12 +51,16 @@ bench-router: ## measure what the router adds to a call, and what it costs befor
 	@$(GO) run ./test/bench-router
 bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/benchmarks.md
 	@$(GO) -C test/sidecars run ./bench
+bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/benchmarks.md
+	@$(GO) -C test/cluster run ./bench
 own-driver: ## do what docs/write-your-own-driver.md says, in a scratch copy
 	@./hack/own-driver
 generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
 	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
+generate-rbac: ## make the roles in deploy/linux anew
+	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheManifestsRights ./cmd/csi-sidecars
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform

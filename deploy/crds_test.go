@@ -2,12 +2,29 @@ package deploy
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 )
+
+// kustomization is the file that says what kubectl apply -k takes from a directory.
+const kustomization = "kustomization.yaml"
+
+// resources returns the files that the kustomization in dir lists.
+func resources(t *testing.T, dir ...string) []string {
+	t.Helper()
+	var k struct{ Resources []string }
+	if err := yaml.Unmarshal([]byte(read(t, append(dir, kustomization)...)), &k); err != nil {
+		t.Fatal(err)
+	}
+	return k.Resources
+}
 
 // TestCRDsAreThePinnedModules: hack/crds copies them, and is to be run when the module is bumped.
 func TestCRDsAreThePinnedModules(t *testing.T) {
@@ -17,7 +34,11 @@ func TestCRDsAreThePinnedModules(t *testing.T) {
 	}
 	ours := crds(t, "crds")
 	theirs := crds(t, filepath.Join(strings.TrimSpace(string(dir)), "config", "crd"))
-	delete(theirs, "kustomization.yaml") // lists the others
+	delete(theirs, kustomization) // lists the others, as ours does
+	if listed := resources(t, "crds"); !slices.Equal(listed, slices.Sorted(maps.Keys(theirs))) {
+		t.Errorf("crds/%s has %q", kustomization, listed)
+	}
+	delete(ours, kustomization)
 	if len(theirs) != 6 {
 		t.Errorf("the module has %d CRDs, want 6: what are the others for?", len(theirs))
 	}

@@ -21,6 +21,8 @@ type certsFlags struct {
 	nodes  []string // as --node-id has them
 	days   int
 	renew  bool
+	// namespace is where the printed commands make secrets.
+	namespace string
 }
 
 func (c *certsFlags) flags(set *flag.FlagSet) {
@@ -32,6 +34,7 @@ func (c *certsFlags) flags(set *flag.FlagSet) {
 		return nil
 	})
 	set.IntVar(&c.days, "days", 365, "how many days certificates are valid; the CA is for ten years")
+	set.StringVar(&c.namespace, "namespace", "causeway", "`namespace` in which the commands that are printed make secrets")
 	set.BoolVar(&c.renew, "renew", false, "replace the router's certificate and those that are named, with the same CA; without it, what is there stays")
 }
 
@@ -52,7 +55,7 @@ func certs(args []string, out, errOut io.Writer) int {
 		return 1
 	}
 	for _, m := range made {
-		tell(out, m)
+		c.tell(out, m)
 	}
 	return 0
 }
@@ -76,6 +79,8 @@ func (c *certsFlags) parse(args []string, out io.Writer) (peertls.MakeOptions, e
 		return o, errors.New("--dir is needed: it says where the CA and the certificates are")
 	case c.days < 1 || c.days > maxDays:
 		return o, fmt.Errorf("--days=%d: from 1 to %d, for which the CA is valid", c.days, maxDays)
+	case c.namespace == "":
+		return o, errors.New("--namespace is empty: secrets are in one")
 	case c.client == "":
 		return o, errors.New("--client is empty: nodes know the router by its name")
 	}
@@ -94,7 +99,7 @@ func (c *certsFlags) parse(args []string, out io.Writer) (peertls.MakeOptions, e
 const maxDays = 3650
 
 // tell says what was made or was there, and what to do with it.
-func tell(out io.Writer, m peertls.Made) {
+func (c *certsFlags) tell(out io.Writer, m peertls.Made) {
 	state := "kept"
 	switch {
 	case m.New:
@@ -107,18 +112,18 @@ func tell(out io.Writer, m peertls.Made) {
 	case peertls.KindCA:
 		fmt.Fprintf(out, "  %s signs for every node: keep it where no cluster is\n", filepath.Join(m.Dir, "ca.key"))
 	case peertls.KindRouter:
-		fmt.Fprint(out, secret("causeway-router-tls", m.Dir))
+		fmt.Fprint(out, c.secret("causeway-router-tls", m.Dir))
 	case peertls.KindShared:
-		fmt.Fprint(out, secret("causeway-nodes-tls", m.Dir))
+		fmt.Fprint(out, c.secret("causeway-nodes-tls", m.Dir))
 	case peertls.KindNode:
-		fmt.Fprint(out, secret("causeway-node-"+strings.ToLower(strings.ReplaceAll(m.Name, "_", "-"))+"-tls", m.Dir))
+		fmt.Fprint(out, c.secret("causeway-node-"+strings.ToLower(strings.ReplaceAll(m.Name, "_", "-"))+"-tls", m.Dir))
 	}
 }
 
 // secret returns the command that makes a secret of what is in dir, or brings it up to date.
-func secret(name, dir string) string {
+func (c *certsFlags) secret(name, dir string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "  kubectl create secret generic %s --type=kubernetes.io/tls", name)
+	fmt.Fprintf(&b, "  kubectl -n %s create secret generic %s --type=kubernetes.io/tls", quoted(c.namespace), name)
 	for _, file := range []string{"ca.crt", "tls.crt", "tls.key"} {
 		fmt.Fprintf(&b, " --from-file=%s", quoted(filepath.Join(dir, file)))
 	}

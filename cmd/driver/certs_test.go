@@ -39,7 +39,7 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 	}
 	for _, want := range []string{
 		"made CA Causeway CA ", "made router causeway-router", "made node node-a", "made nodes all-nodes",
-		"kubectl create secret generic causeway-router-tls --type=kubernetes.io/tls --from-file=" + path("ca.crt") + " --from-file=" + path("tls.crt") + " --from-file=" + path("tls.key"),
+		"kubectl -n causeway create secret generic causeway-router-tls --type=kubernetes.io/tls --from-file=" + path("ca.crt") + " --from-file=" + path("tls.crt") + " --from-file=" + path("tls.key"),
 		"secret generic causeway-nodes-tls", "secret generic causeway-node-node-a-tls",
 	} {
 		if !strings.Contains(out, want) {
@@ -58,6 +58,9 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 			t.Errorf("again: exit %d, %s%s", code, out, errOut)
 		}
 	}
+	if code, out, _ := runCerts("--dir="+dir, "--namespace=storage"); code != 0 || !strings.Contains(out, "kubectl -n storage create secret generic causeway-router-tls ") {
+		t.Errorf("another namespace: exit %d, %s", code, out)
+	}
 	if code, _, errOut := runCerts("--dir="+dir, "--client=other"); code != 1 || !strings.Contains(errOut, "wrong name") {
 		t.Errorf("another router: exit %d, %s", code, errOut)
 	}
@@ -74,6 +77,7 @@ func TestBadCertsFlagsAreNamed(t *testing.T) {
 		"an argument":      {[]string{"--dir=" + dir, "node-a"}, "node-a"},
 		"no days":          {[]string{"--dir=" + dir, "--days=0"}, "--days"},
 		"too many days":    {[]string{"--dir=" + dir, "--days=9999999"}, "--days"},
+		"no namespace":     {[]string{"--dir=" + dir, "--namespace="}, "--namespace"},
 		"no client":        {[]string{"--dir=" + dir, "--client="}, "--client"},
 		"a node's path":    {[]string{"--dir=" + dir, "--node=good,../bad"}, "--node=../bad"},
 		"an empty node":    {[]string{"--dir=" + dir, "--node=a,,b"}, "--node="},

@@ -1,0 +1,416 @@
+// Package manifests applies deploy/linux to a real API server, in the order of docs/install.md.
+package manifests
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/causeway-csi/causeway/test/cluster/components"
+	"github.com/causeway-csi/causeway/test/cluster/controlplane"
+)
+
+const (
+	source    = "../../.." // the product's
+	namespace = "causeway"
+)
+
+// scene is an API server, and a directory with a copy of deploy and the operator's own files beside it.
+type scene struct {
+	*testing.T
+	dir    string
+	env    []string
+	client kubernetes.Interface
+	page   string // docs/install.md
+}
+
+func begin(t *testing.T) *scene {
+	t.Helper()
+	plane, err := controlplane.Start(t.Context(), controlplane.Options{WithoutControllerManager: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	bin, err := components.Build(t.Context(), os.Stderr, "kubectl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(source, "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &scene{T: t, dir: t.TempDir(), client: client, page: string(page)}
+	s.env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+s.dir, "PATH="+bin+":"+os.Getenv("PATH"))
+	if err := os.CopyFS(filepath.Join(s.dir, "deploy"), os.DirFS(filepath.Join(source, "deploy"))); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// try runs a line of shell where the operator would, and returns what it says.
+func (s *scene) try(line string) (string, error) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", line)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = s.dir, s.env, time.Second // a child of the shell's may have its output still
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// run is try for what must work.
+func (s *scene) run(line string) string {
+	s.Helper()
+	out, err := s.try(line)
+	if err != nil {
+		s.Fatalf("%s: %v\n%s", line, err, out)
+	}
+	return out
+}
+
+// documented makes sure that a line stands in docs/install.md, and returns it.
+func (s *scene) documented(line string) string {
+	s.Helper()
+	if !strings.Contains(s.page, "\n"+line+"\n") {
+		s.Fatalf("docs/install.md doesn't say %q", line)
+	}
+	return line
+}
+
+// overlay writes the operator's kustomization, as the page has it, without the lines that contain any of some words.
+func (s *scene) overlay(without ...string) {
+	s.Helper()
+	found := regexp.MustCompile("(?s)```yaml\n(# causeway/kustomization.yaml\n.*?)```").FindStringSubmatch(s.page)
+	if found == nil {
+		s.Fatal("docs/install.md has no kustomization")
+	}
+	var lines []string
+	for line := range strings.Lines(found[1]) {
+		leave := false
+		for _, word := range without {
+			leave = leave || strings.Contains(line, word)
+		}
+		if !leave {
+			lines = append(lines, line)
+		}
+	}
+	s.write(strings.Join(lines, ""))
+}
+
+func (s *scene) write(kustomization string) {
+	s.Helper()
+	path := filepath.Join(s.dir, "causeway", "kustomization.yaml")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		s.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(kustomization), 0o644); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *scene) deployment() *apps.Deployment {
+	s.Helper()
+	d, err := s.client.AppsV1().Deployments(namespace).Get(s.Context(), "causeway-controller", meta.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return d
+}
+
+func (s *scene) daemonSet() *apps.DaemonSet {
+	s.Helper()
+	d, err := s.client.AppsV1().DaemonSets(namespace).Get(s.Context(), "causeway-node", meta.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return d
+}
+
+func TestInstall(t *testing.T) {
+	s := begin(t)
+	for _, step := range []struct {
+		name string
+		run  func(*scene)
+	}{
+		{"without CRDs all but snapshots is applied", withoutCRDs},
+		{"the CRDs of snapshots", crds},
+		{"certificates by hand", certificates},
+		{"what is there", asItIs},
+		{"the least privileges", podSecurity},
+		{"rights", rights},
+		{"a directory of one's own", ownDirectory},
+		{"cert-manager that isn't there", withoutCertManager},
+		{"other paths and another name", replaced},
+		{"another namespace", otherNamespace},
+		{"some nodes only", someNodes},
+		{"uninstall", uninstall},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { inner := *s; inner.T = t; step.run(&inner) }) {
+			return
+		}
+	}
+}
+
+func withoutCRDs(s *scene) {
+	out, err := s.try(s.documented("kubectl apply --server-side -k deploy/linux"))
+	if err == nil || !strings.Contains(out, `no matches for kind "VolumeSnapshotClass"`) || !strings.Contains(out, `no matches for kind "VolumeGroupSnapshotClass"`) {
+		s.Errorf("%v\n%s", err, out)
+	}
+	s.deployment()
+	s.daemonSet()
+}
+
+func crds(s *scene) {
+	s.run(s.documented("kubectl apply --server-side -k deploy/crds"))
+	s.run("kubectl wait --timeout=60s --for=condition=Established crd --all")
+	if out := s.run(s.documented("kubectl get crd volumesnapshots.snapshot.storage.k8s.io")); !strings.Contains(out, "volumesnapshots") {
+		s.Error(out)
+	}
+}
+
+// certificates runs what the page says, and then what that prints.
+func certificates(s *scene) {
+	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.dir, "bin", "driver"), "./cmd/driver")
+	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		s.Fatalf("%v: %s", err, out)
+	}
+	s.run(s.documented("kubectl apply --server-side -f deploy/linux/namespace.yaml"))
+	commands := 0
+	for line := range strings.Lines(s.run(s.documented("bin/driver certs --dir=certs --shared=causeway-nodes"))) {
+		if command := strings.TrimSpace(line); strings.HasPrefix(command, "kubectl ") {
+			commands++
+			s.run(command)
+		}
+	}
+	if commands != 2 {
+		s.Errorf("it prints %d commands, want 2", commands)
+	}
+	for _, mounted := range []string{
+		volumeSecret(s.deployment().Spec.Template.Spec), volumeSecret(s.daemonSet().Spec.Template.Spec),
+	} {
+		secret, err := s.client.CoreV1().Secrets(namespace).Get(s.Context(), mounted, meta.GetOptions{})
+		if err != nil || len(secret.Data["ca.crt"])*len(secret.Data["tls.crt"])*len(secret.Data["tls.key"]) == 0 {
+			s.Errorf("the secret %q: %v", mounted, err)
+		}
+	}
+}
+
+func volumeSecret(p core.PodSpec) string {
+	for _, v := range p.Volumes {
+		if v.Secret != nil {
+			return v.Secret.SecretName
+		}
+	}
+	return ""
+}
+
+// asItIs: all is taken, without a warning, and once more changes nothing. The older way of kubectl takes it, too.
+func asItIs(s *scene) {
+	const line = "kubectl apply --server-side -k deploy/linux"
+	if out := s.run(line); strings.Contains(out, "Warning") {
+		s.Error(out)
+	}
+	before := s.run("kubectl -n causeway get deployment,daemonset,service,configmap -o jsonpath='{range .items[*]}{.metadata.name} {.metadata.generation} {.metadata.resourceVersion}{\"\\n\"}{end}'")
+	s.run(line)
+	if after := s.run("kubectl -n causeway get deployment,daemonset,service,configmap -o jsonpath='{range .items[*]}{.metadata.name} {.metadata.generation} {.metadata.resourceVersion}{\"\\n\"}{end}'"); after != before {
+		s.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if out := s.run("kubectl apply -k deploy/linux --dry-run=server 2>&1 | grep -v 'missing the kubectl.kubernetes.io/last-applied-configuration'"); !strings.Contains(out, "daemonset.apps/causeway-node configured (server dry run)") {
+		s.Error(out)
+	}
+	for _, c := range append(s.deployment().Spec.Template.Spec.Containers, s.daemonSet().Spec.Template.Spec.Containers...) {
+		if c.Image != "ghcr.io/causeway-csi/"+c.Name+":dev" {
+			s.Errorf("%s runs %s", c.Name, c.Image)
+		}
+	}
+}
+
+// podSecurity asks the API server for pods like those of the manifests in namespaces of each level. It refuses what it must, too.
+func podSecurity(s *scene) {
+	controller, node := s.deployment().Spec.Template.Spec, s.daemonSet().Spec.Template.Spec
+	loose := *controller.DeepCopy()
+	loose.SecurityContext.SeccompProfile = nil
+	weak := *node.DeepCopy()
+	weak.Containers[0].SecurityContext.Privileged = new(false)
+	for _, tc := range []struct {
+		name, level string
+		pod         core.PodSpec
+		refused     string // empty where it isn't
+	}{
+		{"the controller passes the highest level", "restricted", controller, ""},
+		{"which is in force", "restricted", loose, "seccompProfile"},
+		{"a node's pod doesn't pass it", "restricted", node, "privileged"},
+		{"nor the one below", "baseline", node, "privileged"},
+		{"a node's pod passes the level of our namespace", "privileged", node, ""},
+		{"without privileges it can't mount for others", "privileged", weak, "Bidirectional mount propagation is available only to privileged containers"},
+	} {
+		s.Run(tc.name, func(t *testing.T) {
+			in := s.levelled(t, tc.level, tc.pod.ServiceAccountName)
+			pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: tc.pod}
+			_, err := s.client.CoreV1().Pods(in).Create(t.Context(), pod, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+			if tc.refused == "" && err != nil || tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)) {
+				t.Errorf("%v, want %q in it", err, tc.refused)
+			}
+		})
+	}
+}
+
+// levelled makes a namespace with a level of Pod Security and a service account, and returns its name.
+func (s *scene) levelled(t *testing.T, level, account string) string {
+	t.Helper()
+	n, err := s.client.CoreV1().Namespaces().Create(t.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{
+		GenerateName: level + "-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": level},
+	}}, meta.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.client.CoreV1().ServiceAccounts(n.Name).Create(t.Context(), &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: account}}, meta.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return n.Name
+}
+
+// rights: the roles are bound to whom they are for, and nobody else has any.
+func rights(s *scene) {
+	for line, want := range map[string]string{
+		"create persistentvolumes --as=system:serviceaccount:causeway:causeway-controller":                "yes",
+		"update leases -n causeway --as=system:serviceaccount:causeway:causeway-controller":               "yes",
+		"create csistoragecapacities -n causeway --as=system:serviceaccount:causeway:causeway-controller": "yes",
+		"list pods -A --as=system:serviceaccount:causeway:causeway-controller":                            "no",
+		"get secrets -n causeway --as=system:serviceaccount:causeway:causeway-controller":                 "no",
+		"update leases -n default --as=system:serviceaccount:causeway:causeway-controller":                "no",
+		"create volumesnapshotcontents --as=system:serviceaccount:causeway:causeway-controller":           "no",
+		"get nodes --as=system:serviceaccount:causeway:causeway-node":                                     "no",
+		"list persistentvolumes --as=system:serviceaccount:causeway:causeway-node":                        "no",
+	} {
+		out, _ := s.try("kubectl auth can-i " + line + " 2>/dev/null") // what it can't ends with 1
+		if strings.TrimSpace(out) != want {
+			s.Errorf("%s: %s, want %s", line, out, want)
+		}
+	}
+}
+
+// ownDirectory: the page's kustomization, with all components but cert-manager, does what its lines say.
+func ownDirectory(s *scene) {
+	s.overlay("cert-manager")
+	s.run(s.documented("kubectl apply --server-side -k causeway"))
+	pod := s.deployment().Spec.Template.Spec
+	if got := pod.Containers[1].Args[0]; got != "--controllers=provisioner,resizer,snapshotter,health-monitor,snapshot-controller" {
+		s.Error(got)
+	}
+	if got := pod.Containers[0].Image; got != "registry.example/driver:dev" {
+		s.Error(got)
+	}
+	if out := s.run("kubectl -n causeway get configmap causeway-forgotten-nodes -o jsonpath='{.data.nodes}'"); !strings.HasPrefix(out, "node-17 ") {
+		s.Error(out)
+	}
+	s.run("kubectl -n causeway get networkpolicy causeway-node causeway-controller")
+	s.run("kubectl get volumeattributesclass causeway-hostpath-read-ahead")
+	const create = "kubectl auth can-i create volumesnapshotcontents --as=system:serviceaccount:causeway:causeway-controller 2>/dev/null"
+	if out := s.run(create); strings.TrimSpace(out) != "yes" {
+		s.Error(out)
+	}
+	// Somebody forgets another node with kubectl edit: a later apply says so, and doesn't undo it.
+	s.run(`kubectl -n causeway patch configmap causeway-forgotten-nodes --field-manager=kubectl-edit -p '{"data":{"nodes":"node-18"}}'`)
+	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil || !strings.Contains(out, `conflict with "kubectl-edit"`) {
+		s.Errorf("%v\n%s", err, out)
+	}
+	s.run("kubectl apply --server-side --force-conflicts -k causeway")
+}
+
+func withoutCertManager(s *scene) {
+	s.overlay()
+	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil || !strings.Contains(out, `no matches for kind "Certificate"`) {
+		s.Errorf("%v\n%s", err, out)
+	}
+	out := s.run("kubectl kustomize causeway")
+	if strings.Count(out, "kind: Certificate\n") != 3 {
+		s.Error(out)
+	}
+	for object := range strings.SplitSeq(out, "\n---\n") {
+		if !strings.Contains(object, "\n  labels:\n    app.kubernetes.io/part-of: causeway\n") {
+			s.Errorf("no label by which it is found:\n%s", object)
+		}
+	}
+}
+
+// replaced runs the page's lines that replace a path or the name, without changing anything.
+func replaced(s *scene) {
+	s.overlay("cert-manager", "attributes")
+	lines := regexp.MustCompile(`(?m)^kubectl kustomize causeway \| sed 's#(\S+)#(\S+)#g' \| kubectl apply --server-side -f -$`).FindAllStringSubmatch(s.page, -1)
+	if len(lines) != 3 {
+		s.Fatalf("the page has %d such lines", len(lines))
+	}
+	// Those have the driver's name, and can't be changed.
+	s.run("kubectl delete -l app.kubernetes.io/part-of=causeway storageclasses,volumesnapshotclasses,volumegroupsnapshotclasses")
+	for _, l := range lines {
+		if out := s.run(l[0] + " --dry-run=server"); strings.Contains(out, l[1]) {
+			s.Errorf("%s: %s", l[0], out)
+		}
+		replaced := s.run(strings.TrimSuffix(l[0], " | kubectl apply --server-side -f -"))
+		if strings.Contains(replaced, l[1]) || !strings.Contains(replaced, l[2]) {
+			s.Errorf("%s leaves %s:\n%s", l[0], l[1], replaced)
+		}
+	}
+}
+
+// otherNamespace: kustomize finds all that has to change, and the router asks for its own namespace's service.
+func otherNamespace(s *scene) {
+	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: storage\nresources: [../deploy/linux]\n" +
+		"components: [../deploy/linux/snapshot-controller, ../deploy/linux/network-policy, ../deploy/linux/cert-manager]\n")
+	out := s.run("kubectl kustomize causeway")
+	if strings.Contains(out, "namespace: causeway\n") || strings.Contains(out, "causeway.svc") || !strings.Contains(out, "kind: Namespace\nmetadata:\n  labels:\n    app.kubernetes.io/part-of: causeway\n    pod-security.kubernetes.io/audit: privileged\n    pod-security.kubernetes.io/enforce: privileged\n    pod-security.kubernetes.io/warn: privileged\n  name: storage\n") {
+		s.Error(out)
+	}
+}
+
+func someNodes(s *scene) {
+	patch := regexp.MustCompile("(?s)```yaml\n(- target: \\{kind: DaemonSet.*?)```").FindStringSubmatch(s.page)
+	if patch == nil {
+		s.Fatal("docs/install.md has no such patch")
+	}
+	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/linux]\npatches:\n" + patch[1])
+	if out := s.run("kubectl kustomize causeway"); !strings.Contains(out, "nodeSelector:\n        kubernetes.io/os: linux\n        storage.example.com/causeway: \"true\"\n") {
+		s.Error(out)
+	}
+}
+
+// uninstall leaves what was made of the classes, and the CRDs.
+func uninstall(s *scene) {
+	s.run(`kubectl create -f - <<'X'
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: kept, finalizers: [external-provisioner.volume.kubernetes.io/finalizer]}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteOnce]
+  storageClassName: causeway-hostpath
+  csi: {driver: hostpath.csi.causeway.dev, volumeHandle: x}
+X`)
+	s.run("kubectl apply --server-side --force-conflicts -k deploy/linux")
+	s.run("kubectl delete --wait=false -k deploy/linux")
+	s.run("kubectl get pv kept")
+	s.run("kubectl get crd volumesnapshots.snapshot.storage.k8s.io")
+	if out, err := s.try("kubectl get csidriver hostpath.csi.causeway.dev"); err == nil {
+		s.Error(out)
+	}
+}
