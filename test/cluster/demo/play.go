@@ -182,6 +182,7 @@ func (p play) gone() error {
 		{"delete", "pvc", "--all", "--timeout=60s"},
 		{"delete", "volumesnapshot", "--all", "--timeout=60s"},
 		{"wait", "--for=delete", "pv", "--all", "--timeout=60s"},
+		{"delete", "storageclass/demo-xfs"},
 	}
 	for _, s := range steps {
 		if err := p.show(s...); err != nil {
@@ -227,8 +228,10 @@ func (p play) show(args ...string) error {
 
 // why shows what people look at when something doesn't come.
 func (p play) why() {
-	if out, err := p.kubectl.Run(context.WithoutCancel(p.ctx), "get", "pods,pvc,events", "-A", "-o", "wide"); err == nil {
-		fmt.Println(out)
+	for _, args := range [][]string{{"get", "pods,pvc", "-A", "-o", "wide"}, {"events", "-A", "--types=Warning"}} {
+		if out, err := p.kubectl.Run(context.WithoutCancel(p.ctx), args...); err == nil {
+			fmt.Println(out)
+		}
 	}
 }
 
