@@ -67,9 +67,9 @@ func findVersion(ctx context.Context, root, tag string) (version, error) {
 
 // environment is what the go command builds for a platform with, whatever is set on this machine.
 func environment(platform string) []string {
-	os, arch, _ := strings.Cut(platform, "/")
+	goos, arch, _ := strings.Cut(platform, "/")
 	return []string{
-		"CGO_ENABLED=0", "GOOS=" + os, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
+		"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
 		"GOFLAGS=-mod=readonly", "GOWORK=off", "GOFIPS140=off",
 	}
 }
