@@ -176,11 +176,11 @@ func (m *maker) linux(ctx context.Context, platform string) error {
 	}
 	for _, p := range m.products {
 		image := oci.Image{Platform: platform, User: p.user, Layers: [][]oci.File{base.Files}}
-		from := base.Packages
+		from := slices.Clone(base.Packages)
 		if p.tools {
 			image.Env = []string{searchPath}
 			image.Layers = append(image.Layers, toolbox.Files)
-			from = append(slices.Clone(from), toolbox.Packages...)
+			from = append(from, toolbox.Packages...)
 		}
 		if err := m.add(ctx, p, image, from, read); err != nil {
 			return err
@@ -284,6 +284,9 @@ func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debi
 
 // write writes the archives, and what their digests are.
 func (m *maker) write() error {
+	if len(m.made) == 0 {
+		return errors.New("none of these images is for these platforms")
+	}
 	var digests []string
 	for archive, images := range m.made {
 		product, windows := strings.CutSuffix(archive, "-windows")
