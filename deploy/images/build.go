@@ -14,8 +14,7 @@ import (
 	"strings"
 )
 
-// tags and ldflags are as in make build. The Go command's own stamp of the version is left out: it depends on which tags
-// a clone has.
+// tags and ldflags are as in make build.
 const (
 	tags    = "grpcnotrace"
 	ldflags = "-s -w"
@@ -67,15 +66,15 @@ func findVersion(ctx context.Context, root, tag string) (version, error) {
 
 // environment is what the go command builds for a platform with, whatever is set on this machine.
 func environment(platform string) []string {
-	os, arch, _ := strings.Cut(platform, "/")
+	goos, arch, _ := strings.Cut(platform, "/")
 	return []string{
-		"CGO_ENABLED=0", "GOOS=" + os, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
+		"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
 		"GOFLAGS=-mod=readonly", "GOWORK=off", "GOFIPS140=off",
 	}
 }
 
 // build builds the programs of products for a platform into dir, all at once. Those that are there already and are up to
-// date stay.
+// date stay. The Go command's own stamp of the version is left out: it depends on which tags a clone has.
 func build(ctx context.Context, root, dir, platform string, v version, products []product) error {
 	flags := ldflags
 	for _, variable := range []string{"main.version", module + "/pkg/sidecar.version"} {
@@ -95,7 +94,7 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 // licences returns the licences of all modules that a program is made of, and that of Go, each text once.
 func licences(ctx context.Context, root, platform string, p product) ([]byte, error) {
 	list, err := output(ctx, root, environment(platform), "go", "list", "-deps", "-tags", tags,
-		"-f", "{{with .Module}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}", "./cmd/"+p.name)
+		"-f", "{{with .Module}}{{.Path}}{{with .Version}} {{.}}{{end}}\t{{.Dir}}{{end}}", "./cmd/"+p.name)
 	if err != nil {
 		return nil, err
 	}

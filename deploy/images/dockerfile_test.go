@@ -30,9 +30,9 @@ func (s stage) argument(begin string) string {
 var from = regexp.MustCompile(`^FROM (?:--platform=\S+ )?(\S+) AS (\S+)$`)
 
 // stages reads a Dockerfile.
-func stages(t *testing.T, os_ string) map[string]stage {
+func stages(t *testing.T, goos string) map[string]stage {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("..", os_, "Dockerfile"))
+	content, err := os.ReadFile(filepath.Join("..", goos, "Dockerfile"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,44 +59,44 @@ func TestDockerfilesMakeTheSameImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	golang := "golang:" + regexp.MustCompile(`(?m)^version=go(\S+)$`).FindStringSubmatch(string(pinned))[1] + "-bookworm"
-	for os_, base := range map[string]string{"linux": "gcr.io/distroless/static-debian12", "windows": windowsBase} {
-		all := stages(t, os_)
+	for goos, base := range map[string]string{"linux": "gcr.io/distroless/static-debian12", "windows": windowsBase} {
+		all := stages(t, goos)
 		build := all["build"].argument("RUN CGO_ENABLED=0 ")
 		for _, want := range []string{" -trimpath ", " -buildvcs=false ", " -tags " + tags + " ", `"` + ldflags + " -X main.version=$VERSION -X " + module + `/pkg/sidecar.version=$VERSION"`} {
 			if !strings.Contains(build, want) {
-				t.Errorf("%s: the build has no %s: %s", os_, want, build)
+				t.Errorf("%s: the build has no %s: %s", goos, want, build)
 			}
 		}
 		if all["build"].from != golang {
-			t.Errorf("%s: it builds with %s, and hack/go with %s", os_, all["build"].from, golang)
+			t.Errorf("%s: it builds with %s, and hack/go with %s", goos, all["build"].from, golang)
 		}
 		for _, p := range products {
 			got, ok := all[p.name]
-			if os_ == "windows" && !p.windows {
+			if goos == "windows" && !p.windows {
 				continue
 			}
 			if !ok || got.from != base {
-				t.Errorf("%s: %s is put on %q, want %q", os_, p.name, got.from, base)
+				t.Errorf("%s: %s is put on %q, want %q", goos, p.name, got.from, base)
 			}
 			labels := map[string]string{}
 			for _, m := range label.FindAllStringSubmatch(got.argument("LABEL "), -1) {
 				labels[m[1]] = m[2]
 			}
 			if want := p.labels(version{"$VERSION", "$REVISION"}); !maps.Equal(labels, want) {
-				t.Errorf("%s: %s has the labels %v, want %v", os_, p.name, labels, want)
+				t.Errorf("%s: %s has the labels %v, want %v", goos, p.name, labels, want)
 			}
-			program := p.executable(os_)
+			program := p.executable(goos)
 			for instruction, want := range map[string]string{
-				"ENTRYPOINT ":        `["` + p.entrypoint(os_) + `"]`,
+				"ENTRYPOINT ":        `["` + p.entrypoint(goos) + `"]`,
 				"COPY --from=build ": "/out/" + program + " /" + program,
-				"USER ":              map[string]string{"linux": p.user}[os_],
-				"ENV ":               map[bool]string{true: searchPath}[p.tools && os_ == "linux"],
-				"COPY --from=tools ": map[bool]string{true: "/tools/ /"}[p.tools && os_ == "linux"],
+				"USER ":              map[string]string{"linux": p.user}[goos],
+				"ENV ":               map[bool]string{true: searchPath}[p.tools && goos == "linux"],
+				"COPY --from=tools ": map[bool]string{true: "/tools/ /"}[p.tools && goos == "linux"],
 				"ARG VERSION":        " REVISION",
 				"RUN ":               "",
 			} {
 				if got := got.argument(instruction); got != want {
-					t.Errorf("%s: %s has %s%q, want %q", os_, p.name, instruction, got, want)
+					t.Errorf("%s: %s has %s%q, want %q", goos, p.name, instruction, got, want)
 				}
 			}
 		}

@@ -23,6 +23,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+	"github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdxlib"
 
 	"github.com/causeway-csi/causeway/deploy/images/debian"
 	"github.com/causeway-csi/causeway/deploy/images/oci"
@@ -106,6 +109,9 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 	}
 	for _, p := range products {
 		i := image(t, p.name)
+		if err := validate.Image(i); err != nil {
+			t.Error(err)
+		}
 		c, err := i.ConfigFile()
 		if err != nil {
 			t.Fatal(err)
@@ -124,6 +130,11 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 		}
 		found := map[string]string{}
 		each(t, i, func(h *tar.Header, content []byte) { found["/"+h.Name] = string(content) })
+		if doc, err := json.Read(bytes.NewReader(beside)); err != nil {
+			t.Error(err)
+		} else if err := spdxlib.ValidateDocument(doc); err != nil {
+			t.Error(err)
+		}
 		if found[p.sbomPath()] != string(beside) || !strings.Contains(string(beside), "pkg:deb/debian/ca-certificates@") || strings.Contains(string(beside), "e2fsprogs") != p.tools {
 			t.Errorf("%s: the SBOM in the image isn't the one beside it, or isn't of the image", p.name)
 		}
@@ -321,8 +332,12 @@ func TestAWindowsImageIsPutOnItsBase(t *testing.T) {
 			t.Errorf("%s: %+v with %d layers", archive, c, len(layers))
 		}
 	}
-	m := maker{windowsBase: windowsBase}
+	tag := ref.Context().Tag("v1")
+	if err := remote.Write(tag, base); err != nil {
+		t.Fatal(err)
+	}
+	m := maker{windowsBase: tag.String()}
 	if _, err := m.pull(t.Context(), "windows/amd64"); err == nil {
-		t.Error("a base without a digest was taken")
+		t.Error("a base without a digest was taken, and a tag can change")
 	}
 }

@@ -145,14 +145,14 @@ func (m *maker) make(ctx context.Context) error {
 	return m.write()
 }
 
-// program builds the programs of products and returns what reads one's content.
+// programs builds the programs of products, and returns what reads one.
 func (m *maker) programs(ctx context.Context, platform string, products []product) (func(product) ([]byte, error), error) {
-	os_, arch, _ := strings.Cut(platform, "/")
-	dir := filepath.Join(m.out, "programs", os_+"-"+arch)
+	goos, arch, _ := strings.Cut(platform, "/")
+	dir := filepath.Join(m.out, "programs", goos+"-"+arch)
 	if err := build(ctx, m.root, dir, platform, m.version, products); err != nil {
 		return nil, err
 	}
-	return func(p product) ([]byte, error) { return os.ReadFile(filepath.Join(dir, p.executable(os_))) }, nil
+	return func(p product) ([]byte, error) { return os.ReadFile(filepath.Join(dir, p.executable(goos))) }, nil
 }
 
 // linux adds the images for a platform of Linux.
@@ -176,11 +176,11 @@ func (m *maker) linux(ctx context.Context, platform string) error {
 	}
 	for _, p := range m.products {
 		image := oci.Image{Platform: platform, User: p.user, Layers: [][]oci.File{base.Files}}
-		from := base.Packages
+		from := slices.Clone(base.Packages)
 		if p.tools {
 			image.Env = []string{searchPath}
 			image.Layers = append(image.Layers, toolbox.Files)
-			from = append(slices.Clone(from), toolbox.Packages...)
+			from = append(from, toolbox.Packages...)
 		}
 		if err := m.add(ctx, p, image, from, read); err != nil {
 			return err
@@ -241,8 +241,8 @@ func (m *maker) pull(ctx context.Context, platform string) (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--windows-base: %w", err)
 	}
-	os, arch, _ := strings.Cut(platform, "/")
-	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(v1.Platform{OS: os, Architecture: arch}))
+	goos, arch, _ := strings.Cut(platform, "/")
+	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(v1.Platform{OS: goos, Architecture: arch}))
 	if err != nil {
 		return nil, fmt.Errorf("--windows-base: %w", err)
 	}
@@ -267,23 +267,26 @@ func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debi
 	if err != nil {
 		return err
 	}
-	os_, arch, _ := strings.Cut(image.Platform, "/")
-	image.Layers = append(image.Layers, p.own(os_, program, list, copyright))
-	image.Entrypoint = []string{p.entrypoint(os_)}
+	goos, arch, _ := strings.Cut(image.Platform, "/")
+	image.Layers = append(image.Layers, p.own(goos, program, list, copyright))
+	image.Entrypoint = []string{p.entrypoint(goos)}
 	image.Labels = p.labels(m.version)
 	archive := p.name
-	if os_ == "windows" {
+	if goos == "windows" {
 		archive += "-windows"
 		if why, ok := image.Annotations[incomplete]; ok {
 			image.Labels[incomplete] = why
 		}
 	}
 	m.made[archive] = append(m.made[archive], image)
-	return os.WriteFile(filepath.Join(m.out, fmt.Sprintf("%s.%s-%s.spdx.json", p.name, os_, arch)), list, 0o644)
+	return os.WriteFile(filepath.Join(m.out, fmt.Sprintf("%s.%s-%s.spdx.json", p.name, goos, arch)), list, 0o644)
 }
 
 // write writes the archives, and what their digests are.
 func (m *maker) write() error {
+	if len(m.made) == 0 {
+		return errors.New("none of these images is for these platforms")
+	}
 	var digests []string
 	for archive, images := range m.made {
 		product, windows := strings.CutSuffix(archive, "-windows")

@@ -41,7 +41,7 @@ var tools = []string{
 	"/sbin/mkfs.btrfs", "/bin/btrfstune",
 }
 
-// configs are what tools read. Without mke2fs.conf, mkfs.ext4 turns on features that nodes before Linux 5.15 can't mount.
+// configs are what tools read.
 var configs = []string{"/etc/mke2fs.conf"}
 
 // searchPath finds the tools.
@@ -122,14 +122,14 @@ func (p product) sbomPath() string { return "/usr/share/sbom/" + p.name + ".spdx
 func (p product) copyrightPath() string { return "/usr/share/doc/causeway-" + p.name + "/copyright" }
 
 // own returns the layer of the program.
-func (p product) own(os string, program, sbom, copyright []byte) []oci.File {
-	executable := oci.File{Path: "/" + p.executable(os), Mode: 0o755, Content: program}
+func (p product) own(goos string, program, sbom, copyright []byte) []oci.File {
+	executable := oci.File{Path: "/" + p.executable(goos), Mode: 0o755, Content: program}
 	return []oci.File{executable, text(p.sbomPath(), string(sbom)), text(p.copyrightPath(), string(copyright))}
 }
 
 // executable is the name of the program on an operating system.
-func (p product) executable(os string) string {
-	if os == "windows" {
+func (p product) executable(goos string) string {
+	if goos == "windows" {
 		return p.name + ".exe"
 	}
 	return p.name
@@ -137,9 +137,9 @@ func (p product) executable(os string) string {
 
 // entrypoint is how the program is started. On Windows the files of a HostProcess container are somewhere on the node,
 // which is its working directory.
-func (p product) entrypoint(os string) string {
-	if os == "windows" {
-		return p.executable(os)
+func (p product) entrypoint(goos string) string {
+	if goos == "windows" {
+		return p.executable(goos)
 	}
-	return "/" + p.executable(os)
+	return "/" + p.executable(goos)
 }

@@ -67,7 +67,7 @@ func Renew(ctx context.Context, mirror, keyring string, now time.Time, names, ar
 	for _, name := range names {
 		for _, arch := range arches {
 			if !slices.ContainsFunc(l.For(arch), func(p Package) bool { return p.Name == name }) {
-				return l, fmt.Errorf("Debian has no %s for %s", name, arch)
+				return l, fmt.Errorf("there is no %s for %s in Debian", name, arch)
 			}
 		}
 	}
