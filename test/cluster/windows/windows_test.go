@@ -116,24 +116,24 @@ func created[T any](t *testing.T) func(T, error) {
 	}
 }
 
-// ready returns what is said of a node's readiness.
-func (c *cluster) ready(ctx context.Context, node string) string {
+// ready returns what is said of a node's readiness, and since when.
+func (c *cluster) ready(ctx context.Context, node string) (string, time.Time) {
 	n, err := c.CoreV1().Nodes().Get(ctx, node, meta.GetOptions{})
 	if err != nil {
-		return err.Error()
+		return err.Error(), time.Time{}
 	}
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == core.NodeReady {
-			return string(condition.Status)
+			return string(condition.Status), condition.LastTransitionTime.Time
 		}
 	}
-	return "nothing"
+	return "nothing", time.Time{}
 }
 
 func (c *cluster) awaitNode(t *testing.T, node, want string) {
 	t.Helper()
 	eventually(t, node+" is ready: "+want, func(ctx context.Context) (bool, string) {
-		got := c.ready(ctx, node)
+		got, _ := c.ready(ctx, node)
 		return got == want, got
 	})
 }
@@ -233,14 +233,12 @@ func TestNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	other := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "linux-1", Labels: map[string]string{core.LabelOSStable: "linux"}}}
-	other.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
-	other.Status.Allocatable = core.ResourceList{core.ResourcePods: resource.MustParse("10")}
-	created[*core.Node](t)(c.CoreV1().Nodes().Create(ctx, other, meta.CreateOptions{}))
 
 	nodes := []string{"windows-1", "windows-2", "windows-3"}
+	since := map[string]time.Time{}
 	for _, n := range nodes {
 		c.awaitNode(t, n, "True")
+		_, since[n] = c.ready(ctx, n)
 	}
 	c.awaitPods(t, "driver", nodes...)
 	testStatus(t, c)
@@ -248,11 +246,16 @@ func TestNodes(t *testing.T) {
 	testNoLog(t, c)
 	testScale(t, c)
 
-	// Nobody plays the other node's kubelet, so it is given up. By then the others would be too, if nothing was heard of them.
+	// Nobody plays the kubelet of a node that comes last, so it is given up. By then the others would have been too, if nothing
+	// was heard of them, and kwok would have made them ready again.
+	other := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "linux-1", Labels: map[string]string{core.LabelOSStable: "linux"}}}
+	other.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
+	other.Status.Allocatable = core.ResourceList{core.ResourcePods: resource.MustParse("10")}
+	created[*core.Node](t)(c.CoreV1().Nodes().Create(ctx, other, meta.CreateOptions{}))
 	c.awaitNode(t, "linux-1", "Unknown")
 	for _, n := range nodes {
-		if got := c.ready(ctx, n); got != "True" {
-			t.Errorf("%s is ready: %s, want True", n, got)
+		if got, at := c.ready(ctx, n); got != "True" || !at.Equal(since[n]) {
+			t.Errorf("%s is ready: %s since %v, want True since %v", n, got, at, since[n])
 		}
 	}
 	for _, set := range []string{"linux", "any"} {
