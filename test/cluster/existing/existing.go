@@ -66,6 +66,7 @@ func New(o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	c.host = config.Host
+	config.QPS = -1 // no limit of the client's own: the API server has one
 	c.client, err = kubernetes.NewForConfig(config)
 	return c, err
 }
@@ -120,9 +121,6 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 		return nil, err
 	}
 	if err := api.MinifyConfig(&raw); err != nil {
-		return nil, err
-	}
-	if err := clientcmd.ResolveLocalPaths(&raw); err != nil { // relative to the file that names them
 		return nil, err
 	}
 	if err := api.FlattenConfig(&raw); err != nil {

@@ -203,7 +203,7 @@ func TestLogs(t *testing.T) {
 	}
 	c := &Cluster{
 		options: Options{Namespaces: []string{"one"}},
-		client:  fake.NewClientset(pod("one", "p"), pod("two", "q"), event("second", 2), event("first", 1), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "two"}}),
+		client:  fake.NewClientset(pod("one", "p"), pod("two", "q"), event("a-later", 2), event("b-sooner", 1), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "two"}}),
 	}
 	dir := filepath.Join(t.TempDir(), "new")
 	wants(t, c.Logs(t.Context(), dir))
@@ -212,7 +212,7 @@ func TestLogs(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	events, err := os.ReadFile(filepath.Join(dir, "one", "events.txt"))
-	want := "2026-01-01T00:01:00Z Normal Because Pod/p: first (x1)\n2026-01-01T00:02:00Z Normal Because Pod/p: second (x1)\n"
+	want := "2026-01-01T00:01:00Z Normal Because Pod/p: b-sooner (x1)\n2026-01-01T00:02:00Z Normal Because Pod/p: a-later (x1)\n"
 	if err != nil || string(events) != want {
 		t.Errorf("got %q, %v, want %q", events, err, want)
 	}

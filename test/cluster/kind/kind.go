@@ -100,8 +100,8 @@ func (c *Cluster) kubeconfig() string { return filepath.Join(c.dir, "kubeconfig"
 // up is the file that says that the cluster was started wholly.
 func (c *Cluster) up() string { return filepath.Join(c.dir, "up") }
 
-// Up is provider.Provider's. The nodes that are asked for are workers: there is a node for the control plane beside them, which
-// pods aren't placed on.
+// Up is provider.Provider's. The nodes that are asked for are workers: there is a node for the control plane beside them, whose
+// taint few pods tolerate.
 func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	switch {
 	case o.Nodes < 1:
@@ -225,6 +225,7 @@ func (c *Cluster) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	config.QPS = -1 // no limit of the client's own: the API server has one
 	return kubernetes.NewForConfig(config)
 }
 
@@ -237,7 +238,7 @@ func (c *Cluster) nodes() ([]nodes.Node, error) {
 	return found, nil
 }
 
-// workers returns those of nodes that pods are placed on.
+// workers returns those of nodes that were asked for.
 func workers(all []nodes.Node) ([]nodes.Node, error) {
 	var errs []error
 	left := slices.DeleteFunc(slices.Clone(all), func(n nodes.Node) bool {
@@ -312,13 +313,9 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// Load is provider.Provider's.
+// Load is provider.Provider's. The control plane's node is one too: a DaemonSet may tolerate its taint.
 func (c *Cluster) Load(ctx context.Context, tars ...string) error {
-	found, err := c.running()
-	if err != nil {
-		return err
-	}
-	all, err := workers(found)
+	all, err := c.running()
 	if err != nil {
 		return err
 	}

@@ -190,13 +190,17 @@ func succeeded(ctx context.Context, client kubernetes.Interface, name string) er
 func await(ctx context.Context, what string, try func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	var err error
 	for {
-		err := try()
-		if err == nil {
+		now := try()
+		if now == nil {
 			return nil
 		}
-		if errors.Is(err, errFailed) {
-			return fmt.Errorf("%s: %w", what, err)
+		if errors.Is(now, errFailed) {
+			return fmt.Errorf("%s: %w", what, now)
+		}
+		if err == nil || !errors.Is(now, context.DeadlineExceeded) && !errors.Is(now, context.Canceled) {
+			err = now // what was seen last says more than that the time is up
 		}
 		select {
 		case <-ctx.Done():
