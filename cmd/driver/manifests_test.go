@@ -7,12 +7,24 @@ import (
 	"strings"
 	"testing"
 
-	apps "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// manifestArgs returns the arguments of the driver in a file of deploy/linux, with what Kubernetes puts in place of $(…). A
-// DaemonSet has what is read here of a Deployment.
+// workload is what is read here of a Deployment or a DaemonSet. Kubernetes' own types would be compiled for every platform.
+type workload struct {
+	Spec struct {
+		Template struct {
+			Spec struct {
+				Containers []struct {
+					Name string
+					Args []string
+				}
+			}
+		}
+	}
+}
+
+// manifestArgs returns the arguments of the driver in a file of deploy/linux, with what Kubernetes puts in place of $(…).
 func manifestArgs(t *testing.T, file string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "linux", file))
@@ -20,7 +32,7 @@ func manifestArgs(t *testing.T, file string) []string {
 		t.Fatal(err)
 	}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
-		var d apps.Deployment
+		var d workload
 		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
 			continue
 		}

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -69,7 +70,8 @@ func Serve(ctx context.Context, log *slog.Logger, drain time.Duration, endpoints
 	failed := make(chan error, len(endpoints))
 	for _, e := range endpoints {
 		serving.Go(func() {
-			if err := e.Server.Serve(e.Listener); err != nil {
+			// It says that it was stopped if that was before it began, which is an end like any other.
+			if err := e.Server.Serve(e.Listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				failed <- err
 				cancel()
 			}

@@ -1,3 +1,5 @@
+// These tests run on Linux alone, so that make vet needn't compile Kubernetes' types for every platform.
+
 package deploy
 
 import (
@@ -46,6 +48,7 @@ type manifests struct {
 type object struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
+	Driver   string // of classes of snapshots
 }
 
 // documents splits a file of YAML.
@@ -123,7 +126,7 @@ func given(c core.Container) map[string]string {
 	return flags
 }
 
-// rules are what the manifests have to keep, by what they are about. Numbers are those of the rules of node-local storage.
+// rules are what the manifests have to keep, by what they are about.
 var rules = map[string]func(*manifests) []string{
 	"the CSIDriver":        (*manifests).checkDriver,
 	"storage classes":      (*manifests).checkClasses,
@@ -384,7 +387,7 @@ func (m *manifests) checkPaths() []string {
 	plugin := kubelet + "/plugins/" + driverName
 	return differ(map[string][2]any{
 		"the kubelet's":       {path(driver, "kubelet"), kubelet + " Directory at " + kubelet + " Bidirectional"},
-		"the root":            {path(driver, "root"), root + " Directory at " + root + " HostToContainer"}, // nobody makes it: rule 11
+		"the root":            {path(driver, "root"), root + " Directory at " + root + " HostToContainer"}, // nobody makes it: it may be where a disk isn't mounted
 		"devices":             {path(driver, "dev"), "/dev Directory at /dev None"},
 		"the socket":          {flags["endpoint"], "unix://" + plugin + "/csi.sock"},
 		"the sidecars'":       {path(sidecars, "plugin"), plugin + " DirectoryOrCreate at /csi None"},
@@ -462,13 +465,22 @@ func (m *manifests) checkResources() (wrong []string) {
 	return wrong
 }
 
-// checkNames: what is in a namespace is in ours, which lets the nodes' pods in.
+// workloads are kinds that have pods.
+var workloads = []string{"Pod", "ReplicaSet", "Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob"}
+
+// checkNames: what is in a namespace is in ours, which lets the nodes' pods in; and what has pods is looked at.
 func (m *manifests) checkNames() (wrong []string) {
 	cluster := []string{"Namespace", "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "ClusterRole", "ClusterRoleBinding"}
 	for _, o := range m.all {
 		want := namespace
 		if slices.Contains(cluster, o.Kind) {
 			want = ""
+		}
+		if id := o.Kind + "/" + o.Metadata.Name; slices.Contains(workloads, o.Kind) && id != "Deployment/causeway-controller" && id != "DaemonSet/causeway-node" {
+			wrong = append(wrong, id+" is held to no rule")
+		}
+		if strings.HasSuffix(o.Kind, "SnapshotClass") && o.Driver != driverName {
+			wrong = append(wrong, fmt.Sprintf("%s %s is of %q", o.Kind, o.Metadata.Name, o.Driver))
 		}
 		if o.Metadata.Namespace != want {
 			wrong = append(wrong, fmt.Sprintf("%s %s is in the namespace %q", o.Kind, o.Metadata.Name, o.Metadata.Namespace))

@@ -24,6 +24,8 @@ func TestTheRulesSee(t *testing.T) {
 		{"another provisioner", classes, "provisioner: hostpath.csi.causeway.dev", "provisioner: hostpath.csi.k8s.io", "causeway-hostpath provisioner"},
 		{"a filesystem for directories", classes, "kind: directory", "csi.storage.k8s.io/fstype: ext4\n  kind: directory", "storage classes: kinds"},
 
+		{"snapshots of another driver", classes, "\ndriver: hostpath", "\ndriver: x", "VolumeSnapshotClass causeway-hostpath is of"},
+
 		{"one address for all", node, "clusterIP: None", "", "clusterIP"},
 		{"only those that are ready", node, "publishNotReadyAddresses: true", "", "publishNotReadyAddresses"},
 		{"two families", node, "SingleStack", "PreferDualStack", "ipFamilyPolicy"},
@@ -108,6 +110,7 @@ func TestTheRulesSee(t *testing.T) {
 		{"a socket that may be replaced", node, "- {name: plugin, mountPath: /csi, readOnly: true}", "- {name: plugin, mountPath: /csi}", "no row for csi-sidecars-node: hostPath `/var/lib/kubelet/plugins/hostpath.csi.causeway.dev`"},
 		{"a port of the host", node, "{name: peer, containerPort: 9810}", "{name: peer, containerPort: 9810, hostPort: 9810}", "no row for driver: a port of the host"},
 		{"a row for nothing", node, "shareProcessNamespace: true", "", "a row for nothing: both: shareProcessNamespace"},
+		{"pods that nobody looks at", node, "kind: Service\n", "kind: Pod\n", "Pod/causeway-nodes is held to no rule"},
 		{"a container more", node, "      containers:\n", "      initContainers:\n      - {name: x, image: ghcr.io/causeway-csi/driver}\n      containers:\n", "containers that nobody looks at"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

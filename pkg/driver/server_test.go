@@ -1,0 +1,30 @@
+package driver
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// gRPC says of a server that was stopped before it began that it was stopped, which isn't why it ended.
+func TestAnEndBeforeTheFirstCallIsNoFailure(t *testing.T) {
+	for range 200 { // the two race
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := Serve(ctx, slog.New(slog.DiscardHandler), time.Second, Endpoint{grpc.NewServer(), l}); err != nil {
+			t.Fatalf("got %v, want nil", err)
+		}
+		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
+			c.Close()
+			t.Fatal("the listener is open")
+		}
+	}
+}
