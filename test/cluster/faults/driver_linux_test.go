@@ -265,21 +265,14 @@ func TestControllerKilledInProvisioning(t *testing.T) {
 		objects = append(objects, claim(dir, directories, "10Mi", ""), claim(image, images, "20Mi", ""))
 		objects = append(objects, pod(name, "", "echo "+name+" | tee /"+dir+"/name >/"+image+"/name; "+idle, dir, image))
 	}
-	s.apply(objects...)
-	volumes := func() int { return len(strings.Fields(s.kubectl("get", "pv", "-o", "name"))) }
-	s.until("some volumes to be there", func() error {
-		if n := volumes(); n < 4 {
-			return fmt.Errorf("there are %d", n)
-		}
-		return nil
-	})
 	leader := s.leader()
 	n := s.named(s.kubectl("-n", install.Namespace, "get", "pod", leader, "-o", "jsonpath={.spec.nodeName}"))
-	s.on(n, fmt.Sprintf("kill -9 %d %d", s.pid(n, leader, "csi-sidecars"), s.pid(n, leader, "driver")))
-	if there := volumes(); there == len(claims) {
+	script := fmt.Sprintf("until [ $(ls %s/volumes | wc -l) -ge 4 ]; do :; done; kill -9 %d %d", local.StorageDir, s.pid(n, leader, "csi-sidecars"), s.pid(n, leader, "driver"))
+	s.meanwhile(n, script, func() { s.apply(objects...) })
+	if there := len(strings.Fields(s.kubectl("get", "pv", "-o", "name"))); there == len(claims) {
 		s.Fatal("all was made before the controller was killed")
 	} else {
-		s.Logf("%s killed after %d of %d volumes", leader, there, len(claims))
+		s.Logf("%s was killed, and %d of %d volumes were there", leader, there, len(claims))
 	}
 	s.runs(names...)
 	var named, held []string

@@ -60,7 +60,7 @@ func TestNodeGoneForGood(t *testing.T) {
 
 	s.forget("")
 	s.must(lost.PowerOn(s.Context(), true))
-	s.well()
+	s.ready()
 	s.same("the lost data, on its disk", "lost", s.on(lost, "cat "+disk(handle)+"/file"))
 	s.orphans(3, handle, cut)
 	s.remove(lost, handle, cut)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ func begin(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{T: t, namespace: strings.ToLower(t.Name())}
 	s.Cleanup(s.end)
+	s.mend() // the test before may have failed to
 	s.well()
 	s.kubectl("create", "namespace", s.namespace)
 	return s
@@ -52,11 +54,11 @@ func (s *scene) end() {
 // mend undoes what a test does to nodes.
 func (s *scene) mend() {
 	for _, n := range nodes {
-		if _, err := s.shell(n, "mountpoint -q "+local.StorageDir); err != nil {
+		_, err := s.shell(n, "mountpoint -q "+local.StorageDir)
+		if err != nil || n.Mend(s.anyhow()) != nil {
 			s.must(n.PowerOff(s.anyhow()))
 			s.must(n.PowerOn(s.anyhow(), true))
 		}
-		s.must(n.Mend(s.anyhow()))
 		for _, program := range []string{"containerd", "kubelet"} {
 			if err := n.Release(program); err != nil && !errors.Is(err, os.ErrNotExist) {
 				s.Error(err)
@@ -66,8 +68,21 @@ func (s *scene) mend() {
 	}
 }
 
-// well waits until all nodes are ready, and all of the driver, and until the scheduler knows of room on all nodes.
+// well waits until all is ready, and the scheduler knows of room on all nodes.
 func (s *scene) well() {
+	s.Helper()
+	s.ready()
+	s.until("room for both classes on both nodes", func() error {
+		sizes, err := s.try("-n", install.Namespace, "get", "csistoragecapacities", "-o", "jsonpath={.items[*].capacity}")
+		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || slices.Contains(got, "0")) {
+			err = fmt.Errorf("there is %q", got)
+		}
+		return err
+	})
+}
+
+// ready waits until all nodes are, and all of the driver.
+func (s *scene) ready() {
 	s.Helper()
 	for _, n := range nodes {
 		s.until(n.Name+" to be ready", func() error {
@@ -81,13 +96,6 @@ func (s *scene) well() {
 			return err
 		})
 	}
-	s.until("room for both classes on both nodes", func() error {
-		sizes, err := s.try("-n", install.Namespace, "get", "csistoragecapacities", "-o", "jsonpath={.items[*].capacity}")
-		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || strings.Contains(" "+sizes, " 0")) {
-			return fmt.Errorf("there is %q", got)
-		}
-		return err
-	})
 }
 
 // nothingOn waits until nothing of the driver's is left on a node: no volume, no part of one, no mount and no loop device.
