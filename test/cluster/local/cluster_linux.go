@@ -254,6 +254,15 @@ func copyFile(from, to string, mode fs.FileMode) error {
 
 // startNode starts a node, or starts it again, and plugs it into the bridge.
 func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
+	stale, err := filepath.Glob(c.node(n.Name).pid("*"))
+	if err != nil {
+		return err
+	}
+	for _, pid := range stale { // of a former life
+		if err := os.Remove(pid); err != nil {
+			return err
+		}
+	}
 	if err := c.spawn(c.node(n.Name).of("init.log"), nodeRole, n.Name); err != nil {
 		return err
 	}
