@@ -37,7 +37,7 @@ func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(i.pid), "-m", "-p", "-n", "-u", "-i", "--"}, argv...)...)
-	cmd.Env = append(os.Environ(), "PATH="+n.spec.Bin+":/usr/sbin:/usr/bin:/sbin:/bin")
+	cmd.Env = append(os.Environ(), "PATH="+n.spec.Bin+":/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp")
 	return cmd, nil
 }
 
