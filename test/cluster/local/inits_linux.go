@@ -92,7 +92,14 @@ func (f files) spawn(log, role string, args ...string) error {
 		return fmt.Errorf("start %s: %w", role, err)
 	}
 	go cmd.Wait() // if this process is still there when it ends
-	return nil
+	// The kernel tells that the program is executed before it has the command line that inits goes by.
+	for {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
+		if err != nil || len(line) > 0 {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // killAll kills init processes, and returns when they and everything in their namespaces have ended.
