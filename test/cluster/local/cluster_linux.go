@@ -50,11 +50,11 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	if up, err := c.runs(o); up || err != nil {
 		return err
 	}
-	if err := inotify(o.Nodes); err != nil {
-		return err
-	}
 	if err := c.clean(); err != nil {
 		return fmt.Errorf("remove what is left of a former cluster: %w", err)
+	}
+	if err := inotify(o.Nodes); err != nil {
+		return err
 	}
 	bin, err := components.Build(ctx, o.Log, components.Names()...)
 	if err != nil {
