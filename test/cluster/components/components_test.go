@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
 )
 
 // module makes a module with a program in a directory of tools, and a builder that knows it.
@@ -120,7 +122,7 @@ func TestAFailedBuildLeavesNothing(t *testing.T) {
 
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	b := module(t, greeting)
-	unlock, err := lock(t.Context(), filepath.Join(b.cache, "lock"), func() { t.Error("nobody has the lock") })
+	unlock, err := flock.Wait(t.Context(), filepath.Join(b.cache, "lock"), func() { t.Error("nobody has the lock") })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,30 +100,8 @@ func (c *Cluster) lock(ctx context.Context, log io.Writer) (unlock func(), err e
 	if err := os.MkdirAll(Root, 0o711); err != nil {
 		return nil, err
 	}
-	f, err := os.Open(Root)
-	if err != nil {
-		return nil, err
-	}
-	for said := false; ; said = true {
-		got, err := flock.Try(f)
-		if got {
-			// The directory stays: whoever waits for its lock waits for this very one.
-			return func() { f.Close() }, nil
-		}
-		if err != nil {
-			f.Close()
-			return nil, err
-		}
-		if !said {
-			fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one")
-		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, fmt.Errorf("wait for the lock of %s: %w", Root, context.Cause(ctx))
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
+	// The directory stays: whoever waits for its lock waits for this very one.
+	return flock.Wait(ctx, Root, func() { fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one") })
 }
 
 // runs reports whether the cluster runs as asked for. Errors: it runs otherwise.
