@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/causeway-csi/causeway/test/cluster/existing"
+	"github.com/causeway-csi/causeway/test/cluster/kind"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
@@ -32,7 +34,8 @@ flags:
 
 // options are the command line's.
 type options struct {
-	provider, name string
+	provider, name       string
+	kubeconfig, registry string // of an existing cluster
 	provider.Options
 }
 
@@ -43,6 +46,8 @@ func main() {
 	o := options{Options: provider.Options{Log: os.Stderr}}
 	flag.StringVar(&o.provider, "provider", "local", "who runs the cluster: local (this machine), kind, or existing (the one that KUBECONFIG names)")
 	flag.StringVar(&o.name, "name", "causeway", "the cluster's name")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "existing: the cluster's kubeconfig; by default, what KUBECONFIG names")
+	flag.StringVar(&o.registry, "registry", "", "existing: host/path of a registry to which load pushes images, and from which the cluster pulls them")
 	flag.IntVar(&o.Nodes, "nodes", 2, "Linux nodes")
 	flag.IntVar(&o.Windows, "windows", 0, "Windows nodes, which are simulated")
 	flag.Usage = func() {
@@ -110,6 +115,10 @@ func choose(o options) (provider.Provider, error) {
 	switch o.provider {
 	case "local":
 		return local.New(o.name)
+	case "kind":
+		return kind.New(o.name)
+	case "existing":
+		return existing.New(existing.Options{Kubeconfig: o.kubeconfig, Registry: o.registry, Log: o.Log})
 	default:
 		return nil, fmt.Errorf("--provider=%s: local, kind or existing", o.provider)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -50,6 +51,7 @@ func main() {
 // bench is what is measured.
 type bench struct {
 	pods, rounds int
+	nodes        []local.Node
 	keep         bool
 	client       kubernetes.Interface
 }
@@ -90,6 +92,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	config.QPS, config.Burst = 1000, 1000 // all at once
 	if b.client, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	if b.nodes, err = c.Nodes(); err != nil {
 		return err
 	}
 	return b.measure(ctx)
@@ -144,7 +149,11 @@ func (b *bench) once(ctx context.Context, class string) (times []time.Duration, 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, b.remove(context.WithoutCancel(ctx), ns.Name)) }()
+	before, err := b.containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.remove(context.WithoutCancel(ctx), ns.Name, before)) }()
 	if err := until(ctx, "the namespace's service account", func() (bool, error) {
 		_, err := b.client.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", meta.GetOptions{})
 		return err == nil, nil
@@ -236,20 +245,42 @@ func (b *bench) create(ctx context.Context, namespace, name, class string) error
 	return err
 }
 
-// remove removes a namespace with all that is in it, and waits until no volume of it is left, so that nothing of it is done
-// while the next kind is measured.
-func (b *bench) remove(ctx context.Context, namespace string) error {
+// remove removes a namespace with all that is in it, and waits until no volume of it is left and the nodes have as many
+// containers as before, so that nothing of it is done while the next kind is measured.
+func (b *bench) remove(ctx context.Context, namespace string, before int) error {
 	if err := b.client.CoreV1().Namespaces().Delete(ctx, namespace, meta.DeleteOptions{}); err != nil {
 		return err
 	}
-	return until(ctx, "the end of namespace "+namespace, func() (bool, error) {
+	err := until(ctx, "the end of namespace "+namespace, func() (bool, error) {
 		left, err := b.client.CoreV1().Namespaces().List(ctx, meta.ListOptions{FieldSelector: "metadata.name=" + namespace})
 		if err != nil || len(left.Items) > 0 {
 			return false, err
 		}
 		volumes, err := b.client.CoreV1().PersistentVolumes().List(ctx, meta.ListOptions{})
-		return err == nil && len(volumes.Items) == 0, err
+		if err != nil || len(volumes.Items) > 0 {
+			return false, err
+		}
+		now, err := b.containers(ctx)
+		return now <= before, err
 	})
+	time.Sleep(settle)
+	return err
+}
+
+// settle is between two measurements, for what can't be waited for: kubelets tidy up for a while.
+const settle = 10 * time.Second
+
+// containers returns how many the nodes have, in whatever state.
+func (b *bench) containers(ctx context.Context) (int, error) {
+	all := 0
+	for _, n := range b.nodes {
+		out, err := n.Run(ctx, "ctr", "-n", "k8s.io", "containers", "ls", "-q")
+		if err != nil {
+			return 0, err
+		}
+		all += len(strings.Fields(out))
+	}
+	return all, nil
 }
 
 // until waits up to three minutes until something is so.
@@ -263,7 +294,7 @@ func until(ctx context.Context, what string, so func() (bool, error)) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for %s: %w", what, ctx.Err())
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 
@@ -130,7 +131,7 @@ func missing(dir string, names []string) []string {
 
 // alone builds those of names that are missing in dir, when nobody else builds.
 func (b builder) alone(ctx context.Context, dir string, names []string) error {
-	unlock, err := lock(ctx, filepath.Join(b.cache, "lock"), func() {
+	unlock, err := flock.Wait(ctx, filepath.Join(b.cache, "lock"), func() {
 		fmt.Fprintln(b.log, "components: waiting for another process that builds")
 	})
 	if err != nil {

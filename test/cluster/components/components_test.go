@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/internal/flock"
 )
 
 // module makes a module with a program in a directory of tools, and a builder that knows it.
@@ -120,7 +122,7 @@ func TestAFailedBuildLeavesNothing(t *testing.T) {
 
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	b := module(t, greeting)
-	unlock, err := lock(t.Context(), filepath.Join(b.cache, "lock"), func() { t.Error("nobody has the lock") })
+	unlock, err := flock.Wait(t.Context(), filepath.Join(b.cache, "lock"), func() { t.Error("nobody has the lock") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,6 +194,12 @@ func TestEveryComponentIsATool(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range table {
+		if c.pkg == "." { // a program of ours, which the module is there for
+			if _, err := os.Stat(filepath.Join(dir, c.module, "main.go")); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
 		data, err := os.ReadFile(filepath.Join(dir, c.module, "go.mod"))
 		if err != nil {
 			t.Fatal(err)
@@ -199,6 +207,19 @@ func TestEveryComponentIsATool(t *testing.T) {
 		if !regexp.MustCompile(`(?m)^(tool |\t)` + regexp.QuoteMeta(c.pkg) + `$`).Match(data) {
 			t.Errorf("%s: %s/go.mod has no tool directive for %s", name, c.module, c.pkg)
 		}
+	}
+}
+
+// A program of ours is built anew when it changes, as its sources aren't in a go.sum.
+func TestSourcesAreAPartOfTheKey(t *testing.T) {
+	b := module(t, greeting)
+	before, err := b.directory(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(b.tools, "greet", "more.go"), "package main\n")
+	if after, err := b.directory(t.Context()); err != nil || after == before {
+		t.Errorf("got %s, %v, as before", after, err)
 	}
 }
 

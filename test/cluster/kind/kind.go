@@ -291,26 +291,7 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.MkdirAll(all, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.Open(all)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		got, err := flock.Try(f)
-		if got {
-			return func() { f.Close() }, nil
-		}
-		if err != nil {
-			f.Close()
-			return nil, err
-		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, fmt.Errorf("wait for the lock of %s: %w", all, context.Cause(ctx))
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
+	return flock.Wait(ctx, all, func() { c.log.Info("waiting for another process that starts or ends a cluster") })
 }
 
 // Load is provider.Provider's. The control plane's node is one too: a DaemonSet may tolerate its taint.

@@ -53,6 +53,9 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	if err := c.clean(); err != nil {
 		return fmt.Errorf("remove what is left of a former cluster: %w", err)
 	}
+	if err := inotify(o.Nodes); err != nil {
+		return err
+	}
 	bin, err := components.Build(ctx, o.Log, components.Names()...)
 	if err != nil {
 		return err
@@ -97,30 +100,8 @@ func (c *Cluster) lock(ctx context.Context, log io.Writer) (unlock func(), err e
 	if err := os.MkdirAll(Root, 0o711); err != nil {
 		return nil, err
 	}
-	f, err := os.Open(Root)
-	if err != nil {
-		return nil, err
-	}
-	for said := false; ; said = true {
-		got, err := flock.Try(f)
-		if got {
-			// The directory stays: whoever waits for its lock waits for this very one.
-			return func() { f.Close() }, nil
-		}
-		if err != nil {
-			f.Close()
-			return nil, err
-		}
-		if !said {
-			fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one")
-		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, fmt.Errorf("wait for the lock of %s: %w", Root, context.Cause(ctx))
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
+	// The directory stays: whoever waits for its lock waits for this very one.
+	return flock.Wait(ctx, Root, func() { fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one") })
 }
 
 // runs reports whether the cluster runs as asked for. Errors: it runs otherwise.
@@ -254,6 +235,15 @@ func copyFile(from, to string, mode fs.FileMode) error {
 
 // startNode starts a node, or starts it again, and plugs it into the bridge.
 func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
+	stale, err := filepath.Glob(c.node(n.Name).pid("*"))
+	if err != nil {
+		return err
+	}
+	for _, pid := range stale { // of a former life
+		if err := os.Remove(pid); err != nil {
+			return err
+		}
+	}
 	if err := c.spawn(c.node(n.Name).of("init.log"), nodeRole, n.Name); err != nil {
 		return err
 	}

@@ -1,13 +1,13 @@
 package local
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -41,17 +41,15 @@ func (f files) inits() ([]initProcess, error) {
 		if err != nil || !os.SameFile(exe, program) {
 			continue // another's, or it has just ended
 		}
-		line, err := os.ReadFile(filepath.Join(p, "cmdline"))
-		args := bytes.Split(bytes.TrimRight(line, "\x00"), []byte{0})
-		if err != nil || len(args) < 3 {
-			continue
-		}
-		i := initProcess{role: string(args[1])}
+		var i initProcess
 		if i.pid, err = strconv.Atoi(filepath.Base(p)); err != nil {
 			continue
 		}
-		if len(args) > 3 {
-			i.node = string(args[3])
+		// Empty for a moment, in which the program runs already: then it is one, but nobody knows which.
+		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+		if args := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00"); len(args) > 2 {
+			i.role = args[1]
+			i.node = strings.Join(args[3:], "")
 		}
 		found = append(found, i)
 	}
@@ -64,8 +62,12 @@ func (f files) init(node string) (initProcess, error) {
 	if err != nil {
 		return initProcess{}, err
 	}
+	role := nodeRole
+	if node == "" {
+		role = planeRole
+	}
 	for _, i := range all {
-		if i.node == node {
+		if i.role == role && i.node == node {
 			return i, nil
 		}
 	}

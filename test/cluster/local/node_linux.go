@@ -69,14 +69,17 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 			return err
 		}
 	}
+	say("its network is there")
 	var d daemons
 	d.run(own, "containerd", "containerd", "--config", own.of("containerd.toml"))
 	if err := importImages(ctx, f); err != nil {
 		return fmt.Errorf("import images: %w; the end of containerd's log:\n%s", err, tail(own.log("containerd")))
 	}
+	say("its images are there")
 	if err := awaitFile(ctx, own.of("kube-proxy.kubeconfig")); err != nil {
 		return err
 	}
+	say("its keys are there")
 	d.run(own, "kubelet", "kubelet", "--config="+own.of("kubelet.yaml"), "--kubeconfig="+own.of("kubelet.kubeconfig"),
 		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
 	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"), "--hostname-override="+n.Name,
@@ -85,6 +88,9 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
+
+// say writes into the init's log how far it has come.
+func say(what string) { fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), what) }
 
 // makeRoot makes the node's root of what it may see, and enters it. Everything that is mounted here is the node's alone:
 // it is gone with the node's init.

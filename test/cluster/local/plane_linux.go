@@ -10,6 +10,7 @@ import (
 
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 	"github.com/causeway-csi/causeway/test/cluster/process"
+	"github.com/causeway-csi/causeway/test/cluster/windows"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,10 +41,13 @@ func runPlane(ctx context.Context, f files, s spec) error {
 	if err := p.WriteKubeconfig(f.kubeconfig(), "admin", "system:masters"); err != nil {
 		return err
 	}
+	failed := func() error { return p.Err() }
 	if s.Windows > 0 {
-		if err := simulate(f, s); err != nil {
+		kwok, err := simulate(f, s)
+		if err != nil {
 			return err
 		}
+		failed = func() error { return errors.Join(p.Err(), kwok.Err()) }
 	}
 	if err := os.WriteFile(f.ready(), nil, 0o644); err != nil {
 		return err
@@ -53,7 +57,7 @@ func runPlane(ctx context.Context, f files, s spec) error {
 		case <-ctx.Done():
 			return errors.Join(context.Cause(ctx), p.Close())
 		case <-time.After(time.Second):
-			if err := p.Err(); err != nil {
+			if err := failed(); err != nil {
 				return err
 			}
 		}
@@ -112,14 +116,13 @@ func admit(p *controlplane.Plane, own nodeFiles, n node) error {
 }
 
 // simulate runs kwok, which plays the kubelets of nodes that aren't there.
-func simulate(f files, s spec) error {
-	_, err := process.Start(process.Command{
-		Name: "kwok", Dir: f.plane(), Log: filepath.Join(f.plane(), "kwok.log"),
-		Argv: []string{
-			filepath.Join(s.Bin, "kwok"), "--kubeconfig=" + f.kubeconfig(), "--manage-all-nodes=false",
-			"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--cidr=10.245.0.0/16", "--node-ip=10.245.255.1",
-			"--node-lease-duration-seconds=40",
-		},
+func simulate(f files, s spec) (process.Process, error) {
+	args, err := windows.KwokArgs(f.kubeconfig(), f.plane())
+	if err != nil {
+		return nil, err
+	}
+	os.Setenv("KWOK_WORKDIR", f.plane()) // or it would read what a user has configured for kwok
+	return process.Start(process.Command{
+		Name: "kwok", Dir: f.plane(), Log: filepath.Join(f.plane(), "kwok.log"), Argv: append([]string{filepath.Join(s.Bin, "kwok")}, args...),
 	})
-	return err
 }

@@ -1,0 +1,304 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/deploy/images/oci"
+	"github.com/causeway-csi/causeway/test/cluster/provider"
+)
+
+// testName is the cluster of these tests.
+const testName = "harness"
+
+// TestMain makes this test's binary the cluster's init processes, and a program that calls Up and can be killed.
+func TestMain(m *testing.M) {
+	Main()
+	if os.Getenv("CLUSTER_UP") != "" {
+		c, err := New(testName)
+		if err == nil {
+			err = c.Up(context.Background(), provider.Options{Nodes: 2, Log: os.Stderr})
+		}
+		fmt.Println("up:", err)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// cluster returns the tests' cluster, which isn't up, and is taken down in the end.
+func cluster(t *testing.T) *Cluster {
+	t.Helper()
+	c, err := New(testName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { down(t, c) })
+	down(t, c)
+	return c
+}
+
+// down takes the cluster down, and looks whether anything is left.
+func down(t *testing.T, c *Cluster) {
+	t.Helper()
+	if err := c.Down(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := c.Leftovers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(left) > 0 {
+		t.Errorf("after down there is left: %q", left)
+	}
+}
+
+func TestACluster(t *testing.T) {
+	c := cluster(t)
+	ctx := t.Context()
+	o := provider.Options{Nodes: 2, Windows: 1, Log: os.Stderr}
+	if err := c.Up(ctx, o); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("up again finds it", func(t *testing.T) {
+		before, err := c.inits()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Up(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+		after, err := c.inits()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(before) != 3 || !slices.Equal(before, after) {
+			t.Errorf("the init processes were %v, and are %v", before, after)
+		}
+	})
+	t.Run("up with other nodes is an error", func(t *testing.T) {
+		if err := c.Up(ctx, provider.Options{Nodes: 3, Windows: 1, Log: os.Stderr}); err == nil || !strings.Contains(err.Error(), "not 3") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("its nodes", func(t *testing.T) {
+		var said bytes.Buffer
+		if err := c.Status(ctx, &said); err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range []string{"node-1 ", "node-2 ", "windows-1 "} {
+			line := ""
+			for l := range strings.Lines(said.String()) {
+				if strings.HasPrefix(l, node) {
+					line = l
+				}
+			}
+			if !strings.Contains(line, " Ready ") {
+				t.Errorf("%sisn't ready:\n%s", node, &said)
+			}
+		}
+	})
+	t.Run("an image is loaded into each", func(t *testing.T) {
+		const ref = "example.com/causeway/test:v1"
+		tar := filepath.Join(t.TempDir(), "image.tar")
+		image := oci.Image{Platform: "linux/amd64", Layers: [][]oci.File{{{Path: "/file", Mode: 0o644, Content: []byte("x")}}}}
+		if _, err := oci.Write(tar, ref, image); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Load(ctx, tar); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range nodes(t, c) {
+			if out := on(t, n, "ctr", "-n", "k8s.io", "images", "ls", "-q"); !strings.Contains(out, ref) {
+				t.Errorf("%s has %s", n.Name, out)
+			}
+		}
+	})
+	t.Run("logs", func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "logs")
+		if err := c.Logs(ctx, dir); err != nil {
+			t.Fatal(err)
+		}
+		for _, pattern := range []string{"plane/*/kube-apiserver.log", "node-2/components/kubelet.log", "node-*/pods/kube-system_coredns-*/coredns/0.log"} {
+			found, err := filepath.Glob(filepath.Join(dir, pattern))
+			if err != nil || len(found) == 0 {
+				t.Errorf("no %s, %v", pattern, err)
+				continue
+			}
+			if info, err := os.Stat(found[0]); err != nil || info.Size() == 0 {
+				t.Errorf("%s is empty, or %v", found[0], err)
+			}
+		}
+	})
+	t.Run("a node sees nothing of this machine that it could change", func(t *testing.T) {
+		n := nodes(t, c)[0]
+		for _, path := range []string{"/usr/x", "/etc/x", "/bin/x"} {
+			if _, err := n.Run(ctx, "touch", path); err == nil || !strings.Contains(err.Error(), "Read-only") {
+				t.Errorf("touch %s: %v", path, err)
+			}
+		}
+		if out, err := n.Run(ctx, "ls", Root+"/"+testName+"/nodes"); err != nil || strings.TrimSpace(out) != n.Name {
+			t.Errorf("of the nodes' directories it sees %q, %v", out, err)
+		}
+	})
+	t.Run("a program that is killed is back", func(t *testing.T) {
+		n := nodes(t, c)[0]
+		for _, program := range []string{"containerd", "kubelet", "kube-proxy"} {
+			was := on(t, n, "cat", c.node(n.Name).pid(program))
+			if err := n.Kill(program); err != nil {
+				t.Fatal(err)
+			}
+			err := await(ctx, program, func() error {
+				is, err := n.Run(ctx, "cat", c.node(n.Name).pid(program))
+				if err == nil && is == was {
+					err = fmt.Errorf("it has PID %s still", was)
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("a node is switched off and on", func(t *testing.T) {
+		n := nodes(t, c)[1]
+		on(t, n, "sh", "-c", "echo kept > "+StorageDir+"/file; echo lost > /run/file")
+		if err := n.PowerOff(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Run(ctx, "true"); err == nil {
+			t.Error("a command runs on a node that is off")
+		}
+		if err := c.Status(ctx, &bytes.Buffer{}); err == nil {
+			t.Error("the status is good while a node is off")
+		}
+		if err := n.PowerOn(ctx, false); err != nil {
+			t.Fatal(err)
+		}
+		if out := awaitOn(t, n, "ls", "-A", StorageDir); out != "" {
+			t.Errorf("without its disk it has %q", out)
+		}
+		if err := n.PowerOff(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.PowerOn(ctx, true); err != nil {
+			t.Fatal(err)
+		}
+		if out := awaitOn(t, n, "cat", StorageDir+"/file"); out != "kept\n" {
+			t.Errorf("its disk has %q", out)
+		}
+		if _, err := n.Run(ctx, "cat", "/run/file"); err == nil {
+			t.Error("its /run has outlived it")
+		}
+	})
+	t.Run("what is left can be seen", func(t *testing.T) {
+		left, err := c.Leftovers()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, what := range []string{"directory ", "network device ", "process ", "control group ", "loop device "} {
+			if !slices.ContainsFunc(left, func(s string) bool { return strings.HasPrefix(s, what) }) {
+				t.Errorf("no %sin %q", what, left)
+			}
+		}
+	})
+}
+
+// An up may be killed at any moment. The next finds what it has left behind, and so does down.
+func TestAnUpThatIsKilled(t *testing.T) {
+	for _, moment := range []struct {
+		name string
+		come func(c *Cluster) bool
+	}{
+		{"when the plane has started", func(c *Cluster) bool { _, err := c.init(""); return err == nil }},
+		{"when a node has started", func(c *Cluster) bool { _, err := c.init("node-1"); return err == nil }},
+		{"when the data disks are mounted", func(c *Cluster) bool { left, err := c.leftLoops(); return err == nil && len(left) > 0 }},
+		{"when the API server answers", func(c *Cluster) bool { return exists(c.ready()) }},
+	} {
+		t.Run(moment.name, func(t *testing.T) {
+			c := cluster(t)
+			killUp(t, c, moment.come)
+			if all, err := c.inits(); err != nil || len(all) == 0 {
+				t.Fatalf("nothing runs, so that nothing is tested: %v, %v", all, err)
+			}
+		})
+	}
+	t.Run("and is done again", func(t *testing.T) {
+		c := cluster(t)
+		killUp(t, c, func(c *Cluster) bool { return exists(c.ready()) })
+		old, err := c.init("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Up(t.Context(), provider.Options{Nodes: 2, Log: os.Stderr}); err != nil {
+			t.Fatal(err)
+		}
+		if is, err := c.init(""); err != nil || is == old {
+			t.Errorf("the plane is %v, %v, as it was: a part of a start that was killed", is, err)
+		}
+	})
+}
+
+// killUp kills a process that starts the cluster, at a moment.
+func killUp(t *testing.T, c *Cluster, moment func(*Cluster) bool) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "CLUSTER_UP=1")
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { cmd.Process.Kill(); <-ended })
+	for limit := time.After(3 * time.Minute); !moment(c); time.Sleep(time.Millisecond) {
+		select {
+		case <-ended:
+			t.Fatalf("it has ended before that: %s", &said)
+		case <-limit:
+			t.Fatal("that moment doesn't come")
+		default:
+		}
+	}
+	cmd.Process.Kill()
+	<-ended
+	if exists(c.up()) {
+		t.Fatal("it was done before it was killed")
+	}
+}
+
+func nodes(t *testing.T, c *Cluster) []Node {
+	t.Helper()
+	all, err := c.Nodes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// on returns what a command prints on a node.
+func on(t *testing.T, n Node, argv ...string) string {
+	t.Helper()
+	out, err := n.Run(t.Context(), argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// awaitOn does it when the node has started so far that its kubelet runs.
+func awaitOn(t *testing.T, n Node, argv ...string) string {
+	t.Helper()
+	if err := awaitFile(t.Context(), n.cluster.node(n.Name).pid("kubelet")); err != nil {
+		t.Fatal(err)
+	}
+	return on(t, n, argv...)
+}
