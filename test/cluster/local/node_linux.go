@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"text/template"
 	"time"
@@ -72,7 +73,7 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 	say("its network is there")
 	var d daemons
 	d.run(own, "containerd", "containerd", "--config", own.of("containerd.toml"))
-	if err := importImages(ctx, f); err != nil {
+	if err := importImages(ctx, own, f); err != nil {
 		return fmt.Errorf("import images: %w; the end of containerd's log:\n%s", err, tail(own.log("containerd")))
 	}
 	say("its images are there")
@@ -244,9 +245,30 @@ func ip(ctx context.Context, lines ...string) error {
 	return nil
 }
 
+// serveCRI returns nil if containerd serves kubelets. It serves others even where a plugin can't start, such as for want of
+// inotify instances (fs.inotify.max_user_instances), of which all clusters on this machine have a share, and never tries
+// again: it is ended then, so that it starts anew.
+func serveCRI(ctx context.Context, own nodeFiles) error {
+	out, err := exec.CommandContext(ctx, "ctr", "plugins", "ls").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "io.containerd.grpc.v1" && f[1] == "cri" && f[len(f)-1] == "ok" {
+			return nil
+		}
+	}
+	if pid, err := os.ReadFile(own.pid("containerd")); err == nil {
+		if pid, err := strconv.Atoi(string(pid)); err == nil {
+			unix.Kill(pid, unix.SIGTERM)
+		}
+	}
+	return fmt.Errorf("it doesn't serve kubelets:\n%s", out)
+}
+
 // importImages gives containerd the images that every node has, when it answers.
-func importImages(ctx context.Context, f files) error {
-	err := await(ctx, "containerd", func() error { return exec.CommandContext(ctx, "ctr", "version").Run() })
+func importImages(ctx context.Context, own nodeFiles, f files) error {
+	err := await(ctx, "containerd", func() error { return serveCRI(ctx, own) })
 	if err != nil {
 		return err
 	}
