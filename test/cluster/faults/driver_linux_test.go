@@ -15,7 +15,7 @@ import (
 
 // copied is how many files are copied, so that there is a middle to be killed in: the nodes' disks share the blocks of each
 // file, but each is made.
-const copied = 8000
+const copied = 5000
 
 // A copy that its driver was killed in is nowhere to be seen, and is made again, whole.
 func TestDriverKilledInCopies(t *testing.T) {
@@ -62,14 +62,14 @@ func (s *scene) killedInCopy(n local.Node, begin func()) {
 	s.Helper()
 	before := s.held(n)
 	pod, pid := s.driver(n)
-	out := s.meanwhile(n, fmt.Sprintf("cd %s; until [ $(find staging -type f 2>/dev/null | wc -l) -gt 500 ]; do :; done; kill -9 %d; "+
+	out := s.meanwhile(n, fmt.Sprintf("cd %s; until [ $(find staging -type f 2>/dev/null | wc -l) -gt 300 ]; do :; done; kill -9 %d; "+
 		"while kill -0 %d 2>/dev/null; do :; done; find staging -type f | wc -l; ls volumes | wc -l; ls snapshots | wc -l", local.StorageDir, pid, pid), begin)
 	got := strings.Fields(out)
 	if len(got) != 3 {
 		s.Fatalf("%q", out)
 	}
 	files, err := strconv.Atoi(got[0])
-	if err != nil || files <= 500 || files >= copied {
+	if err != nil || files <= 300 || files >= copied {
 		s.Fatalf("when the driver was killed, %d of %d files were copied: that isn't the middle", files, copied)
 	}
 	s.same("volumes and snapshots in the middle of a copy", before, got[1]+" "+got[2])

@@ -41,6 +41,8 @@ func (s *scene) end() {
 		s.why()
 	}
 	s.mend()
+	// Sooner than by the namespace's end alone, which looks for them ever more rarely.
+	s.kubectl("delete", "pods,volumesnapshots,pvc", "--all", "--timeout="+patience.String())
 	s.kubectl("delete", "namespace", s.namespace, "--ignore-not-found", "--timeout="+patience.String())
 	s.well()
 	s.until("no PersistentVolume and no content of a snapshot left", func() error {
