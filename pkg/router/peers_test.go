@@ -96,6 +96,14 @@ func TestANodeComesAndGoes(t *testing.T) {
 	if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
 		t.Error(err)
 	}
+	// Where it was is nothing to anybody once it is silent where it is.
+	a.stop()
+	c.lost(1)
+	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
+	wantCode(t, err, codes.Unavailable, a.address)
+	if strings.Contains(err.Error(), old) {
+		t.Error(err)
+	}
 }
 
 func TestARestartedRouterKnowsTheSame(t *testing.T) {

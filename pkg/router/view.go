@@ -45,15 +45,17 @@ func (n *node) key() string { return n.digests[0] }
 func (r *Router) look() *view {
 	v := &view{byDigest: map[string]*node{}, twice: map[string][]string{}, looked: r.looked, known: r.known}
 	same := map[string][]*node{}
+	placed := map[string]bool{} // who is silent at an address isn't without one
 	for _, p := range r.places {
 		if p.node == nil {
 			v.silent = append(v.silent, p.absent())
+			placed[p.last] = true
 			continue
 		}
 		same[p.node.key()] = append(same[p.node.key()], p.node)
 	}
 	for id, g := range r.gone {
-		if !r.cfg.Forgotten.node(id) && same[volumeid.NodeDigest(id)] == nil {
+		if !placed[id] && !r.cfg.Forgotten.node(id) && same[volumeid.NodeDigest(id)] == nil {
 			v.silent = append(v.silent, absent{g.address, id, errNoAddress})
 		}
 	}
