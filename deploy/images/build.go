@@ -69,7 +69,7 @@ func environment(platform string) []string {
 	goos, arch, _ := strings.Cut(platform, "/")
 	return []string{
 		"CGO_ENABLED=0", "GOOS=" + goos, "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0",
-		"GOFLAGS=-mod=readonly", "GOWORK=off", "GOFIPS140=off",
+		"GOFLAGS=-mod=readonly", "GOWORK=off", "GOFIPS140=off", "GOEXPERIMENT=",
 	}
 }
 
@@ -87,7 +87,15 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	_, err := output(ctx, root, environment(platform), "go", args...)
+	// An empty one is what go env -w has set, if it was.
+	experiment, err := output(ctx, root, environment(platform), "go", "env", "GOEXPERIMENT")
+	if err != nil {
+		return err
+	}
+	if e := strings.TrimSpace(string(experiment)); e != "" {
+		return fmt.Errorf("the go command is set to GOEXPERIMENT=%s, which makes other programs: go env -u GOEXPERIMENT", e)
+	}
+	_, err = output(ctx, root, environment(platform), "go", args...)
 	return err
 }
 

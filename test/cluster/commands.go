@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 
+	"github.com/causeway-csi/causeway/test/cluster/existing"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
@@ -29,6 +30,9 @@ func runKubectl(ctx context.Context, p provider.Provider, args []string) error {
 
 // installDriver puts the driver into the cluster.
 func installDriver(ctx context.Context, p provider.Provider) error {
+	if _, ok := p.(*existing.Cluster); ok {
+		return errors.New("install is for clusters that are there for it: it brings CRDs and a snapshot controller, which an existing cluster may have; docs/install.md says what to do there")
+	}
 	dir, err := os.MkdirTemp("", "causeway-cluster-")
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ type options struct {
 func main() {
 	local.Main()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends this at once
 	defer stop()
 	o := options{Options: provider.Options{Log: os.Stderr}}
 	flag.StringVar(&o.provider, "provider", "local", "who runs the cluster: local (this machine), kind, or existing (the one that KUBECONFIG names)")

@@ -115,7 +115,12 @@ func untar(r io.Reader) (files []oci.File, err error) {
 			contents[f.Path] = f.Content
 			f.Mode |= h.FileInfo().Mode() & (fs.ModeSetuid | fs.ModeSetgid) // which oci refuses
 		case tar.TypeLink:
-			f.Content = contents[path.Join("/", h.Linkname)]
+			to, ok := contents[path.Join("/", h.Linkname)]
+			if !ok {
+				return nil, fmt.Errorf("%s is a hard link to %s, which hasn't come before it", f.Path, h.Linkname)
+			}
+			f.Content = to
+			f.Mode |= h.FileInfo().Mode() & (fs.ModeSetuid | fs.ModeSetgid)
 		case tar.TypeSymlink:
 			f.Mode, f.Target = fs.ModeSymlink|0o777, h.Linkname
 		default:

@@ -40,6 +40,7 @@ func main() {
 	flag.BoolVar(&b.keep, "keep", false, "leave the cluster as it is at the end, to look at it")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends this at once
 	defer stop()
 	if err := b.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -182,11 +183,24 @@ func (b *bench) once(ctx context.Context, class string) (times []time.Duration, 
 			errs[i] = b.create(ctx, ns.Name, fmt.Sprintf("pod-%d", i), class)
 		})
 	}
+	ready, err := awaitReady(ctx, events.ResultChan(), b.pods)
+	creating.Wait()
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	for i := range b.pods {
+		times = append(times, ready[fmt.Sprintf("pod-%d", i)].Sub(created[i]))
+	}
+	return times, nil
+}
+
+// awaitReady returns when each of n pods was ready.
+func awaitReady(ctx context.Context, events <-chan watch.Event, n int) (map[string]time.Time, error) {
 	ready := map[string]time.Time{}
 	limit := time.After(3 * time.Minute)
-	for len(ready) < b.pods {
+	for len(ready) < n {
 		select {
-		case e, ok := <-events.ResultChan():
+		case e, ok := <-events:
 			if !ok {
 				return nil, errors.New("the watch has ended")
 			}
@@ -194,17 +208,12 @@ func (b *bench) once(ctx context.Context, class string) (times []time.Duration, 
 				ready[p.Name] = time.Now()
 			}
 		case <-limit:
-			creating.Wait()
-			return nil, errors.Join(append(errs, fmt.Errorf("%d of %d pods are ready after 3 minutes", len(ready), b.pods))...)
+			return nil, fmt.Errorf("%d of %d pods are ready after 3 minutes", len(ready), n)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-	creating.Wait()
-	for i := range b.pods {
-		times = append(times, ready[fmt.Sprintf("pod-%d", i)].Sub(created[i]))
-	}
-	return times, errors.Join(errs...)
+	return ready, nil
 }
 
 func isReady(p *core.Pod) bool {

@@ -24,6 +24,7 @@ func main() {
 	keep := flag.Bool("keep", false, "leave the cluster as it is when something fails")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends this at once
 	defer stop()
 	start := time.Now()
 	if err := run(ctx, *keep); err != nil {
@@ -48,7 +49,7 @@ func run(ctx context.Context, keep bool) (err error) {
 	}
 	defer os.RemoveAll(dir)
 	say("A cluster: two Linux nodes on this machine, and a Windows node that is simulated")
-	if err := c.Up(ctx, provider.Options{Nodes: 2, Windows: 1, Log: os.Stdout}); err != nil {
+	if err := c.Up(ctx, provider.Options{Nodes: 2, Windows: 1, Keep: keep, Log: os.Stdout}); err != nil {
 		return err
 	}
 	defer func() {

@@ -60,7 +60,15 @@ func New(o Options) (*Cluster, error) {
 	}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules() // of KUBECONFIG, which may have several
 	rules.ExplicitPath = o.Kubeconfig
-	c := &Cluster{options: o, rules: clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)}
+	// Not by way of a deferred configuration: where the files have nothing, that takes the cluster that this process is in.
+	raw, err := rules.Load()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	if raw.CurrentContext == "" {
+		return nil, fmt.Errorf("kubeconfig: no current context in %s", strings.Join(rules.GetLoadingPrecedence(), ", "))
+	}
+	c := &Cluster{options: o, rules: clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, nil, rules)}
 	config, err := c.rules.ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)

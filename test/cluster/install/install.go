@@ -65,7 +65,7 @@ func apply(ctx context.Context, k kubectl.Kubectl, root, dir string) error {
 	if _, err := k.Run(ctx, "apply", "--server-side", "-k", filepath.Join(root, "deploy", "crds")); err != nil {
 		return err
 	}
-	if _, err := k.Run(ctx, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"); err != nil {
+	if _, err := k.Run(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", filepath.Join(root, "deploy", "crds")); err != nil {
 		return err
 	}
 	if _, err := k.Run(ctx, "apply", "--server-side", "-f", filepath.Join(root, "deploy", "linux", "namespace.yaml")); err != nil {
@@ -109,7 +109,7 @@ func certificates(ctx context.Context, k kubectl.Kubectl, dir string) error {
 	if len(commands) == 0 {
 		return fmt.Errorf("no commands in:\n%s", out)
 	}
-	cmd := exec.CommandContext(ctx, "sh", "-e", "-c", strings.Join(commands, "\n"))
+	cmd := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", "-c", strings.Join(commands, "\n"))
 	cmd.Env = k.Environment()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)

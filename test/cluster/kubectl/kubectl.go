@@ -39,7 +39,8 @@ func (k Kubectl) Kubeconfig() string { return k.config }
 
 // Environment returns this process's environment, in which the command kubectl is this one.
 func (k Kubectl) Environment() []string {
-	return append(os.Environ(), "KUBECONFIG="+k.config, "PATH="+k.bin+":"+os.Getenv("PATH"))
+	// Whatever proxy there is, a local cluster is on this machine.
+	return append(os.Environ(), "NO_PROXY="+os.Getenv("NO_PROXY")+",10.99.0.0/16", "KUBECONFIG="+k.config, "PATH="+k.bin+":"+os.Getenv("PATH"))
 }
 
 // Command returns a command that isn't started.

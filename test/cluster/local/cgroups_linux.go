@@ -14,7 +14,8 @@ import (
 // cgroups is where control groups are.
 const cgroups = "/sys/fs/cgroup"
 
-// hierarchies returns the directories of the version 1 hierarchies.
+// hierarchies returns the directories of the version 1 hierarchies, and of the one of version 2 beside them, where there is one:
+// it has no controllers, but runc makes groups in it too.
 func hierarchies() ([]string, error) {
 	var root unix.Statfs_t
 	if err := unix.Statfs(cgroups, &root); err != nil {
@@ -28,15 +29,23 @@ func hierarchies() ([]string, error) {
 		return nil, err
 	}
 	var found []string
+	first := 0
 	for _, e := range entries {
 		dir := filepath.Join(cgroups, e.Name())
 		var s unix.Statfs_t
-		if e.IsDir() && unix.Statfs(dir, &s) == nil && s.Type == unix.CGROUP_SUPER_MAGIC {
+		if !e.IsDir() || unix.Statfs(dir, &s) != nil {
+			continue
+		}
+		switch s.Type {
+		case unix.CGROUP_SUPER_MAGIC:
+			first++
+			found = append(found, dir)
+		case unix.CGROUP2_SUPER_MAGIC:
 			found = append(found, dir)
 		}
 	}
-	if len(found) == 0 {
-		return nil, fmt.Errorf("no control group hierarchy is mounted below %s", cgroups)
+	if first == 0 {
+		return nil, fmt.Errorf("no control group hierarchy of version 1 is mounted below %s", cgroups)
 	}
 	return found, nil
 }

@@ -47,7 +47,7 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return err
 	}
 	defer unlock()
-	if up, err := c.runs(o); up || err != nil {
+	if up, err := c.runs(ctx, o); up || err != nil {
 		return err
 	}
 	if err := c.clean(); err != nil {
@@ -67,6 +67,9 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return nil
 	}
 	err = fmt.Errorf("%w\n%s", err, c.lastWords())
+	if o.Keep {
+		return err
+	}
 	return errors.Join(err, c.clean())
 }
 
@@ -104,23 +107,29 @@ func (c *Cluster) lock(ctx context.Context, log io.Writer) (unlock func(), err e
 	return flock.Wait(ctx, Root, func() { fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one") })
 }
 
-// runs reports whether the cluster runs as asked for. Errors: it runs otherwise.
-func (c *Cluster) runs(o provider.Options) (bool, error) {
-	all, err := c.inits()
-	if err != nil || len(all) == 0 {
-		return false, err
+// runs reports whether the cluster runs as asked for. What wasn't started wholly doesn't. Errors: it runs otherwise, or not
+// all of it does; what a user may have in it is then theirs to end.
+func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
+	if !exists(c.up()) {
+		return false, nil
 	}
 	s, err := readSpec(c.files)
 	if err != nil {
-		return false, nil // it was killed while it started
+		return false, fmt.Errorf("cluster %s is there, and can't be understood: %w; end it first (down)", c.name, err)
 	}
-	if _, err := os.Stat(c.up()); err != nil || len(all) != s.Nodes+1 {
-		return false, nil // likewise, or a part of it was
+	for _, name := range append([]string{""}, names(s)...) {
+		if _, err := c.init(name); err != nil {
+			return false, fmt.Errorf("cluster %s is there, and %w: end it first (down)", c.name, err)
+		}
 	}
 	if s.Nodes != o.Nodes || s.Windows != o.Windows {
 		return false, fmt.Errorf("cluster %s runs, with %d nodes and %d for Windows, not %d and %d: end it first (down)", c.name, s.Nodes, s.Windows, o.Nodes, o.Windows)
 	}
-	return true, nil
+	client, err := c.client()
+	if err != nil {
+		return false, err
+	}
+	return true, c.awaitNodes(ctx, client, s)
 }
 
 // up is the file that says that the cluster was started wholly.
@@ -142,7 +151,7 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 	if err != nil {
 		return err
 	}
-	if err := c.awaitPlane(ctx, "the plane's network", func() error { return inNetwork(ctx, plane.pid, "ip", "link", "show", bridge).Run() }); err != nil {
+	if err := c.awaitInit(ctx, "", "the plane's network", func() error { return inNetwork(ctx, plane.pid, "ip", "link", "show", bridge).Run() }); err != nil {
 		return err
 	}
 	if err := c.connect(ctx, plane.pid, s); err != nil {
@@ -153,7 +162,7 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 			return fmt.Errorf("start %s: %w", n.Name, err)
 		}
 	}
-	if err := c.awaitPlane(ctx, "the API server", func() error { _, err := os.Stat(c.ready()); return err }); err != nil {
+	if err := c.awaitInit(ctx, "", "the API server", func() error { _, err := os.Stat(c.ready()); return err }); err != nil {
 		return err
 	}
 	if err := c.furnish(ctx, o, s); err != nil {
@@ -162,12 +171,12 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 	return os.WriteFile(c.up(), nil, 0o644)
 }
 
-// awaitPlane waits for something that the plane does, as long as that runs.
-func (c *Cluster) awaitPlane(ctx context.Context, what string, try func() error) error {
+// awaitInit waits for something that a node does, or the plane if node is empty, as long as that runs.
+func (c *Cluster) awaitInit(ctx context.Context, node, what string, try func() error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	return await(ctx, what, func() error {
-		if _, err := c.init(""); err != nil {
+		if _, err := c.init(node); err != nil {
 			stop(err)
 		}
 		return try()
@@ -177,6 +186,10 @@ func (c *Cluster) awaitPlane(ctx context.Context, what string, try func() error)
 // prepare writes everything that the init processes need.
 func (c *Cluster) prepare(ctx context.Context, s spec) error {
 	if err := makeDirs(c.dir, c.plane(), c.images()); err != nil {
+		return err
+	}
+	// Nodes' disks and containers' logs are nobody else's business.
+	if err := os.Chmod(c.dir, 0o700); err != nil {
 		return err
 	}
 	self, err := os.Executable()

@@ -137,7 +137,7 @@ func TestACluster(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a node sees nothing of this machine that it could change", func(t *testing.T) {
+	t.Run("a node can't change this machine's programs, and sees no other's disk", func(t *testing.T) {
 		n := nodes(t, c)[0]
 		for _, path := range []string{"/usr/x", "/etc/x", "/bin/x"} {
 			if _, err := n.Run(ctx, "touch", path); err == nil || !strings.Contains(err.Error(), "Read-only") {
@@ -146,6 +146,39 @@ func TestACluster(t *testing.T) {
 		}
 		if out, err := n.Run(ctx, "ls", Root+"/"+testName+"/nodes"); err != nil || strings.TrimSpace(out) != n.Name {
 			t.Errorf("of the nodes' directories it sees %q, %v", out, err)
+		}
+	})
+	t.Run("the kernel's settings are left as they are", func(t *testing.T) {
+		const setting = "/proc/sys/kernel/keys/root_maxkeys"
+		before, err := os.ReadFile(setting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.WriteFile(setting, before, 0) })
+		if err := os.WriteFile(setting, []byte("999999"), 0); err != nil {
+			t.Fatal(err)
+		}
+		n := nodes(t, c)[0]
+		if err := n.Kill("kubelet"); err != nil {
+			t.Fatal(err)
+		}
+		if out := on(t, n, "cat", setting); out != "1000000\n" {
+			t.Errorf("the kubelet is shown %q", out)
+		}
+		awaitOn(t, n, "true") // the next kubelet has begun by looking
+		if now, err := os.ReadFile(setting); err != nil || string(now) != "999999\n" {
+			t.Errorf("it is %q, %v", now, err)
+		}
+	})
+	t.Run("a command ends with its context", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(ctx)
+		time.AfterFunc(100*time.Millisecond, cancel)
+		n := nodes(t, c)[0]
+		if _, err := n.Run(ctx, "sleep", "1234"); err == nil {
+			t.Error("it has no error")
+		}
+		if out := on(t, n, "sh", "-c", "ps ax | grep '[s]leep 1234' || :"); out != "" {
+			t.Errorf("there is still: %s", out)
 		}
 	})
 	t.Run("a program that is killed is back", func(t *testing.T) {
@@ -179,6 +212,9 @@ func TestACluster(t *testing.T) {
 		if err := c.Status(ctx, &bytes.Buffer{}); err == nil {
 			t.Error("the status is good while a node is off")
 		}
+		if err := c.Up(ctx, o); err == nil || !strings.Contains(err.Error(), "node-2 doesn't run") {
+			t.Errorf("up, while a node is off: %v", err)
+		}
 		if err := n.PowerOn(ctx, false); err != nil {
 			t.Fatal(err)
 		}
@@ -196,6 +232,16 @@ func TestACluster(t *testing.T) {
 		}
 		if _, err := n.Run(ctx, "cat", "/run/file"); err == nil {
 			t.Error("its /run has outlived it")
+		}
+	})
+	t.Run("a loop device that doesn't go by itself", func(t *testing.T) { // as kubelets have them for block volumes
+		n := nodes(t, c)[1]
+		on(t, n, "sh", "-c", "truncate -s 1M "+StorageDir+"/block && losetup -f "+StorageDir+"/block")
+		if err := n.PowerOff(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := c.leftLoops(); err != nil || len(left) < 3 {
+			t.Errorf("got %q, %v: want two disks, as one is held, and that device", left, err)
 		}
 	})
 	t.Run("what is left can be seen", func(t *testing.T) {

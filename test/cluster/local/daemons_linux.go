@@ -20,14 +20,12 @@ const pause = 500 * time.Millisecond
 
 // daemons keeps a node's programs running, and waits for the orphans that an init gets.
 type daemons struct {
-	mu     sync.Mutex
-	mine   map[int]bool // PIDs that somebody waits for
-	reaper sync.Once
+	mu   sync.Mutex
+	mine map[int]bool // PIDs that somebody waits for
 }
 
 // run starts a program and starts it anew whenever it ends, unless it is held. Its log and its PID in the node are files.
 func (d *daemons) run(own nodeFiles, name string, argv ...string) {
-	d.reaper.Do(func() { d.mine = map[int]bool{}; go d.reap() })
 	go func() {
 		for ; ; time.Sleep(pause) {
 			if _, err := os.Stat(own.held(name)); err == nil {
@@ -63,6 +61,8 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 		d.mu.Unlock()
 	}()
 	if err := os.WriteFile(own.pid(name), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
+		cmd.Process.Kill()
+		cmd.Wait()
 		return err
 	}
 	err = cmd.Wait()
@@ -70,7 +70,8 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 	return fmt.Errorf("ended: %v", err)
 }
 
-// reap waits for the children that nobody else does: what a program that ended had started, such as containerd's shims.
+// reap waits for the children that nobody else does: what a program that ended had started, such as containerd's shims. From
+// then on nobody in this process but run may start a program: reap would take its end.
 func (d *daemons) reap() {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)

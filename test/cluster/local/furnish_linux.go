@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/http"
+	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,11 +26,7 @@ import (
 
 // furnish brings the cluster from an API server that answers to one that pods run in.
 func (c *Cluster) furnish(ctx context.Context, o provider.Options, s spec) error {
-	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig())
-	if err != nil {
-		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := c.client()
 	if err != nil {
 		return err
 	}
@@ -41,12 +40,31 @@ func (c *Cluster) furnish(ctx context.Context, o provider.Options, s spec) error
 	if err := windows.Create(ctx, client, s.Windows); err != nil {
 		return err
 	}
+	if err := c.awaitNodes(ctx, client, s); err != nil {
+		return err
+	}
+	return tryPods(ctx, client, s)
+}
+
+// client returns a client of the API server. Nobody is between them, whatever proxy this machine has.
+func (c *Cluster) client() (kubernetes.Interface, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig())
+	if err != nil {
+		return nil, err
+	}
+	config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	return kubernetes.NewForConfig(config)
+}
+
+// awaitNodes waits until all nodes are ready, as long as they run.
+func (c *Cluster) awaitNodes(ctx context.Context, client kubernetes.Interface, s spec) error {
 	for _, n := range s.nodes() {
-		if err := await(ctx, n.Name+" to be ready", func() error { return ready(ctx, client, n.Name) }); err != nil {
+		err := c.awaitInit(ctx, n.Name, n.Name+" to be ready", func() error { return ready(ctx, client, n.Name) })
+		if err != nil {
 			return err
 		}
 	}
-	return tryPods(ctx, client, s)
+	return nil
 }
 
 func dnsObjects(replicas int) ([]byte, error) {
@@ -63,6 +81,7 @@ func dnsObjects(replicas int) ([]byte, error) {
 func (c *Cluster) apply(ctx context.Context, s spec, objects []byte) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(s.Bin, "kubectl"), "--kubeconfig="+c.kubeconfig(), "apply", "-f", "-")
 	cmd.Stdin = bytes.NewReader(objects)
+	cmd.Env = append(os.Environ(), "NO_PROXY=*")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("kubectl apply: %w: %s", err, out)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -85,7 +86,7 @@ func (f files) spawn(log, role string, args ...string) error {
 	}
 	defer out.Close()
 	cmd := exec.Command(f.program(), append([]string{role, f.dir}, args...)...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", out, out
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = "/", environment("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
@@ -104,43 +105,56 @@ func (f files) spawn(log, role string, args ...string) error {
 	}
 }
 
+// environment is that of all that runs in a cluster. Nothing of the caller's gets there: no proxy, and no secret.
+func environment(path string) []string {
+	return []string{"PATH=" + path, "HOME=/root", "TMPDIR=/tmp", "LANG=C.UTF-8"}
+}
+
 // killAll kills init processes, and returns when they and everything in their namespaces have ended.
 func (f files) killAll(which func(initProcess) bool) error {
-	deadline := time.Now().Add(time.Minute)
 	for {
 		all, err := f.inits()
 		if err != nil {
 			return err
 		}
-		left := 0
-		for _, i := range all {
-			if which(i) {
-				left++
-				f.kill(i.pid)
-			}
-		}
-		if left == 0 {
+		all = slices.DeleteFunc(all, func(i initProcess) bool { return !which(i) })
+		if len(all) == 0 {
 			return nil
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%d init processes of %s don't end a minute after SIGKILL: something in the kernel holds them", left, f.dir)
+		for _, i := range all {
+			if err := f.kill(i.pid); err != nil {
+				return err
+			}
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// kill kills an init process, and no other that has its PID by now.
-func (f files) kill(pid int) {
+// kill kills an init process, and no other that has its PID by now. It returns when all of the namespace's processes have
+// ended, for which the kernel waits before an init has; its program can't be seen any more long before that.
+func (f files) kill(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return // it has ended
+		return nil // it has ended
 	}
 	defer unix.Close(fd)
 	exe, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
-		return
+		return nil
 	}
-	if program, err := os.Stat(f.program()); err == nil && os.SameFile(exe, program) {
-		unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	if program, err := os.Stat(f.program()); err != nil || !os.SameFile(exe, program) {
+		return err
 	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil {
+		return nil // it has ended
+	}
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for process %d: %w", pid, err)
+		}
+	}
+	return fmt.Errorf("process %d of %s, or one in its namespaces, doesn't end a minute after SIGKILL: something in the kernel holds it", pid, f.dir)
 }

@@ -28,7 +28,7 @@ func (c *Cluster) Leftovers() ([]string, error) {
 	return found, nil
 }
 
-// leftProcesses finds processes whose command line has the cluster's directory, or whose root or working directory is in it.
+// leftProcesses finds processes whose program, root or working directory is in the cluster's directory, or whose mounts are.
 func (c *Cluster) leftProcesses() ([]string, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -41,7 +41,12 @@ func (c *Cluster) leftProcesses() ([]string, error) {
 		}
 		line, _ := os.ReadFile(p + "/cmdline") // it may have ended
 		mounts, _ := os.ReadFile(p + "/mountinfo")
-		if strings.Contains(string(line)+string(mounts), c.dir+"/") {
+		is := strings.Contains(string(mounts), c.dir+"/")
+		for _, link := range []string{"exe", "root", "cwd"} {
+			at, _ := os.Readlink(filepath.Join(p, link))
+			is = is || strings.HasPrefix(at, c.dir+"/")
+		}
+		if is {
 			found = append(found, fmt.Sprintf("process %s: %s", filepath.Base(p), strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")))
 		}
 	}

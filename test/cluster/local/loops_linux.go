@@ -15,10 +15,13 @@ import (
 type loop struct {
 	path    string // /dev/loopN
 	number  uint64 // of the device itself
-	backing string // as the kernel tells it: the path that it had for who attached it
-	on      uint64 // the device of the filesystem that the backing file is on
+	backing string // the path as the kernel tells it, which has lost its beginning once the mounts of a node are gone
+	file    file   // the backing file
 	device  uint64 // the device that the backing file is, if it is one
 }
+
+// file is a file, whatever its path.
+type file struct{ on, inode uint64 } // the device of its filesystem, and its number there
 
 // loops returns all loop devices in use.
 func loops() ([]loop, error) {
@@ -56,23 +59,41 @@ func (l *loop) read(backing string) error {
 	if err != nil {
 		return err
 	}
-	l.number, l.backing, l.on, l.device = stat.Rdev, strings.TrimSpace(string(name)), info.Device, info.Rdevice
+	l.number, l.backing, l.device = stat.Rdev, strings.TrimSpace(string(name)), info.Rdevice
+	l.file = file{info.Device, info.Inode}
 	return nil
 }
 
 // ours returns those of all that a cluster's nodes have attached: those of their data disks, and, as often as it takes, those
 // whose backing file is on one of these, or is one of these.
 func (f files) ours(all []loop) []loop {
+	disks := f.disks()
 	numbers := map[uint64]bool{}
 	var found []loop
 	for grown := true; grown; {
 		grown = false
 		for _, l := range all {
-			mine := strings.HasPrefix(l.backing, f.dir+"/") || numbers[l.on] || l.device != 0 && numbers[l.device]
+			mine := disks[l.file] || numbers[l.file.on] || l.device != 0 && numbers[l.device]
 			if mine && !numbers[l.number] {
 				numbers[l.number], grown = true, true
 				found = append(found, l)
 			}
+		}
+	}
+	return found
+}
+
+// disks returns the nodes' data disks.
+func (f files) disks() map[file]bool {
+	found := map[file]bool{}
+	paths, err := filepath.Glob(f.node("*").disk())
+	if err != nil {
+		return nil // the directory is no pattern
+	}
+	for _, p := range paths {
+		var s unix.Stat_t
+		if unix.Stat(p, &s) == nil {
+			found[file{s.Dev, s.Ino}] = true
 		}
 	}
 	return found
@@ -100,10 +121,14 @@ func (f files) detachLoops() error {
 	return fmt.Errorf("%d loop devices can't be detached, such as %s of %s: somebody has them open", len(left), left[0].path, left[0].backing)
 }
 
-// detach has the kernel detach the device, now or when its last user lets go of it.
+// detach has the kernel detach the device, now or when its last user lets go of it, if it is still what it was.
 func (l loop) detach() {
-	if dev, err := os.Open(l.path); err == nil {
+	dev, err := os.Open(l.path)
+	if err != nil {
+		return
+	}
+	defer dev.Close()
+	if info, err := unix.IoctlLoopGetStatus64(int(dev.Fd())); err == nil && l.file == (file{info.Device, info.Inode}) {
 		unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0)
-		dev.Close()
 	}
 }

@@ -10,7 +10,7 @@
 //	                                              └── veth ── eth0 of node-2 ── pods 10.244.2.0/24
 //
 // So there is nothing in this machine's own network but that veth, which goes with the plane. A node sees this machine's
-// programs, read-only, and of its disks nothing but a directory of its own.
+// programs and settings, read-only, its devices, and of its disks a directory of its own.
 package local
 
 import (

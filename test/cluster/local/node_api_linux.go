@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // Node is a Linux node of a cluster that runs. What it does to the node is what happens to machines; tests do it.
@@ -37,13 +39,13 @@ func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(i.pid), "-m", "-p", "-n", "-u", "-i", "--"}, argv...)...)
-	cmd.Env = append(os.Environ(), "PATH="+n.spec.Bin+":/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp")
+	cmd.Env = environment(n.spec.Bin + ":/usr/sbin:/usr/bin:/sbin:/bin")
 	return cmd, nil
 }
 
 // Run runs a command on the node and returns what it prints, on standard output or error.
 func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
-	cmd, err := n.Command(ctx, argv...)
+	cmd, err := n.background(ctx, argv...)
 	if err != nil {
 		return "", err
 	}
@@ -52,6 +54,19 @@ func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
 		return string(out), fmt.Errorf("%s on %s: %w: %s", strings.Join(argv, " "), n.Name, err, out)
 	}
 	return string(out), nil
+}
+
+// background is Command for what has no terminal: the end of ctx ends it.
+func (n Node) background(ctx context.Context, argv ...string) (*exec.Cmd, error) {
+	cmd, err := n.Command(ctx, argv...)
+	if err != nil {
+		return nil, err
+	}
+	// nsenter has a child, which would run on without it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	return cmd, nil
 }
 
 // Cut pulls the node's network cable. Pods on it run on.

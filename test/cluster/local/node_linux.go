@@ -71,7 +71,7 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 		}
 	}
 	say("its network is there")
-	var d daemons
+	d := daemons{mine: map[int]bool{}}
 	d.run(own, "containerd", "containerd", "--config", own.of("containerd.toml"))
 	if err := importImages(ctx, own, f); err != nil {
 		return fmt.Errorf("import images: %w; the end of containerd's log:\n%s", err, tail(own.log("containerd")))
@@ -81,6 +81,7 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 		return err
 	}
 	say("its keys are there")
+	go d.reap()
 	d.run(own, "kubelet", "kubelet", "--config="+own.of("kubelet.yaml"), "--kubeconfig="+own.of("kubelet.kubeconfig"),
 		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
 	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"), "--hostname-override="+n.Name,
@@ -119,6 +120,7 @@ func makeRoot(own nodeFiles, f files, s spec) error {
 		b.bind(own.of(from), to, 0)
 	}
 	b.mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	b.settings(own)
 	b.mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "") // of the node's own network
 	b.bind("/sys/fs/cgroup", "/sys/fs/cgroup", 0)
 	b.bind("/dev", "/dev", 0)
@@ -174,6 +176,22 @@ func (b *builder) bind(source, target string, flags uintptr) {
 	b.try("bind "+source, unix.Mount(source, at, "", unix.MS_BIND|unix.MS_REC, ""))
 	if flags != 0 && b.err == nil { // takes a second call
 		b.try("bind "+source, unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""))
+	}
+}
+
+// settings are those of the whole kernel that a kubelet changes if they aren't so. They are this machine's to decide: so the
+// kubelet is shown that they are.
+func (b *builder) settings(own nodeFiles) {
+	for name, value := range map[string]string{
+		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
+		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
+	} {
+		shown := own.of("settings/" + name)
+		b.try("settings", os.MkdirAll(filepath.Dir(shown), 0o755))
+		b.try("settings", os.WriteFile(shown, []byte(value+"\n"), 0o644))
+		if b.err == nil {
+			b.try("settings", unix.Mount(shown, filepath.Join(b.root, "/proc/sys", name), "", unix.MS_BIND, ""))
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 type Options struct {
 	Nodes   int       // Linux nodes, at least 1
 	Windows int       // Windows nodes that are simulated: pods are placed on them, and run nowhere
+	Keep    bool      // leaves what there is, to look at it, when the cluster can't be started; the next Up or Down removes it
 	Log     io.Writer // is told what is done, and what takes its time
 }
 
