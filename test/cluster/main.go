@@ -83,7 +83,8 @@ func run(ctx context.Context, o options, command string, args []string) error {
 	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "exec": {2, -1}}
 	n, ok := arguments[command]
 	if !ok || len(args) < n[0] || n[1] >= 0 && len(args) > n[1] {
-		return fmt.Errorf("%q: flags come first, and the commands are:\n%s", strings.Join(append([]string{command}, args...), " "), usage)
+		flag.Usage()
+		return fmt.Errorf("not a command: %s (flags come first)", strings.Join(append([]string{command}, args...), " "))
 	}
 	switch command {
 	case "up":

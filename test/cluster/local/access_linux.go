@@ -133,6 +133,9 @@ func (c *Cluster) Status(ctx context.Context, w io.Writer) error {
 			fmt.Fprintf(w, "%s: process %d\n", what, i.pid)
 		}
 	}
+	if !exists(c.up()) {
+		return errors.Join(append(errs, errors.New("its start was not finished: up starts it anew, down removes it"))...)
+	}
 	if len(errs) == 0 {
 		cmd := exec.CommandContext(ctx, filepath.Join(s.Bin, "kubectl"), "--kubeconfig="+c.kubeconfig(), "get", "nodes", "-o", "wide")
 		cmd.Stdout, cmd.Stderr = w, w

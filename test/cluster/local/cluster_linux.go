@@ -31,6 +31,9 @@ type Cluster struct {
 
 // New returns the cluster of that name. Errors: the name isn't good for one.
 func New(name string) (*Cluster, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("a local cluster needs root: it makes namespaces, mounts and control groups, and its files are root's")
+	}
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -48,6 +51,9 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	}
 	defer unlock()
 	if up, err := c.runs(ctx, o); up || err != nil {
+		if up && err == nil {
+			fmt.Fprintf(o.Log, "cluster %s runs already\n", c.name)
+		}
 		return err
 	}
 	if err := c.clean(); err != nil {
@@ -63,10 +69,12 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	start := time.Now()
 	err = c.start(ctx, o, bin)
 	if err == nil {
-		fmt.Fprintf(o.Log, "cluster %s: %d nodes are ready after %.1f s\n", c.name, o.Nodes, time.Since(start).Seconds())
+		fmt.Fprintf(o.Log, "cluster %s: %d nodes, and %d that are simulated, are ready after %.1f s\n", c.name, o.Nodes, o.Windows, time.Since(start).Seconds())
 		return nil
 	}
-	err = fmt.Errorf("%w\n%s", err, c.lastWords())
+	if ctx.Err() == nil {
+		err = fmt.Errorf("%w\n%s", err, c.lastWords())
+	}
 	if o.Keep {
 		return err
 	}
@@ -76,10 +84,10 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 // supported says what this machine lacks.
 func supported(o provider.Options) error {
 	switch {
-	case os.Geteuid() != 0:
-		return errors.New("a local cluster needs root: it makes namespaces, mounts and control groups")
 	case o.Nodes < 1 || o.Nodes > maxNodes:
 		return fmt.Errorf("%d nodes: from 1 to %d", o.Nodes, maxNodes)
+	case o.Windows < 0:
+		return fmt.Errorf("%d Windows nodes: at least 0", o.Windows)
 	}
 	if _, err := hierarchies(); err != nil {
 		return err

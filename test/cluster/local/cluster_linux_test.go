@@ -165,7 +165,13 @@ func TestACluster(t *testing.T) {
 		if out := on(t, n, "cat", setting); out != "1000000\n" {
 			t.Errorf("the kubelet is shown %q", out)
 		}
-		awaitOn(t, n, "true") // the next kubelet has begun by looking
+		err = await(ctx, "the next kubelet, which begins by looking", func() error {
+			_, err := n.Run(ctx, "busybox", "wget", "-q", "-O-", "http://127.0.0.1:10248/healthz")
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		if now, err := os.ReadFile(setting); err != nil || string(now) != "999999\n" {
 			t.Errorf("it is %q, %v", now, err)
 		}
@@ -184,6 +190,9 @@ func TestACluster(t *testing.T) {
 	t.Run("a program that is killed is back", func(t *testing.T) {
 		n := nodes(t, c)[0]
 		for _, program := range []string{"containerd", "kubelet", "kube-proxy"} {
+			if err := awaitFile(ctx, c.node(n.Name).pid(program)); err != nil {
+				t.Fatal(err)
+			}
 			was := on(t, n, "cat", c.node(n.Name).pid(program))
 			if err := n.Kill(program); err != nil {
 				t.Fatal(err)
