@@ -134,10 +134,10 @@ func (s *scene) pid(n local.Node, pod, container string) int {
 func (s *scene) restarted(pod string) {
 	s.Helper()
 	s.until("the driver of "+pod+" to have been restarted", func() error {
-		const path = `{.status.containerStatuses[?(@.name=="driver")].restartCount} {.status.containerStatuses[?(@.name=="driver")].ready}`
+		const path = `{.status.containerStatuses[?(@.name=="driver")].restartCount} {.status.containerStatuses[?(@.name=="driver")].started}`
 		got, err := s.try("-n", install.Namespace, "get", "pod", pod, "-o", "jsonpath="+path)
 		if err == nil && (strings.HasPrefix(got, "0") || !strings.HasSuffix(got, "true")) {
-			err = fmt.Errorf("restarts and readiness: %s", got)
+			err = fmt.Errorf("restarts, and whether it runs: %s", got)
 		}
 		return err
 	})

@@ -40,7 +40,10 @@ func TestNodeGoneForGood(t *testing.T) {
 
 	s.must(lost.PowerOff(s.Context()))
 	s.kubectl("delete", "node", lost.Name)
-	s.kubectl("delete", "pod", "lost", "--force", "--grace-period=0")
+	// As the garbage collector of pods does within a minute or two. DNS has no address of that node any more then.
+	for _, in := range []string{s.namespace, install.Namespace, "kube-system"} {
+		s.kubectl("-n", in, "delete", "pods", "--field-selector=spec.nodeName="+lost.Name, "--force", "--grace-period=0")
+	}
 	s.kubectl("delete", "pvc/lost", "--wait=false")
 	s.kubectl("delete", "volumesnapshot/of-lost", "--wait=false")
 	s.says("PersistentVolume/"+volume, "code = Unavailable")

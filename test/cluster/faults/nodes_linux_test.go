@@ -12,7 +12,8 @@ import (
 // disk returns where a directory's data is on its node's disk.
 func disk(handle string) string { return local.StorageDir + "/volumes/" + handle + "/data" }
 
-// A node is cut off: its pods write on, nobody is sent there, deletes wait for it, and other nodes don't.
+// A node is cut off, with both pods of the controller: its pods write on, nobody is sent there, deletes wait for it, and other
+// nodes don't.
 func TestNodeCutOff(t *testing.T) {
 	s := begin(t)
 	away, other := nodes[0], nodes[1]
@@ -23,6 +24,10 @@ func TestNodeCutOff(t *testing.T) {
 	was, data, unused := s.identity("writer"), s.handle("data"), s.handle("unused")
 	volume := s.kubectl("get", "pvc", "unused", "-o", "jsonpath={.spec.volumeName}")
 
+	s.kubectl("cordon", other.Name)
+	s.kubectl("-n", install.Namespace, "delete", "pods", "-l", "app.kubernetes.io/name=causeway-controller")
+	s.ready()
+	s.kubectl("uncordon", other.Name)
 	s.must(away.Cut(s.Context()))
 	s.kubectl("delete", "pvc", "unused")
 	s.apply(claim("elsewhere", images, "20Mi", ""), pod("elsewhere", only(other.Name), "echo elsewhere >/elsewhere/name; "+idle, "elsewhere"))

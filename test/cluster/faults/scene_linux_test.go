@@ -31,6 +31,8 @@ func begin(t *testing.T) *scene {
 	s.Cleanup(s.end)
 	s.mend() // the test before may have failed to
 	s.well()
+	s.apart(install.Namespace, "app.kubernetes.io/name=causeway-controller")
+	s.apart("kube-system", "app=coredns")
 	s.kubectl("create", "namespace", s.namespace)
 	return s
 }
@@ -98,6 +100,33 @@ func (s *scene) ready() {
 			return err
 		})
 	}
+}
+
+// apart sees to it that the pods with a label aren't all on one node, as they are where the other one was away: nobody moves
+// them, and it would depend on the tests before what it means that a node is away.
+func (s *scene) apart(namespace, label string) {
+	s.Helper()
+	s.until(label+" to be on all nodes", func() error {
+		out, err := s.try("-n", namespace, "get", "pods", "-l", label, "--field-selector=status.phase=Running", "-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)
+		if err != nil {
+			return err
+		}
+		at := map[string]string{}
+		for line := range strings.Lines(out) {
+			node, pod, _ := strings.Cut(strings.TrimSpace(line), " ")
+			at[node] = pod
+		}
+		if len(at) == 1 {
+			for _, pod := range at {
+				s.kubectl("-n", namespace, "delete", "pod", pod, "--ignore-not-found")
+			}
+			s.ready()
+		}
+		if len(at) != len(nodes) {
+			err = fmt.Errorf("they are at %v", at)
+		}
+		return err
+	})
 }
 
 // nothingOn waits until nothing of the driver's is left on a node: no volume, no part of one, no mount and no loop device.
