@@ -268,3 +268,13 @@ func files(t *testing.T, dir string) []string {
 	slices.Sort(all)
 	return all
 }
+
+// A process in a pod has a cluster that it is in. That isn't the one that a wrong name in KUBECONFIG means.
+func TestAKubeconfigThatIsNotThereIsNoOther(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	if c, err := New(Options{}); err == nil || !strings.Contains(err.Error(), "no current context") {
+		t.Errorf("got %v, %v", c, err)
+	}
+}
