@@ -65,7 +65,11 @@ func apply(ctx context.Context, k kubectl.Kubectl, root, dir string) error {
 	if _, err := k.Run(ctx, "apply", "--server-side", "-k", filepath.Join(root, "deploy", "crds")); err != nil {
 		return err
 	}
-	if _, err := k.Run(ctx, "wait", "--for=condition=Established", "--timeout=60s", "-f", filepath.Join(root, "deploy", "crds")); err != nil {
+	kinds, err := k.Run(ctx, "get", "-k", filepath.Join(root, "deploy", "crds"), "-o", "name")
+	if err != nil {
+		return err
+	}
+	if _, err := k.Run(ctx, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, strings.Fields(kinds)...)...); err != nil {
 		return err
 	}
 	if _, err := k.Run(ctx, "apply", "--server-side", "-f", filepath.Join(root, "deploy", "linux", "namespace.yaml")); err != nil {
