@@ -24,6 +24,9 @@ func TestDriverKilledInCopies(t *testing.T) {
 	s.runs("source")
 	s.in("source", fmt.Sprintf("mkdir /source/d && cd /source/d && i=0 && while [ $i -lt %d ]; do echo $i >f$i; i=$((i+1)); done; ln -s f1 link; chmod 640 f2; chown 7:8 f3", copied))
 	want, node := s.sum("source"), s.nodeOf("source")
+	if !strings.HasSuffix(want, fmt.Sprintf("\n%d", copied)) {
+		s.Fatalf("the source is %q", want)
+	}
 
 	s.killedInCopy(node, func() {
 		s.apply(claim("clone", directories, "100Mi", "PersistentVolumeClaim/source"), pod("clone", "", idle, "clone"))
@@ -35,11 +38,7 @@ func TestDriverKilledInCopies(t *testing.T) {
 	s.killedInCopy(node, func() { s.apply(snapshot("snapshot", "source")) })
 	s.until("the snapshot to be ready", func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
 	s.in("source", "rm -r /source/d")
-	s.replaceDriver(node)
-
-	s.killedInCopy(node, func() {
-		s.apply(claim("restored", directories, "100Mi", "VolumeSnapshot/snapshot"), pod("restored", "", idle, "restored"))
-	})
+	s.apply(claim("restored", directories, "100Mi", "VolumeSnapshot/snapshot"), pod("restored", "", idle, "restored"))
 	s.runs("restored")
 	s.same("the restored volume", want, s.sum("restored"))
 	s.same("volumes and snapshots", "3 1", s.held(node))
@@ -267,14 +266,14 @@ func TestControllerKilledInProvisioning(t *testing.T) {
 	}
 	leader := s.leader()
 	n := s.named(s.kubectl("-n", install.Namespace, "get", "pod", leader, "-o", "jsonpath={.spec.nodeName}"))
-	script := fmt.Sprintf("until [ $(ls %s/volumes | wc -l) -ge 4 ]; do :; done; kill -9 %d %d", local.StorageDir, s.pid(n, leader, "csi-sidecars"), s.pid(n, leader, "driver"))
-	s.meanwhile(n, script, func() { s.apply(objects...) })
-	if there := len(strings.Fields(s.kubectl("get", "pv", "-o", "name"))); there == len(claims) {
-		s.Fatal("all was made before the controller was killed")
-	} else {
-		s.Logf("%s was killed, and %d of %d volumes were there", leader, there, len(claims))
-	}
+	script := fmt.Sprintf("until [ $(ls %s/volumes | wc -l) -ge 4 ]; do :; done; kill -9 %d %d; ls %[1]s/volumes | wc -l", local.StorageDir, s.pid(n, leader, "csi-sidecars"), s.pid(n, leader, "driver"))
+	then := strings.TrimSpace(s.meanwhile(n, script, func() { s.apply(objects...) }))
 	s.runs(names...)
+	now := s.held(n)
+	if now == then+" 0" {
+		s.Fatalf("all of %s's volumes were there when the controller was killed", n.Name)
+	}
+	s.Logf("%s was killed when %s had %s volumes, of %s", leader, n.Name, then, now)
 	var named, held []string
 	for _, c := range claims {
 		named = append(named, s.handle(c))
