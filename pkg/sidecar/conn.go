@@ -204,7 +204,8 @@ func await(ctx context.Context, conn *grpc.ClientConn, path string) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case !changed:
-			c, err := net.Dial("unix", path) // gRPC doesn't tell why
+			// gRPC doesn't tell why. Where nobody accepts, connecting takes as long as it likes.
+			c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
 			if err == nil {
 				c.Close()
 			}

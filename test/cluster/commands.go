@@ -14,8 +14,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
-// runKubectl runs the kubectl of the local cluster's release, whichever cluster it is for.
-func runKubectl(ctx context.Context, p provider.Provider, args []string) error {
+// withKubectl lets somebody use the kubectl of the local cluster's release, whichever cluster it is for.
+func withKubectl(ctx context.Context, p provider.Provider, use func(kubectl.Kubectl) error) error {
 	dir, err := os.MkdirTemp("", "causeway-cluster-")
 	if err != nil {
 		return err
@@ -25,7 +25,12 @@ func runKubectl(ctx context.Context, p provider.Provider, args []string) error {
 	if err != nil {
 		return err
 	}
-	return interactive(k.Command(ctx, args...))
+	return use(k)
+}
+
+// runKubectl runs it.
+func runKubectl(ctx context.Context, p provider.Provider, args []string) error {
+	return withKubectl(ctx, p, func(k kubectl.Kubectl) error { return interactive(k.Command(ctx, args...)) })
 }
 
 // installDriver puts the driver into the cluster.
@@ -33,16 +38,7 @@ func installDriver(ctx context.Context, p provider.Provider) error {
 	if _, ok := p.(*existing.Cluster); ok {
 		return errors.New("install is for clusters that are there for it: it brings CRDs and a snapshot controller, which an existing cluster may have; docs/install.md says what to do there")
 	}
-	dir, err := os.MkdirTemp("", "causeway-cluster-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	k, err := kubectl.New(ctx, p, dir)
-	if err != nil {
-		return err
-	}
-	return install.Driver(ctx, p, k, os.Stderr)
+	return withKubectl(ctx, p, func(k kubectl.Kubectl) error { return install.Driver(ctx, p, k, os.Stderr) })
 }
 
 // execute runs a command on a node.
@@ -57,7 +53,7 @@ func execute(ctx context.Context, p provider.Provider, args []string) error {
 	}
 	for _, n := range nodes {
 		if n.Name == args[0] {
-			cmd, err := n.Command(ctx, args[1:]...)
+			cmd, err := n.Login(ctx, args[1:]...)
 			if err != nil {
 				return err
 			}

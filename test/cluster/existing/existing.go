@@ -113,7 +113,7 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return errors.New(strings.TrimSuffix(fmt.Sprintf("%d Linux nodes can have pods, not %d: %s", len(good), o.Nodes, readiness.Bad(nodes)), ": "))
 	}
 	fmt.Fprintf(c.options.Log, "cluster at %s: Kubernetes %s; a pod of %s is tried on %s\n", c.host, version.GitVersion, testimages.Busybox, strings.Join(good, ", "))
-	return readiness.TryPods(ctx, c.client, testimages.Busybox, good)
+	return readiness.TryPods(ctx, c.client, testimages.Busybox, good, "true")
 }
 
 // Down is provider.Provider's, and leaves the cluster as it is.

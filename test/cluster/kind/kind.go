@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"strconv"
 	"time"
 
@@ -128,11 +129,18 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	if err := c.clean(); err != nil { // also if there are no nodes: a file may say that it is up
 		return fmt.Errorf("remove what is left of a former cluster: %w", err)
 	}
-	if err := c.start(ctx, o); err != nil {
+	err = c.start(ctx, o)
+	if err != nil && strings.Contains(err.Error(), alreadyExist) {
+		return errors.Join(err, os.RemoveAll(c.dir)) // somebody else's, made since we looked: not ours to delete
+	}
+	if err != nil {
 		return errors.Join(err, c.clean())
 	}
 	return nil
 }
+
+// alreadyExist is in kind's error where there are nodes of that name.
+const alreadyExist = "already exist for a cluster"
 
 // runs reports whether the cluster, which has nodes, runs as asked for. Errors: it does otherwise; it isn't this package's to
 // remove.
@@ -217,7 +225,7 @@ func (c *Cluster) try(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	return readiness.TryPods(ctx, client, testimages.Busybox, names)
+	return readiness.TryPods(ctx, client, testimages.Busybox, names, "true")
 }
 
 func (c *Cluster) client() (kubernetes.Interface, error) {

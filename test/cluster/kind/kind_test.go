@@ -331,3 +331,13 @@ func TestKindTakesTheConfiguration(t *testing.T) {
 		t.Errorf("got %v, want that the user's kubeconfig isn't touched", err)
 	}
 }
+
+// Somebody may make a cluster of that name after we have looked for one. It is theirs.
+func TestAClusterThatCameMeanwhileIsNotDeleted(t *testing.T) {
+	c, e := fakeCluster(t)
+	e.Err = errors.New(`node(s) already exist for a cluster with the name "trial"`)
+	wants(t, c.Up(t.Context(), provider.Options{Nodes: 2}), "already exist")
+	e.done(t, "create trial")
+	wants(t, c.Down(t.Context()), "hasn't started")
+	e.done(t)
+}

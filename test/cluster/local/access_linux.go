@@ -39,7 +39,7 @@ func (n Node) load(ctx context.Context, tar string) error {
 		return err
 	}
 	defer f.Close()
-	cmd, err := n.background(ctx, "ctr", "-n", "k8s.io", "images", "import", "-")
+	cmd, err := n.Command(ctx, "ctr", "-n", "k8s.io", "images", "import", "-")
 	if err != nil {
 		return err
 	}

@@ -144,7 +144,7 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 func (f files) up() string { return filepath.Join(f.dir, "up") }
 
 func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) error {
-	s := spec{Name: c.name, Bin: bin, Nodes: o.Nodes, Windows: o.Windows, Disk: diskSize}
+	s := spec{Name: c.name, Bin: bin, Nodes: o.Nodes, Windows: o.Windows}
 	var err error
 	if s.Subnet, err = freeSubnet(); err != nil {
 		return err
@@ -173,7 +173,7 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 	if err := c.awaitInit(ctx, "", "the API server", func() error { _, err := os.Stat(c.ready()); return err }); err != nil {
 		return err
 	}
-	if err := c.furnish(ctx, o, s); err != nil {
+	if err := c.furnish(ctx, s); err != nil {
 		return err
 	}
 	return os.WriteFile(c.up(), nil, 0o644)
@@ -218,7 +218,7 @@ func (c *Cluster) prepare(ctx context.Context, s spec) error {
 		if err := makeDirs(own.dir); err != nil {
 			return err
 		}
-		if err := makeDisk(ctx, own.disk(), s.Disk); err != nil {
+		if err := makeDisk(ctx, own.disk(), diskSize); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -107,7 +108,7 @@ func ended() int {
 	if errno != 0 {
 		return 0
 	}
-	return int(*(*int32)(unsafe.Pointer(&info[16])))
+	return int(binary.NativeEndian.Uint32(info[16:]))
 }
 
 // tail returns the last lines of a log.

@@ -9,23 +9,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"text/template"
-	"time"
 
-	core "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/internal/readiness"
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 	"github.com/causeway-csi/causeway/test/cluster/windows"
 )
 
 // furnish brings the cluster from an API server that answers to one that pods run in.
-func (c *Cluster) furnish(ctx context.Context, o provider.Options, s spec) error {
+func (c *Cluster) furnish(ctx context.Context, s spec) error {
 	client, err := c.client()
 	if err != nil {
 		return err
@@ -43,7 +38,8 @@ func (c *Cluster) furnish(ctx context.Context, o provider.Options, s spec) error
 	if err := c.awaitNodes(ctx, client, s); err != nil {
 		return err
 	}
-	return tryPods(ctx, client, s)
+	// A pod that is ended by its time says what it saw last.
+	return readiness.TryPods(ctx, client, testimages.Busybox, names(s), "timeout", "90", "sh", "-c", seesTheAPI)
 }
 
 // client returns a client of the API server. Nobody is between them, whatever proxy this machine has.
@@ -59,7 +55,7 @@ func (c *Cluster) client() (kubernetes.Interface, error) {
 // awaitNodes waits until all nodes are ready, as long as they run.
 func (c *Cluster) awaitNodes(ctx context.Context, client kubernetes.Interface, s spec) error {
 	for _, n := range s.nodes() {
-		err := c.awaitInit(ctx, n.Name, n.Name+" to be ready", func() error { return ready(ctx, client, n.Name) })
+		err := c.awaitInit(ctx, n.Name, n.Name+" to be ready", func() error { return readiness.Ready(ctx, client, n.Name) })
 		if err != nil {
 			return err
 		}
@@ -88,70 +84,6 @@ func (c *Cluster) apply(ctx context.Context, s spec, objects []byte) error {
 	return nil
 }
 
-// ready returns nil if a node is.
-func ready(ctx context.Context, client kubernetes.Interface, name string) error {
-	n, err := client.CoreV1().Nodes().Get(ctx, name, meta.GetOptions{})
-	if err != nil {
-		return err
-	}
-	for _, c := range n.Status.Conditions {
-		if c.Type == core.NodeReady && c.Status == core.ConditionTrue {
-			return nil
-		} else if c.Type == core.NodeReady {
-			return fmt.Errorf("%s: %s", c.Reason, c.Message)
-		}
-	}
-	return fmt.Errorf("its kubelet hasn't said whether it is ready")
-}
-
-// tryPods runs a pod on each node, which finds the API server by its name and reaches it at its service's address: DNS,
+// seesTheAPI is what a pod on each node does: it finds the API server by its name and reaches it at its service's address. DNS,
 // kube-proxy and the ways between pods and nodes work then.
-func tryPods(ctx context.Context, client kubernetes.Interface, s spec) error {
-	pods := client.CoreV1().Pods("kube-system")
-	never := int64(0)
-	for _, n := range s.nodes() {
-		pod := &core.Pod{
-			ObjectMeta: meta.ObjectMeta{Name: "try-" + n.Name},
-			Spec: core.PodSpec{
-				NodeName: n.Name, RestartPolicy: core.RestartPolicyOnFailure, TerminationGracePeriodSeconds: &never,
-				Containers: []core.Container{{
-					Name: "try", Image: testimages.Busybox, ImagePullPolicy: core.PullNever,
-					Command: []string{"sh", "-c", "until nslookup -type=a kubernetes.default.svc.cluster.local && nc -w 2 kubernetes.default.svc.cluster.local 443 </dev/null; do sleep 0.2; done"},
-				}},
-			},
-		}
-		if _, err := pods.Create(ctx, pod, meta.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-			// The namespace's service account may not be there yet.
-			if err := await(ctx, "a pod", func() error { _, err := pods.Create(ctx, pod, meta.CreateOptions{}); return err }); err != nil {
-				return err
-			}
-		}
-	}
-	for _, n := range s.nodes() {
-		err := await(ctx, "a pod on "+n.Name, func() error { return succeeded(ctx, client, "try-"+n.Name) })
-		if err != nil {
-			return err
-		}
-		if err := pods.Delete(ctx, "try-"+n.Name, meta.DeleteOptions{}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// succeeded returns nil if a pod has, and else what it says.
-func succeeded(ctx context.Context, client kubernetes.Interface, name string) error {
-	p, err := client.CoreV1().Pods("kube-system").Get(ctx, name, meta.GetOptions{})
-	if err != nil {
-		return err
-	}
-	if p.Status.Phase == core.PodSucceeded {
-		return nil
-	}
-	short, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	log, _ := client.CoreV1().Pods("kube-system").GetLogs(name, &core.PodLogOptions{TailLines: ptr(5)}).DoRaw(short)
-	return fmt.Errorf("it is %s: %s %s", p.Status.Phase, p.Status.Message, strings.TrimSpace(string(log)))
-}
-
-func ptr(n int64) *int64 { return &n }
+const seesTheAPI = "until nslookup -type=a kubernetes.default.svc.cluster.local && nc -w 2 kubernetes.default.svc.cluster.local 443 </dev/null; do sleep 0.2; done"

@@ -105,7 +105,8 @@ func (f files) spawn(log, role string, args ...string) error {
 	}
 }
 
-// environment is that of all that runs in a cluster. Nothing of the caller's gets there: no proxy, and no secret.
+// environment is that of all that runs in a cluster. Nothing of the caller's gets there: no proxy, no secret,
+// and no TMPDIR that a node doesn't see, without which runc would run nothing in a container.
 func environment(path string) []string {
 	return []string{"PATH=" + path, "HOME=/root", "TMPDIR=/tmp", "LANG=C.UTF-8"}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -89,6 +90,11 @@ func (c *Cluster) leftLoops() ([]string, error) {
 	var found []string
 	for _, l := range c.ours(all) {
 		found = append(found, "loop device "+l.path+" of "+l.backing)
+	}
+	for _, l := range all { // of a disk that is deleted, which it keeps
+		if path.Base(l.backing) == diskName(c.dir)+" (deleted)" {
+			found = append(found, "loop device "+l.path+" of "+l.backing)
+		}
 	}
 	return found, nil
 }

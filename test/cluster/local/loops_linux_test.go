@@ -1,9 +1,12 @@
 package local
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -40,5 +43,44 @@ func TestWhoseALoopDeviceIs(t *testing.T) {
 	slices.Sort(got)
 	if want := []string{"its disk", "of a block volume", "on its disk", "on its loop's loop"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A device that holds a deleted disk is left, though nothing else of the cluster is there.
+func TestALoopDeviceOfADeletedDiskIsLeft(t *testing.T) {
+	c, err := New("deleted-disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.dir = filepath.Join(t.TempDir(), "deleted-disk")
+	disk := c.node("node-1").disk()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(disk), 0o700), os.WriteFile(disk, make([]byte, 1<<20), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--show", "-f", disk).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := strings.TrimSpace(string(out))
+	detach := func() error { return exec.Command("losetup", "-d", device).Run() }
+	detached := false
+	t.Cleanup(func() {
+		if !detached {
+			detach()
+		}
+	})
+	if err := os.RemoveAll(c.dir); err != nil {
+		t.Fatal(err)
+	}
+	left, err := c.leftLoops()
+	if err != nil || len(left) != 1 || !strings.HasPrefix(left[0], "loop device "+device+" ") {
+		t.Errorf("got %q, %v", left, err)
+	}
+	if err := detach(); err != nil {
+		t.Fatal(err)
+	}
+	detached = true
+	if left, err := c.leftLoops(); err != nil || len(left) != 0 {
+		t.Errorf("got %q, %v when it is gone", left, err)
 	}
 }

@@ -51,7 +51,6 @@ type spec struct {
 	Bin     string // the components' directory
 	Nodes   int
 	Windows int
-	Disk    int64 // bytes of a node's data disk
 }
 
 // address returns an address of the nodes' network.
@@ -110,8 +109,14 @@ func (f nodeFiles) of(name string) string   { return filepath.Join(f.dir, name) 
 func (f nodeFiles) log(name string) string  { return filepath.Join(f.dir, "log", name+".log") }
 func (f nodeFiles) pid(name string) string  { return filepath.Join(f.dir, name+".pid") }
 func (f nodeFiles) held(name string) string { return filepath.Join(f.dir, name+".held") }
-func (f nodeFiles) disk() string            { return filepath.Join(f.dir, "disk.img") }
-func (f nodeFiles) noDisk() string          { return filepath.Join(f.dir, "no-disk") }
+func (f nodeFiles) disk() string {
+	return filepath.Join(f.dir, diskName(filepath.Dir(filepath.Dir(f.dir))))
+}
+func (f nodeFiles) noDisk() string { return filepath.Join(f.dir, "no-disk") }
+
+// diskName is that of the data disks of the cluster in a directory. It says whose they are: where such a file is deleted while a loop
+// device has it, the name is all that the kernel tells.
+func diskName(cluster string) string { return "disk-of-" + filepath.Base(cluster) + ".img" }
 
 // cgroup is the name of the group that all of a cluster's groups are below, in each hierarchy.
 func cgroup(name string) string { return "causeway-" + name }

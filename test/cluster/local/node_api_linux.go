@@ -32,8 +32,9 @@ func (c *Cluster) Nodes() ([]Node, error) {
 	return all, nil
 }
 
-// Command returns a command in all the node's namespaces, as if somebody had logged in. Errors: the node is off.
-func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
+// Login returns a command in all the node's namespaces, as if somebody had logged in. It may have this process's terminal. The end
+// of ctx may leave it running. Errors: the node is off.
+func (n Node) Login(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 	i, err := n.cluster.init(n.Name)
 	if err != nil {
 		return nil, err
@@ -45,7 +46,7 @@ func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 
 // Run runs a command on the node and returns what it prints, on standard output or error.
 func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
-	cmd, err := n.background(ctx, argv...)
+	cmd, err := n.Command(ctx, argv...)
 	if err != nil {
 		return "", err
 	}
@@ -56,9 +57,9 @@ func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// background is Command for what has no terminal: the end of ctx ends it.
-func (n Node) background(ctx context.Context, argv ...string) (*exec.Cmd, error) {
-	cmd, err := n.Command(ctx, argv...)
+// Command is Login for what has no terminal: the end of ctx ends it.
+func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
+	cmd, err := n.Login(ctx, argv...)
 	if err != nil {
 		return nil, err
 	}

@@ -52,7 +52,6 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 		return fmt.Errorf("root of the node: %w", err)
 	}
 	os.Setenv("PATH", s.Bin+":/usr/sbin:/usr/bin:/sbin:/bin")
-	os.Setenv("TMPDIR", "/tmp") // this machine's may be a directory that the node doesn't see: runc would run nothing in a container
 	if err := mountDisk(ctx, own); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-// Package readiness sees whether the nodes of a cluster can run pods, for providers whose nodes aren't their own.
+// Package readiness sees whether the nodes of a cluster can run pods.
 package readiness
 
 import (
@@ -62,6 +62,18 @@ func bad(n core.Node) string {
 	return ""
 }
 
+// Ready returns nil if a node is ready, whatever its taints.
+func Ready(ctx context.Context, client kubernetes.Interface, node string) error {
+	n, err := client.CoreV1().Nodes().Get(ctx, node, meta.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if why := notReady(*n); why != "" {
+		return errors.New(why)
+	}
+	return nil
+}
+
 func notReady(n core.Node) string {
 	for _, c := range n.Status.Conditions {
 		switch {
@@ -112,9 +124,9 @@ func Await(ctx context.Context, client kubernetes.Interface, n int) (names []str
 	return names, err
 }
 
-// TryPods runs a pod of a busybox image on each of the nodes, and returns when all have ended as they should. It leaves none
-// behind.
-func TryPods(ctx context.Context, client kubernetes.Interface, image string, nodes []string) error {
+// TryPods runs a pod of a busybox image on each of the nodes, with a command, and returns when all have ended as they should. It
+// leaves none behind.
+func TryPods(ctx context.Context, client kubernetes.Interface, image string, nodes []string, command ...string) error {
 	pods := client.CoreV1().Pods(namespace)
 	var tries []*core.Pod
 	defer func() {
@@ -127,7 +139,10 @@ func TryPods(ctx context.Context, client kubernetes.Interface, image string, nod
 	for _, n := range nodes {
 		var t *core.Pod
 		// The namespace's service account may not be there yet.
-		err := await(ctx, "a pod for "+n, func() (err error) { t, err = pods.Create(ctx, pod(n, image), meta.CreateOptions{}); return err })
+		err := await(ctx, "a pod for "+n, func() (err error) {
+			t, err = pods.Create(ctx, pod(n, image, command), meta.CreateOptions{})
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -142,7 +157,7 @@ func TryPods(ctx context.Context, client kubernetes.Interface, image string, nod
 }
 
 // pod is one that every cluster lets in: it asks for nothing, and meets the restricted pod security standard.
-func pod(node, image string) *core.Pod {
+func pod(node, image string, command []string) *core.Pod {
 	yes, no, nobody, none := true, false, int64(65534), int64(0)
 	return &core.Pod{
 		ObjectMeta: meta.ObjectMeta{GenerateName: "try-"},
@@ -152,7 +167,7 @@ func pod(node, image string) *core.Pod {
 				RunAsNonRoot: &yes, RunAsUser: &nobody, SeccompProfile: &core.SeccompProfile{Type: core.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []core.Container{{
-				Name: "try", Image: image, Command: []string{"true"},
+				Name: "try", Image: image, Command: command, TerminationMessagePolicy: core.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &core.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &core.Capabilities{Drop: []core.Capability{"ALL"}}},
 			}},
 		},
