@@ -8,32 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
-	"sigs.k8s.io/yaml"
+	"github.com/causeway-csi/causeway/internal/manifests"
 )
-
-const linux = "../../deploy/linux"
 
 // manifestArgs returns the arguments of csi-sidecars in deploy/linux.
 func manifestArgs(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(linux, "controller.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
-		var d appsv1.Deployment
-		if err := yaml.Unmarshal([]byte(document), &d); err != nil || d.Kind != "Deployment" {
-			continue
-		}
-		for _, c := range d.Spec.Template.Spec.Containers {
-			if c.Name == "csi-sidecars" {
-				return c.Args
-			}
-		}
-	}
-	t.Fatal("controller.yaml has no csi-sidecars")
-	return nil
+	return manifests.Args(t, "controller.yaml", "csi-sidecars")
 }
 
 // withSnapshotController is what the component snapshot-controller makes of the arguments. test/cluster/manifests holds it to that.
@@ -90,7 +71,7 @@ func TestTheManifestsRights(t *testing.T) {
 		}
 	}
 	for path, objects := range map[string][]string{"rbac.yaml": all, "snapshot-controller/rbac.yaml": more} {
-		path = filepath.Join(linux, path)
+		path = filepath.Join(manifests.Linux(), path)
 		want := []byte(rbacIntro + strings.Join(objects, "---\n"))
 		if os.Getenv("CAUSEWAY_GENERATE") != "" {
 			if err := os.WriteFile(path, want, 0o644); err != nil {

@@ -2,52 +2,20 @@ package main
 
 import (
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"sigs.k8s.io/yaml"
+	"github.com/causeway-csi/causeway/internal/manifests"
 )
-
-// workload is what is read here of a Deployment or a DaemonSet. Kubernetes' own types would be compiled for every platform.
-type workload struct {
-	Spec struct {
-		Template struct {
-			Spec struct {
-				Containers []struct {
-					Name string
-					Args []string
-				}
-			}
-		}
-	}
-}
 
 // manifestArgs returns the arguments of the driver in a file of deploy/linux, with what Kubernetes puts in place of $(…).
 func manifestArgs(t *testing.T, file string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "linux", file))
-	if err != nil {
-		t.Fatal(err)
+	args := manifests.Args(t, file, "driver")
+	for i, arg := range args {
+		args[i] = strings.NewReplacer("$(NODE_NAME)", "node-1", "$(NAMESPACE)", "causeway").Replace(arg)
 	}
-	for document := range strings.SplitSeq(string(text), "\n---\n") {
-		var d workload
-		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
-			continue
-		}
-		for _, c := range d.Spec.Template.Spec.Containers {
-			if c.Name != "driver" {
-				continue
-			}
-			for i, arg := range c.Args {
-				c.Args[i] = strings.NewReplacer("$(NODE_NAME)", "node-1", "$(NAMESPACE)", "causeway").Replace(arg)
-			}
-			return c.Args
-		}
-	}
-	t.Fatalf("%s has no driver", file)
-	return nil
+	return args
 }
 
 func TestTheManifestsCommandLinesAreRead(t *testing.T) {

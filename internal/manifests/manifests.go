@@ -1,0 +1,50 @@
+// Package manifests reads what deploy/linux gives containers, for tests that hold programs against it.
+package manifests
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Linux returns the directory of the manifests, seen from cmd/…, where tests of programs run.
+func Linux() string { return filepath.Join("..", "..", "deploy", "linux") }
+
+// workload is what is read of a Deployment or a DaemonSet. Kubernetes' own types would be compiled for every platform.
+type workload struct {
+	Spec struct {
+		Template struct {
+			Spec struct {
+				Containers []struct {
+					Name string
+					Args []string
+				}
+			}
+		}
+	}
+}
+
+// Args returns the arguments of a container in a file. The test fails if there is none of that name.
+func Args(t testing.TB, file, container string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(Linux(), file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		var d workload
+		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
+			continue // another kind's
+		}
+		for _, c := range d.Spec.Template.Spec.Containers {
+			if c.Name == container {
+				return c.Args
+			}
+		}
+	}
+	t.Fatalf("%s has no container %s", file, container)
+	return nil
+}
