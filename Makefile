@@ -18,7 +18,7 @@ VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
 
-.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac fuzz vet lint
+.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -59,8 +59,10 @@ generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
 	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
-generate-rbac: ## make the roles in deploy/linux anew
-	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheManifestsRights ./cmd/csi-sidecars
+generate-rbac: ## make the chart's roles anew
+	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
+chart: ## render what is made of the chart anew: deploy/linux, deploy/windows, its README, the tests' files
+	@$(GO) -C test/cluster run ./chart/render
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform

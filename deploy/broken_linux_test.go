@@ -24,7 +24,7 @@ func TestTheRulesSee(t *testing.T) {
 		{"another provisioner", classes, "provisioner: hostpath.csi.causeway.dev", "provisioner: hostpath.csi.k8s.io", "causeway-hostpath provisioner"},
 		{"a filesystem for directories", classes, "kind: directory", "csi.storage.k8s.io/fstype: ext4\n  kind: directory", "storage classes: kinds"},
 
-		{"snapshots of another driver", classes, "\ndriver: hostpath", "\ndriver: x", "VolumeSnapshotClass causeway-hostpath is of"},
+		{"snapshots of another driver", classes, "\ndriver: hostpath", "\ndriver: x", "VolumeGroupSnapshotClass causeway-hostpath is of"},
 
 		{"one address for all", node, "clusterIP: None", "", "clusterIP"},
 		{"only those that are ready", node, "publishNotReadyAddresses: true", "", "publishNotReadyAddresses"},
@@ -56,7 +56,7 @@ func TestTheRulesSee(t *testing.T) {
 		{"a key that is never renewed", node, "mountPath: /certs,", "mountPath: /certs, subPath: x,", "causeway-nodes-tls, its mount"},
 		{"each node's own name", controller, "--peer-server=causeway-nodes", "--peer-server=nodes", "--peer-server"},
 
-		{"a release beside the kustomization's", node, "ghcr.io/causeway-csi/driver", "ghcr.io/causeway-csi/driver:v1", "images: images"},
+		{"a release beside the kustomization's", node, "ghcr.io/causeway-csi/driver:dev", "ghcr.io/causeway-csi/driver:v1", "images: images"},
 		{"an image that isn't set", kustomization, "- name: ghcr.io/causeway-csi/driver", "- name: ghcr.io/causeway-csi/drivers", "the kustomization's"},
 		{"another image", node, "ghcr.io/causeway-csi/csi-sidecars-node", "ghcr.io/causeway-csi/csi-sidecars", "the container of"},
 		{"pulled each time", node, "IfNotPresent", "Always", "imagePullPolicy"},
@@ -65,7 +65,7 @@ func TestTheRulesSee(t *testing.T) {
 		{"both on one node", controller, "topologyKey: kubernetes.io/hostname", "topologyKey: topology.kubernetes.io/zone", "spread"},
 		{"a budget of others", controller, "matchLabels: {app.kubernetes.io/name: causeway-controller}\n---", "matchLabels: {app.kubernetes.io/name: x}\n---", "the budget's pods"},
 		{"two processes of a root", node, "maxSurge: 0, maxUnavailable: 10%", "maxSurge: 1, maxUnavailable: 0", "maxSurge"},
-		{"not on tainted nodes", node, "- {operator: Exists}", "- {operator: Exists, effect: NoSchedule}", "nodes' tolerations"},
+		{"not on tainted nodes", node, "- operator: Exists", "- operator: Exists\n        effect: NoSchedule", "nodes' tolerations"},
 		{"on Windows", node, "kubernetes.io/os: linux", "kubernetes.io/arch: amd64", "nodes' selector"},
 		{"a priority like any", controller, "system-cluster-critical", "default", "controller's priority"},
 		{"the host's network", node, "shareProcessNamespace: true", "shareProcessNamespace: true\n      hostNetwork: true", "host's namespaces"},
@@ -92,8 +92,8 @@ func TestTheRulesSee(t *testing.T) {
 		{"the probe listens elsewhere", node, "health-port=9808", "health-port=9807", "livenessprobe's port"},
 		{"killed before it has drained", node, "terminationGracePeriodSeconds: 30", "terminationGracePeriodSeconds: 25", "the end: driver"},
 		{"a drain as long as the grace", controller, "--drain-timeout=20s", "--drain-timeout=30s", "the end: driver"},
-		{"a limit", node, "{cpu: 10m, memory: 40Mi}", "{cpu: 10m, memory: 40Mi}\n          limits: {cpu: 1}", "resources: driver"},
-		{"no request", controller, "requests: {cpu: 50m, memory: 96Mi}", "requests: {memory: 96Mi}", "resources: csi-sidecars"},
+		{"a limit", node, "memory: 40Mi", "memory: 40Mi\n          limits: {cpu: 1}", "resources: driver"},
+		{"no request", controller, "cpu: 50m\n", "\n", "resources: csi-sidecars"},
 		{"another namespace", node, "namespace: causeway", "namespace: kube-system", "is in the namespace \"kube-system\""},
 		{"a namespace that lets no driver in", "namespace.yaml", "enforce: privileged", "enforce: restricted", "Pod Security"},
 		{"another driver on nodes", node, "--driver-name=hostpath.csi.causeway.dev", "--driver-name=x.csi.causeway.dev", "the nodes' driver"},

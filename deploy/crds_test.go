@@ -32,11 +32,11 @@ func TestCRDsAreThePinnedModules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours := crds(t, "crds")
+	ours := crds(t, filepath.Join("..", "charts", "causeway", "crds"))
 	theirs := crds(t, filepath.Join(strings.TrimSpace(string(dir)), "config", "crd"))
 	delete(theirs, kustomization) // lists the others, as ours does
-	if listed := resources(t, "crds"); !slices.Equal(listed, slices.Sorted(maps.Keys(theirs))) {
-		t.Errorf("crds/%s has %q", kustomization, listed)
+	if listed := resources(t, "..", "charts", "causeway", "crds"); !slices.Equal(listed, slices.Sorted(maps.Keys(theirs))) {
+		t.Errorf("charts/causeway/crds/%s has %q", kustomization, listed)
 	}
 	delete(ours, kustomization)
 	if len(theirs) != 6 {
@@ -44,12 +44,12 @@ func TestCRDsAreThePinnedModules(t *testing.T) {
 	}
 	for name, text := range theirs {
 		if !bytes.Equal(ours[name], text) {
-			t.Errorf("crds/%s isn't the module's: run hack/crds", name)
+			t.Errorf("charts/causeway/crds/%s isn't the module's: run hack/crds", name)
 		}
 	}
 	for name := range ours {
 		if theirs[name] == nil {
-			t.Errorf("crds/%s isn't in the module: run hack/crds", name)
+			t.Errorf("charts/causeway/crds/%s isn't in the module: run hack/crds", name)
 		}
 	}
 }

@@ -190,12 +190,12 @@ func (m *manifests) checkService() []string {
 	if port < 0 || len(s.Ports) != 1 {
 		return []string{"there is no port of the peers"}
 	}
-	number := fmt.Sprint(driver.Ports[port].ContainerPort)
+	number, name := fmt.Sprint(driver.Ports[port].ContainerPort), "app.kubernetes.io/name"
 	return differ(map[string][2]any{
 		"clusterIP":                {s.ClusterIP, core.ClusterIPNone},
 		"publishNotReadyAddresses": {s.PublishNotReadyAddresses, true},
 		"ipFamilyPolicy":           {s.IPFamilyPolicy, new(core.IPFamilyPolicySingleStack)},
-		"selector":                 {s.Selector, m.node.Spec.Selector.MatchLabels},
+		"selector":                 {s.Selector, map[string]string{name: m.node.Spec.Selector.MatchLabels[name]}}, // Windows nodes' too
 		"port":                     {fmt.Sprint(s.Ports[0].Port), number},
 		"targetPort":               {s.Ports[0].TargetPort, intstr.FromString("peer")},
 		"--peer-listen":            {given(driver)["peer-listen"], ":" + number},
@@ -284,15 +284,15 @@ func (m *manifests) checkCertificates() (wrong []string) {
 	return append(wrong, differ(map[string][2]any{"--peer-server": {m.router()["peer-server"], "causeway-nodes"}})...)
 }
 
-// checkImages: which release runs, the kustomization says alone.
+// checkImages: the kustomization, where the release is changed, has every image, and nothing else is there already.
 func (m *manifests) checkImages() (wrong []string) {
 	used := map[string]string{}
 	for _, p := range []core.PodSpec{m.controller.Spec.Template.Spec, m.node.Spec.Template.Spec} {
 		for _, c := range p.Containers {
-			used[c.Image] = "dev"
-			name := strings.TrimPrefix(c.Image, "ghcr.io/causeway-csi/")
+			image, tag, _ := strings.Cut(c.Image, ":")
+			used[image] = tag
 			wrong = append(wrong, differ(map[string][2]any{
-				"the container of " + c.Image: {c.Name, name},
+				"the container of " + c.Image: {c.Name, strings.TrimPrefix(image, "ghcr.io/causeway-csi/")},
 				c.Name + ": imagePullPolicy":  {c.ImagePullPolicy, core.PullIfNotPresent},
 				c.Name + ": command":          {len(c.Command), 0}, // the image has it
 			})...)
@@ -470,7 +470,7 @@ var workloads = []string{"Pod", "ReplicaSet", "Deployment", "DaemonSet", "Statef
 
 // checkNames: what is in a namespace is in ours, which lets the nodes' pods in; and what has pods is looked at.
 func (m *manifests) checkNames() (wrong []string) {
-	cluster := []string{"Namespace", "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "ClusterRole", "ClusterRoleBinding"}
+	cluster := []string{"Namespace", "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for _, o := range m.all {
 		want := namespace
 		if slices.Contains(cluster, o.Kind) {

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -33,8 +33,14 @@ func TestTheManifestsCommandLineIsRead(t *testing.T) {
 	}
 }
 
-// rights is what csi-sidecars rbac prints for the manifests' service account, one document for each object.
-func rights(t *testing.T, args []string) []string {
+// Names that stand for what the chart puts in their places.
+const (
+	fullname  = "fullname-of-the-release"
+	namespace = "namespace-of-the-release"
+)
+
+// rights is what csi-sidecars rbac prints for a service account of the chart's, as templates, one for each object.
+func rights(t *testing.T, name string, args ...string) []string {
 	t.Helper()
 	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
@@ -44,7 +50,7 @@ func rights(t *testing.T, args []string) []string {
 	stdout := os.Stdout
 	os.Stdout = out
 	defer func() { os.Stdout = stdout }()
-	line := append([]string{"rbac", "--name=causeway", "--namespace=causeway", "--service-account=causeway-controller", "--driver-attach=false"}, args...)
+	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace, "--service-account=" + name + "-controller", "--driver-attach=false"}, args...)
 	if code := command().Main(line); code != 0 {
 		t.Fatalf("%q ends with %d", line, code)
 	}
@@ -52,34 +58,48 @@ func rights(t *testing.T, args []string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.Split(string(text), "---\n")
+	objects := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n---\n")
+	for i, o := range objects {
+		o = named.ReplaceAllString(o, "$0\n  labels: {{- include \"causeway.labels\" . | nindent 4 }}")
+		objects[i] = strings.NewReplacer(fullname, `{{ include "causeway.fullname" . }}`, namespace, `{{ include "causeway.namespace" . }}`).Replace(o)
+	}
+	return objects
 }
 
-// rbacIntro is what the files of rights begin with.
-const rbacIntro = `# Made by make generate-rbac; a test holds it to what csi-sidecars rbac prints for the flags in controller.yaml, with --name=causeway,
-# --namespace=causeway, --service-account=causeway-controller and --driver-attach=false.
-`
+// named is the name of an object, and where it is.
+var named = regexp.MustCompile(`(?m)^metadata:\n  name: .*(\n  namespace: .*)?$`)
 
-// TestTheManifestsRights compares the manifests' roles with what the flags need, or writes them.
-func TestTheManifestsRights(t *testing.T) {
+// template makes a template of a chart, for some values only.
+func template(condition string, objects []string) string {
+	return "{{- if " + condition + " }}\n# Made by make generate-rbac: what csi-sidecars rbac prints for the flags of this controller.\n" + strings.Join(objects, "\n---\n") + "\n{{- end }}\n"
+}
+
+// TestTheChartsRights compares the chart's roles with what the flags need, or writes them. test/cluster/chart compares what
+// Helm makes of them.
+func TestTheChartsRights(t *testing.T) {
 	args := manifestArgs(t)
-	all := rights(t, args)
-	more := slices.DeleteFunc(rights(t, withSnapshotController(args)), func(o string) bool { return slices.Contains(all, o) })
+	all := rights(t, fullname, args...)
+	more := slices.DeleteFunc(rights(t, fullname, withSnapshotController(args)...), func(o string) bool { return slices.Contains(all, o) })
 	for _, o := range more {
-		if !strings.Contains(o, "\n  name: causeway-snapshot-controller\n") {
+		if !strings.Contains(o, "-snapshot-controller\n") {
 			t.Errorf("the snapshot controller's rights are also in\n%s", o)
 		}
 	}
-	for path, objects := range map[string][]string{"rbac.yaml": all, "snapshot-controller/rbac.yaml": more} {
-		path = filepath.Join(manifests.Linux(), path)
-		want := []byte(rbacIntro + strings.Join(objects, "---\n"))
+	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor", "--leader-election",
+		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets")
+	for path, want := range map[string]string{
+		"hostpath/rbac.yaml":                     template(".Values.hostpath.enabled", all),
+		"hostpath/rbac-snapshot-controller.yaml": template("and .Values.hostpath.enabled .Values.snapshotController.enabled", more),
+		"smb/rbac.yaml":                          template(".Values.smb.enabled", smb),
+	} {
+		path = filepath.Join("..", "..", "charts", "causeway", "templates", path)
 		if os.Getenv("CAUSEWAY_GENERATE") != "" {
-			if err := os.WriteFile(path, want, 0o644); err != nil {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 				t.Fatal(err)
 			}
 			continue
 		}
-		if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, want) {
+		if have, err := os.ReadFile(path); err != nil || string(have) != want {
 			t.Errorf("%s, %v, isn't what csi-sidecars rbac prints: run make generate-rbac", path, err)
 		}
 	}

@@ -123,7 +123,7 @@ func (c *controller) await(ctx context.Context) error {
 		select {
 		case <-soon.Done():
 			c.cluster.Await(ctx, api, kinds...)
-			return fmt.Errorf("%w: CRDs for %s: install those in deploy/crds", sidecar.ErrNotInstalled, api)
+			return fmt.Errorf("%w: CRDs for %s: install those in charts/causeway/crds", sidecar.ErrNotInstalled, api)
 		case <-time.After(time.Second):
 		}
 	}

@@ -106,7 +106,7 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	}
 	if kinds := []string{"VolumeSnapshotContent", "VolumeSnapshotClass"}; !c.cluster.Serves(ctx, api, kinds...) {
 		c.cluster.Await(ctx, api, kinds...)
-		return nil, fmt.Errorf("%w: CRDs for %s: install those in deploy/crds", sidecar.ErrNotInstalled, api)
+		return nil, fmt.Errorf("%w: CRDs for %s: install those in charts/causeway/crds", sidecar.ErrNotInstalled, api)
 	}
 	if c.nodeDeployment && os.Getenv("NODE_NAME") == "" {
 		return nil, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")

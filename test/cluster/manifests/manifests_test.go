@@ -179,7 +179,7 @@ func withoutCRDs(s *scene) {
 }
 
 func crds(s *scene) {
-	s.run(s.documented("kubectl apply --server-side -k deploy/crds"))
+	s.run(s.documented("kubectl apply --server-side -k charts/causeway/crds"))
 	s.run("kubectl wait --timeout=60s --for=condition=Established crd --all")
 	if out := s.run(s.documented("kubectl get crd volumesnapshots.snapshot.storage.k8s.io")); !strings.Contains(out, "volumesnapshots") {
 		s.Error(out)

@@ -19,7 +19,7 @@ type Plane struct {
 }
 
 // crds is where the CRDs are in the product.
-const crds = "deploy/crds"
+const crds = "charts/causeway/crds"
 
 // StartPlane starts one. Close ends it.
 func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {

@@ -1,0 +1,213 @@
+{{/* The name that all names begin with. */}}
+{{- define "causeway.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where everything is that is in a namespace. */}}
+{{- define "causeway.namespace" -}}
+{{- .Values.namespace.name | default .Release.Namespace -}}
+{{- end -}}
+
+{{/* Labels of every object. No selector has them, so they may change. */}}
+{{- define "causeway.labels" -}}
+app.kubernetes.io/part-of: causeway
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* An image: (dict "root" $ "image" "driver"). A digest comes before a tag. */}}
+{{- define "causeway.image" -}}
+{{- $images := .root.Values.images -}}
+{{- $image := index $images .image -}}
+{{- $name := printf "%s/%s" $images.registry $image.repository -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $name $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name ($image.tag | default $images.tag | default .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a container says that needs no rights. */}}
+{{- define "causeway.unprivileged" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* The pod's part of a Windows HostProcess pod: KEP-3636, and Kubernetes' rules for such pods. */}}
+{{- define "causeway.hostProcess" -}}
+os: {name: windows}
+hostNetwork: true   # which a HostProcess pod has to have
+securityContext:
+  windowsOptions:
+    hostProcess: true
+    runAsUserName: {{ .runAsUserName | quote }}
+{{- end -}}
+
+{{/* Environment for tracing, and whatever else is asked for. */}}
+{{- define "causeway.extraEnv" -}}
+{{- range $name, $value := .Values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* The names of the secrets for the way between router and nodes. */}}
+{{- define "causeway.routerSecret" -}}
+{{- .Values.hostpath.certificates.routerSecret | default (printf "%s-router-tls" (include "causeway.fullname" .)) -}}
+{{- end -}}
+{{- define "causeway.nodesSecret" -}}
+{{- .Values.hostpath.certificates.nodesSecret | default (printf "%s-nodes-tls" (include "causeway.fullname" .)) -}}
+{{- end -}}
+
+{{/* A token for the API, as automountServiceAccountToken would put it into every container. */}}
+{{- define "causeway.apiAccess" -}}
+- name: api-access   # what automountServiceAccountToken would put into every container
+  projected:
+    defaultMode: 0440
+    sources:
+    - serviceAccountToken: {path: token, expirationSeconds: 3600}
+    - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
+    - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
+{{- end -}}
+
+{{/* Where a controller's pods may be: (dict "root" $ "controller" … "name" …). */}}
+{{- define "causeway.controllerPlacement" -}}
+{{- with .controller.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+nodeSelector: {{- merge (dict "kubernetes.io/os" "linux") .controller.nodeSelector | toYaml | nindent 2 }}
+tolerations:
+- {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
+- {key: CriticalAddonsOnly, operator: Exists}
+# Both may be on one node, as after the other was away: then nothing is made until others have been started elsewhere. They
+# keep nothing, so that needn't take the usual 5 minutes.
+- {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+- {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+{{- with .controller.tolerations }}
+{{ toYaml . }}
+{{- end }}
+# Not a must, or a cluster of one node could never have both.
+topologySpreadConstraints:
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {app.kubernetes.io/name: {{ .name }}}
+  matchLabelKeys: [pod-template-hash]
+{{- with .controller.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The probes of a program of ours: (dict "port" "driver-http" "ready" true). */}}
+{{- define "causeway.probes" -}}
+livenessProbe:
+  httpGet: {path: /healthz, port: {{ .port }}}
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- if .ready }}
+readinessProbe:
+  httpGet: {path: /readyz, port: {{ .port }}}
+  timeoutSeconds: 5
+{{- end }}
+{{- end -}}
+
+{{/* A budget: (dict "root" $ "name" … "controller" …). */}}
+{{- define "causeway.budget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  namespace: {{ include "causeway.namespace" .root }}
+  labels: {{- include "causeway.labels" .root | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  unhealthyPodEvictionPolicy: AlwaysAllow   # one that waits for its certificates must not keep a node from being drained
+  selector:
+    matchLabels: {app.kubernetes.io/name: {{ .name }}}
+{{- end -}}
+
+{{/* An account that gives no token away: (dict "root" $ "name" …). */}}
+{{- define "causeway.account" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ .name }}
+  namespace: {{ include "causeway.namespace" .root }}
+  labels: {{- include "causeway.labels" .root | nindent 4 }}
+automountServiceAccountToken: false
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Refuses what no schema can: values that don't go together. */}}
+{{- define "causeway.validate" -}}
+{{- if and .Values.namespace.create (eq (include "causeway.namespace" .) .Release.Namespace) -}}
+{{- fail "namespace.create: Helm needs the release's namespace before it can make any object. Set namespace.name to another namespace, or make this one yourself (charts/causeway/README.md)" -}}
+{{- end -}}
+{{- if and .Values.hostpath.enabled (eq .Values.hostpath.driverName .Values.smb.driverName) -}}
+{{- fail "hostpath.driverName and smb.driverName are the same: two drivers need two names" -}}
+{{- end -}}
+{{- if and .Values.hostpath.enabled .Values.hostpath.certificates.nodesDirectory (ne .Values.hostpath.certificates.source "secrets") -}}
+{{- fail "hostpath.certificates.nodesDirectory goes with source: secrets. A directory on each node is filled by you" -}}
+{{- end -}}
+{{- if and .Values.snapshotController.enabled (not .Values.hostpath.enabled) -}}
+{{- fail "snapshotController.enabled: it runs in hostpath's controller, which is off" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The drivers' log, where it isn't the default. */}}
+{{- define "causeway.logArgs" -}}
+{{- if ne .Values.log.format "text" }}
+- --log-format={{ .Values.log.format }}
+{{- end }}
+{{- with int .Values.log.verbosity }}
+- -v={{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* csi-sidecars-node on a Linux node: (dict "kubelet" … "driver" …). */}}
+{{- define "causeway.nodeSidecarArgs" -}}
+- --controllers=node-driver-registrar,livenessprobe
+- --csi-address=/csi/csi.sock
+- --http-endpoint=:9811
+- --shutdown-timeout=4s
+- --node-driver-registrar-kubelet-registration-path={{ .kubelet }}/plugins/{{ .driver }}/csi.sock
+- --node-driver-registrar-plugin-registration-path=/registration
+- --livenessprobe-health-port=9808
+{{- end -}}
+
+{{/* csi-sidecars-node on a Windows node: (dict "kubelet" … "plugin" … "http" port "probe" port). */}}
+{{- define "causeway.windowsSidecarArgs" -}}
+- --controllers=node-driver-registrar,livenessprobe
+- --csi-address=unix://{{ .plugin }}\csi.sock
+- --http-endpoint=:{{ .http }}
+- --shutdown-timeout=4s
+- --node-driver-registrar-kubelet-registration-path={{ .plugin }}\csi.sock
+- --node-driver-registrar-plugin-registration-path={{ .kubelet }}\plugins_registry
+- --livenessprobe-health-port={{ .probe }}
+{{- end -}}
+
+{{/* Who may read metrics. */}}
+{{- define "causeway.metricsIngress" -}}
+- from:
+  - namespaceSelector:
+      matchLabels: {{- toYaml .Values.networkPolicy.metricsNamespaces | nindent 8 }}
+  ports:
+  - {protocol: TCP, port: 9809}
+  - {protocol: TCP, port: 9811}
+{{- end -}}

@@ -1,0 +1,217 @@
+// Package chart renders charts/causeway, as Helm does, and what is made of it: deploy/linux, deploy/windows, and the chart's README.
+package chart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+
+	"github.com/causeway-csi/causeway/test/cluster/components"
+)
+
+// Programs are Helm and helm-docs, of modules of their own, built once.
+func Programs(ctx context.Context, log io.Writer) (string, error) {
+	return components.BuildTools(ctx, log, filepath.Join(Sources(), "test", "cluster", "chart", "tools"), map[string]components.Tool{
+		"helm":      {Module: "helm", Package: "helm.sh/helm/v4/cmd/helm"},
+		"helm-docs": {Module: "helm-docs", Package: "github.com/norwoodj/helm-docs/cmd/helm-docs"},
+	})
+}
+
+// Sources is the root of the sources that this was built from, which must be there still.
+func Sources() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..", "..")
+}
+
+// Directory is the chart.
+func Directory() string { return filepath.Join(Sources(), "charts", "causeway") }
+
+// Helm runs Helm from bin, with nothing of the user's own, and returns what it prints. An error has what it complains about.
+func Helm(ctx context.Context, bin string, args ...string) (string, error) {
+	home, err := os.MkdirTemp("", "causeway-helm-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(home)
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm"), args...)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// Object is one that a chart has been made into.
+type Object struct {
+	Source string // the template, below templates/
+	Text   string
+}
+
+// Render returns what the chart's templates make of values, for a release causeway in the namespace causeway.
+func Render(ctx context.Context, bin string, args ...string) ([]Object, error) {
+	out, err := Helm(ctx, bin, append([]string{"template", "causeway", Directory(), "--namespace=causeway", "--kube-version=v1.37.1"}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	return split(out)
+}
+
+var source = regexp.MustCompile(`^# Source: causeway/templates/(\S+)\n`)
+
+// split takes apart what helm template prints.
+func split(text string) (all []Object, err error) {
+	for _, part := range strings.Split("\n"+text, "\n---\n") {
+		found := source.FindStringSubmatch(part)
+		if found == nil {
+			if strings.TrimSpace(part) != "" {
+				err = errors.Join(err, fmt.Errorf("helm doesn't say where this is from:\n%s", part))
+			}
+			continue
+		}
+		all = append(all, Object{found[1], strings.TrimSpace(part[len(found[0]):]) + "\n"})
+	}
+	return all, err
+}
+
+// helms are the labels that say that an object is Helm's, which nothing in deploy is.
+var helms = regexp.MustCompile(`(?m)^ +(app.kubernetes.io/(instance|managed-by)|helm.sh/chart): .*\n`)
+
+// manifests are the files of deploy, and the templates that they are made of, by Helm's arguments.
+var manifests = []struct {
+	args  []string
+	files map[string]string
+}{
+	{
+		[]string{"--set=hostpath.certificates.source=secrets"},
+		map[string]string{
+			"linux/admission.yaml":  "hostpath/admission.yaml",
+			"linux/classes.yaml":    "hostpath/classes.yaml",
+			"linux/controller.yaml": "hostpath/controller.yaml",
+			"linux/csidriver.yaml":  "hostpath/csidriver.yaml",
+			"linux/node.yaml":       "hostpath/node.yaml",
+			"linux/rbac.yaml":       "hostpath/rbac.yaml",
+		},
+	},
+	{
+		[]string{"--namespace=elsewhere", "--set=namespace.create=true,namespace.name=causeway"},
+		map[string]string{"linux/namespace.yaml": "namespace.yaml"},
+	},
+	{
+		[]string{"--set=hostpath.certificates.source=cert-manager"},
+		map[string]string{"linux/cert-manager/certificates.yaml": "hostpath/certificates.yaml"},
+	},
+	{
+		[]string{"--set=snapshotController.enabled=true"},
+		map[string]string{"linux/snapshot-controller/rbac.yaml": "hostpath/rbac-snapshot-controller.yaml"},
+	},
+	{
+		[]string{"--set=networkPolicy.enabled=true"},
+		map[string]string{"linux/network-policy/policies.yaml": "hostpath/network-policy.yaml"},
+	},
+	{
+		[]string{"--set-json=hostpath.volumeAttributesClasses={\"causeway-hostpath-read-ahead\": {\"direct-io\": \"false\", \"readahead\": \"1Mi\"}}"},
+		map[string]string{"linux/attributes/class.yaml": "hostpath/attributes.yaml"},
+	},
+	{
+		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets", "--skip-schema-validation"}, // which users can't have yet
+		map[string]string{"windows/node.yaml": "hostpath/node-windows.yaml"},
+	},
+}
+
+// Files returns all that is made of the chart, by paths in the sources.
+func Files(ctx context.Context, bin string) (map[string]string, error) {
+	all, err := deployed(ctx, bin)
+	if err != nil {
+		return nil, err
+	}
+	if all["charts/causeway/README.md"], err = readme(ctx, bin); err != nil {
+		return nil, err
+	}
+	configurations, err := Configurations()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range configurations {
+		objects, err := Render(ctx, bin, c.Args...)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Name, err)
+		}
+		var text strings.Builder
+		for _, o := range objects {
+			fmt.Fprintf(&text, "---\n# %s\n%s", o.Source, secret.ReplaceAllString(o.Text, "$1: …"))
+		}
+		all["test/cluster/chart/testdata/"+c.Name+".yaml"] = text.String()
+	}
+	return all, nil
+}
+
+// secret is what is other each time that the chart makes certificates.
+var secret = regexp.MustCompile(`(?m)^(  (?:ca\.crt|tls\.crt|tls\.key)): .*$`)
+
+// Configuration is a file of values with which the chart is tried.
+type Configuration struct {
+	Name string
+	Args []string // Helm's
+}
+
+// Configurations returns those in charts/causeway/ci. One whose name begins with "later" has what no user can have yet, which
+// the schema refuses.
+func Configurations() (all []Configuration, err error) {
+	paths, err := filepath.Glob(filepath.Join(Directory(), "ci", "*-values.yaml"))
+	if err == nil && len(paths) == 0 {
+		err = errors.New("charts/causeway/ci has no values")
+	}
+	for _, path := range paths {
+		c := Configuration{strings.TrimSuffix(filepath.Base(path), "-values.yaml"), []string{"--values=" + path}}
+		if strings.HasPrefix(c.Name, "later") {
+			c.Args = append(c.Args, "--skip-schema-validation")
+		}
+		all = append(all, c)
+	}
+	return all, err
+}
+
+// readme returns what helm-docs makes of values.yaml and README.md.gotmpl.
+func readme(ctx context.Context, bin string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm-docs"), "--dry-run", "--chart-search-root="+Directory(), "--log-level=warning", "--sort-values-order=file")
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.Output()
+	if err != nil || complaints.Len() > 0 {
+		return "", fmt.Errorf("helm-docs: %w: %s", err, complaints.String())
+	}
+	return strings.TrimSpace(string(out)) + "\n", nil
+}
+
+// deployed returns the files of deploy that are rendered from the chart.
+func deployed(ctx context.Context, bin string) (map[string]string, error) {
+	all := map[string]string{}
+	for _, m := range manifests {
+		objects, err := Render(ctx, bin, m.args...)
+		if err != nil {
+			return nil, err
+		}
+		for file, template := range m.files {
+			var texts []string
+			for _, o := range objects {
+				if o.Source == template {
+					texts = append(texts, helms.ReplaceAllString(o.Text, ""))
+				}
+			}
+			if len(texts) == 0 {
+				return nil, fmt.Errorf("the chart makes nothing of %s with %q", template, m.args)
+			}
+			all["deploy/"+file] = "# Rendered from the chart by make chart.\n" + strings.Join(texts, "---\n")
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,310 @@
+package chart
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// programs is where Helm is.
+func programs(t *testing.T) string {
+	t.Helper()
+	bin, err := Programs(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
+}
+
+func configurations(t *testing.T) []Configuration {
+	t.Helper()
+	all, err := Configurations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestFilesAreRendered compares everything that is made of the chart with what make chart would write: deploy, the README, and
+// what the templates make of each configuration.
+func TestFilesAreRendered(t *testing.T) {
+	files, err := Files(t.Context(), programs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range files {
+		have, err := os.ReadFile(filepath.Join(Sources(), path))
+		if err != nil || string(have) != want {
+			t.Errorf("%s, %v, isn't what the chart makes: run make chart, and look at what changes", path, err)
+		}
+	}
+	old, err := filepath.Glob(filepath.Join("testdata", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range old {
+		if files[filepath.Join("test/cluster/chart", path)] == "" {
+			t.Errorf("%s is of no configuration", path)
+		}
+	}
+}
+
+func TestLint(t *testing.T) {
+	bin := programs(t)
+	for _, c := range configurations(t) {
+		t.Run(c.Name, func(t *testing.T) {
+			if out, err := Helm(t.Context(), bin, append([]string{"lint", "--strict", Directory()}, c.Args...)...); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// TestWhatIsRefused: values that are wrong are refused with words, before anything is made.
+func TestWhatIsRefused(t *testing.T) {
+	bin := programs(t)
+	for name, tc := range map[string]struct{ values, want string }{
+		"a typo":                              {"hostpth: {enabled: true}", "additional properties 'hostpth' not allowed"},
+		"a typo further in":                   {"hostpath: {controller: {replica: 3}}", "additional properties 'replica' not allowed"},
+		"smb":                                 {"smb: {enabled: true}", "the smb backend, which this release does not have: leave smb.enabled false"},
+		"Windows":                             {"hostpath: {windows: {enabled: true}}", "a driver that mounts on Windows, which this release does not have"},
+		"another kind":                        {"hostpath: {storageClasses: {x: {kind: file}}}", "/hostpath/storageClasses/x"},
+		"no kind":                             {"hostpath: {storageClasses: {x: {fsType: ext4}}}", "missing property 'kind'"},
+		"a filesystem for directories":        {"hostpath: {storageClasses: {x: {kind: directory, fsType: ext4}}}", "/hostpath/storageClasses/x"},
+		"a parameter that isn't there":        {"hostpath: {storageClasses: {x: {kind: image, parameters: {size: 1Gi}}}}", "'size' not allowed"},
+		"no replicas":                         {"hostpath: {controller: {replicas: 0}}", "/hostpath/controller/replicas"},
+		"a relative root":                     {"hostpath: {root: var/lib}", "/hostpath/root"},
+		"a root with a slash at its end":      {"hostpath: {root: /mnt/}", "/hostpath/root"},
+		"a name that is none":                 {"hostpath: {driverName: Hostpath_CSI}", "/hostpath/driverName"},
+		"a name that is too long":             {"hostpath: {driverName: " + strings.Repeat("a", 64) + "}", "/hostpath/driverName"},
+		"a digest that is none":               {"images: {driver: {digest: latest}}", "/images/driver/digest"},
+		"a pull policy that is none":          {"images: {pullPolicy: Sometimes}", "/images/pullPolicy"},
+		"no time":                             {"hostpath: {controller: {timeout: 60}}", "/hostpath/controller/timeout"},
+		"no capacity":                         {"hostpath: {controller: {capacity: {qps: 0}}}", "/hostpath/controller/capacity/qps"},
+		"blocks of no size":                   {"hostpath: {metadataBlockSize: 1000}", "/hostpath/metadataBlockSize"},
+		"a forgotten node twice":              {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
+		"a flag that is none":                 {"hostpath: {controller: {extraArgs: [strict-topology]}}", "/hostpath/controller/extraArgs/0"},
+		"environment that is taken":           {"env: {NODE_NAME: x}", "NODE_NAME"},
+		"a quantity that is none":             {"admission: {inline: {maxSize: 10GB}}", "/admission/inline/maxSize"},
+		"a monitor that is none":              {"monitoring: {kind: Prometheus}", "/monitoring/kind"},
+		"the release's own namespace":         {"namespace: {create: true}", "Helm needs the release's namespace before it can make any object"},
+		"two drivers of one name":             {"hostpath: {driverName: smb.csi.causeway.dev}", "two drivers need two names"},
+		"a directory that nobody fills":       {"hostpath: {certificates: {nodesDirectory: /etc/certs}}", "goes with source: secrets"},
+		"a snapshot controller without a pod": {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}", "it runs in hostpath's controller, which is off"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "values.yaml")
+			if err := os.WriteFile(path, []byte(tc.values), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Render(t.Context(), bin, "--values="+path); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestCertificates: what Helm makes opens the way from the router to nodes, and no other.
+func TestCertificates(t *testing.T) {
+	objects, err := Render(t.Context(), programs(t), "--set=hostpath.certificates.days=100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := map[string]map[string][]byte{}
+	for _, o := range objects {
+		var s struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Data     map[string][]byte
+		}
+		if err := yaml.Unmarshal([]byte(o.Text), &s); err == nil && s.Kind == "Secret" {
+			secrets[s.Metadata.Name] = s.Data
+		}
+	}
+	router, nodes := secrets["causeway-router-tls"], secrets["causeway-nodes-tls"]
+	for _, s := range []map[string][]byte{router, nodes} {
+		if _, err := tls.X509KeyPair(s["tls.crt"], s["tls.key"]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	believes := func(reader, shown map[string][]byte, name string, usage x509.ExtKeyUsage) error {
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(reader["ca.crt"]) {
+			t.Fatal("ca.crt has no certificate")
+		}
+		block, _ := pem.Decode(shown["tls.crt"])
+		leaf, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for days, want := range map[int]bool{99: true, 101: false} {
+			_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: time.Now().Add(time.Duration(days) * 24 * time.Hour)})
+			if shownTo := (err == nil); shownTo != want && want {
+				return err
+			} else if shownTo != want {
+				t.Errorf("%s is good for more than 100 days", name)
+			}
+		}
+		return nil
+	}
+	if err := believes(nodes, router, "causeway-router", x509.ExtKeyUsageClientAuth); err != nil {
+		t.Errorf("a node doesn't believe the router: %v", err)
+	}
+	if err := believes(router, nodes, "causeway-nodes", x509.ExtKeyUsageServerAuth); err != nil {
+		t.Errorf("the router doesn't believe a node: %v", err)
+	}
+	if believes(nodes, nodes, "causeway-nodes", x509.ExtKeyUsageClientAuth) == nil {
+		t.Error("a node believes another node, which may then call it")
+	}
+	if believes(router, router, "causeway-router", x509.ExtKeyUsageServerAuth) == nil {
+		t.Error("the router believes itself")
+	}
+}
+
+// baseValues switch on everything at once, so that each value can be seen to do something.
+const baseValues = `
+namespace: {name: storage, create: true}
+hostpath:
+  windows: {enabled: true}
+  volumeAttributesClasses: {x: {label: x}}
+smb:
+  enabled: true
+  windows: {enabled: true}
+networkPolicy: {enabled: true}
+monitoring: {kind: PodMonitor}
+admission: {inline: {maxSize: 2Gi}}
+`
+
+// alternatives are other values for those of values.yaml for which "another" won't do, by their paths. Numbers become others, and
+// true false. Empty ones are seen elsewhere.
+var alternatives = map[string]string{
+	"commonLabels":            `{a: b}`,
+	"env":                     `{A: b}`,
+	"images/pullSecrets":      `[x]`,
+	"images/driver/digest":    `"sha256:x"`,
+	"log/format":              `json`,
+	"hostpath/forgottenNodes": `[x]`,
+	"hostpath/storageClasses/causeway-hostpath/kind":               `image`,
+	"hostpath/storageClasses/causeway-hostpath-image/kind":         `directory`,
+	"hostpath/storageClasses/causeway-hostpath-image/fsType":       `xfs`,
+	"hostpath/snapshotClass/parameters":                            `{consistency: none}`,
+	"hostpath/volumeAttributesClasses":                             `{y: {label: y}}`,
+	"hostpath/certificates/source":                                 `cert-manager`,
+	"hostpath/certificates/days":                                   "", // TestCertificates
+	"hostpath/certificates/issuerRef":                              "", // the configuration issuer
+	"hostpath/certificates/nodesDirectory":                         "", // the configuration least
+	"smb/storageClasses":                                           `{x: {source: //a/b, secretName: c}}`,
+	"networkPolicy/metricsNamespaces/causeway.dev/scrapes-metrics": "", // its key has a slash: the configuration everything
+	"admission/inline/maxSize":                                     `3Gi`,
+	"admission/inline/namespaceLabels":                             `{a: b}`,
+	"monitoring/kind":                                              `ServiceMonitor`,
+	"monitoring/labels":                                            `{a: b}`,
+	"namespace/create":                                             `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
+}
+
+// leaves adds the values below one, by their paths.
+func leaves(path string, value any, all map[string]any) {
+	m, ok := value.(map[string]any)
+	if !ok || len(m) == 0 {
+		all[path] = value
+		return
+	}
+	for key, v := range m {
+		leaves(strings.TrimPrefix(path+"/"+key, "/"), v, all)
+	}
+}
+
+// nested is the JSON of an object that has a value at a path.
+func nested(path, value string) string {
+	keys := strings.Split(path, "/")
+	slices.Reverse(keys)
+	for _, key := range keys {
+		name, err := json.Marshal(key)
+		if err != nil {
+			panic(err)
+		}
+		value = fmt.Sprintf("{%s: %s}", name, value)
+	}
+	return value
+}
+
+// TestEveryValueDoesSomething changes each value of values.yaml, one at a time, and looks whether anything is rendered differently.
+func TestEveryValueDoesSomething(t *testing.T) {
+	bin := programs(t)
+	text, err := os.ReadFile(filepath.Join(Directory(), "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]any{}
+	leaves("", values, all)
+	// Everything is on, so that what depends on a switch can be seen.
+	base := filepath.Join(t.TempDir(), "base.yaml")
+	if err := os.WriteFile(base, []byte(baseValues), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	render := func(more string) (string, error) {
+		path := filepath.Join(t.TempDir(), "values.yaml")
+		if err := os.WriteFile(path, []byte(more), 0o644); err != nil {
+			return "", err
+		}
+		objects, err := Render(t.Context(), bin, "--values="+base, "--values="+path, "--skip-schema-validation")
+		var out strings.Builder
+		for _, o := range objects {
+			out.WriteString(secret.ReplaceAllString(o.Text, "$1: …"))
+		}
+		return out.String(), err
+	}
+	before, err := render("{}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path := range maps.Keys(alternatives) {
+		if _, ok := all[path]; !ok {
+			t.Errorf("values.yaml has no %s", path)
+		}
+	}
+	for path, value := range all {
+		other, ok := alternatives[path]
+		if last := path[strings.LastIndexByte(path, '/')+1:]; !ok {
+			other, ok = map[string]string{"nodeSelector": `{a: b}`, "podAnnotations": `{a: b}`, "affinity": `{nodeAffinity: {}}`, "tolerations": `[{key: a, operator: Exists}]`, "extraArgs": `[--a]`}[last]
+		} else if other == "" {
+			continue
+		}
+		switch v := value.(type) {
+		case bool:
+			if !ok {
+				other, ok = fmt.Sprint(!v), true
+			}
+		case string:
+			if !ok {
+				other, ok = `"another"`, true
+			}
+		case float64:
+			if !ok {
+				other, ok = fmt.Sprint(v+7), true
+			}
+		}
+		if !ok {
+			t.Errorf("there is no other value for %s", path)
+			continue
+		}
+		if after, err := render(nested(path, other)); err != nil || after == before {
+			t.Errorf("%s: %s makes no difference, %v", path, other, err)
+		}
+	}
+}
