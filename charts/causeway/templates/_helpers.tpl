@@ -180,15 +180,15 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* csi-sidecars-node on a Linux node: (dict "kubelet" … "driver" …). */}}
+{{/* csi-sidecars-node on a Linux node: (dict "kubelet" … "driver" … "http" port "probe" port). */}}
 {{- define "causeway.nodeSidecarArgs" -}}
 - --controllers=node-driver-registrar,livenessprobe
 - --csi-address=/csi/csi.sock
-- --http-endpoint=:9811
+- --http-endpoint=:{{ .http }}
 - --shutdown-timeout=4s
 - --node-driver-registrar-kubelet-registration-path={{ .kubelet }}/plugins/{{ .driver }}/csi.sock
 - --node-driver-registrar-plugin-registration-path=/registration
-- --livenessprobe-health-port=9808
+- --livenessprobe-health-port={{ .probe }}
 {{- end -}}
 
 {{/* csi-sidecars-node on a Windows node: (dict "kubelet" … "plugin" … "http" port "probe" port). */}}
