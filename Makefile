@@ -39,8 +39,8 @@ test-images: ## build the images for this machine and run what is in them; root,
 test-cluster: ## break a real cluster on this machine in every way that the docs speak of; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults
-build: ## build the driver and the sidecars into bin/
-	$(GO) build -trimpath -ldflags='-s -w' -tags $(TAGS) -o bin/ ./cmd/...
+build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
+	$(GO) build -trimpath -ldflags='-s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/pkg/sidecar.version=$(VERSION)' -tags $(TAGS) -o bin/ ./cmd/...
 images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
 	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
 images-lock: ## take the newest packages of Debian 12 for the images: deploy/images/debian.lock

@@ -13,6 +13,7 @@ func TestTheCommandLine(t *testing.T) {
 		args []string
 		code int
 	}{
+		{"the version needs no path", []string{"--version"}, 0},
 		{"help is help", []string{"help"}, 0},
 		{"the registrar is on by itself, and needs a path", nil, 2},
 		{"upstream's exec probe of the registrar succeeds", []string{path, "--mode=kubelet-registration-probe"}, 0},

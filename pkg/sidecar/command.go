@@ -92,6 +92,9 @@ func (c *Command) parse(args []string) ([]Controller, error) {
 	if err := c.table.parse(args); err != nil {
 		return nil, err
 	}
+	if c.showVersion { // whatever else is missing
+		return nil, errVersion
+	}
 	on, err := choose(c.controllers, c.Controllers)
 	if err != nil {
 		return nil, err
@@ -102,6 +105,9 @@ func (c *Command) parse(args []string) ([]Controller, error) {
 	}
 	return on, c.validate(on)
 }
+
+// errVersion means that nothing is asked for but the version.
+var errVersion = errors.New("only the version is asked for")
 
 // Check reports what is wrong with a command line, without running anything. A command is for one command line only.
 func (c *Command) Check(args []string) error {
@@ -177,11 +183,14 @@ func (c *Command) Main(args []string) int {
 		more.Flags(&Flags{table: &c.table})
 	}
 	on, err := c.parse(args)
-	if errors.Is(err, flag.ErrHelp) {
+	switch {
+	case errors.Is(err, flag.ErrHelp):
 		c.Help(os.Stdout)
 		return 0
-	}
-	if err == nil {
+	case errors.Is(err, errVersion):
+		fmt.Println(c.Name, Version())
+		return 0
+	case err == nil:
 		err = more.Run(on, os.Stdout)
 	}
 	return c.wrong(err)
@@ -206,11 +215,11 @@ func (c *Command) start(args []string) int {
 	case errors.Is(err, ErrDone):
 		fmt.Println(err)
 		return 0
-	case err != nil:
-		return c.wrong(err)
-	case c.showVersion:
+	case errors.Is(err, errVersion):
 		fmt.Println(c.Name, Version())
 		return 0
+	case err != nil:
+		return c.wrong(err)
 	}
 	log, err := c.Logging.Apply()
 	if err != nil {
