@@ -60,6 +60,21 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
+// TestTheAuthorsValues: the page for authors of drivers shows what is tried here.
+func TestTheAuthorsValues(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(Sources(), "docs", "write-your-own-driver.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := os.ReadFile(filepath.Join(Directory(), "ci", "own-driver-values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, shown, _ := strings.Cut(string(values), "\n"); !strings.Contains(string(page), "```yaml\n"+shown+"```\n") {
+		t.Errorf("docs/write-your-own-driver.md doesn't show %s", values)
+	}
+}
+
 func TestLint(t *testing.T) {
 	bin := programs(t)
 	for _, c := range configurations(t) {
@@ -194,6 +209,7 @@ var alternatives = map[string]string{
 	"images/pullSecrets":      `[x]`,
 	"images/driver/digest":    `"sha256:x"`,
 	"log/format":              `json`,
+	"hostpath/extraArgs":      `[--a]`,
 	"hostpath/forgottenNodes": `[x]`,
 	"hostpath/storageClasses/causeway-hostpath/kind":               `image`,
 	"hostpath/storageClasses/causeway-hostpath-image/kind":         `directory`,
