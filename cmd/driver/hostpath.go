@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
@@ -16,6 +18,7 @@ type hostpathFlags struct {
 	root  string
 	init  bool
 	adopt bool
+	on    string // nodes, with commas between them, on which adopt is meant
 }
 
 func (h *hostpathFlags) kind() backend.Backend { return (*hostpath.Backend)(nil) }
@@ -24,6 +27,12 @@ func (h *hostpathFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&h.root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
 	set.BoolVar(&h.init, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
 	set.BoolVar(&h.adopt, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
+	set.StringVar(&h.on, "adopt-root-on", "", "hostpath: `nodes` with commas between them, by their --node-id, on which --adopt-root is meant, where all have the same flags")
+}
+
+// adopts reports whether any root will be served on a node.
+func (h *hostpathFlags) adopts(node string) bool {
+	return h.adopt || slices.Contains(strings.Split(h.on, ","), node)
 }
 
 // check makes sure that nothing is mounted, or remembered, in the root: it would go with its disk.
@@ -41,12 +50,13 @@ func (h *hostpathFlags) check(o options, real func(path string) string) error {
 }
 
 func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (backend.Backend, error) {
-	if h.adopt {
-		log.Warn("--adopt-root is set: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
+	adopt := h.adopts(o.nodeID)
+	if adopt {
+		log.Warn("--adopt-root is set, or this node in --adopt-root-on: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
 	}
 	log.Info("opening the root", "root", h.root)
 	return hostpath.New(hostpath.Config{
-		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt,
+		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: adopt,
 		Seen:  filepath.Join(o.stateDir, "root-identity"),
 		Users: m.Users, Failing: m.Failing, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 	})

@@ -63,10 +63,15 @@ securityContext:
 
 {{/* The names of the secrets for the way between router and nodes. */}}
 {{- define "causeway.routerSecret" -}}
-{{- .Values.hostpath.certificates.routerSecret | default (printf "%s-router-tls" (include "causeway.fullname" .)) -}}
+{{- .Values.hostpath.certificates.routerSecret | default (printf "%s-router-%s" (include "causeway.fullname" .) (include "causeway.secretSuffix" .)) -}}
 {{- end -}}
 {{- define "causeway.nodesSecret" -}}
-{{- .Values.hostpath.certificates.nodesSecret | default (printf "%s-nodes-tls" (include "causeway.fullname" .)) -}}
+{{- .Values.hostpath.certificates.nodesSecret | default (printf "%s-nodes-%s" (include "causeway.fullname" .) (include "causeway.secretSuffix" .)) -}}
+{{- end -}}
+
+{{/* Helm's own secrets have other names: it deletes them when another source is chosen, and may not meet what is somebody else's. */}}
+{{- define "causeway.secretSuffix" -}}
+{{- eq .Values.hostpath.certificates.source "generate" | ternary "generated" "tls" -}}
 {{- end -}}
 
 {{/* A token for the API, as automountServiceAccountToken would put it into every container. */}}
@@ -165,6 +170,15 @@ imagePullSecrets:
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.nodesDirectory (ne .Values.hostpath.certificates.source "secrets") -}}
 {{- fail "hostpath.certificates.nodesDirectory goes with source: secrets. A directory on each node is filled by you" -}}
 {{- end -}}
+{{- if and .Values.hostpath.enabled (eq (include "causeway.routerSecret" .) (include "causeway.nodesSecret" .)) -}}
+{{- fail "hostpath.certificates.routerSecret and nodesSecret are the same: each side has its own key, and not the other's" -}}
+{{- end -}}
+{{- if and .Values.hostpath.enabled .Values.hostpath.windows.enabled .Values.hostpath.certificates.nodesDirectory -}}
+{{- fail "hostpath.certificates.nodesDirectory is a directory of Linux nodes: with Windows nodes all share a secret" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.nodeEgress) (or (hasKey .Values.env "OTEL_EXPORTER_OTLP_ENDPOINT") (hasKey .Values.env "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")) -}}
+{{- fail "env has where traces go, and networkPolicy lets nothing out of the nodes: say networkPolicy.nodeEgress" -}}
+{{- end -}}
 {{- if and .Values.snapshotController.enabled (not .Values.hostpath.enabled) -}}
 {{- fail "snapshotController.enabled: it runs in hostpath's controller, which is off" -}}
 {{- end -}}
@@ -205,8 +219,12 @@ imagePullSecrets:
 {{/* Who may read metrics. */}}
 {{- define "causeway.metricsIngress" -}}
 - from:
+  {{- with .Values.networkPolicy.metricsFrom }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
   - namespaceSelector:
-      matchLabels: {{- toYaml .Values.networkPolicy.metricsNamespaces | nindent 8 }}
+      matchLabels: {causeway.dev/scrapes-metrics: "true"}
+  {{- end }}
   ports:
   - {protocol: TCP, port: 9809}
   - {protocol: TCP, port: 9811}

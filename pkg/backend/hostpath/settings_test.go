@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -100,5 +101,21 @@ func TestSettingsThatCantBe(t *testing.T) {
 				t.Errorf("Create = %v, want ErrInvalid", err)
 			}
 		})
+	}
+}
+
+// TestInlineVolumesHaveNoSettings: a pod's author chooses the kind, and nothing that an administrator would.
+func TestInlineVolumesHaveNoSettings(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	handle := "csi-" + strings.Repeat("0", 64)
+	for key, value := range map[string]string{"enforce": "off", "direct-io": "false", "readahead": "1Gi", "label": "x", "consistency": "none"} {
+		o := imageOptions("", map[string]string{key: value}, nil)
+		if v, err := b.CreateInline(context.Background(), handle, o); !errors.Is(err, backend.ErrInvalid) {
+			t.Errorf("%s: %+v, %v", key, v, err)
+		}
+	}
+	if _, err := b.CreateInline(context.Background(), handle, imageOptions("", nil, nil)); err != nil {
+		t.Errorf("with nothing but a kind: %v", err)
 	}
 }

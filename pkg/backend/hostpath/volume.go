@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -136,10 +137,16 @@ func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.
 // inlineHandle is how the kubelet names inline volumes.
 var inlineHandle = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// CreateInline makes a directory for the life of one pod.
+// CreateInline makes a volume for the life of one pod, whose author says its parameters: of these there is only the kind. What an
+// administrator decides in a class, whether a size is enforced say, isn't the author's to undo.
 func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.CreateOptions) (backend.Volume, error) {
 	if !inlineHandle.MatchString(handle) {
 		return backend.Volume{}, fmt.Errorf("%w: an inline volume's handle is csi- and 64 hexadecimal digits", backend.ErrInvalid)
+	}
+	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
+		if key != kindKey {
+			return backend.Volume{}, fmt.Errorf("%w: an inline volume has its size and its %s, and no %.64q", backend.ErrInvalid, kindKey, key)
+		}
 	}
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Inline, b.cfg.Node, handle), Name: handle, Inline: true}, o)
 }

@@ -109,6 +109,15 @@ func TestWhatIsRefused(t *testing.T) {
 		"no capacity":                         {"hostpath: {controller: {capacity: {qps: 0}}}", "/hostpath/controller/capacity/qps"},
 		"blocks of no size":                   {"hostpath: {metadataBlockSize: 1000}", "/hostpath/metadataBlockSize"},
 		"a forgotten node twice":              {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
+		"a flag that the chart sets":          {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}", "/hostpath/controller/extraArgs/0"},
+		"a driver's flag that the chart sets": {"hostpath: {extraArgs: [--root=/x]}", "/hostpath/extraArgs/0"},
+		"a value that is taken away":          {"hostpath: {node: {resources: null}}", "missing property 'resources'"},
+		"half of the values taken away":       {"hostpath: null", "missing property 'hostpath'"},
+		"an issuer without a name":            {"hostpath: {certificates: {source: cert-manager, issuerRef: {kind: ClusterIssuer}}}", "/hostpath/certificates/issuerRef"},
+		"one secret for both sides":           {"hostpath: {certificates: {source: secrets, routerSecret: x, nodesSecret: x}}", "each side has its own key"},
+		"a label that is the chart's":         {"commonLabels: {app.kubernetes.io/part-of: x}", "invalid propertyName 'app.kubernetes.io/part-of'"},
+		"a comma in a path":                   {"hostpath: {root: \"/mnt/a,b\"}", "/hostpath/root"},
+		"traces that can't leave":             {"{env: {OTEL_EXPORTER_OTLP_ENDPOINT: x}, networkPolicy: {enabled: true}}", "say networkPolicy.nodeEgress"},
 		"a flag that is none":                 {"hostpath: {controller: {extraArgs: [strict-topology]}}", "/hostpath/controller/extraArgs/0"},
 		"environment that is taken":           {"env: {NODE_NAME: x}", "NODE_NAME"},
 		"a quantity that is none":             {"admission: {inline: {maxSize: 10GB}}", "/admission/inline/maxSize"},
@@ -147,7 +156,7 @@ func TestCertificates(t *testing.T) {
 			secrets[s.Metadata.Name] = s.Data
 		}
 	}
-	router, nodes := secrets["causeway-router-tls"], secrets["causeway-nodes-tls"]
+	router, nodes := secrets["causeway-router-generated"], secrets["causeway-nodes-generated"]
 	for _, s := range []map[string][]byte{router, nodes} {
 		if _, err := tls.X509KeyPair(s["tls.crt"], s["tls.key"]); err != nil {
 			t.Fatal(err)
@@ -211,22 +220,25 @@ var alternatives = map[string]string{
 	"log/format":              `json`,
 	"hostpath/extraArgs":      `[--a]`,
 	"hostpath/forgottenNodes": `[x]`,
-	"hostpath/storageClasses/causeway-hostpath/kind":               `image`,
-	"hostpath/storageClasses/causeway-hostpath-image/kind":         `directory`,
-	"hostpath/storageClasses/causeway-hostpath-image/fsType":       `xfs`,
-	"hostpath/snapshotClass/parameters":                            `{consistency: none}`,
-	"hostpath/volumeAttributesClasses":                             `{y: {label: y}}`,
-	"hostpath/certificates/source":                                 `cert-manager`,
-	"hostpath/certificates/days":                                   "", // TestCertificates
-	"hostpath/certificates/issuerRef":                              "", // the configuration issuer
-	"hostpath/certificates/nodesDirectory":                         "", // the configuration least
-	"smb/storageClasses":                                           `{x: {source: //a/b, secretName: c}}`,
-	"networkPolicy/metricsNamespaces/causeway.dev/scrapes-metrics": "", // its key has a slash: the configuration everything
-	"admission/inline/maxSize":                                     `3Gi`,
-	"admission/inline/namespaceLabels":                             `{a: b}`,
-	"monitoring/kind":                                              `ServiceMonitor`,
-	"monitoring/labels":                                            `{a: b}`,
-	"namespace/create":                                             `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
+	"hostpath/storageClasses/causeway-hostpath/kind":         `image`,
+	"hostpath/storageClasses/causeway-hostpath-image/kind":   `directory`,
+	"hostpath/storageClasses/causeway-hostpath-image/fsType": `xfs`,
+	"hostpath/snapshotClass/parameters":                      `{consistency: none}`,
+	"hostpath/volumeAttributesClasses":                       `{y: {label: y}}`,
+	"hostpath/certificates/source":                           `cert-manager`,
+	"hostpath/certificates/days":                             "", // TestCertificates
+	"hostpath/certificates/issuerRef":                        "", // the configuration issuer
+	"hostpath/certificates/nodesDirectory":                   "", // the configuration least
+	"smb/storageClasses":                                     `{x: {source: //a/b, secretName: c}}`,
+	"networkPolicy/metricsFrom":                              `[{podSelector: {}}]`,
+	"networkPolicy/nodeEgress":                               `[{}]`,
+	"hostpath/adoptRootOn":                                   `[x]`,
+	"enabled":                                                "", // for a chart above this one
+	"admission/inline/maxSize":                               `3Gi`,
+	"admission/inline/namespaceLabels":                       `{a: b}`,
+	"monitoring/kind":                                        `ServiceMonitor`,
+	"monitoring/labels":                                      `{a: b}`,
+	"namespace/create":                                       `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
 }
 
 // leaves adds the values below one, by their paths.
@@ -297,8 +309,9 @@ func TestEveryValueDoesSomething(t *testing.T) {
 	for path, value := range all {
 		other, ok := alternatives[path]
 		if last := path[strings.LastIndexByte(path, '/')+1:]; !ok {
-			other, ok = map[string]string{"nodeSelector": `{a: b}`, "podAnnotations": `{a: b}`, "affinity": `{nodeAffinity: {}}`, "tolerations": `[{key: a, operator: Exists}]`, "extraArgs": `[--a]`}[last]
-		} else if other == "" {
+			other, ok = map[string]string{"nodeSelector": `{a: b}`, "podAnnotations": `{a: b}`, "affinity": `{nodeAffinity: {}}`, "tolerations": `[{key: a, operator: Exists}]`, "requiredDuringSchedulingIgnoredDuringExecution": "", "nodeSelectorTerms": `[]`, "extraArgs": `[--a]`}[last]
+		}
+		if ok && other == "" {
 			continue
 		}
 		switch v := value.(type) {

@@ -106,6 +106,9 @@ func makeRoot(own nodeFiles, f files, s spec) error {
 	}
 	b := builder{root: root}
 	b.mount("tmpfs", "/", "tmpfs", 0, "mode=755")
+	// Before all that may be in them: somebody's cache, say, with the programs.
+	b.mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
+	b.mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 	for _, dir := range []string{"/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
 		b.system(dir)
 	}
@@ -123,8 +126,6 @@ func makeRoot(own nodeFiles, f files, s spec) error {
 	b.mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "") // of the node's own network
 	b.bind("/sys/fs/cgroup", "/sys/fs/cgroup", 0)
 	b.bind("/dev", "/dev", 0)
-	b.mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
-	b.mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 	b.directory("/run/containerd", "/run/lock", "/run/netns", "/var/tmp", "/root", "/mnt", "/opt")
 	if b.err != nil {
 		return b.err
