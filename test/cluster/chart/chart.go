@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/causeway-csi/causeway/test/cluster/components"
@@ -35,13 +36,18 @@ func Directory() string { return filepath.Join(Sources(), "charts", "causeway") 
 
 // Helm runs Helm from bin, with nothing of the user's own, and returns what it prints. An error has what it complains about.
 func Helm(ctx context.Context, bin string, args ...string) (string, error) {
+	return HelmIn(ctx, bin, os.Environ(), args...)
+}
+
+// HelmIn is Helm with an environment, which names a cluster.
+func HelmIn(ctx context.Context, bin string, env []string, args ...string) (string, error) {
 	home, err := os.MkdirTemp("", "causeway-helm-")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(home)
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm"), args...)
-	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	cmd.Env = append(slices.Clip(env), "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {

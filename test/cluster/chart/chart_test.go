@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -137,6 +138,61 @@ func TestWhatIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestThePagesValues: the file of values in docs/install.md does what its lines say.
+func TestThePagesValues(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(Sources(), "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile("(?s)```yaml\n(# values.yaml\n.*?)```").FindSubmatch(page)
+	if found == nil {
+		t.Fatal("docs/install.md has no values")
+	}
+	path := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(path, found[1], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := Render(t.Context(), programs(t), "--values="+path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for _, o := range objects {
+		all.WriteString(o.Text)
+	}
+	for _, want := range []string{"image: registry.example/driver:dev\n", "health-monitor,snapshot-controller\n", "kind: NetworkPolicy\n", "  name: causeway-hostpath-read-ahead\n", "    node-17\n"} {
+		if !strings.Contains(all.String(), want) {
+			t.Errorf("with the page's values there is no %q", want)
+		}
+	}
+	for _, value := range regexp.MustCompile("`((?:hostpath|snapshotController|networkPolicy|images|tests)\\.[a-zA-Z.]+)`").FindAllSubmatch(page, -1) {
+		if err := exists(string(value[1])); err != nil && string(value[1]) != "hostpath.csi.causeway.dev" {
+			t.Errorf("docs/install.md: %v", err)
+		}
+	}
+}
+
+// exists reports that values.yaml has no such value.
+func exists(path string) error {
+	text, err := os.ReadFile(filepath.Join(Directory(), "values.yaml"))
+	if err != nil {
+		return err
+	}
+	var values any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		return err
+	}
+	for key := range strings.SplitSeq(path, ".") {
+		m, _ := values.(map[string]any)
+		value, ok := m[key]
+		if !ok {
+			return fmt.Errorf("values.yaml has no %s", path)
+		}
+		values = value
+	}
+	return nil
 }
 
 // TestCertificates: what Helm makes opens the way from the router to nodes, and no other.

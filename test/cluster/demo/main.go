@@ -63,7 +63,7 @@ func run(ctx context.Context, keep bool) (err error) {
 	if err != nil {
 		return err
 	}
-	say("The driver: its images, made from these sources, and deploy/linux")
+	say("The driver: its images, made from these sources, and its chart")
 	if err := install.Driver(ctx, c, k, os.Stdout); err != nil {
 		return err
 	}

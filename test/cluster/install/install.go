@@ -1,9 +1,9 @@
-// Package install puts the driver into a test cluster, by the steps of docs/install.md.
+// Package install puts the driver into a test cluster, by the steps of docs/install.md: with Helm, or without.
 package install
 
 import (
 	"context"
-	"errors"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
@@ -19,83 +20,145 @@ import (
 // Namespace is the driver's.
 const Namespace = "causeway"
 
-// products are the images, as their archives are called.
-var products = []string{"driver", "csi-sidecars", "csi-sidecars-node"}
-
-// Driver makes the images from the sources that this program was built from, gives them to the cluster's nodes, and applies
-// the manifests. It returns when everything is ready. On a cluster that has the driver, its pods are replaced.
+// Driver makes the images from the sources that this program was built from, gives them to the cluster's nodes, and has Helm
+// install the chart, or upgrade what there is of it. It returns when everything is ready. Pods that run other images under the
+// same names are replaced.
 func Driver(ctx context.Context, p provider.Provider, k kubectl.Kubectl, log io.Writer) error {
-	root, err := sources()
-	if err != nil {
-		return err
-	}
 	dir, err := os.MkdirTemp("", "causeway-install-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fmt.Fprintln(log, "install: making the images")
-	if err := images(ctx, root, dir, log); err != nil {
-		return fmt.Errorf("make the images: %w", err)
-	}
-	var tars []string
-	for _, product := range products {
-		tars = append(tars, filepath.Join(dir, product+".tar"))
-	}
-	fmt.Fprintln(log, "install: loading them into the nodes")
-	if err := p.Load(ctx, tars...); err != nil {
+	made, err := MakeImages(ctx, log, dir, "dev")
+	if err != nil {
 		return err
 	}
-	fmt.Fprintln(log, "install: applying deploy/linux")
-	return apply(ctx, k, root, dir)
+	if err := made.Load(ctx, log, p); err != nil {
+		return err
+	}
+	h, err := NewHelm(ctx, log, k)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(log, "install: installing charts/causeway")
+	if err := MakeNamespace(ctx, k); err != nil {
+		return err
+	}
+	_, err = h.Upgrade(ctx, chart.Directory(), made, "--install")
+	return err
 }
 
-// images makes the images for this machine's kind of processor in dir.
-func images(ctx context.Context, root, dir string, log io.Writer) error {
-	cmd := exec.CommandContext(ctx, "go", "run", ".", "--platforms=linux/"+runtime.GOARCH, "--out="+dir)
-	cmd.Dir = filepath.Join(root, "deploy", "images")
+// Images are those of the driver and the sidecars, in a directory.
+type Images struct {
+	dir, tag string
+	hash     string // of their digests
+}
+
+// products are the images, as their archives are called.
+var products = []string{"driver", "csi-sidecars", "csi-sidecars-node"}
+
+// MakeImages makes the images for this machine's kind of processor in dir, from the sources that this program was built from. The
+// programs in them say the tag, too.
+func MakeImages(ctx context.Context, log io.Writer, dir, tag string) (Images, error) {
+	fmt.Fprintln(log, "install: making the images, with the tag", tag)
+	cmd := exec.CommandContext(ctx, "go", "run", ".", "--platforms=linux/"+runtime.GOARCH, "--out="+dir, "--version="+tag)
+	cmd.Dir = filepath.Join(chart.Sources(), "deploy", "images")
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	cmd.Stdout, cmd.Stderr = log, log
-	return cmd.Run()
+	if err := cmd.Run(); err != nil {
+		return Images{}, fmt.Errorf("make the images: %w", err)
+	}
+	digests, err := os.ReadFile(filepath.Join(dir, "digests.txt"))
+	return Images{dir, tag, fmt.Sprintf("%.16x", sha256.Sum256(digests))}, err
 }
 
-// apply applies the CRDs, makes the certificates and applies the manifests.
-func apply(ctx context.Context, k kubectl.Kubectl, root, dir string) error {
-	_, gone := k.Run(ctx, "-n", Namespace, "get", "daemonset", "causeway-node")
-	if _, err := k.Run(ctx, "apply", "--server-side", "-k", filepath.Join(root, "deploy", "crds")); err != nil {
+// Load gives them to a cluster's nodes.
+func (i Images) Load(ctx context.Context, log io.Writer, p provider.Provider) error {
+	fmt.Fprintln(log, "install: loading them into the nodes")
+	var tars []string
+	for _, product := range products {
+		tars = append(tars, filepath.Join(i.dir, product+".tar"))
+	}
+	return p.Load(ctx, tars...)
+}
+
+// MakeNamespace makes the driver's namespace, with the labels of Pod Security that it needs.
+func MakeNamespace(ctx context.Context, k kubectl.Kubectl) error {
+	_, err := k.Run(ctx, "apply", "--server-side", "-f", filepath.Join(chart.Sources(), "deploy", "linux", "namespace.yaml"))
+	return err
+}
+
+// Helm is a Helm for one cluster, which runs in the driver's namespace.
+type Helm struct {
+	bin     string
+	kubectl kubectl.Kubectl
+}
+
+// NewHelm builds it, if it isn't yet.
+func NewHelm(ctx context.Context, log io.Writer, k kubectl.Kubectl) (Helm, error) {
+	bin, err := chart.Programs(ctx, log)
+	return Helm{bin, k}, err
+}
+
+// Run returns what a command prints. An error has what it complains about.
+func (h Helm) Run(ctx context.Context, args ...string) (string, error) {
+	return chart.HelmIn(ctx, h.bin, h.kubectl.Environment(), append([]string{"--namespace=" + Namespace}, args...)...)
+}
+
+// Upgrade upgrades the release causeway to a chart with the tests' values and these images, and waits until everything is ready.
+// An error says what the pods say.
+func (h Helm) Upgrade(ctx context.Context, to string, i Images, args ...string) (string, error) {
+	args = append([]string{"upgrade", "causeway", to, "--wait", "--timeout=180s",
+		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "install", "values.yaml"), "--set=images.tag=" + i.tag,
+		// Nothing else in a pod says that an image of the same name is another.
+		`--set-string=hostpath.controller.podAnnotations.images=` + i.hash + `,hostpath.node.podAnnotations.images=` + i.hash,
+	}, args...)
+	out, err := h.Run(ctx, args...)
+	if err != nil {
+		return out, why(ctx, h.kubectl, err)
+	}
+	return out, nil
+}
+
+// why adds to an error what the pods say.
+func why(ctx context.Context, k kubectl.Kubectl, err error) error {
+	said, _ := k.Run(ctx, "-n", Namespace, "get", "pods,events", "-o", "wide")
+	return fmt.Errorf("%w\n%s", err, said)
+}
+
+// Manifests applies deploy/linux without Helm: the CRDs, the certificates, and the manifests. It returns when everything is ready. The
+// images must have the tag dev.
+func Manifests(ctx context.Context, k kubectl.Kubectl, i Images) error {
+	crds := filepath.Join(chart.Directory(), "crds")
+	if _, err := k.Run(ctx, "apply", "--server-side", "-k", crds); err != nil {
 		return err
 	}
-	kinds, err := k.Run(ctx, "get", "-k", filepath.Join(root, "deploy", "crds"), "-o", "name")
+	kinds, err := k.Run(ctx, "get", "-k", crds, "-o", "name")
 	if err != nil {
 		return err
 	}
 	if _, err := k.Run(ctx, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, strings.Fields(kinds)...)...); err != nil {
 		return err
 	}
-	if _, err := k.Run(ctx, "apply", "--server-side", "-f", filepath.Join(root, "deploy", "linux", "namespace.yaml")); err != nil {
+	if err := MakeNamespace(ctx, k); err != nil {
 		return err
 	}
-	if err := certificates(ctx, k, dir); err != nil {
+	if err := certificates(ctx, k, i.dir); err != nil {
 		return fmt.Errorf("certificates: %w", err)
 	}
-	overlay := filepath.Join(root, "test", "cluster", "install", "overlay")
-	if _, err := k.Run(ctx, "apply", "--server-side", "-k", overlay); err != nil {
+	if _, err := k.Run(ctx, "apply", "--server-side", "-k", Overlay()); err != nil {
 		return err
 	}
-	workloads := []string{"daemonset/causeway-node", "deployment/causeway-controller"}
-	if gone == nil { // the images may be others under the same name
-		if _, err := k.Run(ctx, append([]string{"-n", Namespace, "rollout", "restart"}, workloads...)...); err != nil {
-			return err
-		}
-	}
-	for _, w := range workloads {
+	for _, w := range []string{"daemonset/causeway-node", "deployment/causeway-controller"} {
 		if _, err := k.Run(ctx, "-n", Namespace, "rollout", "status", w, "--timeout=180s"); err != nil {
-			pods, _ := k.Run(ctx, "-n", Namespace, "get", "pods,events", "-o", "wide")
-			return fmt.Errorf("%w\n%s", err, pods)
+			return why(ctx, k, err)
 		}
 	}
 	return nil
 }
+
+// Overlay is the directory that Manifests applies.
+func Overlay() string { return filepath.Join(chart.Sources(), "test", "cluster", "install", "overlay") }
 
 // certificates makes certificates and runs the commands that the driver prints, which make their secrets.
 func certificates(ctx context.Context, k kubectl.Kubectl, dir string) error {
@@ -119,17 +182,4 @@ func certificates(ctx context.Context, k kubectl.Kubectl, dir string) error {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
-}
-
-// sources returns the directory of the sources that this was built from.
-func sources() (string, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		return "", errors.New("this was built with -trimpath: it doesn't know where its sources are")
-	}
-	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
-	if _, err := os.Stat(filepath.Join(root, "deploy", "linux")); err != nil {
-		return "", fmt.Errorf("the sources that this was built from aren't there any more: %w", err)
-	}
-	return root, nil
 }

@@ -25,7 +25,7 @@ const (
 	namespace = "causeway"
 )
 
-// scene is an API server, and a directory with a copy of deploy and the operator's own files beside it.
+// scene is an API server, and a directory with copies of deploy and charts, and the operator's own files beside them.
 type scene struct {
 	*testing.T
 	dir    string
@@ -59,8 +59,10 @@ func begin(t *testing.T) *scene {
 	}
 	s := &scene{T: t, dir: t.TempDir(), client: client, page: string(page)}
 	s.env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+s.dir, "PATH="+bin+":"+os.Getenv("PATH"))
-	if err := os.CopyFS(filepath.Join(s.dir, "deploy"), os.DirFS(filepath.Join(source, "deploy"))); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"deploy", "charts"} {
+		if err := os.CopyFS(filepath.Join(s.dir, dir), os.DirFS(filepath.Join(source, dir))); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return s
 }
@@ -404,7 +406,8 @@ spec:
   capacity: {storage: 1Gi}
   accessModes: [ReadWriteOnce]
   storageClassName: causeway-hostpath
-  csi: {driver: hostpath.csi.causeway.dev, volumeHandle: x}
+  csi: {driver: hostpath.csi.causeway.dev, volumeHandle: a` + strings.Repeat("0", 56) + `}
+  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: hostpath.csi.causeway.dev/node, operator: In, values: [node-1]}]}]}}
 X`)
 	s.run("kubectl apply --server-side --force-conflicts -k deploy/linux")
 	s.run("kubectl delete --wait=false -k deploy/linux")

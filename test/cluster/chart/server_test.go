@@ -1,0 +1,551 @@
+package chart
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/causeway-csi/causeway/test/cluster/components"
+	"github.com/causeway-csi/causeway/test/cluster/controlplane"
+)
+
+// server is an API server that knows all kinds of the chart's objects, and no controllers.
+type server struct {
+	*testing.T
+	helm   string // the directory that has it
+	bin    string // kubectl
+	env    []string
+	client kubernetes.Interface
+	labels map[string]string // of the namespace that the chart makes
+}
+
+// begin starts one, and makes the namespaces of all configurations, with the chart's labels.
+func begin(t *testing.T) *server {
+	t.Helper()
+	plane, err := controlplane.Start(t.Context(), controlplane.Options{WithoutControllerManager: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := plane.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	bin, err := components.Build(t.Context(), os.Stderr, "kubectl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(plane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{T: t, helm: programs(t), bin: filepath.Join(bin, "kubectl"), client: client}
+	s.env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+t.TempDir())
+	s.kubectl("", "apply", "--server-side", "-k", filepath.Join(Directory(), "crds"))
+	for module, path := range map[string]string{
+		"github.com/cert-manager/cert-manager":               "deploy/crds",
+		"github.com/prometheus-operator/prometheus-operator": "example/prometheus-operator-crd",
+	} {
+		s.kubectl("", "apply", "--server-side", "-f", filepath.Join(s.module(module), path))
+	}
+	s.kubectl("", "wait", "--timeout=60s", "--for=condition=Established", "crd", "--all")
+	for _, name := range []string{"causeway", "storage"} {
+		for _, o := range s.render("--namespace=elsewhere", "--set=namespace.create=true,namespace.name="+name) {
+			if o.Source == "namespace.yaml" {
+				s.kubectl(o.Text, "apply", "--server-side", "-f", "-")
+				s.labels = s.object(o).Metadata.Labels
+			}
+		}
+		s.account(name, "default") // of the pods of helm test
+	}
+	return s
+}
+
+// module returns where a module is that crds/go.mod names, which is fetched if it isn't there.
+func (s *server) module(path string) string {
+	s.Helper()
+	cmd := exec.CommandContext(s.Context(), "go", "mod", "download", "-json")
+	cmd.Dir, cmd.Env = "crds", append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+	out, err := cmd.Output()
+	if err != nil {
+		s.Fatalf("%v\n%s", err, out)
+	}
+	for found := json.NewDecoder(strings.NewReader(string(out))); found.More(); {
+		var m struct{ Path, Dir string }
+		if err := found.Decode(&m); err != nil {
+			s.Fatal(err)
+		}
+		if m.Path == path {
+			return m.Dir
+		}
+	}
+	s.Fatalf("crds/go.mod has no %s", path)
+	return ""
+}
+
+// try runs kubectl with text as its input, and returns all that it prints.
+func (s *server) try(text string, args ...string) (string, error) {
+	cmd := exec.CommandContext(s.Context(), s.bin, args...)
+	cmd.Env, cmd.Stdin = s.env, strings.NewReader(text)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// kubectl is try for what must work.
+func (s *server) kubectl(text string, args ...string) string {
+	s.Helper()
+	out, err := s.try(text, args...)
+	if err != nil {
+		s.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+func (s *server) render(args ...string) []Object {
+	s.Helper()
+	objects, err := Render(s.Context(), s.helm, args...)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return objects
+}
+
+// parsed is what the tests read of objects of any kind.
+type parsed struct {
+	Kind     string
+	Metadata meta.ObjectMeta
+	Spec     struct {
+		core.PodSpec                      // a Pod's
+		Template     core.PodTemplateSpec // a Deployment's or DaemonSet's
+	}
+}
+
+func (s *server) object(o Object) (p parsed) {
+	s.Helper()
+	var kind struct {
+		Kind     string
+		Metadata meta.ObjectMeta
+		Spec     json.RawMessage
+	}
+	err := yaml.Unmarshal([]byte(o.Text), &kind)
+	p.Kind, p.Metadata = kind.Kind, kind.Metadata
+	switch {
+	case err == nil && kind.Kind == "Pod":
+		err = json.Unmarshal(kind.Spec, &p.Spec.PodSpec)
+	case err == nil && (kind.Kind == "Deployment" || kind.Kind == "DaemonSet"):
+		var w struct{ Template core.PodTemplateSpec }
+		err = json.Unmarshal(kind.Spec, &w)
+		p.Spec.Template = w.Template
+	}
+	if err != nil {
+		s.Fatalf("%s: %v", o.Source, err)
+	}
+	return p
+}
+
+// pod returns the pods that an object is or has made, if it is of such a kind.
+func (p parsed) pod() (core.PodSpec, bool) {
+	switch p.Kind {
+	case "Pod":
+		return p.Spec.PodSpec, true
+	case "Deployment", "DaemonSet":
+		return p.Spec.Template.Spec, true
+	}
+	return core.PodSpec{}, false
+}
+
+// TestServer gives a real API server all that the chart makes.
+func TestServer(t *testing.T) {
+	s := begin(t)
+	for name, run := range map[string]func(*server){
+		"every object is taken":      everyObject,
+		"what isn't taken":           notTaken,
+		"Pod Security":               podSecurity,
+		"what the policies refuse":   policies,
+		"no policy, nothing refused": noPolicies,
+	} {
+		t.Run(name, func(t *testing.T) { inner := *s; inner.T = t; run(&inner) })
+	}
+}
+
+// strictly is how objects are given to the server: nothing is kept, an unknown field is an error, and so is a warning, of Pod
+// Security or of what is deprecated.
+var strictly = []string{"apply", "--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f", "-"}
+
+// everyObject: those of every configuration, Windows' and what no user can have yet included.
+func everyObject(s *server) {
+	for _, c := range configurations(s.T) {
+		s.Run(c.Name, func(t *testing.T) {
+			objects := s.render(c.Args...)
+			var all []string
+			for _, o := range objects {
+				all = append(all, o.Text)
+			}
+			out, err := s.try(strings.Join(all, "---\n"), strictly...)
+			if taken := strings.Count(out, "serverside-applied (server dry run)"); err != nil || taken != len(objects) {
+				t.Errorf("%d of %d objects are taken, %v\n%s", taken, len(objects), err, out)
+			}
+		})
+	}
+}
+
+// notTaken: the test before would see what is wrong.
+func notTaken(s *server) {
+	node := func(change func(string) string) string {
+		for _, o := range s.render() {
+			if o.Source == "hostpath/node.yaml" && s.object(o).Kind == "DaemonSet" {
+				return change(o.Text)
+			}
+		}
+		s.Fatal("the chart has no DaemonSet")
+		return ""
+	}
+	s.levelled("warned", map[string]string{"pod-security.kubernetes.io/warn": "restricted"})
+	for name, tc := range map[string]struct{ object, want string }{
+		"an unknown field":          {node(func(o string) string { return strings.Replace(o, "priorityClassName:", "priorityClass:", 1) }), "priorityClass"},
+		"a value that isn't":        {node(func(o string) string { return strings.Replace(o, "Bidirectional", "Both", 1) }), "Both"},
+		"a warning of Pod Security": {node(func(o string) string { return strings.Replace(o, "namespace: causeway", "namespace: warned", 1) }), "would violate PodSecurity"},
+	} {
+		if out, err := s.try(tc.object, strictly...); err == nil || !strings.Contains(out, tc.want) {
+			s.Errorf("%s: %v, want %q in\n%s", name, err, tc.want, out)
+		}
+	}
+}
+
+// levelled makes a namespace with labels.
+func (s *server) levelled(name string, labels map[string]string) {
+	s.Helper()
+	if _, err := s.client.CoreV1().Namespaces().Create(s.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}}, meta.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// account makes a service account, as no controller does it here. Without it no pod is admitted.
+func (s *server) account(namespace, name string) {
+	s.Helper()
+	if _, err := s.client.CoreV1().ServiceAccounts(namespace).Create(s.Context(), &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// podSecurity: all pods are admitted where the chart's labels are, those of nodes only there, and all others everywhere.
+func podSecurity(s *server) {
+	s.levelled("ours", s.labels)
+	for _, level := range []string{"baseline", "restricted"} {
+		s.levelled(level, map[string]string{"pod-security.kubernetes.io/enforce": level})
+	}
+	accounts := map[string]bool{}
+	for _, c := range configurations(s.T) {
+		for _, o := range s.render(c.Args...) {
+			p := s.object(o)
+			spec, ok := p.pod()
+			if !ok {
+				continue
+			}
+			if spec.ServiceAccountName == "" {
+				spec.ServiceAccountName = "default"
+			}
+			refused := map[string]bool{"ours": false, "baseline": p.Kind == "DaemonSet", "restricted": p.Kind == "DaemonSet"}
+			for in, want := range refused {
+				if account := in + "/" + spec.ServiceAccountName; !accounts[account] {
+					accounts[account] = true
+					s.account(in, spec.ServiceAccountName)
+				}
+				_, err := s.client.CoreV1().Pods(in).Create(s.Context(), &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: spec}, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+				if !want && err != nil || want && (err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) {
+					s.Errorf("%s: a pod of %s %s where Pod Security is %s: %v, want it refused: %v", c.Name, p.Kind, p.Metadata.Name, in, err, want)
+				}
+			}
+		}
+	}
+}
+
+// attempt is an object that somebody makes, and the policies' answer.
+type attempt struct {
+	name, object string
+	refused      string // empty where it isn't
+}
+
+// Names of a volume and of a snapshot as the driver makes them.
+var (
+	volumeHandle   = "a" + strings.Repeat("0v", 28)
+	snapshotHandle = "s" + strings.Repeat("0v", 28)
+)
+
+// volume returns a PersistentVolume. affinity is what its nodeSelectorTerms have.
+func volume(driver, handle, affinity string) string {
+	if affinity != "" {
+		affinity = "\n  nodeAffinity: {required: {nodeSelectorTerms: [" + affinity + "]}}"
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: PersistentVolume
+metadata: {name: it}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteOnce]
+  csi: {driver: %s, volumeHandle: %q}%s
+`, driver, handle, affinity)
+}
+
+func content(driver, source string) string {
+	return fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata: {name: it}
+spec:
+  driver: %s
+  deletionPolicy: Retain
+  volumeSnapshotRef: {namespace: default, name: it}
+  source: {%s}
+`, driver, source)
+}
+
+// inline returns a pod with inline volumes, of a driver and the attributes of each.
+func inline(namespace, driver string, attributes ...string) string {
+	var volumes []string
+	for i, a := range attributes {
+		if a != "" {
+			a = ", volumeAttributes: {" + a + "}"
+		}
+		volumes = append(volumes, fmt.Sprintf("{name: v%d, csi: {driver: %s%s}}", i, driver, a))
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: it, namespace: %s}
+spec:
+  containers: [{name: it, image: it}]
+  volumes: [%s]
+`, namespace, strings.Join(volumes, ", "))
+}
+
+// policies tries what the policies are for, with each of their values.
+func policies(s *server) {
+	for namespace, labels := range map[string]map[string]string{"may": {"example.com/inline": "yes"}, "may-not": {"example.com/inline": "no"}, "unlabelled": nil} {
+		s.levelled(namespace, labels)
+		s.account(namespace, "default")
+	}
+	const (
+		usual = "usual.csi.example.com"
+		large = "large.csi.example.com"
+		small = "small.csi.example.com"
+		some  = "some.csi.example.com"
+		other = "other.csi.example.com"
+
+		badVolume   = "the volumeHandle is none that this driver makes"
+		badSnapshot = "the snapshotHandle is none that this driver makes"
+		badAffinity = "its nodeAffinity must require usual.csi.example.com/node"
+		badSize     = "the size of an inline volume is a whole number"
+	)
+	on := func(driver string) string {
+		return "{matchExpressions: [{key: " + driver + "/node, operator: In, values: [node-1]}]}"
+	}
+	for _, v := range []struct {
+		driver, values string
+		attempts       []attempt
+	}{
+		{usual, "", []attempt{
+			{"a volume", volume(usual, volumeHandle, on(usual)), ""},
+			{"a volume that may be on two nodes", volume(usual, volumeHandle, on(usual)+", "+on(usual)), ""},
+			{"a handle of two letters", volume(usual, "ab", on(usual)), badVolume},
+			{"one that climbs", volume(usual, "../../../../etc/shadow", on(usual)), badVolume},
+			{"one that is a path", volume(usual, "/etc", on(usual)), badVolume},
+			{"a snapshot's", volume(usual, snapshotHandle, on(usual)), badVolume},
+			{"in capitals", volume(usual, strings.ToUpper(volumeHandle), on(usual)), badVolume},
+			{"one too long", volume(usual, volumeHandle+"0", on(usual)), badVolume},
+			{"one too short", volume(usual, volumeHandle[1:], on(usual)), badVolume},
+			{"with a line more", volume(usual, volumeHandle+"\n", on(usual)), badVolume},
+			{"with letters that aren't used", volume(usual, "a"+strings.Repeat("w", 56), on(usual)), badVolume},
+			{"no affinity", volume(usual, volumeHandle, ""), badAffinity},
+			{"an affinity to something else", volume(usual, volumeHandle, "{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-1]}]}"), badAffinity},
+			{"an affinity to any node", volume(usual, volumeHandle, "{matchExpressions: [{key: "+usual+"/node, operator: Exists}]}"), badAffinity},
+			{"an affinity to one, or something else", volume(usual, volumeHandle, on(usual)+", {matchFields: [{key: metadata.name, operator: In, values: [node-1]}]}"), badAffinity},
+			{"another driver's volume", volume(other, "/etc", ""), ""},
+			{"a volume of no driver", strings.Replace(volume(other, "/etc", ""), "csi: {driver: "+other+", volumeHandle: \"/etc\"}", "hostPath: {path: /etc}", 1), ""},
+
+			{"a snapshot of a volume", content(usual, "volumeHandle: "+volumeHandle), ""},
+			{"a snapshot that is there", content(usual, "snapshotHandle: "+snapshotHandle), ""},
+			{"a snapshot of what is none", content(usual, "volumeHandle: x"), badVolume},
+			{"a snapshot of a snapshot", content(usual, "volumeHandle: "+snapshotHandle), badVolume},
+			{"a snapshot that is none", content(usual, "snapshotHandle: ../x"), badSnapshot},
+			{"a snapshot that is a volume", content(usual, "snapshotHandle: "+volumeHandle), badSnapshot},
+			{"another driver's snapshot", content(other, "snapshotHandle: ../x"), ""},
+
+			{"an inline volume", inline("unlabelled", usual, "size: 10Gi, kind: image"), ""},
+			{"one that says nothing", inline("unlabelled", usual, ""), ""},
+			{"one of the largest unit", inline("unlabelled", usual, "size: 1P"), ""},
+			{"two", inline("unlabelled", usual, "size: 1Gi", "kind: directory"), ""},
+			{"another driver's", inline("unlabelled", other, "path: /etc"), ""},
+			{"an unknown key", inline("unlabelled", usual, "size: 1Gi, path: /etc"), "may say its size and its kind, and nothing else"},
+			{"Kubernetes' own key", inline("unlabelled", usual, "csi.storage.k8s.io/ephemeral: \"false\""), "and nothing else"},
+			{"another kind", inline("unlabelled", usual, "kind: block"), "the kind of an inline volume is directory or image"},
+			{"the second is wrong", inline("unlabelled", usual, "size: 1Gi", "size: x"), badSize},
+			{"no size", inline("unlabelled", usual, `size: ""`), badSize},
+			{"nothing", inline("unlabelled", usual, `size: "0"`), badSize},
+			{"less than nothing", inline("unlabelled", usual, "size: -1Gi"), badSize},
+			{"another unit", inline("unlabelled", usual, "size: 1GB"), badSize},
+			{"half of a unit", inline("unlabelled", usual, "size: 1.5Gi"), badSize},
+			{"an exponent", inline("unlabelled", usual, `size: "1e9"`), badSize},
+			{"more than any", inline("unlabelled", usual, `size: "99999999999999999999"`), badSize},
+		}},
+		{large, "admission.inline.maxSize=2Gi", []attempt{
+			{"as large as it may be", inline("unlabelled", large, "size: 2Gi"), ""},
+			{"in other units", inline("unlabelled", large, `size: "2147483648"`), ""},
+			{"that says nothing", inline("unlabelled", large, ""), ""},
+			{"a byte more", inline("unlabelled", large, `size: "2147483649"`), "may have at most 2Gi"},
+			{"more in other units", inline("unlabelled", large, "size: 3G"), "may have at most 2Gi"},
+			{"much more", inline("unlabelled", large, "size: 9999999999999999999Pi"), "may have at most 2Gi"},
+			{"the second is larger", inline("unlabelled", large, "size: 1Gi", "size: 3Gi"), "may have at most 2Gi"},
+			{"another driver's", inline("unlabelled", other, "size: 3Gi"), ""},
+		}},
+		{small, "admission.inline.maxSize=512Mi", []attempt{
+			{"a size", inline("unlabelled", small, "size: 512Mi"), ""},
+			{"too large", inline("unlabelled", small, "size: 513Mi"), "may have at most 512Mi"},
+			{"no attributes", inline("unlabelled", small, ""), "must say its size here"},
+			{"a kind alone", inline("unlabelled", small, "kind: image"), "must say its size here"},
+			{"the second says none", inline("unlabelled", small, "size: 1Mi", ""), "must say its size here"},
+		}},
+		{some, `admission.inline.namespaceLabels.example\.com/inline=yes`, []attempt{
+			{"where they may be", inline("may", some, ""), ""},
+			{"where the label says no", inline("may-not", some, ""), "are for namespaces with the label example.com/inline=yes"},
+			{"where there is no label", inline("unlabelled", some, ""), "are for namespaces with the label example.com/inline=yes"},
+			{"another driver's", inline("unlabelled", other, ""), ""},
+		}},
+	} {
+		name, _, _ := strings.Cut(v.driver, ".")
+		args := []string{"--set=fullnameOverride=" + name + ",hostpath.driverName=" + v.driver}
+		if v.values != "" {
+			args = append(args, "--set-string="+v.values)
+		}
+		s.Run(name, func(t *testing.T) {
+			inner := *s
+			inner.T = t
+			inner.inForce(args...)
+			// They take a moment to be in force, each its own.
+			inner.until(func() error { return inner.attempt(volume(v.driver, "x", on(v.driver)), badVolume) })
+			inner.until(func() error { return inner.attempt(content(v.driver, "volumeHandle: x"), badVolume) })
+			inner.until(func() error { return inner.attempt(inline("may", v.driver, "kind: x"), "the kind of an inline volume") })
+			for _, a := range v.attempts {
+				if err := inner.attempt(a.object, a.refused); err != nil {
+					t.Errorf("%s: %v", a.name, err)
+				}
+			}
+		})
+	}
+}
+
+// inForce applies the policies that the chart makes.
+func (s *server) inForce(args ...string) {
+	s.Helper()
+	var all []string
+	for _, o := range s.render(args...) {
+		if o.Source == "hostpath/admission.yaml" {
+			all = append(all, o.Text)
+		}
+	}
+	if len(all) == 0 {
+		s.Fatal("the chart makes no policies")
+	}
+	s.kubectl(strings.Join(all, "---\n"), "apply", "--server-side", "--validate=strict", "--warnings-as-errors", "-f", "-")
+}
+
+// attempt asks the server for an object, which isn't kept, and compares the answer.
+func (s *server) attempt(object, refused string) error {
+	out, err := s.try(object, "create", "--dry-run=server", "--validate=ignore", "-f", "-")
+	if refused == "" && err != nil || refused != "" && (err == nil || !strings.Contains(out, refused)) {
+		return fmt.Errorf("%v, want %q in: %s", err, refused, out)
+	}
+	return nil
+}
+
+// until waits up to half a minute until something is so.
+func (s *server) until(so func() error) {
+	s.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		err := so()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.Fatal(err)
+		}
+	}
+}
+
+// noPolicies: a chart without them makes none.
+func noPolicies(s *server) {
+	for _, o := range s.render("--set=admission.handles=false,admission.inline.enabled=false") {
+		if strings.HasPrefix(s.object(o).Kind, "ValidatingAdmission") {
+			s.Errorf("there is a %s %s", s.object(o).Kind, s.object(o).Metadata.Name)
+		}
+	}
+}
+
+// TestRights compares the roles and bindings that the chart makes with those that csi-sidecars says it needs for the arguments
+// that the chart gives it.
+func TestRights(t *testing.T) {
+	s := &server{T: t, helm: programs(t)}
+	sidecars := filepath.Join(t.TempDir(), "csi-sidecars")
+	build := exec.CommandContext(t.Context(), "go", "build", "-tags=grpcnotrace", "-o", sidecars, "./cmd/csi-sidecars")
+	build.Dir, build.Env = Sources(), append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, c := range configurations(t) {
+		t.Run(c.Name, func(t *testing.T) {
+			var have, want []string
+			for _, o := range s.render(c.Args...) {
+				p := s.object(o)
+				if strings.Contains(o.Source, "/rbac") {
+					have = append(have, plain(t, o.Text))
+				}
+				backend, file, _ := strings.Cut(o.Source, "/")
+				if file != "controller.yaml" || p.Kind != "Deployment" {
+					continue
+				}
+				i := slices.IndexFunc(p.Spec.Template.Spec.Containers, func(c core.Container) bool { return c.Name == "csi-sidecars" })
+				line := []string{"rbac", "--name=" + strings.TrimSuffix(p.Metadata.Name, "-controller"), "--namespace=" + p.Metadata.Namespace,
+					"--service-account=" + p.Spec.Template.Spec.ServiceAccountName, "--driver-attach=false"}
+				if backend == "smb" { // shares have passwords
+					line = append(line, "--driver-secrets")
+				}
+				out, err := exec.CommandContext(t.Context(), sidecars, append(line, p.Spec.Template.Spec.Containers[i].Args...)...).Output()
+				if err != nil {
+					t.Fatalf("%q: %v", line, err)
+				}
+				for object := range strings.SplitSeq(strings.TrimSpace(string(out)), "\n---\n") {
+					want = append(want, plain(t, object))
+				}
+			}
+			slices.Sort(have)
+			slices.Sort(want)
+			if len(want) == 0 || !slices.Equal(have, want) {
+				t.Errorf("the chart makes\n%s\nand the sidecars need\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+			}
+		})
+	}
+}
+
+// plain is an object in one line, without its labels.
+func plain(t *testing.T, text string) string {
+	t.Helper()
+	var o map[string]any
+	if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+		t.Fatal(err)
+	}
+	delete(o["metadata"].(map[string]any), "labels")
+	out, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
