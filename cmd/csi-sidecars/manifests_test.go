@@ -85,6 +85,15 @@ func TestTheChartsRights(t *testing.T) {
 			t.Errorf("the snapshot controller's rights are also in\n%s", o)
 		}
 	}
+	without := rights(t, fullname, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.Contains(a, "capacity") })...)
+	if len(without) != len(all) {
+		t.Fatalf("without capacity there are %d objects, else %d", len(without), len(all))
+	}
+	for i, o := range all {
+		if o != without[i] {
+			all[i] = "{{- if .Values.hostpath.csiDriver.storageCapacity }}\n" + o + "\n{{- else }}\n" + without[i] + "\n{{- end }}"
+		}
+	}
 	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor", "--leader-election",
 		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets")
 	for path, want := range map[string]string{
