@@ -43,11 +43,16 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.place.group(group)}, nil
 }
 
+// deletionPolicyKey is a field of a VolumeGroupSnapshotClass, which is no driver's business. Kubernetes' own storage tests (v1.37) write it
+// among the class's parameters, too: a driver that refused it would fail them all.
+const deletionPolicyKey = "deletionPolicy"
+
 // groupOptions turns a checked request into what a backend is asked for.
 func groupOptions(req *csi.CreateVolumeGroupSnapshotRequest) (backend.GroupOptions, error) {
 	o := backend.GroupOptions{
 		Name: req.GetName(), Sources: req.GetSourceVolumeIds(), Parameters: ownKeys(req.GetParameters()), Secrets: req.GetSecrets(),
 	}
+	delete(o.Parameters, deletionPolicyKey) // of a copy
 	if err := required("name", o.Name); err != nil {
 		return o, err
 	}

@@ -69,6 +69,9 @@ func TestCreateGroupRequests(t *testing.T) {
 		"as Kubernetes asks": {func(r *request, one, two, three string) {
 			r.Parameters = map[string]string{"csi.storage.k8s.io/volumegroupsnapshot/name": "g", "storage.kubernetes.io/x": "y"}
 		}, codes.OK, ""},
+		"as Kubernetes' tests ask": {func(r *request, one, two, three string) {
+			r.Parameters = map[string]string{"deletionPolicy": "Retain"}
+		}, codes.OK, ""},
 		"of one volume":              {func(r *request, one, two, three string) { r.SourceVolumeIds = []string{one} }, codes.OK, ""},
 		"no name":                    {func(r *request, one, two, three string) { r.Name = "" }, codes.InvalidArgument, "name"},
 		"a name of 129 bytes":        {func(r *request, one, two, three string) { r.Name = strings.Repeat("n", 129) }, codes.InvalidArgument, "129"},

@@ -80,8 +80,12 @@ func Build(ctx context.Context, log io.Writer, names ...string) (string, error) 
 	return b.build(ctx, names)
 }
 
-// Tool is a program of some other module: the directory of a module that has it as a tool, and its package.
-type Tool struct{ Module, Package string }
+// Tool is a program of some other module.
+type Tool struct {
+	Module  string // the directory of a module that has the program as a tool, or as its own
+	Package string
+	Test    bool // the program is the package's tests
+}
 
 // BuildTools is Build for programs that aren't a cluster's: those of the modules below dir, whose tools by name are all.
 func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]Tool) (string, error) {
@@ -89,9 +93,10 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 	if err != nil {
 		return "", err
 	}
-	b := builder{table: map[string]component{}, tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	b := builder{table: map[string]component{}, tests: map[string]bool{}, tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
 	for name, t := range all {
 		b.table[name] = component{module: t.Module, pkg: t.Package}
+		b.tests[name] = t.Test
 	}
 	return b.build(ctx, slices.Sorted(maps.Keys(all)))
 }
@@ -99,7 +104,8 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 // builder builds components into a cache.
 type builder struct {
 	table map[string]component
-	tools string // the directory of the tools' modules
+	tests map[string]bool // which of them are the tests of a package
+	tools string          // the directory of the tools' modules
 	cache string
 	log   io.Writer
 }
@@ -163,7 +169,11 @@ func (b builder) one(ctx context.Context, dir, name string) error {
 	start := time.Now()
 	part := filepath.Join(dir, "."+name+".part")
 	defer os.Remove(part) // there only after a failure
-	cmd := goCommand(ctx, module, "build", "-trimpath", "-ldflags", flags, "-o", part, c.pkg)
+	build := []string{"build"}
+	if b.tests[name] {
+		build = []string{"test", "-c"}
+	}
+	cmd := goCommand(ctx, module, append(build, "-trimpath", "-ldflags", flags, "-o", part, c.pkg)...)
 	cmd.Stdout, cmd.Stderr = b.log, b.log
 	// A build whose process is gone would run on beside the next one's, without the lock.
 	runtime.LockOSThread()
@@ -201,7 +211,7 @@ func (b builder) directory(ctx context.Context) (string, error) {
 	}
 	fmt.Fprintln(sum, env)
 	var files []string
-	for _, pattern := range []string{"*/go.???", "*/*.go"} { // each in order
+	for _, pattern := range []string{"*/go.???", "*/*.go", "*/*/*.go"} { // each in order
 		some, err := fs.Glob(os.DirFS(b.tools), pattern)
 		if err != nil {
 			return "", err

@@ -45,6 +45,12 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	if err := supported(o); err != nil {
 		return err
 	}
+	if !exists(c.up()) {
+		// What takes minutes the first time is done before others are kept from theirs; below it is there.
+		if _, err := components.Build(ctx, o.Log, components.Names()...); err != nil {
+			return err
+		}
+	}
 	unlock, err := c.lock(ctx, o.Log)
 	if err != nil {
 		return err

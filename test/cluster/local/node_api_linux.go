@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Node is a Linux node of a cluster that runs. What it does to the node is what happens to machines; tests do it.
@@ -151,4 +155,34 @@ func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
 		return err
 	}
 	return n.cluster.startNode(ctx, plane.pid, n.node)
+}
+
+// Listen listens in the node's network, at an address of the node's, with this process at the other end. It is for what a node
+// of others' has and this one hasn't, such as an SSH server. Errors: the node is off.
+func (n Node) Listen(address string) (net.Listener, error) {
+	i, err := n.cluster.init(n.Name)
+	if err != nil {
+		return nil, err
+	}
+	network, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", i.pid))
+	if err != nil {
+		return nil, err
+	}
+	defer network.Close()
+	type result struct {
+		net.Listener
+		error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine, as it is of no use in that network
+		if err := unix.Setns(int(network.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- result{nil, fmt.Errorf("enter the network of %s: %w", n.Name, err)}
+			return
+		}
+		l, err := net.Listen("tcp", address)
+		done <- result{l, err}
+	}()
+	r := <-done
+	return r.Listener, r.error
 }

@@ -25,16 +25,11 @@ const (
 
 // Build writes archives of all of them into dir. bin has the components.
 func Build(dir, bin string) error {
-	platform := "linux/" + runtime.GOARCH
-	program := func(name string) (oci.File, error) {
-		content, err := os.ReadFile(filepath.Join(bin, name))
-		return oci.File{Path: "/" + name, Mode: 0o755, Content: content}, err
-	}
-	pause, err := program("pause")
+	pause, err := program(bin, "pause")
 	if err != nil {
 		return err
 	}
-	dns, err := program("dns")
+	dns, err := program(bin, "dns")
 	if err != nil {
 		return err
 	}
@@ -42,18 +37,36 @@ func Build(dir, bin string) error {
 	if err != nil {
 		return fmt.Errorf("busybox: %w", err)
 	}
-	for ref, i := range map[string]oci.Image{
+	_, err = write(dir, map[string]oci.Image{
 		Pause:   {Layers: [][]oci.File{{pause}}, Entrypoint: []string{"/pause"}, User: "65535:65535"},
 		DNS:     {Layers: [][]oci.File{{dns}}, Entrypoint: []string{"/dns"}, User: "65532:65532"},
-		Busybox: {Layers: [][]oci.File{busybox}, Cmd: []string{"sh"}, Env: []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin"}},
-	} {
-		i.Platform = platform
+		Busybox: {Layers: [][]oci.File{busybox}, Cmd: []string{"sh"}, Env: path},
+	})
+	return err
+}
+
+// path is where busybox' links are.
+var path = []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin"}
+
+// program returns a program of bin, as the root of an image has it.
+func program(bin, name string) (oci.File, error) {
+	content, err := os.ReadFile(filepath.Join(bin, name))
+	return oci.File{Path: "/" + name, Mode: 0o755, Content: content}, err
+}
+
+// write writes an archive of each image into dir, and returns their paths.
+func write(dir string, images map[string]oci.Image) ([]string, error) {
+	var tars []string
+	for ref, i := range images {
+		i.Platform = "linux/" + runtime.GOARCH
 		name, _, _ := strings.Cut(ref[strings.LastIndexByte(ref, '/')+1:], ":")
-		if _, err := oci.Write(filepath.Join(dir, name+".tar"), ref, i); err != nil {
-			return err
+		tar := filepath.Join(dir, name+".tar")
+		if _, err := oci.Write(tar, ref, i); err != nil {
+			return nil, err
 		}
+		tars = append(tars, tar)
 	}
-	return nil
+	return tars, nil
 }
 
 // busyboxFiles returns a root with this machine's busybox, and a link to it for each of its applets.

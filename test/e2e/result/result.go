@@ -1,0 +1,86 @@
+// Package result is what a run of the storage suite comes to, as it is written for programs.
+package result
+
+import (
+	"encoding/json"
+	"os"
+	"time"
+)
+
+// Result is one run of the suite with one configuration. It is the file CONFIGURATION.json of a report.
+type Result struct {
+	Configuration string `json:"configuration"` // such as hostpath-image
+	Driver        string `json:"driver"`        // its CSI name
+	// Scope is "full", which is every spec that there is for the configuration, or "smoke", which is one of each suite.
+	Scope    string            `json:"scope"`
+	Provider string            `json:"provider"` // who ran the cluster
+	Nodes    int               `json:"nodes"`
+	Procs    int               `json:"procs"` // specs that ran at the same time; those with [Serial] or [Disruptive] ran alone
+	Start    time.Time         `json:"start"`
+	Seconds  float64           `json:"seconds"` // from the first spec's start to the last one's end
+	CPU      CPU               `json:"cpuSeconds"`
+	Versions map[string]string `json:"versions"` // by what they are of
+	Counts   Counts            `json:"counts"`
+	Specs    []Spec            `json:"specs"` // in order of their names
+	// Problems are why the run isn't good: failed specs, others skipped than expected, too few passed, something left behind. A good
+	// run has none.
+	Problems []string `json:"problems"`
+}
+
+// CPU is in seconds of one processor, for as long as Result.Seconds says.
+type CPU struct {
+	Suite   float64 `json:"suite"`             // the suite's own processes
+	Machine float64 `json:"machine,omitempty"` // this machine altogether; left out where the cluster isn't on it
+}
+
+// Counts are how many specs there are of each state. Selected is passed, skipped and failed together.
+type Counts struct {
+	Selected int `json:"selected"`
+	Passed   int `json:"passed"`
+	Skipped  int `json:"skipped"` // by the suite, when they were run
+	Failed   int `json:"failed"`
+	LeftOut  int `json:"leftOut"` // not run, as the configuration says
+}
+
+// State is what a spec came to.
+type State string
+
+// The states.
+const (
+	Passed  State = "passed"
+	Skipped State = "skipped"
+	Failed  State = "failed"
+	LeftOut State = "leftOut"
+)
+
+// Spec is one that there is for the configuration.
+type Spec struct {
+	// Name has all that Kubernetes calls it, but for "External Storage [Driver: …] ", which is the same for all.
+	Name    string  `json:"name"`
+	Suite   string  `json:"suite"` // such as subPath
+	State   State   `json:"state"`
+	Seconds float64 `json:"seconds"`
+	// Message is what the suite says of a spec that failed or was skipped.
+	Message string `json:"message,omitempty"`
+	// Reason is why it is right that the spec was skipped or left out, as the configuration says.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Write writes a result as JSON.
+func (r Result) Write(path string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
+}
+
+// Read reads what Write has written.
+func Read(path string) (Result, error) {
+	var r Result
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(data, &r)
+}

@@ -1,0 +1,349 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
+	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/testimages"
+	"github.com/causeway-csi/causeway/test/e2e/result"
+)
+
+// nodes is how many Linux nodes there are: some specs want two.
+const nodes = 2
+
+// run is one run of this program.
+type run struct {
+	options  options
+	provider provider.Provider
+	configs  []config
+	installs bool
+
+	dir      string // for files that go at the end
+	kubectl  kubectl.Kubectl
+	bin      string
+	key      string // of SSH, where the provider lets this program into the nodes
+	versions map[string]string
+}
+
+// all brings the cluster up, runs the suite with each configuration, and takes the cluster down.
+func (r *run) all(ctx context.Context) (err error) {
+	start := time.Now()
+	if r.dir, err = os.MkdirTemp("", "causeway-e2e-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(r.dir)
+	if err := os.MkdirAll(r.options.report, 0o755); err != nil {
+		return err
+	}
+	say("building the suite")
+	if r.bin, err = programs(ctx); err != nil {
+		return err
+	}
+	if !r.options.keep { // what an earlier run has kept may have another driver
+		if err := r.provider.Down(ctx); err != nil {
+			return err
+		}
+	}
+	say("starting the cluster")
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.logs(context.WithoutCancel(ctx)))
+		}
+		if !r.options.keep {
+			err = errors.Join(err, r.down(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := r.provider.Up(ctx, provider.Options{Nodes: nodes, Keep: r.options.keep, Log: os.Stderr}); err != nil {
+		return err
+	}
+	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
+	defer stop()
+	if err := r.prepare(inside); err != nil {
+		return err
+	}
+	say("ready for the suite after %.0f s", time.Since(start).Seconds())
+	bad := 0
+	for i := range r.options.runs {
+		for _, c := range r.configs {
+			good, err := r.one(inside, c, i+1)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			if !good {
+				bad++
+			}
+		}
+	}
+	if bad > 0 {
+		return fmt.Errorf("%d of %d runs aren't as they should be; the results are in %s", bad, r.options.runs*len(r.configs), r.options.report)
+	}
+	say("all is as it should be, after %.0f s; the results are in %s", time.Since(start).Seconds(), r.options.report)
+	return nil
+}
+
+// prepare gives the cluster everything that the suite and the driver need.
+func (r *run) prepare(ctx context.Context) (err error) {
+	if r.kubectl, err = kubectl.New(ctx, r.provider, r.dir); err != nil {
+		return err
+	}
+	if r.installs && r.missing(ctx) {
+		if err := install.Driver(ctx, r.provider, r.kubectl, os.Stderr); err != nil {
+			return err
+		}
+	}
+	if r.options.provider != "existing" { // which can pull them
+		say("loading the suite's images")
+		tars, err := testimages.BuildSuite(r.dir, filepath.Join(r.bin, agnhost))
+		if err != nil {
+			return err
+		}
+		if err := r.provider.Load(ctx, tars...); err != nil {
+			return err
+		}
+	}
+	if c, ok := r.provider.(*local.Cluster); ok {
+		if err := r.enter(ctx, c); err != nil {
+			return err
+		}
+	}
+	r.versions, err = r.readVersions(ctx)
+	return err
+}
+
+// missing reports whether the driver is to be installed: with --keep one that is there stays.
+func (r *run) missing(ctx context.Context) bool {
+	if !r.options.keep {
+		return true
+	}
+	_, err := r.kubectl.Run(ctx, "-n", install.Namespace, "get", "daemonset", "causeway-node")
+	return err != nil
+}
+
+// enter gives a local cluster's nodes what specs expect of a node.
+func (r *run) enter(ctx context.Context, c *local.Cluster) error {
+	all, err := c.Nodes()
+	if err != nil {
+		return err
+	}
+	for _, n := range all {
+		if err := giveCrictl(ctx, n); err != nil {
+			return err
+		}
+	}
+	r.key, err = serveSSH(ctx, all, r.dir)
+	return err
+}
+
+// readVersions returns the versions of all that takes part.
+func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
+	versions, err := suiteVersions(r.bin)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.kubectl.Run(ctx, "version", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var v struct{ ServerVersion struct{ GitVersion string } }
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		return nil, err
+	}
+	versions["kubernetes"] = v.ServerVersion.GitVersion
+	if out, err = r.kubectl.Run(ctx, "get", "nodes", "-o", "jsonpath={.items[0].status.nodeInfo.kernelVersion} {.items[0].status.nodeInfo.containerRuntimeVersion}"); err != nil {
+		return nil, err
+	}
+	versions["kernel"], versions["runtime"], _ = strings.Cut(out, " ")
+	if r.installs {
+		versions["driver"] = commit(ctx)
+	}
+	return versions, nil
+}
+
+// commit returns what these sources are of, or "unknown" where git can't tell.
+func commit(ctx context.Context) string {
+	_, file, _, _ := runtime.Caller(0)
+	cmd := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+	cmd.Dir = filepath.Dir(file)
+	out, err := cmd.Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// one runs the suite with one configuration, writes the result, and reports whether it is good.
+func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
+	dir := r.options.report
+	if r.options.runs > 1 {
+		dir = filepath.Join(dir, "run-"+strconv.Itoa(number))
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, err
+	}
+	s := suite{config: c, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
+	res := result.Result{
+		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.provider, Nodes: nodes,
+		Procs: r.options.procs, Start: time.Now().UTC().Truncate(time.Second), Versions: maps.Clone(r.versions), Problems: []string{},
+	}
+	start, before := time.Now(), machine()
+	var last outcome
+	for _, sel := range s.selections(r.options.scope()) {
+		say("%s, run %d of %d: %s specs", c.name, number, r.options.runs, sel.name)
+		o, cpu, err := s.run(ctx, sel, dir)
+		if err != nil {
+			return false, err
+		}
+		res.Specs, res.CPU.Suite, last = append(res.Specs, o.ran...), res.CPU.Suite+cpu, o
+		res.Problems = append(res.Problems, o.wrong...)
+	}
+	res.Seconds = time.Since(start).Seconds()
+	if r.options.provider != "existing" {
+		res.CPU.Machine = machine() - before
+	}
+	for _, p := range unmatched(append(c.Smoke, c.leftOut(r.key != "")...), last) {
+		res.Problems = append(res.Problems, "expected.yaml has a pattern that matches no spec: "+p)
+	}
+	judge(&res, c.expected, r.key != "", last.all)
+	if err := r.left(ctx, c.driver); err != nil {
+		res.Problems = append(res.Problems, err.Error())
+	}
+	tell(res)
+	return len(res.Problems) == 0, res.Write(filepath.Join(dir, c.name+".json"))
+}
+
+// tell says what a result is.
+func tell(r result.Result) {
+	n := r.Counts
+	say("%s: %d selected, %d passed, %d skipped, %d failed, %d left out; %.0f s; %.0f s of CPU, of which the suite %.0f",
+		r.Configuration, n.Selected, n.Passed, n.Skipped, n.Failed, n.LeftOut, r.Seconds, r.CPU.Machine, r.CPU.Suite)
+	for _, p := range r.Problems {
+		say("  %s", p)
+	}
+}
+
+// patience is for how long a cluster may take to be empty again: what is deleted last takes its time.
+const patience = 90 * time.Second
+
+// left returns an error if a volume or snapshot is left of the specs, which delete what they make.
+func (r *run) left(ctx context.Context, driver string) error {
+	for deadline := time.Now().Add(patience); ; {
+		left, err := r.remains(ctx, driver)
+		switch {
+		case err != nil:
+			return fmt.Errorf("look for what is left: %w", err)
+		case left == "":
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("left of the specs: %s", left)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// remains returns the driver's objects, and on a local cluster what is on its nodes' disks.
+func (r *run) remains(ctx context.Context, driver string) (string, error) {
+	var left []string
+	for kind, path := range map[string]string{
+		"pv": "{range .items[?(@.spec.csi.driver==%q)]}pv/{.metadata.name} {end}", "volumesnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumesnapshotcontent/{.metadata.name} {end}",
+		"volumegroupsnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumegroupsnapshotcontent/{.metadata.name} {end}",
+	} {
+		out, err := r.kubectl.Run(ctx, "get", kind, "-o", "jsonpath="+fmt.Sprintf(path, driver))
+		if err != nil {
+			if strings.Contains(err.Error(), "the server doesn't have a resource type") {
+				continue
+			}
+			return "", err
+		}
+		left = append(left, strings.Fields(out)...)
+	}
+	c, ok := r.provider.(*local.Cluster)
+	if !ok || !r.installs {
+		return strings.Join(left, ", "), nil
+	}
+	all, err := c.Nodes()
+	if err != nil {
+		return "", err
+	}
+	for _, n := range all {
+		out, err := n.Run(ctx, "find", local.StorageDir+"/volumes", local.StorageDir+"/snapshots", "-mindepth", "1", "-maxdepth", "1")
+		if err != nil {
+			return "", err
+		}
+		for _, f := range strings.Fields(out) {
+			left = append(left, n.Name+":"+f)
+		}
+	}
+	return strings.Join(left, ", "), nil
+}
+
+// logs writes the cluster's, which say why something failed.
+func (r *run) logs(ctx context.Context) error {
+	dir := filepath.Join(r.options.report, "cluster-logs")
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	say("writing the cluster's logs into %s", dir)
+	return r.provider.Logs(ctx, dir)
+}
+
+// down ends the cluster, and looks at the machine.
+func (r *run) down(ctx context.Context) error {
+	say("ending the cluster")
+	if err := r.provider.Down(ctx); err != nil {
+		return err
+	}
+	c, ok := r.provider.(*local.Cluster)
+	if !ok {
+		return nil
+	}
+	left, err := c.Leftovers()
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("something of the cluster is left on this machine: %q", left)
+	}
+	return err
+}
+
+// machine returns how many seconds of CPU time this machine has spent since it started, for whatever it was. Where it has no /proc
+// that is 0.
+func machine() float64 {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	line, _, _ := strings.Cut(string(stat), "\n")
+	var ticks float64
+	for i, field := range strings.Fields(line) { // cpu user nice system idle iowait irq softirq steal …: proc(5)
+		switch i {
+		case 1, 2, 3, 6, 7:
+			n, err := strconv.ParseFloat(field, 64)
+			if err != nil {
+				return 0
+			}
+			ticks += n
+		}
+	}
+	const hertz = 100 // of user space, whatever the kernel's is
+	return ticks / hertz
+}
+
+func say(format string, args ...any) {
+	fmt.Printf(time.Now().Format(time.TimeOnly)+" "+format+"\n", args...)
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/causeway-csi/causeway/test/cluster/local"
+)
+
+// sshd is the SSH server that the suite expects on nodes: disruptive specs stop the kubelet by it and look at what is mounted. A local
+// cluster's nodes have no such server, and no systemd: so here is as much of both as the suite needs.
+type sshd struct {
+	node   local.Node
+	config *ssh.ServerConfig
+	mu     sync.Mutex
+	held   bool // the kubelet is stopped
+}
+
+// serveSSH lets the suite into the nodes, until ctx ends, with the key whose path it returns.
+func serveSSH(ctx context.Context, nodes []local.Node, dir string) (string, error) {
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return "", err
+	}
+	signer, err := ssh.NewSignerFromKey(private)
+	if err != nil {
+		return "", err
+	}
+	allowed, err := ssh.NewPublicKey(public)
+	if err != nil {
+		return "", err
+	}
+	block, err := ssh.MarshalPrivateKey(private, "")
+	if err != nil {
+		return "", err
+	}
+	key := filepath.Join(dir, "ssh-key")
+	if err := os.WriteFile(key, pem.EncodeToMemory(block), 0o600); err != nil {
+		return "", err
+	}
+	config := &ssh.ServerConfig{PublicKeyCallback: func(_ ssh.ConnMetadata, k ssh.PublicKey) (*ssh.Permissions, error) {
+		if !bytes.Equal(k.Marshal(), allowed.Marshal()) {
+			return nil, errors.New("not the key")
+		}
+		return nil, nil
+	}}
+	config.AddHostKey(signer) // the suite doesn't look at it
+	for _, n := range nodes {
+		l, err := n.Listen(n.Address + ":22")
+		if err != nil {
+			return "", fmt.Errorf("listen on %s: %w", n.Name, err)
+		}
+		context.AfterFunc(ctx, func() { l.Close() })
+		d := &sshd{node: n, config: config}
+		go d.serve(ctx, l)
+	}
+	return key, nil
+}
+
+func (d *sshd) serve(ctx context.Context, l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go d.connection(ctx, c)
+	}
+}
+
+// connection serves sessions of a client, which runs one command in each.
+func (d *sshd) connection(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	conn, channels, requests, err := ssh.NewServerConn(c, d.config)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	go ssh.DiscardRequests(requests)
+	for n := range channels {
+		if n.ChannelType() != "session" {
+			n.Reject(ssh.UnknownChannelType, "sessions only")
+			continue
+		}
+		channel, requests, err := n.Accept()
+		if err != nil {
+			return
+		}
+		go d.session(ctx, channel, requests)
+	}
+}
+
+func (d *sshd) session(ctx context.Context, channel ssh.Channel, requests <-chan *ssh.Request) {
+	defer channel.Close()
+	for r := range requests {
+		var exec struct{ Command string }
+		if r.Type != "exec" || ssh.Unmarshal(r.Payload, &exec) != nil {
+			r.Reply(false, nil)
+			continue
+		}
+		r.Reply(true, nil)
+		out, complaint, code := d.execute(ctx, exec.Command)
+		channel.Write(out)
+		channel.Stderr().Write(complaint)
+		channel.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
+		return
+	}
+}
+
+// execute runs a command line on the node. It is root's already, and so there is no sudo.
+func (d *sshd) execute(ctx context.Context, line string) (out, complaint []byte, code int) {
+	switch command, args, _ := strings.Cut(line, " "); command {
+	case "sudo":
+		return nil, []byte("sudo: command not found\n"), 127
+	case "systemctl":
+		out, err := d.systemctl(args)
+		if err != nil {
+			return nil, []byte(err.Error() + "\n"), 1
+		}
+		return []byte(out), nil, 0
+	}
+	cmd, err := d.node.Command(ctx, "bash", "-c", line)
+	if err != nil {
+		return nil, []byte(err.Error() + "\n"), 255
+	}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return stdout.Bytes(), stderr.Bytes(), exit.ExitCode()
+	}
+	if err != nil {
+		return stdout.Bytes(), append(stderr.Bytes(), err.Error()...), 255
+	}
+	return stdout.Bytes(), stderr.Bytes(), 0
+}
+
+// systemctl does what the suite has it do.
+func (d *sshd) systemctl(args string) (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch args {
+	case "stop kubelet":
+		if d.held {
+			return "", nil
+		}
+		d.held = true
+		return "", d.node.Hold("kubelet")
+	case "start kubelet":
+		if !d.held {
+			return "", nil
+		}
+		d.held = false
+		return "", d.node.Release("kubelet")
+	case "show kubelet --property ActiveState --value":
+		if d.held {
+			return "inactive\n", nil
+		}
+		return "active\n", nil
+	}
+	return "", fmt.Errorf("systemctl here doesn't know %q", args)
+}
+
+// crictl is as much of the command as the suite needs: find a container by its pod's UID and its name, and stop it.
+const crictl = `#!/bin/sh
+case "$1" in
+ps)
+	shift
+	while [ $# -gt 0 ]; do
+		case "$1" in
+		--label) uid=${2#*=}; shift ;;
+		--name) name=$2; shift ;;
+		esac
+		shift
+	done
+	running=$(CTR -n k8s.io tasks ls | awk '$3 == "RUNNING" {print $1}')
+	for id in $(CTR -n k8s.io containers ls -q "labels.\"io.kubernetes.pod.uid\"==$uid,labels.\"io.kubernetes.container.name\"==$name"); do
+		case " $(echo $running) " in *" $id "*) echo $id ;; esac
+	done
+	;;
+stop)
+	CTR -n k8s.io tasks kill -s SIGTERM "$2"
+	;;
+*)
+	echo "crictl here doesn't know: $*" >&2
+	exit 1
+	;;
+esac
+`
+
+// giveCrictl puts crictl into a node, where nothing else is seen of it: this machine's directories aren't written to.
+func giveCrictl(ctx context.Context, n local.Node) error {
+	const dir = "/usr/local/sbin"
+	ctr, err := n.Run(ctx, "sh", "-c", "command -v ctr")
+	if err != nil {
+		return err
+	}
+	if _, err := n.Run(ctx, "mount", "-t", "tmpfs", "-o", "mode=755", "crictl", dir); err != nil {
+		return err
+	}
+	cmd, err := n.Command(ctx, "sh", "-c", "cat >"+dir+"/crictl && chmod 755 "+dir+"/crictl")
+	if err != nil {
+		return err
+	}
+	cmd.Stdin = strings.NewReader(strings.ReplaceAll(crictl, "CTR", strings.TrimSpace(ctr)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("crictl on %s: %w: %s", n.Name, err, out)
+	}
+	return nil
+}

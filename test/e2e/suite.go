@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"debug/buildinfo"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/components"
+	"github.com/causeway-csi/causeway/test/cluster/kubectl"
+)
+
+// The programs that are made for the suite, of tools/suite.
+const (
+	ginkgo      = "ginkgo"
+	suiteBinary = "suite.test" // ginkgo wants that ending
+	agnhost     = "agnhost"
+)
+
+// programs builds them, which takes minutes the first time, and returns the directory that has them.
+func programs(ctx context.Context) (string, error) {
+	_, file, _, ok := runtime.Caller(0)
+	if !ok || !filepath.IsAbs(file) {
+		return "", errors.New("this was built with -trimpath: it doesn't know where its sources are")
+	}
+	return components.BuildTools(ctx, os.Stderr, filepath.Join(filepath.Dir(file), "tools"), map[string]components.Tool{
+		ginkgo:      {Module: "suite", Package: "github.com/onsi/ginkgo/v2/ginkgo"},
+		suiteBinary: {Module: "suite", Package: ".", Test: true},
+		agnhost:     {Module: "suite", Package: "k8s.io/kubernetes/test/images/agnhost"},
+	})
+}
+
+// suite runs specs of one configuration.
+type suite struct {
+	config  config
+	bin     string // where the programs are
+	kubectl kubectl.Kubectl
+	key     string // of SSH; empty if there is none
+	procs   int
+}
+
+// The specs of drivers that driver files describe, as the program has others too, and those of them that may have no others beside
+// them.
+const (
+	external = `External.Storage`
+	alone    = `\[Serial\]|\[Disruptive\]`
+)
+
+// selection is which specs to run.
+type selection struct {
+	name  string // of its files
+	focus string
+	skip  []string
+	procs int
+}
+
+// selections returns what a run of a scope consists of. Kubernetes marks specs that must run alone; ginkgo knows of [Serial] only.
+func (s suite) selections(scope string) []selection {
+	left := s.config.leftOut(s.key != "")
+	if scope == smoke {
+		return []selection{{"smoke", external + `.*(` + strings.Join(s.config.Smoke, "|") + `)`, append([]string{alone}, left...), s.procs}}
+	}
+	return []selection{
+		{"parallel", external, append([]string{alone}, left...), s.procs},
+		{"serial", external + `.*(` + alone + `)`, left, 1},
+	}
+}
+
+// limit is on a selection. It takes a quarter of an hour where this was written.
+const limit = 3 * time.Hour
+
+// run runs the specs, and writes ginkgo's report and log into dir. That specs fail is no error: the report says so.
+func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, cpu float64, err error) {
+	args := []string{
+		"run", "--procs=" + strconv.Itoa(sel.procs), "--timeout=" + limit.String(), "--no-color", "--keep-going", "--silence-skips",
+		"--output-dir=" + dir, "--json-report=" + s.config.name + "." + sel.name + ".ginkgo.json", "--focus=" + sel.focus,
+	}
+	for _, p := range sel.skip {
+		args = append(args, "--skip="+p)
+	}
+	args = append(args, filepath.Join(s.bin, suiteBinary), "--",
+		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider=skeleton", "-repo-root="+s.config.dir,
+		"-driver="+filepath.Join(s.config.dir, driverFile))
+	log, err := os.Create(filepath.Join(dir, s.config.name+"."+sel.name+".log"))
+	if err != nil {
+		return o, 0, err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, ginkgo), args...)
+	cmd.Env = append(s.kubectl.Environment(), "KUBE_SSH_KEY_PATH="+s.key, "KUBE_SSH_USER=root")
+	cmd.Stdout, cmd.Stderr = log, log
+	// In a group of its own, so that a terminal's Ctrl-C reaches it once: the second would keep specs from tidying up.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 2 * time.Minute
+	failed := cmd.Run()
+	if cmd.ProcessState != nil {
+		cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	}
+	if err := ctx.Err(); err != nil {
+		return o, cpu, err
+	}
+	o, err = readReport(filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json"))
+	if err != nil {
+		return o, cpu, fmt.Errorf("ginkgo: %w; %w; its log is %s", failed, err, log.Name())
+	}
+	if failed != nil {
+		o.wrong = append(o.wrong, fmt.Sprintf("ginkgo: %v; its log is %s", failed, log.Name()))
+	}
+	return o, cpu, nil
+}
+
+// unmatched returns the patterns that match no spec: there was one when they were written.
+func unmatched(patterns []string, o outcome) []string {
+	var none []string
+next:
+	for _, p := range patterns {
+		re := regexp.MustCompile(p)
+		for _, s := range o.all {
+			if re.MatchString(s.Name) {
+				continue next
+			}
+		}
+		none = append(none, p)
+	}
+	return none
+}
+
+// suiteVersions returns the versions of what the suite is made of.
+func suiteVersions(bin string) (map[string]string, error) {
+	info, err := buildinfo.ReadFile(filepath.Join(bin, suiteBinary))
+	if err != nil {
+		return nil, err
+	}
+	versions := map[string]string{"go": info.GoVersion}
+	for _, d := range info.Deps {
+		switch d.Path {
+		case "k8s.io/kubernetes":
+			versions["suite"] = d.Version
+		case "github.com/onsi/ginkgo/v2":
+			versions["ginkgo"] = d.Version
+		}
+	}
+	return versions, nil
+}
