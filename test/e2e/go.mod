@@ -14,6 +14,7 @@ require (
 	github.com/causeway-csi/causeway v0.0.0-00010101000000-000000000000
 	github.com/causeway-csi/causeway/test/cluster v0.0.0-00010101000000-000000000000
 	github.com/container-storage-interface/spec v1.13.0
+	github.com/onsi/ginkgo/v2 v2.32.1
 	golang.org/x/crypto v0.57.0
 	sigs.k8s.io/yaml v1.6.0
 )
@@ -21,6 +22,7 @@ require (
 require (
 	al.essio.dev/pkg/shellescape v1.5.1 // indirect
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
+	github.com/Masterminds/semver/v3 v3.5.0 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/causeway-csi/causeway/deploy/images v0.0.0 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

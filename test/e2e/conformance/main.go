@@ -1,0 +1,288 @@
+// Command conformance runs csi-sanity, this repository's own tests and Kubernetes' external-storage suite, and writes what came of
+// them: docs/conformance.md and docs/conformance.json.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/causeway-csi/causeway/test/e2e/result"
+)
+
+func main() {
+	storage := flag.String("storage", "", "a `directory` with the results of earlier runs of the external-storage suite (make e2e-full), instead of new ones")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends this at once
+	defer stop()
+	if err := run(ctx, *storage); err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, results string) error {
+	root, err := sources()
+	if err != nil {
+		return err
+	}
+	tmp, err := os.MkdirTemp("", "causeway-conformance-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	c := collector{root: root, tmp: tmp, report: Report{Made: time.Now().UTC(), Machine: machine(), Versions: map[string]string{"Go": strings.TrimPrefix(runtime.Version(), "go")}}}
+	if c.report.Commit, err = c.commit(ctx); err != nil {
+		return err
+	}
+	for _, step := range []func() error{
+		func() error { return c.sanity(ctx, "./pkg/driver") },
+		func() error { return c.sanity(ctx, "./pkg/router") },
+		func() error { return c.own(ctx) },
+		func() error { return c.storage(ctx, results) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	c.report.Runs = append(c.report.Runs, notRun...)
+	if err := c.report.write(filepath.Join(root, "docs", "conformance.json")); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "docs", "conformance.md"), []byte(c.report.page()), 0o644); err != nil {
+		return err
+	}
+	if !c.report.good() {
+		return fmt.Errorf("not everything passed:\n%s", strings.Join(c.report.failures(), "\n"))
+	}
+	return nil
+}
+
+// sources is the root of the sources that this was built from.
+func sources() (string, error) {
+	_, file, _, _ := runtime.Caller(0)
+	root := filepath.Join(filepath.Dir(file), "..", "..", "..")
+	_, err := os.Stat(filepath.Join(root, "docs"))
+	return root, err
+}
+
+// machine says what this ran on.
+func machine() string {
+	kernel := "an unknown kernel"
+	if text, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		kernel = "Linux " + strings.TrimSpace(string(text))
+	}
+	return fmt.Sprintf("%d cores of %s, %s", runtime.NumCPU(), runtime.GOARCH, kernel)
+}
+
+// collector runs the suites and keeps what comes of them.
+type collector struct {
+	root, tmp string
+	report    Report
+}
+
+// command is a command in the sources' root, whose errors are seen.
+func (c *collector) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Stderr = c.root, os.Stderr
+	cmd.Env = append(os.Environ(), "GOWORK=off")
+	if os.Getuid() == 0 {
+		cmd.Env = append(cmd.Env, "CAUSEWAY_MUST_MOUNT=1") // what can't mount here is a failure, not a test less
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	return cmd
+}
+
+// commit is the sources' commit.
+func (c *collector) commit(ctx context.Context) (string, error) {
+	id, err := c.command(ctx, "git", "rev-parse", "--short=12", "HEAD").Output()
+	if err != nil {
+		return "", fmt.Errorf("git: %w", err)
+	}
+	changes, err := c.command(ctx, "git", "status", "--porcelain", "--", ".", ":!docs/conformance.*").Output()
+	if err != nil {
+		return "", fmt.Errorf("git: %w", err)
+	}
+	if len(changes) > 0 {
+		return strings.TrimSpace(string(id)) + "+", nil
+	}
+	return strings.TrimSpace(string(id)), nil
+}
+
+// sanity runs the csi-sanity of a package, and reads Ginkgo's own report of it: a Run for each outermost container.
+func (c *collector) sanity(ctx context.Context, pkg string) error {
+	fmt.Fprintln(os.Stderr, "conformance: csi-sanity of", pkg)
+	path := filepath.Join(c.tmp, "sanity.json")
+	out, failed := c.command(ctx, "go", "test", "-count=1", "-run=^TestSanity$", pkg, "-args", "-ginkgo.json-report="+path).Output()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("csi-sanity of %s: %w", pkg, errors.Join(failed, err, errors.New(string(out))))
+	}
+	var suites []types.Report
+	if err := json.Unmarshal(data, &suites); err != nil {
+		return err
+	}
+	at := map[string]int{}
+	for _, suite := range suites {
+		for _, s := range suite.SpecReports {
+			if s.LeafNodeType != types.NodeTypeIt || s.State == types.SpecStatePending { // which csi-sanity has put aside
+				continue
+			}
+			name := s.ContainerHierarchyTexts[0]
+			if _, ok := at[name]; !ok {
+				at[name] = len(c.report.Runs)
+				c.report.Runs = append(c.report.Runs, Run{Suite: "csi-sanity", Backend: backend(name), OS: runtime.GOOS, Configuration: name})
+			}
+			run, test := &c.report.Runs[at[name]], strings.Join(append(s.ContainerHierarchyTexts[1:], s.LeafNodeText), " ")
+			run.Seconds += s.RunTime.Seconds()
+			switch {
+			case s.State == types.SpecStatePassed:
+				run.Passed++
+			case s.State == types.SpecStateSkipped:
+				run.skip(test, s.Failure.Message)
+			default:
+				run.fail(test, s.Failure.Message)
+			}
+		}
+	}
+	if failed != nil && c.report.good() { // the test around it says what Ginkgo doesn't know
+		c.report.Runs[len(c.report.Runs)-1].fail("the test around it", string(out))
+	}
+	return nil
+}
+
+// backend is what a run of csi-sanity is about.
+func backend(name string) string {
+	if strings.Contains(name, "in memory") {
+		return "memory"
+	}
+	return "hostpath"
+}
+
+// event is a line of go test -json.
+type event struct {
+	Action, Package, Test, Output string
+	Elapsed                       float64
+}
+
+// groups are the repository's packages, by what their tests are about. The first whose prefix fits has a package.
+var groups = []struct{ prefix, backend, about string }{
+	{"pkg/backend/hostpath", "hostpath", "the backend and its contract"},
+	{"pkg/backend/backendtest/memory", "memory", "the backend and its contract"},
+	{"test/crash", "hostpath", "crashes (those of make test)"},
+	{"pkg/router", "hostpath", "the router"},
+	{"pkg/sidecar", "none", "csi-sidecars"},
+	{"cmd/csi-sidecars", "none", "csi-sidecars"},
+	{"pkg/mounter", "none", "mounting"},
+	{"", "none", "the rest"},
+}
+
+// own runs the repository's own tests.
+func (c *collector) own(ctx context.Context) error {
+	fmt.Fprintln(os.Stderr, "conformance: the repository's own tests, which take minutes")
+	out, failed := c.command(ctx, "go", "test", "-count=1", "-json", "./...").Output()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	runs := make([]Run, len(groups))
+	for i, g := range groups {
+		runs[i] = Run{Suite: "own", Backend: g.backend, OS: runtime.GOOS, Configuration: g.about}
+	}
+	said := map[string]string{} // by a test, what it has printed
+	for line := range strings.Lines(string(out)) {
+		var e event
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			return fmt.Errorf("go test: %w: %s", err, line)
+		}
+		pkg := strings.TrimPrefix(e.Package, "github.com/causeway-csi/causeway/")
+		run := &runs[slices.IndexFunc(groups, func(g struct{ prefix, backend, about string }) bool { return strings.HasPrefix(pkg, g.prefix) })]
+		name := pkg + " " + e.Test
+		switch {
+		case e.Action == "output":
+			said[name] += e.Output
+		case e.Test == "" && e.Action == "fail" && run.Failed == 0: // it wasn't compiled, say
+			run.fail(pkg, last(said[name]))
+		case e.Test == "":
+			run.Seconds += e.Elapsed
+		case e.Action == "pass":
+			run.Passed++
+		case e.Action == "skip":
+			run.skip(name, last(said[name]))
+		case e.Action == "fail":
+			run.fail(name, last(said[name]))
+		}
+		if e.Action != "output" {
+			delete(said, name)
+		}
+	}
+	c.report.Runs = append(c.report.Runs, runs...)
+	if failed != nil && c.report.good() {
+		return fmt.Errorf("go test: %w", failed)
+	}
+	return nil
+}
+
+// last is the last thing that a test has said for itself, without where in its source that is.
+func last(output string) string {
+	text := ""
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") || line == "FAIL" {
+			continue
+		}
+		if _, after, ok := strings.Cut(line, ".go:"); ok {
+			_, line, _ = strings.Cut(after, ": ")
+		}
+		text = line
+	}
+	return text
+}
+
+// storage reads the results of the external-storage suite, which it runs if there are none yet.
+func (c *collector) storage(ctx context.Context, dir string) error {
+	if dir == "" {
+		dir = filepath.Join(c.tmp, "storage")
+		cmd := c.command(ctx, "go", "-C", filepath.Join("test", "e2e"), "run", ".", "--full", "--report="+dir)
+		cmd.Stdout = os.Stderr
+		if err := cmd.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, "conformance: external-storage:", err) // its results say what failed
+		}
+	}
+	found := 0
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".json" {
+			return err
+		}
+		r, err := result.Read(path)
+		if err != nil || r.Configuration == "" || len(r.Specs) == 0 {
+			return err // another file of JSON
+		}
+		found++
+		c.report.Runs = append(c.report.Runs, storage(r))
+		for name, version := range r.Versions {
+			c.report.Versions[name] = version
+		}
+		return nil
+	})
+	if err == nil && found == 0 {
+		err = fmt.Errorf("%s has no results of the external-storage suite", dir)
+	}
+	return err
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/e2e/result"
+)
+
+// Report is what was run, and what came of it: docs/conformance.json.
+type Report struct {
+	Made     time.Time         `json:"made"`
+	Commit   string            `json:"commit"` // of the sources; "+" at its end stands for changes that aren't committed
+	Machine  string            `json:"machine"`
+	Versions map[string]string `json:"versions"`
+	Runs     []Run             `json:"runs"`
+}
+
+// Run is one suite with one configuration.
+type Run struct {
+	Suite         string  `json:"suite"`   // csi-sanity, own or external-storage
+	Backend       string  `json:"backend"` // hostpath, smb, memory, or none, where the tests are of none in particular
+	OS            string  `json:"os"`
+	Configuration string  `json:"configuration"`
+	Seconds       float64 `json:"seconds,omitempty"`
+	CPUSeconds    float64 `json:"cpuSeconds,omitempty"` // of the whole machine, where it was measured
+	// NotRun is why nothing was run. All that follows is empty then.
+	NotRun  string         `json:"notRun,omitempty"`
+	Passed  int            `json:"passed"`
+	Failed  int            `json:"failed"`
+	Skipped map[string]int `json:"skipped,omitempty"` // how many, by the reason
+	// Tests are those that didn't pass, by their names, with what is said of them.
+	Tests map[string]string `json:"tests,omitempty"`
+}
+
+// skips is how many were skipped.
+func (r Run) skips() (n int) {
+	for _, of := range r.Skipped {
+		n += of
+	}
+	return n
+}
+
+// skip counts a test that was skipped.
+func (r *Run) skip(name, reason string) {
+	if r.Skipped == nil {
+		r.Skipped = map[string]int{}
+	}
+	r.Skipped[reason]++
+	r.say(name, "skipped: "+reason)
+}
+
+// fail counts a test that failed.
+func (r *Run) fail(name, message string) {
+	r.Failed++
+	r.say(name, "failed: "+message)
+}
+
+func (r *Run) say(name, message string) {
+	if r.Tests == nil {
+		r.Tests = map[string]string{}
+	}
+	r.Tests[name] = message
+}
+
+// notRun are what there is no machine for, and what isn't there yet.
+var notRun = []Run{
+	{Suite: "csi-sanity", Backend: "hostpath", OS: "windows", Configuration: "process", NotRun: "the driver has no mounter for Windows yet"},
+	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory", NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
+	{Suite: "csi-sanity", Backend: "smb", OS: "linux", Configuration: "process", NotRun: "the backend isn't there yet"},
+	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share", NotRun: "the backend isn't there yet"},
+}
+
+// storage is a Run of the external-storage suite.
+func storage(r result.Result) Run {
+	kind := strings.TrimPrefix(r.Configuration, "hostpath-")
+	run := Run{
+		Suite: "external-storage", Backend: "hostpath", OS: "linux", Configuration: fmt.Sprintf("%s, %s, %d nodes, %d at once", kind, r.Scope, r.Nodes, r.Procs),
+		Seconds: r.Seconds, CPUSeconds: r.CPU.Machine,
+	}
+	for _, s := range r.Specs {
+		switch s.State {
+		case result.Passed:
+			run.Passed++
+		case result.Failed:
+			run.fail(s.Name, s.Message)
+		case result.Skipped:
+			run.skip(s.Name, cmp.Or(s.Reason, s.Message))
+		case result.LeftOut:
+			run.skip(s.Name, "left out: "+s.Reason)
+		}
+	}
+	for _, p := range r.Problems {
+		run.say("the run", p)
+	}
+	return run
+}
+
+// good reports whether nothing failed, and something ran.
+func (r Report) good() bool {
+	ran := 0
+	for _, run := range r.Runs {
+		ran += run.Passed
+		if run.Failed > 0 || run.NotRun == "" && run.Passed == 0 {
+			return false
+		}
+	}
+	return ran > 0
+}
+
+// write writes a report as JSON.
+func (r Report) write(path string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(data, '\n'), 0o644)
+}
+
+// read reads what write has written.
+func read(path string) (r Report, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(data, &r)
+}
+
+// intro says what the suites are.
+const intro = `# Conformance
+
+What was run against the driver, and what came of it. ` + "`make conformance`" + ` runs all of it and writes this page and
+[conformance.json](conformance.json), which has the name of every test that didn't pass; a test holds the page to the file.
+
+- **csi-sanity** (csi-test v5.6.0) calls every RPC of CSI, with the fake mounter and with real mounts; on a router, too.
+- **own** are the tests of this repository: the contract that a backend has to keep, crashes at every step, the sidecars' controllers, and the
+  rest of ` + "`make test`" + `. Those that need a cluster are not among them: [cluster](cluster.md).
+- **external-storage** is Kubernetes' own suite for storage, in [a cluster of two nodes](cluster.md) with everything in pods from the chart and csi-sidecars as the
+  only sidecar. [e2e](e2e.md) says what is declared, and what isn't, and why.
+`
+
+// page is the report for people.
+func (r Report) page() string {
+	var b strings.Builder
+	b.WriteString(intro)
+	fmt.Fprintf(&b, "\nMade on %s of `%s`, on %s", r.Made.UTC().Format(time.DateOnly), r.Commit, r.Machine)
+	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
+		fmt.Fprintf(&b, "; %s %s", name, r.Versions[name])
+	}
+	b.WriteString(".\n\n| Suite | Backend | OS | Configuration | Passed | Failed | Skipped | Wall | CPU |\n|---|---|---|---|---|---|---|---|---|\n")
+	for _, run := range r.Runs {
+		if run.NotRun != "" {
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | not run: %s | | | | |\n", run.Suite, run.Backend, run.OS, run.Configuration, run.NotRun)
+			continue
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", run.Suite, run.Backend, run.OS, run.Configuration, run.Passed, run.Failed, run.skips(), seconds(run.Seconds), seconds(run.CPUSeconds))
+	}
+	if failed := r.failures(); len(failed) > 0 {
+		b.WriteString("\n## What failed\n\n" + strings.Join(failed, "\n") + "\n")
+	}
+	b.WriteString("\n## What was skipped, and why\n\n| Suite | Configuration | Skipped | Reason |\n|---|---|---|---|\n")
+	for _, run := range r.Runs {
+		for _, reason := range slices.Sorted(maps.Keys(run.Skipped)) {
+			fmt.Fprintf(&b, "| %s | %s, %s | %d | %s |\n", run.Suite, run.Backend, run.Configuration, run.Skipped[reason], cell(reason))
+		}
+	}
+	return b.String()
+}
+
+// failures are a line for each test that failed, and for what is wrong with a run as a whole.
+func (r Report) failures() (lines []string) {
+	for _, run := range r.Runs {
+		for _, name := range slices.Sorted(maps.Keys(run.Tests)) {
+			if message := run.Tests[name]; !strings.HasPrefix(message, "skipped: ") {
+				lines = append(lines, fmt.Sprintf("- %s, %s, %s: %s: %s", run.Suite, run.Backend, run.Configuration, name, cell(message)))
+			}
+		}
+	}
+	return lines
+}
+
+// cell is text that fits into a table.
+func cell(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	return strings.ReplaceAll(text, "|", "\\|")
+}
+
+// seconds is a duration for people; nothing, where it wasn't measured.
+func seconds(s float64) string {
+	if s == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f s", s)
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/causeway-csi/causeway/test/e2e/result"
+)
+
+// TestThePageIsTheReports: nobody writes the page by hand.
+func TestThePageIsTheReports(t *testing.T) {
+	root, err := sources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := read(filepath.Join(root, "docs", "conformance.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs", "conformance.md"))
+	if err != nil || string(page) != r.page() {
+		t.Errorf("docs/conformance.md, %v, isn't what conformance.json says: run make conformance", err)
+	}
+	if !r.good() {
+		t.Errorf("it says that something failed:\n%s", strings.Join(r.failures(), "\n"))
+	}
+	var suites []string
+	for _, run := range r.Runs {
+		if run.Passed > 0 {
+			suites = append(suites, run.Suite)
+		}
+	}
+	slices.Sort(suites)
+	if suites = slices.Compact(suites); !slices.Equal(suites, []string{"csi-sanity", "external-storage", "own"}) {
+		t.Errorf("only %q passed anything", suites)
+	}
+}
+
+func TestWhatIsGood(t *testing.T) {
+	passed := Run{Suite: "own", Passed: 1}
+	failed, empty := passed, Run{Suite: "own"}
+	failed.fail("a test", "a reason")
+	for name, tc := range map[string]struct {
+		runs []Run
+		want bool
+	}{
+		"nothing":                    {nil, false},
+		"only what isn't run":        {notRun, false},
+		"a run":                      {append([]Run{passed}, notRun...), true},
+		"a failure":                  {[]Run{passed, failed}, false},
+		"a run in which nothing ran": {[]Run{passed, empty}, false},
+	} {
+		if got := (Report{Runs: tc.runs}).good(); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
+// TestWhatIsSaid: a failure, and what is wrong with a run as a whole, are on the page; a skip has its reason.
+func TestWhatIsSaid(t *testing.T) {
+	run := storage(result.Result{
+		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Procs: 8, Problems: []string{"2 specs were skipped that shouldn't be"},
+		Specs: []result.Spec{
+			{Name: "one", State: result.Passed},
+			{Name: "two", State: result.Failed, Message: "no | luck"},
+			{Name: "three", State: result.Skipped, Message: "what it says", Reason: "what is known"},
+			{Name: "four", State: result.LeftOut, Reason: "it needs ssh"},
+		},
+	})
+	if run.Passed != 1 || run.Failed != 1 || run.skips() != 2 {
+		t.Errorf("%+v", run)
+	}
+	page := Report{Runs: []Run{run}}.page()
+	for _, want := range []string{"image, full, 2 nodes, 8 at once | 1 | 1 | 2 |", `two: failed: no \| luck`, "2 specs were skipped that shouldn't be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page doesn't have %q:\n%s", want, page)
+		}
+	}
+}
+
+func TestTheReasonOfASkip(t *testing.T) {
+	for output, want := range map[string]string{
+		"=== RUN   TestX\n    x_test.go:12: no quotas: here\n--- SKIP: TestX (0.00s)\n": "no quotas: here",
+		"": "",
+	} {
+		if got := last(output); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
