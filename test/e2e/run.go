@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -214,7 +215,7 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	if r.options.provider != "existing" {
 		res.CPU.Machine = machine() - before
 	}
-	for _, p := range unmatched(append(c.Smoke, c.leftOut(r.key != "")...), last) {
+	for _, p := range unmatched(slices.Concat(c.Smoke, c.leftOut(r.key != "")), last) {
 		res.Problems = append(res.Problems, "expected.yaml has a pattern that matches no spec: "+p)
 	}
 	judge(&res, c.expected, r.key != "", last.all)
