@@ -87,8 +87,12 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	for _, p := range sel.skip {
 		args = append(args, "--skip="+p)
 	}
+	provider := "skeleton"
+	if s.key != "" { // some specs skip themselves with providers whose nodes, they think, can't be entered
+		provider = "local"
+	}
 	args = append(args, filepath.Join(s.bin, suiteBinary), "--",
-		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider=skeleton", "-repo-root="+s.config.dir,
+		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider="+provider, "-repo-root="+s.config.dir,
 		"-driver="+filepath.Join(s.config.dir, driverFile))
 	log, err := os.Create(filepath.Join(dir, s.config.name+"."+sel.name+".log"))
 	if err != nil {
