@@ -33,12 +33,12 @@ test-vm: ## run the tests that need another kernel, such as one with project quo
 	@$(GO) run ./test/vm
 test-sidecars: ## run csi-sidecars before a real API server, and apply the manifests to one, which is built once (10 minutes, cold)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
-	set -e; $(GO) -C test/cluster test -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local); $(GO) -C test/sidecars test -timeout 20m ./...
+	set -e; $(GO) -C test/cluster test -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C test/sidecars test -timeout 20m ./...
 test-images: ## build the images for this machine and run what is in them; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
-test-cluster: ## break a real cluster on this machine in every way that the docs speak of; root, Debian
+test-cluster: ## break a real cluster on this machine in every way that the docs speak of, and upgrade the chart on one; root, Debian
 	$(GO) -C test/cluster run ./build
-	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults
+	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
 	$(GO) build -trimpath -ldflags='-s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/pkg/sidecar.version=$(VERSION)' -tags $(TAGS) -o bin/ ./cmd/...
 images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)

@@ -174,6 +174,7 @@ func TestServer(t *testing.T) {
 		"Pod Security":               podSecurity,
 		"what the policies refuse":   policies,
 		"no policy, nothing refused": noPolicies,
+		"what somebody has changed":  changed,
 	} {
 		t.Run(name, func(t *testing.T) { inner := *s; inner.T = t; run(&inner) })
 	}
@@ -487,6 +488,27 @@ func noPolicies(s *server) {
 		if strings.HasPrefix(s.object(o).Kind, "ValidatingAdmission") {
 			s.Errorf("there is a %s %s", s.object(o).Kind, s.object(o).Metadata.Name)
 		}
+	}
+}
+
+// changed: what somebody has changed with kubectl edit, an upgrade doesn't undo, but where it is told to.
+func changed(s *server) {
+	helm := func(args ...string) error {
+		_, err := HelmIn(s.Context(), s.helm, s.env, append([]string{"--namespace=causeway"}, args...)...)
+		return err
+	}
+	nodes := func() string {
+		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o", "jsonpath={.data.nodes}")
+	}
+	if err := helm("install", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}"); err != nil {
+		s.Fatal(err)
+	}
+	s.kubectl("", "-n", "causeway", "patch", "configmap", "causeway-forgotten-nodes", "--field-manager=kubectl-edit", "-p", `{"data":{"nodes":"node-18"}}`)
+	if err := helm("upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}"); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-edit"`) || nodes() != "node-18" {
+		s.Errorf("%v, and the nodes are %q", err, nodes())
+	}
+	if err := helm("upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}", "--force-conflicts"); err != nil || !strings.Contains(nodes(), "\nnode-17\n") {
+		s.Errorf("%v, and the nodes are %q", err, nodes())
 	}
 }
 

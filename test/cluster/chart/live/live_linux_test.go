@@ -1,0 +1,605 @@
+package live
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/test/cluster/chart"
+	"github.com/causeway-csi/causeway/test/cluster/install"
+	"github.com/causeway-csi/causeway/test/cluster/local"
+	"github.com/causeway-csi/causeway/test/cluster/testimages"
+)
+
+// patience is for how long anything is waited for. It says nothing of how long things take.
+const patience = 3 * time.Minute
+
+// story is what all steps share.
+type story struct {
+	*testing.T
+	helm          install.Helm
+	previous, now install.Images
+	old           string // the previous chart
+	workload      string // what must not change of the pods that write
+	written       []int  // how long their logs were when they were ended
+}
+
+// TestChart is one story, as each step stands on the one before.
+//
+// No chart has been released yet. So the previous one is this tree's with the version 0.0.9, packaged, and with images of its own
+// whose programs say v0.0.9: all pods are replaced, but what is different between two releases isn't seen.
+func TestChart(t *testing.T) {
+	s := &story{T: t}
+	s.prepare()
+	for _, step := range []struct {
+		name string
+		run  func(*story)
+	}{
+		{"without Helm", withoutHelm},
+		{"install the previous chart", installed},
+		{"helm test", tested},
+		{"pods begin to write", begun},
+		{"upgrade to this chart", upgraded},
+		{"roll back", rolledBack},
+		{"upgrade again", upgradedAgain},
+		{"other certificates", certificates},
+		{"Windows nodes", windows},
+		{"helm test fails where a volume can't hold what is written", testFails},
+		{"uninstall", uninstalled},
+		{"install again", installedAgain},
+		{"the end", ended},
+	} {
+		if !t.Run(step.name, func(t *testing.T) {
+			inner := *s
+			inner.T = t
+			defer func() { inner.T = s.T; *s = inner }()
+			start := time.Now()
+			t.Cleanup(func() {
+				if t.Failed() {
+					s.why()
+				}
+				t.Logf("%4.1f s", time.Since(start).Seconds())
+			})
+			step.run(&inner)
+		}) {
+			return
+		}
+	}
+}
+
+// prepare makes the images and loads them, and packages the previous chart.
+func (s *story) prepare() {
+	ctx, dir := s.Context(), s.TempDir()
+	var err error
+	for tag, images := range map[string]*install.Images{"v0.0.9": &s.previous, "dev": &s.now} {
+		*images, err = install.MakeImages(ctx, os.Stderr, filepath.Join(dir, tag), tag)
+		s.must(err)
+		s.must(images.Load(ctx, os.Stderr, cluster))
+	}
+	s.helm, err = install.NewHelm(ctx, os.Stderr, kube)
+	s.must(err)
+	s.run("package", chart.Directory(), "--version=0.0.9", "--app-version=v0.0.9", "--destination="+dir)
+	s.old = filepath.Join(dir, "causeway-0.0.9.tgz")
+}
+
+// withoutHelm: the plain manifests run, and leave nothing in the way of Helm.
+func withoutHelm(s *story) {
+	s.must(install.Manifests(s.Context(), kube, s.now))
+	s.served()
+	s.until("the policies' expressions to have been looked at", func() error {
+		out, err := kube.Run(s.Context(), "get", "validatingadmissionpolicies", "-o", "jsonpath={range .items[*]}{.status.typeChecking}{\"\\n\"}{end}")
+		if err == nil && out != strings.Repeat("{}\n", 3) {
+			err = fmt.Errorf("what Kubernetes says of their types is %s", out)
+		}
+		return err
+	})
+	s.kubectl("delete", "-k", install.Overlay(), "--timeout="+patience.String())
+	s.kubectl("delete", "-k", filepath.Join(chart.Directory(), "crds"), "--timeout="+patience.String()) // as a cluster is that never had snapshots
+	s.nothingWith("app.kubernetes.io/part-of=causeway")
+}
+
+// installed: Helm makes the CRDs too, and what the notes say works.
+func installed(s *story) {
+	s.must(install.MakeNamespace(s.Context(), kube))
+	notes, err := s.helm.Upgrade(s.Context(), s.old, s.previous, "--install")
+	s.must(err)
+	if crds := strings.Fields(s.kubectl("get", "-k", filepath.Join(chart.Directory(), "crds"), "-o", "name")); len(crds) != 6 {
+		s.Errorf("the cluster has the CRDs %q", crds)
+	}
+	s.runs("v0.0.9")
+	s.ready()
+	lines := regexp.MustCompile(`(?m)^  (kubectl .*)$`).FindAllStringSubmatch(notes, -1)
+	if len(lines) != 3 || !strings.Contains(notes, "\n  helm test causeway -n causeway\n") {
+		s.Errorf("the notes have %d lines to verify it with:\n%s", len(lines), notes)
+	}
+	for _, l := range lines {
+		s.kubectl(strings.Fields(l[1])[1:]...)
+	}
+	s.served()
+}
+
+// tested: a volume of each class was written by one pod and read by another.
+func tested(s *story) {
+	out := s.run("test", "causeway", "--logs", "--timeout="+patience.String())
+	written := regexp.MustCompile(`(?m)^[0-9a-f]{64}  file$`).FindAllString(out, -1)
+	slices.Sort(written)
+	if read := strings.Count(out, "\nfile: OK\n"); len(slices.Compact(written)) != 2 || read != 2 {
+		s.Errorf("%d volumes were written and %d read:\n%s", len(written), read, out)
+	}
+	s.nothingOfTests()
+}
+
+// nothingOfTests waits until nothing is left of helm test.
+func (s *story) nothingOfTests() {
+	s.Helper()
+	s.until("nothing left of helm test", func() error {
+		return empty(kube.Run(s.Context(), "-n", install.Namespace, "get", "pods,pvc", "-o", "name", "--selector=app.kubernetes.io/instance=causeway"))
+	})
+}
+
+// begun has a pod on each node append to a log in a directory, in an image and in an inline volume.
+func begun(s *story) {
+	s.kubectl("create", "namespace", "writers")
+	s.apply(writers)
+	s.kubectl("-n", "writers", "rollout", "status", "statefulset/writer", "--timeout="+patience.String())
+	if at := strings.Fields(s.kubectl("-n", "writers", "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}")); len(at) != 2 || at[0] == at[1] {
+		s.Fatalf("the pods are at %q", at)
+	}
+	s.until("the first lines to be written", func() error {
+		for _, pod := range []string{"writer-0", "writer-1"} {
+			if _, err := kube.Run(s.Context(), "-n", "writers", "exec", pod, "--", "test", "-s", "/inline/log"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	s.workload = s.identity()
+	s.goOn()
+}
+
+func upgraded(s *story) {
+	before := s.secrets()
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now)
+	s.must(err)
+	s.runs("dev")
+	s.same("the certificates", before, s.secrets())
+	s.undisturbed()
+	s.served()
+	if got := s.run("history", "causeway", "--output=yaml"); !strings.Contains(got, "chart: causeway-0.0.9\n") {
+		s.Error(got)
+	}
+}
+
+func rolledBack(s *story) {
+	before := s.secrets()
+	s.run("rollback", "causeway", "1", "--wait", "--timeout=180s")
+	s.runs("v0.0.9")
+	s.same("the certificates", before, s.secrets())
+	s.undisturbed()
+	s.served()
+}
+
+func upgradedAgain(s *story) {
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now)
+	s.must(err)
+	s.runs("dev")
+	s.undisturbed()
+	s.served()
+}
+
+// certificates: another generation has other CAs. The router is replaced, so that it has no connection that was made with the old
+// ones; nodes see their files change when their kubelet does, within two minutes.
+func certificates(s *story) {
+	before := s.secrets()
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
+	s.must(err)
+	after := s.secrets()
+	for i, file := range strings.Fields(after) {
+		if strings.Contains(before, file) {
+			s.Errorf("number %d of the certificates and keys is one of before", i)
+		}
+	}
+	s.kubectl("-n", install.Namespace, "rollout", "restart", "deployment/causeway-controller")
+	s.kubectl("-n", install.Namespace, "rollout", "status", "deployment/causeway-controller", "--timeout="+patience.String())
+	s.undisturbed()
+	s.served()
+	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
+	s.must(err)
+	s.same("the certificates of the second generation, after one more upgrade", after, s.secrets())
+}
+
+// windows: each node has the pod that is for it. Nothing runs on a node that kwok plays.
+func windows(s *story) {
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2,hostpath.windows.enabled=true", "--skip-schema-validation")
+	s.must(err)
+	for system, want := range map[string]string{"linux": "node-1 node-2", "windows": "windows-1"} {
+		at := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-node,causeway.dev/os="+system, "-o", "jsonpath={.items[*].spec.nodeName}"))
+		slices.Sort(at)
+		s.same("the nodes of pods for "+system, want, strings.Join(at, " "))
+	}
+	if at := s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-controller", "-o", "jsonpath={.items[*].spec.nodeName}"); strings.Contains(at, "windows") {
+		s.Errorf("the controller is at %s", at)
+	}
+	s.served() // a Windows node whose driver doesn't answer is in nobody's way
+	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
+	s.must(err)
+	if out := s.kubectl("-n", install.Namespace, "get", "daemonsets", "-o", "name"); strings.TrimSpace(out) != "daemonset.apps/causeway-node" {
+		s.Errorf("after Windows is switched off there is %s", out)
+	}
+}
+
+// testFails: 16 MiB don't go into an image of 12. Nothing is left of that either, and the next test works.
+func testFails(s *story) {
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2,tests.size=12Mi")
+	s.must(err)
+	start := time.Now()
+	if out, err := s.helm.Run(s.Context(), "test", "causeway", "--timeout="+patience.String()); err == nil || !strings.Contains(out+err.Error(), "head: standard output") {
+		s.Errorf("%v, and no word of the pod's in:\n%s", err, out)
+	}
+	if took := time.Since(start); took > patience {
+		s.Errorf("it took %v to say so", took)
+	}
+	s.nothingOfTests()
+	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
+	s.must(err)
+	s.run("test", "causeway", "--timeout="+patience.String())
+}
+
+// uninstalled: nothing is left but the CRDs, which all snapshots hang on, the namespace, which isn't Helm's, and the data.
+func uninstalled(s *story) {
+	s.undisturbed()
+	s.written = s.lengths("/directory", "/image")
+	s.kubectl("-n", "writers", "delete", "statefulset/writer", "--timeout="+patience.String())
+	s.until("no pod that writes", func() error { return empty(kube.Run(s.Context(), "-n", "writers", "get", "pods", "-o", "name")) })
+	s.until("no mounts of volumes", func() error {
+		return empty(s.everywhere(`awk '$2 ~ "/kubernetes.io[~/]csi/" {print $2}' /proc/mounts`))
+	})
+	volumes, err := s.everywhere("ls " + local.StorageDir + "/volumes")
+	s.must(err)
+	if len(strings.Fields(volumes)) != 4 {
+		s.Fatalf("the nodes have the volumes %q", volumes)
+	}
+	if all, err := s.with("app.kubernetes.io/instance=causeway"); err != nil || len(strings.Fields(all)) < 30 {
+		s.Errorf("%v; the release has only\n%s", err, all)
+	}
+	s.run("uninstall", "causeway", "--wait", "--cascade=foreground", "--timeout="+patience.String())
+	s.nothingWith("app.kubernetes.io/instance=causeway")
+	s.nothingWith("app.kubernetes.io/part-of=causeway")
+	s.until("an empty namespace", func() error {
+		kinds := strings.Fields(s.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name"))
+		kinds = slices.DeleteFunc(kinds, func(k string) bool { return strings.HasPrefix(k, "events") || strings.HasPrefix(k, "leases.") })
+		left, err := kube.Run(s.Context(), "-n", install.Namespace, "get", strings.Join(kinds, ","), "-o", "name", "--ignore-not-found")
+		got := strings.Fields(left)
+		slices.Sort(got)
+		// What every namespace has. The sidecars' leases stay, which aren't Helm's: docs/install.md.
+		want := []string{"configmap/kube-root-ca.crt", "serviceaccount/default"}
+		if err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("there is %q, want %q", got, want)
+		}
+		return err
+	})
+	s.until("no driver at the kubelets", func() error {
+		out, err := kube.Run(s.Context(), "get", "csinodes", "-o", "jsonpath={.items[*].spec.drivers[*].name}")
+		return empty(out, err)
+	})
+	if crds := strings.Fields(s.kubectl("get", "-k", filepath.Join(chart.Directory(), "crds"), "-o", "name")); len(crds) != 6 {
+		s.Errorf("the cluster has the CRDs %q", crds)
+	}
+	left, err := s.everywhere("ls " + local.StorageDir + "/volumes")
+	s.must(err)
+	s.same("the volumes on the nodes", volumes, left)
+}
+
+// installedAgain: what the nodes have kept is served again, to the claims of before.
+func installedAgain(s *story) {
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--install")
+	s.must(err)
+	s.ready()
+	// Their logs go on where they stopped, with no number missing; but for the inline volumes', which ended with their pods.
+	s.apply(writers)
+	s.kubectl("-n", "writers", "rollout", "status", "statefulset/writer", "--timeout="+patience.String())
+	for i, now := range s.lengths("/directory", "/image") {
+		if now < s.written[i] {
+			s.Errorf("a log had %d lines before, and has %d", s.written[i], now)
+		}
+	}
+	s.served()
+}
+
+// ended: when claims are deleted nothing is left on the nodes' disks.
+func ended(s *story) {
+	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
+	s.until("no PersistentVolume left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
+	s.until("no volumes on the nodes", func() error {
+		return empty(s.everywhere("cd " + local.StorageDir + " && find volumes snapshots groups staging trash -mindepth 1 -maxdepth 1"))
+	})
+	s.run("uninstall", "causeway", "--wait", "--cascade=foreground", "--timeout="+patience.String())
+	s.nothingWith("app.kubernetes.io/instance=causeway")
+}
+
+func (s *story) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// run runs Helm, which must work.
+func (s *story) run(args ...string) string {
+	s.Helper()
+	out, err := s.helm.Run(s.Context(), args...)
+	if err != nil {
+		s.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+func (s *story) kubectl(args ...string) string {
+	s.Helper()
+	out, err := kube.Run(s.Context(), args...)
+	s.must(err)
+	return out
+}
+
+func (s *story) apply(objects string) {
+	s.Helper()
+	s.must(kube.Apply(s.Context(), objects))
+}
+
+// everywhere runs a line of shell on all nodes, and returns what it prints.
+func (s *story) everywhere(line string) (all string, err error) {
+	for _, n := range nodes {
+		out, err := n.Run(s.Context(), "sh", "-c", line)
+		if err != nil {
+			return all, err
+		}
+		all += out
+	}
+	return all, nil
+}
+
+func (s *story) same(what, want, got string) {
+	s.Helper()
+	if got != want {
+		s.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func empty(out string, err error) error {
+	if out = strings.TrimSpace(out); err == nil && out != "" {
+		err = fmt.Errorf("there is:\n%s", out)
+	}
+	return err
+}
+
+// until waits until something is so.
+func (s *story) until(what string, so func() error) {
+	s.Helper()
+	for start := time.Now(); ; time.Sleep(300 * time.Millisecond) {
+		err := so()
+		if err == nil {
+			return
+		}
+		if time.Since(start) > patience {
+			s.Fatalf("not so after %v: %s: %v", patience, what, err)
+		}
+	}
+}
+
+// with returns all objects of any kind, anywhere, that have a label; but for the driver's namespace.
+func (s *story) with(label string) (string, error) {
+	kinds, err := kube.Run(s.Context(), "api-resources", "--verbs=list", "-o", "name")
+	if err != nil {
+		return "", err
+	}
+	return kube.Run(s.Context(), "get", strings.Join(strings.Fields(kinds), ","), "-A", "--selector="+label+",kubernetes.io/metadata.name!=causeway", "-o", "name", "--ignore-not-found")
+}
+
+// nothingWith waits until there is nothing with a label.
+func (s *story) nothingWith(label string) {
+	s.Helper()
+	s.until("no object with "+label, func() error { return empty(s.with(label)) })
+}
+
+// runs waits until all of the driver's pods run the images of a tag. Those of before end a while after Helm is content.
+func (s *story) runs(tag string) {
+	s.Helper()
+	s.until("two controllers and two nodes with "+tag, func() error {
+		out, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "pods", "-o", "jsonpath={.items[*].spec.containers[*].image}")
+		if images := strings.Fields(out); err == nil && (len(images) != 8 || slices.ContainsFunc(images, func(i string) bool { return !strings.HasSuffix(i, ":"+tag) })) {
+			err = fmt.Errorf("the pods run %q", images)
+		}
+		return err
+	})
+}
+
+// ready waits until the scheduler knows of room for both classes on both nodes.
+func (s *story) ready() {
+	s.Helper()
+	s.until("room for both classes on both nodes", func() error {
+		sizes, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "csistoragecapacities", "-o", "jsonpath={.items[*].capacity}")
+		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || slices.Contains(got, "0")) {
+			err = fmt.Errorf("there is %q", got)
+		}
+		return err
+	})
+}
+
+// secrets returns what the two secrets have, each file in a line.
+func (s *story) secrets() string {
+	s.Helper()
+	return s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-tls", "causeway-nodes-tls", "-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
+}
+
+// served: new claims of both classes work on both nodes, and go.
+func (s *story) served() {
+	s.Helper()
+	var objects []string
+	for _, n := range nodes {
+		objects = append(objects, fmt.Sprintf(try, n.Name, testimages.Busybox))
+	}
+	all := strings.Join(objects, "---\n")
+	s.kubectl("create", "namespace", "tries")
+	s.apply(all)
+	for _, n := range nodes {
+		s.until("a pod with two claims to have written on "+n.Name, func() error {
+			out, err := kube.Run(s.Context(), "-n", "tries", "get", "pod", "try-"+n.Name, "-o", "jsonpath={.status.phase}")
+			if err == nil && out != "Succeeded" {
+				err = fmt.Errorf("it is %s", out)
+			}
+			return err
+		})
+	}
+	s.kubectl("-n", "tries", "delete", "pods,pvc", "--all", "--timeout="+patience.String())
+	s.kubectl("delete", "namespace", "tries", "--timeout="+patience.String())
+	s.until("their PersistentVolumes to be gone", func() error {
+		return empty(kube.Run(s.Context(), "get", "pv", "-o", `jsonpath={.items[?(@.spec.claimRef.namespace=="tries")].metadata.name}`))
+	})
+}
+
+// try is a pod on a node that writes to two kinds of volumes.
+const try = `apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: directory-%[1]s, namespace: tries}
+spec: {accessModes: [ReadWriteOnce], storageClassName: causeway-hostpath, resources: {requests: {storage: 10Mi}}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: image-%[1]s, namespace: tries}
+spec: {accessModes: [ReadWriteOnce], storageClassName: causeway-hostpath-image, resources: {requests: {storage: 20Mi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: try-%[1]s, namespace: tries}
+spec:
+  restartPolicy: Never
+  nodeSelector: {kubernetes.io/hostname: %[1]s}
+  containers:
+  - name: it
+    image: %[2]s
+    command: [sh, -ec, "for d in /directory /image; do echo it >$d/it; sync $d/it; done"]
+    volumeMounts: [{name: directory, mountPath: /directory}, {name: image, mountPath: /image}]
+  volumes:
+  - {name: directory, persistentVolumeClaim: {claimName: directory-%[1]s}}
+  - {name: image, persistentVolumeClaim: {claimName: image-%[1]s}}
+`
+
+// writers are a pod on each node that appends the next number and the time to a log in each volume, with fsync, and ends with an
+// error if it can't.
+const writers = `apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: writer, namespace: writers}
+spec:
+  replicas: 2
+  podManagementPolicy: Parallel
+  serviceName: writer
+  selector: {matchLabels: {app: writer}}
+  template:
+    metadata: {labels: {app: writer}}
+    spec:
+      terminationGracePeriodSeconds: 5
+      affinity:
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+          - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: writer}}}
+      containers:
+      - name: it
+        image: ` + testimages.Busybox + `
+        command:
+        - sh
+        - -ec
+        - |
+          trap 'exit 0' TERM
+          while :; do
+            for d in /directory /image /inline; do
+              n=$(($(cat $d/log 2>/dev/null | wc -l) + 1))
+              echo $n $(date +%s) | dd of=$d/log oflag=append conv=notrunc,fsync 2>/dev/null
+            done
+            sleep 0.2
+          done
+        volumeMounts: [{name: directory, mountPath: /directory}, {name: image, mountPath: /image}, {name: inline, mountPath: /inline}]
+      volumes:
+      - {name: inline, csi: {driver: hostpath.csi.causeway.dev, volumeAttributes: {size: 10Mi}}}
+  volumeClaimTemplates:
+  - metadata: {name: directory}
+    spec: {accessModes: [ReadWriteOnce], storageClassName: causeway-hostpath, resources: {requests: {storage: 10Mi}}}
+  - metadata: {name: image}
+    spec: {accessModes: [ReadWriteOnce], storageClassName: causeway-hostpath-image, resources: {requests: {storage: 20Mi}}}
+`
+
+// identity is what stays the same of pods that nobody disturbs: their containers, how often those were restarted, and their volumes.
+func (s *story) identity() string {
+	s.Helper()
+	return s.kubectl("-n", "writers", "get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}{"\n"}{end}`) +
+		s.kubectl("get", "pv", "-o", `jsonpath={range .items[*]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\n"}{end}`)
+}
+
+// undisturbed: the pods that write are those of before, with their volumes, and go on. No number is missing.
+func (s *story) undisturbed() {
+	s.Helper()
+	s.same("the pods that write", s.workload, s.identity())
+	s.goOn()
+}
+
+// gap is how long a write may wait, in seconds: it has nothing to do with the driver's processes. This machine may be slow.
+const gap = 15
+
+// goOn waits until each log is longer than it is now. A number that is missing, or a longer gap between two, is an error.
+func (s *story) goOn() {
+	s.Helper()
+	dirs := []string{"/directory", "/image", "/inline"}
+	before := s.lengths(dirs...)
+	s.until("logs to go on", func() error {
+		now := s.lengths(dirs...)
+		for i := range now {
+			if now[i] < before[i]+3 {
+				return fmt.Errorf("they had %v lines, and have %v", before, now)
+			}
+		}
+		return nil
+	})
+}
+
+// lengths returns how many lines the log in each directory of each pod has.
+func (s *story) lengths(dirs ...string) (all []int) {
+	s.Helper()
+	for _, pod := range []string{"writer-0", "writer-1"} {
+		for _, d := range dirs {
+			// The last line may be half written.
+			out := strings.Fields(s.kubectl("-n", "writers", "exec", pod, "--", "awk", `NR > 1 && $2 - last > longest {longest = $2 - last} $1 != NR && NF == 2 {print "line", NR, "is", $0; exit} {last = $2} END {print NR, longest + 0}`, d+"/log"))
+			if len(out) != 2 {
+				s.Fatalf("a number is missing in %s of %s: %q", d, pod, out)
+			}
+			n, err := strconv.Atoi(out[0])
+			s.must(err)
+			longest, err := strconv.Atoi(out[1])
+			s.must(err)
+			if longest > gap && s.written == nil { // else it is the time in which nobody wrote
+				s.Errorf("%s of %s: nothing was written for %d s", d, pod, longest)
+			}
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// why says what one needs to know when a step has failed.
+func (s *story) why() {
+	ctx := context.WithoutCancel(s.Context())
+	for _, args := range [][]string{
+		{"get", "nodes,pods,pvc", "-A", "-o", "wide"},
+		{"events", "-A", "--types=Warning"},
+		{"-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name=causeway-controller", "--all-containers", "--prefix", "--tail=30"},
+		{"-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name=causeway-node,causeway.dev/os=linux", "--all-containers", "--prefix", "--tail=30"},
+	} {
+		out, err := kube.Run(ctx, args...)
+		s.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
