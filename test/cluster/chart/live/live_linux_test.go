@@ -435,7 +435,7 @@ func (s *story) ready() {
 // secrets returns what the two secrets have, each file in a line.
 func (s *story) secrets() string {
 	s.Helper()
-	return s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-tls", "causeway-nodes-tls", "-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
+	return s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-generated", "causeway-nodes-generated", "-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
 }
 
 // served: new claims of both classes work on both nodes, and go.
