@@ -18,7 +18,7 @@ VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
 
-.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart fuzz vet lint
+.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart conformance fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -39,6 +39,8 @@ test-images: ## build the images for this machine and run what is in them; root,
 test-cluster: ## break a real cluster on this machine in every way that the docs speak of, and upgrade the chart on one; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+conformance: ## run csi-sanity, our own tests and all of the storage suite, and write docs/conformance.md (CONFORMANCE=--storage=DIR takes earlier results of the suite)
+	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
 	$(GO) build -trimpath -ldflags='-s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/pkg/sidecar.version=$(VERSION)' -tags $(TAGS) -o bin/ ./cmd/...
 images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
