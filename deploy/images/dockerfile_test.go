@@ -128,7 +128,7 @@ func TestProgramsAreBuiltAsByMakeBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"\nTAGS = " + tags + "\n", "build -trimpath -ldflags='" + ldflags + "' -tags $(TAGS) "} {
+	for _, want := range []string{"\nTAGS = " + tags + "\n", "build -trimpath -ldflags='" + ldflags + " -X main.version=$(VERSION) -X " + module + "/pkg/sidecar.version=$(VERSION)' -tags $(TAGS) "} {
 		if !strings.Contains(string(makefile), want) {
 			t.Errorf("the Makefile has no %q", want)
 		}
