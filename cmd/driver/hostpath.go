@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -18,7 +17,7 @@ type hostpathFlags struct {
 	root  string
 	init  bool
 	adopt bool
-	on    string // nodes, with commas between them, on which adopt is meant
+	lost  string // UUIDs of roots, with commas between them
 }
 
 func (h *hostpathFlags) kind() backend.Backend { return (*hostpath.Backend)(nil) }
@@ -27,12 +26,7 @@ func (h *hostpathFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&h.root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
 	set.BoolVar(&h.init, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
 	set.BoolVar(&h.adopt, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
-	set.StringVar(&h.on, "adopt-root-on", "", "hostpath: `nodes` with commas between them, by their --node-id, on which --adopt-root is meant, where all have the same flags")
-}
-
-// adopts reports whether any root will be served on a node.
-func (h *hostpathFlags) adopts(node string) bool {
-	return h.adopt || slices.Contains(strings.Split(h.on, ","), node)
+	set.StringVar(&h.lost, "lost-roots", "", "hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root that is there now is taken as at a first start")
 }
 
 // check makes sure that nothing is mounted, or remembered, in the root: it would go with its disk.
@@ -50,13 +44,12 @@ func (h *hostpathFlags) check(o options, real func(path string) string) error {
 }
 
 func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (backend.Backend, error) {
-	adopt := h.adopts(o.nodeID)
-	if adopt {
-		log.Warn("--adopt-root is set, or this node in --adopt-root-on: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
+	if h.adopt {
+		log.Warn("--adopt-root is set: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
 	}
 	log.Info("opening the root", "root", h.root)
 	return hostpath.New(hostpath.Config{
-		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: adopt,
+		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt, Lost: strings.Split(h.lost, ","),
 		Seen:  filepath.Join(o.stateDir, "root-identity"),
 		Users: m.Users, Failing: m.Failing, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 	})

@@ -13,26 +13,6 @@ import (
 
 func env(m map[string]string) func(string) string { return func(k string) string { return m[k] } }
 
-// TestAdoptRootOn: where all nodes have the same flags, only those that are named take another root.
-func TestAdoptRootOn(t *testing.T) {
-	for flag, want := range map[string]map[string]bool{
-		"--v=0":                      {"node-1": false},
-		"--adopt-root":               {"node-1": true},
-		"--adopt-root-on=node-1":     {"node-1": true, "node-10": false, "node-2": false},
-		"--adopt-root-on=node-2,n.3": {"node-1": false, "node-2": true, "n.3": true},
-	} {
-		o, err := parse([]string{flag}, env(nil), io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for node, adopts := range want {
-			if got := o.backends["hostpath"].(*hostpathFlags).adopts(node); got != adopts {
-				t.Errorf("%s on %q: %t", flag, node, got)
-			}
-		}
-	}
-}
-
 func TestDefaults(t *testing.T) {
 	o, err := parse(nil, env(nil), io.Discard)
 	if err != nil {

@@ -49,7 +49,7 @@ const (
 // retryOpen is how often a root that can't be used is looked at again.
 const retryOpen = 500 * time.Millisecond
 
-// Config is what a Backend needs to know. All fields but Init and Adopt are required.
+// Config is what a Backend needs to know. All fields but Init, Adopt and Lost are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
@@ -57,6 +57,9 @@ type Config struct {
 	Release string // of the driver, for people who read identity.json
 	Init    bool   // take Root if it is empty and nothing is remembered: a first start
 	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
+	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing. So it does its work once, as
+	// Seen then remembers another.
+	Lost []string
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
 	Users func(source string) ([]string, error)

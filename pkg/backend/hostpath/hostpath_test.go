@@ -3,12 +3,15 @@ package hostpath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
@@ -362,6 +365,40 @@ func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
 	b.Close()
 	w.open(onNode2).Close() // once is enough
 	w.refused()             // and it is no longer the first node's
+}
+
+// TestALostRootIsGivenUpOnce: what is said of one root holds for no other, nor for the same node's next one.
+func TestALostRootIsGivenUpOnce(t *testing.T) {
+	w := newWorld(t)
+	w.open().Close()
+	unmounted := 0
+	unmount := func() (id string) {
+		root, err := os.OpenRoot(w.cfg.Root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer root.Close()
+		had, err := readIdentity(root, identityFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unmounted++
+		if err := errors.Join(os.Rename(w.cfg.Root, fmt.Sprint(w.cfg.Root, unmounted)), os.Mkdir(w.cfg.Root, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		return had.UUID
+	}
+	lost := unmount()
+	if err := w.refused(); !strings.Contains(err.Error(), lost) {
+		t.Errorf("the driver misses %v, want it to name %s", err, lost)
+	}
+	gone := func(c *Config) { c.Lost = []string{uuid.NewString(), lost} }
+	w.refused(func(c *Config) { c.Lost = []string{uuid.NewString()} })
+	w.refused(gone, func(c *Config) { c.Init = false })
+	w.open(gone).Close()
+	w.open(gone).Close()
+	unmount()
+	w.refused(gone)
 }
 
 func TestAnAdoptedDiskIsTheOneThatIsRemembered(t *testing.T) {

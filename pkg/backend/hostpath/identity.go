@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -47,10 +48,13 @@ func identify(root *os.Root, cfg Config) error {
 		return fmt.Errorf("%s: %w", cfg.Seen, err)
 	}
 
+	if seen != nil && slices.Contains(cfg.Lost, seen.UUID) {
+		seen = nil
+	}
 	switch doubt := compare(root, has, seen, cfg); {
 	case cfg.Adopt:
 	case doubt != nil:
-		return fmt.Errorf("%w; if this is right, start the driver once with --adopt-root", doubt)
+		return fmt.Errorf("%w; if what was served is lost for good, name it in --lost-roots, or start the driver once with --adopt-root", doubt)
 	case has == nil && !cfg.Init:
 		return fmt.Errorf("the root %s is empty and none was served here before: if its disk is mounted, start the driver with --init-root", cfg.Root)
 	}
@@ -74,7 +78,7 @@ func identify(root *os.Root, cfg Config) error {
 func compare(root *os.Root, has, seen *identity, cfg Config) error {
 	switch {
 	case has == nil && seen != nil:
-		return fmt.Errorf("the root %s has no %s, but one was served here: is its disk mounted?", cfg.Root, identityFile)
+		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted?", cfg.Root, identityFile, seen.UUID)
 	case has == nil:
 		return unused(root, cfg.Root)
 	case has.Node != cfg.Node:

@@ -288,7 +288,7 @@ var alternatives = map[string]string{
 	"smb/storageClasses":                                     `{x: {source: //a/b, secretName: c}}`,
 	"networkPolicy/metricsFrom":                              `[{podSelector: {}}]`,
 	"networkPolicy/nodeEgress":                               `[{}]`,
-	"hostpath/adoptRootOn":                                   `[x]`,
+	"hostpath/lostRoots":                                     `[x]`,
 	"enabled":                                                "", // for a chart above this one
 	"admission/inline/maxSize":                               `3Gi`,
 	"admission/inline/namespaceLabels":                       `{a: b}`,

@@ -148,7 +148,7 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), false))
-	const reason = "has no identity.json, but one was served here: is its disk mounted?"
+	const reason = "was served here: is its disk mounted?"
 	s.until("the driver to say why it isn't ready", func() error {
 		log, err := s.try("-n", install.Namespace, "logs", s.driverPod(n), "-c", "driver")
 		if err == nil && !strings.Contains(log, reason) {
