@@ -42,6 +42,9 @@ func run(ctx context.Context, results string) error {
 	if err != nil {
 		return err
 	}
+	if results != "" && !filepath.IsAbs(results) { // make has changed the directory
+		return fmt.Errorf("--storage=%s: say it as an absolute path", results)
+	}
 	tmp, err := os.MkdirTemp("", "causeway-conformance-")
 	if err != nil {
 		return err
@@ -129,7 +132,7 @@ func (c *collector) commit(ctx context.Context) (string, error) {
 // sanity runs the csi-sanity of a package, and reads Ginkgo's own report of it: a Run for each outermost container.
 func (c *collector) sanity(ctx context.Context, pkg string) error {
 	fmt.Fprintln(os.Stderr, "conformance: csi-sanity of", pkg)
-	path := filepath.Join(c.tmp, "sanity.json")
+	path := filepath.Join(c.tmp, filepath.Base(pkg)+".json")
 	out, failed := c.command(ctx, "go", "test", "-count=1", "-run=^TestSanity$", pkg, "-args", "-ginkgo.json-report="+path).Output()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -197,7 +200,7 @@ var groups = []struct{ prefix, backend, about string }{
 // own runs the repository's own tests.
 func (c *collector) own(ctx context.Context) error {
 	fmt.Fprintln(os.Stderr, "conformance: the repository's own tests, which take minutes")
-	out, failed := c.command(ctx, "go", "test", "-count=1", "-json", "./...").Output()
+	out, failed := c.command(ctx, "go", "test", "-count=1", "-json", "-skip=^TestSanity$", "./...").Output()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -205,7 +208,9 @@ func (c *collector) own(ctx context.Context) error {
 	for i, g := range groups {
 		runs[i] = Run{Suite: "own", Backend: g.backend, OS: runtime.GOOS, Configuration: g.about}
 	}
-	said := map[string]string{} // by a test, what it has printed
+	said := map[string]string{}   // by a test, what it has printed
+	failures := map[string]bool{} // packages in which a test failed
+	parents := map[string]bool{}  // tests that have others in them, which count instead of them
 	for line := range strings.Lines(string(out)) {
 		var e event
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -214,18 +219,24 @@ func (c *collector) own(ctx context.Context) error {
 		pkg := strings.TrimPrefix(e.Package, "github.com/causeway-csi/causeway/")
 		run := &runs[slices.IndexFunc(groups, func(g struct{ prefix, backend, about string }) bool { return strings.HasPrefix(pkg, g.prefix) })]
 		name := pkg + " " + e.Test
+		if i := strings.LastIndexByte(e.Test, '/'); i > 0 && e.Action == "run" {
+			parents[pkg+" "+e.Test[:i]] = true
+		}
 		switch {
 		case e.Action == "output":
 			said[name] += e.Output
-		case e.Test == "" && e.Action == "fail" && run.Failed == 0: // it wasn't compiled, say
+		case e.Test == "" && e.Action == "fail" && !failures[pkg]: // it wasn't compiled, say
 			run.fail(pkg, last(said[name]))
 		case e.Test == "":
 			run.Seconds += e.Elapsed
+		case e.Action == "pass" && parents[name]:
 		case e.Action == "pass":
 			run.Passed++
 		case e.Action == "skip":
 			run.skip(name, last(said[name]))
+		case e.Action == "fail" && parents[name] && failures[pkg]: // one in it did
 		case e.Action == "fail":
+			failures[pkg] = true
 			run.fail(name, last(said[name]))
 		}
 		if e.Action != "output" {
@@ -262,27 +273,38 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 		cmd := c.command(ctx, "go", "-C", filepath.Join("test", "e2e"), "run", ".", "--full", "--report="+dir)
 		cmd.Stdout = os.Stderr
 		if err := cmd.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "conformance: external-storage:", err) // its results say what failed
+			fmt.Fprintln(os.Stderr, "conformance: external-storage:", err) // its results say what is wrong
 		}
 	}
-	found := 0
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || filepath.Ext(path) != ".json" {
+	results, err := results(dir)
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		c.report.Runs = append(c.report.Runs, storage(r))
+		for name, version := range r.Versions {
+			if name != "driver" { // each run's own
+				c.report.Versions[name] = version
+			}
+		}
+	}
+	return nil
+}
+
+// results reads the results below dir, as test/e2e writes them. Errors: there is none of one of the configurations.
+func results(dir string) (all []result.Result, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".json" || strings.HasSuffix(path, ".ginkgo.json") {
 			return err
 		}
 		r, err := result.Read(path)
-		if err != nil || r.Configuration == "" || len(r.Specs) == 0 {
-			return err // another file of JSON
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
-		found++
-		c.report.Runs = append(c.report.Runs, storage(r))
-		for name, version := range r.Versions {
-			c.report.Versions[name] = version
+		if r.Configuration+".json" == filepath.Base(path) {
+			all = append(all, r)
 		}
 		return nil
 	})
-	if err == nil && found == 0 {
-		err = fmt.Errorf("%s has no results of the external-storage suite", dir)
-	}
-	return err
+	return all, errors.Join(err, missing(all))
 }

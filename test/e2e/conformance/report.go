@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -28,6 +29,7 @@ type Run struct {
 	Backend       string  `json:"backend"` // hostpath, smb, memory, or none, where the tests are of none in particular
 	OS            string  `json:"os"`
 	Configuration string  `json:"configuration"`
+	Commit        string  `json:"commit,omitempty"` // of the driver, where that isn't the report's
 	Seconds       float64 `json:"seconds,omitempty"`
 	CPUSeconds    float64 `json:"cpuSeconds,omitempty"` // of the whole machine, where it was measured
 	// NotRun is why nothing was run. All that follows is empty then.
@@ -37,6 +39,8 @@ type Run struct {
 	Skipped map[string]int `json:"skipped,omitempty"` // how many, by the reason
 	// Tests are those that didn't pass, by their names, with what is said of them.
 	Tests map[string]string `json:"tests,omitempty"`
+	// Problems are what is wrong with the run as a whole. A good one has none.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // skips is how many were skipped.
@@ -81,8 +85,8 @@ var notRun = []Run{
 func storage(r result.Result) Run {
 	kind := strings.TrimPrefix(r.Configuration, "hostpath-")
 	run := Run{
-		Suite: "external-storage", Backend: "hostpath", OS: "linux", Configuration: fmt.Sprintf("%s, %s, %d nodes, %d at once", kind, r.Scope, r.Nodes, r.Procs),
-		Seconds: r.Seconds, CPUSeconds: r.CPU.Machine,
+		Suite: "external-storage", Backend: "hostpath", OS: "linux", Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once", kind, r.Scope, r.Nodes, r.Provider, r.Procs),
+		Commit: r.Versions["driver"], Seconds: r.Seconds, CPUSeconds: r.CPU.Machine, Problems: r.Problems,
 	}
 	for _, s := range r.Specs {
 		switch s.State {
@@ -96,18 +100,29 @@ func storage(r result.Result) Run {
 			run.skip(s.Name, "left out: "+s.Reason)
 		}
 	}
-	for _, p := range r.Problems {
-		run.say("the run", p)
+	if r.Scope != "full" {
+		run.Problems = append(run.Problems, "it is "+r.Scope+", and not all of the suite")
 	}
 	return run
 }
 
-// good reports whether nothing failed, and something ran.
+// missing returns those of the configurations for which there are no results.
+func missing(results []result.Result) error {
+	var errs []error
+	for _, name := range []string{"hostpath-directory", "hostpath-image"} {
+		if !slices.ContainsFunc(results, func(r result.Result) bool { return r.Configuration == name }) {
+			errs = append(errs, fmt.Errorf("there is no result of %s", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// good reports whether nothing failed, nothing is wrong with a run, and something ran.
 func (r Report) good() bool {
 	ran := 0
 	for _, run := range r.Runs {
 		ran += run.Passed
-		if run.Failed > 0 || run.NotRun == "" && run.Passed == 0 {
+		if run.Failed > 0 || len(run.Problems) > 0 || run.NotRun == "" && run.Passed == 0 {
 			return false
 		}
 	}
@@ -159,7 +174,11 @@ func (r Report) page() string {
 			fmt.Fprintf(&b, "| %s | %s | %s | %s | not run: %s | | | | |\n", run.Suite, run.Backend, run.OS, run.Configuration, run.NotRun)
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", run.Suite, run.Backend, run.OS, run.Configuration, run.Passed, run.Failed, run.skips(), seconds(run.Seconds), seconds(run.CPUSeconds))
+		configuration := run.Configuration
+		if run.Commit != "" && run.Commit != r.Commit {
+			configuration += ", of `" + run.Commit + "`"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", run.Suite, run.Backend, run.OS, configuration, run.Passed, run.Failed, run.skips(), seconds(run.Seconds), seconds(run.CPUSeconds))
 	}
 	if failed := r.failures(); len(failed) > 0 {
 		b.WriteString("\n## What failed\n\n" + strings.Join(failed, "\n") + "\n")
@@ -180,6 +199,9 @@ func (r Report) failures() (lines []string) {
 			if message := run.Tests[name]; !strings.HasPrefix(message, "skipped: ") {
 				lines = append(lines, fmt.Sprintf("- %s, %s, %s: %s: %s", run.Suite, run.Backend, run.Configuration, name, cell(message)))
 			}
+		}
+		for _, p := range run.Problems {
+			lines = append(lines, fmt.Sprintf("- %s, %s, %s: %s", run.Suite, run.Backend, run.Configuration, cell(p)))
 		}
 	}
 	return lines

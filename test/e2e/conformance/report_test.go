@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,7 +63,7 @@ func TestWhatIsGood(t *testing.T) {
 // TestWhatIsSaid: a failure, and what is wrong with a run as a whole, are on the page; a skip has its reason.
 func TestWhatIsSaid(t *testing.T) {
 	run := storage(result.Result{
-		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Procs: 8, Problems: []string{"2 specs were skipped that shouldn't be"},
+		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Provider: "local", Procs: 8, Problems: []string{"2 specs were skipped that shouldn't be"},
 		Specs: []result.Spec{
 			{Name: "one", State: result.Passed},
 			{Name: "two", State: result.Failed, Message: "no | luck"},
@@ -73,11 +74,40 @@ func TestWhatIsSaid(t *testing.T) {
 	if run.Passed != 1 || run.Failed != 1 || run.skips() != 2 {
 		t.Errorf("%+v", run)
 	}
+	failed := run.Failed
+	run.Failed = 0
+	if (Report{Runs: []Run{run}}).good() {
+		t.Error("a run with a problem is good")
+	}
+	run.Failed = failed
 	page := Report{Runs: []Run{run}}.page()
-	for _, want := range []string{"image, full, 2 nodes, 8 at once | 1 | 1 | 2 |", `two: failed: no \| luck`, "2 specs were skipped that shouldn't be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
+	for _, want := range []string{"image, full, 2 nodes (local), 8 at once | 1 | 1 | 2 |", `two: failed: no \| luck`, "2 specs were skipped that shouldn't be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page doesn't have %q:\n%s", want, page)
 		}
+	}
+}
+
+// TestResults: beside the results are Ginkgo's own reports. Each configuration must have been run.
+func TestResults(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string) {
+		t.Helper()
+		path := filepath.Join(dir, "run-1", name+".json")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), result.Result{Configuration: name, Scope: "full"}.Write(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("hostpath-directory")
+	if err := os.WriteFile(filepath.Join(dir, "hostpath-directory.parallel.ginkgo.json"), []byte("[{}]"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := results(dir); err == nil || !strings.Contains(err.Error(), "no result of hostpath-image") {
+		t.Errorf("%v", err)
+	}
+	write("hostpath-image")
+	if all, err := results(dir); err != nil || len(all) != 2 {
+		t.Errorf("%+v, %v", all, err)
 	}
 }
 
