@@ -99,7 +99,7 @@ func decode(path string, into any) error {
 func (d Definition) check(dir string) error {
 	info := d.DriverInfo
 	if info.Name == "" {
-		return errors.New("DriverInfo.Name is missing")
+		return errors.New("the name is missing: DriverInfo.Name")
 	}
 	errs := []error{
 		known("Capabilities", slices.Collect(maps.Keys(info.Capabilities)), capabilities),

@@ -161,7 +161,7 @@ func TestMistakesAreErrors(t *testing.T) {
 		"a filesystem without patterns":          {"xfs", "zfs", `"zfs" isn't known`},
 		"an unknown timeout":                     {"PodStart", "PodStarts", `"PodStarts" isn't known`},
 		"a timeout that is none":                 {"2m", "two", "invalid duration"},
-		"no name":                                {"Name: example.com", "Name: \"\"", "Name is missing"},
+		"no name":                                {"Name: example.com", "Name: \"\"", "name is missing"},
 		"a class from two places":                {"FromFile: class.yaml", "FromFile: class.yaml, FromName: true", "say one"},
 		"topology without its keys":              {"TopologyKeys: [example.com/node]", "NumAllowedTopologies: 1", "both or none"},
 		"snapshots without a class":              {"SnapshotClass: {FromName: true}\n", "", "both or none"},
