@@ -52,7 +52,12 @@ func groupOptions(req *csi.CreateVolumeGroupSnapshotRequest) (backend.GroupOptio
 	o := backend.GroupOptions{
 		Name: req.GetName(), Sources: req.GetSourceVolumeIds(), Parameters: ownKeys(req.GetParameters()), Secrets: req.GetSecrets(),
 	}
-	delete(o.Parameters, deletionPolicyKey) // of a copy
+	switch policy, said := o.Parameters[deletionPolicyKey]; {
+	case said && policy != "Delete" && policy != "Retain":
+		return o, fmt.Errorf("%w: parameter %s is %.64q; the class has a field for it, which counts", backend.ErrInvalid, deletionPolicyKey, policy)
+	case said:
+		delete(o.Parameters, deletionPolicyKey) // of a copy
+	}
 	if err := required("name", o.Name); err != nil {
 		return o, err
 	}

@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/causeway-csi/causeway/test/cluster/existing"
+	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kind"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
@@ -130,7 +131,7 @@ func chooseProvider(o options) (provider.Provider, error) {
 	case "kind":
 		return kind.New(o.name)
 	case "existing":
-		return existing.New(existing.Options{Kubeconfig: o.kubeconfig, Log: os.Stderr})
+		return existing.New(existing.Options{Kubeconfig: o.kubeconfig, Log: os.Stderr, Namespaces: []string{install.Namespace}})
 	default:
 		return nil, fmt.Errorf("--provider=%s: local, kind or existing", o.provider)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -195,6 +196,14 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return false, err
 	}
+	file := filepath.Join(dir, c.name+".json")
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // whatever comes, it isn't what was before
+		return false, err
+	}
+	there, err := r.remains(ctx, c.driver) // a cluster that is used has volumes of its own
+	if err != nil {
+		return false, err
+	}
 	s := suite{config: c, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
 	res := result.Result{
 		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.provider, Nodes: nodes,
@@ -218,12 +227,27 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	for _, p := range unmatched(slices.Concat(c.Smoke, c.leftOut(r.key != "")), last) {
 		res.Problems = append(res.Problems, "expected.yaml has a pattern that matches no spec: "+p)
 	}
+	if r.options.scope() == smoke {
+		for _, p := range unmatched(c.Smoke, outcome{all: passed(res.Specs)}) {
+			res.Problems = append(res.Problems, "no spec passed that this pattern of smoke is for: "+p)
+		}
+	}
 	judge(&res, c.expected, r.key != "", last.all)
-	if err := r.left(ctx, c.driver); err != nil {
+	if err := r.left(ctx, c.driver, there); err != nil {
 		res.Problems = append(res.Problems, err.Error())
 	}
 	tell(res)
-	return len(res.Problems) == 0, res.Write(filepath.Join(dir, c.name+".json"))
+	return len(res.Problems) == 0, res.Write(file)
+}
+
+// passed returns the specs that did.
+func passed(specs []result.Spec) (all []result.Spec) {
+	for _, s := range specs {
+		if s.State == result.Passed {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // tell says what a result is.
@@ -240,16 +264,17 @@ func tell(r result.Result) {
 const patience = 90 * time.Second
 
 // left returns an error if a volume or snapshot is left of the specs, which delete what they make.
-func (r *run) left(ctx context.Context, driver string) error {
+func (r *run) left(ctx context.Context, driver string, before []string) error {
 	for deadline := time.Now().Add(patience); ; {
 		left, err := r.remains(ctx, driver)
+		left = slices.DeleteFunc(left, func(o string) bool { return slices.Contains(before, o) })
 		switch {
 		case err != nil:
 			return fmt.Errorf("look for what is left: %w", err)
-		case left == "":
+		case len(left) == 0:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("left of the specs: %s", left)
+			return fmt.Errorf("left of the specs: %s", strings.Join(left, ", "))
 		}
 		select {
 		case <-ctx.Done():
@@ -260,8 +285,7 @@ func (r *run) left(ctx context.Context, driver string) error {
 }
 
 // remains returns the driver's objects, and on a local cluster what is on its nodes' disks.
-func (r *run) remains(ctx context.Context, driver string) (string, error) {
-	var left []string
+func (r *run) remains(ctx context.Context, driver string) (left []string, err error) {
 	for kind, path := range map[string]string{
 		"pv": "{range .items[?(@.spec.csi.driver==%q)]}pv/{.metadata.name} {end}", "volumesnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumesnapshotcontent/{.metadata.name} {end}",
 		"volumegroupsnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumegroupsnapshotcontent/{.metadata.name} {end}",
@@ -271,28 +295,32 @@ func (r *run) remains(ctx context.Context, driver string) (string, error) {
 			if strings.Contains(err.Error(), "the server doesn't have a resource type") {
 				continue
 			}
-			return "", err
+			return nil, err
 		}
 		left = append(left, strings.Fields(out)...)
 	}
 	c, ok := r.provider.(*local.Cluster)
 	if !ok || !r.installs {
-		return strings.Join(left, ", "), nil
+		return left, nil
 	}
 	all, err := c.Nodes()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	for _, n := range all {
-		out, err := n.Run(ctx, "find", local.StorageDir+"/volumes", local.StorageDir+"/snapshots", "-mindepth", "1", "-maxdepth", "1")
+		find := []string{"find"}
+		for _, dir := range []string{"volumes", "snapshots", "groups", "staging", "trash"} {
+			find = append(find, local.StorageDir+"/"+dir)
+		}
+		out, err := n.Run(ctx, append(find, "-mindepth", "1", "-maxdepth", "1")...)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
 		for _, f := range strings.Fields(out) {
 			left = append(left, n.Name+":"+f)
 		}
 	}
-	return strings.Join(left, ", "), nil
+	return left, nil
 }
 
 // logs writes the cluster's, which say why something failed.

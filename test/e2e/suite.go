@@ -5,6 +5,7 @@ import (
 	"debug/buildinfo"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,6 +95,10 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	args = append(args, filepath.Join(s.bin, suiteBinary), "--",
 		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider="+provider, "-repo-root="+s.config.dir,
 		"-driver="+filepath.Join(s.config.dir, driverFile))
+	path := filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json")
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier run's would be taken for this one's
+		return o, 0, err
+	}
 	log, err := os.Create(filepath.Join(dir, s.config.name+"."+sel.name+".log"))
 	if err != nil {
 		return o, 0, err
@@ -102,18 +107,22 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, ginkgo), args...)
 	cmd.Env = append(s.kubectl.Environment(), "KUBE_SSH_KEY_PATH="+s.key, "KUBE_SSH_USER=root")
 	cmd.Stdout, cmd.Stderr = log, log
-	// In a group of its own, so that a terminal's Ctrl-C reaches it once: the second would keep specs from tidying up.
+	// In a group of its own, so that a terminal's Ctrl-C reaches it once: the second would keep specs from tidying up. All of the
+	// group gets it, as ginkgo tells its processes nothing.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = 2 * time.Minute
 	failed := cmd.Run()
+	if cmd.Process != nil {
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what has outlived it; mostly nobody
+	}
 	if cmd.ProcessState != nil {
 		cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	}
 	if err := ctx.Err(); err != nil {
 		return o, cpu, err
 	}
-	o, err = readReport(filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json"))
+	o, err = readReport(path)
 	if err != nil {
 		return o, cpu, fmt.Errorf("ginkgo: %w; %w; its log is %s", failed, err, log.Name())
 	}
