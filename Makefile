@@ -6,7 +6,9 @@ PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Modules of their own, so that the product's go.mod stays small. Their tests run on Linux.
-MODULES = test/cluster test/sidecars deploy/images
+MODULES = test/cluster test/sidecars test/e2e deploy/images
+# Of Kubernetes' suite everything is compiled as its program is, or it would be compiled a second time, which takes minutes.
+SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
 SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
 
@@ -17,10 +19,12 @@ TAGS = grpcnotrace
 VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
+# More flags of test/e2e: another provider, one kind, several runs (docs/e2e.md).
+E2E =
 
-.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart conformance fuzz vet lint
+.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart conformance fuzz vet lint
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
 	@$(GO) run ./test/demo
 cluster-demo: ## start a Kubernetes cluster on this machine, install the driver, use it, and take all of it down; root, Debian
@@ -39,6 +43,11 @@ test-images: ## build the images for this machine and run what is in them; root,
 test-cluster: ## break a real cluster on this machine in every way that the docs speak of, and upgrade the chart on one; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
+e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/e2e.md
+	set -e; $(GO) -C test/e2e test ./...; $(SUITE) test ./definition
+	$(GO) -C test/e2e run . $(E2E)
+e2e-full: ## run all of Kubernetes' storage specs
+	$(GO) -C test/e2e run . --full $(E2E)
 conformance: ## run csi-sanity, our own tests and all of the storage suite, and write docs/conformance.md (CONFORMANCE=--storage=DIR takes earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
@@ -71,6 +80,8 @@ vet: ## go vet for every platform
 	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet $$($(GO) list ./... | grep -v -e /sidecar -e /csi-sidecars$$); done
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $(SIDECARS); done
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
+	$(SUITE) vet ./...
 lint: ## gofmt and staticcheck
 	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; $(GO) tool -modfile=tools/go.mod staticcheck ./...
 	set -e; for m in $(MODULES); do $(GO) -C $$m tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...; done
+	$(SUITE) tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...

@@ -21,7 +21,7 @@ func manifestArgs(t *testing.T) []string {
 func withSnapshotController(args []string) []string {
 	args = slices.Clone(args)
 	args[0] += ",snapshot-controller"
-	return args
+	return append(args, "--snapshot-controller-kube-api-qps=100", "--snapshot-controller-kube-api-burst=200")
 }
 
 func TestTheManifestsCommandLineIsRead(t *testing.T) {

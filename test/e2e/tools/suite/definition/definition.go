@@ -115,7 +115,7 @@ func (d Definition) check(dir string) error {
 	}
 	for key, value := range d.Timeouts {
 		if _, err := time.ParseDuration(value); err != nil { // the suite would take the defaults for all of them
-			errs = append(errs, fmt.Errorf("Timeouts: %s: %w", key, err))
+			errs = append(errs, fmt.Errorf("timeouts: %s: %w", key, err))
 		}
 	}
 	return errors.Join(append(errs, d.classes(dir)...)...)
