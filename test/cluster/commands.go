@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 
+	"github.com/causeway-csi/causeway/test/cluster/chart"
 	"github.com/causeway-csi/causeway/test/cluster/existing"
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
@@ -31,6 +33,19 @@ func withKubectl(ctx context.Context, p provider.Provider, use func(kubectl.Kube
 // runKubectl runs it.
 func runKubectl(ctx context.Context, p provider.Provider, args []string) error {
 	return withKubectl(ctx, p, func(k kubectl.Kubectl) error { return interactive(k.Command(ctx, args...)) })
+}
+
+// runHelm runs the Helm that the chart's tests use.
+func runHelm(ctx context.Context, p provider.Provider, args []string) error {
+	bin, err := chart.Programs(ctx, os.Stderr)
+	if err != nil {
+		return err
+	}
+	return withKubectl(ctx, p, func(k kubectl.Kubectl) error {
+		cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm"), args...)
+		cmd.Env = k.Environment()
+		return interactive(cmd)
+	})
 }
 
 // installDriver puts the driver into the cluster.

@@ -25,6 +25,7 @@ const usage = `usage: cluster [flags] COMMAND
   load IMAGE.tar…  give its nodes images
   kubeconfig       print how to reach it: cluster kubeconfig > FILE; export KUBECONFIG=FILE
   kubectl ARG…     run kubectl with it
+  helm ARG…        run Helm with it
   logs DIR         write the logs of its components and containers into DIR
   status           say what runs
   exec NODE ARG…   run a command on a node (local)
@@ -80,7 +81,7 @@ func run(ctx context.Context, o options, command string, args []string) error {
 	if err != nil {
 		return err
 	}
-	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "exec": {2, -1}}
+	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "helm": {0, -1}, "exec": {2, -1}}
 	n, ok := arguments[command]
 	if !ok || len(args) < n[0] || n[1] >= 0 && len(args) > n[1] {
 		flag.Usage()
@@ -107,6 +108,8 @@ func run(ctx context.Context, o options, command string, args []string) error {
 		return p.Status(ctx, os.Stdout)
 	case "kubectl":
 		return runKubectl(ctx, p, args)
+	case "helm":
+		return runHelm(ctx, p, args)
 	default:
 		return execute(ctx, p, args)
 	}

@@ -11,7 +11,7 @@
 
 {{/* Where everything is that is in a namespace. */}}
 {{- define "causeway.namespace" -}}
-{{- .Values.namespace.name | default .Release.Namespace -}}
+{{- .Values.namespace.name | default .Release.Namespace | toYaml -}}
 {{- end -}}
 
 {{/* Labels of every object. No selector has them, so they may change. */}}
@@ -181,6 +181,14 @@ imagePullSecrets:
 {{- end -}}
 {{- if and .Values.snapshotController.enabled (not .Values.hostpath.enabled) -}}
 {{- fail "snapshotController.enabled: it runs in hostpath's controller, which is off" -}}
+{{- end -}}
+{{- if .Values.hostpath.enabled -}}
+{{- with lookup "apps/v1" "DaemonSet" (include "causeway.namespace" .) (printf "%s-node" (include "causeway.fullname" .)) -}}
+{{- $was := dig "metadata" "annotations" "causeway.dev/driver" $.Values.hostpath.driverName . -}}
+{{- if ne $was $.Values.hostpath.driverName -}}
+{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and can't be called otherwise: uninstall it first, or make another release" $was) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

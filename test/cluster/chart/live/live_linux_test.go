@@ -49,6 +49,7 @@ func TestChart(t *testing.T) {
 		{"upgrade to this chart", upgraded},
 		{"roll back", rolledBack},
 		{"upgrade again", upgradedAgain},
+		{"what can't change is refused before anything is", refused},
 		{"other certificates", certificates},
 		{"Windows nodes", windows},
 		{"helm test fails where a volume can't hold what is written", testFails},
@@ -166,6 +167,27 @@ func begun(s *story) {
 	})
 	s.workload = s.identity()
 	s.goOn()
+}
+
+// refused: Helm would find out halfway that a class can't change, with the driver replaced already.
+func refused(s *story) {
+	generations := func() string {
+		return s.kubectl("-n", install.Namespace, "get", "daemonsets,deployments", "-o", "jsonpath={.items[*].metadata.generation}")
+	}
+	before, history := generations(), s.run("history", "causeway")
+	for set, want := range map[string]string{
+		"hostpath.driverName=other.csi.example.com":                                   "can't", // the class's words or the name's, whichever come first
+		"hostpath.storageClasses.causeway-hostpath.reclaimPolicy=Retain":              "a class can't change",
+		"hostpath.storageClasses.causeway-hostpath-image.fsType=xfs":                  "a class can't change",
+		"hostpath.volumeAttributesClasses.causeway-hostpath-read-ahead.readahead=2Mi": "a class can't change",
+	} {
+		if _, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set="+set); err == nil || !strings.Contains(err.Error(), want) {
+			s.Errorf("%s: %v, want %q", set, err, want)
+		}
+	}
+	s.same("what runs", before, generations())
+	s.same("the release's history", history, s.run("history", "causeway"))
+	s.undisturbed()
 }
 
 func upgraded(s *story) {
