@@ -75,7 +75,11 @@ func (o *options) checkMode() error {
 		case f.must && f.value == "":
 			return fmt.Errorf("--mode=%s with --backend=%s needs --%s", o.mode, o.backend, f.name)
 		case !f.can && f.value != "":
-			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s", f.name, f.value, o.mode, o.backend)
+			why := ""
+			if !o.nodeLocal() {
+				why = ", which has no method Node: its storage isn't that of one node"
+			}
+			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s%s", f.name, f.value, o.mode, o.backend, why)
 		}
 	}
 	return p.check()
