@@ -311,6 +311,18 @@ spec:
 `, driver, source)
 }
 
+func group(driver, source string) string {
+	return fmt.Sprintf(`apiVersion: groupsnapshot.storage.k8s.io/v1
+kind: VolumeGroupSnapshotContent
+metadata: {name: it}
+spec:
+  driver: %s
+  deletionPolicy: Retain
+  volumeGroupSnapshotRef: {namespace: default, name: it}
+  source: {%s}
+`, driver, source)
+}
+
 // inline returns a pod with inline volumes, of a driver and the attributes of each.
 func inline(namespace, driver string, attributes ...string) string {
 	var volumes []string
@@ -344,7 +356,7 @@ func policies(s *server) {
 
 		badVolume   = "the volumeHandle is none that this driver makes"
 		badSnapshot = "the snapshotHandle is none that this driver makes"
-		badAffinity = "its nodeAffinity must require usual.csi.example.com/node"
+		badGroup    = "a handle is none that this driver makes"
 		badSize     = "the size of an inline volume is a whole number"
 	)
 	on := func(driver string) string {
@@ -366,10 +378,7 @@ func policies(s *server) {
 			{"one too short", volume(usual, volumeHandle[1:], on(usual)), badVolume},
 			{"with a line more", volume(usual, volumeHandle+"\n", on(usual)), badVolume},
 			{"with letters that aren't used", volume(usual, "a"+strings.Repeat("w", 56), on(usual)), badVolume},
-			{"no affinity", volume(usual, volumeHandle, ""), badAffinity},
-			{"an affinity to something else", volume(usual, volumeHandle, "{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-1]}]}"), badAffinity},
-			{"an affinity to any node", volume(usual, volumeHandle, "{matchExpressions: [{key: "+usual+"/node, operator: Exists}]}"), badAffinity},
-			{"an affinity to one, or something else", volume(usual, volumeHandle, on(usual)+", {matchFields: [{key: metadata.name, operator: In, values: [node-1]}]}"), badAffinity},
+			{"no affinity, as Kubernetes' own tests make one", volume(usual, volumeHandle, ""), ""},
 			{"another driver's volume", volume(other, "/etc", ""), ""},
 			{"a volume of no driver", strings.Replace(volume(other, "/etc", ""), "csi: {driver: "+other+", volumeHandle: \"/etc\"}", "hostPath: {path: /etc}", 1), ""},
 
@@ -380,6 +389,13 @@ func policies(s *server) {
 			{"a snapshot that is none", content(usual, "snapshotHandle: ../x"), badSnapshot},
 			{"a snapshot that is a volume", content(usual, "snapshotHandle: "+volumeHandle), badSnapshot},
 			{"another driver's snapshot", content(other, "snapshotHandle: ../x"), ""},
+
+			{"a group of volumes", group(usual, "volumeHandles: ["+volumeHandle+"]"), ""},
+			{"a group that is there", group(usual, "groupSnapshotHandles: {volumeGroupSnapshotHandle: g"+volumeHandle[1:]+", volumeSnapshotHandles: ["+snapshotHandle+"]}"), ""},
+			{"a group of what is none", group(usual, "volumeHandles: ["+volumeHandle+", x]"), "a volumeHandle is none"},
+			{"a group that is none", group(usual, "groupSnapshotHandles: {volumeGroupSnapshotHandle: ../x, volumeSnapshotHandles: ["+snapshotHandle+"]}"), badGroup},
+			{"a group with a volume for a snapshot", group(usual, "groupSnapshotHandles: {volumeGroupSnapshotHandle: g"+volumeHandle[1:]+", volumeSnapshotHandles: ["+volumeHandle+"]}"), badGroup},
+			{"another driver's group", group(other, "volumeHandles: [x]"), ""},
 
 			{"an inline volume", inline("unlabelled", usual, "size: 10Gi, kind: image"), ""},
 			{"one that says nothing", inline("unlabelled", usual, ""), ""},
