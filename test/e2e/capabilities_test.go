@@ -27,6 +27,7 @@ type declared struct {
 
 // exceptions are what a driver has and its configuration doesn't declare, by "configuration capability", with the reason.
 var exceptions = map[string]string{
+	"hostpath-directory block":            "a directory is no device",
 	"hostpath-directory groupSnapshot":    "images only: docs/snapshots.md",
 	"hostpath-directory nodeExpansion":    "a directory has no filesystem to grow on the node",
 	"hostpath-directory snapshotMetadata": "its specs want the external-snapshot-metadata sidecar",
@@ -65,7 +66,7 @@ func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 		if topology && !slices.Equal(d.DriverInfo.TopologyKeys, []string{driver.TopologyKey(d.DriverInfo.Name)}) {
 			t.Errorf("%s: the topology keys are %q, the driver's %q", name, d.DriverInfo.TopologyKeys, driver.TopologyKey(d.DriverInfo.Name))
 		}
-		for capability, has := range map[string]bool{
+		has := map[string]bool{
 			"capacity":            controller(csi.ControllerServiceCapability_RPC_GET_CAPACITY),
 			"controllerExpansion": expands,
 			"offlineExpansion":    expands,
@@ -78,9 +79,19 @@ func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 			"snapshotMetadata":    plugin(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 			"topology":            topology,
 			"volumeLimits":        limits,
-			// These aren't said by CSI, and are false of whatever is on one node, or of a driver without VOLUME_MOUNT_GROUP.
-			"RWX": false, "capReadOnlyMany": false, "volumeMountGroup": false,
-		} {
+			// These aren't said by CSI. They are false of whatever is on one of many nodes, of a driver without VOLUME_MOUNT_GROUP, and of one
+			// whose CSIDriver says that mounts have no labels of their own; the last is what a driver lacks.
+			"RWX": false, "capReadOnlyMany": false, "singleNodeVolume": false, "volumeMountGroup": false, "seLinuxMount": false,
+			"FSResizeFromSourceNotSupported": false,
+			// Nor are these, which are what the volumes are for.
+			"persistence": true, "block": true, "exec": true, "fsGroup": true, "multipods": true, "multiplePVsSameID": true,
+		}
+		for capability := range d.DriverInfo.Capabilities {
+			if _, known := has[capability]; !known {
+				t.Errorf("%s: nothing here says whether the driver has %s", name, capability)
+			}
+		}
+		for capability, has := range has {
 			key := name + " " + capability
 			got := d.DriverInfo.Capabilities[capability]
 			switch _, excepted := exceptions[key]; {
