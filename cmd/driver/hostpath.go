@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -17,7 +19,27 @@ type hostpathFlags struct {
 	root  string
 	init  bool
 	adopt bool
-	lost  string // UUIDs of roots, with commas between them
+	lost  uuids
+}
+
+// uuids are the value of a flag: UUIDs with commas between them.
+type uuids []string
+
+func (u *uuids) String() string { return strings.Join(*u, ",") }
+
+func (u *uuids) Set(list string) error {
+	*u = nil
+	if list == "" {
+		return nil
+	}
+	for _, s := range strings.Split(list, ",") {
+		id, err := uuid.Parse(s)
+		if err != nil {
+			return fmt.Errorf("%q is no UUID: %w", s, err)
+		}
+		*u = append(*u, id.String())
+	}
+	return nil
 }
 
 func (h *hostpathFlags) kind() backend.Backend { return (*hostpath.Backend)(nil) }
@@ -26,7 +48,7 @@ func (h *hostpathFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&h.root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
 	set.BoolVar(&h.init, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
 	set.BoolVar(&h.adopt, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
-	set.StringVar(&h.lost, "lost-roots", "", "hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root that is there now is taken as at a first start")
+	set.Var(&h.lost, "lost-roots", "hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root that is there now is taken as at a first start")
 }
 
 // check makes sure that nothing is mounted, or remembered, in the root: it would go with its disk.
@@ -49,7 +71,7 @@ func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (ba
 	}
 	log.Info("opening the root", "root", h.root)
 	return hostpath.New(hostpath.Config{
-		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt, Lost: strings.Split(h.lost, ","),
+		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt, Lost: h.lost,
 		Seen:  filepath.Join(o.stateDir, "root-identity"),
 		Users: m.Users, Failing: m.Failing, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 	})

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -44,6 +45,21 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+const someRoot = "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11"
+
+// TestNoRootIsLostUnlessSaid: a name that is empty would be that of a root whose identity says nothing.
+func TestNoRootIsLostUnlessSaid(t *testing.T) {
+	for args, want := range map[string][]string{"": nil, "--lost-roots=": nil, "--lost-roots=" + strings.ToUpper(someRoot): {someRoot}} {
+		o, err := parse(strings.Fields(args), env(nil), io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := o.backends["hostpath"].(*hostpathFlags).lost; !slices.Equal(got, want) {
+			t.Errorf("%q: got %q, want %q", args, got, want)
+		}
+	}
+}
+
 func TestBadFlagsAreNamed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
@@ -78,6 +94,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"a root in the kubelet's":      {[]string{"--root=/var/lib/kubelet/x"}, "--kubelet-dir"},
 		"a root around the kubelet's":  {[]string{"--root=/var/lib"}, "--kubelet-dir"},
 		"everything as the root":       {[]string{"--root=/"}, "--root"},
+		"a lost root that is a path":   {[]string{"--lost-roots=/var/lib/causeway"}, "is no UUID"},
+		"a lost root without a name":   {[]string{"--lost-roots=" + someRoot + ","}, "is no UUID"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := parse(tc.args, env(nil), io.Discard); err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {

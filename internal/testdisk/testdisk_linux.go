@@ -59,7 +59,8 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	t.Helper()
 	out, err := exec.Command("mount", "-t", f.Type, "-o", strings.TrimSuffix("loop,"+f.Options, ","), image, dir).CombinedOutput()
 	if err != nil && f.Rare {
-		t.Skipf("this kernel mounts no %s with %s (make test-vm has one that does): %s", f.Type, f.Options, out)
+		t.Logf("mount: %s", out)
+		t.Skipf("this kernel mounts no %s with %s: make test-vm has one that does", f.Type, f.Options)
 	}
 	if err != nil {
 		t.Fatalf("mount %s: %v: %s", f.Type, err, out)

@@ -72,6 +72,9 @@ func TestCreateGroupRequests(t *testing.T) {
 		"as Kubernetes' tests ask": {func(r *request, one, two, three string) {
 			r.Parameters = map[string]string{"deletionPolicy": "Retain"}
 		}, codes.OK, ""},
+		"another policy": {func(r *request, one, two, three string) {
+			r.Parameters = map[string]string{"deletionPolicy": "Keep"}
+		}, codes.InvalidArgument, "Keep"},
 		"of one volume":              {func(r *request, one, two, three string) { r.SourceVolumeIds = []string{one} }, codes.OK, ""},
 		"no name":                    {func(r *request, one, two, three string) { r.Name = "" }, codes.InvalidArgument, "name"},
 		"a name of 129 bytes":        {func(r *request, one, two, three string) { r.Name = strings.Repeat("n", 129) }, codes.InvalidArgument, "129"},

@@ -1,6 +1,7 @@
 package hostpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -321,7 +322,9 @@ func TestTheRootsIdentity(t *testing.T) {
 			os.Remove(w.path(identityFile))
 			os.Remove(w.cfg.Seen)
 		}, nil, "isn't empty"},
-		"a torn identity": {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt, "damaged"},
+		"a torn identity":            {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt, "damaged"},
+		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "no UUID"},
+		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.Seen) }, adopt, "no UUID"},
 		"an identity of a newer release": {func(w *world) {
 			os.WriteFile(w.path(identityFile), []byte(`{"version":9}`), 0o600)
 		}, adopt, "newer"},
@@ -367,6 +370,15 @@ func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
 	w.refused()             // and it is no longer the first node's
 }
 
+// nameless writes an identity that is whole, and names nothing.
+func nameless(w *world, path string) {
+	w.Helper()
+	file, err := identityFormat.Encode(identity{Node: "node-1"})
+	if err := cmp.Or(err, os.WriteFile(path, file, 0o600)); err != nil {
+		w.Fatal(err)
+	}
+}
+
 // TestALostRootIsGivenUpOnce: what is said of one root holds for no other, nor for the same node's next one.
 func TestALostRootIsGivenUpOnce(t *testing.T) {
 	w := newWorld(t)
@@ -396,6 +408,19 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	w.refused(func(c *Config) { c.Lost = []string{uuid.NewString()} })
 	w.refused(gone, func(c *Config) { c.Init = false })
 	w.open(gone).Close()
+	w.open(gone).Close()
+	second := unmount()
+	w.refused(gone)
+
+	// The first disk turns up again. It is served when it isn't called lost any more, and then it is missed like any.
+	if err := errors.Join(os.RemoveAll(w.cfg.Root), os.Rename(w.cfg.Root+"1", w.cfg.Root)); err != nil {
+		t.Fatal(err)
+	}
+	both := func(c *Config) { c.Lost = []string{lost, second} }
+	if err := w.refused(both); !strings.Contains(err.Error(), "take it out") {
+		t.Errorf("refused because of %v", err)
+	}
+	gone = func(c *Config) { c.Lost = []string{second} }
 	w.open(gone).Close()
 	unmount()
 	w.refused(gone)

@@ -54,7 +54,7 @@ func identify(root *os.Root, cfg Config) error {
 	switch doubt := compare(root, has, seen, cfg); {
 	case cfg.Adopt:
 	case doubt != nil:
-		return fmt.Errorf("%w; if what was served is lost for good, name it in --lost-roots, or start the driver once with --adopt-root", doubt)
+		return doubt
 	case has == nil && !cfg.Init:
 		return fmt.Errorf("the root %s is empty and none was served here before: if its disk is mounted, start the driver with --init-root", cfg.Root)
 	}
@@ -78,13 +78,15 @@ func identify(root *os.Root, cfg Config) error {
 func compare(root *os.Root, has, seen *identity, cfg Config) error {
 	switch {
 	case has == nil && seen != nil:
-		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted?", cfg.Root, identityFile, seen.UUID)
+		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, identityFile, seen.UUID)
 	case has == nil:
 		return unused(root, cfg.Root)
+	case slices.Contains(cfg.Lost, has.UUID): // else it would never be missed
+		return fmt.Errorf("the root %s is %s, which --lost-roots says never comes back: take it out of there", cfg.Root, has.UUID)
 	case has.Node != cfg.Node:
-		return fmt.Errorf("the root %s belongs to node %q, this is %q", cfg.Root, has.Node, cfg.Node)
+		return fmt.Errorf("the root %s belongs to node %q, this is %q: to serve it all the same, start the driver once with --adopt-root", cfg.Root, has.Node, cfg.Node)
 	case seen != nil && seen.UUID != has.UUID:
-		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted?", cfg.Root, has.UUID, seen.UUID)
+		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted? If that one is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, has.UUID, seen.UUID)
 	}
 	return nil
 }
@@ -97,7 +99,7 @@ func unused(root *os.Root, name string) error {
 	}
 	for _, e := range entries {
 		if e.Name() != "lost+found" && e.Name() != identityFile+".new" && e.Name() != lockFile {
-			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q", name, identityFile, e.Name())
+			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, identityFile, e.Name())
 		}
 	}
 	return nil
@@ -111,6 +113,8 @@ func readIdentity(dir *os.Root, name string) (*identity, error) {
 		return nil, nil
 	case err != nil:
 		return nil, err
+	case uuid.Validate(i.UUID) != nil:
+		return nil, fmt.Errorf("%w: %.64q is no UUID of a root", record.ErrDamaged, i.UUID)
 	}
 	return &i, nil
 }

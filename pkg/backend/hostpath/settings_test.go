@@ -3,7 +3,9 @@ package hostpath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"testing"
 
@@ -117,5 +119,22 @@ func TestInlineVolumesHaveNoSettings(t *testing.T) {
 	}
 	if _, err := b.CreateInline(context.Background(), handle, imageOptions("", nil, nil)); err != nil {
 		t.Errorf("with nothing but a kind: %v", err)
+	}
+}
+
+// TestTheChartKnowsOurSizes: the chart's policy for inline volumes lets one without a size through where the standard is small enough, and
+// knows which images are too small.
+func TestTheChartKnowsOurSizes(t *testing.T) {
+	policy, err := os.ReadFile("../../../charts/causeway/templates/hostpath/admission.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		fmt.Sprintf("quantity('%dGi')", defaultSize>>30),
+		fmt.Sprintf("quantity(!has(v.csi.fsType) ? '%[1]dMi' : v.csi.fsType == 'xfs' ? '%dMi' : v.csi.fsType == 'btrfs' ? '%dMi' : '%[1]dMi')", minSizes["ext4"]>>20, minSizes["xfs"]>>20, minSizes["btrfs"]>>20),
+	} {
+		if !strings.Contains(string(policy), want) {
+			t.Errorf("the policy doesn't have %s", want)
+		}
 	}
 }
