@@ -71,7 +71,7 @@ func certificates(name string, data []byte) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// checkOurs returns an error if peers that have our CAs refuse our certificate at t.
+// checkOurs returns an error if peers refuse our certificate at t whatever CA they believe, which needn't be one of ours.
 func (p *pair) checkOurs(t time.Time) error {
 	chain := []*x509.Certificate{p.certificate.Leaf}
 	for _, der := range p.certificate.Certificate[1:] {
@@ -81,10 +81,11 @@ func (p *pair) checkOurs(t time.Time) error {
 		}
 		chain = append(chain, c)
 	}
-	if err := p.checkChain(chain, x509.ExtKeyUsageAny, t); err != nil {
-		return fmt.Errorf("peers will refuse %s: %w", certFile, err)
+	err := p.checkChain(chain, x509.ExtKeyUsageAny, t)
+	if unknown := (x509.UnknownAuthorityError{}); err == nil || errors.As(err, &unknown) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("peers will refuse %s: %w", certFile, err)
 }
 
 // check returns an error unless the first certificate of chain, a peer's, is for usage, valid at t and signed by one of

@@ -32,10 +32,11 @@ type Identity struct {
 // Open reads ca.crt, tls.crt and tls.key in dir, the keys of a Kubernetes TLS secret as cert-manager writes it. ca.crt
 // may hold several CAs, tls.crt intermediate ones. It fails if one is missing, damaged or doesn't go with the others.
 //
-// A certificate of our own that peers will refuse, as it has expired, isn't valid yet or has another CA, is reported and
-// used all the same: it may be replaced at any moment, a clock may be set, and a driver that doesn't start can't even
-// unmount. The files are looked at again at every handshake and read again when they have changed. Where they then can't
-// be used, that is reported once and the old ones stay in use. report may be called by several goroutines at a time.
+// A certificate of our own that peers will refuse, as it has expired or isn't valid yet, is reported and used all the same:
+// it may be replaced at any moment, a clock may be set, and a driver that doesn't start can't even unmount. It may be of
+// another CA than those in ca.crt, which are for peers. The files are looked at again at every handshake and read again
+// when they have changed. Where they then can't be used, that is reported once and the old ones stay in use. report may be
+// called by several goroutines at a time.
 func Open(dir string, report func(error)) (*Identity, error) {
 	id := &Identity{dir: dir, report: report}
 	note, err := id.refresh()

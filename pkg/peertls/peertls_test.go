@@ -461,16 +461,22 @@ func TestOpenRefuses(t *testing.T) {
 
 // TestOpenReportsWhatPeersWillRefuse: it doesn't stop, as the file may be replaced.
 func TestOpenReportsWhatPeersWillRefuse(t *testing.T) {
-	ca, other := newTestCA(t, "test CA"), newTestCA(t, "another CA")
-	stray := other.leaf(t, node, forServers)
-	stray[0] = ca.bundle
+	ca, peers := newTestCA(t, "test CA"), newTestCA(t, "the peers' CA")
+	of := func(ca, believed *authority, change ...func(*x509.Certificate)) content {
+		c := ca.leaf(t, node, forServers, change...)
+		c[0] = believed.bundle
+		return c
+	}
+	if _, log := open(t, of(ca, peers).dir(t)); len(log.take()) > 0 {
+		t.Error("each side has a CA of its own, and that was reported")
+	}
 	for what, tc := range map[string]struct {
 		files content
 		words []string
 	}{
-		"expired":       {ca.leaf(t, node, forServers, hasExpired), []string{"node-a has expired"}},
-		"not valid yet": {ca.leaf(t, node, forServers, isEarly), []string{"node-a is not valid before"}},
-		"another CA's":  {stray, []string{"wrong CA", "'CN=another CA'", "'CN=test CA'"}},
+		"expired":                     {of(ca, ca, hasExpired), []string{"node-a has expired"}},
+		"not valid yet":               {of(ca, ca, isEarly), []string{"node-a is not valid before"}},
+		"expired, of a CA of its own": {of(ca, peers, hasExpired), []string{"node-a has expired"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			id, log := open(t, tc.files.dir(t))
