@@ -84,6 +84,24 @@ func ControllerCapabilities(b backend.Backend) *csi.ControllerGetCapabilitiesRes
 	})}
 }
 
+// NodeCapabilities returns what the Node service for such a backend can do. CSI spec v1.13, NodeGetCapabilities.
+func NodeCapabilities(b backend.Backend) *csi.NodeGetCapabilitiesResponse {
+	types := []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	}
+	if is[backend.Expander](b) {
+		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	}
+	if is[backend.Doctor](b) {
+		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types, func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
+		return &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}}
+	})}
+}
+
 // GroupCapabilities returns what a GroupController service can do. CSI spec v1.13, GroupControllerGetCapabilities.
 func GroupCapabilities() *csi.GroupControllerGetCapabilitiesResponse {
 	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{

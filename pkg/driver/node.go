@@ -35,20 +35,7 @@ func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 }
 
 func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	types := []csi.NodeServiceCapability_RPC_Type{
-		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
-		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	}
-	if is[backend.Expander](n.backend) {
-		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	}
-	if is[backend.Doctor](n.backend) {
-		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
-	}
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types, func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
-		return &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}}
-	})}, nil
+	return NodeCapabilities(n.backend), nil
 }
 
 func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {

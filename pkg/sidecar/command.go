@@ -166,64 +166,53 @@ func (c *Command) Main(args []string) int {
 	sub, args := subcommand(args)
 	switch sub {
 	case "help":
-		c.Help(os.Stdout)
-		return 0
+		return c.end(flag.ErrHelp)
 	case "version":
-		fmt.Println(c.Name, Version())
-		return 0
+		return c.end(errVersion)
 	case "":
 		return c.start(args)
 	}
 	more, known := c.More[sub]
 	if !known {
-		return c.wrong(fmt.Errorf("there is no command %q: help lists them", sub))
+		return c.end(fmt.Errorf("there is no command %q: help lists them", sub))
 	}
 	c.declare()
 	if more.Flags != nil {
 		more.Flags(&Flags{table: &c.table})
 	}
 	on, err := c.parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		c.Help(os.Stdout)
-		return 0
-	case errors.Is(err, errVersion):
-		fmt.Println(c.Name, Version())
-		return 0
-	case err == nil:
+	if err == nil {
 		err = more.Run(on, os.Stdout)
 	}
-	return c.wrong(err)
+	return c.end(err)
 }
 
-// wrong says what is wrong with the command line, and returns the exit code for it.
-func (c *Command) wrong(err error) int {
-	if err == nil {
-		return 0
+// end says why nothing is run, or not any more, and returns the exit code for it.
+func (c *Command) end(err error) int {
+	switch {
+	case err == nil:
+	case errors.Is(err, flag.ErrHelp):
+		c.Help(os.Stdout)
+	case errors.Is(err, errVersion):
+		fmt.Println(c.Name, Version())
+	case errors.Is(err, ErrDone):
+		fmt.Println(err)
+	default:
+		fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
+		return 2
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", c.Name, err)
-	return 2
+	return 0
 }
 
 // start runs the controllers.
 func (c *Command) start(args []string) int {
 	on, err := c.parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		c.Help(os.Stdout)
-		return 0
-	case errors.Is(err, ErrDone):
-		fmt.Println(err)
-		return 0
-	case errors.Is(err, errVersion):
-		fmt.Println(c.Name, Version())
-		return 0
-	case err != nil:
-		return c.wrong(err)
+	if err != nil {
+		return c.end(err)
 	}
 	log, err := c.Logging.Apply()
 	if err != nil {
-		return c.wrong(err)
+		return c.end(err)
 	}
 	startLog(log)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
