@@ -9,15 +9,20 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Where everything is that is in a namespace. */}}
+{{/* Where everything is that is in a namespace, as YAML has it. */}}
 {{- define "causeway.namespace" -}}
-{{- .Values.namespace.name | default .Release.Namespace | toYaml -}}
+{{- include "causeway.namespaceName" . | toYaml -}}
+{{- end -}}
+
+{{/* The same as it is, to compare it and to look things up. */}}
+{{- define "causeway.namespaceName" -}}
+{{- .Values.namespace.name | default .Release.Namespace -}}
 {{- end -}}
 
 {{/* Labels of every object. No selector has them, so they may change. */}}
 {{- define "causeway.labels" -}}
 app.kubernetes.io/part-of: causeway
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ toYaml .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.commonLabels }}
@@ -76,7 +81,7 @@ securityContext:
 
 {{/* A token for the API, as automountServiceAccountToken would put it into every container. */}}
 {{- define "causeway.apiAccess" -}}
-- name: api-access   # what automountServiceAccountToken would put into every container
+- name: api-access
   projected:
     defaultMode: 0440
     sources:
@@ -85,10 +90,10 @@ securityContext:
     - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}
 
-{{/* Where a controller's pods may be: (dict "root" $ "controller" … "name" …). */}}
+{{/* Where a controller's pods may be: (dict "controller" … "name" …). */}}
 {{- define "causeway.controllerPlacement" -}}
 {{- with .controller.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ toYaml . }}
 {{- end }}
 nodeSelector: {{- merge (dict "kubernetes.io/os" "linux") .controller.nodeSelector | toYaml | nindent 2 }}
 tolerations:
@@ -127,7 +132,7 @@ readinessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* A budget: (dict "root" $ "name" … "controller" …). */}}
+{{/* A budget: (dict "root" $ "name" …). */}}
 {{- define "causeway.budget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -154,15 +159,40 @@ automountServiceAccountToken: false
 {{- with .root.Values.images.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-- name: {{ . }}
+- name: {{ toYaml . }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
 {{/* Refuses what no schema can: values that don't go together. */}}
 {{- define "causeway.validate" -}}
-{{- if and .Values.namespace.create (eq (include "causeway.namespace" .) .Release.Namespace) -}}
+{{- if and .Values.hostpath.enabled (lookup "v1" "Namespace" "" "kube-system") -}}
+{{- range $name, $has := dict "snapshotClass" "snapshot.storage.k8s.io/v1/VolumeSnapshotClass" "groupSnapshotClass" "groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass" -}}
+{{- if and (index $.Values.hostpath $name).create (not ($.Capabilities.APIVersions.Has $has)) -}}
+{{- fail (printf "hostpath.%s: the cluster doesn't serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/install.md)" $name $has) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.namespace.create (eq (include "causeway.namespaceName" .) .Release.Namespace) -}}
 {{- fail "namespace.create: Helm needs the release's namespace before it can make any object. Set namespace.name to another namespace, or make this one yourself (charts/causeway/README.md)" -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "causeway.fullname" .)) -}}
+{{- fail (printf "the release's name begins all names, and a Service can't be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
+{{- end -}}
+{{- if and .Values.hostpath.enabled .Values.hostpath.certificates.issuerRef (ne .Values.hostpath.certificates.source "cert-manager") -}}
+{{- fail "hostpath.certificates.issuerRef goes with source: cert-manager" -}}
+{{- end -}}
+{{- if and .Values.hostpath.enabled (or (hasPrefix (printf "%s/" .Values.kubeletDir) (printf "%s/" .Values.hostpath.root)) (hasPrefix (printf "%s/" .Values.hostpath.root) (printf "%s/" .Values.kubeletDir))) -}}
+{{- fail "hostpath.root and kubeletDir: one is in the other" -}}
+{{- end -}}
+{{- $defaults := list -}}
+{{- range $name, $class := .Values.hostpath.storageClasses -}}
+{{- if and $class (dig "default" false ($class | default dict)) -}}
+{{- $defaults = append $defaults $name -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.hostpath.enabled (gt (len $defaults) 1) -}}
+{{- fail (printf "hostpath.storageClasses: %s are all the default, which one class is" (join ", " $defaults)) -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled (eq .Values.hostpath.driverName .Values.smb.driverName) -}}
 {{- fail "hostpath.driverName and smb.driverName are the same: two drivers need two names" -}}
@@ -183,10 +213,10 @@ imagePullSecrets:
 {{- fail "snapshotController.enabled: it runs in hostpath's controller, which is off" -}}
 {{- end -}}
 {{- if .Values.hostpath.enabled -}}
-{{- with lookup "apps/v1" "DaemonSet" (include "causeway.namespace" .) (printf "%s-node" (include "causeway.fullname" .)) -}}
+{{- with lookup "apps/v1" "DaemonSet" (include "causeway.namespaceName" .) (printf "%s-node" (include "causeway.fullname" .)) -}}
 {{- $was := dig "metadata" "annotations" "causeway.dev/driver" $.Values.hostpath.driverName . -}}
 {{- if ne $was $.Values.hostpath.driverName -}}
-{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and can't be called otherwise: uninstall it first, or make another release" $was) -}}
+{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and can't be called otherwise: uninstall it first, or make another release, with classes of other names" $was) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
