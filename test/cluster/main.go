@@ -12,9 +12,9 @@ import (
 	"syscall"
 
 	"github.com/causeway-csi/causeway/test/cluster/existing"
-	"github.com/causeway-csi/causeway/test/cluster/kind"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/providers"
 )
 
 const usage = `usage: cluster [flags] COMMAND
@@ -35,8 +35,8 @@ flags:
 
 // options are the command line's.
 type options struct {
-	provider, name       string
-	kubeconfig, registry string // of an existing cluster
+	cluster  providers.Choice
+	registry string // of an existing cluster
 	provider.Options
 }
 
@@ -45,10 +45,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends this at once
 	defer stop()
-	o := options{Options: provider.Options{Log: os.Stderr}}
-	flag.StringVar(&o.provider, "provider", "local", "who runs the cluster: local (this machine), kind, or existing (the one that KUBECONFIG names)")
-	flag.StringVar(&o.name, "name", "causeway", "the cluster's name")
-	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "existing: the cluster's kubeconfig; by default, what KUBECONFIG names")
+	o := options{cluster: providers.Choice{Name: "causeway"}, Options: provider.Options{Log: os.Stderr}}
+	o.cluster.Flags(flag.CommandLine, "the cluster's name")
 	flag.StringVar(&o.registry, "registry", "", "existing: host/path of a registry to which load pushes images, and from which the cluster pulls them")
 	flag.IntVar(&o.Nodes, "nodes", 2, "Linux nodes")
 	flag.IntVar(&o.Windows, "windows", 0, "Windows nodes, which are simulated")
@@ -77,7 +75,7 @@ type exitError struct{ code int }
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
 func run(ctx context.Context, o options, command string, args []string) error {
-	p, err := choose(o)
+	p, err := o.cluster.Open(existing.Options{Registry: o.registry, Log: o.Log})
 	if err != nil {
 		return err
 	}
@@ -112,19 +110,5 @@ func run(ctx context.Context, o options, command string, args []string) error {
 		return runHelm(ctx, p, args)
 	default:
 		return execute(ctx, p, args)
-	}
-}
-
-// choose returns the provider that the flags name.
-func choose(o options) (provider.Provider, error) {
-	switch o.provider {
-	case "local":
-		return local.New(o.name)
-	case "kind":
-		return kind.New(o.name)
-	case "existing":
-		return existing.New(existing.Options{Kubeconfig: o.kubeconfig, Registry: o.registry, Log: o.Log})
-	default:
-		return nil, fmt.Errorf("--provider=%s: local, kind or existing", o.provider)
 	}
 }

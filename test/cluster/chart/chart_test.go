@@ -15,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -112,6 +115,22 @@ func TestWhatIsRefused(t *testing.T) {
 		"a forgotten node twice":              {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
 		"a flag that the chart sets":          {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}", "/hostpath/controller/extraArgs/0"},
 		"a driver's flag that the chart sets": {"hostpath: {extraArgs: [--root=/x]}", "/hostpath/extraArgs/0"},
+		"a state that nobody remembers":       {"hostpath: {extraArgs: [--state-dir=/x]}", "/hostpath/extraArgs/0"},
+		"clones on other nodes":               {"hostpath: {controller: {extraArgs: [--provisioner-strict-topology]}}", "/hostpath/controller/extraArgs/0"},
+		"volumes of other names":              {"hostpath: {controller: {extraArgs: [--provisioner-volume-name-uuid-length=8]}}", "/hostpath/controller/extraArgs/0"},
+		"a directory's readahead":             {"hostpath: {storageClasses: {x: {kind: directory, parameters: {readahead: 1Mi}}}}", "/hostpath/storageClasses/x"},
+		"an image without a size":             {`hostpath: {storageClasses: {x: {kind: image, parameters: {enforce: "off"}}}}`, "/hostpath/storageClasses/x"},
+		"a readahead that is none":            {"hostpath: {volumeAttributesClasses: {x: {readahead: much}}}", "/hostpath/volumeAttributesClasses/x"},
+		"no time at all":                      {"hostpath: {controller: {timeout: 0m0s}}", "/hostpath/controller/timeout"},
+		"a test of nothing":                   {"tests: {size: 500m}", "/tests/size"},
+		"an issuer who isn't asked":           {"hostpath: {certificates: {issuerRef: {name: x}}}", "issuerRef goes with source: cert-manager"},
+		"a mount option that is misspelt":     {"hostpath: {storageClasses: {x: {kind: image, mountOptions: [noatim]}}}", "/hostpath/storageClasses/x"},
+		"a registry with a scheme":            {"images: {registry: \"https://registry.example\"}", "/images/registry"},
+		"a tag with a space":                  {"images: {tag: \"dev \"}", "/images/tag"},
+		"a root in the kubelet's directory":   {"hostpath: {root: /var/lib/kubelet/volumes}", "one is in the other"},
+		"a root around the kubelet's":         {"hostpath: {root: /var/lib}", "one is in the other"},
+		"two defaults":                        {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: {kind: directory, default: true}}}", "x, z are all the default"},
+		"a name that YAML takes for another":  {"hostpath: {driverName: \"off\"}", "/hostpath/driverName"},
 		"a value that is taken away":          {"hostpath: {node: {resources: null}}", "missing property 'resources'"},
 		"half of the values taken away":       {"hostpath: null", "missing property 'hostpath'"},
 		"an issuer without a name":            {"hostpath: {certificates: {source: cert-manager, issuerRef: {kind: ClusterIssuer}}}", "/hostpath/certificates/issuerRef"},
@@ -390,6 +409,35 @@ func TestEveryValueDoesSomething(t *testing.T) {
 		}
 		if after, err := render(nested(path, other)); err != nil || after == before {
 			t.Errorf("%s: %s makes no difference, %v", path, other, err)
+		}
+	}
+}
+
+// TestNamesThatLookLikeNumbers: a namespace, a release and what the values name may be of digits, and stay words in YAML.
+func TestNamesThatLookLikeNumbers(t *testing.T) {
+	bin := programs(t)
+	args := []string{"template", "7", Directory(), "--namespace=2024", "--kube-version=v1.37.1"}
+	if _, err := Helm(t.Context(), bin, args...); err == nil || !strings.Contains(err.Error(), "a Service can't be called 7-causeway") {
+		t.Errorf("%v", err)
+	}
+	out, err := Helm(t.Context(), bin, append(args, "--set=fullnameOverride=causeway", `--set-json=images.pullSecrets=["1"]`, `--set-json=hostpath.node.priorityClassName="1"`,
+		`--set-json=hostpath.controller.priorityClassName="1"`, "--set=snapshotController.enabled=true,monitoring.kind=PodMonitor,networkPolicy.enabled=true,resourceQuota.create=true")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := split(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		var typed struct {
+			Metadata         meta.ObjectMeta
+			ImagePullSecrets []core.LocalObjectReference
+			Subjects         []rbac.Subject
+			Spec             struct{ Template core.PodTemplateSpec }
+		}
+		if err := yaml.Unmarshal([]byte(o.Text), &typed); err != nil {
+			t.Errorf("%s: %v", o.Source, err)
 		}
 	}
 }

@@ -13,45 +13,22 @@ import (
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
-	"github.com/causeway-csi/causeway/test/cluster/components"
-	"github.com/causeway-csi/causeway/test/cluster/controlplane"
+	"github.com/causeway-csi/causeway/test/cluster/internal/apiserver"
 )
 
 // server is an API server that knows all kinds of the chart's objects, and no controllers.
 type server struct {
-	*testing.T
-	helm   string // the directory that has it
-	bin    string // kubectl
-	env    []string
-	client kubernetes.Interface
+	apiserver.Server
+	helm   string            // the directory that has it
 	labels map[string]string // of the namespace that the chart makes
 }
 
 // begin starts one, and makes the namespaces of all configurations, with the chart's labels.
 func begin(t *testing.T) *server {
 	t.Helper()
-	plane, err := controlplane.Start(t.Context(), controlplane.Options{WithoutControllerManager: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	bin, err := components.Build(t.Context(), os.Stderr, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(plane.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &server{T: t, helm: programs(t), bin: filepath.Join(bin, "kubectl"), client: client}
-	s.env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+t.TempDir())
+	s := &server{Server: apiserver.Start(t), helm: programs(t)}
 	s.kubectl("", "apply", "--server-side", "-k", filepath.Join(Directory(), "crds"))
 	for module, path := range map[string]string{
 		"github.com/cert-manager/cert-manager":               "deploy/crds",
@@ -67,7 +44,7 @@ func begin(t *testing.T) *server {
 				s.labels = s.object(o).Metadata.Labels
 			}
 		}
-		s.account(name, "default") // of the pods of helm test
+		s.Account(name, "default") // of the pods of helm test
 	}
 	return s
 }
@@ -96,8 +73,8 @@ func (s *server) module(path string) string {
 
 // try runs kubectl with text as its input, and returns all that it prints.
 func (s *server) try(text string, args ...string) (string, error) {
-	cmd := exec.CommandContext(s.Context(), s.bin, args...)
-	cmd.Env, cmd.Stdin = s.env, strings.NewReader(text)
+	cmd := exec.CommandContext(s.Context(), s.Kubectl, args...)
+	cmd.Env, cmd.Stdin = s.Env, strings.NewReader(text)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -177,7 +154,8 @@ func TestServer(t *testing.T) {
 		{"Pod Security", podSecurity},
 		{"what the policies refuse", policies},
 		{"no policy, nothing refused", noPolicies},
-		{"what somebody has changed", changed}, // the last, as its release stays
+		{"what somebody has changed", changed}, // its release stays
+		{"what is looked up", lookedUp},        // the last, as it takes a CRD away
 	} {
 		t.Run(step.name, func(t *testing.T) { inner := *s; inner.T = t; step.run(&inner) })
 	}
@@ -215,7 +193,7 @@ func notTaken(s *server) {
 		s.Fatal("the chart has no DaemonSet")
 		return ""
 	}
-	s.levelled("warned", map[string]string{"pod-security.kubernetes.io/warn": "restricted"})
+	s.Namespace("warned", map[string]string{"pod-security.kubernetes.io/warn": "restricted"})
 	for name, tc := range map[string]struct{ object, want string }{
 		"an unknown field":          {node(func(o string) string { return strings.Replace(o, "priorityClassName:", "priorityClass:", 1) }), "priorityClass"},
 		"a value that isn't":        {node(func(o string) string { return strings.Replace(o, "Bidirectional", "Both", 1) }), "Both"},
@@ -227,27 +205,11 @@ func notTaken(s *server) {
 	}
 }
 
-// levelled makes a namespace with labels.
-func (s *server) levelled(name string, labels map[string]string) {
-	s.Helper()
-	if _, err := s.client.CoreV1().Namespaces().Create(s.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}}, meta.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
-}
-
-// account makes a service account, as no controller does it here. Without it no pod is admitted.
-func (s *server) account(namespace, name string) {
-	s.Helper()
-	if _, err := s.client.CoreV1().ServiceAccounts(namespace).Create(s.Context(), &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{}); err != nil {
-		s.Fatal(err)
-	}
-}
-
 // podSecurity: all pods are admitted where the chart's labels are, those of nodes only there, and all others everywhere.
 func podSecurity(s *server) {
-	s.levelled("ours", s.labels)
+	s.Namespace("ours", s.labels)
 	for _, level := range []string{"baseline", "restricted"} {
-		s.levelled(level, map[string]string{"pod-security.kubernetes.io/enforce": level})
+		s.Namespace(level, map[string]string{"pod-security.kubernetes.io/enforce": level})
 	}
 	accounts := map[string]bool{}
 	for _, c := range configurations(s.T) {
@@ -264,9 +226,9 @@ func podSecurity(s *server) {
 			for in, want := range refused {
 				if account := in + "/" + spec.ServiceAccountName; !accounts[account] {
 					accounts[account] = true
-					s.account(in, spec.ServiceAccountName)
+					s.Account(in, spec.ServiceAccountName)
 				}
-				_, err := s.client.CoreV1().Pods(in).Create(s.Context(), &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: spec}, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+				_, err := s.Client.CoreV1().Pods(in).Create(s.Context(), &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: spec}, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
 				if !want && err != nil || want && (err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) {
 					s.Errorf("%s: a pod of %s %s where Pod Security is %s: %v, want it refused: %v", c.Name, p.Kind, p.Metadata.Name, in, err, want)
 				}
@@ -347,8 +309,8 @@ spec:
 // policies tries what the policies are for, with each of their values.
 func policies(s *server) {
 	for namespace, labels := range map[string]map[string]string{"may": {"example.com/inline": "yes"}, "may-not": {"example.com/inline": "no"}, "unlabelled": nil} {
-		s.levelled(namespace, labels)
-		s.account(namespace, "default")
+		s.Namespace(namespace, labels)
+		s.Account(namespace, "default")
 	}
 	const (
 		usual = "usual.csi.example.com"
@@ -405,6 +367,11 @@ func policies(s *server) {
 			{"one of the largest unit", inline("unlabelled", usual, "size: 1P"), ""},
 			{"two", inline("unlabelled", usual, "size: 1Gi", "kind: directory"), ""},
 			{"another driver's", inline("unlabelled", other, "path: /etc"), ""},
+			{"the smallest image", inline("unlabelled", usual, "size: 4Mi, kind: image"), ""},
+			{"an image that is too small", inline("unlabelled", usual, "size: 4095Ki, kind: image"), "at least 4Mi"},
+			{"the smallest xfs", strings.Replace(inline("unlabelled", usual, "size: 300Mi, kind: image"), "csi: {", "csi: {fsType: xfs, ", 1), ""},
+			{"an xfs that is too small", strings.Replace(inline("unlabelled", usual, "size: 299Mi, kind: image"), "csi: {", "csi: {fsType: xfs, ", 1), "with xfs 300Mi"},
+			{"a directory may be smaller", inline("unlabelled", usual, "size: 1Mi, kind: directory"), ""},
 			{"an unknown key", inline("unlabelled", usual, "size: 1Gi, path: /etc"), "may say its size and its kind, and nothing else"},
 			{"Kubernetes' own key", inline("unlabelled", usual, "csi.storage.k8s.io/ephemeral: \"false\""), "and nothing else"},
 			{"another kind", inline("unlabelled", usual, "kind: block"), "the kind of an inline volume is directory or image"},
@@ -512,29 +479,72 @@ func noPolicies(s *server) {
 
 // changed: what somebody has changed with kubectl edit, an upgrade doesn't undo, but where it is told to.
 func changed(s *server) {
-	helm := func(args ...string) error {
-		_, err := HelmIn(s.Context(), s.helm, s.env, append([]string{"--namespace=causeway"}, args...)...)
-		return err
-	}
 	nodes := func() string {
 		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o", "jsonpath={.data.nodes}")
 	}
-	if err := helm("install", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}"); err != nil {
+	// The cluster's CRDs are its own, and not as the chart's: as docs/install.md says, Helm is told to leave them alone.
+	s.kubectl("", "annotate", "--overwrite", "--field-manager=somebody", "crd", "volumesnapshots.snapshot.storage.k8s.io", "controller-gen.kubebuilder.io/version=v0.0.1")
+	if err := s.release("causeway", "install", "causeway", Directory()); err == nil || !strings.Contains(err.Error(), `"somebody"`) {
+		s.Errorf("%v", err)
+	}
+	if err := s.release("causeway", "install", "causeway", Directory(), "--skip-crds", "--set=hostpath.forgottenNodes={node-17}"); err != nil {
 		s.Fatal(err)
 	}
+	if err := s.release("causeway", "install", "second", Directory(), "--skip-crds", "--set=hostpath.driverName=second.csi.example.com"); err == nil || !strings.Contains(err.Error(), "each driver needs classes of its own") {
+		s.Errorf("a second driver with the classes of the first: %v", err)
+	}
 	s.kubectl("", "-n", "causeway", "patch", "configmap", "causeway-forgotten-nodes", "--field-manager=kubectl-edit", "-p", `{"data":{"nodes":"node-18"}}`)
-	if err := helm("upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}"); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-edit"`) || nodes() != "node-18" {
+	if err := s.release("causeway", "upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}"); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-edit"`) || nodes() != "node-18" {
 		s.Errorf("%v, and the nodes are %q", err, nodes())
 	}
-	if err := helm("upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}", "--force-conflicts"); err != nil || !strings.Contains(nodes(), "\nnode-17\n") {
+	if err := s.release("causeway", "upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}", "--force-conflicts"); err != nil || !strings.Contains(nodes(), "\nnode-17\n") {
 		s.Errorf("%v, and the nodes are %q", err, nodes())
 	}
+}
+
+// lookedUp: what is in the cluster is looked at before anything is changed, in a namespace whose name YAML takes for a number, too.
+func lookedUp(s *server) {
+	refused := func(want string, args ...string) {
+		s.Helper()
+		if err := s.release("causeway", append([]string{"upgrade", "causeway", Directory()}, args...)...); err == nil || !strings.Contains(err.Error(), want) {
+			s.Errorf("%v, want %q", err, want)
+		}
+	}
+	const class = `{"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttributesClass", "metadata": {"name": "fast", "finalizers": ["example.com/used"]},
+		"driverName": "hostpath.csi.causeway.dev", "parameters": {"readahead": "1Mi"}}`
+	s.kubectl(class, "create", "-f", "-")
+	s.kubectl("", "delete", "--wait=false", "volumeattributesclass", "fast")
+	refused("fast is being deleted", "--set=hostpath.volumeAttributesClasses.fast.readahead=1Mi")
+	refused("can't be called otherwise", "--set=hostpath.driverName=other.csi.example.com")
+
+	s.Namespace("2024", nil)
+	numbers := []string{"--skip-crds", "--set=hostpath.driverName=numbers.csi.example.com,fullnameOverride=numbers,hostpath.snapshotClass.name=numbers,hostpath.groupSnapshotClass.name=numbers",
+		"--set-json=hostpath.storageClasses={\"causeway-hostpath\": null, \"causeway-hostpath-image\": null}"}
+	keys := func() string {
+		return s.kubectl("", "-n", "2024", "get", "secrets", "-o", `jsonpath={.items[?(@.type=="kubernetes.io/tls")].data.tls\.key}`)
+	}
+	if err := s.release("2024", append([]string{"install", "numbers", Directory()}, numbers...)...); err != nil {
+		s.Fatal(err)
+	}
+	before := keys()
+	if err := s.release("2024", append([]string{"upgrade", "numbers", Directory()}, numbers[1:]...)...); err != nil || len(strings.Fields(before)) != 2 || keys() != before {
+		s.Errorf("%v, or an upgrade has made other keys", err)
+	}
+
+	s.kubectl("", "delete", "crd", "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io")
+	refused("hostpath.groupSnapshotClass: the cluster doesn't serve groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass")
+}
+
+// release runs Helm for a release in a namespace.
+func (s *server) release(namespace string, args ...string) error {
+	_, err := HelmIn(s.Context(), s.helm, s.Env, append([]string{"--namespace=" + namespace}, args...)...)
+	return err
 }
 
 // TestRights compares the roles and bindings that the chart makes with those that csi-sidecars says it needs for the arguments
 // that the chart gives it.
 func TestRights(t *testing.T) {
-	s := &server{T: t, helm: programs(t)}
+	s := &server{Server: apiserver.Server{T: t}, helm: programs(t)}
 	sidecars := filepath.Join(t.TempDir(), "csi-sidecars")
 	build := exec.CommandContext(t.Context(), "go", "build", "-tags=grpcnotrace", "-o", sidecars, "./cmd/csi-sidecars")
 	build.Dir, build.Env = Sources(), append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")

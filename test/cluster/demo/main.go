@@ -73,15 +73,8 @@ func run(ctx context.Context, keep bool) (err error) {
 // down ends the cluster, even if the demo was interrupted, and looks at the machine.
 func down(c *local.Cluster) error {
 	say("The end: everything is taken down")
-	if err := c.Down(context.Background()); err != nil {
+	if err := c.End(context.Background()); err != nil {
 		return err
-	}
-	left, err := c.Leftovers()
-	if err != nil {
-		return err
-	}
-	if len(left) > 0 {
-		return fmt.Errorf("something is left on the machine: %q", left)
 	}
 	fmt.Println("No process, mount, control group, network device or loop device of it is left.")
 	return nil

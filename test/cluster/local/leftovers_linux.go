@@ -1,6 +1,7 @@
 package local
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,18 @@ import (
 	"strconv"
 	"strings"
 )
+
+// End is Down that looks at the machine afterwards. Error: Down's, or that something of the cluster is left.
+func (c *Cluster) End(ctx context.Context) error {
+	if err := c.Down(ctx); err != nil {
+		return err
+	}
+	left, err := c.Leftovers()
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("something of the cluster is left on this machine: %q", left)
+	}
+	return err
+}
 
 // Leftovers returns what there is of the cluster on this machine, in words: nothing after Down.
 func (c *Cluster) Leftovers() ([]string, error) {

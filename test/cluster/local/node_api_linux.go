@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -96,6 +97,15 @@ func (n Node) Hold(program string) error {
 		return err
 	}
 	return n.Kill(program)
+}
+
+// Held reports whether a program is held.
+func (n Node) Held(program string) (bool, error) {
+	_, err := os.Stat(n.cluster.node(n.Name).held(program))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Release has a program that was held start again.

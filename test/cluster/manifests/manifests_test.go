@@ -3,10 +3,12 @@ package manifests
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +16,8 @@ import (
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
-	"github.com/causeway-csi/causeway/test/cluster/components"
-	"github.com/causeway-csi/causeway/test/cluster/controlplane"
+	"github.com/causeway-csi/causeway/test/cluster/internal/apiserver"
 )
 
 const (
@@ -25,42 +25,21 @@ const (
 	namespace = "causeway"
 )
 
-// scene is an API server, and a directory with copies of deploy and charts, and the operator's own files beside them.
+// scene is an API server, and a directory, Home, with copies of deploy and charts, and the operator's own files beside them.
 type scene struct {
-	*testing.T
-	dir    string
-	env    []string
-	client kubernetes.Interface
-	page   string // docs/install.md
+	apiserver.Server
+	page string // docs/install.md
 }
 
 func begin(t *testing.T) *scene {
 	t.Helper()
-	plane, err := controlplane.Start(t.Context(), controlplane.Options{WithoutControllerManager: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	bin, err := components.Build(t.Context(), os.Stderr, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(plane.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
 	page, err := os.ReadFile(filepath.Join(source, "docs", "install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &scene{T: t, dir: t.TempDir(), client: client, page: string(page)}
-	s.env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+s.dir, "PATH="+bin+":"+os.Getenv("PATH"))
+	s := &scene{Server: apiserver.Start(t), page: string(page)}
 	for _, dir := range []string{"deploy", "charts"} {
-		if err := os.CopyFS(filepath.Join(s.dir, dir), os.DirFS(filepath.Join(source, dir))); err != nil {
+		if err := os.CopyFS(filepath.Join(s.Home, dir), os.DirFS(filepath.Join(source, dir))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +52,7 @@ func (s *scene) try(line string) (string, error) {
 	ctx, cancel := context.WithTimeout(s.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", line)
-	cmd.Dir, cmd.Env, cmd.WaitDelay = s.dir, s.env, time.Second // a child of the shell's may have its output still
+	cmd.Dir, cmd.Env, cmd.WaitDelay = s.Home, s.Env, time.Second // a child of the shell's may have its output still
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -119,7 +98,7 @@ func (s *scene) overlay(without ...string) {
 
 func (s *scene) write(kustomization string) {
 	s.Helper()
-	path := filepath.Join(s.dir, "causeway", "kustomization.yaml")
+	path := filepath.Join(s.Home, "causeway", "kustomization.yaml")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		s.Fatal(err)
 	}
@@ -130,7 +109,7 @@ func (s *scene) write(kustomization string) {
 
 func (s *scene) deployment() *apps.Deployment {
 	s.Helper()
-	d, err := s.client.AppsV1().Deployments(namespace).Get(s.Context(), "causeway-controller", meta.GetOptions{})
+	d, err := s.Client.AppsV1().Deployments(namespace).Get(s.Context(), "causeway-controller", meta.GetOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -139,7 +118,7 @@ func (s *scene) deployment() *apps.Deployment {
 
 func (s *scene) daemonSet() *apps.DaemonSet {
 	s.Helper()
-	d, err := s.client.AppsV1().DaemonSets(namespace).Get(s.Context(), "causeway-node", meta.GetOptions{})
+	d, err := s.Client.AppsV1().DaemonSets(namespace).Get(s.Context(), "causeway-node", meta.GetOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -183,14 +162,14 @@ func withoutCRDs(s *scene) {
 func crds(s *scene) {
 	s.run(s.documented("kubectl apply --server-side -k charts/causeway/crds"))
 	s.run("kubectl wait --timeout=60s --for=condition=Established crd --all")
-	if out := s.run(s.documented("kubectl get crd volumesnapshots.snapshot.storage.k8s.io")); !strings.Contains(out, "volumesnapshots") {
+	if out := s.run(s.documented("kubectl get crd volumesnapshots.snapshot.storage.k8s.io volumegroupsnapshots.groupsnapshot.storage.k8s.io")); strings.Count(out, "snapshots.") != 2 {
 		s.Error(out)
 	}
 }
 
 // certificates runs what the page says, and then what that prints.
 func certificates(s *scene) {
-	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.dir, "bin", "driver"), "./cmd/driver")
+	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.Home, "bin", "driver"), "./cmd/driver")
 	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		s.Fatalf("%v: %s", err, out)
@@ -209,7 +188,7 @@ func certificates(s *scene) {
 	for _, mounted := range []string{
 		volumeSecret(s.deployment().Spec.Template.Spec), volumeSecret(s.daemonSet().Spec.Template.Spec),
 	} {
-		secret, err := s.client.CoreV1().Secrets(namespace).Get(s.Context(), mounted, meta.GetOptions{})
+		secret, err := s.Client.CoreV1().Secrets(namespace).Get(s.Context(), mounted, meta.GetOptions{})
 		if err != nil || len(secret.Data["ca.crt"])*len(secret.Data["tls.crt"])*len(secret.Data["tls.key"]) == 0 {
 			s.Errorf("the secret %q: %v", mounted, err)
 		}
@@ -253,7 +232,7 @@ func podSecurity(s *scene) {
 	loose.SecurityContext.SeccompProfile = nil
 	weak := *node.DeepCopy()
 	weak.Containers[0].SecurityContext.Privileged = new(false)
-	for _, tc := range []struct {
+	for i, tc := range []struct {
 		name, level string
 		pod         core.PodSpec
 		refused     string // empty where it isn't
@@ -265,30 +244,17 @@ func podSecurity(s *scene) {
 		{"a node's pod passes the level of our namespace", "privileged", node, ""},
 		{"without privileges it can't mount for others", "privileged", weak, "Bidirectional mount propagation is available only to privileged containers"},
 	} {
+		in := fmt.Sprintf("%s-%d", tc.level, i)
+		s.Namespace(in, map[string]string{"pod-security.kubernetes.io/enforce": tc.level})
+		s.Account(in, tc.pod.ServiceAccountName)
 		s.Run(tc.name, func(t *testing.T) {
-			in := s.levelled(t, tc.level, tc.pod.ServiceAccountName)
 			pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: tc.pod}
-			_, err := s.client.CoreV1().Pods(in).Create(t.Context(), pod, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+			_, err := s.Client.CoreV1().Pods(in).Create(t.Context(), pod, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
 			if tc.refused == "" && err != nil || tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)) {
 				t.Errorf("%v, want %q in it", err, tc.refused)
 			}
 		})
 	}
-}
-
-// levelled makes a namespace with a level of Pod Security and a service account, and returns its name.
-func (s *scene) levelled(t *testing.T, level, account string) string {
-	t.Helper()
-	n, err := s.client.CoreV1().Namespaces().Create(t.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{
-		GenerateName: level + "-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": level},
-	}}, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.client.CoreV1().ServiceAccounts(n.Name).Create(t.Context(), &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: account}}, meta.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	return n.Name
 }
 
 // rights: the roles are bound to whom they are for, and nobody else has any.
@@ -318,6 +284,11 @@ func ownDirectory(s *scene) {
 	pod := s.deployment().Spec.Template.Spec
 	if got := pod.Containers[1].Args[0]; got != "--controllers=provisioner,resizer,snapshotter,health-monitor,snapshot-controller" {
 		s.Error(got)
+	}
+	for _, flag := range []string{"--snapshot-controller-kube-api-qps=100", "--snapshot-controller-kube-api-burst=200"} {
+		if !slices.Contains(pod.Containers[1].Args, flag) {
+			s.Errorf("%s is not in %q", flag, pod.Containers[1].Args)
+		}
 	}
 	if got := pod.Containers[0].Image; got != "registry.example/driver:dev" {
 		s.Error(got)

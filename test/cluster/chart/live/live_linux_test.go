@@ -29,6 +29,7 @@ type story struct {
 	old           string // the previous chart
 	workload      string // what must not change of the pods that write
 	written       []int  // how long their logs were when they were ended
+	longest       int    // of the times between two writes, in seconds
 }
 
 // TestChart is one story, as each step stands on the one before.
@@ -73,6 +74,7 @@ func TestChart(t *testing.T) {
 			return
 		}
 	}
+	t.Logf("the longest time between two writes was %d s", s.longest)
 }
 
 // prepare makes the images and loads them, and packages the previous chart.
@@ -128,6 +130,12 @@ func installed(s *story) {
 		s.kubectl(strings.Fields(l[1])[1:]...)
 	}
 	s.served()
+	for _, name := range []string{"causeway-controller", "causeway-node"} { // Helm's certificates are of two CAs, and that is no trouble
+		said := s.kubectl("-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name="+name, "--container=driver", "--tail=-1")
+		if said == "" || strings.Contains(said, "wrong CA") || strings.Contains(said, "will refuse") {
+			s.Errorf("%s complains of its certificates, or says nothing:\n%s", name, said)
+		}
+	}
 }
 
 // tested: a volume of each class was written by one pod and read by another.
@@ -176,10 +184,12 @@ func refused(s *story) {
 	}
 	before, history := generations(), s.run("history", "causeway")
 	for set, want := range map[string]string{
-		"hostpath.driverName=other.csi.example.com":                                   "can't", // the class's words or the name's, whichever come first
+		"hostpath.driverName=other.csi.example.com":                                   "can't be called otherwise",
 		"hostpath.storageClasses.causeway-hostpath.reclaimPolicy=Retain":              "a class can't change",
 		"hostpath.storageClasses.causeway-hostpath-image.fsType=xfs":                  "a class can't change",
 		"hostpath.volumeAttributesClasses.causeway-hostpath-read-ahead.readahead=2Mi": "a class can't change",
+		"hostpath.groupSnapshotClass.deletionPolicy=Retain":                           "a class can't change",
+		"hostpath.csiDriver.inlineVolumes=false":                                      "it can't change",
 	} {
 		if _, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set="+set); err == nil || !strings.Contains(err.Error(), want) {
 			s.Errorf("%s: %v, want %q", set, err, want)
@@ -265,12 +275,8 @@ func windows(s *story) {
 func testFails(s *story) {
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2,tests.size=12Mi")
 	s.must(err)
-	start := time.Now()
 	if out, err := s.helm.Run(s.Context(), "test", "causeway", "--timeout="+patience.String()); err == nil || !strings.Contains(out+err.Error(), "head: standard output") {
 		s.Errorf("%v, and no word of the pod's in:\n%s", err, out)
-	}
-	if took := time.Since(start); took > patience {
-		s.Errorf("it took %v to say so", took)
 	}
 	s.nothingOfTests()
 	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
@@ -461,7 +467,11 @@ func (s *story) ready() {
 // secrets returns what the two secrets have, each file in a line.
 func (s *story) secrets() string {
 	s.Helper()
-	return s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-generated", "causeway-nodes-generated", "-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
+	all := s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-generated", "causeway-nodes-generated", "-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
+	if n := len(strings.Fields(all)); n != 6 {
+		s.Fatalf("%d of six files have something in them", n)
+	}
+	return all
 }
 
 // served: new claims of both classes work on both nodes, and go.
@@ -574,10 +584,7 @@ func (s *story) undisturbed() {
 	s.goOn()
 }
 
-// gap is how long a write may wait, in seconds: it has nothing to do with the driver's processes. This machine may be slow.
-const gap = 15
-
-// goOn waits until each log is longer than it is now. A number that is missing, or a longer gap between two, is an error.
+// goOn waits until each log is longer than it is now. A number that is missing is an error.
 func (s *story) goOn() {
 	s.Helper()
 	dirs := []string{"/directory", "/image", "/inline"}
@@ -607,8 +614,8 @@ func (s *story) lengths(dirs ...string) (all []int) {
 			s.must(err)
 			longest, err := strconv.Atoi(out[1])
 			s.must(err)
-			if longest > gap && s.written == nil { // else it is the time in which nobody wrote
-				s.Errorf("%s of %s: nothing was written for %d s", d, pod, longest)
+			if s.written == nil { // else it is the time in which nobody wrote
+				s.longest = max(s.longest, longest)
 			}
 			all = append(all, n)
 		}

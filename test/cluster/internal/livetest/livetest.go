@@ -79,7 +79,7 @@ func (t Tests) outside(ctx context.Context) (err error) {
 		return err
 	}
 	if !*keep {
-		defer func() { err = errors.Join(err, down(c)) }()
+		defer func() { err = errors.Join(err, c.End(context.Background())) }()
 	}
 	dir, err := os.MkdirTemp("", "causeway-"+t.Name+"-")
 	if err != nil {
@@ -111,18 +111,6 @@ func tests(ctx context.Context, dir string, since time.Duration) error {
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = process.DieWithThread()
 	return cmd.Run()
-}
-
-// down ends the cluster, and looks at the machine.
-func down(c *local.Cluster) error {
-	if err := c.Down(context.Background()); err != nil {
-		return err
-	}
-	left, err := c.Leftovers()
-	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("something of the cluster is left on this machine: %q", left)
-	}
-	return err
 }
 
 // enter tells the tests of the cluster.
