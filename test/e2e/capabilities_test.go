@@ -46,6 +46,11 @@ func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 			return c.GetService() != nil && c.GetService().GetType() == want
 		})
 	}
+	node := func(want csi.NodeServiceCapability_RPC_Type) bool {
+		return slices.ContainsFunc(driver.NodeCapabilities(b).GetCapabilities(), func(c *csi.NodeServiceCapability) bool {
+			return c.GetRpc().GetType() == want
+		})
+	}
 	online := slices.ContainsFunc(driver.PluginCapabilities(b).GetCapabilities(), func(c *csi.PluginCapability) bool {
 		return c.GetVolumeExpansion().GetType() == csi.PluginCapability_VolumeExpansion_ONLINE
 	})
@@ -71,7 +76,7 @@ func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 			"controllerExpansion": expands,
 			"offlineExpansion":    expands,
 			"onlineExpansion":     expands && online,
-			"nodeExpansion":       expands,
+			"nodeExpansion":       node(csi.NodeServiceCapability_RPC_EXPAND_VOLUME),
 			"pvcDataSource":       controller(csi.ControllerServiceCapability_RPC_CLONE_VOLUME),
 			"readWriteOncePod":    controller(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER),
 			"snapshotDataSource":  controller(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT),

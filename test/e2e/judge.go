@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -145,13 +146,14 @@ func judge(r *result.Result, e expected, ssh bool, all []result.Spec) {
 			r.Problems = append(r.Problems, "passed, and expected.yaml has it skipped: "+s.Name)
 		}
 	}
-	leave := among(e.LeftOut, ssh)
+	leave, left := among(e.LeftOut, ssh), map[int]int{}
 	for _, s := range all {
 		if ran[s.Name] {
 			continue
 		}
-		if reason, ok := leftOut(leave, s.Name); ok {
-			s.State, s.Reason = result.LeftOut, reason
+		if i := leftOut(leave, s.Name); i >= 0 {
+			s.State, s.Reason = result.LeftOut, leave[i].Reason
+			left[i]++
 			r.Specs = append(r.Specs, s)
 		} else if r.Scope == full {
 			r.Problems = append(r.Problems, "didn't run: "+s.Name)
@@ -164,27 +166,38 @@ func judge(r *result.Result, e expected, ssh bool, all []result.Spec) {
 				r.Problems = append(r.Problems, "expected.yaml has it skipped, and there is no such spec: "+name)
 			}
 		}
+		for i, g := range leave {
+			if want := cmp.Or(g.Count, len(g.Specs)); left[i] != want {
+				r.Problems = append(r.Problems, fmt.Sprintf("%d specs are left out, and expected.yaml has %d: %s", left[i], want, g.Reason))
+			}
+		}
 	}
 	slices.SortFunc(r.Specs, func(a, b result.Spec) int { return strings.Compare(a.Name, b.Name) })
 	r.Counts = count(r.Specs)
-	if r.Scope == full && r.Counts.Passed < e.Floor {
-		r.Problems = append(r.Problems, fmt.Sprintf("%d passed, and expected.yaml wants %d", r.Counts.Passed, e.Floor))
+	if floor := e.floor(ssh); r.Scope == full && r.Counts.Passed < floor {
+		r.Problems = append(r.Problems, fmt.Sprintf("%d passed, and expected.yaml wants %d", r.Counts.Passed, floor))
 	}
 	if r.Counts.Passed == 0 {
 		r.Problems = append(r.Problems, "nothing passed")
 	}
 }
 
-// leftOut reports whether a spec is left out, and why.
-func leftOut(groups []group, name string) (reason string, ok bool) {
-	for _, g := range groups {
-		for _, p := range g.Specs {
-			if regexp.MustCompile(p).MatchString(name) {
-				return g.Reason, true
-			}
+// floor is how many specs pass at least.
+func (e expected) floor(ssh bool) int {
+	floor := e.Floor
+	for _, g := range e.Skips {
+		if g.Without != "" && !ssh {
+			floor -= len(g.Specs)
 		}
 	}
-	return "", false
+	return floor
+}
+
+// leftOut returns the index of the group by which a spec is left out, or -1.
+func leftOut(groups []group, name string) int {
+	return slices.IndexFunc(groups, func(g group) bool {
+		return slices.ContainsFunc(g.Specs, func(pattern string) bool { return regexp.MustCompile(pattern).MatchString(name) })
+	})
 }
 
 func count(specs []result.Spec) result.Counts {

@@ -56,7 +56,7 @@ func TestARunIsJudged(t *testing.T) {
 	spec := func(name string, s result.State) result.Spec { return result.Spec{Name: name, State: s} }
 	expect := expected{
 		Floor: 1, Smoke: []string{"good"},
-		LeftOut: []group{{Reason: "no machine for it", Specs: []string{"^huge"}}},
+		LeftOut: []group{{Reason: "no machine for it", Specs: []string{"huge"}}},
 		Skips: []group{
 			{Reason: "not of this storage", Specs: []string{"skip"}},
 			{Reason: "no way in", Without: withoutSSH, Specs: []string{"stops the kubelet"}},
@@ -64,23 +64,28 @@ func TestARunIsJudged(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		ran  []result.Spec
-		all  []string // beside those
+		all  []string // beside those; one that is left out, where it is nil
 		ssh  bool
 		want string // in the only problem; empty if there is none
 	}{
-		"as expected":                    {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Passed)}, all: []string{"huge one"}, ssh: true},
+		"as expected":                    {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Passed)}, ssh: true},
 		"as expected without ssh":        {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}},
 		"a failure":                      {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("bad", result.Failed)}, ssh: true, want: "failed: bad"},
 		"a skip that isn't expected":     {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("other", result.Skipped)}, ssh: true, want: "expected.yaml hasn't it: other"},
 		"an expected skip that passes":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Passed)}, ssh: true, want: "has it skipped: skip"},
 		"an expected skip that is gone":  {ran: []result.Spec{spec("good", result.Passed)}, ssh: true, want: "no such spec: skip"},
-		"a spec that didn't run":         {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"forgotten"}, ssh: true, want: "didn't run: forgotten"},
+		"a spec that didn't run":         {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, ssh: true, want: "didn't run: forgotten"},
+		"nothing is left out any more":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{}, ssh: true, want: "0 specs are left out"},
+		"more is left out":               {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "huge two"}, ssh: true, want: "2 specs are left out"},
 		"a spec that ran twice":          {ran: []result.Spec{spec("good", result.Passed), spec("good", result.Passed), spec("skip", result.Skipped)}, ssh: true, want: "ran twice: good"},
 		"a skip that holds without only": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}, ssh: true, want: "hasn't it: stops the kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := result.Result{Scope: full, Specs: slices.Clone(test.ran)}
 			all := slices.Clone(test.ran)
+			if test.all == nil {
+				test.all = []string{"huge one"}
+			}
 			for _, name := range test.all {
 				all = append(all, result.Spec{Name: name})
 			}
@@ -100,6 +105,11 @@ func TestTooFewIsAProblem(t *testing.T) {
 	judge(&r, expected{Floor: 2}, true, r.Specs)
 	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 passed") {
 		t.Errorf("the problems are %q", r.Problems)
+	}
+	r = result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped}}}
+	judge(&r, expected{Floor: 2, Skips: []group{{Reason: "no way in", Without: withoutSSH, Specs: []string{"b"}}}}, false, r.Specs)
+	if len(r.Problems) > 0 {
+		t.Errorf("where nobody gets in, the problems are %q", r.Problems)
 	}
 }
 
@@ -145,10 +155,13 @@ func configurations(t *testing.T) []string {
 func TestMistakesInExpectedAreErrors(t *testing.T) {
 	for name, test := range map[string]struct{ expected, want string }{
 		"an unknown key":          {"flor: 1\n", "flor"},
+		"a count of one each":     {"leftOut: [{reason: r, count: 1, specs: [a]}]\n", "leave it out"},
 		"no reason":               {"skips: [{specs: [a]}]\n", "no reason"},
 		"the same twice":          {"skips: [{reason: r, specs: [a, a]}]\n", "twice"},
 		"an unknown circumstance": {"skips: [{reason: r, without: wings, specs: [a]}]\n", "wings"},
 		"a pattern that is none":  {"leftOut: [{reason: r, specs: ['(']}]\n", "missing closing"},
+		"a pattern of everything": {"leftOut: [{reason: r, specs: ['']}]\n", "all specs"},
+		"a pattern of a name":     {"leftOut: [{reason: r, specs: [^a]}]\n", "or none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -16,19 +16,18 @@ import (
 
 	"github.com/causeway-csi/causeway/test/cluster/existing"
 	"github.com/causeway-csi/causeway/test/cluster/install"
-	"github.com/causeway-csi/causeway/test/cluster/kind"
 	"github.com/causeway-csi/causeway/test/cluster/local"
-	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/providers"
 )
 
 // options are the command line's.
 type options struct {
-	provider, name, kubeconfig string
-	kinds, config              string
-	full, keep                 bool
-	install                    string
-	runs, procs                int
-	report                     string
+	cluster       providers.Choice
+	kinds, config string
+	full, keep    bool
+	install       string
+	runs, procs   int
+	report        string
 }
 
 // The scopes of a run.
@@ -46,10 +45,8 @@ func (o options) scope() string {
 
 func main() {
 	local.Main()
-	var o options
-	flag.StringVar(&o.provider, "provider", "local", "who runs the cluster: local (this machine), kind, or existing (the one that KUBECONFIG names)")
-	flag.StringVar(&o.name, "name", "e2e", "the cluster's name; one of that name that is there is ended first")
-	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "existing: the cluster's kubeconfig; by default, what KUBECONFIG names")
+	o := options{cluster: providers.Choice{Name: "e2e"}}
+	o.cluster.Flags(flag.CommandLine, "the cluster's name; one of that name that is there is ended first")
 	flag.StringVar(&o.kinds, "kinds", "directory,image", "which of our configurations: configs/hostpath-KIND, with commas")
 	flag.StringVar(&o.config, "config", "", "the `directory` of a configuration, instead of ours")
 	flag.BoolVar(&o.full, "full", false, "run every spec, those too that must run alone or stop kubelets; without it, one of each suite")
@@ -59,6 +56,7 @@ func main() {
 	flag.StringVar(&o.report, "report", "", "the `directory` for results, logs and ginkgo's reports; by default, bin/e2e of these sources")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster as it is at the end, and take one that is up as it is, with its driver if it has one")
 	flag.Parse()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // whoever reads may leave; the cluster is ended all the same
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends this at once
 	defer stop()
@@ -93,7 +91,7 @@ func start(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	p, err := chooseProvider(o)
+	p, err := o.cluster.Open(existing.Options{Log: os.Stderr, Namespaces: []string{install.Namespace}})
 	if err != nil {
 		return err
 	}
@@ -119,31 +117,21 @@ func chooseConfigs(o options, here string) ([]config, error) {
 		if err != nil {
 			return nil, err
 		}
+		if len(c.Smoke) == 0 && !o.full {
+			return nil, fmt.Errorf("%s: expected.yaml has no specs for smoke: say --full", d)
+		}
 		all = append(all, c)
 	}
 	return all, nil
-}
-
-func chooseProvider(o options) (provider.Provider, error) {
-	switch o.provider {
-	case "local":
-		return local.New(o.name)
-	case "kind":
-		return kind.New(o.name)
-	case "existing":
-		return existing.New(existing.Options{Kubeconfig: o.kubeconfig, Log: os.Stderr, Namespaces: []string{install.Namespace}})
-	default:
-		return nil, fmt.Errorf("--provider=%s: local, kind or existing", o.provider)
-	}
 }
 
 // installs reports whether the driver is to be installed. An existing cluster has what its owner has put there.
 func installs(o options) (bool, error) {
 	switch o.install {
 	case "":
-		return o.provider != "existing", nil
+		return o.cluster.Provider != "existing", nil
 	case "yes":
-		if o.provider == "existing" {
+		if o.cluster.Provider == "existing" {
 			return false, errors.New("--install=yes is for clusters that are there for it: docs/install.md says what to do with an existing one")
 		}
 		return true, nil

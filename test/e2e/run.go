@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -39,6 +38,7 @@ type run struct {
 	bin      string
 	key      string // of SSH, where the provider lets this program into the nodes
 	versions map[string]string
+	nodes    int // that the cluster has
 }
 
 // all brings the cluster up, runs the suite with each configuration, and takes the cluster down.
@@ -51,8 +51,10 @@ func (r *run) all(ctx context.Context) (err error) {
 	if err := os.MkdirAll(r.options.report, 0o755); err != nil {
 		return err
 	}
-	say("building the suite")
-	if r.bin, err = programs(ctx); err != nil {
+	if err := r.build(ctx); err != nil {
+		return err
+	}
+	if err := r.forget(); err != nil {
 		return err
 	}
 	if !r.options.keep { // what an earlier run has kept may have another driver
@@ -97,17 +99,50 @@ func (r *run) all(ctx context.Context) (err error) {
 	return nil
 }
 
+// build builds the suite, and has it look at the driver files.
+func (r *run) build(ctx context.Context) (err error) {
+	say("building the suite")
+	if r.bin, err = programs(ctx); err != nil {
+		return err
+	}
+	for _, c := range r.configs {
+		if err := c.checkDriver(ctx, r.bin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget removes the results of earlier runs: those of this one aren't all that there are of them.
+func (r *run) forget() error {
+	for _, c := range r.configs {
+		for _, dir := range []string{"", "run-*"} {
+			old, err := filepath.Glob(filepath.Join(r.options.report, dir, c.name+".json"))
+			if err != nil {
+				return err
+			}
+			for _, file := range old {
+				if err := os.Remove(file); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // prepare gives the cluster everything that the suite and the driver need.
 func (r *run) prepare(ctx context.Context) (err error) {
 	if r.kubectl, err = kubectl.New(ctx, r.provider, r.dir); err != nil {
 		return err
 	}
-	if r.installs && r.missing(ctx) {
-		if err := install.Driver(ctx, r.provider, r.kubectl, os.Stderr); err != nil {
+	driver := "unknown" // it is its owner's
+	if r.installs {
+		if driver, err = r.install(ctx); err != nil {
 			return err
 		}
 	}
-	if r.options.provider != "existing" { // which can pull them
+	if r.options.cluster.Provider != "existing" { // which can pull them
 		say("loading the suite's images")
 		tars, err := testimages.BuildSuite(r.dir, filepath.Join(r.bin, agnhost))
 		if err != nil {
@@ -122,17 +157,23 @@ func (r *run) prepare(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	r.versions, err = r.readVersions(ctx)
+	if r.versions, err = r.readVersions(ctx); err != nil {
+		return err
+	}
+	r.versions["driver"] = driver
+	names, err := r.kubectl.Run(ctx, "get", "nodes", "-o", "name")
+	r.nodes = len(strings.Fields(names))
 	return err
 }
 
-// missing reports whether the driver is to be installed: with --keep one that is there stays.
-func (r *run) missing(ctx context.Context) bool {
-	if !r.options.keep {
-		return true
+// install installs the driver, and returns what it is of. With --keep one that is there stays, whatever that is.
+func (r *run) install(ctx context.Context) (string, error) {
+	if r.options.keep {
+		if _, err := r.kubectl.Run(ctx, "-n", install.Namespace, "get", "daemonset", "causeway-node"); err == nil {
+			return "unknown", nil
+		}
 	}
-	_, err := r.kubectl.Run(ctx, "-n", install.Namespace, "get", "daemonset", "causeway-node")
-	return err != nil
+	return commit(ctx), install.Driver(ctx, r.provider, r.kubectl, os.Stderr)
 }
 
 // enter gives a local cluster's nodes what specs expect of a node.
@@ -150,7 +191,7 @@ func (r *run) enter(ctx context.Context, c *local.Cluster) error {
 	return err
 }
 
-// readVersions returns the versions of all that takes part.
+// readVersions returns the versions of all that takes part, but for the driver.
 func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
 	versions, err := suiteVersions(r.bin)
 	if err != nil {
@@ -169,9 +210,6 @@ func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	versions["kernel"], versions["runtime"], _ = strings.Cut(out, " ")
-	if r.installs {
-		versions["driver"] = commit(ctx)
-	}
 	return versions, nil
 }
 
@@ -196,17 +234,13 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return false, err
 	}
-	file := filepath.Join(dir, c.name+".json")
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // whatever comes, it isn't what was before
-		return false, err
-	}
 	there, err := r.remains(ctx, c.driver) // a cluster that is used has volumes of its own
 	if err != nil {
 		return false, err
 	}
 	s := suite{config: c, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
 	res := result.Result{
-		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.provider, Nodes: nodes,
+		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.cluster.Provider, Nodes: r.nodes,
 		Procs: r.options.procs, Start: time.Now().UTC().Truncate(time.Second), Versions: maps.Clone(r.versions), Problems: []string{},
 	}
 	start, before := time.Now(), machine()
@@ -221,7 +255,7 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 		res.Problems = append(res.Problems, o.wrong...)
 	}
 	res.Seconds = time.Since(start).Seconds()
-	if r.options.provider != "existing" {
+	if r.options.cluster.Provider != "existing" {
 		res.CPU.Machine = machine() - before
 	}
 	for _, p := range unmatched(slices.Concat(c.Smoke, c.leftOut(r.key != "")), last) {
@@ -237,7 +271,7 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 		res.Problems = append(res.Problems, err.Error())
 	}
 	tell(res)
-	return len(res.Problems) == 0, res.Write(file)
+	return len(res.Problems) == 0, res.Write(filepath.Join(dir, c.name+".json"))
 }
 
 // passed returns the specs that did.
@@ -336,18 +370,10 @@ func (r *run) logs(ctx context.Context) error {
 // down ends the cluster, and looks at the machine.
 func (r *run) down(ctx context.Context) error {
 	say("ending the cluster")
-	if err := r.provider.Down(ctx); err != nil {
-		return err
+	if c, ok := r.provider.(*local.Cluster); ok {
+		return c.End(ctx)
 	}
-	c, ok := r.provider.(*local.Cluster)
-	if !ok {
-		return nil
-	}
-	left, err := c.Leftovers()
-	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("something of the cluster is left on this machine: %q", left)
-	}
-	return err
+	return r.provider.Down(ctx)
 }
 
 // machine returns how many seconds of CPU time this machine has spent since it started, for whatever it was. Where it has no /proc

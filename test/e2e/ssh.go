@@ -26,7 +26,6 @@ type sshd struct {
 	node   local.Node
 	config *ssh.ServerConfig
 	mu     sync.Mutex
-	held   bool // the kubelet is stopped
 }
 
 // serveSSH lets the suite into the nodes, until ctx ends, with the key whose path it returns.
@@ -151,21 +150,23 @@ func (d *sshd) execute(ctx context.Context, line string) (out, complaint []byte,
 func (d *sshd) systemctl(args string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	held, err := d.node.Held("kubelet") // by an earlier run, too, that was killed
+	if err != nil {
+		return "", err
+	}
 	switch args {
 	case "stop kubelet":
-		if d.held {
+		if held {
 			return "", nil
 		}
-		d.held = true
 		return "", d.node.Hold("kubelet")
 	case "start kubelet":
-		if !d.held {
+		if !held {
 			return "", nil
 		}
-		d.held = false
 		return "", d.node.Release("kubelet")
 	case "show kubelet --property ActiveState --value":
-		if d.held {
+		if held {
 			return "inactive\n", nil
 		}
 		return "active\n", nil

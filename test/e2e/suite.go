@@ -40,6 +40,17 @@ func programs(ctx context.Context) (string, error) {
 	})
 }
 
+// checkDriver returns what is wrong with a configuration's driver file, and the files that it names: what the suite would say, after minutes.
+func (c config) checkDriver(ctx context.Context, bin string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, suiteBinary), "-repo-root="+c.dir, "-driver="+filepath.Join(c.dir, driverFile), "-list-images")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		first, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n") // then come all of its flags
+		return fmt.Errorf("%s: %w: %s", c.dir, err, first)
+	}
+	return nil
+}
+
 // suite runs specs of one configuration.
 type suite struct {
 	config  config

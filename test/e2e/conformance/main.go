@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -53,6 +54,9 @@ func run(ctx context.Context, results string) error {
 	c := collector{root: root, tmp: tmp, report: Report{Made: time.Now().UTC(), Machine: machine(), Versions: map[string]string{"Go": strings.TrimPrefix(runtime.Version(), "go")}}}
 	if c.report.Commit, err = c.commit(ctx); err != nil {
 		return err
+	}
+	if results == "" && strings.HasSuffix(c.report.Commit, "+") { // the storage suite's result would say so, after half an hour
+		return errors.New("there are changes that aren't committed: nobody could get the driver that the report is of")
 	}
 	for _, step := range []func() error{
 		func() error { return c.sanity(ctx, "./pkg/driver") },
@@ -192,7 +196,7 @@ var groups = []struct{ prefix, backend, about string }{
 	{"test/crash", "hostpath", "crashes (those of make test)"},
 	{"pkg/router", "hostpath", "the router"},
 	{"pkg/sidecar", "none", "csi-sidecars"},
-	{"cmd/csi-sidecars", "none", "csi-sidecars"},
+	{"cmd/csi-sidecars", "none", "csi-sidecars, the program"},
 	{"pkg/mounter", "none", "mounting"},
 	{"", "none", "the rest"},
 }
@@ -280,13 +284,17 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
+	of := map[string][]result.Result{}
 	for _, r := range results {
-		c.report.Runs = append(c.report.Runs, storage(r))
+		of[r.Configuration] = append(of[r.Configuration], r)
 		for name, version := range r.Versions {
 			if name != "driver" { // each run's own
 				c.report.Versions[name] = version
 			}
 		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		c.report.Runs = append(c.report.Runs, storage(of[name]))
 	}
 	return nil
 }

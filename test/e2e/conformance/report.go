@@ -25,13 +25,15 @@ type Report struct {
 
 // Run is one suite with one configuration.
 type Run struct {
-	Suite         string  `json:"suite"`   // csi-sanity, own or external-storage
-	Backend       string  `json:"backend"` // hostpath, smb, memory, or none, where the tests are of none in particular
-	OS            string  `json:"os"`
-	Configuration string  `json:"configuration"`
-	Commit        string  `json:"commit,omitempty"` // of the driver, where that isn't the report's
-	Seconds       float64 `json:"seconds,omitempty"`
-	CPUSeconds    float64 `json:"cpuSeconds,omitempty"` // of the whole machine, where it was measured
+	Suite         string `json:"suite"`   // csi-sanity, own or external-storage
+	Backend       string `json:"backend"` // hostpath, smb, memory, or none, where the tests are of none in particular
+	OS            string `json:"os"`
+	Configuration string `json:"configuration"`
+	Commit        string `json:"commit,omitempty"` // of the driver, where that isn't the report's
+	// Times is how often it was run, where that was counted. A test has passed that passed each time, and times are medians.
+	Times      int     `json:"times,omitempty"`
+	Seconds    float64 `json:"seconds,omitempty"`
+	CPUSeconds float64 `json:"cpuSeconds,omitempty"` // of the whole machine, where it was measured
 	// NotRun is why nothing was run. All that follows is empty then.
 	NotRun  string         `json:"notRun,omitempty"`
 	Passed  int            `json:"passed"`
@@ -81,29 +83,72 @@ var notRun = []Run{
 	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share", NotRun: "the backend isn't there yet"},
 }
 
-// storage is a Run of the external-storage suite.
-func storage(r result.Result) Run {
-	kind := strings.TrimPrefix(r.Configuration, "hostpath-")
+// storage is the Run that runs of the external-storage suite with one configuration come to. A spec that isn't the same in all of them
+// has failed.
+func storage(runs []result.Result) Run {
+	r := runs[0]
 	run := Run{
-		Suite: "external-storage", Backend: "hostpath", OS: "linux", Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once", kind, r.Scope, r.Nodes, r.Provider, r.Procs),
-		Commit: r.Versions["driver"], Seconds: r.Seconds, CPUSeconds: r.CPU.Machine, Problems: r.Problems,
+		Suite: "external-storage", Backend: "hostpath", OS: "linux",
+		Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once", strings.TrimPrefix(r.Configuration, "hostpath-"), r.Scope, r.Nodes, r.Provider, r.Procs),
+		Commit:        r.Versions["driver"], Times: len(runs),
+		Seconds:    median(runs, func(r result.Result) float64 { return r.Seconds }),
+		CPUSeconds: median(runs, func(r result.Result) float64 { return r.CPU.Machine }),
 	}
-	for _, s := range r.Specs {
-		switch s.State {
-		case result.Passed:
-			run.Passed++
-		case result.Failed:
-			run.fail(s.Name, s.Message)
-		case result.Skipped:
-			run.skip(s.Name, cmp.Or(s.Reason, s.Message))
-		case result.LeftOut:
-			run.skip(s.Name, "left out: "+s.Reason)
+	if run.Commit == "" || run.Commit == "unknown" || strings.HasSuffix(run.Commit, "-dirty") {
+		run.Problems = append(run.Problems, fmt.Sprintf("nobody can get the driver that was run: its commit is %q", run.Commit))
+	}
+	specs := map[string][]result.Spec{}
+	for _, one := range runs {
+		for _, s := range one.Specs {
+			specs[s.Name] = append(specs[s.Name], s)
+		}
+		run.Problems = append(run.Problems, one.Problems...)
+		if v := one.Versions["driver"]; v != run.Commit {
+			run.Problems = append(run.Problems, fmt.Sprintf("one of the runs is of %s, another of %s", run.Commit, v))
+		}
+		if one.Scope != "full" {
+			run.Problems = append(run.Problems, "it is "+one.Scope+", and not all of the suite")
 		}
 	}
-	if r.Scope != "full" {
-		run.Problems = append(run.Problems, "it is "+r.Scope+", and not all of the suite")
+	for name, all := range specs {
+		run.count(name, all, len(runs))
 	}
 	return run
+}
+
+// count counts a spec, which is to be the same in each of so many runs.
+func (r *Run) count(name string, all []result.Spec, runs int) {
+	s, same := all[0], 0
+	for _, other := range all {
+		if other.State == s.State {
+			same++
+		}
+		if other.State == result.Failed {
+			s = other
+		}
+	}
+	switch {
+	case s.State == result.Failed:
+		r.fail(name, s.Message)
+	case same < runs:
+		r.fail(name, fmt.Sprintf("it %s in %d of %d runs", s.State, same, runs))
+	case s.State == result.Passed:
+		r.Passed++
+	case s.State == result.Skipped:
+		r.skip(name, cmp.Or(s.Reason, s.Message))
+	case s.State == result.LeftOut:
+		r.skip(name, "left out: "+s.Reason)
+	}
+}
+
+// median is that of a measure; of an even number, the upper.
+func median(runs []result.Result, of func(result.Result) float64) float64 {
+	var all []float64
+	for _, r := range runs {
+		all = append(all, of(r))
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
 }
 
 // missing returns those of the configurations for which there are no results.
@@ -177,6 +222,9 @@ func (r Report) page() string {
 		configuration := run.Configuration
 		if run.Commit != "" && run.Commit != r.Commit {
 			configuration += ", of `" + run.Commit + "`"
+		}
+		if run.Times > 1 {
+			configuration += fmt.Sprintf(", each of %d times", run.Times)
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", run.Suite, run.Backend, run.OS, configuration, run.Passed, run.Failed, run.skips(), seconds(run.Seconds), seconds(run.CPUSeconds))
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,7 +63,7 @@ func TestWhatIsGood(t *testing.T) {
 
 // TestWhatIsSaid: a failure, and what is wrong with a run as a whole, are on the page; a skip has its reason.
 func TestWhatIsSaid(t *testing.T) {
-	run := storage(result.Result{
+	run := storage([]result.Result{{
 		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Provider: "local", Procs: 8, Problems: []string{"2 specs were skipped that shouldn't be"},
 		Specs: []result.Spec{
 			{Name: "one", State: result.Passed},
@@ -70,7 +71,7 @@ func TestWhatIsSaid(t *testing.T) {
 			{Name: "three", State: result.Skipped, Message: "what it says", Reason: "what is known"},
 			{Name: "four", State: result.LeftOut, Reason: "it needs ssh"},
 		},
-	})
+	}})
 	if run.Passed != 1 || run.Failed != 1 || run.skips() != 2 {
 		t.Errorf("%+v", run)
 	}
@@ -85,6 +86,32 @@ func TestWhatIsSaid(t *testing.T) {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page doesn't have %q:\n%s", want, page)
 		}
+	}
+}
+
+// TestRunsOfOneConfiguration: what isn't the same each time is flaky, whatever it was the last time.
+func TestRunsOfOneConfiguration(t *testing.T) {
+	of := func(driver string, seconds float64, states ...result.State) result.Result {
+		r := result.Result{Configuration: "hostpath-image", Scope: "full", Seconds: seconds, Versions: map[string]string{"driver": driver}}
+		for i, s := range states {
+			if s != "" {
+				r.Specs = append(r.Specs, result.Spec{Name: string(rune('a' + i)), State: s, Message: "why"})
+			}
+		}
+		return r
+	}
+	const p, s, f = result.Passed, result.Skipped, result.Failed
+	run := storage([]result.Result{of("x", 9, p, p, p, s, p), of("x", 1, p, f, p, s, ""), of("x", 5, p, p, s, s, p)})
+	want := map[string]string{"b": "failed: why", "c": "failed: it passed in 2 of 3 runs", "d": "skipped: why", "e": "failed: it passed in 2 of 3 runs"}
+	if run.Passed != 1 || run.Failed != 3 || run.skips() != 1 || !maps.Equal(run.Tests, want) || run.Times != 3 || run.Seconds != 5 || len(run.Problems) > 0 {
+		t.Errorf("%+v", run)
+	}
+	run = storage([]result.Result{of("x", 1, p), of("y", 1, p)})
+	if len(run.Problems) != 1 || !strings.Contains(run.Problems[0], "of x, another of y") {
+		t.Errorf("%q", run.Problems)
+	}
+	if page := (Report{Runs: []Run{run}}).page(); !strings.Contains(page, ", each of 2 times | 1 | 0 |") {
+		t.Error(page)
 	}
 }
 
