@@ -278,13 +278,13 @@ func (c *Cluster) startNode(ctx context.Context, plane int, n node) error {
 	if err != nil {
 		return err
 	}
-	return plug(ctx, plane, n.port, "eth0", i.pid)
+	return plug(ctx, plane, n.port, "eth0", n.hardware, i.pid)
 }
 
 // connect plugs this machine into the bridge.
 func (c *Cluster) connect(ctx context.Context, plane int, s spec) error {
 	link := hostLink(c.name)
-	if err := plug(ctx, plane, "machine", link, os.Getpid()); err != nil {
+	if err := plug(ctx, plane, "machine", link, s.hardware(machineHost), os.Getpid()); err != nil {
 		return err
 	}
 	return ip(ctx, "addr add "+s.address(machineHost)+"/24 dev "+link, "link set "+link+" up")
@@ -307,8 +307,8 @@ func (c command) run() error {
 }
 
 // plug makes a cable from the plane's bridge, where it is called port, to a device in the network of a process.
-func plug(ctx context.Context, plane int, port, device string, pid int) error {
-	cable := []string{"ip", "link", "add", port, "type", "veth", "peer", "name", device, "netns", strconv.Itoa(pid)}
+func plug(ctx context.Context, plane int, port, device, hardware string, pid int) error {
+	cable := []string{"ip", "link", "add", port, "type", "veth", "peer", "name", device, "address", hardware, "netns", strconv.Itoa(pid)}
 	if err := inNetwork(ctx, plane, cable...).run(); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -204,9 +205,13 @@ func TestACluster(t *testing.T) {
 	})
 	t.Run("a node is switched off and on", func(t *testing.T) {
 		n := nodes(t, c)[1]
+		addresses := hardware(t, c, n)
 		on(t, n, "sh", "-c", "echo kept > "+StorageDir+"/file; echo lost > /run/file")
 		if err := n.PowerOff(ctx); err != nil {
 			t.Fatal(err)
+		}
+		if now := hardware(t, c, n); now[0] != addresses[0] {
+			t.Errorf("with a node the bridge's hardware address went from %s to %s: who remembers it doesn't find the plane", addresses[0], now[0])
 		}
 		if _, err := n.Run(ctx, "true"); err == nil {
 			t.Error("a command runs on a node that is off")
@@ -231,6 +236,9 @@ func TestACluster(t *testing.T) {
 		}
 		if out := awaitOn(t, n, "cat", StorageDir+"/file"); out != "kept\n" {
 			t.Errorf("its disk has %q", out)
+		}
+		if now := hardware(t, c, n); !slices.Equal(now, addresses) {
+			t.Errorf("the hardware addresses are %q, and were %q", now, addresses)
 		}
 		if _, err := n.Run(ctx, "cat", "/run/file"); err == nil {
 			t.Error("its /run has outlived it")
@@ -321,6 +329,30 @@ func killUp(t *testing.T, c *Cluster, moment func(*Cluster) bool) {
 	if exists(c.up()) {
 		t.Fatal("it was done before it was killed")
 	}
+}
+
+// hardware returns the hardware addresses of the plane's bridge and, if it is on, of a node. The node's port gets the lowest of
+// addresses, which a bridge takes by itself.
+func hardware(t *testing.T, c *Cluster, n Node) []string {
+	t.Helper()
+	plane, err := c.init("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inNetwork(t.Context(), plane.pid, "ip", "link", "set", n.port, "address", "02:00:00:00:00:00").Run() // there is none of a node that is off
+	out, err := inNetwork(t.Context(), plane.pid, "ip", "-j", "link", "show", bridge).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var links []struct{ Address string }
+	if err := json.Unmarshal(out, &links); err != nil || len(links) != 1 {
+		t.Fatalf("%s: %v", out, err)
+	}
+	addresses := []string{links[0].Address}
+	if out, err := n.Run(t.Context(), "cat", "/sys/class/net/eth0/address"); err == nil {
+		addresses = append(addresses, strings.TrimSpace(out))
+	}
+	return addresses
 }
 
 func nodes(t *testing.T, c *Cluster) []Node {

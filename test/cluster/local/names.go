@@ -56,11 +56,16 @@ type spec struct {
 // address returns an address of the nodes' network.
 func (s spec) address(host int) string { return s.Subnet + "." + strconv.Itoa(host) }
 
+// hardware returns the hardware address of who has an address of the nodes' network. It stays over a node's reboot, as a real
+// one does. The bridge's has to be said too: by itself it is the lowest of its ports', and when the node with that one is
+// switched off, nobody finds the plane for the half minute that ARP remembers (ip-link(8); addr_assign_type in sysfs).
+func (s spec) hardware(host int) string { return fmt.Sprintf("02:00:00:00:00:%02x", host) }
+
 // node returns the i-th node, from 1.
 func (s spec) node(i int) node {
 	return node{
 		Name: "node-" + strconv.Itoa(i), Address: s.address(firstNode + i), Pods: fmt.Sprintf("10.244.%d.0/24", i),
-		port: "port-" + strconv.Itoa(i),
+		port: "port-" + strconv.Itoa(i), hardware: s.hardware(firstNode + i),
 	}
 }
 
@@ -88,6 +93,8 @@ type node struct {
 	Address string
 	Pods    string // the range of its pods' addresses
 	port    string // its end of the bridge, in the plane's network
+
+	hardware string // the hardware address of the other end
 }
 
 // files are where what belongs to a cluster is.

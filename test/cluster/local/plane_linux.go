@@ -82,7 +82,7 @@ func planeNetwork(ctx context.Context, s spec) error {
 	}
 	lines := []string{
 		"link set lo up",
-		"link add " + bridge + " type bridge",
+		"link add " + bridge + " address " + s.hardware(planeHost) + " type bridge",
 		"addr add " + s.address(planeHost) + "/24 dev " + bridge,
 		"link set " + bridge + " up",
 	}
