@@ -202,6 +202,7 @@ type node struct {
 	name, id, dir           string
 	root, kubelet, endpoint string
 	certificates            string // where its own are
+	mortal                  bool   // it has a crash point
 	csi.IdentityClient
 	csi.NodeClient
 	conn *grpc.ClientConn
@@ -230,6 +231,7 @@ func (n *node) start() { n.startToDie("") }
 // startToDie starts a driver that dies when it reaches a crash point.
 func (n *node) startToDie(point string) {
 	n.Helper()
+	n.mortal = point != ""
 	var err error
 	n.process, err = n.host.run(filepath.Join(n.dir, "log"), []string{crashpoint.Env + "=" + point}, driver,
 		"--mode=node", "--node-id="+n.id, "--root="+n.root, "--init-root", "--kubelet-dir="+n.kubelet,
