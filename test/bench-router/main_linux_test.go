@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"os"
 	"testing"
 	"time"
@@ -22,9 +21,7 @@ func TestEachPartRuns(t *testing.T) {
 	if noNamespace != nil {
 		namespace.Skip(t, noNamespace)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	err := suite(ctx, options{rounds: 1, calls: 2, idle: time.Millisecond, fleets: []fleet{
+	err := suite(t.Context(), options{rounds: 1, calls: 2, idle: time.Millisecond, fleets: []fleet{
 		{nodes: 2, volumes: 100},
 		{nodes: 20, volumes: 2000, compared: true},
 	}})

@@ -95,7 +95,7 @@ func newWire() (*wire, error) {
 		return nil, err
 	}
 	w := &wire{n}
-	err = w.ip("link set lo up", "link add bridge type bridge", "addr add "+wireAddress+"/24 dev bridge", "link set bridge up")
+	err = w.ip("link set lo up", "link add bridge address 02:00:00:00:00:01 type bridge", "addr add "+wireAddress+"/24 dev bridge", "link set bridge up")
 	if err != nil {
 		w.end()
 		return nil, err

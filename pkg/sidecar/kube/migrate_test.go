@@ -238,8 +238,8 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 	t.Run("it is given up", func(t *testing.T) {
 		t.Parallel()
 		c := fake.NewClientset(paper("one", "him"))
-		time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it isn't dead before
 		start := time.Now()
+		time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it isn't dead before
 		if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 || time.Since(start) < 2*time.Second {
 			t.Errorf("got %v after %v", dead, time.Since(start))
 		}

@@ -158,6 +158,9 @@ func (p play) replaced() error {
 	if err := p.show("delete", "pod", "demo-1", "--timeout=60s"); err != nil {
 		return err
 	}
+	if err := p.until("its successor", func() error { _, err := p.kubectl.Run(p.ctx, "get", "pod", "demo-1"); return err }); err != nil {
+		return err
+	}
 	if err := p.show("wait", "--for=condition=PodScheduled=false", "pod/demo-1", "--timeout=60s"); err != nil {
 		return err
 	}

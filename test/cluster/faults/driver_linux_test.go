@@ -15,7 +15,7 @@ import (
 
 // copied is how many files are copied, so that there is a middle to be killed in: the nodes' disks share the blocks of each
 // file, but each is made.
-const copied = 5000
+const copied = 15000
 
 // A copy that its driver was killed in is nowhere to be seen, and is made again, whole.
 func TestDriverKilledInCopies(t *testing.T) {

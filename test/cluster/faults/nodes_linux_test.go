@@ -18,7 +18,7 @@ func TestNodeCutOff(t *testing.T) {
 	s := begin(t)
 	away, other := nodes[0], nodes[1]
 	s.apply(claim("data", directories, "10Mi", ""), claim("unused", directories, "10Mi", ""),
-		pod("writer", only(away.Name), writes("/data"), "data"), pod("first", only(away.Name), idle, "unused"))
+		pod("writer", only(away.Name)+"\n"+forGood, writes("/data"), "data"), pod("first", only(away.Name), idle, "unused"))
 	s.runs("writer", "first")
 	s.kubectl("delete", "pod", "first")
 	was, data, unused := s.identity("writer"), s.handle("data"), s.handle("unused")

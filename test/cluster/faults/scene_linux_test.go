@@ -34,6 +34,7 @@ func begin(t *testing.T) *scene {
 	s.apart(install.Namespace, "app.kubernetes.io/name=causeway-controller")
 	s.apart("kube-system", "app=coredns")
 	s.kubectl("create", "namespace", s.namespace)
+	s.until("pods to be let in", func() error { _, err := s.try("get", "serviceaccount", "default"); return err })
 	return s
 }
 

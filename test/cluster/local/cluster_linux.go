@@ -383,7 +383,11 @@ func removeLink(name string) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return ip(context.Background(), "link del "+name)
+	err := ip(context.Background(), "link del "+name)
+	if _, gone := net.InterfaceByName(name); gone != nil { // it went while that waited
+		return nil
+	}
+	return err
 }
 
 // noMounts returns an error if this process sees something that is mounted in dir, which a removal would empty.

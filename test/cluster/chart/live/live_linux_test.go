@@ -483,6 +483,10 @@ func (s *story) served() {
 	}
 	all := strings.Join(objects, "---\n")
 	s.kubectl("create", "namespace", "tries")
+	s.until("pods to be let in", func() error {
+		_, err := kube.Run(s.Context(), "-n", "tries", "get", "serviceaccount", "default")
+		return err
+	})
 	s.apply(all)
 	for _, n := range nodes {
 		s.until("a pod with two claims to have written on "+n.Name, func() error {
@@ -574,7 +578,7 @@ spec:
 func (s *story) identity() string {
 	s.Helper()
 	return s.kubectl("-n", "writers", "get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}{"\n"}{end}`) +
-		s.kubectl("get", "pv", "-o", `jsonpath={range .items[*]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\n"}{end}`)
+		s.kubectl("get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="writers")]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\n"}{end}`)
 }
 
 // undisturbed: the pods that write are those of before, with their volumes, and go on. No number is missing.
