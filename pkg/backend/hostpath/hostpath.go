@@ -57,8 +57,8 @@ type Config struct {
 	Release string // of the driver, for people who read identity.json
 	Init    bool   // take Root if it is empty and nothing is remembered: a first start
 	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
-	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing. So it does its work once, as
-	// Seen then remembers another.
+	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing, and one that is there all the
+	// same is refused, as nobody would miss it when it is gone again.
 	Lost []string
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.

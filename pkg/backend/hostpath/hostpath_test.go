@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -369,6 +370,25 @@ func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
 	w.open(onNode2).Close() // once is enough
 	w.refused()             // and it is no longer the first node's
 }
+
+// All nodes of a cluster are told of all lost roots. The one that a disk was taken from says that it has lost it.
+func TestAnAdoptedDiskIsntTheOneThatItsOldNodeLost(t *testing.T) {
+	w := newWorld(t)
+	w.open().Close()
+	onNode2 := func(c *Config) { c.Node, c.Seen = "node-2", c.Seen+".2" }
+	w.open(onNode2, func(c *Config) { c.Adopt = true }).Close()
+	empty := func(c *Config) { c.Root += ".new" }
+	if err := os.Mkdir(w.cfg.Root+".new", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	said := uuids.FindString(w.refused(empty).Error())
+	lost := func(c *Config) { c.Lost = []string{said} }
+	w.open(empty, lost).Close()
+	w.open(onNode2, lost).Close()
+}
+
+// uuids are what a driver says that misses a root.
+var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
 // nameless writes an identity that is whole, and names nothing.
 func nameless(w *world, path string) {

@@ -62,6 +62,9 @@ func identify(root *os.Root, cfg Config) error {
 		has = &identity{UUID: uuid.NewString(), Release: cfg.Release, Created: time.Now().UTC().Truncate(time.Second)}
 	}
 	if has.Node != cfg.Node {
+		if has.Node != "" { // the node that it was taken from may say that its root is lost, which isn't to mean this one
+			has.UUID = uuid.NewString()
+		}
 		has.Node = cfg.Node
 		if err := identityFormat.Replace(root, identityFile, has); err != nil {
 			return err
