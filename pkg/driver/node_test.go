@@ -323,6 +323,10 @@ func TestInlineVolumes(t *testing.T) {
 		if volumes() != 0 || exists(d.path("inline")) {
 			t.Error("the inline volume is there after NodeUnpublishVolume")
 		}
+		if !d.real || canLoop() {
+			d.want(codes.OK, inline(2, map[string]string{"size": "5M", "kind": "image"})) // no multiple of 4096
+			d.want(codes.OK, unpublish(2))
+		}
 	})
 }
 

@@ -265,7 +265,7 @@ func inlineOptions(context map[string]string, u use) (backend.CreateOptions, err
 		if err != nil {
 			return o, err
 		}
-		o.Required, o.Limit = bytes, bytes
+		o.Required = bytes
 	}
 	return o, nil
 }
