@@ -36,9 +36,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $image := index $images .image -}}
 {{- $name := printf "%s/%s" $images.registry $image.repository -}}
 {{- if $image.digest -}}
-{{- printf "%s@%s" $name $image.digest -}}
+{{- printf "%s@%s" $name $image.digest | toYaml -}}
 {{- else -}}
-{{- printf "%s:%s" $name ($image.tag | default $images.tag | default .root.Chart.AppVersion) -}}
+{{- printf "%s:%s" $name ($image.tag | default $images.tag | default .root.Chart.AppVersion) | toYaml -}}
 {{- end -}}
 {{- end -}}
 
@@ -166,7 +166,7 @@ imagePullSecrets:
 
 {{/* Refuses what no schema can: values that don't go together. */}}
 {{- define "causeway.validate" -}}
-{{- if and .Values.hostpath.enabled (lookup "v1" "Namespace" "" "kube-system") -}}
+{{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* no kind is known without a cluster */}}
 {{- range $name, $has := dict "snapshotClass" "snapshot.storage.k8s.io/v1/VolumeSnapshotClass" "groupSnapshotClass" "groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass" -}}
 {{- if and (index $.Values.hostpath $name).create (not ($.Capabilities.APIVersions.Has $has)) -}}
 {{- fail (printf "hostpath.%s: the cluster doesn't serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/install.md)" $name $has) -}}
@@ -176,8 +176,13 @@ imagePullSecrets:
 {{- if and .Values.namespace.create (eq (include "causeway.namespaceName" .) .Release.Namespace) -}}
 {{- fail "namespace.create: Helm needs the release's namespace before it can make any object. Set namespace.name to another namespace, or make this one yourself (charts/causeway/README.md)" -}}
 {{- end -}}
-{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" (include "causeway.fullname" .)) -}}
+{{- if not (regexMatch (ternary "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" "^[a-z]([a-z0-9-]*[a-z0-9])?$" (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version)) (include "causeway.fullname" .)) -}}
 {{- fail (printf "the release's name begins all names, and a Service can't be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
+{{- end -}}
+{{- range .Values.hostpath.extraArgs -}}
+{{- if and (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
+{{- fail "hostpath.extraArgs: --peer-client goes with certificates.source: secrets. The certificates that the chart makes are for causeway-router" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.issuerRef (ne .Values.hostpath.certificates.source "cert-manager") -}}
 {{- fail "hostpath.certificates.issuerRef goes with source: cert-manager" -}}

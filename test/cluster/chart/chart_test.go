@@ -130,6 +130,9 @@ func TestWhatIsRefused(t *testing.T) {
 		"a root in the kubelet's directory":   {"hostpath: {root: /var/lib/kubelet/volumes}", "one is in the other"},
 		"a root around the kubelet's":         {"hostpath: {root: /var/lib}", "one is in the other"},
 		"two defaults":                        {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: {kind: directory, default: true}}}", "x, z are all the default"},
+		"a name that YAML takes for a number": {"hostpath: {driverName: \"1e3\"}", "/hostpath/driverName"},
+		"a gate without which it doesn't run": {"hostpath: {controller: {extraArgs: [\"--feature-gates=AnnotateFsResize=true,Topology=false\"]}}", "/hostpath/controller/extraArgs/0"},
+		"a client without its certificates":   {"hostpath: {extraArgs: [--peer-client=mine]}", "goes with certificates.source: secrets"},
 		"a name that YAML takes for another":  {"hostpath: {driverName: \"off\"}", "/hostpath/driverName"},
 		"a value that is taken away":          {"hostpath: {node: {resources: null}}", "missing property 'resources'"},
 		"half of the values taken away":       {"hostpath: null", "missing property 'hostpath'"},
@@ -154,6 +157,29 @@ func TestWhatIsRefused(t *testing.T) {
 			}
 			if _, err := Render(t.Context(), bin, "--values="+path); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// TestWhatIsUnusual: values that few have are taken where they are good.
+func TestWhatIsUnusual(t *testing.T) {
+	bin := programs(t)
+	for name, values := range map[string]string{
+		"a name that begins with a digit":   "hostpath: {driverName: 3par.csi.example.com}",
+		"a client of its own":               "hostpath: {extraArgs: [--peer-client=mine], certificates: {source: secrets}}",
+		"a gate that changes nothing of it": "hostpath: {controller: {extraArgs: [--feature-gates=AnnotateFsResize=false, --leader-election-lease-duration=20s]}}",
+		"a registry without a name":         "images: {registry: \"[fd00::10]:5000/causeway\"}",
+		"a size with a fraction":            "tests: {size: 1.5Gi}",
+		"an issuer that is taken back":      "hostpath: {certificates: {issuerRef: null}}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "values.yaml")
+			if err := os.WriteFile(path, []byte(values), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Render(t.Context(), bin, "--values="+path); err != nil {
+				t.Error(err)
 			}
 		})
 	}
@@ -416,9 +442,14 @@ func TestEveryValueDoesSomething(t *testing.T) {
 // TestNamesThatLookLikeNumbers: a namespace, a release and what the values name may be of digits, and stay words in YAML.
 func TestNamesThatLookLikeNumbers(t *testing.T) {
 	bin := programs(t)
-	args := []string{"template", "7", Directory(), "--namespace=2024", "--kube-version=v1.37.1"}
-	if _, err := Helm(t.Context(), bin, args...); err == nil || !strings.Contains(err.Error(), "a Service can't be called 7-causeway") {
+	args := []string{"template", "7", Directory(), "--namespace=2024"}
+	// Since Kubernetes 1.36 it may be (RelaxedServiceNameValidation).
+	if _, err := Helm(t.Context(), bin, append(args, "--kube-version=v1.35.3")...); err == nil || !strings.Contains(err.Error(), "a Service can't be called 7-causeway") {
 		t.Errorf("%v", err)
+	}
+	args = append(args, "--kube-version=v1.37.1")
+	if _, err := Helm(t.Context(), bin, args...); err != nil {
+		t.Error(err)
 	}
 	out, err := Helm(t.Context(), bin, append(args, "--set=fullnameOverride=causeway", `--set-json=images.pullSecrets=["1"]`, `--set-json=hostpath.node.priorityClassName="1"`,
 		`--set-json=hostpath.controller.priorityClassName="1"`, "--set=snapshotController.enabled=true,monitoring.kind=PodMonitor,networkPolicy.enabled=true,resourceQuota.create=true")...)
