@@ -180,7 +180,7 @@ imagePullSecrets:
 {{- fail (printf "the release's name begins all names, and a Service can't be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
 {{- end -}}
 {{- range .Values.hostpath.extraArgs -}}
-{{- if and (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
+{{- if and $.Values.hostpath.enabled (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
 {{- fail "hostpath.extraArgs: --peer-client goes with certificates.source: secrets. The certificates that the chart makes are for causeway-router" -}}
 {{- end -}}
 {{- end -}}

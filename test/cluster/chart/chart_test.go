@@ -90,6 +90,16 @@ func TestLint(t *testing.T) {
 	}
 }
 
+// renderWith renders the chart with a file of values.
+func renderWith(t *testing.T, bin, values string) ([]Object, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(path, []byte(values), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return Render(t.Context(), bin, "--values="+path)
+}
+
 // TestWhatIsRefused: values that are wrong are refused with words, before anything is made.
 func TestWhatIsRefused(t *testing.T) {
 	bin := programs(t)
@@ -151,11 +161,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"a snapshot controller without a pod": {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}", "it runs in hostpath's controller, which is off"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "values.yaml")
-			if err := os.WriteFile(path, []byte(tc.values), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := Render(t.Context(), bin, "--values="+path); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := renderWith(t, bin, tc.values); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
@@ -172,13 +178,10 @@ func TestWhatIsUnusual(t *testing.T) {
 		"a registry without a name":         "images: {registry: \"[fd00::10]:5000/causeway\"}",
 		"a size with a fraction":            "tests: {size: 1.5Gi}",
 		"an issuer that is taken back":      "hostpath: {certificates: {issuerRef: null}}",
+		"flags of a driver that is off":     "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "values.yaml")
-			if err := os.WriteFile(path, []byte(values), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := Render(t.Context(), bin, "--values="+path); err != nil {
+			if _, err := renderWith(t, bin, values); err != nil {
 				t.Error(err)
 			}
 		})
@@ -195,11 +198,7 @@ func TestThePagesValues(t *testing.T) {
 	if found == nil {
 		t.Fatal("docs/install.md has no values")
 	}
-	path := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(path, found[1], 0o644); err != nil {
-		t.Fatal(err)
-	}
-	objects, err := Render(t.Context(), programs(t), "--values="+path)
+	objects, err := renderWith(t, programs(t), string(found[1]))
 	if err != nil {
 		t.Fatal(err)
 	}
