@@ -1,0 +1,170 @@
+package helper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"sync"
+	"syscall"
+)
+
+const (
+	linkFD    = 3       // the helper's end of the link
+	gcPercent = 40      // helpers run on nodes, whose memory is the pods'
+	maxStack  = 2 << 10 // bytes of a panic's stack in an error
+	// maxWaiting is the number of messages that may wait for a task. The tasks' protocols have at
+	// most a few under way; more is a defect.
+	maxWaiting = 16
+)
+
+var errDriverGone = errors.New("the driver is gone")
+
+// serve runs tasks, one at a time, until the driver closes its end of the link or dies.
+func serve(tables [][]Task) (code int) {
+	// The signals that end the driver's session or process group are not meant for helpers.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	l, err := newLink(linkFD)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "helper:", err)
+		return 2
+	}
+	h := &worker{link: l, tables: tables, incoming: make(chan frame, maxWaiting)}
+	h.life, h.end = context.WithCancelCause(context.Background())
+	go h.read()
+	for f := range h.incoming {
+		if err := h.run(f); err != nil {
+			fmt.Fprintln(os.Stderr, "helper:", err)
+			return 2
+		}
+		if h.life.Err() != nil {
+			return 0
+		}
+	}
+	return 0
+}
+
+// Job is one run of a Task, in the helper.
+type Job struct {
+	// Context ends when the driver has died or given the job up. Only a Task with Outlives lives
+	// to see that.
+	Context context.Context
+
+	// Files are the descriptors that the caller passed, in their order. They are closed when Run
+	// returns.
+	Files []*os.File
+
+	request  json.RawMessage
+	link     *link
+	incoming <-chan frame
+}
+
+// Request decodes the caller's request into v.
+func (j *Job) Request(v any) error { return json.Unmarshal(j.request, v) }
+
+// Send sends a message to the caller.
+func (j *Job) Send(message any) error { return j.link.send(frame{Kind: kindMessage}, message, nil) }
+
+// Receive waits for a message of the caller and decodes it into v, which may be nil. The caller
+// of Receive closes the files that came with the message. It fails when the driver is gone.
+func (j *Job) Receive(v any) ([]*os.File, error) {
+	f, ok := <-j.incoming
+	if !ok {
+		return nil, context.Cause(j.Context)
+	}
+	if v == nil || len(f.Body) == 0 {
+		return f.files, nil
+	}
+	return f.files, json.Unmarshal(f.Body, v)
+}
+
+// worker is a helper process.
+type worker struct {
+	link     *link
+	tables   [][]Task
+	incoming chan frame // closed when the driver is gone
+	life     context.Context
+	end      context.CancelCauseFunc
+
+	mu      sync.Mutex
+	lasting bool // a task with Outlives runs
+}
+
+// read delivers frames. When the driver is gone it exits the process, even while a task waits in
+// the kernel, unless that task outlives the driver.
+func (h *worker) read() {
+	for {
+		f, err := h.link.receive()
+		if err != nil {
+			h.driverGone(fmt.Errorf("%w: %w", errDriverGone, err))
+			return
+		}
+		select {
+		case h.incoming <- f:
+		default:
+			fmt.Fprintln(os.Stderr, "helper: too many messages wait for the task")
+			os.Exit(2)
+		}
+	}
+}
+
+func (h *worker) driverGone(why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.end(why)
+	close(h.incoming)
+	if !h.lasting {
+		os.Exit(0)
+	}
+}
+
+// run runs the task of a frame and sends its result. An error is a broken link or protocol.
+func (h *worker) run(f frame) error {
+	defer closeAll(f.files)
+	task, ok := find(h.tables, f.Task)
+	if f.Kind != kindRun || !ok {
+		return fmt.Errorf("unexpected message %q, task %q", f.Kind, f.Task)
+	}
+	h.setLasting(task.Outlives)
+	job := &Job{Context: h.life, Files: f.files, request: f.Body, link: h.link, incoming: h.incoming}
+	result, err := guarded(task, job)
+	if h.life.Err() != nil { // nobody to report to
+		return nil
+	}
+	h.setLasting(false)
+	return h.link.send(frame{Kind: kindEnd, Err: encodeError(err, task.Errors)}, result, nil)
+}
+
+func (h *worker) setLasting(lasting bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lasting = lasting
+}
+
+// guarded makes a panic of the task an error.
+func guarded(task Task, job *Job) (result any, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			stack := debug.Stack()
+			result, err = nil, fmt.Errorf("panic in helper task %s: %v: %s", task.Name, v, stack[:min(len(stack), maxStack)])
+		}
+	}()
+	return task.Run(job)
+}
+
+func find(tables [][]Task, name string) (Task, bool) {
+	for _, table := range tables {
+		for _, t := range table {
+			if t.Name == name {
+				return t, true
+			}
+		}
+	}
+	return Task{}, false
+}
