@@ -33,6 +33,7 @@ var kubernetes = []string{
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
 	"internal/crashpoint":            {nil, logging},
+	"internal/fair":                  {nil, append([]string{"os/exec"}, logging...)},
 	"internal/helper":                {[]string{"golang.org/x/sys"}, logging},
 	"internal/manifests":             {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":             {nil, logging},
