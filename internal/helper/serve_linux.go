@@ -21,7 +21,10 @@ const (
 	maxWaiting = 16
 )
 
-var errDriverGone = errors.New("the driver is gone")
+var (
+	errDriverGone = errors.New("the driver is gone")
+	errEnded      = errors.New("the task has ended")
+)
 
 // serve runs tasks, one at a time, until the driver closes its end of the link or dies.
 func serve(tables [][]Task) (code int) {
@@ -63,13 +66,31 @@ type Job struct {
 	request  json.RawMessage
 	link     *link
 	incoming <-chan frame
+
+	mu    sync.Mutex
+	ended bool
 }
 
 // Request decodes the caller's request into v.
 func (j *Job) Request(v any) error { return json.Unmarshal(j.request, v) }
 
-// Send sends a message to the caller.
-func (j *Job) Send(message any) error { return j.link.send(frame{Kind: kindMessage}, message, nil) }
+// Send sends a message to the caller. After the end of Run it fails.
+func (j *Job) Send(message any) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.ended {
+		return errEnded
+	}
+	return j.link.send(frame{Kind: kindMessage}, message, nil)
+}
+
+// end sends the result of Run.
+func (j *Job) end(f frame, result any) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ended = true
+	return j.link.send(f, result, nil)
+}
 
 // Receive waits for a message of the caller and decodes it into v, which may be nil. The caller
 // of Receive closes the files that came with the message. It fails when the driver is gone.
@@ -138,7 +159,7 @@ func (h *worker) run(f frame) error {
 		return nil
 	}
 	h.setLasting(false)
-	return h.link.send(frame{Kind: kindEnd, Err: encodeError(err, task.Errors)}, result, nil)
+	return job.end(frame{Kind: kindEnd, Err: encodeError(err, task.Errors)}, result)
 }
 
 func (h *worker) setLasting(lasting bool) {

@@ -35,12 +35,13 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/crashpoint":            {nil, logging},
 	"internal/fair":                  {nil, append([]string{"os/exec"}, logging...)},
 	"internal/helper":                {[]string{"golang.org/x/sys"}, logging},
+	"internal/hang":                  {[]string{"golang.org/x/sys"}, logging},
 	"internal/manifests":             {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":             {nil, logging},
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/helper"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":                    {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest":        {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},

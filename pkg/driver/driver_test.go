@@ -49,6 +49,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		mounter.ErrOption:        codes.InvalidArgument,
 		mounter.ErrConflict:      codes.AlreadyExists,
 		mounter.ErrBusy:          codes.FailedPrecondition,
+		mounter.ErrStalled:       codes.Unavailable,
 		mounter.ErrNotEmpty:      codes.FailedPrecondition,
 		mounter.ErrReadOnly:      codes.FailedPrecondition,
 		backend.ErrPrecondition:  codes.FailedPrecondition,

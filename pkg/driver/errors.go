@@ -39,6 +39,7 @@ var statusCodes = []struct {
 	{backend.ErrPrecondition, codes.FailedPrecondition},
 	{errPrecondition, codes.FailedPrecondition},
 	{mounter.ErrBusy, codes.FailedPrecondition},
+	{mounter.ErrStalled, codes.Unavailable},
 	{mounter.ErrNotEmpty, codes.FailedPrecondition},
 	{mounter.ErrReadOnly, codes.FailedPrecondition},
 	{backend.ErrExhausted, codes.ResourceExhausted},

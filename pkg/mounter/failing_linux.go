@@ -27,6 +27,7 @@ func (l *linux) Failing() (map[string]Failure, error) {
 		return nil, err
 	}
 	all := map[string]Failure{}
+	defer func() { l.stalls.failures(all) }()
 	byDevice := map[string]string{}
 	for _, file := range images {
 		name, err := os.ReadFile(file)

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -16,11 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/helper"
 )
 
-// What is frozen stays frozen when its freezer dies, and whoever writes to it can't even be killed. So there are three
-// to thaw it: Freeze itself, whatever happens in it; its watchdog, a process that was ready before (watchdog_linux.go);
-// and, if that died with it, the next New, by a record that was durable before (thaw_linux.go).
+// A filesystem that is frozen stays frozen when its freezer dies, and a process that writes to it
+// cannot be killed. So three parties can thaw it: the helper that froze it, which thaws when the
+// limit has passed or its driver has died (freezer_linux.go); the driver, when the helper has died
+// (settle); and the next New, by a record that was durable before the freeze (thaw_linux.go).
 
 // FIFREEZE and FITHAW: include/uapi/linux/fs.h of Linux.
 const (
@@ -28,8 +30,14 @@ const (
 	thawFS   = 0xc0045878
 )
 
-// maxFreezes bounds how many freezes there are at a time, as each costs a process.
-const maxFreezes = 4
+const (
+	// syncLimit bounds the time in which a filesystem is written out before it is frozen.
+	syncLimit = 5 * time.Minute
+	// grace is the time after the limit of a freeze in which FIFREEZE may still return.
+	grace = time.Second
+	// thawLimit bounds the time of FITHAW: the disk may not answer, and then neither does it.
+	thawLimit = 10 * time.Second
+)
 
 func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
 	files, err := imagesAt(images)
@@ -39,15 +47,11 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 	keys := make([]backing, len(files))
 	for i, f := range files {
 		keys[i] = f.backing()
+		if err := l.stalls.check(keys[i]); err != nil {
+			return err
+		}
 	}
-	// Whoever waits for the images' locks waits for this freeze only, and not while what is written now is written out.
-	select {
-	case l.freezes <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("wait for other freezes: %w", ctx.Err())
-	}
-	leave := sync.OnceFunc(func() { <-l.freezes })
-	defer leave()
+	// Without the images' locks, so that calls that wait for a lock wait only for the freeze.
 	for _, key := range keys {
 		if err := l.writeOut(ctx, key); err != nil {
 			return err
@@ -58,26 +62,25 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 		return err
 	}
 	defer release()
-	f := freeze{limit: limit}
+	f := &freeze{linux: l, limit: limit}
 	defer f.close()
 	for _, file := range files {
-		if err := l.reach(&f, file); err != nil {
+		if err := l.reach(ctx, f, file); err != nil {
 			return fmt.Errorf("freeze %s: %w", file.Path, err)
 		}
 	}
 	if len(f.mounts) == 0 {
-		leave()
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		return cut(ctx)
 	}
-	return l.freeze(ctx, &f, cut)
+	return f.run(ctx, cut)
 }
 
-// writeOut writes out what is mounted of an image, if it can, and without the image's lock: whoever has that does it
-// again, which is short then. What can't be reached is left to that, too.
+// writeOut writes out the filesystem of an image, if it can, and without the image's lock. With the
+// lock that is done again, and takes little time then. What cannot be reached is left to that.
 func (l *linux) writeOut(ctx context.Context, b backing) error {
-	release, err := l.syncs.lock(ctx, b) // or whoever unmounts would find it in use
+	release, err := l.syncs.lock(ctx, b) // or an unmount would find the filesystem in use
 	if err != nil {
 		return err
 	}
@@ -95,10 +98,35 @@ func (l *linux) writeOut(ctx context.Context, b backing) error {
 		return ctx.Err()
 	}
 	defer m.Close()
-	if err := unix.Syncfs(int(m.Fd())); err != nil { // the kernel says it once
-		return &fs.PathError{Op: "syncfs", Path: m.Name(), Err: err}
+	return l.help(ctx, syncLimit, syncTask, nil, nil, m)
+}
+
+// help runs a task in a helper, for at most a limit. Where image is not nil and the task is given
+// up, the image counts as stalled until the helper has ended. Errors: those of the task and of
+// ctx; ErrStalled if the limit has passed.
+func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, image *frozen, files ...*os.File) error {
+	s, err := l.helpers.Start(task, request, files...)
+	if err != nil {
+		return err
 	}
-	return ctx.Err()
+	defer s.Close()
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err = s.Result(limited, nil, nil)
+	if limited.Err() == nil || err == nil {
+		return err
+	}
+	if image != nil {
+		done := l.stalls.add(*image, fmt.Sprintf("%s has not returned", task.Name))
+		go func() {
+			<-s.Gone()
+			done()
+		}()
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %s of %s has not returned for %s", ErrStalled, task.Name, files[0].Name(), limit)
 }
 
 // frozen is an image whose filesystem is to be frozen, as it is recorded.
@@ -112,7 +140,7 @@ type frozen struct {
 
 func (f frozen) backing() backing { return backing{f.Dev, f.Ino} }
 
-// imagesAt returns the images at paths, each once, in the order in which they must be locked.
+// imagesAt returns the images at paths, without duplicates, in the order in which they are locked.
 func imagesAt(paths []string) ([]frozen, error) {
 	var images []frozen
 	for _, path := range paths {
@@ -120,7 +148,7 @@ func imagesAt(paths []string) ([]frozen, error) {
 		if err != nil {
 			return nil, &fs.PathError{Op: "statx", Path: path, Err: err}
 		}
-		if at.mode&unix.S_IFMT != unix.S_IFREG { // a link would be taken for an image that nobody uses
+		if at.mode&unix.S_IFMT != unix.S_IFREG { // a link would look like an image that is not used
 			return nil, fmt.Errorf("%w: %s is not a file", ErrFormat, path)
 		}
 		b := at.backing()
@@ -132,20 +160,18 @@ func imagesAt(paths []string) ([]frozen, error) {
 
 // freeze is one call of Freeze.
 type freeze struct {
-	limit  time.Duration
-	images []frozen   // that are mounted
-	mounts []*os.File // one of each, open: it keeps the filesystem from being unmounted
-	stuck  bool       // one could not be thawed
+	*linux
+	limit   time.Duration
+	images  []frozen   // that are mounted
+	mounts  []*os.File // one of each, open: it keeps the filesystem from being unmounted
+	session *helper.Session
+	record  string // path; "" where there is none
+	hangs   []int  // indices of images that may be frozen after Freeze has returned
 }
 
-func (f *freeze) close() {
-	for _, m := range f.mounts {
-		m.Close()
-	}
-}
-
-// reach opens a mount of what is in an image for f. What is attached as a device only is handed on to the image.
-func (l *linux) reach(f *freeze, image frozen) error {
+// reach opens a mount of the filesystem in an image for f. Of a raw block device, what was written
+// to it is flushed to the image.
+func (l *linux) reach(ctx context.Context, f *freeze, image frozen) error {
 	n, ok, err := l.loops.of(image.backing())
 	if err != nil || !ok {
 		return err
@@ -155,7 +181,7 @@ func (l *linux) reach(f *freeze, image frozen) error {
 		return err
 	}
 	if len(filesystems) == 0 {
-		return flush(n, image.backing(), len(nodes) > 0)
+		return l.flush(ctx, n, image.backing(), len(nodes) > 0)
 	}
 	m, err := openMount(filesystems)
 	if err != nil {
@@ -182,9 +208,10 @@ func openMount(infos []*mountinfo.Info) (*os.File, error) {
 	return nil, fmt.Errorf("%w: it is mounted at %s, and that can't be opened", ErrBusy, infos[0].Mountpoint)
 }
 
-// flush hands what was written to a device on to its file. Errors: ErrBusy if it isn't known as a device that is
-// mounted, and has a filesystem that is mounted where it isn't seen from here.
-func flush(n int, b backing, known bool) error {
+// flush writes the page cache of a device to its file. known says that the device is mounted as a
+// Disk. Errors: ErrBusy if it is not, and a filesystem on it is mounted in a mount namespace that
+// is not visible here.
+func (l *linux) flush(ctx context.Context, n int, b backing, known bool) error {
 	if !known && released(n, b) {
 		return nil
 	}
@@ -202,106 +229,163 @@ func flush(n int, b backing, known bool) error {
 			return err
 		}
 	}
-	return dev.Sync()
+	return l.help(ctx, syncLimit, syncTask, nil, nil, dev)
 }
 
-// freeze does the work of Freeze on mounts that are open.
-func (l *linux) freeze(ctx context.Context, f *freeze, cut func(ctx context.Context) error) error {
-	// What is written now need not be written while everybody waits.
-	for _, m := range f.mounts {
-		if err := unix.Syncfs(int(m.Fd())); err != nil {
-			return &fs.PathError{Op: "syncfs", Path: m.Name(), Err: err}
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-	}
-	record, err := l.record(f.images)
-	if err != nil {
+// run freezes the filesystems, calls cut and thaws.
+func (f *freeze) run(ctx context.Context, cut func(ctx context.Context) error) error {
+	if err := f.prepare(ctx); err != nil {
 		return err
 	}
-	defer func() {
-		if !f.stuck { // else the next New shall try
-			os.Remove(record) // one that stays does no harm
-		}
-	}()
 	crashpoint.Reached("freeze:recorded")
-	dog, err := newWatchdog(ctx, f.limit, f.mounts)
+	end := time.Now().Add(f.limit)
+	if err := f.begin(ctx, end); err != nil {
+		return err
+	}
+	return f.window(ctx, end, cut)
+}
+
+// prepare starts the helper, has it write the filesystems out, and writes the record.
+func (f *freeze) prepare(ctx context.Context) (err error) {
+	paths := make([]string, len(f.images))
+	for i, image := range f.images {
+		paths[i] = image.Path
+	}
+	f.session, err = f.helpers.Start(freezeTask, freezeRequest{Limit: f.limit, Paths: paths}, f.mounts...)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if f.stuck {
-			dog.leave()
-		} else {
-			dog.end()
+	limited, cancel := context.WithTimeout(ctx, syncLimit)
+	defer cancel()
+	if err := f.session.Receive(limited, nil); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			err = fmt.Errorf("%w: syncfs has not returned for %s", ErrStalled, syncLimit)
 		}
-	}()
-	return f.window(ctx, dog, cut)
+		return err
+	}
+	record, path, err := f.writeRecord(f.images)
+	if err != nil {
+		return err
+	}
+	f.record = path
+	defer record.Close() // the helper has it open, and so its lock, until it ends
+	return f.session.Send(nil, record)
 }
 
-// window freezes, calls cut, and thaws, whatever becomes of that. In between nothing may wait for what is frozen.
-func (f *freeze) window(ctx context.Context, dog *watchdog, cut func(ctx context.Context) error) (err error) {
-	end := time.Now().Add(f.limit)
+// begin waits until the filesystems are frozen. FIFREEZE waits for each write that has begun, so
+// it may not return: then f.hangs tells of which image, and the error is ErrThawed.
+func (f *freeze) begin(ctx context.Context, end time.Time) error {
+	wait, cancel := context.WithDeadline(ctx, end.Add(2*grace))
+	defer cancel()
+	state := freezeState{Hangs: -1}
+	err := f.session.Receive(wait, &state)
+	switch {
+	case err == nil && state.Hangs < 0:
+		return nil
+	case err == nil:
+		f.hangs = []int{state.Hangs}
+		return fmt.Errorf("%w: a write to %s that has begun has not ended for %s", ErrThawed, f.images[state.Hangs].Path, f.limit)
+	case wait.Err() == nil: // the helper has thawed what it had frozen, or it has died
+		if errors.Is(err, helper.ErrDied) {
+			f.allHang()
+		}
+		return err
+	}
+	f.allHang()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: the helper process has not answered for %s", ErrThawed, f.limit+2*grace)
+}
+
+func (f *freeze) allHang() {
+	f.hangs = f.hangs[:0]
+	for i := range f.images {
+		f.hangs = append(f.hangs, i)
+	}
+}
+
+// window calls cut while the filesystems are frozen, and then has them thawed, also if cut panics.
+func (f *freeze) window(ctx context.Context, end time.Time, cut func(ctx context.Context) error) (err error) {
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	if err := dog.begin(); err != nil { // its limit ends after ours
-		return fmt.Errorf("the watchdog of a freeze died: %w", err)
-	}
-	count := 0
 	defer func() {
-		late := time.Now().After(end)
-		thawed := f.thaw(f.mounts[:count])
-		if thawed == nil && late {
-			thawed = fmt.Errorf("%w: it took longer than %s", ErrThawed, f.limit)
-		}
-		if thawed != nil {
+		if thawed := f.thaw(); thawed != nil {
 			err = errors.Join(err, thawed)
 		}
 		crashpoint.Reached("freeze:thawed")
 	}()
-	for i, m := range f.mounts {
-		if err := fsIoctl(m, freezeFS); errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("%w: somebody else has frozen %s at %s", ErrBusy, f.images[i].Path, m.Name())
-		} else if err != nil {
-			return &fs.PathError{Op: "FIFREEZE", Path: m.Name(), Err: err}
-		}
-		count++
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-	}
 	crashpoint.Reached("freeze:frozen")
 	err = cut(ctx)
 	crashpoint.Reached("freeze:cut")
 	return err
 }
 
-// thaw thaws what was frozen. Errors: ErrThawed if it was no longer, ErrFrozen if it still is.
-func (f *freeze) thaw(mounts []*os.File) error {
-	var all []error
-	for i, err := range thawAll(mounts) {
-		switch {
-		case errors.Is(err, unix.EINVAL):
-			all = append(all, fmt.Errorf("%w: %s was thawed in the middle", ErrThawed, f.images[i].Path))
-		case err != nil:
-			f.stuck = true
-			all = append(all, fmt.Errorf("%s at %s is %w, and hangs: FITHAW: %w", f.images[i].Path, mounts[i].Name(), ErrFrozen, err))
-		}
+// thaw has the helper thaw. Errors: ErrThawed if a filesystem was thawed before; ErrFrozen if one
+// still is frozen.
+func (f *freeze) thaw() error {
+	ctx, cancel := context.WithTimeout(context.Background(), thawLimit)
+	defer cancel()
+	var outcome thawed
+	err := f.session.Send(nil)
+	if err == nil {
+		err = f.session.Receive(ctx, &outcome)
 	}
-	return errors.Join(all...)
+	if err != nil {
+		f.allHang()
+		return fmt.Errorf("%w: the helper process does not thaw %s: %w", ErrFrozen, f.images[0].Path, err)
+	}
+	if len(outcome.Stuck) > 0 {
+		f.allHang()
+		return fmt.Errorf("%w: %s", ErrFrozen, strings.Join(outcome.Stuck, "; "))
+	}
+	if err := f.session.Result(ctx, nil, nil); err != nil {
+		f.allHang()
+	}
+	switch {
+	case outcome.Late:
+		return fmt.Errorf("%w: the freeze took longer than %s", ErrThawed, f.limit)
+	case len(outcome.Early) > 0:
+		return fmt.Errorf("%w: another process has thawed %s", ErrThawed, strings.Join(outcome.Early, ", "))
+	}
+	return nil
 }
 
-// thawAll thaws mounts, and returns an error for each: unix.EINVAL if it isn't frozen. It thaws all at once, as the
-// image of one may be in another.
-func thawAll(mounts []*os.File) []error {
-	errs := make([]error, len(mounts))
-	var wg sync.WaitGroup
-	for i, m := range mounts {
-		wg.Go(func() { errs[i] = fsIoctl(m, thawFS) })
+// close ends the session. Where a filesystem may still be frozen, or become so, it leaves the rest
+// to settle.
+func (f *freeze) close() {
+	if f.session != nil {
+		f.session.Close()
 	}
-	wg.Wait()
-	return errs
+	if len(f.hangs) == 0 {
+		if f.record != "" {
+			os.Remove(f.record) // a record that stays does no harm
+		}
+		closeFiles(f.mounts)
+		return
+	}
+	var done []func()
+	for _, i := range f.hangs {
+		done = append(done, f.stalls.add(f.images[i], "a freeze waits for a write that does not end: a process in a pod that uses the volume hangs in it"))
+	}
+	go f.settle(done)
+}
+
+// settle waits for the end of the helper, makes sure that nothing is frozen, and only then lets go
+// of the filesystems.
+func (f *freeze) settle(done []func()) {
+	<-f.session.Gone()
+	f.thawUntilDone(f.record, nil)
+	closeFiles(f.mounts)
+	for _, d := range done {
+		d()
+	}
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // fsIoctl is ioctl(2) on a filesystem, through a mount of it.

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/hang"
 )
 
 // patient is how long a test waits for what must happen.
@@ -45,7 +46,7 @@ func newFreezeBench(t *testing.T) *bench {
 	b := newLoopBench(t)
 	t.Cleanup(func() {
 		b.thaw()
-		await(t, "the watchdogs end", func() bool { return len(b.watchdogs()) == 0 })
+		await(t, "the helpers end", func() bool { return len(b.freezers()) == 0 })
 		if left, err := os.ReadDir(b.state()); err != nil || len(left) > 0 {
 			t.Errorf("records are left: %v, %v", left, err)
 		}
@@ -79,19 +80,27 @@ func (b *bench) restart() {
 	b.Mounter = realMounter(b.t)(b.kubelet)
 }
 
-// watchdogs returns the processes that watch over what is mounted on this bench.
-func (b *bench) watchdogs() (pids []int) {
+// freezers returns the helper processes that have a mount of this bench open.
+func (b *bench) freezers() (pids []int) {
 	b.t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	for _, file := range all {
-		if line, _ := os.ReadFile(file); !bytes.HasPrefix(line, []byte(watchdogName+"\x00")) {
+		if line, _ := os.ReadFile(file); string(line) != "causeway-helper\x00" {
 			continue
 		}
-		mount, _ := os.Readlink(filepath.Join(filepath.Dir(file), "fd", strconv.Itoa(firstMount)))
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && strings.HasPrefix(mount, b.kubelet) {
+		dir := filepath.Dir(file)
+		open, _ := os.ReadDir(filepath.Join(dir, "fd"))
+		if slices.ContainsFunc(open, func(fd os.DirEntry) bool {
+			target, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
+			return strings.HasPrefix(target, b.kubelet)
+		}) {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			if err != nil {
+				b.t.Fatal(err)
+			}
 			pids = append(pids, pid)
 		}
 	}
@@ -211,8 +220,8 @@ func TestAFreezeIsAPointInTime(t *testing.T) {
 			copied := b.copyImage(m, "copy") // torn, to be written over
 			var before, after uint64
 			err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
-				if len(b.watchdogs()) != 1 || !isFrozen(t, b.path("staging")) {
-					t.Errorf("in the middle there are the watchdogs %v", b.watchdogs())
+				if len(b.freezers()) != 1 || !isFrozen(t, b.path("staging")) {
+					t.Errorf("in the middle there are the helpers %v", b.freezers())
 				}
 				before = w.last.Load()
 				err := sparseCopy(m.Source, copied.Source)
@@ -489,8 +498,9 @@ func TestAnImageThatIsUsedWhereItIsNotSeenIsNotCut(t *testing.T) {
 }
 
 func TestManyFreezesAtOnce(t *testing.T) {
+	const many = 6
 	b := newFreezeBench(t)
-	images := make([]string, maxFreezes+2)
+	images := make([]string, many)
 	for i := range images {
 		name := fmt.Sprint("image", i)
 		m := b.image(name, "ext4")
@@ -498,24 +508,19 @@ func TestManyFreezesAtOnce(t *testing.T) {
 		images[i] = m.Source
 	}
 	var inside atomic.Int64
-	full := make(chan struct{})
-	isFull := sync.OnceFunc(func() { close(full) })
-	alone := func(context.Context) error {
-		defer inside.Add(-1)
-		if inside.Add(1) == maxFreezes {
-			isFull()
+	all := make(chan struct{})
+	allInside := sync.OnceFunc(func() { close(all) })
+	together := func(context.Context) error {
+		if inside.Add(1) == many {
+			allInside()
 		}
-		<-full
-		time.Sleep(10 * time.Millisecond) // for one more, which must not come
-		if n := inside.Load(); n > maxFreezes || len(b.watchdogs()) > maxFreezes {
-			t.Errorf("%d freezes, the watchdogs %v", n, b.watchdogs())
-		}
+		<-all
 		return nil
 	}
 	var wg sync.WaitGroup
 	for i := range images {
 		wg.Go(func() {
-			if err := b.Freeze(context.Background(), images[i:i+1], eternity, alone); err != nil {
+			if err := b.Freeze(context.Background(), images[i:i+1], eternity, together); err != nil {
 				t.Error(err)
 			}
 			for range 3 { // each with its neighbour, in any order
@@ -532,8 +537,9 @@ func TestManyFreezesAtOnce(t *testing.T) {
 	}
 }
 
-// TestWhoWaitsToFreezeHoldsNobodyUp: it has no lock of an image, and writes out before it has one.
-func TestWhoWaitsToFreezeHoldsNobodyUp(t *testing.T) {
+// TestTheDataIsWrittenOutBeforeTheLock: a call that waits for the image's lock waits only for the
+// freeze.
+func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	b := newFreezeBench(t)
 	l := b.Mounter.(*linux)
 	m := b.image("image", "ext4")
@@ -546,24 +552,13 @@ func TestWhoWaitsToFreezeHoldsNobodyUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range maxFreezes {
-		l.freezes <- struct{}{}
-	}
-	ended, end := context.WithCancel(context.Background())
-	end()
-	if err := b.Freeze(ended, []string{m.Source}, eternity, nothing); err == nil || !strings.Contains(err.Error(), "other freezes") {
-		t.Errorf("Freeze = %v: it waits for an image before it may freeze", err)
-	}
-	for range maxFreezes {
-		<-l.freezes
-	}
 	text := []byte("this is not written out by itself so soon")
 	if err := os.WriteFile(b.path("staging", "f"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	frozen := make(chan error, 1)
 	go func() { frozen <- b.Freeze(context.Background(), []string{m.Source}, eternity, nothing) }()
-	await(t, "what is written is in the image, whose lock somebody else has", func() bool {
+	await(t, "the data is in the image, whose lock is held", func() bool {
 		data, err := os.ReadFile(m.Source)
 		return err != nil || bytes.Contains(data, text)
 	})
@@ -579,55 +574,167 @@ func TestWhoWaitsToFreezeHoldsNobodyUp(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-// TestTheWatchdogThawsWhatItsParentCannot: here because the parent has lost its mount.
-func TestTheWatchdogThawsWhatItsParentCannot(t *testing.T) {
+// TestTheDriverThawsWhenTheHelperDies: the helper is killed in the middle of the freeze.
+func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 	b := newFreezeBench(t)
-	l := b.Mounter.(*linux)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
-	images, err := imagesAt([]string{m.Source})
+	w := b.newWriter(b.path("staging", "f"))
+	w.goesOn(t)
+	err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+		for _, pid := range b.freezers() {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if !errors.Is(err, ErrFrozen) || !strings.Contains(err.Error(), m.Source) {
+		t.Errorf("Freeze = %v, want ErrFrozen that names the image", err)
+	}
+	w.goesOn(t)
+	await(t, "the image is no longer stalled", func() bool {
+		failing, err := b.Failing()
+		return err != nil || len(failing) == 0
+	})
+	if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); err != nil {
+		t.Errorf("the next Freeze = %v", err)
+	}
+	w.end()
+	b.unmount(b.path("staging"))
+}
+
+func TestWhatCannotBeThawedStaysFrozen(t *testing.T) {
+	b := newFreezeBench(t)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	good, err := os.Open(b.path("staging"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := freeze{limit: eternity}
-	defer f.close()
-	if err := l.reach(&f, images[0]); err != nil {
+	bad, err := os.Open(b.path("staging"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	err = l.freeze(context.Background(), &f, func(context.Context) error { return f.mounts[0].Close() })
-	if !errors.Is(err, ErrFrozen) || !strings.Contains(err.Error(), m.Source) {
-		t.Errorf("freeze = %v, want ErrFrozen that says of what", err)
+	bad.Close() // FITHAW fails
+	w := &window{paths: []string{"good", "bad"}, mounts: []*os.File{good, bad}, frozen: []int{0, 1}}
+	if err := fsIoctl(good, freezeFS); err != nil {
+		t.Fatal(err)
 	}
-	await(t, "the watchdog thaws, and ends", func() bool { return len(b.watchdogs()) == 0 })
+	outcome, left := w.thaw()
+	if len(outcome.Stuck) != 1 || !strings.HasPrefix(outcome.Stuck[0], "bad:") || !slices.Equal(left, []int{1}) {
+		t.Errorf("thaw = %+v, %v left, want bad only", outcome, left)
+	}
 	if isFrozen(t, b.path("staging")) {
-		t.Error("it is frozen still")
+		t.Error("good is still frozen")
 	}
-	b.restart() // which takes the record away
+	good.Close()
 	b.unmount(b.path("staging"))
 }
 
-func TestWhatIsNotThawedIsTriedAgain(t *testing.T) {
-	for want, errs := range map[bool][]error{true: {nil, unix.EINVAL}, false: {unix.EINVAL, unix.EIO, nil}} {
-		if got := allThawed(errs); got != want {
-			t.Errorf("allThawed(%v) = %v", errs, got)
+// TestAWriteThatDoesNotEnd: the image's own freeze is given up at its limit; calls for other images
+// go on as ever, and the filesystem is not frozen when the write ends.
+func TestAWriteThatDoesNotEnd(t *testing.T) {
+	for _, fsType := range FSTypes() {
+		t.Run(fsType, func(t *testing.T) {
+			b := newFreezeBench(t)
+			m, other := b.image("image", fsType), b.image("other", fsType)
+			b.mount(m, b.path("staging"))
+			b.mount(other, b.path("other"))
+			write := hang.Write(t, b.path("staging", "hangs"))
+			w := b.newWriter(b.path("other", "f"))
+			const limit = 200 * time.Millisecond
+			err := b.Freeze(context.Background(), []string{m.Source, other.Source}, limit, func(context.Context) error {
+				t.Error("cut was called")
+				return nil
+			})
+			if !errors.Is(err, ErrThawed) || !strings.Contains(err.Error(), m.Source) {
+				t.Fatalf("Freeze = %v, want ErrThawed that names the image", err)
+			}
+			w.goesOn(t)
+			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != Stalled || len(failing) != 1 {
+				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
+			}
+			if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); !errors.Is(err, ErrStalled) {
+				t.Errorf("the next Freeze = %v, want ErrStalled", err)
+			}
+			if err := b.Grow(context.Background(), m, b.path("staging")); !errors.Is(err, ErrStalled) {
+				t.Errorf("Grow = %v, want ErrStalled", err)
+			}
+			if err := b.Freeze(context.Background(), []string{other.Source}, eternity, nothing); err != nil {
+				t.Errorf("Freeze of the other image = %v", err)
+			}
+			if err := b.Grow(context.Background(), other, b.path("other")); err != nil {
+				t.Errorf("Grow of the other image = %v", err)
+			}
+			write.Release()
+			await(t, "the image is no longer stalled", func() bool {
+				failing, err := b.Failing()
+				return err != nil || len(failing) == 0
+			})
+			if isFrozen(t, b.path("staging")) {
+				t.Error("it is frozen now")
+			}
+			if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); err != nil {
+				t.Errorf("Freeze after the write has ended = %v", err)
+			}
+			w.end()
+			b.unmount(b.path("staging"), b.path("other"))
+		})
+	}
+}
+
+// TestADriverDiesWhileAFreezeHangs: its successor starts, and thaws when the write has ended, also
+// if the helper was killed with the driver: the kernel completes the freeze before the helper dies.
+func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
+	for _, helperToo := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the helper too: %v", helperToo), func(t *testing.T) {
+			b := newFreezeBench(t)
+			m := b.image("image", "ext4")
+			b.mount(m, b.path("staging"))
+			write := hang.Write(t, b.path("staging", "hangs"))
+			cmd, _ := b.startFreezer("", m.Source)
+			var pids []int
+			await(t, "the helper hangs", func() bool {
+				pids = b.freezers()
+				return len(pids) == 1 && waitsIn(pids[0], "freeze_super", "percpu_down_write", "sb_wait_write")
+			})
+			cmd.Process.Kill()
+			cmd.Wait()
+			if helperToo {
+				if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.restart()
+			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != Stalled {
+				t.Errorf("Failing = %+v, %v, want Stalled", failing, err)
+			}
+			write.Release()
+			await(t, "the image is no longer stalled", func() bool {
+				failing, err := b.Failing()
+				return err != nil || len(failing) == 0
+			})
+			if isFrozen(t, b.path("staging")) {
+				t.Error("it is frozen now")
+			}
+			b.unmount(b.path("staging"))
+		})
+	}
+}
+
+// waitsIn reports whether a thread of a process waits in one of these functions of the kernel.
+func waitsIn(pid int, functions ...string) bool {
+	stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
+	for _, file := range stacks {
+		stack, _ := os.ReadFile(file)
+		for _, f := range functions {
+			if bytes.Contains(stack, []byte(f)) {
+				return true
+			}
 		}
 	}
-}
-
-func TestAProgramWithoutAWatchdogFreezesNothing(t *testing.T) {
-	b := newFreezeBench(t)
-	m := b.image("image", "ext4")
-	b.mount(m, b.path("staging"))
-	mainIsOurs.Store(false)
-	defer mainIsOurs.Store(true)
-	err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
-		t.Error("cut was called")
-		return nil
-	})
-	if err == nil || !strings.Contains(err.Error(), "mounter.Main") {
-		t.Errorf("Freeze = %v, want an error that says what to do", err)
-	}
-	b.unmount(b.path("staging"))
+	return false
 }
 
 // asFreezer is set in the environment where this test's binary is to be the program below: the bench's kubelet
@@ -700,7 +807,7 @@ func (b *bench) startFreezerAs(attr *syscall.SysProcAttr, crashAt string, images
 	return cmd, stdout
 }
 
-func TestTheWatchdogThawsWhenItsParentDies(t *testing.T) {
+func TestTheHelperThawsWhenItsDriverDies(t *testing.T) {
 	for _, point := range []string{"freeze:recorded", "freeze:frozen", "freeze:cut", "freeze:thawed"} {
 		t.Run(point, func(t *testing.T) {
 			b := newFreezeBench(t)
@@ -721,7 +828,7 @@ func TestTheWatchdogThawsWhenItsParentDies(t *testing.T) {
 			if records, err := os.ReadDir(b.state()); err != nil || len(records) != 1 {
 				t.Errorf("the records are %v, %v", records, err)
 			}
-			await(t, "the watchdog ends", func() bool { return len(b.watchdogs()) == 0 })
+			await(t, "the helper ends", func() bool { return len(b.freezers()) == 0 })
 			b.restart()
 			w.end()
 			b.unmount(b.path("staging"), b.path("other"))
@@ -729,7 +836,7 @@ func TestTheWatchdogThawsWhenItsParentDies(t *testing.T) {
 	}
 }
 
-func TestTheNextMounterThawsWhenTheWatchdogDiedToo(t *testing.T) {
+func TestTheNextMounterThawsWhenTheHelperDiedToo(t *testing.T) {
 	for _, fsType := range FSTypes() {
 		for _, unmounted := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, unmounted %v", fsType, unmounted), func(t *testing.T) {
@@ -743,12 +850,12 @@ func TestTheNextMounterThawsWhenTheWatchdogDiedToo(t *testing.T) {
 				if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || line != "frozen\n" {
 					t.Fatalf("it said %s, %v", line, err)
 				}
-				for _, pid := range b.watchdogs() {
+				for _, pid := range b.freezers() {
 					if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 						t.Fatal(err)
 					}
 				}
-				await(t, "the watchdog ends", func() bool { return len(b.watchdogs()) == 0 })
+				await(t, "the helper ends", func() bool { return len(b.freezers()) == 0 })
 				cmd.Process.Kill()
 				cmd.Wait()
 				if !isFrozen(t, b.path("staging")) {
@@ -781,7 +888,8 @@ func TestTheNextMounterThawsWhenTheWatchdogDiedToo(t *testing.T) {
 	}
 }
 
-// TestADriverThatIsTheFirstProcessOfItsContainer: the kernel ends the watchdog with it, perhaps before it has thawed.
+// TestADriverThatIsTheFirstProcessOfItsContainer: the kernel ends the helper with it, perhaps before
+// the helper has thawed.
 func TestADriverThatIsTheFirstProcessOfItsContainer(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")
@@ -791,8 +899,8 @@ func TestADriverThatIsTheFirstProcessOfItsContainer(t *testing.T) {
 	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || line != "frozen\n" {
 		t.Fatalf("it said %s, %v", line, err)
 	}
-	if len(b.watchdogs()) != 1 || !isFrozen(t, b.path("staging")) {
-		t.Errorf("there are the watchdogs %v", b.watchdogs())
+	if len(b.freezers()) != 1 || !isFrozen(t, b.path("staging")) {
+		t.Errorf("there are the helpers %v", b.freezers())
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
@@ -860,7 +968,9 @@ func TestRecordsWithNothingToThawAreRemoved(t *testing.T) {
 	b.unmount(b.path("disk"), b.path("mounted"))
 }
 
-func TestAStartThatCannotThawSaysSo(t *testing.T) {
+// TestAStartThatCannotThawServesAllTheSame: one bad image is reported, retried, and keeps nothing
+// else from being served.
+func TestAStartThatCannotThawServesAllTheSame(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")
 	end := b.elsewhere(m)
@@ -870,23 +980,29 @@ func TestAStartThatCannotThawSaysSo(t *testing.T) {
 	}
 	images[0].FSType = "no-such-filesystem"
 	record := b.leave(images...)
-	if _, err := New(b.kubelet, b.state()); err == nil || !strings.Contains(err.Error(), m.Source) || !strings.Contains(err.Error(), record) {
-		t.Errorf("New = %v, want an error that names %s and %s", err, m.Source, record)
+	b.restart()
+	failing, err := b.Failing()
+	if f := failing[m.Source]; err != nil || f.Kind != Stalled || !strings.Contains(f.Message, record) {
+		t.Errorf("Failing = %+v, %v, want Stalled that names %s", failing, err, record)
 	}
 	images[0].FSType = "ext4"
-	b.leave(images...)
-	b.restart() // it is reached though no mount of it is seen
+	b.leave(images...) // it can be reached now, though no mount of it is visible here
+	await(t, "the image is no longer stalled", func() bool {
+		failing, err := b.Failing()
+		return err != nil || len(failing) == 0
+	})
 	end()
 }
 
-func TestOnlyAWatchdogIsOne(t *testing.T) {
-	if watch("5s", "many") == 0 || watch("soon", "1") == 0 {
-		t.Error("what isn't a watchdog's command line is taken for one")
+// TestARecordThatIsNoFile: a start does not wait for the other end of a pipe.
+func TestARecordThatIsNoFile(t *testing.T) {
+	b := newFreezeBench(t)
+	fifo, dir := filepath.Join(b.state(), "1.json"), filepath.Join(b.state(), "2.json")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.Mkdir(dir, 0o700)); err != nil {
+		t.Fatal(err)
 	}
-	before := slices.Clone(os.Args)
-	defer func() { os.Args = before }()
-	for _, args := range [][]string{{"driver"}, {watchdogName}, {"driver", watchdogName, "1"}, {"/bin/" + watchdogName, "1s", "1"}} {
-		os.Args = args
-		Main() // returns
+	b.restart()
+	if err := errors.Join(os.Remove(fifo), os.Remove(dir)); err != nil {
+		t.Error(err)
 	}
 }

@@ -8,9 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/helper"
 )
 
 func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
@@ -50,7 +53,7 @@ func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 	if !isFilesystem {
 		return nil
 	}
-	if err := p.growFilesystem(m.FSType, dev); err != nil {
+	if err := l.growFilesystem(ctx, p, m, n, dev); err != nil {
 		if errors.Is(err, unix.EROFS) {
 			err = fmt.Errorf("%w: %w", ErrReadOnly, err)
 		}
@@ -59,24 +62,47 @@ func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 	return nil
 }
 
-// growFilesystem grows the mounted filesystem at p to the size of its device.
-func (p place) growFilesystem(fsType string, dev *os.File) error {
-	fd, err := unix.Openat(p.parent, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
+// growLimit bounds the time in which a filesystem grows.
+const growLimit = time.Minute
+
+// growTask grows a mounted filesystem. Its files are the root of the filesystem and the device. It
+// waits, uninterruptibly, while the filesystem is frozen or is about to be.
+var growTask = helper.Task{Name: "grow", Errors: []error{ErrBusy, ErrFormat}, Run: func(j *helper.Job) (any, error) {
+	var fsType string
+	if err := j.Request(&fsType); err != nil {
+		return nil, err
 	}
-	defer unix.Close(fd)
+	fd, dev := int(j.Files[0].Fd()), j.Files[1]
 	size, err := sizeOf(dev)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	switch fsType {
 	case "ext4":
-		return growExt4(fd, dev, size)
+		return nil, growExt4(fd, dev, size)
 	case "xfs":
-		return growXFS(fd, size)
+		return nil, growXFS(fd, size)
 	}
-	return growBtrfs(fd)
+	return nil, growBtrfs(fd)
+}}
+
+// growFilesystem grows the filesystem mounted at p to the size of its device, loop device n.
+func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev *os.File) error {
+	b, err := fileOfLoop(n)
+	if err != nil {
+		return err
+	}
+	if err := l.stalls.check(b); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(p.parent, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	dir := os.NewFile(uintptr(fd), p.path)
+	defer dir.Close()
+	image := frozen{Path: m.Source, Dev: b.dev, Ino: b.ino}
+	return l.help(ctx, growLimit, growTask, m.FSType, &image, dir, dev)
 }
 
 // sizeOf returns the size of a device in bytes.

@@ -75,6 +75,7 @@ const (
 	Erroneous      FailureKind = iota + 1 // it has found errors, in itself or on its device, and goes on
 	TurnedReadOnly                        // it takes no writes any more
 	Down                                  // it answers with errors only
+	Stalled                               // a system call on it hangs, or it is frozen and cannot be thawed
 )
 
 // Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
@@ -95,6 +96,7 @@ var (
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
 	ErrThawed   = errors.New("no longer one point in time") // what was cut while a freeze did not last
 	ErrFrozen   = errors.New("still frozen")                // whoever writes to it hangs, until it can be thawed
+	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
 )
 
 // Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
@@ -133,19 +135,27 @@ type Mounter interface {
 	// lacks a program for it, or a kernel that mounts two such copies.
 	NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error
 
-	// Freeze calls cut while nothing is written to the filesystems in these images, as far as they are mounted here.
-	// The images are absolute paths of files. While it runs no other call of this Mounter mounts, unmounts or changes
-	// one of them: those wait, so cut must make none. A Disk or Device can't be frozen: what was written to it is handed
-	// on to its image, and it is written to on.
+	// Freeze calls cut while the filesystems in these images, as far as they are mounted here, are
+	// frozen: nothing is written to them. The images are absolute paths of files. Meanwhile no
+	// other call of this Mounter mounts, unmounts or changes one of them: those calls wait, so cut
+	// must make none. Raw block devices (Disk, Device) cannot be frozen. Freeze flushes them to
+	// the image; writes continue.
 	//
-	// cut is called once, or not at all if there is an error before, and its context ends after limit. Whoever writes
-	// waits meanwhile and can't be killed, so cut must not touch what is mounted, and be short. Its error is returned as
-	// it is, or joined with ErrThawed. When Freeze returns, or panics with cut, nothing is frozen by it; when this process
-	// dies in the middle, a second one ends the freeze at once, or the next New does. See Main.
+	// cut is called once, or not at all after an earlier error. Its context ends when limit has
+	// passed since the freeze began. Processes that write wait meanwhile and cannot be killed, so
+	// cut must not touch a frozen filesystem, and be short. Its error is returned as it is, or
+	// joined with ErrThawed. The freeze is made by a helper process. When Freeze returns, or panics
+	// with cut, nothing is frozen by it; when the driver dies, the helper thaws at once; when both
+	// die, the next New thaws.
 	//
-	// Errors: ErrFrozen if one could not be thawed, which is tried on until it can; ErrThawed if a freeze took or lasted longer than limit, or somebody else ended it, so that what was cut is of
-	// no use; ErrBusy if one is frozen by somebody else, or used where it can't be seen from here; ErrFormat for what is
-	// no file.
+	// A write that has begun and does not end keeps a filesystem from being frozen. Freeze gives up
+	// at limit, and the image is stalled until the write ends: Failing reports it, and a further
+	// Freeze fails at once.
+	//
+	// Errors: ErrThawed if the freeze took or lasted longer than limit, or another process ended
+	// it, so that cut's work is of no use; ErrStalled; ErrFrozen if a filesystem could not be
+	// thawed, and the helper keeps trying; ErrBusy if another process has frozen one, or uses it
+	// where that is not visible here; ErrFormat if an image is not a regular file.
 	Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 
 	// Tune makes the device that has m's image, if one has it now, Buffered or not, and reads it ahead, as m says. Where

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/helper"
 )
 
 // maxLayers bounds how many mounts stacked at one path Unmount takes away.
@@ -33,13 +34,15 @@ type linux struct {
 	loops   loops
 	images  locks[backing] // held by whoever mounts, unmounts, changes or freezes what is in a file
 	syncs   locks[backing] // held by whoever unmounts, or writes out what is to be frozen; taken before images
-	freezes chan struct{}  // has a place for each freeze that may be
-	legacy  atomic.Bool    // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	helpers helper.Pool    // for system calls that a tenant can make hang
+	stalls  stalls
+	legacy  atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
-// New returns the Mounter of this machine for paths below dir, the kubelet directory, which must exist. In state, a
-// directory that it makes where it is missing, nothing else may be, and it must outlive this process. What an earlier
-// one left frozen is thawed first of all; if it can't be, that is an error, as pods would hang for ever in silence.
+// New returns the Mounter of this machine for paths below dir, the kubelet directory, which must
+// exist. state is a directory for the Mounter alone, which New makes where it is missing and which
+// must outlive the process. New first thaws what an earlier process has left frozen. What it cannot
+// thaw within seconds it retries in the background, and Failing reports it.
 // It needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
 func New(dir, state string) (Mounter, error) {
 	if err := checkDir(dir); err != nil {
@@ -52,7 +55,7 @@ func New(dir, state string) (Mounter, error) {
 	if err := mayMount(); err != nil {
 		return nil, err
 	}
-	l := &linux{dir: dir, real: real, state: state, freezes: make(chan struct{}, maxFreezes)}
+	l := &linux{dir: dir, real: real, state: state}
 	if err := l.checkKernel(); err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
@@ -25,6 +26,7 @@ var noNamespace error
 
 func TestMain(m *testing.M) {
 	Main()
+	hang.Main()
 	if os.Getenv(asFreezer) != "" {
 		os.Exit(freezer())
 	}

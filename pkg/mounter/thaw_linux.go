@@ -1,109 +1,208 @@
 package mounter
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// record writes what is about to be frozen to a new file in the state directory, durably, and returns its path.
-func (l *linux) record(images []frozen) (path string, err error) {
+const (
+	// unfinished is the prefix of a record that is being written.
+	unfinished = ".new-"
+	// maxRecord bounds the size of a record that is read, in bytes.
+	maxRecord = 1 << 20
+	// startPatience is the time for which New waits until filesystems are thawed.
+	startPatience = 3 * time.Second
+	// againThaw is the time between attempts to thaw by a record.
+	againThaw = time.Second
+)
+
+// writeRecord writes what is about to be frozen to a new file in the state directory, durably, and
+// returns the file and its path. The file is locked, flock(2), for as long as a process has it
+// open: by that lock a later driver knows that a helper of this one can still freeze.
+func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err error) {
 	data, err := json.Marshal(images)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	dir, err := os.Open(l.state)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	defer dir.Close()
-	file, err := os.CreateTemp(l.state, "*.json")
+	file, err = os.CreateTemp(l.state, unfinished+"*.json")
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
-	defer file.Close()
-	_, err = file.Write(data)
+	name := file.Name()
+	path = filepath.Join(l.state, strings.TrimPrefix(filepath.Base(name), unfinished))
+	if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); err == nil {
+		_, err = file.Write(data)
+	}
 	if err == nil {
 		err = file.Sync()
 	}
 	if err == nil {
+		err = os.Rename(name, path) // locked before a later driver can see it
+	}
+	if err == nil {
+		name = path
 		err = dir.Sync()
 	}
 	if err != nil {
-		return "", errors.Join(err, os.Remove(file.Name()))
+		return nil, "", errors.Join(err, file.Close(), os.Remove(name))
 	}
-	return file.Name(), nil
+	return file, path, nil
 }
 
-// patience is how long a filesystem may take to thaw at the start: its disk may not answer, and then neither does it.
-const patience = time.Minute
-
-// thawLeft thaws what an earlier process has left frozen, by its records, and removes those. It may die anywhere, and
-// the next one does the same. Who froze a filesystem can't be asked: if it was a stranger, since, that ends too.
+// thawLeft thaws what an earlier process has left frozen, by its records, and removes these. What
+// cannot be thawed soon is retried in the background, and Failing reports it. A filesystem that
+// another program has frozen since is thawed too: the kernel does not tell who froze it.
 func (l *linux) thawLeft() error {
 	records, err := os.ReadDir(l.state)
 	if err != nil {
 		return err
 	}
+	soon := time.After(startPatience)
+	tried := make(chan struct{}, len(records))
 	for _, r := range records {
 		path := filepath.Join(l.state, r.Name())
-		if err := l.thawRecorded(path); err != nil {
-			return fmt.Errorf("thaw what a driver that died has left frozen, by its record %s: pods hang until that is done: %w", path, err)
+		if strings.HasPrefix(r.Name(), unfinished) {
+			removeUnfinished(path)
+			tried <- struct{}{}
+			continue
 		}
-		if err := os.Remove(path); err != nil {
-			return err
+		go l.thawUntilDone(path, func() { tried <- struct{}{} })
+	}
+	for range records {
+		select {
+		case <-tried:
+		case <-soon:
+			return nil
 		}
 	}
 	return nil
 }
 
-func (l *linux) thawRecorded(record string) error {
-	data, err := os.ReadFile(record)
-	if err != nil {
-		return err
+// thawUntilDone thaws by a record until nothing of it is frozen, and removes the record. It calls
+// tried, if that is not nil, after the first attempt.
+func (l *linux) thawUntilDone(record string, tried func()) {
+	var done []func()
+	for {
+		images, err := l.thawRecorded(record)
+		if err == nil {
+			os.Remove(record) // a record that stays does no harm
+			for _, d := range done {
+				d()
+			}
+		} else if done == nil {
+			for _, image := range images {
+				done = append(done, l.stalls.add(image, fmt.Sprintf("it may be frozen, by record %s: %v", record, err)))
+			}
+		}
+		if tried != nil {
+			tried()
+			tried = nil
+		}
+		if err == nil || errors.Is(err, errNoRecord) {
+			return
+		}
+		time.Sleep(againThaw)
 	}
-	var images []frozen
+}
+
+// thawRecorded thaws the filesystems of a record, and returns their images also after an error.
+func (l *linux) thawRecorded(record string) (images []frozen, err error) {
+	file, data, err := readRecord(record)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
 	if json.Unmarshal(data, &images) != nil {
-		return nil // torn: what was to come after it was not begun
+		return nil, nil // torn by a power cut, so the freeze was not begun
+	}
+	if err := tryLock(file); err != nil {
+		return images, err
 	}
 	var mounts []*os.File
-	defer func() {
-		for _, m := range mounts {
-			m.Close()
-		}
-	}()
+	defer func() { closeFiles(mounts) }()
 	for _, image := range images {
 		m, err := l.reachFrozen(image)
 		if err != nil {
-			return fmt.Errorf("%s: %w", image.Path, err)
+			return images, fmt.Errorf("%s: %w", image.Path, err)
 		}
 		if m != nil {
 			mounts = append(mounts, m)
 		}
 	}
-	thawed := make(chan []error, 1)
-	go func() { thawed <- thawAll(mounts) }()
-	select {
-	case errs := <-thawed:
-		for i, err := range errs {
-			if err != nil && !errors.Is(err, unix.EINVAL) {
-				return &fs.PathError{Op: "FITHAW", Path: mounts[i].Name(), Err: err}
-			}
-		}
-		return nil
-	case <-time.After(patience):
-		return fmt.Errorf("FITHAW has not come back for %s", patience)
+	if len(mounts) == 0 {
+		return images, nil
+	}
+	return images, l.help(context.Background(), thawLimit, thawTask, nil, nil, mounts...)
+}
+
+// errNoRecord says that the state directory holds something that New did not write. It is left
+// alone.
+var errNoRecord = errors.New("not a record")
+
+// readRecord opens and reads a record. Errors: errNoRecord if it is not a file of a record's size.
+func readRecord(path string) (*os.File, []byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxRecord) {
+		err = fmt.Errorf("%s: %w: mode %v, %d bytes", path, errNoRecord, info.Mode(), info.Size())
+	}
+	var data []byte
+	if err == nil {
+		data, err = io.ReadAll(file)
+	}
+	if err != nil {
+		file.Close()
+		return nil, nil, err
+	}
+	return file, data, nil
+}
+
+// tryLock takes the lock of a record. It fails while a helper that has it can still freeze.
+func tryLock(record *os.File) error {
+	err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return errors.New("a helper process of an earlier driver hangs in FIFREEZE, which waits for a write that does not end")
+	}
+	return err
+}
+
+// removeUnfinished removes a record that an earlier driver did not complete. One that is locked is
+// being written.
+func removeUnfinished(path string) {
+	file, _, err := readRecord(path)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	if tryLock(file) == nil {
+		os.Remove(path)
 	}
 }
 
-// reachFrozen opens a mount of what is in an image. If it was unmounted while it was frozen it lives on, and its device
-// with it: then it is mounted once more, nowhere. The result is nil if there is nothing to thaw any more.
+// reachFrozen opens a mount of the filesystem in an image. A filesystem that was unmounted while it
+// was frozen lives on, and its device with it: then it is mounted once more, at no path. The
+// result is nil if nothing is left to thaw.
 func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 	n := image.Loop
 	if has, err := fileOfLoop(n); err != nil || has != image.backing() {
@@ -121,7 +220,7 @@ func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 			return m, nil
 		}
 	}
-	// What isn't mounted nor frozen must not be mounted here: it may be a pod's device by now.
+	// A device without a frozen filesystem must not be mounted here: it may be a pod's by now.
 	if claimed, err := isClaimed(n); err != nil || !claimed {
 		return nil, err
 	}
@@ -129,7 +228,7 @@ func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 	if errors.Is(err, unix.EBUSY) {
 		m, err = mountNowhere(loopPath(n), image.FSType, "ro")
 	}
-	if errors.Is(err, unix.EBUSY) { // it is somebody's, but no filesystem
+	if errors.Is(err, unix.EBUSY) { // another program has the device, and no filesystem on it
 		return nil, nil
 	}
 	return m, err

@@ -170,7 +170,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 		return ctx.Err()
 	case errors.Is(err, mounter.ErrFrozen): // somebody has to hear of it
 		return err
-	case errors.Is(err, mounter.ErrThawed), errors.Is(err, mounter.ErrBusy), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, mounter.ErrThawed), errors.Is(err, mounter.ErrStalled), errors.Is(err, mounter.ErrBusy), errors.Is(err, context.DeadlineExceeded):
 	default:
 		return err
 	}

@@ -1,0 +1,255 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/helper"
+)
+
+// HelperTasks are the tasks of this package that run in helper processes. A program that uses
+// Freeze or Grow passes them to helper.Main, or calls Main.
+func HelperTasks() []helper.Task { return []helper.Task{freezeTask, syncTask, thawTask, growTask} }
+
+// Main is helper.Main for a program whose only helpers are this package's. It must be the first
+// call in main, or in TestMain.
+func Main() { helper.Main(HelperTasks()) }
+
+// freezeTask freezes filesystems and thaws them. FIFREEZE waits, uninterruptibly, until each write
+// that has begun is complete. So the helper outlives the driver: it thaws as soon as FIFREEZE
+// returns.
+//
+// The files are one directory of each filesystem. The task writes the filesystems out and sends a
+// message; receives the file of the freeze's record, whose lock it then holds until the process
+// ends; freezes and sends a freezeState; thaws when it receives a message, when the limit has
+// passed, or when the driver has died; and sends thawed. It ends when nothing is frozen.
+var freezeTask = helper.Task{Name: "freeze", Run: runFreeze, Errors: []error{ErrBusy, ErrThawed}, Outlives: true}
+
+type freezeRequest struct {
+	Limit time.Duration `json:"limit"` // from the first FIFREEZE
+	Paths []string      `json:"paths"` // of the images, for messages
+}
+
+// freezeState is sent when all filesystems are frozen, or when one still is not a while after the
+// limit.
+type freezeState struct {
+	Hangs int `json:"hangs"` // -1, or the index of the filesystem whose FIFREEZE has not returned
+}
+
+// thawed is the outcome of a thaw.
+type thawed struct {
+	Late  bool     `json:"late"`  // the limit had passed
+	Early []string `json:"early"` // images that another process had thawed before
+	Stuck []string `json:"stuck"` // errors of filesystems that are still frozen
+}
+
+func runFreeze(j *helper.Job) (any, error) {
+	var req freezeRequest
+	if err := j.Request(&req); err != nil {
+		return nil, err
+	}
+	if err := syncAll(j.Files); err != nil {
+		return nil, err
+	}
+	if err := j.Send(nil); err != nil {
+		return nil, err
+	}
+	record, err := j.Receive(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFiles(record)
+	w := &window{paths: req.Paths, mounts: j.Files, next: -1}
+	limit := time.AfterFunc(req.Limit, w.expire)
+	defer limit.Stop()
+	hangs := time.AfterFunc(req.Limit+grace, func() {
+		if i := w.current(); i >= 0 {
+			j.Send(freezeState{i})
+		}
+	})
+	defer hangs.Stop()
+	defer context.AfterFunc(j.Context, w.expire)()
+	if err := w.freeze(); err != nil {
+		w.thawForGood(w.thaw())
+		return nil, err
+	}
+	if err := j.Send(freezeState{-1}); err == nil {
+		j.Receive(nil) // the order to thaw; an error is the driver's end
+	}
+	outcome, left := w.thaw()
+	j.Send(outcome)
+	w.thawForGood(outcome, left)
+	return nil, nil
+}
+
+// syncAll writes filesystems out, given a directory of each.
+func syncAll(dirs []*os.File) error {
+	for _, d := range dirs {
+		if err := unix.Syncfs(int(d.Fd())); err != nil { // the kernel reports an error once
+			return &fs.PathError{Op: "syncfs", Path: d.Name(), Err: err}
+		}
+	}
+	return nil
+}
+
+// window is the time in which filesystems are frozen.
+type window struct {
+	paths  []string // of the images, for messages
+	mounts []*os.File
+
+	mu     sync.Mutex
+	next   int   // index of the filesystem that is being frozen, or -1
+	frozen []int // indices of the filesystems that are frozen
+	over   bool  // nothing more is frozen
+	late   bool
+	early  []string
+}
+
+// freeze freezes the filesystems one after the other. After an error the caller thaws.
+func (w *window) freeze() error {
+	for i, m := range w.mounts {
+		if !w.begin(i) {
+			return fmt.Errorf("%w: the limit has passed before %s was frozen", ErrThawed, w.paths[i])
+		}
+		err := fsIoctl(m, freezeFS)
+		w.end(i, err == nil)
+		if errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("%w: another process has frozen %s, or is about to", ErrBusy, w.paths[i])
+		}
+		if err != nil {
+			return fmt.Errorf("FIFREEZE of %s: %w", w.paths[i], err)
+		}
+	}
+	return nil
+}
+
+// begin notes which filesystem is being frozen. It reports false if the window is over.
+func (w *window) begin(i int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return false
+	}
+	w.next = i
+	return true
+}
+
+// end notes that FIFREEZE has returned. If the window is over, end thaws at once.
+func (w *window) end(i int, frozen bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.next = -1
+	if !frozen {
+		return
+	}
+	w.frozen = append(w.frozen, i)
+	if w.over {
+		w.thawLocked()
+	}
+}
+
+// expire ends the window because the limit has passed, or the driver has died.
+func (w *window) expire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.over, w.late = true, true
+		w.thawLocked()
+	}
+}
+
+// current returns the index of the filesystem that is being frozen, or -1.
+func (w *window) current() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.next
+}
+
+// thaw ends the window. left are the indices of filesystems that could not be thawed.
+func (w *window) thaw() (outcome thawed, left []int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	stuck := w.thawLocked()
+	return thawed{Late: w.late, Early: w.early, Stuck: stuck}, w.frozen
+}
+
+// thawLocked thaws what is frozen, all at once, because the image of one filesystem may be in
+// another. It returns the errors of those that it could not thaw, which stay in frozen.
+func (w *window) thawLocked() (stuck []string) {
+	var left []int
+	mounts := make([]*os.File, len(w.frozen))
+	for i, n := range w.frozen {
+		mounts[i] = w.mounts[n]
+	}
+	for i, err := range thawAll(mounts) {
+		n := w.frozen[i]
+		switch {
+		case errors.Is(err, unix.EINVAL):
+			w.early = append(w.early, w.paths[n])
+		case err != nil:
+			left = append(left, n)
+			stuck = append(stuck, fmt.Sprintf("%s: FITHAW: %v", w.paths[n], err))
+		}
+	}
+	w.frozen = left
+	return stuck
+}
+
+// retryThaw is the time between two attempts to thaw.
+const retryThaw = 100 * time.Millisecond
+
+// thawForGood repeats thaw until nothing is frozen.
+func (w *window) thawForGood(_ thawed, left []int) {
+	for len(left) > 0 {
+		time.Sleep(retryThaw)
+		_, left = w.thaw()
+	}
+}
+
+// thawAll thaws filesystems, and returns an error for each: unix.EINVAL if it is not frozen.
+func thawAll(mounts []*os.File) []error {
+	errs := make([]error, len(mounts))
+	var wg sync.WaitGroup
+	for i, m := range mounts {
+		wg.Go(func() { errs[i] = fsIoctl(m, thawFS) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// syncTask writes a filesystem, or a device, out. The kernel lets no signal end that.
+var syncTask = helper.Task{Name: "sync", Run: func(j *helper.Job) (any, error) {
+	for _, f := range j.Files {
+		info, err := f.Stat()
+		if err != nil {
+			return nil, err
+		}
+		if info.IsDir() {
+			err = syncAll([]*os.File{f})
+		} else {
+			err = f.Sync()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}}
+
+// thawTask thaws the filesystems of its files until none is frozen.
+var thawTask = helper.Task{Name: "thaw", Outlives: true, Run: func(j *helper.Job) (any, error) {
+	for i, err := range thawAll(j.Files) {
+		if err != nil && !errors.Is(err, unix.EINVAL) {
+			return nil, &fs.PathError{Op: "FITHAW", Path: j.Files[i].Name(), Err: err}
+		}
+	}
+	return nil, nil
+}}

@@ -1,0 +1,63 @@
+package mounter
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// stalls are the images on which a system call hangs, in a helper that was given up. Its zero
+// value is empty.
+type stalls struct {
+	mu      sync.Mutex
+	byImage map[backing][]*stall
+}
+
+type stall struct {
+	path  string // of the image
+	why   string
+	since time.Time
+}
+
+func (s *stall) String() string {
+	return fmt.Sprintf("%s (since %s)", s.why, s.since.UTC().Format(time.RFC3339))
+}
+
+// add notes that something hangs on an image until done is called.
+func (s *stalls) add(image frozen, why string) (done func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byImage == nil {
+		s.byImage = map[backing][]*stall{}
+	}
+	b, one := image.backing(), &stall{path: image.Path, why: why, since: time.Now()}
+	s.byImage[b] = append(s.byImage[b], one)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.byImage[b] = slices.DeleteFunc(s.byImage[b], func(other *stall) bool { return other == one })
+		if len(s.byImage[b]) == 0 {
+			delete(s.byImage, b)
+		}
+	}
+}
+
+// check returns ErrStalled if something hangs on an image.
+func (s *stalls) check(b backing) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if all := s.byImage[b]; len(all) > 0 {
+		return fmt.Errorf("%w: %s: %s", ErrStalled, all[0].path, all[0])
+	}
+	return nil
+}
+
+// failures adds the images that hang to all, by their paths.
+func (s *stalls) failures(all map[string]Failure) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, hanging := range s.byImage {
+		all[hanging[0].path] = Failure{Stalled, hanging[0].String()}
+	}
+}
