@@ -32,9 +32,12 @@ var kubernetes = []string{
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
+	"internal/beneath":               {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
 	"internal/crashpoint":            {nil, logging},
+	"internal/guard":                 {nil, logging},
 	"internal/manifests":             {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":             {nil, logging},
+	"internal/regular":               {nil, logging},
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
