@@ -31,6 +31,19 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	return regular.Read(file, limit)
 }
 
+// Check describes what is called name, which must have the type want: fs.ModeDir, or 0 for a regular file.
+// Errors: fs.ErrNotExist, ErrType.
+func (d *Dir) Check(name string, want fs.FileMode) (fs.FileInfo, error) {
+	info, err := d.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := regular.Check(info.Mode(), want); err != nil {
+		return nil, &fs.PathError{Op: "check", Path: d.join(name), Err: err}
+	}
+	return info, nil
+}
+
 // Names returns the names in the directory called name, in no order.
 func (d *Dir) Names(name string) ([]string, error) {
 	dir, err := d.OpenDirFile(name)
