@@ -32,12 +32,15 @@ var kubernetes = []string{
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
+	"internal/beneath":               {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
 	"internal/crashpoint":            {nil, logging},
 	"internal/fair":                  {nil, append([]string{"os/exec"}, logging...)},
 	"internal/helper":                {[]string{"golang.org/x/sys"}, logging},
 	"internal/hang":                  {[]string{"golang.org/x/sys"}, logging},
+	"internal/guard":                 {nil, logging},
 	"internal/manifests":             {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":             {nil, logging},
+	"internal/regular":               {nil, logging},
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
@@ -48,8 +51,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/internal/copier":    {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/extents":   {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/quota":     {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/record":    {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/crashpoint"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/record":    {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
 	"pkg/peer":                       {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
 	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials"}, append([]string{"os/exec"}, logging...)},
 	"pkg/orphans":                    {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},

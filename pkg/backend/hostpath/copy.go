@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
@@ -64,7 +65,7 @@ type copied struct {
 
 // run copies the data of c.from, which is made of what content says, to the directory half, durably but for its entry
 // there.
-func (c copying) run(ctx context.Context, what content, half *os.Root) (copied, error) {
+func (c copying) run(ctx context.Context, what content, half *beneath.Dir) (copied, error) {
 	if what.Kind == image {
 		c.raw = what.FSType == ""
 		return c.image(ctx, half)
@@ -73,7 +74,7 @@ func (c copying) run(ctx context.Context, what content, half *os.Root) (copied, 
 }
 
 // tree copies a directory, for a snapshot: a subvolume at one moment, others file by file.
-func (c copying) tree(ctx context.Context, what content, half *os.Root) (got copied, err error) {
+func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got copied, err error) {
 	if c.store.subvolumes() {
 		c.me.cut = time.Now()
 		err = c.store.subvolumeOf(c.from, half, true)
@@ -87,7 +88,7 @@ func (c copying) tree(ctx context.Context, what content, half *os.Root) (got cop
 	if err := half.Mkdir(dataDir, 0o700); err != nil {
 		return got, err
 	}
-	dst, err := half.Open(dataDir)
+	dst, err := half.OpenDirFile(dataDir)
 	if err != nil {
 		return got, err
 	}
@@ -96,8 +97,8 @@ func (c copying) tree(ctx context.Context, what content, half *os.Root) (got cop
 }
 
 // image copies an image in a moment where the disk can.
-func (c copying) image(ctx context.Context, half *os.Root) (got copied, err error) {
-	src, err := c.store.root.Open(path.Join(c.from, imageFile))
+func (c copying) image(ctx context.Context, half *beneath.Dir) (got copied, err error) {
+	src, err := c.store.root.OpenFile(path.Join(c.from, imageFile), os.O_RDONLY, 0)
 	if err != nil {
 		return got, missing(err)
 	}
@@ -216,7 +217,7 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 }
 
 // path is the absolute path of the image.
-func (c copying) path() string { return filepath.Join(c.store.path, c.from, imageFile) }
+func (c copying) path() string { return filepath.Join(c.store.real, c.from, imageFile) }
 
 // missing says that data is gone which a record says is there.
 func missing(err error) error {

@@ -9,14 +9,16 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
 // lockFile is not used here: the directory itself is locked.
 const lockFile = ""
 
 // lockRoot locks the root for this process until the returned file is closed or the process dies.
-func lockRoot(root *os.Root) (*os.File, error) {
-	dir, err := root.Open(".")
+func lockRoot(root *beneath.Dir) (*os.File, error) {
+	dir, err := root.OpenDirFile(".")
 	if err != nil {
 		return nil, err
 	}

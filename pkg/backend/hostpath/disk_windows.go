@@ -6,13 +6,15 @@ import (
 	"os"
 
 	"golang.org/x/sys/windows"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
 // lockFile is what lockRoot locks: Windows has no locks on directories.
 const lockFile = "lock"
 
 // lockRoot locks the root for this process until the returned file is closed or the process dies.
-func lockRoot(root *os.Root) (*os.File, error) {
+func lockRoot(root *beneath.Dir) (*os.File, error) {
 	f, err := root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err

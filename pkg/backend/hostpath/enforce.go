@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
@@ -30,7 +31,7 @@ const contextPromised = "promised"
 // mechanism returns by what directories can be held to their sizes. With quota.ErrNotEnforced they can't be, and why
 // says what a person can do; the kind may be that of a subvolume all the same.
 func (s *store) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
-	root, err := s.root.Open(".")
+	root, err := s.root.OpenDirFile(".")
 	if err != nil {
 		return m, err
 	}
@@ -44,7 +45,7 @@ func (s *store) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
 
 // canSubvolume finds out whether subvolumes can be made and removed below the root: not by everybody on every btrfs.
 func (s *store) canSubvolume() (bool, error) {
-	staging, err := s.root.Open(stagingDir)
+	staging, err := s.root.OpenDirFile(stagingDir)
 	if err != nil {
 		return false, err
 	}
@@ -100,7 +101,7 @@ func (s *store) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, e
 
 // makeDirectory makes the directory of a volume in half, held to its size if that is what v wants and what can be. It
 // is empty, or holds what fill puts into it, if that isn't nil.
-func (b *Backend) makeDirectory(ctx context.Context, s *store, half *os.Root, v *volume, fill func(dir *os.File) error) error {
+func (b *Backend) makeDirectory(ctx context.Context, s *store, half *beneath.Dir, v *volume, fill func(dir *os.File) error) error {
 	m, why, err := s.admit(ctx, v)
 	if err != nil {
 		return err
@@ -116,7 +117,7 @@ func (b *Backend) makeDirectory(ctx context.Context, s *store, half *os.Root, v 
 		return err
 	}
 	if fill != nil {
-		dir, err := half.Open(dataDir)
+		dir, err := half.OpenDirFile(dataDir)
 		if err != nil {
 			return err
 		}
@@ -129,8 +130,8 @@ func (b *Backend) makeDirectory(ctx context.Context, s *store, half *os.Root, v 
 }
 
 // makeMarked makes the directory so that it can be held to a size.
-func (b *Backend) makeMarked(m quota.Mechanism, half *os.Root, v *volume) error {
-	parent, err := half.Open(".")
+func (b *Backend) makeMarked(m quota.Mechanism, half *beneath.Dir, v *volume) error {
+	parent, err := half.OpenDirFile(".")
 	if err != nil {
 		return err
 	}
@@ -141,12 +142,12 @@ func (b *Backend) makeMarked(m quota.Mechanism, half *os.Root, v *volume) error 
 }
 
 // hold gives the directory of v, in dir, the limit that it is to have; why says why there can be none.
-func (b *Backend) hold(dir *os.Root, v *volume, why error) error {
+func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	v.Enforced = why == nil && v.Mark != nil && v.set(enforceKey) != off
 	if !v.Enforced {
 		return nil
 	}
-	data, err := dir.Open(dataDir)
+	data, err := dir.OpenDirFile(dataDir)
 	if err != nil {
 		return err
 	}
@@ -157,13 +158,13 @@ func (b *Backend) hold(dir *os.Root, v *volume, why error) error {
 
 // subvolumeOf makes the data of a volume or snapshot, in a directory below the root, the data in half, at one moment.
 // Errors: errors.ErrUnsupported if it is no subvolume.
-func (s *store) subvolumeOf(from string, half *os.Root, readOnly bool) error {
-	src, err := s.root.Open(path.Join(from, dataDir))
+func (s *store) subvolumeOf(from string, half *beneath.Dir, readOnly bool) error {
+	src, err := s.root.OpenDirFile(path.Join(from, dataDir))
 	if err != nil {
 		return missing(err)
 	}
 	defer src.Close()
-	parent, err := half.Open(".")
+	parent, err := half.OpenDirFile(".")
 	if err != nil {
 		return err
 	}
@@ -177,11 +178,11 @@ func (s *store) subvolumeOf(from string, half *os.Root, readOnly bool) error {
 
 // heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
 // counts that, and with simple quotas, which count what is shared elsewhere, it is the size of what it was made of.
-func (s *store) heldBy(ctx context.Context, half *os.Root, what content) (int64, error) {
+func (s *store) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
 	if m, why := s.mechanism(ctx); why != nil || m.Simple {
 		return what.Size, nil
 	}
-	data, err := half.Open(dataDir)
+	data, err := half.OpenDirFile(dataDir)
 	if err != nil {
 		return 0, err
 	}
@@ -194,7 +195,7 @@ func (s *store) heldBy(ctx context.Context, half *os.Root, what content) (int64,
 }
 
 // restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
-func (c copying) restoreDirectory(ctx context.Context, half *os.Root, v *volume) error {
+func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *volume) error {
 	if c.store.subvolumes() {
 		_, why, err := c.store.admit(ctx, v)
 		if err != nil {
@@ -223,7 +224,7 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 	}
 	defer leave()
 	c.me.cut = time.Now()
-	src, err := c.store.root.Open(path.Join(c.from, dataDir))
+	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
 	if err != nil {
 		return got, missing(err)
 	}
@@ -244,7 +245,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
 	if why == nil && v.Mark == nil {
 		why = errors.New("the volume was made without")
 	}
-	dir, err := s.root.OpenRoot(path.Dir(s.dataName(v)))
+	dir, err := s.root.OpenDir(path.Dir(s.dataName(v)))
 	if err != nil {
 		return err
 	}
@@ -280,7 +281,7 @@ func (b *Backend) raise(ctx context.Context, s *store, v *volume) error {
 
 // limit gives the directory of v a limit, or none if size is 0.
 func (s *store) limit(v *volume, size int64) error {
-	data, err := s.root.Open(s.dataName(v))
+	data, err := s.root.OpenDirFile(s.dataName(v))
 	if err != nil {
 		return err
 	}
@@ -332,7 +333,7 @@ func (b *Backend) heal(ctx context.Context, s *store) {
 			b.again(s, v)
 		}
 	}
-	if root, err := s.root.Open("."); err == nil {
+	if root, err := s.root.OpenDirFile("."); err == nil {
 		defer root.Close()
 		_ = quota.Sweep(root) // it is for tidiness only
 	}
@@ -349,7 +350,7 @@ func (b *Backend) again(s *store, v *volume) {
 }
 
 func (s *store) look(v *volume) (quota.Usage, error) {
-	data, err := s.root.Open(s.dataName(v))
+	data, err := s.root.OpenDirFile(s.dataName(v))
 	if err != nil {
 		return quota.Usage{}, err
 	}
@@ -388,7 +389,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 // discardData takes from the data in an entry of the trash, or of staging/, what holds it, so that it can be removed.
 // taken reports whether a volume has a project.
 func discardData(s *store, entry string, taken func(uint32) bool) error {
-	dir, err := s.root.Open(entry)
+	dir, err := s.root.OpenDirFile(entry)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

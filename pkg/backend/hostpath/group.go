@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
@@ -241,8 +241,8 @@ func (t *taking) open(v *volume) error {
 		return err
 	}
 	t.group.Members, t.snapshots = append(t.group.Members, m), append(t.snapshots, n)
-	t.images = append(t.images, filepath.Join(t.store.path, volumesDir, v.ID, imageFile))
-	src, err := t.store.root.Open(path.Join(volumesDir, v.ID, imageFile))
+	t.images = append(t.images, t.store.dataPath(v))
+	src, err := t.store.root.OpenFile(path.Join(volumesDir, v.ID, imageFile), os.O_RDONLY, 0)
 	if err != nil {
 		return missing(err)
 	}
@@ -306,12 +306,12 @@ func (t *taking) record() error {
 			return err
 		}
 	}
-	return errors.Join(t.close(), record.SyncDir(t.store.root, stagingDir))
+	return errors.Join(t.close(), t.store.root.Sync(stagingDir))
 }
 
 // recordMember writes the record of a member that is in staging/.
 func (s *store) recordMember(half string, n *snapshot) error {
-	dir, err := s.root.OpenRoot(half)
+	dir, err := s.root.OpenDir(half)
 	if err != nil {
 		return err
 	}
@@ -319,20 +319,20 @@ func (s *store) recordMember(half string, n *snapshot) error {
 	if err := snapshotFormat.Create(dir, recordFile, n); err != nil {
 		return err
 	}
-	return record.SyncDir(dir, ".")
+	return dir.Sync(".")
 }
 
 // commit makes the group: with its record, all of its members are there.
 func (t *taking) commit(ctx context.Context) error {
 	slices.SortFunc(t.group.Members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
-	err := t.store.place(ctx, groupsDir, t.group.ID, func(half *os.Root) error {
+	err := t.store.place(ctx, groupsDir, t.group.ID, func(half *beneath.Dir) error {
 		return t.group.format().Create(half, recordFile, t.group)
 	})
 	if err != nil {
 		return err
 	}
 	crashpoint.Reached("group:committed")
-	if err := errors.Join(t.store.finish(t.group), record.SyncDir(t.store.root, snapshotsDir)); err != nil {
+	if err := errors.Join(t.store.finish(t.group), t.store.root.Sync(snapshotsDir)); err != nil {
 		return fmt.Errorf("%w: %w", errHalf, err)
 	}
 	crashpoint.Reached("group:finished")

@@ -15,7 +15,8 @@
 // The records are read once, at start, into an index; what a call costs doesn't grow with the number of volumes, but
 // for the lists.
 //
-// Everything below the root is reached through os.Root. What is in data/ belongs to strangers and is never followed.
+// Every path below the root is resolved by package beneath, which follows no link. The content of data/ belongs to
+// tenants and is never followed either.
 package hostpath
 
 import (
@@ -30,8 +31,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -111,8 +112,9 @@ var (
 
 // store is an open root.
 type store struct {
-	path    string // of the root
-	root    *os.Root
+	path    string // of the root, as it was configured: for messages
+	real    string // the same without links, for the Mounter, which follows none
+	root    *beneath.Dir
 	info    fs.FileInfo // of the root
 	lock    *os.File
 	whole   bool // the root is the top of a filesystem, all of which is ours
@@ -218,15 +220,22 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 // directories. It never makes the root itself: where a data disk isn't mounted, that would hide it.
 func openStore(cfg Config) (_ *store, err error) {
 	s := &store{path: cfg.Root, format: cfg.Format}
-	if s.root, err = os.OpenRoot(cfg.Root); err != nil {
+	if s.root, err = beneath.Open(cfg.Root); err != nil {
 		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
 	}
+	opened := false
 	defer func() {
-		if err != nil {
+		if !opened { // also after a panic: the next try needs the lock
 			s.close()
 		}
 	}()
-	if s.info, err = s.root.Stat("."); err != nil {
+	if s.info, err = s.root.Stat(); err != nil {
+		return nil, err
+	}
+	if s.real, err = filepath.EvalSymlinks(cfg.Root); err != nil {
+		return nil, err
+	}
+	if err = s.inPlace(); err != nil {
 		return nil, err
 	}
 	if s.lock, err = lockRoot(s.root); err != nil {
@@ -240,7 +249,7 @@ func openStore(cfg Config) (_ *store, err error) {
 			return nil, err
 		}
 	}
-	if err = record.SyncDir(s.root, "."); err != nil {
+	if err = s.root.Sync("."); err != nil {
 		return nil, err
 	}
 	// Where it can't be told whose the filesystem is, it isn't ours: then less room is offered, never more.
@@ -253,6 +262,7 @@ func openStore(cfg Config) (_ *store, err error) {
 	}
 	s.reflinks()
 	s.subvolumes()
+	opened = true
 	return s, nil
 }
 
@@ -264,15 +274,21 @@ func (s *store) close() error {
 	return err
 }
 
-// inPlace returns an error if the root's path leads to another directory than the one that is open: its disk was
-// unmounted, or another one was mounted over it.
+// inPlace returns an error if a path of the root leads to another directory than the one that is open: its disk was
+// unmounted, another one was mounted over it, or a link in the path was changed.
 func (s *store) inPlace() error {
-	info, err := os.Stat(s.path)
-	if err != nil {
-		return fmt.Errorf("%w: the root: %w", backend.ErrUnavailable, err)
+	paths := []string{s.path}
+	if s.real != s.path {
+		paths = append(paths, s.real)
 	}
-	if !os.SameFile(info, s.info) {
-		return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver", backend.ErrUnavailable, s.path)
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			return fmt.Errorf("%w: the root: %w", backend.ErrUnavailable, err)
+		}
+		if !os.SameFile(info, s.info) {
+			return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver", backend.ErrUnavailable, path)
+		}
 	}
 	return nil
 }
@@ -293,15 +309,30 @@ func (s *store) writable() error {
 	return fmt.Errorf("the root %s can't be written to: %w", s.path, err)
 }
 
-// dataPath returns the absolute path of what a pod sees of the volume.
-func (s *store) dataPath(v *volume) string { return filepath.Join(s.path, s.dataName(v)) }
+// dataPath returns the absolute path of the volume's data, without links: the source of its mounts.
+func (s *store) dataPath(v *volume) string {
+	return filepath.Join(s.real, filepath.FromSlash(s.dataName(v)))
+}
 
-// dataName is the same, below the root.
-func (s *store) dataName(v *volume) string {
+// dataName returns the path of the volume's data below the root.
+func (s *store) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
+
+// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in its place, a link
+// for example.
+func (s *store) data(v *volume) (fs.FileInfo, error) {
+	want := fs.ModeDir
 	if v.Kind == image {
-		return filepath.Join(volumesDir, v.ID, imageFile)
+		want = 0
 	}
-	return filepath.Join(volumesDir, v.ID, dataDir)
+	return s.root.Check(s.dataName(v), want)
+}
+
+// dataFile returns the name of the data of a volume or snapshot in its directory.
+func (c *content) dataFile() string {
+	if c.Kind == image {
+		return imageFile
+	}
+	return dataDir
 }
 
 // counters are what Metrics reports beside what is in the index.

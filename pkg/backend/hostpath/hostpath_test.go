@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -405,7 +406,7 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	w.open().Close()
 	unmounted := 0
 	unmount := func() (id string) {
-		root, err := os.OpenRoot(w.cfg.Root)
+		root, err := beneath.Open(w.cfg.Root)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 )
@@ -33,8 +33,8 @@ type identity struct {
 
 // identify makes sure that root is the one that was served before, or that there was none before. With cfg.Adopt it
 // makes it so.
-func identify(root *os.Root, cfg Config) error {
-	memory, err := os.OpenRoot(filepath.Dir(cfg.Seen))
+func identify(root *beneath.Dir, cfg Config) error {
+	memory, err := beneath.Open(filepath.Dir(cfg.Seen))
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func identify(root *os.Root, cfg Config) error {
 }
 
 // compare returns why a person should look before root is served.
-func compare(root *os.Root, has, seen *identity, cfg Config) error {
+func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 	switch {
 	case has == nil && seen != nil:
 		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, identityFile, seen.UUID)
@@ -95,21 +95,21 @@ func compare(root *os.Root, has, seen *identity, cfg Config) error {
 }
 
 // unused returns an error if something other than a fresh filesystem leaves, or an interrupted first start, is in root.
-func unused(root *os.Root, name string) error {
-	entries, err := fs.ReadDir(root.FS(), ".")
+func unused(root *beneath.Dir, name string) error {
+	names, err := root.Names(".")
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if e.Name() != "lost+found" && e.Name() != identityFile+".new" && e.Name() != lockFile {
-			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, identityFile, e.Name())
+	for _, n := range slices.Sorted(slices.Values(names)) {
+		if n != "lost+found" && n != identityFile+".new" && n != lockFile {
+			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, identityFile, n)
 		}
 	}
 	return nil
 }
 
 // readIdentity returns nil if there is no such file.
-func readIdentity(dir *os.Root, name string) (*identity, error) {
+func readIdentity(dir *beneath.Dir, name string) (*identity, error) {
 	var i identity
 	switch err := identityFormat.Read(dir, name, &i); {
 	case errors.Is(err, fs.ErrNotExist):

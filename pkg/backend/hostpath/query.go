@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -156,14 +157,14 @@ func (s *store) diagnose(id string, v *volume, err error, failing map[string]mou
 	case err != nil:
 		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, filepath.Join(s.path, volumesDir, id))
 	}
-	info, err := s.root.Lstat(s.dataName(v))
+	info, err := s.data(v)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return one(backend.DataLoss, "DataMissing", "%s is gone: restore it from a backup", s.dataPath(v))
+	case errors.Is(err, beneath.ErrType):
+		return one(backend.DataLoss, "DataMissing", "something else is in the place of the data: %v: move the data back there, or restore it from a backup", err)
 	case err != nil:
 		return one(backend.Inaccessible, "DataUnreadable", "%v", err)
-	case info.IsDir() != (v.Kind == directory):
-		return one(backend.DataLoss, "DataMissing", "%s is no %s: restore it from a backup", s.dataPath(v), v.Kind)
 	case v.Kind == image && info.Size() < v.Size:
 		return one(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -95,7 +96,7 @@ func (c copying) makeVolume(ctx context.Context, source content, v *volume) erro
 	defer c.busy()()
 	defer c.wakeTrash()
 	return c.keep(c.store, v, func() error {
-		return c.store.place(ctx, volumesDir, v.ID, func(half *os.Root) error {
+		return c.store.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error {
 			if err := c.restore(ctx, source, half, v); err != nil {
 				return err
 			}
@@ -105,7 +106,7 @@ func (c copying) makeVolume(ctx context.Context, source content, v *volume) erro
 }
 
 // restore makes the data of v, in half.
-func (c copying) restore(ctx context.Context, source content, half *os.Root, v *volume) error {
+func (c copying) restore(ctx context.Context, source content, half *beneath.Dir, v *volume) error {
 	if v.Kind == directory {
 		return c.restoreDirectory(ctx, half, v)
 	}
@@ -118,7 +119,7 @@ func (c copying) restore(ctx context.Context, source content, half *os.Root, v *
 
 // adapt makes the copy of an image what v is to be: as large as that, and if it is mounted one day, a filesystem that
 // can be mounted beside the one that it was copied from. The filesystem grows when it is mounted.
-func (c copying) adapt(ctx context.Context, half *os.Root, v *volume, got copied) (err error) {
+func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got copied) (err error) {
 	if got.size > v.Size {
 		return fmt.Errorf("%w: the source has grown to %d bytes meanwhile", backend.ErrBusy, got.size)
 	}

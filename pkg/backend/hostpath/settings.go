@@ -181,7 +181,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 
 // rewrite makes the record of what is in a directory below the root what thing says.
 func (s *store) rewrite(name string, format record.Format, thing any) error {
-	dir, err := s.root.OpenRoot(name)
+	dir, err := s.root.OpenDir(name)
 	if err != nil {
 		return err
 	}

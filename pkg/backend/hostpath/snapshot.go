@@ -8,6 +8,7 @@ import (
 	"path"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
@@ -113,7 +114,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *w
 		return err
 	}
 	n.content = v.content
-	err = s.place(ctx, snapshotsDir, n.ID, func(half *os.Root) error {
+	err = s.place(ctx, snapshotsDir, n.ID, func(half *beneath.Dir) error {
 		got, err := c.run(ctx, n.content, half)
 		if err != nil {
 			return err
@@ -147,7 +148,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *w
 func (c copying) estimate(v *volume) (held int64) {
 	switch {
 	case v.Kind == image:
-		if src, err := c.store.root.Open(c.store.dataName(v)); err == nil {
+		if src, err := c.store.root.OpenFile(c.store.dataName(v), os.O_RDONLY, 0); err == nil {
 			defer src.Close()
 			held, _ = copier.Held(src)
 		}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -34,13 +35,13 @@ func (b *Backend) load(s *store) error {
 	for _, g := range groups {
 		err := s.finish(g)
 		if g.Settled { // as below: its record was renamed, too
-			err = errors.Join(err, record.SyncDir(s.root, path.Join(groupsDir, g.ID)))
+			err = errors.Join(err, s.root.Sync(path.Join(groupsDir, g.ID)))
 		}
 		if err != nil {
 			return fmt.Errorf("group %s: %w", g.ID, err)
 		}
 	}
-	half, err := s.list(stagingDir)
+	half, err := s.root.Names(stagingDir)
 	if err != nil {
 		return err
 	}
@@ -66,7 +67,7 @@ func (b *Backend) load(s *store) error {
 	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
 	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
 	for _, dir := range []string{volumesDir, snapshotsDir, groupsDir, trashDir} {
-		if err := record.SyncDir(s.root, dir); err != nil {
+		if err := s.root.Sync(dir); err != nil {
 			return err
 		}
 	}
@@ -80,11 +81,11 @@ func (s *store) measure(v *volume) {
 	if v.Kind != image {
 		return
 	}
-	info, err := s.root.Lstat(s.dataName(v))
-	if err != nil || !info.Mode().IsRegular() || info.Size() <= v.Size {
+	info, err := s.data(v)
+	if err != nil || info.Size() <= v.Size {
 		return
 	}
-	file, err := s.root.Open(s.dataName(v))
+	file, err := s.root.OpenFile(s.dataName(v), os.O_RDONLY, 0)
 	if err != nil {
 		return
 	}
@@ -126,7 +127,7 @@ func (b *Backend) sweepMembers(s *store, all []*snapshot) (left []*snapshot, err
 // readRecords reads the records of all things in one of the root's directories. check returns what is wrong with one,
 // if its directory has a name. broken are those that can't be used, by that name.
 func readRecords[T any](s *store, in string, format record.Format, check func(*T, string) error) (things []*T, broken map[string]error, err error) {
-	names, err := s.list(in)
+	names, err := s.root.Names(in)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -134,7 +135,7 @@ func readRecords[T any](s *store, in string, format record.Format, check func(*T
 		_, err := volumeid.Parse(name)
 		return err != nil
 	})
-	dir, err := s.root.OpenRoot(in)
+	dir, err := s.root.OpenDir(in)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,22 +171,12 @@ func readRecords[T any](s *store, in string, format record.Format, check func(*T
 }
 
 // readRecord reads the record of the thing called name in dir.
-func readRecord(dir *os.Root, name string, format record.Format, thing any) error {
+func readRecord(dir *beneath.Dir, name string, format record.Format, thing any) error {
 	err := format.Read(dir, path.Join(name, recordFile), thing)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: there is none", record.ErrDamaged)
 	}
 	return err
-}
-
-// list returns the names in one of the root's directories.
-func (s *store) list(name string) ([]string, error) {
-	dir, err := s.root.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	return dir.Readdirnames(-1)
 }
 
 // emptyTrash removes what is in the trash, whenever there is something, until ctx is done. It is one goroutine that
@@ -223,7 +214,7 @@ func (b *Backend) wakeTrash() {
 
 // emptyOnce tries each entry of the trash once.
 func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
-	names, err := s.list(trashDir)
+	names, err := s.root.Names(trashDir)
 	b.count.trashed.Store(int64(len(names)))
 	if err != nil || len(names) == 0 {
 		return err
@@ -233,7 +224,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 		return err
 	}
 	names, failed := b.unmounted(ctx, s, names)
-	trash, err := s.root.Open(trashDir)
+	trash, err := s.root.OpenDirFile(trashDir)
 	if err != nil {
 		return err
 	}
@@ -251,7 +242,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 		}
 		b.count.trashed.Add(-1)
 	}
-	if left, err := s.list(trashDir); failed == nil && err == nil && len(left) > 0 {
+	if left, err := s.root.Names(trashDir); failed == nil && err == nil && len(left) > 0 {
 		b.wakeTrash() // deep trees come back in pieces; see removeTree
 	}
 	return failed
@@ -259,7 +250,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 
 // unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
 func (b *Backend) unmounted(ctx context.Context, s *store, names []string) (free []string, err error) {
-	trash := filepath.Join(s.path, trashDir)
+	trash := filepath.Join(s.real, trashDir)
 	users, err := b.cfg.Users(trash)
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
@@ -172,7 +173,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	v.Created = now()
 	defer b.busy()()
 	err = b.keep(s, v, func() error {
-		return s.place(ctx, volumesDir, v.ID, func(half *os.Root) error { return b.fill(ctx, s, half, v) })
+		return s.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.fill(ctx, s, half, v) })
 	})
 	return v.public(), err
 }
@@ -210,7 +211,7 @@ var errHalf = fmt.Errorf("%w: restart the driver", backend.ErrUnavailable)
 
 // place makes the directory called id in dir: fill puts into it, durably, what it is to hold. After an error there is
 // nothing of it, unless that is errHalf.
-func (s *store) place(ctx context.Context, dir, id string, fill func(half *os.Root) error) error {
+func (s *store) place(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
 	half, err := s.prepare(ctx, id, fill)
 	if err != nil {
 		return err
@@ -220,7 +221,7 @@ func (s *store) place(ctx context.Context, dir, id string, fill func(half *os.Ro
 		return errors.Join(err, s.discard(half))
 	}
 	crashpoint.Reached("create:renamed")
-	if err := record.SyncDir(s.root, dir); err != nil {
+	if err := s.root.Sync(dir); err != nil {
 		if undo := s.root.Rename(final, half); undo != nil { // the next start finds it, whole
 			return fmt.Errorf("%w: %w", errHalf, errors.Join(err, undo))
 		}
@@ -231,7 +232,7 @@ func (s *store) place(ctx context.Context, dir, id string, fill func(half *os.Ro
 }
 
 // prepare makes what fill puts into a new directory in staging/, durably but for its entry there, and returns its name.
-func (s *store) prepare(ctx context.Context, id string, fill func(half *os.Root) error) (half string, err error) {
+func (s *store) prepare(ctx context.Context, id string, fill func(half *beneath.Dir) error) (half string, err error) {
 	half = path.Join(stagingDir, id+"-"+random())
 	if err := s.root.Mkdir(half, 0o700); err != nil {
 		return "", err
@@ -244,8 +245,8 @@ func (s *store) prepare(ctx context.Context, id string, fill func(half *os.Root)
 }
 
 // filled calls fill. It leaves nothing open: Windows renames no open directory.
-func (s *store) filled(half string, fill func(half *os.Root) error) error {
-	dir, err := s.root.OpenRoot(half)
+func (s *store) filled(half string, fill func(half *beneath.Dir) error) error {
+	dir, err := s.root.OpenDir(half)
 	if err != nil {
 		return err
 	}
@@ -254,11 +255,11 @@ func (s *store) filled(half string, fill func(half *os.Root) error) error {
 		return err
 	}
 	crashpoint.Reached("create:recorded")
-	return record.SyncDir(dir, ".")
+	return dir.Sync(".")
 }
 
 // fill makes the content of a new and empty volume, and its record.
-func (b *Backend) fill(ctx context.Context, s *store, half *os.Root, v *volume) error {
+func (b *Backend) fill(ctx context.Context, s *store, half *beneath.Dir, v *volume) error {
 	err := error(nil)
 	if v.Kind == image {
 		err = s.makeImage(ctx, half, v)
@@ -274,7 +275,7 @@ func (b *Backend) fill(ctx context.Context, s *store, half *os.Root, v *volume) 
 // makeImage makes a file of the volume's size, with holes for what nobody has written, and a filesystem in it. Here,
 // where nobody has written to it yet, is the only place where that is done: what looks blank later may be a filesystem
 // on a disk that can't be read.
-func (s *store) makeImage(ctx context.Context, dir *os.Root, v *volume) (err error) {
+func (s *store) makeImage(ctx context.Context, dir *beneath.Dir, v *volume) (err error) {
 	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -380,7 +381,7 @@ func (b *Backend) trash(s *store, name string) error {
 	}
 	crashpoint.Reached("delete:renamed")
 	// One fsync of the new parent makes a rename durable on ext4, xfs and btrfs.
-	if err := record.SyncDir(s.root, trashDir); err != nil {
+	if err := s.root.Sync(trashDir); err != nil {
 		return err
 	}
 	crashpoint.Reached("delete:durable")
@@ -406,7 +407,8 @@ func (b *Backend) unused(s *store, v *volume) error {
 	return nil
 }
 
-// Mount returns the volume's directory, its filesystem or its device.
+// Mount returns the volume's directory, its filesystem or its device. It looks whether that is still in its place: the
+// Mounter follows no link, and its error does not tell what is there instead.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -424,7 +426,14 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err := b.works.mayMount(v.ID); err != nil {
 		return mounter.Mount{}, err
 	}
-	return v.mount(s.dataPath(v), a)
+	m, err := v.mount(s.dataPath(v), a)
+	if err != nil {
+		return m, err
+	}
+	if _, err := s.data(v); err != nil {
+		return mounter.Mount{}, fmt.Errorf("the data of volume %s can't be mounted: %w", v.ID, err)
+	}
+	return m, nil
 }
 
 // busy counts a call that the emptying of the trash gives way to, until what it returns is called.

@@ -12,6 +12,9 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/regular"
 )
 
 var (
@@ -86,7 +89,7 @@ func (f Format) Decode(file []byte, v any) error {
 
 // Create writes v to a new file called name in dir, durably; only the directory is left for the caller to sync. It
 // is for directories that nobody reads yet.
-func (f Format) Create(dir *os.Root, name string, v any) error {
+func (f Format) Create(dir *beneath.Dir, name string, v any) error {
 	file, err := f.Encode(v)
 	if err != nil {
 		return err
@@ -107,7 +110,7 @@ func (f Format) Create(dir *os.Root, name string, v any) error {
 
 // Replace writes v to the file called name in dir, durably, in place of the one that may be there: at every moment
 // one of the two is there, whole.
-func (f Format) Replace(dir *os.Root, name string, v any) error {
+func (f Format) Replace(dir *beneath.Dir, name string, v any) error {
 	next := name + ".new"
 	if err := dir.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -118,20 +121,16 @@ func (f Format) Replace(dir *os.Root, name string, v any) error {
 	if err := dir.Rename(next, name); err != nil {
 		return err
 	}
-	return SyncDir(dir, ".")
+	return dir.Sync(".")
 }
 
 // Read reads the file called name in dir into v. Errors: fs.ErrNotExist, ErrDamaged, ErrNewer.
-func (f Format) Read(dir *os.Root, name string, v any) error {
-	info, err := dir.Lstat(name)
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxSize {
-		return fmt.Errorf("%w: %s is not a file of a record's size", ErrDamaged, name)
-	}
-	file, err := dir.ReadFile(name)
-	if err != nil {
+func (f Format) Read(dir *beneath.Dir, name string, v any) error {
+	file, err := dir.ReadFile(name, maxSize)
+	switch {
+	case errors.Is(err, beneath.ErrType), errors.Is(err, regular.ErrSize):
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	case err != nil:
 		return err
 	}
 	return f.Decode(file, v)

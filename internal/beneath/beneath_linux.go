@@ -1,0 +1,251 @@
+package beneath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/regular"
+)
+
+// Dir is an open directory. Its methods may be called by many goroutines.
+type Dir struct{ file *os.File }
+
+// readOnly opens a file for reading.
+const readOnly = unix.O_RDONLY
+
+// openat2(2), of Linux 5.6. Without ".." in a path there is no EAGAIN, but for a file with a lease.
+const (
+	resolve   = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+	directory = unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+)
+
+// Open opens the directory at path, through links. The caller closes it.
+func Open(path string) (*Dir, error) {
+	file, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if errors.Is(err, unix.ENOTDIR) {
+		err = &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("%w: it must be a directory", ErrType)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Dir{file}, nil
+}
+
+// Close closes the directory.
+func (d *Dir) Close() error { return d.file.Close() }
+
+// Path returns the path with which the directory was opened.
+func (d *Dir) Path() string { return d.file.Name() }
+
+// Stat describes the directory.
+func (d *Dir) Stat() (fs.FileInfo, error) { return d.file.Stat() }
+
+// OpenDir opens the directory called name. The caller closes it.
+func (d *Dir) OpenDir(name string) (*Dir, error) {
+	file, err := d.OpenDirFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return &Dir{file}, nil
+}
+
+// OpenDirFile opens the directory called name for code that takes files. The caller closes it.
+func (d *Dir) OpenDirFile(name string) (*os.File, error) {
+	fd, err := d.openat(name, unix.O_RDONLY|directory, 0)
+	if err != nil {
+		return nil, d.failed("open", name, fs.ModeDir, err)
+	}
+	return os.NewFile(uintptr(fd), d.join(name)), nil
+}
+
+// OpenFile opens the regular file called name, or makes it, as os.OpenFile does.
+func (d *Dir) OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error) {
+	if flag&os.O_CREATE == 0 {
+		perm = 0 // openat2 refuses one that has no use
+	}
+	const safe = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC | unix.O_LARGEFILE
+	fd, err := d.openat(name, flag|safe, perm)
+	if err != nil {
+		return nil, d.failed("open", name, 0, err)
+	}
+	var stat unix.Stat_t
+	if err = unix.Fstat(fd, &stat); err == nil && stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = unix.ENXIO
+	}
+	if err == nil { // or os.NewFile would hand the file to the poller, and loop(4) would inherit the flag
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flag&unix.O_APPEND)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, d.failed("open", name, 0, err)
+	}
+	return os.NewFile(uintptr(fd), d.join(name)), nil
+}
+
+// Lstat describes what is called name, also a link.
+func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
+	fd, err := d.openat(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, d.failed("lstat", name, anyType, err)
+	}
+	file := os.NewFile(uintptr(fd), d.join(name))
+	defer file.Close()
+	return file.Stat()
+}
+
+// Mkdir makes a directory called name.
+func (d *Dir) Mkdir(name string, perm fs.FileMode) error {
+	err := d.at(name, func(parent int, base string) error { return unix.Mkdirat(parent, base, uint32(perm.Perm())) })
+	if err != nil {
+		return d.failed("mkdir", name, anyType, err)
+	}
+	return nil
+}
+
+// Remove removes the file or empty directory called name.
+func (d *Dir) Remove(name string) error {
+	err := d.at(name, func(parent int, base string) error {
+		err := unix.Unlinkat(parent, base, 0)
+		if errors.Is(err, unix.EISDIR) {
+			err = unix.Unlinkat(parent, base, unix.AT_REMOVEDIR)
+		}
+		return err
+	})
+	if err != nil {
+		return d.failed("remove", name, anyType, err)
+	}
+	return nil
+}
+
+// Rename gives what is called old the name new, in place of a file or empty directory that may be there.
+func (d *Dir) Rename(old, new string) error {
+	name := old
+	err := d.at(old, func(from int, was string) error {
+		name = new
+		return d.at(new, func(to int, is string) error { return unix.Renameat(from, was, to, is) })
+	})
+	if err == nil {
+		return nil
+	}
+	if failed := (*fs.PathError)(nil); errors.As(d.failed("rename", name, anyType, err), &failed) {
+		err = failed.Err
+	}
+	return &os.LinkError{Op: "rename", Old: d.join(old), New: d.join(new), Err: err}
+}
+
+// Sync makes the entries of the directory called name durable.
+func (d *Dir) Sync(name string) error {
+	if name == "." {
+		return d.file.Sync()
+	}
+	dir, err := d.OpenDirFile(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// openat opens what is called name.
+func (d *Dir) openat(name string, flag int, perm fs.FileMode) (fd int, err error) {
+	if !fs.ValidPath(name) {
+		return -1, fs.ErrInvalid
+	}
+	how := unix.OpenHow{Flags: uint64(flag), Mode: uint64(perm.Perm()), Resolve: resolve}
+	err = d.with(func(dir int) error {
+		for {
+			if fd, err = unix.Openat2(dir, name, &how); err != unix.EINTR {
+				return err
+			}
+		}
+	})
+	return fd, err
+}
+
+// at calls do with the directory that holds what is called name, and the last element of name.
+func (d *Dir) at(name string, do func(parent int, base string) error) error {
+	if !fs.ValidPath(name) || name == "." {
+		return fs.ErrInvalid
+	}
+	dir, base := path.Split(name)
+	if dir == "" {
+		return d.with(func(fd int) error { return do(fd, base) })
+	}
+	parent, err := d.openat(path.Clean(dir), unix.O_PATH|directory, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(parent)
+	return do(parent, base)
+}
+
+// with calls do with the descriptor of the directory, which stays open until do returns.
+func (d *Dir) with(do func(fd int) error) error {
+	conn, err := d.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if conn.Control(func(fd uintptr) { failed = do(int(fd)) }) != nil {
+		return fs.ErrClosed
+	}
+	return failed
+}
+
+// anyType is for a last element that may have any type.
+const anyType = fs.ModeIrregular
+
+// failed returns err for an operation on what is called name, whose last element must have the type want. What the
+// kernel says of an element of the wrong type depends on the operation; here it is ErrType with the type.
+func (d *Dir) failed(op, name string, want fs.FileMode, err error) error {
+	switch {
+	case !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.EISDIR) &&
+		!errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV):
+	case want != anyType:
+		err = d.explain(name, want, err)
+	case path.Dir(name) != ".":
+		err = d.explain(path.Dir(name), fs.ModeDir, err)
+	}
+	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
+}
+
+// explain returns what is wrong with an element of name. It may be gone by now: then err tells what it was.
+func (d *Dir) explain(name string, want fs.FileMode, err error) error {
+	switch wrong := d.wrong(name, want); {
+	case wrong != nil:
+		return wrong
+	case errors.Is(err, unix.ENXIO):
+		return fmt.Errorf("%w: it must be %s", ErrType, regular.Describe(want))
+	case errors.Is(err, unix.ELOOP):
+		return fmt.Errorf("%w: an element of the path is a symbolic link", ErrType)
+	}
+	return err
+}
+
+// wrong returns ErrType for the first element of name whose type is not what it must be: that of a directory, and of
+// the last element want. It returns nil if there is none now.
+func (d *Dir) wrong(name string, want fs.FileMode) error {
+	for end := 0; end < len(name); {
+		next := strings.IndexByte(name[end:]+"/", '/')
+		element, must := name[:end+next], fs.ModeDir
+		if end += next + 1; end > len(name) {
+			must = want
+		}
+		info, err := d.Lstat(element)
+		if err != nil {
+			return nil
+		}
+		if err := regular.Check(info.Mode(), must); err != nil {
+			if element == name {
+				return err
+			}
+			return &fs.PathError{Op: "pass", Path: d.join(element), Err: err}
+		}
+	}
+	return nil
+}
