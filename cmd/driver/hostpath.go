@@ -73,6 +73,6 @@ func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (ba
 	return hostpath.New(hostpath.Config{
 		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt, Lost: h.lost,
 		Seen:  filepath.Join(o.stateDir, "root-identity"),
-		Users: m.Users, Failing: m.Failing, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
+		Users: m.Users, Failing: m.Failing, Checks: m.Checks, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 	})
 }

@@ -21,6 +21,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/router"
@@ -34,7 +36,7 @@ const gcPercent = 40
 const routerGCPercent = 30
 
 func main() {
-	mounter.Main()
+	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
 	if len(os.Args) > 1 && os.Args[1] == "certs" {
 		os.Exit(certs(os.Args[2:], os.Stdout, os.Stderr))
 	}

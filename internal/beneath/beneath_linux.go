@@ -37,6 +37,9 @@ func Open(path string) (*Dir, error) {
 	return &Dir{file}, nil
 }
 
+// Of returns the Dir of a directory that is open already, and takes it over.
+func Of(dir *os.File) *Dir { return &Dir{dir} }
+
 // Close closes the directory.
 func (d *Dir) Close() error { return d.file.Close() }
 

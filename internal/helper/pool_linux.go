@@ -22,6 +22,10 @@ const (
 	maxLastWords = 1 << 10 // bytes of a helper's standard error in an error
 )
 
+// raceExits is for programs with the race detector, whose processes sleep for a second at exit
+// otherwise.
+const raceExits = "GORACE=atexit_sleep_ms=0"
+
 // Pool starts helpers and keeps idle ones for a while. Its zero value is empty and ready.
 type Pool struct {
 	// Max bounds the helpers, with those that were given up and hang. 0 is 64.
@@ -104,7 +108,7 @@ func (p *Pool) start() (*process, error) {
 	h := &process{link: ours, gone: make(chan struct{}), lastWords: &tail{}}
 	h.cmd = exec.Command("/proc/self/exe") // the running program, even if its file was replaced
 	h.cmd.Args = []string{processName}
-	h.cmd.Env, h.cmd.Dir = []string{}, "/"
+	h.cmd.Env, h.cmd.Dir = []string{raceExits}, "/"
 	h.cmd.Stderr = h.lastWords
 	h.cmd.ExtraFiles = []*os.File{theirs}
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a signal to the driver's session is not for it
@@ -150,15 +154,19 @@ func (p *Pool) drop(h *process) {
 	}
 }
 
-// Close ends the idle helpers. Those at work are ended by their Sessions.
+// Close ends the idle helpers, and waits a moment for the end of all. Those at work are ended by
+// their Sessions; those that hang are left behind.
 func (p *Pool) Close() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, h := range p.idle {
 		h.expire.Stop()
 		h.link.socket.Close()
 	}
 	p.idle = nil
+	p.mu.Unlock()
+	for wait := time.Millisecond; wait < time.Second && p.Alive() > 0; wait *= 2 {
+		time.Sleep(wait)
+	}
 }
 
 // Alive returns the number of helpers that have not ended, idle ones included.
@@ -265,6 +273,9 @@ func (s *Session) Close() {
 	}
 	s.closed = true
 }
+
+// Ended reports whether the task has ended, well or with an error.
+func (s *Session) Ended() bool { return s.ended }
 
 // Gone is closed when the helper process has ended. After Close of a task that was given up it
 // tells when the last system call of the task is over.

@@ -147,7 +147,6 @@ func (h *worker) driverGone(why error) {
 
 // run runs the task of a frame and sends its result. An error is a broken link or protocol.
 func (h *worker) run(f frame) error {
-	defer closeAll(f.files)
 	task, ok := find(h.tables, f.Task)
 	if f.Kind != kindRun || !ok {
 		return fmt.Errorf("unexpected message %q, task %q", f.Kind, f.Task)
@@ -155,6 +154,7 @@ func (h *worker) run(f frame) error {
 	h.setLasting(task.Outlives)
 	job := &Job{Context: h.life, Files: f.files, request: f.Body, link: h.link, incoming: h.incoming}
 	result, err := guarded(task, job)
+	closeAll(f.files)        // before the caller learns of the end: it may want to unmount them
 	if h.life.Err() != nil { // nobody to report to
 		return nil
 	}

@@ -44,7 +44,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/helper"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/helper"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":                    {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest":        {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
@@ -52,7 +52,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/internal/extents":   {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/quota":     {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/record":    {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
 	"pkg/peer":                       {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
 	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials"}, append([]string{"os/exec"}, logging...)},
 	"pkg/orphans":                    {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},

@@ -66,6 +66,10 @@ type CreateOptions struct {
 	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
 	Mutable    map[string]string // of a Modifier, in the same form: what Modify can change. They override Parameters
 	Secrets    map[string]string
+
+	// Namespace is that of the claim or the pod, or "" where it is not known. It tells tenants
+	// apart for fair shares of a limited resource, and counts for nothing else.
+	Namespace string
 }
 
 // Access is one use of a volume. CSI spec v1.13, VolumeCapability.
@@ -246,7 +250,7 @@ type Diagnosis struct {
 
 // Meter is a Backend that counts things for Prometheus.
 type Meter interface {
-	// Metrics returns the present values. The set of names is always the same.
+	// Metrics returns the present values. The set of names and labels is always the same.
 	Metrics() []Metric
 }
 
@@ -254,6 +258,7 @@ type Meter interface {
 type Metric struct {
 	Name    string // snake_case with its unit at the end
 	Help    string
-	Counter bool // it only grows; else a gauge
+	Counter bool              // it only grows; else a gauge
+	Labels  map[string]string // nil, or a value for each label; all Metrics of a Name have the same labels
 	Value   float64
 }

@@ -47,6 +47,7 @@ type SnapshotOptions struct {
 	Source     string            // ID of the volume
 	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
 	Secrets    map[string]string
+	Namespace  string // of the VolumeSnapshot; as CreateOptions.Namespace
 }
 
 // Snapshot is what is known of a snapshot.
@@ -96,6 +97,7 @@ type GroupOptions struct {
 	Sources    []string          // IDs of the volumes, at least one, none twice
 	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
 	Secrets    map[string]string
+	Namespace  string // of the VolumeGroupSnapshot; as CreateOptions.Namespace
 }
 
 // Group is what is known of a group of snapshots.

@@ -45,7 +45,7 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reasons := regexp.MustCompile(`(?:Reason: |one\(backend\.[A-Za-z]+, |one\(severity, )"([A-Za-z]+)"`)
+	reasons := regexp.MustCompile(`(?:Reason: |condition\(backend\.[A-Za-z]+, |condition\(severity, )"([A-Za-z]+)"`)
 	found := 0
 	for _, dir := range []string{".", filepath.Join("..", "backend", "hostpath")} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))

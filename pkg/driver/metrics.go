@@ -2,7 +2,9 @@ package driver
 
 import (
 	"context"
+	"maps"
 	"path"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,7 +53,8 @@ type backendMetrics struct{ backend.Meter }
 
 func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
 	for _, v := range m.Metrics() {
-		out <- prometheus.NewDesc(metricPrefix+v.Name, v.Help, nil, nil)
+		desc, _ := described(v)
+		out <- desc
 	}
 }
 
@@ -61,6 +64,16 @@ func (m backendMetrics) Collect(out chan<- prometheus.Metric) {
 		if v.Counter {
 			kind = prometheus.CounterValue
 		}
-		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(metricPrefix+v.Name, v.Help, nil, nil), kind, v.Value)
+		desc, values := described(v)
+		out <- prometheus.MustNewConstMetric(desc, kind, v.Value, values...)
 	}
+}
+
+// described returns the description of a metric, and the values of its labels.
+func described(m backend.Metric) (desc *prometheus.Desc, values []string) {
+	names := slices.Sorted(maps.Keys(m.Labels))
+	for _, n := range names {
+		values = append(values, m.Labels[n])
+	}
+	return prometheus.NewDesc(metricPrefix+m.Name, m.Help, names, nil), values
 }

@@ -9,12 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 func TestMain(m *testing.M) {
-	mounter.Main()
+	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "tests with real mounts are skipped:", err)
 	} else {

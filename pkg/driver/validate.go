@@ -48,6 +48,27 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
+// namespaceKeys are the reserved keys that hold the namespace of a claim, a snapshot, a group
+// snapshot or a pod. The sidecars send the first three with --extra-create-metadata, the kubelet
+// sends the last with podInfoOnMount.
+var namespaceKeys = []string{
+	"csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/volumesnapshot/namespace",
+	"csi.storage.k8s.io/volumegroupsnapshot/namespace", "csi.storage.k8s.io/pod.namespace",
+}
+
+// maxNamespace is the length of the longest name of a namespace: RFC 1123, DNS label.
+const maxNamespace = 63
+
+// namespaceOf returns the namespace that the parameters or the volume context of a call name, or "".
+func namespaceOf(m map[string]string) string {
+	for _, key := range namespaceKeys {
+		if n := m[key]; n != "" && len(n) <= maxNamespace {
+			return n
+		}
+	}
+	return ""
+}
+
 // checkName returns an error for the name of a volume or a snapshot that the spec doesn't allow (CSI spec v1.13,
 // CreateVolumeRequest.name and others).
 func checkName(name string) error {
@@ -82,6 +103,7 @@ func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.Crea
 		Limit:      req.GetCapacityRange().GetLimitBytes(),
 		Parameters: ownKeys(req.GetParameters()),
 		Secrets:    req.GetSecrets(),
+		Namespace:  namespaceOf(req.GetParameters()),
 	}
 	if err := required("name", req.GetName()); err != nil {
 		return o, err
@@ -258,7 +280,7 @@ func (p *place) reachable(r *csi.TopologyRequirement) error {
 
 // inlineOptions reads the attributes of an inline volume, which the author of the pod wrote.
 func inlineOptions(context map[string]string, u use) (backend.CreateOptions, error) {
-	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}}
+	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}, Namespace: namespaceOf(context)}
 	if size, ok := o.Parameters["size"]; ok {
 		delete(o.Parameters, "size")
 		bytes, err := backend.ParseSize(size)

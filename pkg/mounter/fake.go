@@ -258,6 +258,9 @@ func (f *Fake) isImage(file string) bool {
 	return false
 }
 
+// Checks returns nothing: the fake checks no filesystem.
+func (f *Fake) Checks() []Check { return nil }
+
 // Failing returns those of Failures that are mounted.
 func (f *Fake) Failing() (map[string]Failure, error) {
 	f.mu.Lock()

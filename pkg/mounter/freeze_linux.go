@@ -310,7 +310,7 @@ func (f *freeze) window(ctx context.Context, end time.Time, cut func(ctx context
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	defer func() {
-		if thawed := f.thaw(); thawed != nil {
+		if thawed := f.thaw(time.Now().After(end)); thawed != nil {
 			err = errors.Join(err, thawed)
 		}
 		crashpoint.Reached("freeze:thawed")
@@ -321,9 +321,9 @@ func (f *freeze) window(ctx context.Context, end time.Time, cut func(ctx context
 	return err
 }
 
-// thaw has the helper thaw. Errors: ErrThawed if a filesystem was thawed before; ErrFrozen if one
-// still is frozen.
-func (f *freeze) thaw() error {
+// thaw has the helper thaw. late says that the limit has passed. Errors: ErrThawed if it has, or a
+// filesystem was thawed before; ErrFrozen if one still is frozen.
+func (f *freeze) thaw(late bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), thawLimit)
 	defer cancel()
 	var outcome thawed
@@ -343,7 +343,7 @@ func (f *freeze) thaw() error {
 		f.allHang()
 	}
 	switch {
-	case outcome.Late:
+	case late, outcome.Late:
 		return fmt.Errorf("%w: the freeze took longer than %s", ErrThawed, f.limit)
 	case len(outcome.Early) > 0:
 		return fmt.Errorf("%w: another process has thawed %s", ErrThawed, strings.Join(outcome.Early, ", "))

@@ -18,10 +18,6 @@ import (
 // Freeze or Grow passes them to helper.Main, or calls Main.
 func HelperTasks() []helper.Task { return []helper.Task{freezeTask, syncTask, thawTask, growTask} }
 
-// Main is helper.Main for a program whose only helpers are this package's. It must be the first
-// call in main, or in TestMain.
-func Main() { helper.Main(HelperTasks()) }
-
 // freezeTask freezes filesystems and thaws them. FIFREEZE waits, uninterruptibly, until each write
 // that has begun is complete. So the helper outlives the driver: it thaws as soon as FIFREEZE
 // returns.

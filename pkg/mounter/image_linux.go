@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 )
 
 const btrfs = "btrfs"
@@ -53,10 +54,7 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, 
 	defer dev.Close()
 	crashpoint.Reached("image:attached")
 	if !was && m.FSType == "ext4" {
-		if err := check(ctx, dev); err != nil {
-			return err
-		}
-		if err := growOffline(ctx, dev); err != nil {
+		if err := l.checkExt4(ctx, m, dev); err != nil {
 			return err
 		}
 	}
@@ -115,6 +113,26 @@ func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
 		return nil, fmt.Errorf("open the %s on %s: %w", fsType, device, err)
 	}
 	return os.NewFile(uintptr(dir), device), nil
+}
+
+// checkExt4 repairs the filesystem on a device, and grows it to the size of the device.
+func (l *linux) checkExt4(ctx context.Context, m Mount, dev *os.File) error {
+	leave, err := l.checks.Acquire(ctx, fair.Claim{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := check(ctx, dev); err != nil {
+		return err
+	}
+	return growOffline(ctx, dev)
+}
+
+func (l *linux) Checks() (all []Check) {
+	for _, e := range l.checks.Entries() {
+		all = append(all, Check{Image: e.Volume, Tenant: e.Tenant, Running: e.Running, Since: e.Since})
+	}
+	return all
 }
 
 // mended are the bits of e2fsck's exit code which say that all is well now: e2fsck(8).

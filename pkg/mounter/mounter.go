@@ -17,6 +17,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/helper"
 )
 
 // Kind is the way in which a Mount is made.
@@ -46,6 +48,7 @@ type Mount struct {
 	ReadOnly  bool     // enforced by the kernel, whatever Options say
 	Buffered  bool     // of an Image or Disk: its blocks go through this machine's page cache, once more
 	ReadAhead int      // of an Image or Disk: how far its device is read ahead, in bytes; 0 is the kernel's default
+	Tenant    string   // of an Image: the namespace of its claim, for fair shares; "" where it is not known
 }
 
 // Again returns the Mount that shows at a further path what m shows at path.
@@ -78,6 +81,14 @@ const (
 	Stalled                               // a system call on it hangs, or it is frozen and cannot be thawed
 )
 
+// Check is a check, or growth, of the filesystem in an image before it is mounted.
+type Check struct {
+	Image   string // absolute path
+	Tenant  string // as Mount.Tenant
+	Running bool
+	Since   time.Time // when it began to run, or to wait
+}
+
 // Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
 // the directory (a project quota), the numbers are those of the limit.
 type Usage struct {
@@ -98,6 +109,10 @@ var (
 	ErrFrozen   = errors.New("still frozen")                // whoever writes to it hangs, until it can be thawed
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
 )
+
+// Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a process
+// that a Mounter has started as its helper it does not return. Elsewhere it does nothing.
+func Main() { helper.Main(HelperTasks()) }
 
 // Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
 // at, a path must have a parent; no element of it may be a symbolic link. Every method may be called by many goroutines, but for
@@ -178,6 +193,10 @@ type Mounter interface {
 	// Failing returns the images whose filesystems are mounted, by whomever, and have failed, with the worst that is known of
 	// each, by their absolute paths. It asks the kernel anew.
 	Failing() (map[string]Failure, error)
+
+	// Checks returns the checks of filesystems that run or wait for a slot. Few run at a time, and
+	// no Tenant has all slots.
+	Checks() []Check
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
 	Usage(ctx context.Context, path string) (Usage, error)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
@@ -36,6 +37,7 @@ type linux struct {
 	syncs   locks[backing] // held by whoever unmounts, or writes out what is to be frozen; taken before images
 	helpers helper.Pool    // for system calls that a tenant can make hang
 	stalls  stalls
+	checks  *fair.Slots // for e2fsck and resize2fs
 	legacy  atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
@@ -55,7 +57,7 @@ func New(dir, state string) (Mounter, error) {
 	if err := mayMount(); err != nil {
 		return nil, err
 	}
-	l := &linux{dir: dir, real: real, state: state}
+	l := &linux{dir: dir, real: real, state: state, checks: fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8})}
 	if err := l.checkKernel(); err != nil {
 		return nil, err
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+
+	"github.com/causeway-csi/causeway/internal/helper"
 )
 
 // New refuses: volumes are mounted on Linux and Windows only. Elsewhere the project builds and runs its unit tests.
@@ -19,5 +21,5 @@ func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
 // IsShared refuses: see New.
 func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
 
-// Main does nothing: nothing is frozen here, so no process is started for it.
-func Main() {}
+// HelperTasks are none: nothing is frozen here.
+func HelperTasks() []helper.Task { return nil }

@@ -3,6 +3,8 @@ package mounter
 import (
 	"errors"
 	"fmt"
+
+	"github.com/causeway-csi/causeway/internal/helper"
 )
 
 // New refuses: the Mounter of Windows is not built yet.
@@ -16,5 +18,5 @@ func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
 // IsShared refuses: see New.
 func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
 
-// Main does nothing: nothing is frozen here, so no process is started for it.
-func Main() {}
+// HelperTasks are none: nothing is frozen here.
+func HelperTasks() []helper.Task { return nil }

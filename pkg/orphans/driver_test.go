@@ -18,10 +18,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
+
+func TestMain(m *testing.M) {
+	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
+	os.Exit(m.Run())
+}
 
 // startDriver starts hostpath behind the real services of CSI, on a socket. Nothing is mounted.
 func startDriver(t *testing.T) *grpc.ClientConn {
@@ -39,7 +45,7 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 	}
 	m := mounter.NewFake(kubelet)
 	storage, err := hostpath.New(hostpath.Config{
-		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Users: m.Users, Failing: m.Failing,
+		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Users: m.Users, Failing: m.Failing, Checks: m.Checks,
 		Format: m.Format, NewUUID: m.NewUUID, Tune: m.Tune, Freeze: m.Freeze,
 	})
 	if errors.Is(err, errors.ErrUnsupported) {

@@ -17,8 +17,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -26,6 +29,7 @@ import (
 // (a test of another package, the demo) would hold a copy of their mounts, and with that their loop devices. Without one,
 // the tests run where they are, and those that need a disk are skipped unless this is root.
 func TestMain(m *testing.M) {
+	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "the tests run in the machine's mount namespace:", err)
 	}

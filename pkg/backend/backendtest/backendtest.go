@@ -683,11 +683,17 @@ func health(s *subject) {
 func metrics(s *subject) {
 	m := optional[backend.Meter](s)
 	names := func() (names []string) {
+		about := map[string]string{} // what all metrics of a name have in common
 		for _, v := range m.Metrics() {
 			if v.Help == "" || strings.ToLower(v.Name) != v.Name || v.Counter != strings.HasSuffix(v.Name, "_total") {
 				s.Errorf("bad metric %+v", v)
 			}
-			names = append(names, v.Name)
+			common := fmt.Sprint(v.Help, v.Counter, slices.Sorted(maps.Keys(v.Labels)))
+			if other, ok := about[v.Name]; ok && other != common {
+				s.Errorf("%s has two forms: %s, %s", v.Name, other, common)
+			}
+			about[v.Name] = common
+			names = append(names, fmt.Sprint(v.Name, v.Labels))
 		}
 		slices.Sort(names)
 		return names

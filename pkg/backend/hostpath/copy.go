@@ -12,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -52,7 +53,8 @@ type copying struct {
 	from   string // directory of what is copied, below the root
 	live   string // ID of the volume, if it is one: it may be written to meanwhile. "" for a snapshot
 	accept consistency
-	raw    bool // an image without a filesystem: nothing can hold writes to it up
+	raw    bool // an image without a filesystem: it cannot be frozen
+	claim  fair.Claim
 	me     *work
 }
 
@@ -76,8 +78,7 @@ func (c copying) run(ctx context.Context, what content, half *beneath.Dir) (copi
 // tree copies a directory, for a snapshot: a subvolume at one moment, others file by file.
 func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got copied, err error) {
 	if c.store.subvolumes() {
-		c.me.cut = time.Now()
-		err = c.store.subvolumeOf(c.from, half, true)
+		err = c.subvolumeOf(ctx, half, true)
 		if err == nil {
 			got.held, err = c.store.heldBy(ctx, half, what)
 		}
@@ -144,45 +145,94 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 	return c.unmounted(ctx, src, dst)
 }
 
-// slowly copies an image, if need be by reading it.
+// slowly copies an image, by reading it where the disk cannot share its blocks.
 func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	if !c.store.reflinks() {
-		leave, err := c.works.queue(ctx)
+		leave, err := c.slots.copies.Acquire(ctx, c.claim)
 		if err != nil {
 			return copier.Copied, err
 		}
 		defer leave()
 	}
+	if err := c.troubles.check(c.claim.Volume); err != nil {
+		return copier.Copied, err
+	}
 	c.me.cut = time.Now()
-	return copier.File(ctx, src, dst, copier.Options{Done: &c.me.copied})
+	how, err := c.exec.file(ctx, src, dst, c.me.report)
+	return how, c.explain(err)
 }
 
-// cut makes dst share all blocks of src, at one moment, under a freeze if that can be. Errors: errors.ErrUnsupported.
+// cut makes dst share all blocks of src, at one moment, under a freeze if that is possible.
+// Errors: errors.ErrUnsupported.
 func (c copying) cut(ctx context.Context, src, dst *os.File) error {
-	err := c.cfg.Freeze(ctx, []string{c.path()}, freezeLimit, func(limit context.Context) error {
-		c.me.cut = time.Now()
-		if c.raw { // it is written to: only one clone of the whole is of one moment
-			return copier.Clone(src, dst)
-		}
-		return copier.CloneWithin(limit, src, dst)
-	})
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case errors.Is(err, mounter.ErrFrozen): // somebody has to hear of it
-		return err
-	case errors.Is(err, mounter.ErrThawed), errors.Is(err, mounter.ErrStalled), errors.Is(err, mounter.ErrBusy), errors.Is(err, context.DeadlineExceeded):
-	default:
+	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
+	if err != nil {
 		return err
 	}
-	// It couldn't be frozen, or not for as long as it took. One clone of the whole is still of one moment, and what is
-	// in it is what a power cut then would have left.
-	if err := dst.Truncate(0); err != nil {
+	defer leave()
+	clone, err := c.exec.cloner(src, dst) // ready before anything is frozen
+	if err != nil {
 		return err
+	}
+	defer func() { clone.close() }()
+	ordered := false
+	err = c.cfg.Freeze(ctx, []string{c.path()}, freezeLimit, func(limit context.Context) error {
+		c.me.cut, ordered = time.Now(), true
+		if c.raw { // writes to it continue: only one clone of the whole is of one moment
+			return clone.whole(ctx)
+		}
+		return clone.within(limit)
+	})
+	if unfrozen, err := canDoWithout(ctx, err); !unfrozen {
+		return err
+	}
+	// The filesystem could not be frozen, or not for as long as the clone took. One clone of the
+	// whole is still of one moment: it holds what a power cut would have left then.
+	if ordered {
+		clone.close()
+		if err := dst.Truncate(0); err != nil {
+			return err
+		}
+		if clone, err = c.exec.cloner(src, dst); err != nil {
+			return err
+		}
 	}
 	c.count.unfrozen.Add(1)
 	c.me.cut = time.Now()
-	return copier.Clone(src, dst)
+	return c.explain(clone.whole(ctx))
+}
+
+// canDoWithout reports whether err, of a cut under a freeze, leaves a cut without one. Otherwise it
+// returns what the caller of the copy is told.
+func canDoWithout(ctx context.Context, err error) (bool, error) {
+	g := (*givenUp)(nil)
+	switch {
+	case err == nil:
+		return false, nil
+	case ctx.Err() != nil:
+		return false, errors.Join(ctx.Err(), err)
+	case errors.As(err, &g), errors.Is(err, mounter.ErrFrozen): // an operator has to know
+		return false, err
+	}
+	return errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrStalled) ||
+		errors.Is(err, mounter.ErrBusy) || errors.Is(err, context.DeadlineExceeded), err
+}
+
+// explain turns the reasons for which a tenant's data cannot be copied into ErrPrecondition, and
+// notes them for the health of the source.
+func (c copying) explain(err error) error {
+	g := (*givenUp)(nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNoProgress) && errors.As(err, &g):
+		c.troubles.hang(c.claim.Volume, fmt.Sprintf("%v: a process in a pod that uses the volume holds it: end the pod", err), g.gone)
+	case errors.Is(err, copier.ErrLease), errors.Is(err, copier.ErrDepth):
+		c.troubles.failed(c.claim.Volume, err.Error())
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: copy of %s: %w", backend.ErrPrecondition, c.claim.Volume, err)
 }
 
 // unmounted copies an image that nobody writes to, and makes sure that nobody did.

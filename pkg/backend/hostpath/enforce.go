@@ -13,7 +13,6 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -156,10 +155,16 @@ func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	return quota.Set(data, *v.Mark, v.Size)
 }
 
-// subvolumeOf makes the data of a volume or snapshot, in a directory below the root, the data in half, at one moment.
-// Errors: errors.ErrUnsupported if it is no subvolume.
-func (s *store) subvolumeOf(from string, half *beneath.Dir, readOnly bool) error {
-	src, err := s.root.OpenDirFile(path.Join(from, dataDir))
+// subvolumeOf makes the data of the source, at one moment, the data in half.
+// Errors: errors.ErrUnsupported if the data is not a subvolume.
+func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bool) error {
+	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	c.me.cut = time.Now()
+	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
 	if err != nil {
 		return missing(err)
 	}
@@ -169,7 +174,7 @@ func (s *store) subvolumeOf(from string, half *beneath.Dir, readOnly bool) error
 		return err
 	}
 	defer parent.Close()
-	if _, err := quota.Snapshot(src, parent, dataDir, 0, readOnly); err != nil {
+	if err := c.exec.subvolume(ctx, src, parent, dataDir, readOnly); err != nil {
 		return err
 	}
 	crashpoint.Reached("copy:subvolume")
@@ -201,7 +206,7 @@ func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *vol
 		if err != nil {
 			return err
 		}
-		err = c.store.subvolumeOf(c.from, half, false)
+		err = c.subvolumeOf(ctx, half, false)
 		if err == nil {
 			v.Mark = &quota.Mark{Kind: quota.Subvolume}
 			return c.hold(half, v, why)
@@ -218,21 +223,24 @@ func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *vol
 
 // treeTo copies the directory to dst, file by file, and so at no one point in time.
 func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err error) {
-	leave, err := c.works.queue(ctx)
+	leave, err := c.slots.copies.Acquire(ctx, c.claim)
 	if err != nil {
 		return got, err
 	}
 	defer leave()
+	if err := c.troubles.check(c.claim.Volume); err != nil {
+		return got, err
+	}
 	c.me.cut = time.Now()
 	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
 	if err != nil {
 		return got, missing(err)
 	}
 	defer src.Close()
-	got.how, err = copier.Tree(ctx, src, dst, copier.Options{Done: &c.me.copied, Held: &c.me.held})
+	got.how, err = c.exec.tree(ctx, src, dst, c.me.report)
 	got.held = c.me.held.Load()
 	crashpoint.Reached("copy:tree")
-	return got, err
+	return got, c.explain(err)
 }
 
 // enforceAnew makes the limit of a directory what its settings say, as they have changed.
@@ -305,9 +313,9 @@ func (s *store) unenforced(v *volume) []backend.Condition {
 		if err == nil {
 			err = fmt.Errorf("its limit is %d bytes, not %d", u.Limit, v.Size)
 		}
-		return one(backend.Degraded, "SizeNotEnforced", "it was held to its size, and isn't now: %v", err)
+		return condition(backend.Degraded, "SizeNotEnforced", "it was held to its size, and isn't now: %v", err)
 	case v.set(enforceKey) == preferred && (class || mutable): // nobody who didn't ask needs to hear it
-		return one(backend.Degraded, "SizeNotEnforced", "its size can't be enforced here: %s", "mount the root with project quotas, or enable those of btrfs, and make it anew")
+		return condition(backend.Degraded, "SizeNotEnforced", "its size can't be enforced here: %s", "mount the root with project quotas, or enable those of btrfs, and make it anew")
 	}
 	return nil
 }
@@ -386,19 +394,16 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.free)}, true, nil
 }
 
-// discardData takes from the data in an entry of the trash, or of staging/, what holds it, so that it can be removed.
-// taken reports whether a volume has a project.
-func discardData(s *store, entry string, taken func(uint32) bool) error {
-	dir, err := s.root.OpenDirFile(entry)
-	if errors.Is(err, fs.ErrNotExist) {
+// discardData takes the limit of its size from the data in an entry of the trash or of staging/,
+// which root holds, so that it can be removed. taken reports whether a volume has a project.
+func discardData(root *beneath.Dir, entry string, taken func(uint32) bool) error {
+	dir, err := root.OpenDirFile(entry)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrType) { // a file that the driver did not make
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if info, err := dir.Stat(); err != nil || !info.IsDir() { // somebody else put it there
-		return err
-	}
 	return quota.Discard(dir, dataDir, taken)
 }

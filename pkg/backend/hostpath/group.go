@@ -13,6 +13,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
@@ -127,6 +128,7 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 		return nil, fmt.Errorf("%w: unknown parameter %.64q: a group has none", backend.ErrInvalid, key)
 	}
 	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
+	t.claim = fair.Claim{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}
 	switch old, err := b.index.group(g.ID); {
 	case err == nil:
 		return old, old.fits(t.sources, g.All)
@@ -172,6 +174,7 @@ type taking struct {
 	sources   []string    // IDs of its volumes, sorted
 	snapshots []*snapshot // as g.Members
 	images    []string    // their sources' absolute paths
+	claim     fair.Claim
 	reserved  int64
 	files     [][2]*os.File // source and copy
 
@@ -195,7 +198,7 @@ func (t *taking) run(ctx context.Context) (err error) {
 		case errors.Is(err, errHalf):
 			t.index.breakGroup(t.group.ID, err)
 		case err != nil:
-			err = errors.Join(exhausted(err), t.undo())
+			err = errors.Join(exhausted(err), t.undo(err))
 		}
 	}()
 	for _, v := range volumes {
@@ -259,17 +262,26 @@ func (t *taking) open(v *volume) error {
 func (t *taking) cut(ctx context.Context) error {
 	crashpoint.Reached("group:prepared")
 	var refused error // by who asked, and for them to read as it is
-	err := t.cfg.Freeze(ctx, t.images, freezeLimit, func(limit context.Context) error {
+	leave, err := t.slots.cuts.Acquire(ctx, t.claim)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	var pairs []*os.File
+	for _, f := range t.files {
+		pairs = append(pairs, f[0], f[1])
+	}
+	clone, err := t.exec.cloner(pairs...) // ready before anything is frozen
+	if err != nil {
+		return err
+	}
+	defer clone.close()
+	err = t.cfg.Freeze(ctx, t.images, freezeLimit, func(limit context.Context) error {
 		if refused = asked(limit, t.frozen); refused != nil {
 			return refused
 		}
 		t.group.Created = time.Now().UTC()
-		for _, f := range t.files {
-			if err := copier.CloneWithin(limit, f[0], f[1]); err != nil {
-				return err
-			}
-		}
-		return nil
+		return clone.within(limit)
 	})
 	crashpoint.Reached("group:cut")
 	switch {
@@ -365,12 +377,12 @@ func (t *taking) close() error {
 	return failed
 }
 
-// undo takes everything away that was made.
-func (t *taking) undo() error {
+// undo takes everything away that was made, after the error why.
+func (t *taking) undo(why error) error {
 	failed := t.close()
 	t.index.release(t.reserved)
 	for _, m := range t.group.Members {
-		failed = errors.Join(failed, t.store.discard(m.Half))
+		failed = errors.Join(failed, t.store.drop(m.Half, why))
 	}
 	return failed
 }

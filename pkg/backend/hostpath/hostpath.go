@@ -64,6 +64,8 @@ type Config struct {
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
 	Users func(source string) ([]string, error)
+	// Checks returns the checks of filesystems that run or wait: mounter.Mounter.Checks.
+	Checks func() []mounter.Check
 	// Failing returns images whose filesystems have failed: mounter.Mounter.Failing.
 	Failing func() (map[string]mounter.Failure, error)
 	// Format makes a filesystem in an image: mounter.Mounter.Format.
@@ -83,9 +85,13 @@ type Backend struct {
 	stop  context.CancelFunc
 	done  sync.WaitGroup
 	works *works
-	wake  chan struct{} // there is something in the trash
-	index index
-	count counters
+	exec  executor
+	slots slots
+	wake  chan struct{} // the trash has an entry
+
+	troubles troubles
+	index    index
+	count    counters
 
 	mu     sync.Mutex
 	store  *store // nil until the root is open and read
@@ -117,12 +123,11 @@ type store struct {
 	root    *beneath.Dir
 	info    fs.FileInfo // of the root
 	lock    *os.File
+	parked  *parked
 	whole   bool // the root is the top of a filesystem, all of which is ours
 	reflink ability
 
 	subvolume ability
-
-	format func(ctx context.Context, image *os.File, fsType string) error
 }
 
 // New returns a Backend that opens its root in the background, and goes on trying until it can: Probe tells. Until
@@ -132,7 +137,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), wake: make(chan struct{}, 1)}
+	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.done.Go(func() {
 		if s := b.open(ctx); s != nil {
 			b.heal(ctx, s)
@@ -146,6 +151,7 @@ func New(cfg Config) (*Backend, error) {
 func (b *Backend) Close() error {
 	b.stop()
 	b.done.Wait()
+	b.exec.close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.store == nil {
@@ -219,7 +225,7 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 // openStore opens the root, makes sure that it is the right one and that no other process serves it, and makes its
 // directories. It never makes the root itself: where a data disk isn't mounted, that would hide it.
 func openStore(cfg Config) (_ *store, err error) {
-	s := &store{path: cfg.Root, format: cfg.Format}
+	s := &store{path: cfg.Root, parked: &parked{freed: make(chan struct{}, 1), names: map[string]bool{}}}
 	if s.root, err = beneath.Open(cfg.Root); err != nil {
 		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/hang"
+	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -20,7 +22,8 @@ import (
 var noNamespace error
 
 func TestMain(m *testing.M) {
-	mounter.Main()
+	helper.Main(mounter.HelperTasks(), HelperTasks())
+	hang.Main()
 	noNamespace = namespace.Enter()
 	os.Exit(m.Run())
 }

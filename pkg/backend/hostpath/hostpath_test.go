@@ -67,7 +67,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Release: "test",
 		Init:    true,
 		Users:   fake.Users,
-		Failing: fake.Failing,
+		Failing: fake.Failing, Checks: fake.Checks,
 		Format:  fake.Format,
 		NewUUID: fake.NewUUID,
 		Tune:    fake.Tune,

@@ -114,7 +114,7 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if failed != nil {
 		return nil, failed
 	}
-	return s.diagnose(id, v, err, failing), nil
+	return b.diagnose(s, id, v, err, failing), nil
 }
 
 // ListHealth looks at every volume above after until it has found limit sick ones.
@@ -138,7 +138,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 		if err := ctx.Err(); err != nil {
 			return nil, false, err
 		}
-		if conditions := s.diagnose(id, volumes[i], broken[i], failing); len(conditions) > 0 {
+		if conditions := b.diagnose(s, id, volumes[i], broken[i], failing); len(conditions) > 0 {
 			if len(sick) == limit {
 				return sick, true, nil
 			}
@@ -148,25 +148,30 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 	return sick, false, nil
 }
 
-// diagnose returns what is wrong with the volume called id, of which err is why its record can't be used. failing are the
-// images whose filesystems have failed, by their paths.
+// diagnose returns what is wrong with the volume called id. err is the reason why its record cannot
+// be used, and failing are the images whose filesystems have failed, by their paths.
+func (b *Backend) diagnose(s *store, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
+	return append(s.diagnose(id, v, err, failing), b.troubles.conditions(id)...)
+}
+
+// diagnose returns what the volume's record, its data and its filesystem show.
 func (s *store) diagnose(id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
 	switch {
 	case errors.Is(err, record.ErrNewer):
-		return one(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
+		return condition(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
 	case err != nil:
-		return one(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, filepath.Join(s.path, volumesDir, id))
+		return condition(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, filepath.Join(s.path, volumesDir, id))
 	}
 	info, err := s.data(v)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return one(backend.DataLoss, "DataMissing", "%s is gone: restore it from a backup", s.dataPath(v))
+		return condition(backend.DataLoss, "DataMissing", "%s is gone: restore it from a backup", s.dataPath(v))
 	case errors.Is(err, beneath.ErrType):
-		return one(backend.DataLoss, "DataMissing", "something else is in the place of the data: %v: move the data back there, or restore it from a backup", err)
+		return condition(backend.DataLoss, "DataMissing", "something else is in the place of the data: %v: move the data back there, or restore it from a backup", err)
 	case err != nil:
-		return one(backend.Inaccessible, "DataUnreadable", "%v", err)
+		return condition(backend.Inaccessible, "DataUnreadable", "%v", err)
 	case v.Kind == image && info.Size() < v.Size:
-		return one(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
+		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
 	}
 	if f, ok := failing[s.dataPath(v)]; ok {
 		return failed(f)
@@ -178,13 +183,13 @@ func (s *store) diagnose(id string, v *volume, err error, failing map[string]mou
 func failed(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
 	case mounter.Down:
-		return one(backend.Inaccessible, "FilesystemDown", "%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
+		return condition(backend.Inaccessible, "FilesystemDown", "%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
 	case mounter.Stalled:
-		return one(backend.Degraded, "FilesystemStalled", "%s: end the pods that use the volume", f.Message)
+		return condition(backend.Degraded, "FilesystemStalled", "%s: end the pods that use the volume", f.Message)
 	case mounter.TurnedReadOnly:
-		return one(backend.Degraded, "FilesystemReadOnly", "%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
+		return condition(backend.Degraded, "FilesystemReadOnly", "%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
 	}
-	return one(backend.Degraded, "FilesystemErrors", "%s: see dmesg; end its pods, and it is checked when it is staged again; take a snapshot before", f.Message)
+	return condition(backend.Degraded, "FilesystemErrors", "%s: see dmesg; end its pods, and it is checked when it is staged again; take a snapshot before", f.Message)
 }
 
 // almostFull is below which part of a disk being free it is time to act: 1/almostFull of it.
@@ -197,11 +202,11 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 		if isReadOnly(err) {
 			severity = backend.Degraded
 		}
-		return one(severity, "RootUnusable", "%v", err), nil
+		return condition(severity, "RootUnusable", "%v", err), nil
 	}
 	var all []backend.Condition
 	if why := b.count.stuck.Load(); why != nil {
-		all = one(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why)
+		all = condition(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why)
 	}
 	s, err := b.ready()
 	if err != nil {
@@ -212,13 +217,13 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 		return nil, err
 	}
 	if disk.free < disk.total/almostFull {
-		all = append(all, one(backend.Degraded, "StorageAlmostFull",
+		all = append(all, condition(backend.Degraded, "StorageAlmostFull",
 			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or delete snapshots and volumes", disk.free, disk.total, s.path)...)
 	}
 	return all, nil
 }
 
-func one(s backend.Severity, reason, format string, a ...any) []backend.Condition {
+func condition(s backend.Severity, reason, format string, a ...any) []backend.Condition {
 	return []backend.Condition{{Severity: s, Reason: reason, Message: fmt.Sprintf(format, a...)}}
 }
 
@@ -243,7 +248,7 @@ func (b *Backend) Metrics() []backend.Metric {
 	counter := func(name, help string, value int64) backend.Metric {
 		return backend.Metric{Name: name, Help: help, Value: float64(value), Counter: true}
 	}
-	return []backend.Metric{
+	all := []backend.Metric{
 		gauge("volumes", "Volumes made by CreateVolume.", float64(volumes)),
 		gauge("inline_volumes", "Inline ephemeral volumes.", float64(inline)),
 		gauge("snapshots", "Snapshots, members of groups too.", float64(snapshots)),
@@ -262,5 +267,10 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
 		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),
 		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.", b.count.trashErrors.Load()),
+		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.", float64(b.troubles.hanging())),
 	}
+	for _, r := range b.resources() {
+		all = append(all, r.metrics()...)
+	}
+	return all
 }

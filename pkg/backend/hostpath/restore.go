@@ -10,6 +10,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -55,6 +56,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	}
 	id := cmp.Or(from.Snapshot, from.Volume)
 	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
+	v.namespace = o.Namespace
 	err = b.works.do(ctx, b.life, &b.done, v.ID, what, []string{id}, func(ctx context.Context, me *work) error {
 		if old, err := b.index.find(v.ID); err == nil { // made just before this work began
 			return old.fits(v, o)
@@ -64,8 +66,9 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 			return err
 		}
 		c := copying{Backend: b, store: s, from: path.Join(snapshotsDir, id), accept: accept, me: me}
+		c.claim = fair.Claim{Kind: kindRestore, Tenant: o.Namespace, Volume: id}
 		if from.Volume != "" {
-			c.from, c.live = path.Join(volumesDir, id), id
+			c.from, c.live, c.claim.Kind = path.Join(volumesDir, id), id, kindClone
 		}
 		return c.makeVolume(ctx, source, v)
 	})
@@ -100,7 +103,7 @@ func (c copying) makeVolume(ctx context.Context, source content, v *volume) erro
 			if err := c.restore(ctx, source, half, v); err != nil {
 				return err
 			}
-			return volumeFormat.Create(half, recordFile, v)
+			return v.record(half)
 		})
 	})
 }
@@ -132,10 +135,22 @@ func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got co
 		return err
 	}
 	if v.FSType != "" {
-		if err := c.cfg.NewUUID(ctx, file, v.FSType, v.Sector); err != nil {
+		if err := c.newUUID(ctx, file, v); err != nil {
 			return err
 		}
 	}
 	crashpoint.Reached("restore:adapted")
 	return file.Sync()
+}
+
+// newUUID makes the copy of a filesystem, in file, one of its own.
+func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
+	claim := c.claim
+	claim.Kind = kindUUID
+	leave, err := c.slots.formats.Acquire(ctx, claim)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return c.cfg.NewUUID(ctx, file, v.FSType, v.Sector)
 }

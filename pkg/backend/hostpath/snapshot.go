@@ -10,6 +10,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
@@ -72,7 +73,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	}
 	what := fmt.Sprintf("volume %s, consistency %s", n.Source, n.Accept)
 	err = b.works.do(ctx, b.life, &b.done, n.ID, what, []string{n.Source}, func(ctx context.Context, me *work) error {
-		return b.takeSnapshot(ctx, s, n, me)
+		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source}, me)
 	})
 	if err != nil {
 		return backend.Snapshot{}, err
@@ -99,7 +100,7 @@ func (n *snapshot) fits(want *snapshot) error {
 }
 
 // takeSnapshot makes n of its volume, and takes it into the index.
-func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *work) error {
+func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim fair.Claim, me *work) error {
 	if old, err := b.index.snapshot(n.ID); err == nil { // made just before this work began
 		return old.fits(n)
 	}
@@ -108,7 +109,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, me *w
 		return err
 	}
 	defer b.busy()()
-	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, me: me}
+	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, claim: claim, me: me}
 	reserved := c.estimate(v)
 	if err := b.reserve(s, reserved); err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -311,12 +312,24 @@ func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func
 	b = w.open()
 	v = w.device(b, "v", 8*mib)
 	w.write(w.disk(v.ID), 0, []byte("data"))
-	for range maxHeavy { // until others are done, it waits
-		b.works.heavy <- struct{}{}
+	return w, b, v, occupy(t, b.slots.copies)
+}
+
+// occupy takes all slots of a resource for other tenants until release is called.
+func occupy(t *testing.T, s *fair.Slots) (release func()) {
+	t.Helper()
+	var releases []func()
+	for i, kind := range []string{kindSnapshot, kindClone, kindRestore, kindSnapshot} {
+		tenant := fmt.Sprint("tenant-", i%2)
+		r, err := s.Acquire(t.Context(), fair.Claim{Kind: kind, Tenant: tenant, Volume: tenant})
+		if err != nil {
+			t.Fatal(err)
+		}
+		releases = append(releases, r)
 	}
-	return w, b, v, sync.OnceFunc(func() {
-		for range maxHeavy {
-			<-b.works.heavy
+	return sync.OnceFunc(func() {
+		for _, r := range releases {
+			r()
 		}
 	})
 }

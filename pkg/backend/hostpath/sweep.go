@@ -179,8 +179,9 @@ func readRecord(dir *beneath.Dir, name string, format record.Format, thing any) 
 	return err
 }
 
-// emptyTrash removes what is in the trash, whenever there is something, until ctx is done. It is one goroutine that
-// gives way to calls, since removing many files slows the journal that they wait for.
+// emptyTrash removes the entries of the trash, whenever there are some, until ctx is done. It is
+// one goroutine that gives way to calls: the removal of many files slows the journal down that
+// calls wait for.
 func (b *Backend) emptyTrash(ctx context.Context, s *store) {
 	for {
 		again := time.Duration(0)
@@ -199,6 +200,7 @@ func (b *Backend) emptyTrash(ctx context.Context, s *store) {
 		case <-ctx.Done():
 			return
 		case <-b.wake:
+		case <-s.parked.freed:
 		case <-timer:
 		}
 	}
@@ -223,29 +225,59 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	if err := s.inPlace(); err != nil {
 		return err
 	}
-	names, failed := b.unmounted(ctx, s, names)
+	names, failed := b.unmounted(ctx, s, s.parked.without(names))
 	trash, err := s.root.OpenDirFile(trashDir)
 	if err != nil {
 		return err
 	}
 	defer trash.Close()
 	for _, name := range names {
-		if err := discardData(s, path.Join(trashDir, name), b.index.projectTaken); err != nil {
+		if err := b.exec.remove(ctx, trash, name, b.index.projectTaken, func(files int) error { return b.pace(ctx, files) }); err != nil {
+			if g := (*givenUp)(nil); errors.As(err, &g) {
+				s.parked.add(name, g.gone)
+			}
 			b.count.trashErrors.Add(1)
 			failed = fmt.Errorf("in %s: %w", filepath.Join(s.path, trashDir, name), err)
 			continue
 		}
-		if err := removeTree(trash, name, func() error { return b.pace(ctx) }); err != nil {
-			b.count.trashErrors.Add(1)
-			failed = fmt.Errorf("in %s: %w", filepath.Join(s.path, trashDir), err)
-			continue
-		}
 		b.count.trashed.Add(-1)
 	}
-	if left, err := s.root.Names(trashDir); failed == nil && err == nil && len(left) > 0 {
+	if left, err := s.root.Names(trashDir); failed == nil && err == nil && len(s.parked.without(left)) > 0 {
 		b.wakeTrash() // deep trees come back in pieces; see removeTree
 	}
 	return failed
+}
+
+// parked are entries of the trash on which a helper may still work.
+type parked struct {
+	freed chan struct{} // there is one entry less
+
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// add parks an entry until gone is closed.
+func (p *parked) add(name string, gone <-chan struct{}) {
+	p.mu.Lock()
+	p.names[name] = true
+	p.mu.Unlock()
+	go func() {
+		<-gone
+		p.mu.Lock()
+		delete(p.names, name)
+		p.mu.Unlock()
+		select {
+		case p.freed <- struct{}{}:
+		default:
+		}
+	}()
+}
+
+// without returns the names of entries that are not parked.
+func (p *parked) without(names []string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.names[name] })
 }
 
 // unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
@@ -275,9 +307,11 @@ func (b *Backend) unmounted(ctx context.Context, s *store, names []string) (free
 	return free, err
 }
 
-// pace is called after each file that was removed. After a burst it waits while calls are running, for a while.
-func (b *Backend) pace(ctx context.Context) error {
-	if b.count.removedFiles.Add(1)%burst != 0 {
+// pace is called after the removal of some files. After a burst it waits while calls are running,
+// for a while.
+func (b *Backend) pace(ctx context.Context, files int) error {
+	before := b.count.removedFiles.Add(int64(files)) - int64(files)
+	if before/burst == (before+int64(files))/burst {
 		return nil
 	}
 	crashpoint.Reached("trash:burst")

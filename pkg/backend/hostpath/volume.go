@@ -17,6 +17,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
@@ -47,6 +48,8 @@ type volume struct {
 	Mark     *quota.Mark `json:"mark,omitempty"`
 	Enforced bool        `json:"enforced,omitempty"`
 	Promised bool        `json:"promised,omitempty"`
+
+	namespace string // while it is made; see namespaceOf
 }
 
 // origin is what a volume was made from: nothing, a snapshot or a volume, either of which may be gone.
@@ -170,7 +173,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err := b.works.exists(v.ID); err != nil {
 		return backend.Volume{}, err
 	}
-	v.Created = now()
+	v.Created, v.namespace = now(), o.Namespace
 	defer b.busy()()
 	err = b.keep(s, v, func() error {
 		return s.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.fill(ctx, s, half, v) })
@@ -239,7 +242,7 @@ func (s *store) prepare(ctx context.Context, id string, fill func(half *beneath.
 	}
 	crashpoint.Reached("create:half-made")
 	if err := errors.Join(s.filled(half, fill), ctx.Err()); err != nil {
-		return "", errors.Join(err, s.discard(half))
+		return "", errors.Join(err, s.drop(half, err))
 	}
 	return half, nil
 }
@@ -262,20 +265,26 @@ func (s *store) filled(half string, fill func(half *beneath.Dir) error) error {
 func (b *Backend) fill(ctx context.Context, s *store, half *beneath.Dir, v *volume) error {
 	err := error(nil)
 	if v.Kind == image {
-		err = s.makeImage(ctx, half, v)
+		err = b.makeImage(ctx, s, half, v)
 	} else {
 		err = b.makeDirectory(ctx, s, half, v, nil)
 	}
 	if err != nil {
 		return err
 	}
+	return v.record(half)
+}
+
+// record writes the record of v to its incomplete directory.
+func (v *volume) record(half *beneath.Dir) error {
+	setNamespace(half, v.namespace)
 	return volumeFormat.Create(half, recordFile, v)
 }
 
 // makeImage makes a file of the volume's size, with holes for what nobody has written, and a filesystem in it. Here,
 // where nobody has written to it yet, is the only place where that is done: what looks blank later may be a filesystem
 // on a disk that can't be read.
-func (s *store) makeImage(ctx context.Context, dir *beneath.Dir, v *volume) (err error) {
+func (b *Backend) makeImage(ctx context.Context, s *store, dir *beneath.Dir, v *volume) (err error) {
 	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -285,7 +294,7 @@ func (s *store) makeImage(ctx context.Context, dir *beneath.Dir, v *volume) (err
 		return err
 	}
 	if v.FSType != "" {
-		if err := s.format(ctx, file, v.FSType); err != nil {
+		if err := b.format(ctx, file, v); err != nil {
 			if disk, look := s.space(); look == nil && disk.free < leastFree {
 				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // which a program can't say
 			}
@@ -299,9 +308,35 @@ func (s *store) makeImage(ctx context.Context, dir *beneath.Dir, v *volume) (err
 // leastFree is how many bytes a disk must have free for a failing mkfs not to be blamed on it.
 const leastFree = 1 << 20
 
-// discard takes a half-made thing away: at once, or what is more than that to the trash.
+// format makes the filesystem of v in an image.
+func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
+	leave, err := b.slots.formats.Acquire(ctx, fair.Claim{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return b.cfg.Format(ctx, image, v.FSType)
+}
+
+// drop takes an incomplete volume, snapshot or member away, after the error why. If a helper may
+// still work on its files, drop moves them to the trash, and they stay there until the helper has
+// ended: to remove a file would wait for the helper's lock.
+func (s *store) drop(half string, why error) error {
+	g := (*givenUp)(nil)
+	if !errors.As(why, &g) {
+		return s.discard(half)
+	}
+	name := path.Base(half)
+	if err := s.root.Rename(half, path.Join(trashDir, name)); err != nil {
+		return err
+	}
+	s.parked.add(name, g.gone)
+	return nil
+}
+
+// discard takes an incomplete thing away: at once, or to the trash if it holds a tree.
 func (s *store) discard(half string) error {
-	if err := discardData(s, half, nil); err != nil { // it is tried again there
+	if err := discardData(s.root, half, nil); err != nil { // it is tried again there
 		return s.root.Rename(half, path.Join(trashDir, path.Base(half)))
 	}
 	for _, name := range []string{path.Join(half, recordFile), path.Join(half, imageFile), path.Join(half, dataDir), half} {

@@ -22,11 +22,7 @@ type works struct {
 
 	copied atomic.Int64 // bytes, by all that have ended
 	failed atomic.Int64
-	heavy  chan struct{} // held by those that may have to copy data
 }
-
-// maxHeavy is how many copies of data run at the same time: more would only make each of them slower.
-const maxHeavy = 2
 
 // work is one of them.
 type work struct {
@@ -39,13 +35,14 @@ type work struct {
 	failed time.Time
 }
 
-// remembered is for how long it is worth telling why a work failed: later the reason may be gone.
-const remembered = 5 * time.Minute
+// report notes how far a copy is.
+func (me *work) report(r copyReport) {
+	me.copied.Store(r.Bytes)
+	me.held.Store(r.Held)
+}
 
 func newWorks() *works {
-	return &works{
-		running: map[string]*work{}, readers: map[string]int{}, still: map[string]int{}, heavy: make(chan struct{}, maxHeavy),
-	}
+	return &works{running: map[string]*work{}, readers: map[string]int{}, still: map[string]int{}}
 }
 
 // notice is how long before its deadline a call that has joined a work answers: the caller then learns how far it is.
@@ -272,16 +269,6 @@ func (w *works) mayMount(id string) error {
 		return fmt.Errorf("%w: volume %s is being copied, and its disk can't be written to meanwhile", backend.ErrBusy, id)
 	}
 	return nil
-}
-
-// queue waits until one more copy of data may run.
-func (w *works) queue(ctx context.Context) (leave func(), err error) {
-	select {
-	case w.heavy <- struct{}{}:
-		return func() { <-w.heavy }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
 }
 
 // progress returns how many copies run, and how many bytes were ever copied.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -28,6 +29,7 @@ const (
 )
 
 func main() {
+	helper.Main(hostpath.HelperTasks())
 	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -44,7 +46,7 @@ func run(root, dir, done string) error {
 	m := mounter.NewFake(dir)
 	b, err := hostpath.New(hostpath.Config{
 		Root: root, Node: node, Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
-		Users: m.Users, Failing: m.Failing, Format: m.Format, NewUUID: m.NewUUID, Tune: m.Tune, Freeze: m.Freeze,
+		Users: m.Users, Failing: m.Failing, Checks: m.Checks, Format: m.Format, NewUUID: m.NewUUID, Tune: m.Tune, Freeze: m.Freeze,
 	})
 	if err != nil {
 		return err

@@ -10,7 +10,11 @@
 // it. No goroutine and no open file is left.
 package copier
 
-import "sync/atomic"
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+)
 
 // How says how a copy was made.
 type How int
@@ -27,13 +31,32 @@ func (h How) String() string {
 	return "copied"
 }
 
+// Errors that errors.Is finds in those of Tree and File.
+var (
+	// ErrLease: a process holds a lease on a file of the source and does not give it up.
+	ErrLease = errors.New("leased by another process")
+	// ErrDepth: the tree has too many levels.
+	ErrDepth = errors.New("directories nested too deeply")
+)
+
 // Options are how a copy is made. The zero value is fine.
 type Options struct {
-	// Done, if it isn't nil, is increased by the bytes that are done: holes count, and a clone counts when it is made.
-	Done *atomic.Int64
-	// Held, if it isn't nil, is increased by the bytes of the disk that the files of the copy take: shared blocks count
-	// in each, holes don't.
-	Held *atomic.Int64
-	// Workers is how many files of a tree are copied at a time. 0 is one for each processor, up to 8.
+	// Progress, if it is not nil, is told how far the copy is.
+	Progress *Progress
+	// Workers is the number of files of a tree that are copied at a time. 0 is one for each
+	// processor, up to 8.
 	Workers int
 }
+
+// Progress is how far a copy is. Its zero value is the start.
+type Progress struct{ bytes, held atomic.Int64 }
+
+// Bytes returns the bytes that are done: holes count, and a clone counts when it is made.
+func (p *Progress) Bytes() int64 { return p.bytes.Load() }
+
+// Held returns the bytes of the disk that the files of the copy take: shared blocks count in each,
+// holes do not.
+func (p *Progress) Held() int64 { return p.held.Load() }
+
+// Slowest returns the entry that has been in work for the longest time, and since when.
+func (p *Progress) Slowest() (entry string, since time.Time, ok bool) { return "", time.Time{}, false }

@@ -91,7 +91,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	if err == nil && (from.Mode&unix.S_IFMT != unix.S_IFREG || to.Mode&unix.S_IFMT != unix.S_IFREG || to.Size != 0) {
 		err = fmt.Errorf("not from a regular file to an empty one: %w", unix.EINVAL)
 	}
-	c := content{done: o.Done, held: o.Held}
+	c := content{progress: o.Progress}
 	if err == nil {
 		err = c.copy(ctx, in, out, int64(from.Size))
 	}
@@ -106,11 +106,10 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 
 // content copies what is in files, and remembers what it has learned about the filesystem.
 type content struct {
-	done    *atomic.Int64
-	held    *atomic.Int64
-	noClone atomic.Bool // the filesystem can't
-	noRange atomic.Bool
-	written atomic.Bool // a file was copied
+	progress *Progress
+	noClone  atomic.Bool // the filesystem can't
+	noRange  atomic.Bool
+	written  atomic.Bool // a file was copied
 }
 
 func (c *content) how() How {
@@ -121,8 +120,8 @@ func (c *content) how() How {
 }
 
 func (c *content) add(n int64) {
-	if c.done != nil {
-		c.done.Add(n)
+	if c.progress != nil {
+		c.progress.bytes.Add(n)
 	}
 }
 
@@ -131,14 +130,14 @@ func (c *content) copy(ctx context.Context, in, out int, size int64) error {
 	if size == 0 {
 		return nil
 	}
-	if err := c.share(ctx, in, out, size); err != nil || c.held == nil {
+	if err := c.share(ctx, in, out, size); err != nil || c.progress == nil {
 		return err
 	}
 	var st unix.Statx_t
 	if err := statx(out, &st); err != nil {
 		return err
 	}
-	c.held.Add(int64(st.Blocks) * 512)
+	c.progress.held.Add(int64(st.Blocks) * 512)
 	return nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -50,12 +49,12 @@ func TestFileIsTheSame(t *testing.T) {
 					must(t, os.Mkdir(sub, 0o700))
 					src := writeParts(t, filepath.Join(sub, "src"), image.size, image.parts)
 					dst := open(t, filepath.Join(sub, "dst"), os.O_RDWR|os.O_CREATE)
-					var done atomic.Int64
-					c := content{done: &done}
+					done := &Progress{}
+					c := content{progress: done}
 					w.set(&c)
 					must(t, c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), image.size))
-					if done.Load() != image.size {
-						t.Errorf("%d bytes are counted, want %d", done.Load(), image.size)
+					if done.Bytes() != image.size {
+						t.Errorf("%d bytes are counted, want %d", done.Bytes(), image.size)
 					}
 					sameContent(t, dst.Name(), src.Name())
 					want := Copied
@@ -232,10 +231,10 @@ func TestFileIsCancelled(t *testing.T) {
 			src := writeParts(t, filepath.Join(dir, "src"), 64<<20, map[int64]int{0: 64 << 20})
 			dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
 			ctx, cancel := context.WithCancel(context.Background())
-			c := content{done: new(atomic.Int64)}
+			c := content{progress: &Progress{}}
 			w.set(&c)
 			go func() {
-				for c.done.Load() == 0 {
+				for c.progress.Bytes() == 0 {
 				}
 				cancel()
 			}()

@@ -32,7 +32,7 @@ func newTree(ctx context.Context, src, dst *os.File, o Options) *tree {
 	if t.workers <= 0 {
 		t.workers = min(runtime.GOMAXPROCS(0), 8)
 	}
-	t.content.done, t.content.held = o.Done, o.Held
+	t.content.progress = o.Progress
 	t.change.L = &t.mu
 	return t
 }

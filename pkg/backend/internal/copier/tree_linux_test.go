@@ -444,9 +444,9 @@ func TestTreeIsCancelled(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		must(t, os.Mkdir(fmt.Sprint(dir, "/dst", n), 0o700))
 		src, dst := open(t, dir+"/src", os.O_RDONLY), open(t, fmt.Sprint(dir, "/dst", n), os.O_RDONLY)
-		o := Options{Workers: 3, Done: new(atomic.Int64)}
+		o := Options{Workers: 3, Progress: &Progress{}}
 		stop := churn(func() {
-			if o.Done.Load() >= int64(n)<<22 {
+			if o.Progress.Bytes() >= int64(n)<<22 {
 				cancel()
 			}
 		})

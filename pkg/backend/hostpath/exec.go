@@ -1,0 +1,47 @@
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Copies of tenants' data, and the removal of it, can hang for as long as a tenant likes: in the
+// lock of an inode, for example, that a write holds. So an executor runs them in helper processes,
+// where there are such, and gives up waiting for them.
+
+const (
+	// progressLimit is the time after which a copy or a removal that makes no progress is given up.
+	progressLimit = time.Minute
+	// cloneLimit bounds one FICLONE, which shows no progress: some 30 µs for each extent of an
+	// image on xfs, so an hour is enough for 100 million extents.
+	cloneLimit = time.Hour
+)
+
+// errNoProgress says that a copy or a removal was given up.
+var errNoProgress = errors.New("no progress")
+
+// copyReport is the state of a copy.
+type copyReport struct {
+	Bytes int64         `json:"bytes"` // that are copied, shared blocks and holes included
+	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, as if it shared none
+	Entry string        `json:"entry"` // that is in work for the longest time
+	Idle  time.Duration `json:"idle"`  // that time
+}
+
+// stalled returns errNoProgress if an entry has been in work for too long.
+func (r copyReport) stalled() error {
+	if r.Idle < progressLimit {
+		return nil
+	}
+	return fmt.Errorf("%w for %s at %q", errNoProgress, r.Idle.Round(time.Second), r.Entry)
+}
+
+// givenUp is the error of work that may go on in the kernel: a helper that was killed ends when its
+// system call returns. Until then the files that it works on must be left alone.
+type givenUp struct {
+	error
+	gone <-chan struct{} // closed when the helper has ended
+}
+
+func (g *givenUp) Unwrap() error { return g.error }

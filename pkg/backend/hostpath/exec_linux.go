@@ -1,0 +1,299 @@
+package hostpath
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+)
+
+// HelperTasks are the tasks of this package that run in helper processes. A program that uses a
+// Backend passes them to helper.Main.
+func HelperTasks() []helper.Task {
+	return []helper.Task{treeTask, fileTask, cloneTask, subvolumeTask, removeTask}
+}
+
+// executor runs work in helper processes.
+type executor struct{ helpers helper.Pool }
+
+func (e *executor) close() { e.helpers.Close() }
+
+// start begins a task. Errors: ErrUnavailable.
+func (e *executor) start(task helper.Task, request any, files ...*os.File) (*helper.Session, error) {
+	s, err := e.helpers.Start(task, request, files...)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	}
+	return s, nil
+}
+
+// finish waits for the end of a task, whose messages go to each, for as long as there is one
+// within limit. Errors: errNoProgress, ErrUnavailable if the helper dies; *givenUp if the helper
+// may go on.
+func finish(ctx context.Context, s *helper.Session, limit time.Duration, result any, each func(json.RawMessage) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(limit, func() { cancel(fmt.Errorf("%w for %s", errNoProgress, limit)) })
+	defer silence.Stop()
+	err := s.Result(ctx, result, func(message json.RawMessage) error {
+		silence.Reset(limit)
+		return each(message)
+	})
+	switch {
+	case err == nil || s.Ended():
+		return err
+	case errors.Is(err, helper.ErrDied):
+		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	}
+	return &givenUp{err, s.Gone()}
+}
+
+// reportEvery is the time between two reports of a copy. The helper sends them without pause, so
+// that a helper which is stopped is noticed.
+const reportEvery = time.Second
+
+// copyResult is the outcome of a copy.
+type copyResult struct {
+	How    copier.How `json:"how"`
+	Report copyReport `json:"report"` // the last one
+}
+
+// copyErrors keep their identity on the way from a helper.
+var copyErrors = []error{copier.ErrLease, copier.ErrDepth}
+
+// treeTask copies a directory to an empty one; fileTask copies a file to an empty one. Their files
+// are source and target.
+var (
+	treeTask = helper.Task{Name: "copy-tree", Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.Tree) }}
+	fileTask = helper.Task{Name: "copy-file", Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.File) }}
+)
+
+func runCopy(j *helper.Job, run func(ctx context.Context, src, dst *os.File, o copier.Options) (copier.How, error)) (any, error) {
+	p := &copier.Progress{}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(reportEvery):
+				j.Send(reportOf(p))
+			}
+		}
+	}()
+	how, err := run(j.Context, j.Files[0], j.Files[1], copier.Options{Progress: p})
+	return copyResult{how, reportOf(p)}, err
+}
+
+func reportOf(p *copier.Progress) copyReport {
+	r := copyReport{Bytes: p.Bytes(), Held: p.Held()}
+	if entry, since, ok := p.Slowest(); ok {
+		r.Entry, r.Idle = entry, time.Since(since)
+	}
+	return r
+}
+
+// tree copies a directory, and calls report now and then and at the end.
+func (e *executor) tree(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
+	return e.copy(ctx, treeTask, src, dst, report)
+}
+
+// file copies an image.
+func (e *executor) file(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
+	return e.copy(ctx, fileTask, src, dst, report)
+}
+
+func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File, report func(copyReport)) (copier.How, error) {
+	s, err := e.start(task, nil, src, dst)
+	if err != nil {
+		return copier.Copied, err
+	}
+	defer s.Close()
+	var result copyResult
+	err = finish(ctx, s, progressLimit, &result, func(message json.RawMessage) error {
+		var r copyReport
+		if err := json.Unmarshal(message, &r); err != nil {
+			return err
+		}
+		report(r)
+		return r.stalled()
+	})
+	if err != nil {
+		return copier.Copied, err
+	}
+	report(result.Report)
+	return result.How, nil
+}
+
+// cloneOrder tells cloneTask how to clone.
+type cloneOrder struct {
+	// Within is the time in which the clones must be complete; they are then made piece by piece,
+	// which is a point in time only while nothing is written. 0 is one FICLONE for each file.
+	Within time.Duration `json:"within"`
+}
+
+// cloneTask makes empty files share the blocks of others. Its files are pairs of source and target.
+// It begins when it receives an order, so that the start of a process is not part of a freeze.
+var cloneTask = helper.Task{Name: "clone", Errors: copyErrors, Run: func(j *helper.Job) (any, error) {
+	var o cloneOrder
+	if _, err := j.Receive(&o); err != nil {
+		return nil, err
+	}
+	ctx, clone := j.Context, func(_ context.Context, src, dst *os.File) error { return copier.Clone(src, dst) }
+	if o.Within > 0 {
+		limited, cancel := context.WithTimeout(ctx, o.Within)
+		defer cancel()
+		ctx, clone = limited, copier.CloneWithin
+	}
+	for i := 0; i+1 < len(j.Files); i += 2 {
+		if err := clone(ctx, j.Files[i], j.Files[i+1]); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}}
+
+// cloner is a helper that waits for the order to clone.
+type cloner struct{ session *helper.Session }
+
+// cloner starts a helper for pairs of source and target. The caller closes it.
+func (e *executor) cloner(pairs ...*os.File) (*cloner, error) {
+	s, err := e.start(cloneTask, nil, pairs...)
+	return &cloner{s}, err
+}
+
+func (c *cloner) close() {
+	if c.session != nil {
+		c.session.Close()
+	}
+}
+
+// cloneGrace is the time that a helper has to notice that its own time is over.
+const cloneGrace = 30 * time.Second
+
+// within clones piece by piece until ctx ends. It may return a moment later than that.
+func (c *cloner) within(ctx context.Context) error {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return errors.New("a clone within a freeze has no deadline")
+	}
+	left := time.Until(end)
+	if left <= 0 {
+		return context.DeadlineExceeded
+	}
+	return c.order(context.WithoutCancel(ctx), cloneOrder{left}, left+cloneGrace)
+}
+
+// whole clones each file at one moment.
+func (c *cloner) whole(ctx context.Context) error { return c.order(ctx, cloneOrder{}, cloneLimit) }
+
+func (c *cloner) order(ctx context.Context, o cloneOrder, limit time.Duration) error {
+	if err := c.session.Send(o); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	}
+	return finish(ctx, c.session, limit, nil, func(json.RawMessage) error { return nil })
+}
+
+// subvolumeRequest is a request of subvolumeTask.
+type subvolumeRequest struct {
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"readOnly"`
+}
+
+// subvolumeTask makes a snapshot of a subvolume. Its files are the subvolume and the directory in
+// which the snapshot is made.
+var subvolumeTask = helper.Task{Name: "subvolume", Run: func(j *helper.Job) (any, error) {
+	var r subvolumeRequest
+	if err := j.Request(&r); err != nil {
+		return nil, err
+	}
+	_, err := quota.Snapshot(j.Files[0], j.Files[1], r.Name, 0, r.ReadOnly)
+	return nil, err
+}}
+
+// subvolume makes a snapshot of the subvolume src, called name, in parent.
+// Errors: errors.ErrUnsupported if src is not a subvolume.
+func (e *executor) subvolume(ctx context.Context, src, parent *os.File, name string, readOnly bool) error {
+	s, err := e.start(subvolumeTask, subvolumeRequest{name, readOnly}, src, parent)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return finish(ctx, s, cloneLimit, nil, func(json.RawMessage) error { return nil })
+}
+
+// removal is a message of removeTask. The driver answers each, before the task goes on.
+type removal struct {
+	Files   int     `json:"files,omitempty"`   // that were removed since the last message
+	Project *uint32 `json:"project,omitempty"` // the question whether a volume has this project
+}
+
+// removeTask removes an entry of the trash. Its file is the trash.
+var removeTask = helper.Task{Name: "remove", Run: func(j *helper.Job) (any, error) {
+	var name string
+	if err := j.Request(&name); err != nil {
+		return nil, err
+	}
+	trash := beneath.Of(j.Files[0])
+	taken := func(project uint32) (taken bool) {
+		err := j.Send(removal{Project: &project})
+		if err == nil {
+			_, err = j.Receive(&taken)
+		}
+		return taken || err != nil
+	}
+	if err := discardData(trash, name, taken); err != nil {
+		return nil, err
+	}
+	files := 0
+	err := removeTree(j.Files[0], name, func() error {
+		if files++; files%burst != 0 {
+			return nil
+		}
+		if err := j.Send(removal{Files: burst}); err != nil {
+			return err
+		}
+		_, err := j.Receive(nil)
+		return err
+	})
+	return removal{Files: files % burst}, err
+}}
+
+// remove removes an entry of the trash. taken reports whether a volume has a project. removed is
+// called with the number of files that were removed since its last call.
+func (e *executor) remove(ctx context.Context, trash *os.File, name string, taken func(uint32) bool, removed func(files int) error) error {
+	s, err := e.start(removeTask, name, trash)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var last removal
+	err = finish(ctx, s, progressLimit, &last, func(message json.RawMessage) error {
+		var r removal
+		if err := json.Unmarshal(message, &r); err != nil {
+			return err
+		}
+		if r.Project != nil {
+			return s.Send(taken(*r.Project))
+		}
+		if err := removed(r.Files); err != nil {
+			return err
+		}
+		return s.Send(nil)
+	})
+	if err != nil {
+		return err
+	}
+	return removed(last.Files)
+}

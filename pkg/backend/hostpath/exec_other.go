@@ -1,0 +1,72 @@
+//go:build !linux
+
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+)
+
+// HelperTasks are none: nothing hangs in the kernel here, as nothing is cloned or frozen.
+func HelperTasks() []helper.Task { return nil }
+
+// executor runs work in this process.
+type executor struct{}
+
+func (e *executor) close() {}
+
+func (e *executor) tree(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
+	return copier.Tree(ctx, src, dst, copier.Options{})
+}
+
+func (e *executor) file(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
+	return copier.File(ctx, src, dst, copier.Options{})
+}
+
+// cloner clones files.
+type cloner struct{ pairs []*os.File }
+
+func (e *executor) cloner(pairs ...*os.File) (*cloner, error) { return &cloner{pairs}, nil }
+
+func (c *cloner) close() {}
+
+func (c *cloner) within(ctx context.Context) error {
+	for i := 0; i+1 < len(c.pairs); i += 2 {
+		if err := copier.CloneWithin(ctx, c.pairs[i], c.pairs[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cloner) whole(context.Context) error {
+	for i := 0; i+1 < len(c.pairs); i += 2 {
+		if err := copier.Clone(c.pairs[i], c.pairs[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *executor) subvolume(_ context.Context, src, parent *os.File, name string, readOnly bool) error {
+	_, err := quota.Snapshot(src, parent, name, 0, readOnly)
+	return err
+}
+
+func (e *executor) remove(ctx context.Context, trash *os.File, name string, taken func(uint32) bool, removed func(files int) error) error {
+	dir, err := beneath.Open(trash.Name())
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := discardData(dir, name, taken); err != nil {
+		return err
+	}
+	return errors.Join(removeTree(trash, name, func() error { return removed(1) }), ctx.Err())
+}
