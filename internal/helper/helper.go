@@ -37,6 +37,9 @@ type Task struct {
 	// errno values, context errors and errors.ErrUnsupported, which are always found.
 	Errors []error
 
+	// Background says that the helper leaves the processors to the driver and to pods: nice(2).
+	Background bool
+
 	// Outlives says that the helper completes Run when the driver has died or given the work up.
 	// Otherwise the helper exits at that moment.
 	Outlives bool

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 var errSentinel = errors.New("a sentinel of the task")
@@ -112,7 +114,27 @@ var (
 	waitLasts  = Task{Name: "wait and last", Run: wait, Outlives: true}
 )
 
-var tasks = []Task{echo, sum, fail, files, descriptors, waitKilled, waitLasts}
+// niceness returns the niceness of the process's threads.
+var niceness = Task{Name: "niceness", Background: true, Run: reportNiceness}
+
+// normalNiceness is the same for a task that is not in the background.
+var normalNiceness = Task{Name: "normal niceness", Run: reportNiceness}
+
+func reportNiceness(*Job) (any, error) {
+	var all []int
+	threads, err := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		id, _ := strconv.Atoi(thread.Name())
+		raw, _, errno := syscall.Syscall(syscall.SYS_GETPRIORITY, unix.PRIO_PROCESS, uintptr(id), 0)
+		if errno != 0 {
+			return nil, errno
+		}
+		all = append(all, 20-int(raw)) // as the system call has it
+	}
+	return all, err
+}
+
+var tasks = []Task{echo, sum, niceness, normalNiceness, fail, files, descriptors, waitKilled, waitLasts}
 
 // driverEnv names, in the environment, the task that a second process of the test starts in the
 // role of a driver.
@@ -342,6 +364,25 @@ func TestResultGivesMessagesToEachAndStopsAtItsError(t *testing.T) {
 	})
 	if !errors.Is(err, errSentinel) || strings.Join(got, ",") != "1,3" {
 		t.Errorf("Result = %v after %q", err, got)
+	}
+}
+
+func TestABackgroundTaskIsNice(t *testing.T) {
+	p := newPool(t)
+	for _, tc := range []struct {
+		task Task
+		want int
+	}{{normalNiceness, 0}, {niceness, backgroundNice}, {normalNiceness, 0}} {
+		var got []int
+		if err := call(t, p, tc.task, nil, &got); err != nil {
+			t.Fatal(err)
+		}
+		for _, nice := range got {
+			if nice != tc.want {
+				t.Errorf("%s: the threads have the niceness %v, want %d", tc.task.Name, got, tc.want)
+				break
+			}
+		}
 	}
 }
 

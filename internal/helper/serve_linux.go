@@ -10,12 +10,17 @@ import (
 	"runtime/debug"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
-	linkFD    = 3       // the helper's end of the link
-	gcPercent = 40      // helpers run on nodes, whose memory is the pods'
-	maxStack  = 2 << 10 // bytes of a panic's stack in an error
+	linkFD    = 3  // the helper's end of the link
+	gcPercent = 40 // helpers run on nodes, whose memory is the pods'
+
+	backgroundNice = 10 // above the driver's: a tenth of the driver's weight
+
+	maxStack = 2 << 10 // bytes of a panic's stack in an error
 	// maxWaiting is the number of messages that may wait for a task. The tasks' protocols have at
 	// most a few under way; more is a defect.
 	maxWaiting = 16
@@ -39,6 +44,9 @@ func serve(tables [][]Task) (code int) {
 		return 2
 	}
 	h := &worker{link: l, tables: tables, incoming: make(chan frame, maxWaiting)}
+	if raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+		h.nice = 20 - raw // as the system call has it
+	}
 	h.life, h.end = context.WithCancelCause(context.Background())
 	go h.read()
 	for f := range h.incoming {
@@ -46,7 +54,7 @@ func serve(tables [][]Task) (code int) {
 			fmt.Fprintln(os.Stderr, "helper:", err)
 			return 2
 		}
-		if h.life.Err() != nil {
+		if h.life.Err() != nil || h.spent {
 			return 0
 		}
 	}
@@ -113,6 +121,9 @@ type worker struct {
 	life     context.Context
 	end      context.CancelCauseFunc
 
+	nice  int  // niceness of the driver
+	spent bool // the process cannot be used again
+
 	mu      sync.Mutex
 	lasting bool // a task with Outlives runs
 }
@@ -153,7 +164,13 @@ func (h *worker) run(f frame) error {
 	}
 	h.setLasting(task.Outlives)
 	job := &Job{Context: h.life, Files: f.files, request: f.Body, link: h.link, incoming: h.incoming}
+	if task.Background {
+		setNice(h.nice + backgroundNice)
+	}
 	result, err := guarded(task, job)
+	if task.Background {
+		h.spent = setNice(h.nice) != nil // only root may take the niceness back
+	}
 	closeAll(f.files)        // before the caller learns of the end: it may want to unmount them
 	if h.life.Err() != nil { // nobody to report to
 		return nil
@@ -167,6 +184,9 @@ func (h *worker) setLasting(lasting bool) {
 	defer h.mu.Unlock()
 	h.lasting = lasting
 }
+
+// setNice sets the niceness of all threads: a helper is a process group of its own.
+func setNice(nice int) error { return unix.Setpriority(unix.PRIO_PGRP, 0, nice) }
 
 // guarded makes a panic of the task an error.
 func guarded(task Task, job *Job) (result any, err error) {

@@ -29,9 +29,9 @@ type copyReport struct {
 	Idle  time.Duration `json:"idle"`  // that time
 }
 
-// stalled returns errNoProgress if an entry has been in work for too long.
-func (r copyReport) stalled() error {
-	if r.Idle < progressLimit {
+// stalled returns errNoProgress if an entry has been in work for limit.
+func (r copyReport) stalled(limit time.Duration) error {
+	if r.Idle < limit {
 		return nil
 	}
 	return fmt.Errorf("%w for %s at %q", errNoProgress, r.Idle.Round(time.Second), r.Entry)

@@ -22,7 +22,10 @@ func HelperTasks() []helper.Task {
 }
 
 // executor runs work in helper processes.
-type executor struct{ helpers helper.Pool }
+type executor struct {
+	helpers helper.Pool
+	limit   time.Duration // progressLimit, or less in a test
+}
 
 func (e *executor) close() { e.helpers.Close() }
 
@@ -74,8 +77,8 @@ var copyErrors = []error{copier.ErrLease, copier.ErrDepth}
 // treeTask copies a directory to an empty one; fileTask copies a file to an empty one. Their files
 // are source and target.
 var (
-	treeTask = helper.Task{Name: "copy-tree", Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.Tree) }}
-	fileTask = helper.Task{Name: "copy-file", Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.File) }}
+	treeTask = helper.Task{Name: "copy-tree", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.Tree) }}
+	fileTask = helper.Task{Name: "copy-file", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.File) }}
 )
 
 func runCopy(j *helper.Job, run func(ctx context.Context, src, dst *os.File, o copier.Options) (copier.How, error)) (any, error) {
@@ -121,13 +124,13 @@ func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File
 	}
 	defer s.Close()
 	var result copyResult
-	err = finish(ctx, s, progressLimit, &result, func(message json.RawMessage) error {
+	err = finish(ctx, s, max(e.limit, 2*reportEvery), &result, func(message json.RawMessage) error {
 		var r copyReport
 		if err := json.Unmarshal(message, &r); err != nil {
 			return err
 		}
 		report(r)
-		return r.stalled()
+		return r.stalled(e.limit)
 	})
 	if err != nil {
 		return copier.Copied, err
@@ -240,7 +243,7 @@ type removal struct {
 }
 
 // removeTask removes an entry of the trash. Its file is the trash.
-var removeTask = helper.Task{Name: "remove", Run: func(j *helper.Job) (any, error) {
+var removeTask = helper.Task{Name: "remove", Background: true, Run: func(j *helper.Job) (any, error) {
 	var name string
 	if err := j.Request(&name); err != nil {
 		return nil, err
@@ -279,7 +282,7 @@ func (e *executor) remove(ctx context.Context, trash *os.File, name string, take
 	}
 	defer s.Close()
 	var last removal
-	err = finish(ctx, s, progressLimit, &last, func(message json.RawMessage) error {
+	err = finish(ctx, s, e.limit, &last, func(message json.RawMessage) error {
 		var r removal
 		if err := json.Unmarshal(message, &r); err != nil {
 			return err

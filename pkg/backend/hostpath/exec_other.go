@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/helper"
@@ -17,7 +18,9 @@ import (
 func HelperTasks() []helper.Task { return nil }
 
 // executor runs work in this process.
-type executor struct{}
+type executor struct {
+	limit time.Duration // of no use: a copy in this process cannot be given up
+}
 
 func (e *executor) close() {}
 

@@ -137,7 +137,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), slots: newSlots(), wake: make(chan struct{}, 1)}
+	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), exec: executor{limit: progressLimit}, slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.done.Go(func() {
 		if s := b.open(ctx); s != nil {
 			b.heal(ctx, s)
