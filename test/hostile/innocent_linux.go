@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/test/figures"
+)
+
+// hostileVolumes is the number of hostile volumes of each class.
+const hostileVolumes = 4
+
+// lap takes a volume through its life and times each call.
+func (w *world) lap(ctx context.Context, watch figures.Stopwatch, image bool) error {
+	v, restored := w.newVolume("innocent", image), w.newVolume("innocent", image)
+	snapshot := ""
+	steps := []struct {
+		name string
+		call func() error
+	}{
+		{"CreateVolume", func() error { return v.create(ctx, nil) }},
+		{"NodeStageVolume", func() error { return v.stage(ctx) }},
+		{"NodePublishVolume", func() error { return v.publish(ctx) }},
+		{"NodeGetVolumeStats", func() error {
+			_, err := w.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
+			return err
+		}},
+		{"NodeGetVolumeHealth", func() error { _, err := v.health(ctx); return err }},
+		{"CreateSnapshot", func() (err error) { snapshot, err = v.snapshot(ctx, "of-"+v.name); return err }},
+		{"CreateVolume from it", func() error {
+			return restored.create(ctx, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot},
+			}})
+		}},
+		{"DeleteVolume of that", func() error { return restored.delete(ctx) }},
+		{"DeleteSnapshot", func() error { return v.deleteSnapshot(ctx, snapshot) }},
+		{"NodeUnpublishVolume", func() error { return v.unpublish(ctx) }},
+		{"NodeUnstageVolume", func() error { return v.unstage(ctx) }},
+		{"DeleteVolume", func() error { return v.delete(ctx) }},
+	}
+	for _, s := range steps {
+		if err := watch.Time(kindName(image)+" "+s.name, s.call); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kindName(image bool) string {
+	if image {
+		return "image:"
+	}
+	return "directory:"
+}
+
+// laps takes innocent volumes of both kinds through their lives, four times a round and at least
+// for a time.
+func (w *world) laps(ctx context.Context, rounds int, least time.Duration) (figures.Stopwatch, error) {
+	watch := figures.Stopwatch{}
+	for n, start := 0, time.Now(); n < 4*rounds || time.Since(start) < least; n++ {
+		for _, image := range []bool{false, true} {
+			if err := w.lap(ctx, watch, image); err != nil {
+				return watch, fmt.Errorf("an innocent volume: %w", err)
+			}
+		}
+	}
+	return watch, nil
+}
+
+// pressure makes snapshots of hostile volumes, again and again, until end is called. end returns
+// how often each outcome came.
+func (w *world) pressure(ctx context.Context, bad []*volume) (end func() map[string]int) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	outcomes := map[string]int{}
+	for _, v := range bad {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				outcome := v.attempt(ctx, fmt.Sprintf("%s-%d", v.name, n))
+				mu.Lock()
+				outcomes[outcome]++
+				mu.Unlock()
+				select {
+				case <-ctx.Done():
+				case <-time.After(backoff):
+				}
+			}
+		})
+	}
+	return func() map[string]int {
+		cancel()
+		wg.Wait()
+		return outcomes
+	}
+}
+
+// backoff is the pause between two snapshots of a hostile volume: the shortest of a sidecar.
+const backoff = time.Second
+
+// attempt makes a snapshot of a hostile volume and deletes it.
+func (v *volume) attempt(ctx context.Context, name string) string {
+	limited, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	id, err := v.snapshot(limited, name)
+	if err == nil {
+		v.deleteSnapshot(ctx, id)
+	}
+	return status.Code(err).String()
+}
+
+// suffer measures what innocent volumes notice of hostile ones that are armed, then SIGTERM and the
+// start of a successor.
+func (w *world) suffer(ctx context.Context, b *bench, before figures.Stopwatch, bad []*volume) error {
+	end := w.pressure(ctx, bad)
+	during, err := w.laps(ctx, b.rounds, b.least)
+	fmt.Printf("  hostile snapshots: %v\n", end())
+	if err != nil {
+		return err
+	}
+	compare(before, during)
+	for _, v := range bad {
+		reasons, err := v.health(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  health of %s: %v\n", v.name, reasons)
+	}
+	return w.succeed(ctx)
+}
+
+// compare prints the medians of each call before and during an attack.
+func compare(before, during figures.Stopwatch) {
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		was, is := before.P50(name), during.P50(name)
+		figures.Row(fmt.Sprintf("%s %.0f µs, was %.0f", name, is, was), is/was, "times", figures.AtMost(1.5))
+	}
+}
+
+// succeed ends the driver while hostile volumes are armed, starts the next one, and uses it.
+func (w *world) succeed(ctx context.Context) error {
+	took, err := w.stop()
+	if err != nil {
+		return fmt.Errorf("SIGTERM: %w", err)
+	}
+	figures.Row("SIGTERM until the driver has ended, with a drain timeout of 5 s", took.Seconds(), "s", figures.AtMost(6))
+	start := time.Now()
+	if err := w.start(ctx); err != nil {
+		return err
+	}
+	v := w.newVolume("innocent", false)
+	for _, step := range []func(context.Context) error{func(ctx context.Context) error { return v.create(ctx, nil) }, v.stage, v.publish} {
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("the next driver: %w", err)
+		}
+	}
+	figures.Row("start of the next driver until a pod has a volume", time.Since(start).Seconds(), "s", figures.AtMost(5))
+	return ended(ctx, []*volume{v})
+}
+
+// withHostile runs a trial: it measures innocent volumes alone, arms hostile ones, measures again,
+// disarms them, and makes sure that all of it can be taken down.
+func withHostile(ctx context.Context, b *bench, fsType string, image bool, arm func(v *volume) (disarm func(), err error)) (err error) {
+	w, err := newWorld(ctx, b, fsType)
+	if err != nil {
+		return err
+	}
+	defer func() { w.cmd.Process.Kill() }()
+	if _, err := w.laps(ctx, 1, 0); err != nil { // warm
+		return err
+	}
+	before, err := w.laps(ctx, b.rounds, 0)
+	if err != nil {
+		return err
+	}
+	bad, err := w.made(ctx, hostileVolumes, "hostile", image)
+	if err != nil {
+		return err
+	}
+	var disarms []func()
+	disarm := sync.OnceFunc(func() {
+		for _, d := range disarms {
+			d()
+		}
+	})
+	defer disarm()
+	for _, v := range bad {
+		d, err := arm(v)
+		if err != nil {
+			return err
+		}
+		disarms = append(disarms, d)
+	}
+	if err := w.suffer(ctx, b, before, bad); err != nil {
+		return fmt.Errorf("%w; the log ends with %s", err, w.tail())
+	}
+	disarm()
+	if err := errors.Join(w.deleteSnapshots(ctx), ended(ctx, bad), w.clean(ctx)); err != nil {
+		return err
+	}
+	_, err = w.stop()
+	return err
+}
