@@ -72,20 +72,6 @@ func (v *volume) origin() origin {
 	return *v.From
 }
 
-// check returns an error for a record that this release can't have written to the directory called id.
-func (v *volume) check(id string) error {
-	parsed, err := volumeid.Parse(id)
-	switch {
-	case err != nil:
-		return err
-	case v.ID != id:
-		return fmt.Errorf("%w: it is of volume %.64q", record.ErrDamaged, v.ID)
-	case v.Name == "", v.Inline != (parsed.Kind == volumeid.Inline), !v.Inline && parsed.Kind != volumeid.Volume:
-		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
-	}
-	return v.content.check()
-}
-
 func (v *volume) public() backend.Volume {
 	id := v.ID
 	if v.Inline {
