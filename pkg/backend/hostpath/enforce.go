@@ -12,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
@@ -315,23 +316,16 @@ func (s *store) unenforced(v *volume) []backend.Condition {
 // heal gives directories their limits back, as quotas may have been off and on again, and takes away what the kernel
 // keeps of subvolumes that are gone.
 func (b *Backend) heal(ctx context.Context, s *store) {
-	var held []*volume
-	b.index.mu.RLock()
-	for _, volumes := range []map[string]*volume{b.index.volumes.byID, b.index.inline} {
-		for _, v := range volumes {
-			if v.Enforced {
-				held = append(held, v)
-			}
-		}
-	}
-	b.index.mu.RUnlock()
-	for _, v := range held {
+	for _, v := range b.index.enforced() {
 		if ctx.Err() != nil {
 			return
 		}
-		if u, err := s.look(v); err == nil && !u.Holds(v.Size) {
-			b.again(s, v)
-		}
+		b.panicked(guard.Do(func() error {
+			if u, err := s.look(v); err == nil && !u.Holds(v.Size) {
+				b.again(s, v)
+			}
+			return nil
+		}))
 	}
 	if root, err := s.root.OpenDirFile("."); err == nil {
 		defer root.Close()
@@ -390,15 +384,12 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 // taken reports whether a volume has a project.
 func discardData(s *store, entry string, taken func(uint32) bool) error {
 	dir, err := s.root.OpenDirFile(entry)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrType) { // no volume: somebody else put it there
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if info, err := dir.Stat(); err != nil || !info.IsDir() { // somebody else put it there
-		return err
-	}
 	return quota.Discard(dir, dataDir, taken)
 }
