@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/regular"
 )
 
 // record writes what is about to be frozen to a new file in the state directory, durably, and returns its path.
@@ -41,6 +43,9 @@ func (l *linux) record(images []frozen) (path string, err error) {
 	return file.Name(), nil
 }
 
+// maxRecord is more than the record of a freeze has, in bytes.
+const maxRecord = 16 << 20
+
 // patience is how long a filesystem may take to thaw at the start: its disk may not answer, and then neither does it.
 const patience = time.Minute
 
@@ -53,6 +58,9 @@ func (l *linux) thawLeft() error {
 	}
 	for _, r := range records {
 		path := filepath.Join(l.state, r.Name())
+		if !r.Type().IsRegular() { // a record is a file: a FIFO would block this start and each later one
+			continue
+		}
 		if err := l.thawRecorded(path); err != nil {
 			return fmt.Errorf("thaw what a driver that died has left frozen, by its record %s: pods hang until that is done: %w", path, err)
 		}
@@ -64,7 +72,7 @@ func (l *linux) thawLeft() error {
 }
 
 func (l *linux) thawRecorded(record string) error {
-	data, err := os.ReadFile(record)
+	data, err := regular.ReadFile(record, maxRecord)
 	if err != nil {
 		return err
 	}
