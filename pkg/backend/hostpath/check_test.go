@@ -1,8 +1,11 @@
 package hostpath
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -122,6 +125,35 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 				t.Errorf("member %q: %v", from, err)
 			}
 		}
+	}
+}
+
+// TestRecordsThatEarlierReleasesWroteAreRead has files of earlier commits, with the commit and the directory of each.
+func TestRecordsThatEarlierReleasesWroteAreRead(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "records.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for line := range strings.Lines(string(text)) {
+		commit, rest, _ := strings.Cut(line, " ")
+		dir, file, _ := strings.Cut(rest, " ")
+		var v volume
+		var n snapshot
+		if dir == volumesDir {
+			err = volumeFormat.Decode([]byte(file), &v)
+			err = cmp.Or(err, v.checkOwn())
+		} else {
+			err = snapshotFormat.Decode([]byte(file), &n)
+			err = cmp.Or(err, n.check(n.ID))
+		}
+		if err != nil {
+			t.Errorf("commit %s: %v: %s", commit, err, file)
+		}
+		read++
+	}
+	if read < 15 {
+		t.Errorf("%d records were read", read)
 	}
 }
 
