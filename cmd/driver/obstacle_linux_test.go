@@ -89,8 +89,8 @@ func (p *process) end() {
 	}
 }
 
-// TestObstaclesOnTheDiskHoldNobodyUp restarts a driver after something else has taken the place of files and
-// directories of the root and of the state directory, and one of them while it runs.
+// TestObstaclesOnTheDiskHoldNobodyUp restarts a driver after something else has taken the place of
+// files and directories of the root and of the state directory, and one of them while it runs.
 func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"FIFO":      func(path string) error { return syscall.Mkfifo(path, 0o600) },

@@ -50,9 +50,10 @@ var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 // maxStagingFile is more than a file has, in bytes: a path has 4096 at most.
 const maxStagingFile = 64 << 10
 
-// openStagings reads the files. A damaged file is removed, and so is one of whose path mounted says false: the machine
-// was booted since, or somebody has cleaned up. Where mounted can't tell, the file stays. An entry that is no file, and
-// can't be removed, is reported; it concerns the volumes at its own path only.
+// openStagings reads the files. It removes a damaged file, and a file for whose path mounted
+// returns false: the machine was booted since, or the path was unmounted by hand. If mounted
+// returns an error, the file stays. An entry that is not a file and can't be removed is reported;
+// it concerns only the volume at its own path.
 func openStagings(stateDir string, mounted func(path string) (bool, error), report func(error)) (_ *stagings, err error) {
 	dir := filepath.Join(stateDir, stagingsDir)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -90,7 +91,8 @@ func openStagings(stateDir string, mounted func(path string) (bool, error), repo
 	return s, nil
 }
 
-// read reads one file, and reports whether it is to stay. What ends with .new was never put in place.
+// read reads a file and reports whether it stays. A file whose name ends with .new was never put in
+// place.
 func (s *stagings) read(name string, mounted func(path string) (bool, error)) (keep bool, err error) {
 	if strings.HasSuffix(name, ".new") {
 		return false, nil
@@ -183,7 +185,7 @@ func (s *stagings) write(path string, st staging) error {
 	return nil
 }
 
-// create writes a new file, in place of one that may be left over.
+// create writes a new file, in place of a leftover.
 func (s *stagings) create(name string, data []byte) error {
 	const flag = os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	file, err := s.dir.OpenFile(name, flag, 0o600)

@@ -11,8 +11,9 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
-// TestAnObstacleAmongStagingFilesConcernsItsOwnPath puts something else in the place of one file, and of the one that is
-// renamed to it. A FIFO that is opened without O_NONBLOCK hangs: the test's own deadline ends it then.
+// TestAnObstacleAmongStagingFilesConcernsItsOwnPath puts something else in the place of one file,
+// and of the one that is renamed to it. A FIFO that is opened without O_NONBLOCK hangs: the test's
+// own deadline ends it then.
 func TestAnObstacleAmongStagingFilesConcernsItsOwnPath(t *testing.T) {
 	want := staging{VolumeID: "v", Use: use{mode: sharedMode}.digest()}
 	mounted := func(string) (bool, error) { return true, nil }

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A FIFO that is opened without O_NONBLOCK would hold up each start for ever: the test's own deadline ends it then.
+// A FIFO that is opened without O_NONBLOCK would hold up each start for ever: the test's own
+// deadline ends it then.
 func TestEntriesAmongFreezeRecordsThatAreNoFilesAreLeftAlone(t *testing.T) {
 	open := realMounter(t)
 	dir := filepath.Join(t.TempDir(), "kubelet")

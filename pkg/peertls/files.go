@@ -116,5 +116,6 @@ func readAll(dir string) (c content, err error) {
 	return c, nil
 }
 
-// readFile reads a file of an identity. Anything else is an error: a FIFO would make every handshake wait.
+// readFile reads a file of an identity. Anything else is an error: a FIFO would make every
+// handshake wait.
 func readFile(path string) ([]byte, error) { return regular.ReadFile(path, maxFile) }

@@ -39,8 +39,9 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 	return nil, nil, errors.New("these credentials are a server's")
 }
 
-// ServerHandshake runs in a goroutine of gRPC, which catches no panic. It returns io.EOF, and reports nothing, where the client went away without a word, as the probe of a load
-// balancer does. gRPC bounds the time: grpc.ConnectionTimeout.
+// ServerHandshake runs in a goroutine of gRPC, which catches no panic. It returns io.EOF, and
+// reports nothing, where the client went away without a word, as the probe of a load balancer does.
+// gRPC bounds the time: grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	select {
 	case s.places <- struct{}{}:

@@ -81,7 +81,8 @@ func (f *Forgotten) refresh() {
 	}
 }
 
-// maxForgotten is the largest file that is read, in bytes: a name of 253 bytes for each of 60,000 nodes.
+// maxForgotten is the largest file that is read, in bytes: a name of 253 bytes for each of 60,000
+// nodes.
 const maxForgotten = 16 << 20
 
 func (f *Forgotten) read() error {

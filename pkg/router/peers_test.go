@@ -843,7 +843,8 @@ func TestForgottenNodes(t *testing.T) {
 	}
 }
 
-// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn panics once while nodes are looked for, and once while one is met.
+// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn panics once while nodes are looked for,
+// and once while one is met.
 func TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	c.stop()

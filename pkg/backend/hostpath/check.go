@@ -13,10 +13,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A record with the right checksum may still hold a combination of fields that no code expects: a person wrote it, or a
-// defect did. The functions in this file return record.ErrDamaged for each combination that no release can have written.
-// A record of any earlier release passes. So they do not repeat limits that a later release may tighten, such as those of
-// the parameters of a class.
+// A record with the right checksum may still hold a combination of fields that no code expects: a
+// person wrote it, or a defect did. The functions in this file return record.ErrDamaged for each
+// combination that no release can have written. A record of any earlier release passes. So they do
+// not repeat limits that a later release may tighten, such as those of the parameters of a class.
 
 // maxName is more than the driver allows for any name, in bytes.
 const maxName = 1 << 10
@@ -39,7 +39,8 @@ func checkID(id, dir string, kinds ...volumeid.Kind) (volumeid.ID, error) {
 	return parsed, nil
 }
 
-// checkName returns an error unless the ID was made from one of digested, the first of which is the name itself.
+// checkName returns an error for a name that no object has, and unless the ID is made from an
+// element of digested.
 func checkName(id volumeid.ID, name string, digested ...string) error {
 	switch {
 	case name == "" || len(name) > maxName:
@@ -83,7 +84,7 @@ func (v *volume) check(dir string) error {
 	return nil
 }
 
-// checkFrom returns an error unless the volume was made empty, or from one snapshot or volume.
+// checkFrom returns an error unless the volume was created empty, from a snapshot or from a volume.
 func (v *volume) checkFrom() error {
 	switch from := v.From; {
 	case from == nil:
@@ -100,8 +101,10 @@ func (v *volume) checkFrom() error {
 	return nil
 }
 
-// checkLimit returns an error unless what the record says of the limit of a directory can be. Promised says nothing about
-// Enforced: quotas may have been turned on since the volume was made. Nor does Enforced about the setting enforce.
+// checkLimit returns an error for impossible fields about the limit of a directory. Promised and
+// Enforced may both be set: quotas may have been turned on after the volume was created. Enforced
+// and the setting enforce: off may be, too: a release recorded the setting before it could take the
+// limit away.
 func (v *volume) checkLimit() error {
 	switch {
 	case v.Kind == image && (v.Mark != nil || v.Enforced || v.Promised):
@@ -117,7 +120,8 @@ func (v *volume) checkLimit() error {
 	return nil
 }
 
-// check returns an error for settings that no volume of kind k has. field is their name in the record.
+// check returns an error for settings that no volume of kind k has. field is their name in the
+// record.
 func (s settings) check(field string, k kind) error {
 	for key, value := range s {
 		known, ok := knownSettings[key]
@@ -128,7 +132,7 @@ func (s settings) check(field string, k kind) error {
 			return damaged("kind and %s: %s is for images", field, key)
 		case k == image && key == enforceKey && value == off:
 			return damaged("kind and %s: the size of an image is always enforced", field)
-		case key == labelKey: // nothing depends on it, and what a label may contain is a rule for new ones
+		case key == labelKey: // nothing depends on it, and the rules for its characters are for new labels
 			if value == "" || len(value) > maxName {
 				return damaged("%s: a label of %d bytes, must be 1 to %d", field, len(value), maxName)
 			}
@@ -143,7 +147,8 @@ func (s settings) check(field string, k kind) error {
 
 // check returns an error for the content of a volume or snapshot.
 //
-// The size of an image need not be a multiple of sizeUnit: releases recorded what a person had made of the file.
+// The size of an image need not be a multiple of sizeUnit: releases recorded the size of a file
+// that a person had grown.
 func (c *content) check() error {
 	switch c.Kind {
 	case directory:
@@ -221,13 +226,14 @@ func (n *snapshot) check(dir string) error {
 	return nil
 }
 
-// digestedForMember returns what releases made the ID of the snapshot of a volume in a group from.
+// digestedForMember returns the names from which releases made the ID of the snapshot of a volume
+// in a group.
 func digestedForMember(group, volume string) []string {
 	return []string{nameOfMember(group, volume), group + " " + volume}
 }
 
-// nameOfMember returns what the ID of the snapshot of a volume in a group is made from: no other snapshot's name has a
-// NUL.
+// nameOfMember returns the name from which the ID of the snapshot of a volume in a group is made.
+// The name of no other snapshot has a NUL.
 func nameOfMember(group, volume string) string { return group + "\x00" + volume }
 
 // check returns an error for the record of a group in the directory called dir.
@@ -274,7 +280,8 @@ func (m *member) check(group string) error {
 	return nil
 }
 
-// checkPart returns an error unless the fields of a part are there if the ID, which is parsed, is that of one.
+// checkPart returns an error unless the group has the fields of a part exactly if its ID, which is
+// parsed, is a part's.
 func (g *group) checkPart(id volumeid.ID) error {
 	part := id.Node == volumeid.NodeDigest(volumeid.SeveralNodes)
 	switch {

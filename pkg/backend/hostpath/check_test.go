@@ -70,7 +70,8 @@ func inline(v *volume) {
 	v.ID = volumeid.New(volumeid.Inline, "node-1", v.Name)
 }
 
-// TestRecordsOfAllReleasesAreRead has what some release can have written, also where the present one does not.
+// TestRecordsOfAllReleasesAreRead has what some release can have written, also where the present
+// one does not.
 func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 	mark := &quota.Mark{Kind: quota.Subvolume}
 	for name, err := range map[string]error{
@@ -128,7 +129,8 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 	}
 }
 
-// TestRecordsThatEarlierReleasesWroteAreRead has files of earlier commits, with the commit and the directory of each.
+// TestRecordsThatEarlierReleasesWroteAreRead has files of earlier commits, with the commit and the
+// directory of each.
 func TestRecordsThatEarlierReleasesWroteAreRead(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "records.txt"))
 	if err != nil {
@@ -159,7 +161,8 @@ func TestRecordsThatEarlierReleasesWroteAreRead(t *testing.T) {
 
 func (v *volume) checkOwn() error { return v.check(v.ID) }
 
-// TestImpossibleRecordsAreDamaged has combinations that no release can have written, and the fields that the error names.
+// TestImpossibleRecordsAreDamaged has combinations that no release can have written, and the fields
+// that the error names.
 func TestImpossibleRecordsAreDamaged(t *testing.T) {
 	ofVolume := func(v *volume, change func(v *volume)) error { change(v); return v.checkOwn() }
 	ofSnapshot := func(change func(n *snapshot)) error { n := with(goodSnapshot(), change); return n.check(n.ID) }

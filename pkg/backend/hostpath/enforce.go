@@ -384,7 +384,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 // taken reports whether a volume has a project.
 func discardData(s *store, entry string, taken func(uint32) bool) error {
 	dir, err := s.root.OpenDirFile(entry)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrType) { // no volume: somebody else put it there
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrType) { // not a volume, so it has no quota
 		return nil
 	}
 	if err != nil {

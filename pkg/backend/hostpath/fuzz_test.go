@@ -75,7 +75,8 @@ func values(text string, number int64) []any {
 	}
 }
 
-// compose returns a template in which pairs of bytes, a field and a value each, have changed something.
+// compose returns a template in which pairs of bytes, a field and a value each, have changed
+// something.
 func compose(template any, changes []byte, text string, number int64) ([]byte, error) {
 	data, err := json.Marshal(template)
 	if err != nil {
@@ -95,8 +96,9 @@ func compose(template any, changes []byte, text string, number int64) ([]byte, e
 	return json.Marshal(object)
 }
 
-// FuzzRecord starts a backend on a root with a record that has the right checksum and any combination of fields. Nothing
-// panics or hangs, the good objects are served, and a record that can't be used is left as it is.
+// FuzzRecord starts a backend on a root with a record that has the right checksum and any
+// combination of fields. Nothing panics or hangs, the good objects are served, and a record that
+// can't be used is left as it is.
 func FuzzRecord(f *testing.F) {
 	at := func(field string) byte { return byte(slices.Index(fields, field)) }
 	for i := range plants {
@@ -232,8 +234,8 @@ func (g *garden) open(t testing.TB) *Backend {
 	}
 }
 
-// plant puts a record into a directory of the root, beside data for each kind, and returns all files of the directory.
-// Where it is that of a group, it makes its members.
+// plant puts a record into a directory of the root, beside data for each kind, and returns all
+// files of the directory. Where it is that of a group, it makes its members.
 func (g *garden) plant(t *testing.T, dir string, file, data []byte) map[string]string {
 	planted := map[string]string{recordFile: string(file), imageFile: strings.Repeat("x", 4096), dataDir + "/file": "x"}
 	for name, content := range planted {
@@ -278,7 +280,8 @@ func (g *garden) weed(t *testing.T) {
 	}
 }
 
-// start opens a backend, makes every call for the planted object, and makes sure that the good ones are served.
+// start opens a backend, makes every call for the planted object, and makes sure that the good ones
+// are served.
 func (g *garden) start(t *testing.T, id, dir string, planted map[string]string) {
 	b := g.open(t)
 	defer b.Close()
@@ -351,7 +354,8 @@ func (g *garden) served(t *testing.T, b *Backend) {
 	}
 }
 
-// exercise makes every call for an object. Their errors depend on the record; the good objects are never named.
+// exercise makes every call for an object. Their errors depend on the record; the good objects are
+// never named.
 func exercise(b *Backend, id string) {
 	ctx := context.Background()
 	create := func(name string) backend.CreateOptions { return backend.CreateOptions{Name: name} }

@@ -10,13 +10,13 @@
 //	<root>/staging/              half-made things; moved to trash/ at start
 //	<root>/trash/                deleted things, emptied in the background
 //
-// Everything is made in staging/, made durable, and renamed into its place: nothing half-made is ever seen there, and a
-// SIGKILL or a power cut at any moment leaves it wholly there or not at all. Deleting is a rename to trash/.
-// The records are read once, at start, into an index; what a call costs doesn't grow with the number of volumes, but
-// for the lists.
+// Everything is made in staging/, made durable, and renamed into its place: nothing half-made is
+// ever seen there, and a SIGKILL or a power cut at any moment leaves it wholly there or not at all.
+// Deleting is a rename to trash/. The records are read once, at start, into an index; what a call
+// costs doesn't grow with the number of volumes, but for the lists.
 //
-// Every path below the root is resolved by package beneath, which follows no link. The content of data/ belongs to
-// tenants and is never followed either.
+// Every path below the root is resolved by package beneath, which follows no link. The content of
+// data/ belongs to tenants and is never followed either.
 package hostpath
 
 import (
@@ -48,8 +48,8 @@ const (
 	imageFile    = "image.raw"
 )
 
-// Pauses until a root that can't be used is opened again: after an error, and after a panic, which is reported with its
-// stack each time.
+// Pauses until a root that can't be used is opened again: after an error, and after a panic, which
+// is reported with its stack each time.
 const (
 	retryOpen  = 500 * time.Millisecond
 	retryPanic = 30 * time.Second
@@ -316,8 +316,8 @@ func (s *store) close() error {
 	return err
 }
 
-// inPlace returns an error if a path of the root leads to another directory than the one that is open: its disk was
-// unmounted, another one was mounted over it, or a link in the path was changed.
+// inPlace returns an error if a path of the root leads to another directory than the one that is
+// open: its disk was unmounted, another one was mounted over it, or a link in the path was changed.
 func (s *store) inPlace() error {
 	paths := []string{s.path}
 	if s.real != s.path {
@@ -359,8 +359,8 @@ func (s *store) dataPath(v *volume) string {
 // dataName returns the path of the volume's data below the root.
 func (s *store) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
 
-// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in its place, a link
-// for example.
+// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in
+// its place, a link for example.
 func (s *store) data(v *volume) (fs.FileInfo, error) {
 	want := fs.ModeDir
 	if v.Kind == image {
@@ -381,7 +381,7 @@ func (c *content) dataFile() string {
 type counters struct {
 	openTime     atomic.Int64           // nanoseconds
 	swept        atomic.Int64           // half-made or leftover things that the start found
-	unswept      atomic.Pointer[string] // why the start could not move one of them to the trash
+	unswept      atomic.Pointer[string] // why the start could not move an entry to the trash
 	panics       atomic.Int64           // of tasks in the background
 	lastPanic    atomic.Pointer[string]
 	trashed      atomic.Int64 // entries of trash/ that wait

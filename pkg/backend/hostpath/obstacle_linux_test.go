@@ -18,8 +18,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// obstacles are what a test puts in the place of a file or directory. A FIFO has no other side: to open or read it
-// without O_NONBLOCK takes for ever.
+// obstacles are what a test puts in the place of a file or directory. A FIFO has no other side: to
+// open or read it without O_NONBLOCK takes for ever.
 var obstacles = map[string]func(path, victim string) error{
 	"FIFO": func(path, _ string) error { return unix.Mkfifo(path, 0o600) },
 	"file": func(path, _ string) error { return os.WriteFile(path, []byte("obstacle"), 0o600) },
@@ -178,8 +178,8 @@ func (s *scene) ends(b *Backend) {
 	}
 }
 
-// TestAnObstacleInTheRootHarmsNothingElse starts a backend on a root in which something else is in the place of one
-// file or directory.
+// TestAnObstacleInTheRootHarmsNothingElse starts a backend on a root in which something else is in
+// the place of one file or directory.
 func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 	for name, place := range map[string]func(s *scene) string{
 		"leftover of the identity":  func(s *scene) string { return s.path(identityFile + ".new") },
@@ -322,8 +322,8 @@ func (w *world) member(g *group, i int) string {
 	return m.Half
 }
 
-// A group is there from its commit on. If its members can't be moved, or its record can't be read, then they are in the
-// staging area, and nowhere else.
+// A group is there from its commit on. If its members can't be moved, or its record can't be read,
+// then they are in the staging area, and nowhere else.
 func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {

@@ -91,7 +91,8 @@ const volumeInodes = 3
 // noInodes reports whether the filesystem has too few inodes for one more volume.
 func (d space) noInodes() bool { return d.inodes > 0 && d.freeInodes < volumeInodes }
 
-// offered returns the room for new volumes that GetCapacity reports: that of available, if a volume can be made.
+// offered returns the room for new volumes that GetCapacity reports: that of available, if a volume
+// can be made.
 func (d space) offered(promised int64, whole bool) int64 {
 	if d.noInodes() {
 		return 0

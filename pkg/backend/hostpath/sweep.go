@@ -26,9 +26,9 @@ const (
 	maxYield   = 20          // milliseconds that the trash gives way for, after each burst
 )
 
-// load finishes the groups that were committed, moves incomplete objects of an earlier process to the trash, makes
-// durable what it finds, and reads all records into the index. One object with which it fails is reported and left
-// alone, and does not keep the others from being served.
+// load finishes the groups that were committed, moves incomplete objects of an earlier process to
+// the trash, makes durable what it finds, and reads all records into the index. An object with
+// which it fails is reported and left alone; the others are served.
 func (b *Backend) load(s *store) (err error) {
 	var c contents
 	if c.groups, c.brokenGroups, err = readRecords(s, groupsDir, partFormat, (*group).check); err != nil {
@@ -68,7 +68,8 @@ func (b *Backend) load(s *store) (err error) {
 	return nil
 }
 
-// finishAll finishes groups that were committed, and returns those with which that worked. The others are in broken then.
+// finishAll finishes groups that were committed, and returns those with which that worked. The
+// others are in broken then.
 func (s *store) finishAll(groups []*group, broken map[string]error) (finished []*group) {
 	for _, g := range groups {
 		err := s.finish(g)
@@ -104,8 +105,8 @@ func (s *store) measure(v *volume) {
 	}
 }
 
-// sweepStaging sweeps all entries of staging/. Members of a group that was committed and could not be finished are left
-// there: they are the only copy.
+// sweepStaging sweeps all entries of staging/. Members of a group that was committed and could not
+// be finished are left there: they are the only copy.
 func (b *Backend) sweepStaging(s *store, brokenGroups map[string]error) error {
 	b.count.unswept.Store(nil)
 	names, err := s.root.Names(stagingDir)
@@ -124,7 +125,7 @@ func (b *Backend) sweepStaging(s *store, brokenGroups map[string]error) error {
 	return nil
 }
 
-// isMember reports whether the directory called name has, or may have, the snapshot of one of these groups.
+// isMember reports whether the directory called name has, or may have, a member of these groups.
 func (s *store) isMember(name string, groups map[string]error) bool {
 	var n snapshot
 	err := snapshotFormat.Read(s.root, path.Join(name, recordFile), &n)
@@ -141,8 +142,8 @@ func (b *Backend) sweep(s *store, name string) error {
 	return nil
 }
 
-// sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots. A member with which it
-// fails is in broken then.
+// sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots. A
+// member with which it fails is in broken then.
 func (b *Backend) sweepMembers(s *store, all []*snapshot, broken map[string]error) (left []*snapshot) {
 	for _, n := range all {
 		if n.Group == "" {
@@ -164,14 +165,15 @@ func (b *Backend) sweepMembers(s *store, all []*snapshot, broken map[string]erro
 	return left
 }
 
-// readRecords reads the records of all objects in one of the root's directories. check returns what is wrong with the
-// record in the directory of that name. broken are the errors of those that can't be used, by that name.
+// readRecords reads the records of all objects in one of the root's directories. check returns what
+// is wrong with the record in the directory of that name. broken are the errors of those that can't
+// be used, by that name.
 func readRecords[T any](s *store, in string, format record.Format, check func(object *T, dir string) error) (objects []*T, broken map[string]error, err error) {
 	names, err := s.root.Names(in)
 	if err != nil {
 		return nil, nil, err
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { // somebody else put it there
+	names = slices.DeleteFunc(names, func(name string) bool { // not an object of ours
 		_, err := volumeid.Parse(name)
 		return err != nil
 	})

@@ -393,8 +393,8 @@ func (b *Backend) unused(s *store, v *volume) error {
 	return nil
 }
 
-// Mount returns the volume's directory, its filesystem or its device. It looks whether that is still in its place: the
-// Mounter follows no link, and its error does not tell what is there instead.
+// Mount returns the volume's directory, its filesystem or its device. It checks the type of the
+// data first: the Mounter follows no link, and its error does not name the obstacle.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	s, err := b.ready()
 	if err != nil {
