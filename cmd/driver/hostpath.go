@@ -72,7 +72,8 @@ func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (ba
 	log.Info("opening the root", "root", h.root)
 	return hostpath.New(hostpath.Config{
 		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt, Lost: h.lost,
-		Seen:  filepath.Join(o.stateDir, "root-identity"),
-		Users: m.Users, Failing: m.Failing, Checks: m.Checks, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
+		Seen:   filepath.Join(o.stateDir, "root-identity"),
+		Report: func(err error) { log.Error("a background task of the storage ended with a panic", about(err)...) },
+		Users:  m.Users, Failing: m.Failing, Checks: m.Checks, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
@@ -156,7 +157,7 @@ func (p *instance) drive(ctx context.Context) (err error) {
 	csi := map[mode]func() *grpc.Server{modeAll: d.All, modeController: d.Controller, modeNode: d.Kubelet}[p.mode]
 	endpoints := []driver.Endpoint{{Server: csi(), Listener: p.listeners.csi}}
 	if p.listeners.peer != nil {
-		id, err := p.identity(func(err error) { p.log.Warn("the way to the router", "error", err) })
+		id, err := p.identity(func(err error) { p.log.Warn("the way to the router", about(err)...) })
 		if err != nil {
 			return err
 		}
@@ -173,7 +174,7 @@ func (p *instance) route(ctx context.Context) error {
 			p.log.Info(message)
 			return
 		}
-		p.log.Warn(message, "error", err)
+		p.log.Warn(message, about(err)...)
 	}
 	cfg, err := p.router(report)
 	if err != nil {
@@ -209,6 +210,15 @@ func (p *instance) route(ctx context.Context) error {
 	})
 }
 
+// about returns err as attributes of a log line. That of a panic comes with its stack.
+func about(err error) []any {
+	attributes := []any{"error", err}
+	if p := (*guard.Panic)(nil); errors.As(err, &p) {
+		attributes = append(attributes, "stack", string(p.Stack))
+	}
+	return attributes
+}
+
 // serve answers HTTP, and calls by what serves them, until ctx is done or one of them fails.
 func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -218,18 +228,18 @@ func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(c
 		server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 		defer server.Close()
 		go func() {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := guard.Do(func() error { return server.Serve(l) }); !errors.Is(err, http.ErrServerClosed) {
 				failed <- fmt.Errorf("--http-endpoint: %w", err)
 				cancel()
 			}
 		}()
 		p.log.Info("serving metrics", "endpoint", l.Addr().String())
 	}
-	about := []any{"endpoint", p.endpoint, "driver", p.driverName, "release", release(), "backend", p.backend, "mode", p.mode}
+	attributes := []any{"endpoint", p.endpoint, "driver", p.driverName, "release", release(), "backend", p.backend, "mode", p.mode}
 	if p.mode != modeController {
-		about = append(about, "node", p.nodeID)
+		attributes = append(attributes, "node", p.nodeID)
 	}
-	p.log.Info("serving CSI", about...)
+	p.log.Info("serving CSI", attributes...)
 	if err := calls(ctx); err != nil {
 		return err
 	}

@@ -1,13 +1,13 @@
-// Package beneath opens, makes, renames and removes files beneath an open directory. No operation leaves that directory
-// and none follows a symbolic link, whichever element of its path that is.
+// Package beneath opens, makes, renames and removes files beneath an open directory. No operation
+// leaves that directory and none follows a symbolic link, whichever element of its path that is.
 //
-// os.Root keeps the first promise and not the second: it follows links that stay inside. A link in place of a volume's
-// directory would then show the data of another volume.
+// os.Root keeps the first promise and not the second: it follows links that stay inside. A link in
+// place of a volume's directory would then show the data of another volume.
 //
-// Paths have slashes between their elements and satisfy fs.ValidPath; "." is the directory itself. Errors are
-// *fs.PathError (of Rename *os.LinkError) with the path as the caller of Open gave it, and the errors of package fs can
-// be found in them. A path element of the wrong type is ErrType: a FIFO in place of a file, for example, or a link. No
-// open waits for the writer of a FIFO.
+// Paths have slashes between their elements and satisfy fs.ValidPath; "." is the directory itself.
+// Errors are *fs.PathError (of Rename *os.LinkError) with the path as the caller of Open gave it,
+// and the errors of package fs can be found in them. A path element of the wrong type is ErrType: a
+// FIFO in place of a file, for example, or a link. No open waits for the writer of a FIFO.
 package beneath
 
 import (
@@ -31,8 +31,8 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	return regular.Read(file, limit)
 }
 
-// Check describes what is called name, which must have the type want: fs.ModeDir, or 0 for a regular file.
-// Errors: fs.ErrNotExist, ErrType.
+// Check describes the entry called name, which must have the type want: fs.ModeDir, or 0 for a
+// regular file. Errors: fs.ErrNotExist, ErrType.
 func (d *Dir) Check(name string, want fs.FileMode) (fs.FileInfo, error) {
 	info, err := d.Lstat(name)
 	if err != nil {

@@ -70,7 +70,7 @@ func (d *Dir) OpenDirFile(name string) (*os.File, error) {
 // OpenFile opens the regular file called name, or makes it, as os.OpenFile does.
 func (d *Dir) OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error) {
 	if flag&os.O_CREATE == 0 {
-		perm = 0 // openat2 refuses one that has no use
+		perm = 0 // openat2 refuses permissions that have no use
 	}
 	const safe = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC | unix.O_LARGEFILE
 	fd, err := d.openat(name, flag|safe, perm)
@@ -91,7 +91,7 @@ func (d *Dir) OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
-// Lstat describes what is called name, also a link.
+// Lstat describes the entry called name, which may be a link.
 func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 	fd, err := d.openat(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -126,7 +126,8 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// Rename gives what is called old the name new, in place of a file or empty directory that may be there.
+// Rename gives the entry called old the name new, in place of a file or empty directory that may be
+// there.
 func (d *Dir) Rename(old, new string) error {
 	name := old
 	err := d.at(old, func(from int, was string) error {
@@ -154,7 +155,7 @@ func (d *Dir) Sync(name string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// openat opens what is called name.
+// openat opens the entry called name.
 func (d *Dir) openat(name string, flag int, perm fs.FileMode) (fd int, err error) {
 	if !fs.ValidPath(name) {
 		return -1, fs.ErrInvalid
@@ -170,7 +171,7 @@ func (d *Dir) openat(name string, flag int, perm fs.FileMode) (fd int, err error
 	return fd, err
 }
 
-// at calls do with the directory that holds what is called name, and the last element of name.
+// at calls do with the directory that holds the entry called name, and the last element of name.
 func (d *Dir) at(name string, do func(parent int, base string) error) error {
 	if !fs.ValidPath(name) || name == "." {
 		return fs.ErrInvalid
@@ -203,8 +204,9 @@ func (d *Dir) with(do func(fd int) error) error {
 // anyType is for a last element that may have any type.
 const anyType = fs.ModeIrregular
 
-// failed returns err for an operation on what is called name, whose last element must have the type want. What the
-// kernel says of an element of the wrong type depends on the operation; here it is ErrType with the type.
+// failed returns err for an operation on the entry called name, whose type must be want. For an
+// element of the wrong type the kernel's error depends on the operation; here it is ErrType, with
+// the type.
 func (d *Dir) failed(op, name string, want fs.FileMode, err error) error {
 	switch {
 	case !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.EISDIR) &&
@@ -217,7 +219,8 @@ func (d *Dir) failed(op, name string, want fs.FileMode, err error) error {
 	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
 }
 
-// explain returns what is wrong with an element of name. It may be gone by now: then err tells what it was.
+// explain returns ErrType for an element of name that has the wrong type. If it has none by now,
+// err tells which it was.
 func (d *Dir) explain(name string, want fs.FileMode, err error) error {
 	switch wrong := d.wrong(name, want); {
 	case wrong != nil:
@@ -230,8 +233,9 @@ func (d *Dir) explain(name string, want fs.FileMode, err error) error {
 	return err
 }
 
-// wrong returns ErrType for the first element of name whose type is not what it must be: that of a directory, and of
-// the last element want. It returns nil if there is none now.
+// wrong returns ErrType for the first element of name that has the wrong type: all but the last
+// must be directories, and the last one must have the type want. It returns nil if there is none
+// now.
 func (d *Dir) wrong(name string, want fs.FileMode) error {
 	for end := 0; end < len(name); {
 		next := strings.IndexByte(name[end:]+"/", '/')

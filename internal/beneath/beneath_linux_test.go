@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An open without O_NONBLOCK would wait for the FIFO's other side for ever: the test's own deadline ends it then.
+// An open without O_NONBLOCK would wait for the FIFO's other side for ever: the test's own deadline
+// ends it then.
 func TestAnotherTypeOfFileIsAnErrorThatNamesIt(t *testing.T) {
 	d, path := open(t)
 	must(t, unix.Mkfifo(filepath.Join(path, "fifo"), 0o600), d.Mkdir("dir", 0o700))
@@ -70,7 +71,8 @@ func TestAFileIsOpenedAsAsked(t *testing.T) {
 	}
 }
 
-// TestALinkThatIsSwappedInIsNotFollowed exchanges a directory and a link to another one, while files are opened.
+// TestALinkThatIsSwappedInIsNotFollowed exchanges a directory and a link to another one, while
+// files are opened.
 func TestALinkThatIsSwappedInIsNotFollowed(t *testing.T) {
 	d, path := open(t)
 	must(t, d.Mkdir("mine", 0o700), d.Mkdir("others", 0o700), write(d, "mine/file", "mine"), write(d, "others/file", "others"), os.Symlink("others", filepath.Join(path, "link")))

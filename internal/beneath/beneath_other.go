@@ -13,9 +13,10 @@ import (
 
 // Dir is an open directory. Its methods may be called by many goroutines.
 //
-// It is an os.Root, and each operation looks at the elements of its path first. These systems have no call that
-// resolves a path without links: a link that takes the place of an element between the look and the operation is
-// followed, though never out of the directory, and a FIFO that takes the place of a file may block the open.
+// It is an os.Root, and each operation looks at the elements of its path first. These systems have
+// no call that resolves a path without links: a link that takes the place of an element between the
+// look and the operation is followed, though never out of the directory, and a FIFO that takes the
+// place of a file may block the open.
 type Dir struct{ root *os.Root }
 
 // readOnly opens a file for reading.
@@ -80,7 +81,7 @@ func (d *Dir) OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error
 	return file, nil
 }
 
-// Lstat describes what is called name, also a link.
+// Lstat describes the entry called name, which may be a link.
 func (d *Dir) Lstat(name string) (fs.FileInfo, error) {
 	if err := d.checkParent("lstat", name); err != nil {
 		return nil, err
@@ -105,7 +106,8 @@ func (d *Dir) Remove(name string) error {
 	return d.full(name, d.root.Remove(name))
 }
 
-// Rename gives what is called old the name new, in place of a file or empty directory that may be there.
+// Rename gives the entry called old the name new, in place of a file or empty directory that may be
+// there.
 func (d *Dir) Rename(old, new string) error {
 	for _, name := range []string{old, new} {
 		if err := d.checkParent("rename", name); err != nil {
@@ -115,7 +117,8 @@ func (d *Dir) Rename(old, new string) error {
 	return d.root.Rename(old, new)
 }
 
-// check returns an error unless the elements of name are directories, and the last one has the type want.
+// check returns an error unless the elements of name are directories, and the last has the type
+// want.
 func (d *Dir) check(op, name string, want fs.FileMode) error {
 	if err := d.checkParent(op, name); err != nil {
 		return err

@@ -126,7 +126,8 @@ func TestNoPathLeavesTheDirectory(t *testing.T) {
 	}
 }
 
-// TestNoLinkIsFollowed has links that stay inside the directory, which os.Root follows, and links that leave it.
+// TestNoLinkIsFollowed has links that stay inside the directory, which os.Root follows, and links
+// that leave it.
 func TestNoLinkIsFollowed(t *testing.T) {
 	d, path := open(t)
 	outside := t.TempDir()

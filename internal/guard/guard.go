@@ -1,5 +1,6 @@
-// Package guard keeps a panic in one call, or in one background task, from ending the process: a panic becomes an
-// error. A fatal error of the Go runtime, such as a concurrent write to a map, ends the process all the same.
+// Package guard keeps a panic in one call, or in one background task, from ending the process: a
+// panic becomes an error. A fatal error of the Go runtime, such as a concurrent write to a map,
+// ends the process all the same.
 package guard
 
 import (
@@ -40,8 +41,9 @@ const (
 	lastPause  = time.Minute
 )
 
-// Keep runs a background task until it returns. If it panics, Keep calls report and runs the task again after a pause,
-// which grows with each panic. It returns at the latest when ctx is done and the task has returned.
+// Keep runs a background task until it returns. If it panics, Keep calls report and runs the task
+// again after a pause, which grows with each panic. It returns at the latest when ctx is done and
+// the task has returned.
 func Keep(ctx context.Context, report func(error), task func()) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		err := Do(func() error { task(); return nil })

@@ -44,7 +44,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/helper"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":                    {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest":        {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
@@ -54,9 +54,9 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/internal/record":    {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
 	"pkg/peer":                       {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
-	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials"}, append([]string{"os/exec"}, logging...)},
+	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/orphans":                    {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
-	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
+	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/sidecar/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
 	"pkg/sidecar/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
 	"pkg/sidecar":                    {[]string{"github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
@@ -67,7 +67,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/sidecar/snapshotter":        {kubernetes, []string{"os/exec", "log"}},
 	"pkg/sidecar/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
 	"pkg/sidecar/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
-	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/crashpoint"}, []string{"os/exec", "log"}},
+	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
 }
 
 // never are imports that even a wide prefix above doesn't allow.

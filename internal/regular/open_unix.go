@@ -4,6 +4,6 @@ package regular
 
 import "syscall"
 
-// noWait makes open(2) return at once where the path has a FIFO without a writer, or a file with a lease. Its result
-// must not become the controlling terminal.
+// noWait makes open(2) return at once where the path has a FIFO without a writer, or a file with a
+// lease. Its result must not become the controlling terminal.
 const noWait = syscall.O_NONBLOCK | syscall.O_NOCTTY

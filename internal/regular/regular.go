@@ -1,7 +1,8 @@
-// Package regular reads small files at paths where something else may be. A FIFO never blocks the reader, a device is
-// never read, and a file larger than a limit is not taken into memory.
+// Package regular reads small files at paths where something else may be. A FIFO never blocks the
+// reader, a device is never read, and a file larger than a limit is not taken into memory.
 //
-// Links are followed: the files of a Kubernetes Secret or ConfigMap are links. Package beneath follows none.
+// Links are followed: the files of a Kubernetes Secret or ConfigMap are links. Package beneath
+// follows none.
 package regular
 
 import (
@@ -30,7 +31,7 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return Read(file, limit)
 }
 
-// Read does what ReadFile does with a file that is open. The open must not have waited for a writer of a FIFO.
+// Read is ReadFile for a file that is open.
 func Read(file *os.File, limit int64) ([]byte, error) {
 	info, err := file.Stat()
 	if err != nil {

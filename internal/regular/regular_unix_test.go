@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// A FIFO would block an open or a read without O_NONBLOCK for ever: the test's own deadline ends it then.
+// A FIFO would block an open or a read without O_NONBLOCK for ever: the test's own deadline ends it
+// then.
 func TestAFIFOIsRefusedAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	fifo, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "link")

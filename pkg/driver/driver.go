@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -91,7 +92,10 @@ func New(cfg Config) (*Driver, error) {
 	if cfg.Mounter == nil {
 		return d, nil
 	}
-	d.node.stagings, err = openStagings(cfg.StateDir, func(path string) (bool, error) { return isMount(cfg.Mounter, path) })
+	mounted := func(path string) (bool, error) { return isMount(cfg.Mounter, path) }
+	d.node.stagings, err = openStagings(cfg.StateDir, mounted, func(err error) {
+		cfg.Log.Error("an entry of the state directory is no record of a staged volume", "error", err)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("state of staged volumes: %w", err)
 	}
@@ -152,7 +156,7 @@ func (d *Driver) Serve(ctx context.Context, drain time.Duration, endpoints ...En
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		d.watch(ctx)
+		guard.Keep(ctx, logPanics(d.cfg.Log), func() { d.watch(ctx) })
 	}()
 	err := Serve(ctx, d.cfg.Log, drain, endpoints...)
 	if ctx.Err() == nil {

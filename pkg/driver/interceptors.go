@@ -2,10 +2,10 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path"
-	"runtime/debug"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,30 +13,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/peer"
 )
 
-// panicked is the error of a handler that panicked. Its stack is for the log, not for the caller.
-type panicked struct {
-	value any
-	stack []byte
-}
-
-func (p *panicked) Error() string { return fmt.Sprintf("the driver panicked: %v", p.value) }
-
 // recoverPanics turns a panic into an error: one bad call must not end the others.
 func recoverPanics(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	return guard(func() (any, error) { return handler(ctx, req) })
-}
-
-// guard calls f and turns a panic into an error. Whatever calls a backend goes through it.
-func guard(f func() (any, error)) (result any, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			result, err = nil, &panicked{value: v, stack: debug.Stack()}
-		}
-	}()
-	return f()
+	return guard.Value(func() (any, error) { return handler(ctx, req) })
 }
 
 // mapErrors gives an error its status code, and takes out of its text whatever is secret in the request.
@@ -89,8 +72,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 		if err != nil {
 			attrs = append(attrs, slog.String("error", status.Convert(err).Message()))
 		}
-		if p := panicOf(err); p != nil {
-			attrs = append(attrs, slog.String("stack", string(p.stack)))
+		if p := (*guard.Panic)(nil); errors.As(err, &p) {
+			attrs = append(attrs, slog.String("stack", string(p.Stack)))
 		}
 		if log.Enabled(ctx, slog.LevelDebug) {
 			attrs = append(attrs, slog.Any("request", redacted(req)), slog.Any("response", redacted(resp)))
@@ -165,19 +148,4 @@ func of[T any](message any, get func(T) string) string {
 		return ""
 	}
 	return get(m)
-}
-
-// panicOf returns the panic behind err, or nil.
-func panicOf(err error) *panicked {
-	for err != nil {
-		if p, ok := err.(*panicked); ok {
-			return p
-		}
-		u, ok := err.(interface{ Unwrap() error })
-		if !ok {
-			return nil
-		}
-		err = u.Unwrap()
-	}
-	return nil
 }

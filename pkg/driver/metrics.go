@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
@@ -58,8 +59,14 @@ func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
+// Collect runs in a goroutine of the registry, which catches no panic.
 func (m backendMetrics) Collect(out chan<- prometheus.Metric) {
-	for _, v := range m.Metrics() {
+	metrics, err := guard.Value(func() ([]backend.Metric, error) { return m.Metrics(), nil })
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+		return
+	}
+	for _, v := range metrics {
 		kind := prometheus.GaugeValue
 		if v.Counter {
 			kind = prometheus.CounterValue

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	header "google.golang.org/grpc/metadata"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/peer"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -154,7 +155,7 @@ func (s *steps) next(ctx context.Context, want peer.SnapshotPartRequest_Step) er
 	}
 	got := make(chan received, 1)
 	go func() { // it ends with the stream at the latest
-		req, err := s.stream.Recv()
+		req, err := guard.Value(s.stream.Recv)
 		got <- received{req, err}
 	}()
 	select {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // window is the flow control window of a connection, in bytes. A fixed one spares a ping for each request, by which
@@ -71,7 +73,9 @@ func Serve(ctx context.Context, log *slog.Logger, drain time.Duration, endpoints
 	for _, e := range endpoints {
 		serving.Go(func() {
 			// It says that it was stopped if that was before it began, which is an end like any other.
-			if err := e.Server.Serve(e.Listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			err := guard.Do(func() error { return e.Server.Serve(e.Listener) })
+			if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				logPanics(log)(err)
 				failed <- err
 				cancel()
 			}
@@ -98,7 +102,7 @@ func end(log *slog.Logger, server *grpc.Server, limit time.Duration) {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		server.GracefulStop()
+		logPanics(log)(guard.Do(func() error { server.GracefulStop(); return nil }))
 	}()
 	select {
 	case <-drained:

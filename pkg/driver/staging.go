@@ -12,6 +12,9 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/regular"
 )
 
 // staging is what is remembered of a volume that was staged: with which capability. Whether it is staged still, only
@@ -31,7 +34,7 @@ type stagingFile struct {
 // not synced: after a power cut nothing is mounted, and a file without a mount means nothing.
 type stagings struct {
 	path   string // of the directory
-	dir    *os.Root
+	dir    *beneath.Dir
 	mu     sync.Mutex
 	byPath map[string]staging
 	live   map[string]int // those that are mounted, and not just being staged or unstaged: which time it was
@@ -44,54 +47,78 @@ const stagingsDir = "staged"
 // stagingName is what their names look like. Nothing else in the directory is touched.
 var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 
-// openStagings reads the files. One that is damaged is removed, and so is one of whose path mounted says false: the
-// machine was booted since, or somebody has cleaned up. Where mounted can't tell, the file stays.
-func openStagings(stateDir string, mounted func(path string) (bool, error)) (*stagings, error) {
+// maxStagingFile is more than a file has, in bytes: a path has 4096 at most.
+const maxStagingFile = 64 << 10
+
+// openStagings reads the files. It removes a damaged file, and a file for whose path mounted
+// returns false: the machine was booted since, or the path was unmounted by hand. If mounted
+// returns an error, the file stays. An entry that is not a file and can't be removed is reported;
+// it concerns only the volume at its own path.
+func openStagings(stateDir string, mounted func(path string) (bool, error), report func(error)) (_ *stagings, err error) {
 	dir := filepath.Join(stateDir, stagingsDir)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	root, err := os.OpenRoot(dir)
+	root, err := beneath.Open(dir)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			root.Close()
+		}
+	}()
 	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}, live: map[string]int{}}
-	entries, err := fs.ReadDir(root.FS(), ".")
+	names, err := root.Names(".")
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range entries {
-		if !stagingName.MatchString(e.Name()) {
+	for _, name := range names {
+		if !stagingName.MatchString(name) {
 			continue
 		}
-		if err := s.read(e.Name(), mounted); err != nil {
+		keep, err := s.read(name, mounted)
+		if err != nil {
 			return nil, err
+		}
+		if keep {
+			continue
+		}
+		if err := root.Remove(name); err != nil {
+			report(fmt.Errorf("it is left alone: %w", err))
 		}
 	}
 	return s, nil
 }
 
-// read reads one file, or removes it. What ends with .new was never put in place.
-func (s *stagings) read(name string, mounted func(path string) (bool, error)) error {
+// read reads a file and reports whether it stays. A file whose name ends with .new was never put in
+// place.
+func (s *stagings) read(name string, mounted func(path string) (bool, error)) (keep bool, err error) {
 	if strings.HasSuffix(name, ".new") {
-		return s.dir.Remove(name)
+		return false, nil
 	}
-	data, err := s.dir.ReadFile(name)
-	if err != nil {
-		return err
+	data, err := s.dir.ReadFile(name, maxStagingFile)
+	switch {
+	case errors.Is(err, beneath.ErrType), errors.Is(err, regular.ErrSize):
+		return false, nil
+	case err != nil:
+		return false, err
 	}
 	var old stagingFile
-	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name {
-		return s.dir.Remove(name)
+	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name || !old.whole() {
+		return false, nil
 	}
 	there, err := mounted(old.Path)
 	if err == nil && !there {
-		return s.dir.Remove(name)
+		return false, nil
 	}
 	s.byPath[old.Path] = old.staging
 	s.setLive(old.Path, there)
-	return nil
+	return true, nil
 }
+
+// whole reports whether st has all that a release writes.
+func (st staging) whole() bool { return st.VolumeID != "" && st.Use != digest{} }
 
 // at returns what was staged at path.
 func (s *stagings) at(path string) (staging, bool) {
@@ -146,7 +173,7 @@ func (s *stagings) write(path string, st staging) error {
 		return err
 	}
 	name := fileOf(path)
-	if err := s.dir.WriteFile(name+".new", data, 0o600); err != nil {
+	if err := s.create(name+".new", data); err != nil {
 		return err
 	}
 	if err := s.dir.Rename(name+".new", name); err != nil {
@@ -156,6 +183,23 @@ func (s *stagings) write(path string, st staging) error {
 	defer s.mu.Unlock()
 	s.byPath[path] = st
 	return nil
+}
+
+// create writes a new file, in place of a leftover.
+func (s *stagings) create(name string, data []byte) error {
+	const flag = os.O_WRONLY | os.O_CREATE | os.O_EXCL
+	file, err := s.dir.OpenFile(name, flag, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		if err := s.dir.Remove(name); err != nil {
+			return err
+		}
+		file, err = s.dir.OpenFile(name, flag, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	return errors.Join(err, file.Close())
 }
 
 func (s *stagings) remove(path string) error {

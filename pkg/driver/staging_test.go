@@ -37,7 +37,7 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 	}
 	open := func() *stagings {
 		t.Helper()
-		s, err := openStagings(state, mounted)
+		s, err := openStagings(state, mounted, func(err error) { t.Error(err) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,8 +65,13 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(file("torn"), []byte(`{"path":"`), 0o600); err != nil {
-		t.Fatal(err)
+	for name, content := range map[string]string{
+		"torn": `{"path":"`, "nobody's": `{"path":"/staging/nobody's","use":"00112233445566778899aabbccddeeff"}`,
+		"for nothing": `{"path":"/staging/for nothing","volumeID":"v"}`, "long": strings.Repeat(" ", maxStagingFile+1),
+	} {
+		if err := os.WriteFile(file(name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := os.Rename(file("moved"), filepath.Join(dir, strings.Repeat("0", 32)+".json")); err != nil {
 		t.Fatal(err)
@@ -102,7 +107,7 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 }
 
 func TestAPutCanBeUndone(t *testing.T) {
-	s, err := openStagings(t.TempDir(), nil)
+	s, err := openStagings(t.TempDir(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,12 +2,15 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
@@ -23,7 +26,7 @@ const probeLimit = 5 * time.Second
 // ask waits for the answer to a question, as long as it may take.
 func (p *prober) ask(ctx context.Context, question string, f func(context.Context) (any, error)) (any, error) {
 	answer := p.group.DoChan(question, func() (any, error) {
-		return guard(func() (any, error) { return f(context.WithoutCancel(ctx)) })
+		return guard.Value(func() (any, error) { return f(context.WithoutCancel(ctx)) })
 	})
 	late := time.NewTimer(probeLimit)
 	defer late.Stop()
@@ -122,6 +125,16 @@ func (d *Driver) state(ctx context.Context) (state, why string) {
 	return ready, ""
 }
 
+// logPanics returns a function that logs the panic of a background task, with its stack.
+func logPanics(log *slog.Logger) func(error) {
+	return func(err error) {
+		var p *guard.Panic
+		if errors.As(err, &p) {
+			log.Error("a background task ended with a panic", "error", err, "stack", string(p.Stack))
+		}
+	}
+}
+
 func (d *Driver) logState(state, why string) {
 	if why == "" {
 		d.cfg.Log.Info(state)
@@ -138,9 +151,9 @@ func (d *Driver) logSick(ctx context.Context) {
 	}
 	var sick []backend.Diagnosis
 	var more bool
-	_, err := guard(func() (_ any, err error) {
+	err := guard.Do(func() (err error) {
 		sick, more, err = doctor.ListHealth(ctx, "", watchVolumes)
-		return nil, err
+		return err
 	})
 	if err != nil {
 		d.cfg.Log.Error("the health of volumes can't be told", "error", err)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/regular"
 )
 
 const (
@@ -163,13 +164,9 @@ func readRecord(path string) (*os.File, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	info, err := file.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxRecord) {
-		err = fmt.Errorf("%s: %w: mode %v, %d bytes", path, errNoRecord, info.Mode(), info.Size())
-	}
-	var data []byte
-	if err == nil {
-		data, err = io.ReadAll(file)
+	data, err := regular.Read(file, maxRecord)
+	if errors.Is(err, regular.ErrType) || errors.Is(err, regular.ErrSize) {
+		err = fmt.Errorf("%w: %w", errNoRecord, err)
 	}
 	if err != nil {
 		file.Close()

@@ -36,12 +36,12 @@ type authority struct {
 // openCA reads the CA in dir, or makes one if there is neither a certificate nor a key: then the files are to be written.
 // A key is never replaced, and a CA without its key can't be used.
 func openCA(dir string) (*authority, []file, error) {
-	bundle, err := os.ReadFile(filepath.Join(dir, caFile))
+	bundle, err := readFile(filepath.Join(dir, caFile))
 	noCert := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !noCert {
 		return nil, nil, err
 	}
-	key, err := os.ReadFile(filepath.Join(dir, caKeyFile))
+	key, err := readFile(filepath.Join(dir, caKeyFile))
 	noKey := errors.Is(err, fs.ErrNotExist)
 	switch {
 	case err != nil && !noKey:

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // client is what Identity.Client returns.
@@ -29,17 +31,23 @@ func (c *client) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 	return nil, nil, errors.New("these credentials are a client's")
 }
 
+// ClientHandshake runs in a goroutine of gRPC, which catches no panic.
 func (c *client) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	made, err := guard.Value(func() (connection, error) { return c.handshake(ctx, authority, raw) })
+	return made.conn, made.info, err
+}
+
+func (c *client) handshake(ctx context.Context, authority string, raw net.Conn) (connection, error) {
 	ours := c.id.current()
 	conn, info, err := credentials.NewTLS(c.config(ours)).ClientHandshake(ctx, authority, raw)
 	if isAlert(err) {
 		err = fmt.Errorf("it refused us: %w (only TLS 1.3 is spoken here)", err)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("server %s: %w", raw.RemoteAddr(), why(err))
+		return connection{}, fmt.Errorf("server %s: %w", raw.RemoteAddr(), why(err))
 	}
 	mine, err := own(info)
-	return &firstRead{Conn: conn, ours: ours}, mine, err
+	return connection{&firstRead{Conn: conn, ours: ours}, mine}, err
 }
 
 // config has crypto/tls verify nothing, and does it itself: crypto/tls would want a name and match it as that of a host,

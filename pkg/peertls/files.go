@@ -4,11 +4,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/regular"
 )
 
 // The files of an identity.
@@ -115,23 +116,6 @@ func readAll(dir string) (c content, err error) {
 	return c, nil
 }
 
-// readFile reads a small file. What isn't one is an error: a pipe would make every handshake wait.
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no file: %v", path, info.Mode())
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("%s has more than %d bytes: that is no certificate", path, maxFile)
-	}
-	return data, err
-}
+// readFile reads a file of an identity. Anything else is an error: a FIFO would make every
+// handshake wait.
+func readFile(path string) ([]byte, error) { return regular.ReadFile(path, maxFile) }

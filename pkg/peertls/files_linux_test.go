@@ -128,5 +128,5 @@ func TestAPipeHoldsNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(dir, func(error) {})
-	errorSays(t, "Open", err, "tls.key is no file")
+	errorSays(t, "Open", err, "tls.key: unexpected file type: it is a FIFO")
 }

@@ -31,8 +31,8 @@ const (
 	forClients = x509.ExtKeyUsageClientAuth
 )
 
-// guard ends a test that hangs. Nothing is decided by it.
-const guard = time.Minute
+// longest ends a test that hangs. Nothing is decided by it.
+const longest = time.Minute
 
 // newTestCA makes a CA with a name.
 func newTestCA(t *testing.T, name string, edit ...func(*x509.Certificate)) *authority {
@@ -191,7 +191,7 @@ func (r *running) call(creds credentials.TransportCredentials) (names []string, 
 		return nil, err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), guard)
+	ctx, cancel := context.WithTimeout(context.Background(), longest)
 	defer cancel()
 	var p peer.Peer
 	_, err = grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.Peer(&p))

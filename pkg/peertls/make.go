@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -131,7 +130,7 @@ func checkLegal(name string) error {
 // l is there already.
 func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	bundle := file{filepath.Join(l.dir, caFile), ca.bundle}
-	have, err := os.ReadFile(filepath.Join(l.dir, certFile))
+	have, err := readFile(filepath.Join(l.dir, certFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && o.Renew:
 		cert, key, until, err := ca.sign(l, o.Valid)
@@ -147,7 +146,7 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	if err != nil {
 		return until, nil, fmt.Errorf("%s is there and isn't what is asked for, and is only replaced when it is renewed (--renew): %w", filepath.Join(l.dir, certFile), err)
 	}
-	if now, err := os.ReadFile(bundle.path); err == nil && bytes.Equal(now, ca.bundle) {
+	if now, err := readFile(bundle.path); err == nil && bytes.Equal(now, ca.bundle) {
 		return until, nil, nil
 	}
 	return until, []file{bundle}, nil
@@ -155,7 +154,7 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 
 // checkKept returns an error unless a certificate that is there is l, signed by ca, with its key.
 func (ca *authority) checkKept(l leaf, have []byte) (until time.Time, err error) {
-	key, err := os.ReadFile(filepath.Join(l.dir, keyFile))
+	key, err := readFile(filepath.Join(l.dir, keyFile))
 	if err != nil {
 		return until, err
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // Identity is who this process is, and whose certificates it believes. It is safe for concurrent use.
@@ -51,10 +53,16 @@ func Open(dir string, report func(error)) (*Identity, error) {
 
 // current returns what to use for a handshake that begins now.
 func (id *Identity) current() *pair {
-	id.mu.Lock()
-	note, err := id.refresh()
-	ours := id.ours
-	id.mu.Unlock()
+	var note error
+	var ours *pair
+	err := guard.Do(func() (err error) {
+		id.mu.Lock()
+		defer id.mu.Unlock()
+		ours = id.ours // stays if the new files make refresh panic
+		note, err = id.refresh()
+		ours = id.ours
+		return err
+	})
 	if err != nil {
 		id.report(fmt.Errorf("certificates in %s have changed and can't be used, the old ones stay in use: %w", id.dir, err))
 	}

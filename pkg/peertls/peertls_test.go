@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 func TestBothSidesKnowEachOther(t *testing.T) {
@@ -42,6 +44,24 @@ func TestBothSidesKnowEachOther(t *testing.T) {
 	}
 	if len(s.peers) != 3 {
 		t.Errorf("%d calls came", len(s.peers))
+	}
+}
+
+// gRPC calls both handshakes in goroutines of its own, in which a panic would end the process.
+func TestAPanicInAHandshakeIsAnError(t *testing.T) {
+	raw, other := net.Pipe()
+	defer errors.Join(raw.Close(), other.Close())
+	var reported []error
+	s := &server{refused: &refusals{report: func(err error) { reported = append(reported, err) }, now: time.Now}, places: make(chan struct{}, 1)}
+	_, _, serverErr := s.ServerHandshake(raw)
+	_, _, clientErr := (&client{}).ClientHandshake(t.Context(), "", raw)
+	for side, err := range map[string]error{"server": serverErr, "client": clientErr} {
+		if p := (*guard.Panic)(nil); !errors.As(err, &p) {
+			t.Errorf("the %s's handshake without an identity = %v, want a panic", side, err)
+		}
+	}
+	if len(reported) != 1 || len(s.places) != 0 {
+		t.Errorf("%v is reported, and %d places are held", reported, len(s.places))
 	}
 }
 
@@ -306,7 +326,7 @@ func TestSilentClientsTakeLittle(t *testing.T) {
 		}
 		defer conn.Close()
 		silent = append(silent, conn)
-		conn.SetReadDeadline(time.Now().Add(guard))
+		conn.SetReadDeadline(time.Now().Add(longest))
 		go func() {
 			_, err := conn.Read(make([]byte, 1))
 			closed <- err
@@ -324,7 +344,7 @@ func TestSilentClientsTakeLittle(t *testing.T) {
 	for _, conn := range silent {
 		conn.Close()
 	}
-	for deadline := time.Now().Add(guard); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(longest); ; time.Sleep(time.Millisecond) {
 		if _, err := s.call(creds); err == nil {
 			break
 		} else if time.Now().After(deadline) {
@@ -435,7 +455,7 @@ func TestOpenRefuses(t *testing.T) {
 		"a certificate as key":         {content{good[0], good[1], good[1]}, []string{"tls.key can't be used", "certificate rather than a key"}},
 		"another's key":                {content{good[0], good[1], another[2]}, []string{"tls.key can't be used with tls.crt, the certificate of node-a", "does not match"}},
 		"a key of garbage":             {content{good[0], good[1], encode("PRIVATE KEY", []byte("x"))}, []string{"tls.key can't be used"}},
-		"a file without end":           {content{make([]byte, maxFile+1), good[1], good[2]}, []string{"ca.crt has more than"}},
+		"a file without end":           {content{make([]byte, maxFile+1), good[1], good[2]}, []string{"ca.crt: file too large"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
@@ -456,7 +476,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(dir, func(error) {})
-	errorSays(t, "a directory as key", err, "tls.key is no file")
+	errorSays(t, "a directory as key", err, "tls.key: unexpected file type: it is a directory")
 }
 
 // TestOpenReportsWhatPeersWillRefuse: it doesn't stop, as the file may be replaced.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // server is what Identity.Server returns.
@@ -37,8 +39,9 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 	return nil, nil, errors.New("these credentials are a server's")
 }
 
-// ServerHandshake returns io.EOF, and reports nothing, where the client went away without a word, as the probe of a load
-// balancer does. gRPC bounds the time: grpc.ConnectionTimeout.
+// ServerHandshake runs in a goroutine of gRPC, which catches no panic. It returns io.EOF, and
+// reports nothing, where the client went away without a word, as the probe of a load balancer does.
+// gRPC bounds the time: grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	select {
 	case s.places <- struct{}{}:
@@ -48,20 +51,36 @@ func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		s.refused.add(err)
 		return nil, nil, err
 	}
+	c, err := guard.Value(func() (connection, error) { return s.handshake(raw) })
+	switch {
+	case err == io.EOF:
+	case err != nil:
+		err = fmt.Errorf("client %s was refused: %w", raw.RemoteAddr(), err)
+		s.refused.add(err)
+	default:
+		s.refused.catchUp()
+	}
+	return c.conn, c.info, err
+}
+
+// connection is the result of a handshake.
+type connection struct {
+	conn net.Conn
+	info credentials.AuthInfo
+}
+
+func (s *server) handshake(raw net.Conn) (c connection, err error) {
 	ours := s.id.current()
 	var versions []uint16
 	conn, info, err := credentials.NewTLS(s.config(ours, &versions)).ServerHandshake(raw)
 	if err == io.EOF {
-		return nil, nil, err
+		return c, err
 	}
 	if err != nil {
-		err = fmt.Errorf("client %s was refused: %w", raw.RemoteAddr(), s.why(ours, err, versions))
-		s.refused.add(err)
-		return nil, nil, err
+		return c, s.why(ours, err, versions)
 	}
-	s.refused.catchUp()
 	mine, err := own(info)
-	return conn, mine, err
+	return connection{conn, mine}, err
 }
 
 // config is made anew for each handshake, and without tickets: so no client that a changed ca.crt excludes gets in on a

@@ -6,6 +6,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // together is how many nodes are asked at the same time.
@@ -26,7 +28,7 @@ func each[T any](ctx context.Context, nodes []*node, ask func(context.Context, *
 		slots <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-slots }()
-			answers[i], errs[i] = ask(ctx, n)
+			answers[i], errs[i] = guard.Value(func() (T, error) { return ask(ctx, n) })
 		})
 	}
 	asking.Wait()

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/regular"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -80,6 +81,10 @@ func (f *Forgotten) refresh() {
 	}
 }
 
+// maxForgotten is the largest file that is read, in bytes: a name of 253 bytes for each of 60,000
+// nodes.
+const maxForgotten = 16 << 20
+
 func (f *Forgotten) read() error {
 	info, err := os.Stat(f.path)
 	if err != nil {
@@ -88,7 +93,7 @@ func (f *Forgotten) read() error {
 	if info.ModTime().Equal(f.modified) && info.Size() == f.size && f.names != nil {
 		return nil
 	}
-	text, err := os.ReadFile(f.path)
+	text, err := regular.ReadFile(f.path, maxForgotten)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // metrics are what is counted of calls, by node.
@@ -58,7 +60,14 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 	out <- discoveryDesc
 }
 
+// Collect runs in a goroutine of the registry, which catches no panic.
 func (c collector) Collect(out chan<- prometheus.Metric) {
+	if err := guard.Do(func() error { c.collect(out); return nil }); err != nil {
+		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+	}
+}
+
+func (c collector) collect(out chan<- prometheus.Metric) {
 	c.metrics.calls.Collect(out)
 	c.metrics.seconds.Collect(out)
 	gauge := func(desc *prometheus.Desc, value int, labels ...string) {

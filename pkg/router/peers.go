@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -61,7 +62,7 @@ func (r *Router) Run(ctx context.Context) {
 	defer r.lines.channel.Close()
 	defer r.keeping.Wait()
 	for {
-		r.find(ctx)
+		r.panicked(guard.Do(func() error { r.find(ctx); return nil }))
 		select {
 		case <-ctx.Done():
 			return
@@ -73,6 +74,13 @@ func (r *Router) Run(ctx context.Context) {
 			case <-time.After(lookSoon): // many may be lost at the same time
 			}
 		}
+	}
+}
+
+// panicked reports err if it is that of a background task that panicked.
+func (r *Router) panicked(err error) {
+	if err != nil {
+		r.cfg.Report("a background task ended with a panic", err)
 	}
 }
 
@@ -119,7 +127,12 @@ func (r *Router) take(ctx context.Context, addresses []string) {
 		life, cancel := context.WithCancel(ctx)
 		p := &place{address: address, cancel: cancel, why: errNotAsked}
 		r.places[address] = p
-		r.keeping.Go(func() { r.keep(life, p) })
+		r.keeping.Go(func() {
+			guard.Keep(life, func(err error) {
+				r.panicked(err)
+				r.met(p, nil, nil, err)
+			}, func() { r.keep(life, p) })
+		})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,9 +20,11 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/regular"
 	"github.com/causeway-csi/causeway/pkg/peer"
 	"github.com/causeway-csi/causeway/pkg/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -832,7 +835,37 @@ func TestForgottenNodes(t *testing.T) {
 		}
 	}
 	c.wantSaid("the forgotten nodes are now: none")
+	if _, err := OpenForgotten(c.dir, c.report); !errors.Is(err, regular.ErrType) {
+		t.Errorf("a directory as list = %v, want ErrType", err)
+	}
 	if _, err := OpenForgotten(filepath.Join(c.dir, "none"), c.report); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a list that isn't there: %v", err)
 	}
+}
+
+// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn panics once while nodes are looked for,
+// and once while one is met.
+func TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn(t *testing.T) {
+	c := newCluster(t, "a", "b")
+	c.stop()
+	var looked, met atomic.Bool
+	c.start(func(cfg *Config) {
+		cfg.Peers = func(ctx context.Context) ([]string, error) {
+			if looked.CompareAndSwap(false, true) {
+				panic("no addresses")
+			}
+			return c.find(ctx)
+		}
+		cfg.Names = func(info credentials.AuthInfo) []string {
+			if met.CompareAndSwap(false, true) {
+				panic("no names")
+			}
+			return peertls.Names(info)
+		}
+	})
+	c.wantSaid("background task", "no addresses")
+	c.look()
+	c.wantSaid("background task", "no names")
+	c.wantSaid("no node answers at", "no names")
+	c.settled(2)
 }

@@ -55,6 +55,7 @@ var (
 type ID struct {
 	Kind Kind
 	Node string // digest of the node that holds it, as NodeDigest returns it
+	Name string // digest of the name that it was made from, as NameDigest returns it
 }
 
 // New returns the ID of what is made under name on node: for a Volume, Snapshot or Group the name in the request; for
@@ -68,7 +69,7 @@ func Parse(s string) (ID, error) {
 	if len(s) != Len {
 		return ID{}, ErrMalformed
 	}
-	id := ID{Kind: Kind(s[0]), Node: s[1 : 1+nodeLen]}
+	id := ID{Kind: Kind(s[0]), Node: s[1 : 1+nodeLen], Name: s[1+nodeLen:]}
 	switch id.Kind {
 	case Volume, Inline, Snapshot, Group:
 	default:
@@ -84,6 +85,9 @@ func Parse(s string) (ID, error) {
 
 // isDigit reports whether c can be in an ID.
 func isDigit(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'v' }
+
+// NameDigest returns the part of an ID that stands for the name that New got.
+func NameDigest(name string) string { return digest(name, nameLen) }
 
 // NodeDigest returns the part of an ID that stands for node.
 func NodeDigest(node string) string { return digest(node, nodeLen) }

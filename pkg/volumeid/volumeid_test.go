@@ -21,23 +21,24 @@ func TestIDsAreStableAcrossReleases(t *testing.T) {
 func TestParseReadsWhatNewMakes(t *testing.T) {
 	node := strings.Repeat("n", 253)
 	for name, tc := range map[string]struct {
-		id   string
+		name string
 		kind Kind
 	}{
-		"volume":            {New(Volume, node, "pvc-1"), Volume},
-		"inline volume":     {New(Inline, node, "csi-1"), Inline},
-		"snapshot":          {New(Snapshot, node, "snapshot-1"), Snapshot},
-		"group":             {New(Group, node, "group-1"), Group},
-		"name with a slash": {New(Volume, node, "../../etc"), Volume},
-		"empty name":        {New(Volume, node, ""), Volume},
+		"volume":            {"pvc-1", Volume},
+		"inline volume":     {"csi-1", Inline},
+		"snapshot":          {"snapshot-1", Snapshot},
+		"group":             {"group-1", Group},
+		"name with a slash": {"../../etc", Volume},
+		"empty name":        {"", Volume},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Parse(tc.id)
-			if want := (ID{Kind: tc.kind, Node: NodeDigest(node)}); err != nil || got != want {
-				t.Errorf("Parse(%q) = %+v, %v, want %+v", tc.id, got, err, want)
+			id := New(tc.kind, node, tc.name)
+			got, err := Parse(id)
+			if want := (ID{Kind: tc.kind, Node: NodeDigest(node), Name: NameDigest(tc.name)}); err != nil || got != want {
+				t.Errorf("Parse(%q) = %+v, %v, want %+v", id, got, err, want)
 			}
-			if len(tc.id) > 64 {
-				t.Errorf("%q has %d bytes, over 64", tc.id, len(tc.id))
+			if len(id) > 64 {
+				t.Errorf("%q has %d bytes, over 64", id, len(id))
 			}
 		})
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// BenchmarkVolume measures what one volume costs without its disk, if TMPDIR is a tmpfs: what a call adds to its fsyncs
-// and renames.
+// BenchmarkVolume measures what one volume costs without its disk, if TMPDIR is a tmpfs: what a
+// call adds to its fsyncs and renames.
 func BenchmarkVolume(b *testing.B) {
 	ctx := context.Background()
 	b.Run("create and delete", func(b *testing.B) {
@@ -46,6 +46,23 @@ func BenchmarkVolume(b *testing.B) {
 	}
 }
 
+// BenchmarkOpen measures a start with 1,000 volumes.
+func BenchmarkOpen(b *testing.B) {
+	storage := openForBench(b)
+	for i := range 1000 {
+		if _, err := storage.Create(b.Context(), backend.CreateOptions{Name: fmt.Sprint(i), Required: 4096}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		if err := storage.Close(); err != nil {
+			b.Fatal(err)
+		}
+		storage = openAgain(b, storage.cfg)
+	}
+	b.Cleanup(func() { storage.Close() })
+}
+
 // openForBench opens a backend on an empty root.
 func openForBench(b *testing.B) *Backend {
 	dir := b.TempDir()
@@ -55,11 +72,17 @@ func openForBench(b *testing.B) *Backend {
 	if err := os.Mkdir(cfg.Root, 0o700); err != nil {
 		b.Fatal(err)
 	}
+	storage := openAgain(b, cfg)
+	b.Cleanup(func() { storage.Close() })
+	return storage
+}
+
+// openAgain opens a backend and waits until it is ready.
+func openAgain(b *testing.B, cfg Config) *Backend {
 	storage, err := New(cfg)
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { storage.Close() })
 	for ready := false; !ready; time.Sleep(time.Millisecond) {
 		if ready, err = storage.Probe(b.Context()); err != nil {
 			b.Fatal(err)

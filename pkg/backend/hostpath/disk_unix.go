@@ -50,8 +50,9 @@ func (s *store) space() (space, error) {
 	}
 	unit, reserved := blockSize(&st), int64(st.Bfree)-int64(st.Bavail)
 	return space{
-		total:    (int64(st.Blocks) - reserved) * unit,
-		free:     int64(st.Bavail) * unit,
+		total:  (int64(st.Blocks) - reserved) * unit,
+		free:   int64(st.Bavail) * unit,
+		inodes: int64(st.Files), freeInodes: int64(st.Ffree),
 		readOnly: int64(st.Flags)&readOnlyFlag != 0,
 	}, nil
 }

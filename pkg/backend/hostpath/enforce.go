@@ -12,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -323,23 +324,16 @@ func (s *store) unenforced(v *volume) []backend.Condition {
 // heal gives directories their limits back, as quotas may have been off and on again, and takes away what the kernel
 // keeps of subvolumes that are gone.
 func (b *Backend) heal(ctx context.Context, s *store) {
-	var held []*volume
-	b.index.mu.RLock()
-	for _, volumes := range []map[string]*volume{b.index.volumes.byID, b.index.inline} {
-		for _, v := range volumes {
-			if v.Enforced {
-				held = append(held, v)
-			}
-		}
-	}
-	b.index.mu.RUnlock()
-	for _, v := range held {
+	for _, v := range b.index.enforced() {
 		if ctx.Err() != nil {
 			return
 		}
-		if u, err := s.look(v); err == nil && !u.Holds(v.Size) {
-			b.again(s, v)
-		}
+		b.panicked(guard.Do(func() error {
+			if u, err := s.look(v); err == nil && !u.Holds(v.Size) {
+				b.again(s, v)
+			}
+			return nil
+		}))
 	}
 	if root, err := s.root.OpenDirFile("."); err == nil {
 		defer root.Close()

@@ -62,26 +62,6 @@ type member struct {
 	Half   string `json:"half"`   // its directory, below the root, before it was in its place
 }
 
-// check returns an error for a record that this release can't have written to the directory called id.
-func (g *group) check(id string) error {
-	parsed, err := volumeid.Parse(id)
-	switch {
-	case err != nil:
-		return err
-	case g.ID != id:
-		return fmt.Errorf("%w: it is of group %.64q", record.ErrDamaged, g.ID)
-	case parsed.Kind != volumeid.Group || len(g.Members) == 0:
-		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
-	}
-	for _, m := range g.Members {
-		parsed, err := volumeid.Parse(m.ID)
-		if err != nil || parsed.Kind != volumeid.Snapshot || path.Dir(m.Half) != stagingDir || !strings.HasPrefix(path.Base(m.Half), m.ID) {
-			return fmt.Errorf("%w: a member makes no sense", record.ErrDamaged)
-		}
-	}
-	return g.checkPart(parsed)
-}
-
 func (g *group) sources() []string {
 	var ids []string
 	for _, m := range g.Members {
@@ -235,8 +215,8 @@ func asked(ctx context.Context, hook func(context.Context) error) error {
 
 // open makes the directory of the member for v, in staging/, and an empty image in it.
 func (t *taking) open(v *volume) error {
-	n := &snapshot{ // no other snapshot's name has a NUL
-		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, t.group.ID+"\x00"+v.ID), Name: v.ID, Source: v.ID, Accept: frozen,
+	n := &snapshot{
+		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, nameOfMember(t.group.ID, v.ID)), Name: v.ID, Source: v.ID, Accept: frozen,
 		content: v.content, Group: t.group.ID,
 	}
 	m := member{ID: n.ID, Source: v.ID, Half: path.Join(stagingDir, n.ID+"-"+random())}

@@ -10,13 +10,13 @@
 //	<root>/staging/              half-made things; moved to trash/ at start
 //	<root>/trash/                deleted things, emptied in the background
 //
-// Everything is made in staging/, made durable, and renamed into its place: nothing half-made is ever seen there, and a
-// SIGKILL or a power cut at any moment leaves it wholly there or not at all. Deleting is a rename to trash/.
-// The records are read once, at start, into an index; what a call costs doesn't grow with the number of volumes, but
-// for the lists.
+// Everything is made in staging/, made durable, and renamed into its place: nothing half-made is
+// ever seen there, and a SIGKILL or a power cut at any moment leaves it wholly there or not at all.
+// Deleting is a rename to trash/. The records are read once, at start, into an index; what a call
+// costs doesn't grow with the number of volumes, but for the lists.
 //
-// Every path below the root is resolved by package beneath, which follows no link. The content of data/ belongs to
-// tenants and is never followed either.
+// Every path below the root is resolved by package beneath, which follows no link. The content of
+// data/ belongs to tenants and is never followed either.
 package hostpath
 
 import (
@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -47,10 +48,14 @@ const (
 	imageFile    = "image.raw"
 )
 
-// retryOpen is how often a root that can't be used is looked at again.
-const retryOpen = 500 * time.Millisecond
+// Pauses until a root that can't be used is opened again: after an error, and after a panic, which
+// is reported with its stack each time.
+const (
+	retryOpen  = 500 * time.Millisecond
+	retryPanic = 30 * time.Second
+)
 
-// Config is what a Backend needs to know. All fields but Init, Adopt and Lost are required.
+// Config is what a Backend needs to know. All fields but Init, Adopt, Lost and Report are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
@@ -61,6 +66,9 @@ type Config struct {
 	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing, and one that is there all the
 	// same is refused, as nobody would miss it when it is gone again.
 	Lost []string
+
+	// Report is called with a panic of a task in the background, a *guard.Panic. It may be nil.
+	Report func(error)
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
 	Users func(source string) ([]string, error)
@@ -139,10 +147,12 @@ func New(cfg Config) (*Backend, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), exec: executor{limit: progressLimit}, slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.done.Go(func() {
-		if s := b.open(ctx); s != nil {
-			b.heal(ctx, s)
-			b.emptyTrash(ctx, s)
+		s := b.open(ctx)
+		if s == nil {
+			return
 		}
+		b.panicked(guard.Do(func() error { b.heal(ctx, s); return nil }))
+		guard.Keep(ctx, func(err error) { b.panicked(err) }, func() { b.emptyTrash(ctx, s) })
 	})
 	return b, nil
 }
@@ -168,11 +178,10 @@ func (b *Backend) Node() string { return b.cfg.Node }
 func (b *Backend) open(ctx context.Context) *store {
 	for {
 		start := time.Now()
-		s, err := openStore(b.cfg)
-		if err == nil {
-			if err = b.load(s); err != nil {
-				s.close()
-			}
+		s, err := guard.Value(b.openOnce)
+		pause := retryOpen
+		if b.panicked(err) {
+			pause = retryPanic
 		}
 		b.mu.Lock()
 		if b.reason = err; err == nil {
@@ -186,9 +195,42 @@ func (b *Backend) open(ctx context.Context) *store {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(retryOpen):
+		case <-time.After(pause):
 		}
 	}
+}
+
+// openOnce opens the root and reads it.
+func (b *Backend) openOnce() (*store, error) {
+	s, err := openStore(b.cfg)
+	if err != nil {
+		return nil, err
+	}
+	loaded := false
+	defer func() {
+		if !loaded { // also after a panic: the next try needs the lock
+			s.close()
+		}
+	}()
+	if err := b.load(s); err != nil {
+		return nil, err
+	}
+	loaded = true
+	return s, nil
+}
+
+// panicked reports err, and returns true, if it is that of a background task that panicked.
+func (b *Backend) panicked(err error) bool {
+	if p := (*guard.Panic)(nil); !errors.As(err, &p) {
+		return false
+	}
+	why := err.Error()
+	b.count.panics.Add(1)
+	b.count.lastPanic.Store(&why)
+	if b.cfg.Report != nil {
+		b.cfg.Report(err)
+	}
+	return true
 }
 
 // ready returns the open root if it is in its place still, or ErrUnavailable.
@@ -280,8 +322,8 @@ func (s *store) close() error {
 	return err
 }
 
-// inPlace returns an error if a path of the root leads to another directory than the one that is open: its disk was
-// unmounted, another one was mounted over it, or a link in the path was changed.
+// inPlace returns an error if a path of the root leads to another directory than the one that is
+// open: its disk was unmounted, another one was mounted over it, or a link in the path was changed.
 func (s *store) inPlace() error {
 	paths := []string{s.path}
 	if s.real != s.path {
@@ -323,8 +365,8 @@ func (s *store) dataPath(v *volume) string {
 // dataName returns the path of the volume's data below the root.
 func (s *store) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
 
-// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in its place, a link
-// for example.
+// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in
+// its place, a link for example.
 func (s *store) data(v *volume) (fs.FileInfo, error) {
 	want := fs.ModeDir
 	if v.Kind == image {
@@ -343,8 +385,11 @@ func (c *content) dataFile() string {
 
 // counters are what Metrics reports beside what is in the index.
 type counters struct {
-	openTime     atomic.Int64 // nanoseconds
-	swept        atomic.Int64 // half-made or leftover things that the start found
+	openTime     atomic.Int64           // nanoseconds
+	swept        atomic.Int64           // half-made or leftover things that the start found
+	unswept      atomic.Pointer[string] // why the start could not move an entry to the trash
+	panics       atomic.Int64           // of tasks in the background
+	lastPanic    atomic.Pointer[string]
 	trashed      atomic.Int64 // entries of trash/ that wait
 	removedFiles atomic.Int64
 	trashErrors  atomic.Int64

@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -63,6 +64,12 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 		if got := append(w.names(stagingDir), w.names(trashDir)...); len(got) != 0 {
 			t.Errorf("with %d free inodes %v are left", free, got)
 		}
+		if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available != 0 || c.Maximum != 0 {
+			t.Errorf("Capacity with %d free inodes = %+v, %v, want none", free, c, err)
+		}
+		if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 || c[0].Reason != "StorageInodesExhausted" || c[0].Severity != backend.Degraded {
+			t.Errorf("StorageHealth with %d free inodes = %+v, %v", free, c, err)
+		}
 	}
 	if b.index.promised != v.Size {
 		t.Errorf("%d bytes are promised, want those of the one volume", b.index.promised)
@@ -74,7 +81,23 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 		t.Errorf("Delete on a full disk = %v", err)
 	}
 	w.emptied()
+	if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available == 0 {
+		t.Errorf("Capacity with free inodes = %+v, %v", c, err)
+	}
 	w.create(b, "after")
+}
+
+// btrfs has no fixed number of inodes, and reports 0 of 0.
+func TestAnEmptyFilesystemHasRoom(t *testing.T) {
+	everywhere(t, func(w *world, _ testdisk.Filesystem) {
+		b := w.open()
+		if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available == 0 {
+			w.Errorf("Capacity = %+v, %v", c, err)
+		}
+		if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 0 {
+			w.Errorf("StorageHealth = %+v, %v", c, err)
+		}
+	})
 }
 
 func TestAReadOnlyRoot(t *testing.T) {

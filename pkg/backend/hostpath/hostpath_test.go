@@ -10,12 +10,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -563,6 +565,45 @@ func TestADeletedVolumesSpaceComesBack(t *testing.T) {
 	w.emptied()
 	if b.count.removedFiles.Load() < 1000 || b.count.stuck.Load() != nil {
 		t.Errorf("%d files removed, stuck: %v", b.count.removedFiles.Load(), b.count.stuck.Load())
+	}
+}
+
+func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
+	var mu sync.Mutex
+	var reported []error
+	panics := 1
+	w := newWorld(t)
+	users := w.cfg.Users
+	w.cfg.Users = func(source string) ([]string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if filepath.Base(source) == trashDir && panics > 0 {
+			panics--
+			panic("no mounts")
+		}
+		return users(source)
+	}
+	w.cfg.Report = func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		reported = append(reported, err)
+	}
+	b := w.open()
+	if err := b.Delete(context.Background(), w.create(b, "pvc-1").ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.emptied()
+	mu.Lock()
+	defer mu.Unlock()
+	var p *guard.Panic
+	if len(reported) != 1 || !errors.As(reported[0], &p) || !strings.Contains(string(p.Stack), "unmounted") {
+		t.Errorf("reported were %v, want the panic with its stack", reported)
+	}
+	if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 || c[0].Reason != "TaskPanicked" || !strings.Contains(c[0].Message, "no mounts") {
+		t.Errorf("StorageHealth = %+v, %v", c, err)
+	}
+	if err := b.Close(); err != nil {
+		t.Errorf("Close = %v", err)
 	}
 }
 

@@ -116,8 +116,9 @@ func readIdentity(dir *beneath.Dir, name string) (*identity, error) {
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case uuid.Validate(i.UUID) != nil:
-		return nil, fmt.Errorf("%w: %.64q is no UUID of a root", record.ErrDamaged, i.UUID)
+	}
+	if err := i.check(); err != nil {
+		return nil, err
 	}
 	return &i, nil
 }

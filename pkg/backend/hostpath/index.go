@@ -206,6 +206,20 @@ func (x *index) projectTaken(project uint32) bool {
 	return x.projects[project]
 }
 
+// enforced returns the volumes that are held to their sizes.
+func (x *index) enforced() (held []*volume) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for _, volumes := range []map[string]*volume{x.volumes.byID, x.inline} {
+		for _, v := range volumes {
+			if v.Enforced {
+				held = append(held, v)
+			}
+		}
+	}
+	return held
+}
+
 // put adds a volume whose size is reserved.
 func (x *index) put(v *volume) {
 	x.mu.Lock()

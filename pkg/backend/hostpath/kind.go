@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -43,21 +42,6 @@ type content struct {
 	FSType string `json:"fsType,omitempty"` // in an image; "" if there is none
 	Block  bool   `json:"block,omitempty"`  // an image may be used as a block device
 	Sector int    `json:"sector,omitempty"` // of an image, in bytes
-}
-
-// check returns an error for what this release can't have written to a record.
-func (c *content) check() error {
-	switch {
-	case c.Size < 0:
-		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
-	case c.Kind == directory:
-		c.Kind = directory // one string for all volumes, and not one for each
-		return nil
-	case c.Kind == image && c.Sector > 0:
-		c.Kind = image
-		return nil
-	}
-	return fmt.Errorf("%w: its kind %.32q makes no sense", record.ErrDamaged, c.Kind)
 }
 
 // plan makes v what o asks for; if from isn't nil, a copy of that. Errors: ErrInvalid, ErrOutOfRange.
@@ -144,7 +128,7 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 		return fmt.Errorf("%w: the source has the filesystem %q, which can't become %.32q", backend.ErrInvalid, from.FSType, c.FSType)
 	}
 	wanted := max(chooseSize(o), minSizes[c.FSType])
-	if wanted > 1<<62 {
+	if wanted > maxImage {
 		return fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, wanted)
 	}
 	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit

@@ -9,7 +9,6 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -17,19 +16,6 @@ import (
 // nodes. It is made with two questions to whoever makes all parts, and its record says whether all are known to be there.
 
 func (g *group) isPart() bool { return g.Cut != "" }
-
-// checkPart returns an error for a record whose ID, which is parsed, says that it is a part where it isn't, or the other
-// way round.
-func (g *group) checkPart(id volumeid.ID) error {
-	here := g.sources()
-	switch {
-	case g.isPart() != (id.Node == volumeid.NodeDigest(volumeid.SeveralNodes)),
-		!g.isPart() && (g.Settled || len(g.All) > 0),
-		g.isPart() && slices.ContainsFunc(here, func(id string) bool { return !slices.Contains(g.All, id) }):
-		return fmt.Errorf("%w: as a part of a group it makes no sense", record.ErrDamaged)
-	}
-	return nil
-}
 
 // beside says of which group g is a part, if it is one.
 func (g *group) beside() string {

@@ -33,7 +33,7 @@ func (b *Backend) List(_ context.Context, after string, limit int) (page []backe
 	return page, more, nil
 }
 
-// Capacity returns the room for directories.
+// Capacity returns the room for directories and images.
 func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	}
 	b.index.mu.RLock()
 	defer b.index.mu.RUnlock()
-	room := disk.available(b.index.promised, s.whole)
+	room := disk.offered(b.index.promised, s.whole)
 	return backend.Capacity{Available: room, Maximum: room}, nil
 }
 
@@ -76,11 +76,28 @@ func (b *Backend) reserve(s *store, size int64) error {
 	return b.index.reserve(size, func(promised int64) int64 { return disk.available(promised, s.whole) })
 }
 
-// space is the room of a filesystem, in bytes.
+// space is the room of a filesystem.
 type space struct {
-	total    int64 // used or free, without what only root may use
-	free     int64
-	readOnly bool
+	total      int64 // bytes, used or free, without those for root alone
+	free       int64 // bytes
+	inodes     int64 // 0 if the filesystem has no fixed number of them
+	freeInodes int64
+	readOnly   bool
+}
+
+// volumeInodes is the number of inodes of a new volume: its directory, its record and its data.
+const volumeInodes = 3
+
+// noInodes reports whether the filesystem has too few inodes for one more volume.
+func (d space) noInodes() bool { return d.inodes > 0 && d.freeInodes < volumeInodes }
+
+// offered returns the room for new volumes that GetCapacity reports: that of available, if a volume
+// can be made.
+func (d space) offered(promised int64, whole bool) int64 {
+	if d.noInodes() {
+		return 0
+	}
+	return d.available(promised, whole)
 }
 
 // available returns what is left for new volumes.
@@ -208,6 +225,12 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	if why := b.count.stuck.Load(); why != nil {
 		all = condition(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why)
 	}
+	if why := b.count.unswept.Load(); why != nil {
+		all = append(all, condition(backend.Degraded, "SweepFailed", "an incomplete object of an earlier process keeps its space until a start can move it to the trash: %s", *why)...)
+	}
+	if why := b.count.lastPanic.Load(); why != nil {
+		all = append(all, condition(backend.Degraded, "TaskPanicked", "%d times since the start a background task ended with a panic, and was run again; the last time: %s: report it with the stack from the log", b.count.panics.Load(), *why)...)
+	}
 	s, err := b.ready()
 	if err != nil {
 		return nil, err
@@ -219,6 +242,10 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	if disk.free < disk.total/almostFull {
 		all = append(all, condition(backend.Degraded, "StorageAlmostFull",
 			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or delete snapshots and volumes", disk.free, disk.total, s.path)...)
+	}
+	if disk.noInodes() {
+		all = append(all, condition(backend.Degraded, "StorageInodesExhausted",
+			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or make the disk of %s again with more inodes (df -i)", disk.freeInodes, disk.inodes, s.path)...)
 	}
 	return all, nil
 }
@@ -239,7 +266,7 @@ func (b *Backend) Metrics() []backend.Metric {
 	var room int64
 	if s, err := b.ready(); err == nil {
 		if disk, err = s.space(); err == nil {
-			room = disk.available(promised, s.whole)
+			room = disk.offered(promised, s.whole)
 		}
 	}
 	gauge := func(name, help string, value float64) backend.Metric {
@@ -265,6 +292,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", time.Duration(b.count.openTime.Load()).Seconds()),
 		counter("swept_total", "Half-made or leftover things that were found at start and moved to the trash.", b.count.swept.Load()),
 		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
+		counter("background_panics_total", "Panics of tasks in the background, which are then run again.", b.count.panics.Load()),
 		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),
 		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.", b.count.trashErrors.Load()),
 		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.", float64(b.troubles.hanging())),

@@ -33,20 +33,6 @@ type snapshot struct {
 	Created time.Time   `json:"created"`          // when the data was cut
 }
 
-// check returns an error for a record that this release can't have written to the directory called id.
-func (n *snapshot) check(id string) error {
-	parsed, err := volumeid.Parse(id)
-	switch {
-	case err != nil:
-		return err
-	case n.ID != id:
-		return fmt.Errorf("%w: it is of snapshot %.64q", record.ErrDamaged, n.ID)
-	case parsed.Kind != volumeid.Snapshot || n.Source == "" || n.Held < 0:
-		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
-	}
-	return n.content.check()
-}
-
 func (n *snapshot) public() backend.Snapshot {
 	return backend.Snapshot{ID: n.ID, Source: n.Source, Size: n.Size, Created: n.Created, Group: n.Group}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -25,44 +26,31 @@ const (
 	maxYield   = 20          // milliseconds that the trash gives way for, after each burst
 )
 
-// load finishes what was as good as done, moves what a crash left half-made to the trash, makes durable what it finds,
-// and reads all records into the index.
-func (b *Backend) load(s *store) error {
-	groups, brokenGroups, err := readRecords[group](s, groupsDir, partFormat, (*group).check)
-	if err != nil {
+// load finishes the groups that were committed, moves incomplete objects of an earlier process to
+// the trash, makes durable what it finds, and reads all records into the index. An object with
+// which it fails is reported and left alone; the others are served.
+func (b *Backend) load(s *store) (err error) {
+	var c contents
+	if c.groups, c.brokenGroups, err = readRecords(s, groupsDir, partFormat, (*group).check); err != nil {
 		return err
 	}
-	for _, g := range groups {
-		err := s.finish(g)
-		if g.Settled { // as below: its record was renamed, too
-			err = errors.Join(err, s.root.Sync(path.Join(groupsDir, g.ID)))
+	c.groups = s.finishAll(c.groups, c.brokenGroups)
+	if err := b.sweepStaging(s, c.brokenGroups); err != nil {
+		return err
+	}
+	if c.snapshots, c.brokenSnapshots, err = readRecords(s, snapshotsDir, snapshotFormat, (*snapshot).check); err != nil {
+		return err
+	}
+	c.snapshots = b.sweepMembers(s, c.snapshots, c.brokenSnapshots)
+	c.volumes, c.brokenVolumes, err = readRecords(s, volumesDir, volumeFormat, func(v *volume, dir string) error {
+		err := v.check(dir)
+		if err == nil {
+			s.measure(v)
 		}
-		if err != nil {
-			return fmt.Errorf("group %s: %w", g.ID, err)
-		}
-	}
-	half, err := s.root.Names(stagingDir)
+		return err
+	})
 	if err != nil {
 		return err
-	}
-	for _, name := range half {
-		if err := b.sweep(s, path.Join(stagingDir, name)); err != nil {
-			return err
-		}
-	}
-	snapshots, brokenSnapshots, err := readRecords[snapshot](s, snapshotsDir, snapshotFormat, (*snapshot).check)
-	if err != nil {
-		return err
-	}
-	if snapshots, err = b.sweepMembers(s, snapshots); err != nil {
-		return err
-	}
-	volumes, brokenVolumes, err := readRecords[volume](s, volumesDir, volumeFormat, (*volume).check)
-	if err != nil {
-		return err
-	}
-	for _, v := range volumes {
-		s.measure(v)
 	}
 	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
 	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
@@ -71,8 +59,30 @@ func (b *Backend) load(s *store) error {
 			return err
 		}
 	}
-	b.index.replace(contents{volumes, snapshots, groups, brokenVolumes, brokenSnapshots, brokenGroups})
+	for _, broken := range []map[string]error{c.brokenVolumes, c.brokenSnapshots, c.brokenGroups} {
+		for _, err := range broken {
+			b.panicked(err)
+		}
+	}
+	b.index.replace(c)
 	return nil
+}
+
+// finishAll finishes groups that were committed, and returns those with which that worked. The
+// others are in broken then.
+func (s *store) finishAll(groups []*group, broken map[string]error) (finished []*group) {
+	for _, g := range groups {
+		err := s.finish(g)
+		if g.Settled { // its record was renamed, too: see load
+			err = errors.Join(err, s.root.Sync(path.Join(groupsDir, g.ID)))
+		}
+		if err != nil {
+			broken[g.ID] = fmt.Errorf("its members can't be moved to their places: %w", err)
+			continue
+		}
+		finished = append(finished, g)
+	}
+	return finished
 }
 
 // measure makes the size of an image what its file has: a driver that died while it grew left the record behind.
@@ -82,7 +92,7 @@ func (s *store) measure(v *volume) {
 		return
 	}
 	info, err := s.data(v)
-	if err != nil || info.Size() <= v.Size {
+	if err != nil || info.Size() <= v.Size || info.Size() > maxImage {
 		return
 	}
 	file, err := s.root.OpenFile(s.dataName(v), os.O_RDONLY, 0)
@@ -95,6 +105,33 @@ func (s *store) measure(v *volume) {
 	}
 }
 
+// sweepStaging sweeps all entries of staging/. Members of a group that was committed and could not
+// be finished are left there: they are the only copy.
+func (b *Backend) sweepStaging(s *store, brokenGroups map[string]error) error {
+	b.count.unswept.Store(nil)
+	names, err := s.root.Names(stagingDir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if len(brokenGroups) > 0 && s.isMember(path.Join(stagingDir, name), brokenGroups) {
+			continue
+		}
+		if err := b.sweep(s, path.Join(stagingDir, name)); err != nil {
+			why := err.Error()
+			b.count.unswept.Store(&why)
+		}
+	}
+	return nil
+}
+
+// isMember reports whether the directory called name has, or may have, a member of these groups.
+func (s *store) isMember(name string, groups map[string]error) bool {
+	var n snapshot
+	err := snapshotFormat.Read(s.root, path.Join(name, recordFile), &n)
+	return err == nil && groups[n.Group] != nil || errors.Is(err, record.ErrNewer)
+}
+
 // sweep moves something that a crash left to the trash.
 func (b *Backend) sweep(s *store, name string) error {
 	if err := s.root.Rename(name, path.Join(trashDir, path.Base(name)+"-"+random())); err != nil {
@@ -105,33 +142,38 @@ func (b *Backend) sweep(s *store, name string) error {
 	return nil
 }
 
-// sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots.
-func (b *Backend) sweepMembers(s *store, all []*snapshot) (left []*snapshot, err error) {
+// sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots. A
+// member with which it fails is in broken then.
+func (b *Backend) sweepMembers(s *store, all []*snapshot, broken map[string]error) (left []*snapshot) {
 	for _, n := range all {
-		if n.Group != "" {
-			switch _, err := s.root.Lstat(path.Join(groupsDir, n.Group)); {
-			case errors.Is(err, fs.ErrNotExist):
-				if err := b.sweep(s, path.Join(snapshotsDir, n.ID)); err != nil {
-					return nil, err
-				}
-				continue
-			case err != nil:
-				return nil, err
-			}
+		if n.Group == "" {
+			left = append(left, n)
+			continue
 		}
-		left = append(left, n)
+		_, err := s.root.Lstat(path.Join(groupsDir, n.Group))
+		switch {
+		case err == nil:
+			left = append(left, n)
+			continue
+		case errors.Is(err, fs.ErrNotExist):
+			err = b.sweep(s, path.Join(snapshotsDir, n.ID))
+		}
+		if err != nil {
+			broken[n.ID] = err
+		}
 	}
-	return left, nil
+	return left
 }
 
-// readRecords reads the records of all things in one of the root's directories. check returns what is wrong with one,
-// if its directory has a name. broken are those that can't be used, by that name.
-func readRecords[T any](s *store, in string, format record.Format, check func(*T, string) error) (things []*T, broken map[string]error, err error) {
+// readRecords reads the records of all objects in one of the root's directories. check returns what
+// is wrong with the record in the directory of that name. broken are the errors of those that can't
+// be used, by that name.
+func readRecords[T any](s *store, in string, format record.Format, check func(object *T, dir string) error) (objects []*T, broken map[string]error, err error) {
 	names, err := s.root.Names(in)
 	if err != nil {
 		return nil, nil, err
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { // what somebody else put there is none of ours
+	names = slices.DeleteFunc(names, func(name string) bool { // not an object of ours
 		_, err := volumeid.Parse(name)
 		return err != nil
 	})
@@ -140,23 +182,25 @@ func readRecords[T any](s *store, in string, format record.Format, check func(*T
 		return nil, nil, err
 	}
 	defer dir.Close()
-	things, broken = make([]*T, 0, len(names)), map[string]error{}
+	objects, broken = make([]*T, 0, len(names)), map[string]error{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	work := make(chan string)
 	for range readers {
 		wg.Go(func() {
 			for name := range work {
-				thing := new(T)
-				err := readRecord(dir, name, format, thing)
-				if err == nil {
-					err = check(thing, name)
-				}
+				object := new(T)
+				err := guard.Do(func() error {
+					if err := readRecord(dir, name, format, object); err != nil {
+						return err
+					}
+					return check(object, name)
+				})
 				mu.Lock()
 				if err != nil {
 					broken[name] = err
 				} else {
-					things = append(things, thing)
+					objects = append(objects, object)
 				}
 				mu.Unlock()
 			}
@@ -167,7 +211,7 @@ func readRecords[T any](s *store, in string, format record.Format, check func(*T
 	}
 	close(work)
 	wg.Wait()
-	return things, broken, nil
+	return objects, broken, nil
 }
 
 // readRecord reads the record of the thing called name in dir.
@@ -232,7 +276,11 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	}
 	defer trash.Close()
 	for _, name := range names {
-		if err := b.exec.remove(ctx, trash, name, b.index.projectTaken, func(files int) error { return b.pace(ctx, files) }); err != nil {
+		err := guard.Do(func() error {
+			return b.exec.remove(ctx, trash, name, b.index.projectTaken, func(files int) error { return b.pace(ctx, files) })
+		})
+		if err != nil {
+			b.panicked(err)
 			if g := (*givenUp)(nil); errors.As(err, &g) {
 				s.parked.add(name, g.gone)
 			}

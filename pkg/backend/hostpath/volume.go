@@ -75,20 +75,6 @@ func (v *volume) origin() origin {
 	return *v.From
 }
 
-// check returns an error for a record that this release can't have written to the directory called id.
-func (v *volume) check(id string) error {
-	parsed, err := volumeid.Parse(id)
-	switch {
-	case err != nil:
-		return err
-	case v.ID != id:
-		return fmt.Errorf("%w: it is of volume %.64q", record.ErrDamaged, v.ID)
-	case v.Name == "", v.Inline != (parsed.Kind == volumeid.Inline), !v.Inline && parsed.Kind != volumeid.Volume:
-		return fmt.Errorf("%w: a value in it makes no sense", record.ErrDamaged)
-	}
-	return v.content.check()
-}
-
 func (v *volume) public() backend.Volume {
 	id := v.ID
 	if v.Inline {
@@ -442,8 +428,8 @@ func (b *Backend) unused(s *store, v *volume) error {
 	return nil
 }
 
-// Mount returns the volume's directory, its filesystem or its device. It looks whether that is still in its place: the
-// Mounter follows no link, and its error does not tell what is there instead.
+// Mount returns the volume's directory, its filesystem or its device. It checks the type of the
+// data first: the Mounter follows no link, and its error does not name the obstacle.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	s, err := b.ready()
 	if err != nil {

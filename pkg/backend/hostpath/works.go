@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
@@ -61,7 +61,7 @@ func (w *works) do(ctx, life context.Context, background *sync.WaitGroup, id, wh
 	}
 	if !joined {
 		background.Go(func() {
-			err := guarded(func() error { return run(life, me) })
+			err := guard.Do(func() error { return run(life, me) })
 			if life.Err() != nil && err != nil {
 				err = fmt.Errorf("%w: the driver is shutting down", backend.ErrUnavailable)
 			}
@@ -105,26 +105,12 @@ func (w *works) own(ctx, life context.Context, background *sync.WaitGroup, id, w
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(life, cancel)()
-	err = guarded(func() error { return run(ctx) })
+	err = guard.Do(func() error { return run(ctx) })
 	if life.Err() != nil && err != nil {
 		err = fmt.Errorf("%w: the driver is shutting down: %w", backend.ErrUnavailable, err)
 	}
 	w.end(id, me, from, err)
 	return w.told(id, me)
-}
-
-// maxStack is how much of a panic's stack goes into an error, in bytes.
-const maxStack = 2 << 10
-
-// guarded makes a panic an error, as the driver does for calls: a work is a goroutine of its own.
-func guarded(run func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			stack := debug.Stack()
-			err = fmt.Errorf("panic: %v: %s", r, stack[:min(len(stack), maxStack)])
-		}
-	}()
-	return run()
 }
 
 // begin returns the work on id: a new one, or the one that has been begun. Errors: ErrExists if that is another, ErrBusy.

@@ -45,6 +45,19 @@ type Mark struct {
 	Project uint32 `json:"project,omitempty"`
 }
 
+// Check returns an error for a mark that Make cannot have returned.
+func (m Mark) Check() error {
+	switch {
+	case m.Kind == Project && (m.Project < firstProject || m.Project > lastProject):
+		return fmt.Errorf("project: %d, must be from %d to %d", m.Project, firstProject, lastProject)
+	case m.Kind == Subvolume && m.Project != 0:
+		return fmt.Errorf("project: %d, a subvolume has none", m.Project)
+	case m.Kind != Project && m.Kind != Subvolume:
+		return fmt.Errorf("invalid kind %.32q: must be %q or %q", string(m.Kind), Project, Subvolume)
+	}
+	return nil
+}
+
 // Options are what a new directory is to be.
 type Options struct {
 	Mode   fs.FileMode               // permissions, whatever the umask is; on btrfs there may be no room to change them any more

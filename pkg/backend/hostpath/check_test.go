@@ -1,0 +1,231 @@
+package hostpath
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+var (
+	someTime     = time.Date(2026, 11, 21, 1, 2, 3, 0, time.UTC)
+	someVolume   = volumeid.New(volumeid.Volume, "node-1", "pvc-1")
+	otherVolume  = volumeid.New(volumeid.Volume, "node-1", "pvc-2")
+	someSnapshot = volumeid.New(volumeid.Snapshot, "node-1", "snapshot-1")
+	someGroup    = volumeid.New(volumeid.Group, "node-1", "group-1")
+	somePart     = volumeid.New(volumeid.Group, volumeid.SeveralNodes, "group-1")
+)
+
+func goodVolume() *volume {
+	return &volume{ID: someVolume, Name: "pvc-1", Created: someTime, content: content{Size: 1 << 20, Kind: directory}}
+}
+
+func goodImage() *volume {
+	v := goodVolume()
+	v.content = content{Size: 8 << 20, Kind: image, FSType: "ext4", Sector: 512}
+	return v
+}
+
+func goodSnapshot() *snapshot {
+	return &snapshot{ID: someSnapshot, Name: "snapshot-1", Source: someVolume, Accept: frozen, Created: someTime, content: content{Size: 1 << 20, Kind: directory}}
+}
+
+func memberOf(group string, volumes ...string) (members []member) {
+	for _, v := range volumes {
+		id := volumeid.New(volumeid.Snapshot, "node-1", nameOfMember(group, v))
+		members = append(members, member{ID: id, Source: v, Half: "staging/" + id + "-abcdef2345"})
+	}
+	slices.SortFunc(members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
+	return members
+}
+
+func goodGroup() *group {
+	return &group{ID: someGroup, Name: "group-1", Created: someTime, Members: memberOf(someGroup, someVolume, otherVolume)}
+}
+
+func goodPart() *group {
+	all := []string{someVolume, otherVolume, "another node's"}
+	slices.Sort(all)
+	return &group{ID: somePart, Name: "group-1", Created: someTime, Members: memberOf(somePart, someVolume), All: all, Cut: "cut"}
+}
+
+// with returns a copy that change has changed.
+func with[T any](object *T, change func(*T)) *T {
+	change(object)
+	return object
+}
+
+// inline makes v the volume of a pod.
+func inline(v *volume) {
+	v.Name, v.Inline = "csi-"+strings.Repeat("0", 64), true
+	v.ID = volumeid.New(volumeid.Inline, "node-1", v.Name)
+}
+
+// TestRecordsOfAllReleasesAreRead has what some release can have written, also where the present
+// one does not.
+func TestRecordsOfAllReleasesAreRead(t *testing.T) {
+	mark := &quota.Mark{Kind: quota.Subvolume}
+	for name, err := range map[string]error{
+		"directory":                       goodVolume().check(someVolume),
+		"image":                           goodImage().check(someVolume),
+		"block device":                    with(goodImage(), func(v *volume) { v.FSType, v.Block = "", true }).check(someVolume),
+		"image without use":               with(goodImage(), func(v *volume) { v.FSType = "" }).check(someVolume),
+		"btrfs of 128 MiB":                with(goodImage(), func(v *volume) { v.FSType, v.Size = "btrfs", 128<<20 }).check(someVolume),
+		"image that a person made longer": with(goodImage(), func(v *volume) { v.Size++ }).check(someVolume),
+		"inline":                          with(goodVolume(), inline).checkOwn(),
+		"inline with a label":             with(goodVolume(), func(v *volume) { inline(v); v.Class = settings{labelKey: "x"} }).checkOwn(),
+		"inline and promised":             with(goodVolume(), func(v *volume) { inline(v); v.Promised = true }).checkOwn(),
+		"restored":                        with(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someSnapshot} }).check(someVolume),
+		"cloned":                          with(goodVolume(), func(v *volume) { v.From = &origin{Volume: otherVolume} }).check(someVolume),
+		"settings": with(goodImage(), func(v *volume) {
+			v.Class = settings{directIOKey: "false", readAheadKey: "131072", enforceKey: required}
+			v.Mutable = settings{readAheadKey: "4096", labelKey: strings.Repeat("x", 128)}
+		}).check(someVolume),
+		"a label that is refused now": with(goodVolume(), func(v *volume) { v.Class = settings{labelKey: "\u202e\u0085"} }).check(someVolume),
+		"project": with(goodVolume(), func(v *volume) {
+			v.Mark, v.Enforced = &quota.Mark{Kind: quota.Project, Project: 0x40000000}, true
+		}).check(someVolume),
+		"subvolume":                       with(goodVolume(), func(v *volume) { v.Mark, v.Enforced = mark, true }).check(someVolume),
+		"subvolume without a limit":       with(goodVolume(), func(v *volume) { v.Mark, v.Promised = mark, true }).check(someVolume),
+		"promised, then quotas turned on": with(goodVolume(), func(v *volume) { v.Mark, v.Promised, v.Enforced = mark, true, true }).check(someVolume),
+		"enforced, then off without quotas": with(goodVolume(), func(v *volume) {
+			v.Mark, v.Enforced, v.Mutable = mark, true, settings{enforceKey: off}
+		}).check(someVolume),
+		"snapshot": goodSnapshot().check(someSnapshot),
+		"snapshot of an image": with(goodSnapshot(), func(n *snapshot) {
+			n.content, n.Cloned, n.Held, n.Accept = goodImage().content, true, 4096, none
+		}).check(someSnapshot),
+		"group":        goodGroup().check(someGroup),
+		"part":         goodPart().check(somePart),
+		"settled part": with(goodPart(), func(g *group) { g.Settled = true }).check(somePart),
+		"group of the first release that had some": with(goodGroup(), func(g *group) {
+			id := volumeid.New(volumeid.Snapshot, "node-1", someGroup+" "+someVolume)
+			g.Members = []member{{ID: id, Source: someVolume, Half: "staging/" + id + "-abcdef2345"}}
+		}).check(someGroup),
+		"identity": (&identity{UUID: "6ba7b810-9dad-11d1-80b4-00c04fd430c8"}).check(),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, group := range []string{someGroup, somePart} {
+		for _, from := range digestedForMember(group, someVolume) {
+			n := with(goodSnapshot(), func(n *snapshot) {
+				n.ID, n.Name, n.Group, n.content = volumeid.New(volumeid.Snapshot, "node-1", from), someVolume, group, goodImage().content
+			})
+			if err := n.check(n.ID); err != nil {
+				t.Errorf("member %q: %v", from, err)
+			}
+		}
+	}
+}
+
+// TestRecordsThatEarlierReleasesWroteAreRead has files of earlier commits, with the commit and the
+// directory of each.
+func TestRecordsThatEarlierReleasesWroteAreRead(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "records.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for line := range strings.Lines(string(text)) {
+		commit, rest, _ := strings.Cut(line, " ")
+		dir, file, _ := strings.Cut(rest, " ")
+		var v volume
+		var n snapshot
+		if dir == volumesDir {
+			err = volumeFormat.Decode([]byte(file), &v)
+			err = cmp.Or(err, v.checkOwn())
+		} else {
+			err = snapshotFormat.Decode([]byte(file), &n)
+			err = cmp.Or(err, n.check(n.ID))
+		}
+		if err != nil {
+			t.Errorf("commit %s: %v: %s", commit, err, file)
+		}
+		read++
+	}
+	if read < 15 {
+		t.Errorf("%d records were read", read)
+	}
+}
+
+func (v *volume) checkOwn() error { return v.check(v.ID) }
+
+// TestImpossibleRecordsAreDamaged has combinations that no release can have written, and the fields
+// that the error names.
+func TestImpossibleRecordsAreDamaged(t *testing.T) {
+	ofVolume := func(v *volume, change func(v *volume)) error { change(v); return v.checkOwn() }
+	ofSnapshot := func(change func(n *snapshot)) error { n := with(goodSnapshot(), change); return n.check(n.ID) }
+	ofGroup := func(g *group, change func(g *group)) error { change(g); return g.check(g.ID) }
+	project := func(n uint32) *quota.Mark { return &quota.Mark{Kind: quota.Project, Project: n} }
+	for fields, errs := range map[string][]error{
+		"id":                                {goodVolume().check(otherVolume), goodSnapshot().check(someGroup), goodGroup().check(someSnapshot), ofVolume(goodVolume(), func(v *volume) { v.ID = someSnapshot })},
+		"id and name":                       {ofVolume(goodVolume(), func(v *volume) { v.Name = "pvc-2" }), ofSnapshot(func(n *snapshot) { n.Name = "x" }), ofGroup(goodGroup(), func(g *group) { g.Name = "x" })},
+		"name":                              {ofVolume(goodVolume(), func(v *volume) { v.Name = "" }), ofVolume(goodVolume(), func(v *volume) { v.Name = strings.Repeat("x", 2000) }), ofSnapshot(func(n *snapshot) { n.Name = "" })},
+		"inline":                            {ofVolume(goodVolume(), func(v *volume) { v.Inline = true }), ofVolume(goodVolume(), func(v *volume) { inline(v); v.Inline = false })},
+		"created":                           {ofVolume(goodVolume(), func(v *volume) { v.Created = time.Time{} }), ofSnapshot(func(n *snapshot) { n.Created = time.Time{} }), ofGroup(goodGroup(), func(g *group) { g.Created = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) })},
+		"size":                              {ofVolume(goodVolume(), func(v *volume) { v.Size = 0 }), ofVolume(goodImage(), func(v *volume) { v.Size = -1 }), ofVolume(goodImage(), func(v *volume) { v.Size = 1<<62 + 4096 }), ofSnapshot(func(n *snapshot) { n.Size = -4096 })},
+		"kind":                              {ofVolume(goodVolume(), func(v *volume) { v.Kind = "" }), ofVolume(goodVolume(), func(v *volume) { v.Kind = "disk" })},
+		"fsType, block and sector":          {ofVolume(goodVolume(), func(v *volume) { v.FSType = "ext4" }), ofVolume(goodVolume(), func(v *volume) { v.Block = true }), ofVolume(goodVolume(), func(v *volume) { v.Sector = 512 })},
+		"sector":                            {ofVolume(goodImage(), func(v *volume) { v.Sector = 0 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 256 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 1536 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 8192 })},
+		"fsType":                            {ofVolume(goodImage(), func(v *volume) { v.FSType = "vfat" })},
+		"block and fsType":                  {ofVolume(goodImage(), func(v *volume) { v.Block = true })},
+		"from":                              {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
+		"inline and from":                   {ofVolume(goodVolume(), func(v *volume) { inline(v); v.From = &origin{Volume: otherVolume} })},
+		"class":                             {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }), ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
+		"mutable":                           {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }), ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
+		"kind and class":                    {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
+		"enforced without mark":             {ofVolume(goodVolume(), func(v *volume) { v.Enforced = true })},
+		"mark":                              {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(1000) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: quota.Subvolume, Project: 1} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: "zfs"} })},
+		"kind, mark, enforced and promised": {ofVolume(goodImage(), func(v *volume) { v.Promised = true }), ofVolume(goodImage(), func(v *volume) { v.Mark = project(0x40000000) }), ofVolume(goodImage(), func(v *volume) { v.Enforced = true })},
+		"source":                            {ofSnapshot(func(n *snapshot) { n.Source = "" }), ofSnapshot(func(n *snapshot) { n.Source = someSnapshot })},
+		"held":                              {ofSnapshot(func(n *snapshot) { n.Held = -1 })},
+		"consistency":                       {ofSnapshot(func(n *snapshot) { n.Accept = "" }), ofSnapshot(func(n *snapshot) { n.Accept = "torn" })},
+		"cloned and kind":                   {ofSnapshot(func(n *snapshot) { n.Cloned = true })},
+		"group":                             {ofSnapshot(func(n *snapshot) { n.Group = someVolume })},
+		"group, name, consistency and kind": {ofSnapshot(func(n *snapshot) { n.Group = someGroup })},
+		"members":                           {ofGroup(goodGroup(), func(g *group) { g.Members = nil }), ofGroup(goodGroup(), func(g *group) { slices.Reverse(g.Members) }), ofGroup(goodGroup(), func(g *group) { g.Members[1] = g.Members[0] }), ofGroup(goodGroup(), func(g *group) { g.Members[0].ID = someSnapshot }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Source = "" }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Half = "volumes/" + someVolume }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Half += "/../x" }), ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
+		"id and cut":                        {ofGroup(goodGroup(), func(g *group) { g.Cut = "x" }), ofGroup(goodPart(), func(g *group) { g.Cut = "" })},
+		"id, settled and all":               {ofGroup(goodGroup(), func(g *group) { g.Settled = true }), ofGroup(goodGroup(), func(g *group) { g.All = []string{someVolume, otherVolume} })},
+		"all":                               {ofGroup(goodPart(), func(g *group) { slices.Reverse(g.All) }), ofGroup(goodPart(), func(g *group) { g.All = slices.Insert(g.All, 1, g.All[0]) })},
+		"members and all":                   {ofGroup(goodPart(), func(g *group) { g.All = []string{otherVolume} })},
+		"uuid":                              {(&identity{}).check(), (&identity{UUID: "6BA7B810-9dad-11d1-80b4-00c04fd430c8"}).check()},
+	} {
+		for i, err := range errs {
+			if !errors.Is(err, record.ErrDamaged) || !strings.Contains(err.Error(), fields+": ") && !strings.HasSuffix(err.Error(), fields) {
+				t.Errorf("%s, case %d: %v, want ErrDamaged that names these fields", fields, i, err)
+			}
+		}
+	}
+}
+
+// JSON may have a field several times, in any case of its letters.
+func TestARecordIsCheckedAsItIsRead(t *testing.T) {
+	v := goodVolume()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.TrimSuffix(string(data), "}") + `,"enforced":true,"enforced":false,"ENFORCED":true}`
+	file, err := volumeFormat.Encode(json.RawMessage(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got volume
+	if err := volumeFormat.Decode(file, &got); err != nil {
+		t.Fatal(err)
+	}
+	if err := got.check(someVolume); err == nil || !got.Enforced {
+		t.Errorf("check = %v of a record that was read as enforced: %v", err, got.Enforced)
+	}
+}
