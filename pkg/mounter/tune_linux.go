@@ -22,15 +22,11 @@ func (l *linux) Tune(ctx context.Context, m Mount) error {
 	if m.Kind != Image && m.Kind != Disk {
 		return nil
 	}
-	release, err := l.holdSource(ctx, m)
+	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
 		return err
 	}
 	defer release()
-	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil {
-		return &fs.PathError{Op: "statx", Path: m.Source, Err: err}
-	}
 	return l.loops.tuneFile(m.Source, src.backing(), m.loop())
 }
 
