@@ -27,11 +27,12 @@ type Fake struct {
 	images locks[string] // by source
 	mu     sync.Mutex
 	mounts map[string]Mount // by path; Source is where the data is, not another mount of it
+	files  map[string]bool  // paths of files on which a device was mounted
 }
 
 // NewFake returns a Fake for paths below dir, which must exist.
 func NewFake(dir string) *Fake {
-	return &Fake{dir: dir, mounts: map[string]Mount{}}
+	return &Fake{dir: dir, mounts: map[string]Mount{}, files: map[string]bool{}}
 }
 
 // Mounts returns what is mounted, by path.
@@ -127,6 +128,9 @@ func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
 		return fmt.Errorf("%w: %s", ErrNotEmpty, path)
 	}
 	f.mounts[path] = m
+	if m.Kind == Device {
+		f.files[path] = true
+	}
 	return nil
 }
 
@@ -336,9 +340,12 @@ func (f *Fake) Remove(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() && info.Size() > 0 {
-		return fmt.Errorf("%w: %s is not a directory", ErrPath, path)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !info.IsDir() && (info.Size() > 0 || !f.files[path]) {
+		return fmt.Errorf("remove %s: %w: this driver has not made the file", path, ErrPath)
 	}
+	delete(f.files, path)
 	if entries, err := os.ReadDir(path); err == nil && len(entries) > 0 {
 		return fmt.Errorf("remove %s: %w", path, ErrNotEmpty)
 	}

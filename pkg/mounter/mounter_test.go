@@ -189,6 +189,23 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
+	run("a file that no mount has made is not removed", func(t *testing.T, b *bench) {
+		for _, content := range []string{"", "precious"} {
+			path := b.path("file" + content)
+			if err := os.WriteFile(path, []byte(content), 0o640); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := b.Unmount(ctx, path); err != nil {
+					t.Errorf("Unmount = %v", err)
+				}
+				if err := b.Remove(ctx, path); !errors.Is(err, ErrPath) || !exists(path) {
+					t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, exists(path))
+				}
+			}
+		}
+	})
+
 	run("Remove unmounts first", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("target")
 		b.mount(v, path)
