@@ -59,6 +59,14 @@ func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) 
 	return r, nil
 }
 
+// hangs reports whether the same question is open from an earlier call.
+func (a *asks[K, V]) hangs(key K) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, open := a.open[key]
+	return open
+}
+
 // wait returns the answer. Errors: errNoAnswer if ctx ends before.
 func (r *answer[V]) wait(ctx context.Context) (value V, err error) {
 	select {

@@ -160,9 +160,12 @@ type Mounter interface {
 	// has nothing to grow. Errors: ErrBusy where this machine can grow it only when it is mounted the next time.
 	Grow(ctx context.Context, m Mount, path string) error
 
-	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own
-	// place aside. Of a file it returns where what is in it is mounted; if nothing is and it is some device's, that
-	// device. It asks the kernel anew and costs as much as the machine has mounts.
+	// Users returns every path of the machine, sorted, at which source or a directory below it is
+	// mounted, except for source's own mount, or at which an overlay is mounted that has one of them
+	// as a layer. Of a file it returns where the filesystem in it, or its device, is mounted; if
+	// neither is and a device has the file, that device. It asks the kernel anew and costs as much as
+	// the machine has mounts. It sees this mount namespace only. Of an overlay it sees a layer whose
+	// path was absolute and leads to it still. Errors: ErrPath if an element of source is a link.
 	Users(source string) ([]string, error)
 
 	// Failing returns the images whose filesystems are mounted, by whomever, and have failed, with the worst that is known of

@@ -29,6 +29,7 @@ type linux struct {
 	state   string // a directory of its own, for the records of what is frozen
 	known   known
 	loops   loops
+	layers  asks[string, layer]
 	images  locks[backing] // held by whoever mounts, unmounts, changes or freezes what is in a file
 	syncs   locks[backing] // held by whoever unmounts, or writes out what is to be frozen; taken before images
 	freezes chan struct{}  // has a place for each freeze that may be
@@ -516,33 +517,6 @@ func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 		return false, err
 	}
 	return is(at)
-}
-
-func (l *linux) Users(source string) ([]string, error) {
-	name, own, err := find(source)
-	if err != nil || own == nil {
-		return nil, err
-	}
-	if at, err := stat(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil, &fs.PathError{Op: "statx", Path: source, Err: err}
-	} else if at.mode&unix.S_IFMT == unix.S_IFREG {
-		return l.loops.users(at.backing())
-	}
-	// One pass over mountinfo is enough: since Linux 5.8 a reader keeps its place by a cursor, so a mount that is there
-	// the whole time is listed, however many come and go meanwhile.
-	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-		return i.ID == own.ID || i.Major != own.Major || i.Minor != own.Minor ||
-			(i.Root != name && !strings.HasPrefix(i.Root, strings.TrimSuffix(name, "/")+"/")), false
-	})
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, i := range infos {
-		paths = append(paths, i.Mountpoint)
-	}
-	slices.Sort(paths)
-	return paths, nil
 }
 
 // IsFilesystem reports whether path is the top of a filesystem, whole, and not just a directory of one.

@@ -316,7 +316,8 @@ func (p place) make(mode uint16) error {
 // source is a directory, image or device that is to be mounted, held by an O_PATH descriptor.
 type source struct {
 	fd   int
-	path string
+	path string // as the caller spells it
+	real string // without links
 	state
 }
 
@@ -337,7 +338,7 @@ func (l *linux) openSource(path string) (source, error) {
 		unix.Close(fd)
 		return source{}, &fs.PathError{Op: "statx", Path: path, Err: err}
 	}
-	return source{fd: fd, path: path, state: at}, nil
+	return source{fd: fd, path: path, real: real, state: at}, nil
 }
 
 func (s source) close() { unix.Close(s.fd) }
