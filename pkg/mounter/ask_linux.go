@@ -26,6 +26,7 @@ type asks[K comparable, V any] struct {
 
 // answer is what a question leads to. Its value is valid when done is closed.
 type answer[V any] struct {
+	since time.Time
 	done  chan struct{}
 	value V
 	err   error
@@ -45,7 +46,7 @@ func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) 
 	if a.open == nil {
 		a.open = map[K]*answer[V]{}
 	}
-	r := &answer[V]{done: make(chan struct{})}
+	r := &answer[V]{since: time.Now(), done: make(chan struct{})}
 	a.open[key] = r
 	go func() {
 		defer func() {
@@ -59,20 +60,26 @@ func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) 
 	return r, nil
 }
 
-// hangs reports whether the same question is open from an earlier call.
-func (a *asks[K, V]) hangs(key K) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_, open := a.open[key]
-	return open
+// hangs reports whether the question has been without an answer for so long that a further call need
+// not wait for it.
+func (r *answer[V]) hangs() bool {
+	select {
+	case <-r.done:
+		return false
+	default:
+		return time.Since(r.since) > answerTime
+	}
 }
 
-// wait returns the answer. Errors: errNoAnswer if ctx ends before.
+// wait returns the answer. Errors: errNoAnswer if ctx ends before, or the question hangs.
 func (r *answer[V]) wait(ctx context.Context) (value V, err error) {
 	select {
 	case <-r.done:
 		return r.value, r.err
 	default:
+	}
+	if r.hangs() {
+		return value, errNoAnswer
 	}
 	select {
 	case <-r.done:

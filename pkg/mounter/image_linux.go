@@ -301,6 +301,9 @@ func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 		return n, false, err
 	}
 	own, err = l.loops.holds(at, b)
+	if isDead(err) { // a device that stays attached harms less than another image's that is detached
+		return n, false, nil
+	}
 	return n, own, err
 }
 
@@ -521,7 +524,7 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 // onlyNode reports whether the device's node is mounted at d only, and not as another Disk. Errors: ErrBusy if a Device
 // is mounted from it: who has that would soon write to the disk that gets the number next.
 func (l *linux) onlyNode(d place, n int) (bool, error) {
-	b, err := fileOfLoop(n)
+	b, err := l.loops.fileNow(n)
 	if err != nil {
 		return false, err
 	}

@@ -214,7 +214,7 @@ func (l *loops) find(b backing) (n int, ok bool, err error) {
 			continue
 		}
 		has, err := l.has(n, b)
-		if errors.Is(err, unix.ENXIO) { // detached meanwhile
+		if errors.Is(err, unix.ENXIO) || isDead(err) { // detached meanwhile, or of a dead filesystem, which b is not on
 			continue
 		}
 		if errors.Is(err, fs.ErrNotExist) { // it must not be taken for detached
@@ -261,6 +261,18 @@ func (l *loops) fileOf(n int) (backing, error) {
 	}
 	if err == nil && sequence != "" && sequenceOf(n) == sequence {
 		l.noteFile(n, attached{has, sequence})
+	}
+	return has, err
+}
+
+// fileNow returns the file behind device n. Where the file's filesystem is dead, it is the last one
+// that was known. Errors: unix.ENXIO if there is none.
+func (l *loops) fileNow(n int) (backing, error) {
+	has, err := fileOfLoop(n)
+	if isDead(err) {
+		if a, ok := l.lastFile(n); ok && a.sequence != "" && a.sequence == sequenceOf(n) {
+			return a.file, nil
+		}
 	}
 	return has, err
 }
@@ -324,7 +336,7 @@ func (l *loops) holds(at state, b backing) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	has, err := fileOfLoop(n)
+	has, err := l.fileNow(n)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -431,6 +443,9 @@ func setDeviceReadOnly(dev *os.File, readOnly bool) error {
 // setAutoclear says whether the kernel is to detach a device when nobody has it open or mounted any more.
 func setAutoclear(dev *os.File, on bool) error {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if isDead(err) { // the kernel cannot ask the file's filesystem; the driver's devices have no other settings
+		info, err = &unix.LoopInfo64{}, nil
+	}
 	if err != nil {
 		return &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}
 	}

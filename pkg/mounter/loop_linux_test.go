@@ -140,6 +140,42 @@ func TestADeviceThatDoesNotAnswerHoldsUpNoOtherImage(t *testing.T) {
 	}
 }
 
+// TestADeadDiskHurtsNoOtherImage, and a pod on it can end.
+func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
+	ctx := context.Background()
+	for _, restarted := range []bool{false, true} {
+		b := newLoopBench(t)
+		disk := b.image("disk", "xfs")
+		b.mount(disk, b.path("disk"))
+		m := Mount{Kind: Disk, Source: b.path("disk", "image"), Sector: 512}
+		if err := os.WriteFile(m.Source, make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.mount(m, b.path("staging"))
+		b.mount(m.Again(b.path("staging")), b.path("target"))
+		device := loopOf(t, m)
+		shutDown(t, b.path("disk"))
+		if restarted {
+			b.Mounter = realMounter(t)(b.kubelet)
+		}
+		other := b.image("other", "ext4")
+		b.mount(other, b.path("other"))
+		if users, err := b.Users(other.Source); err != nil || len(users) != 1 {
+			t.Errorf("Users = %v, %v", users, err)
+		}
+		b.unmount(b.path("other"))
+		for _, path := range []string{b.path("target"), b.path("staging")} {
+			if err := b.Remove(ctx, path); err != nil || exists(path) {
+				t.Errorf("restarted %v: Remove(%s) = %v", restarted, path, err)
+			}
+		}
+		if restarted { // whose the device was is not known any more
+			b.run(Mount{Source: device}, "losetup", "-d")
+		}
+		b.unmount(b.path("disk"))
+	}
+}
+
 // TestOneImageIsAttachedOnce by many calls at once, at many paths.
 func TestOneImageIsAttachedOnce(t *testing.T) {
 	b := newLoopBench(t)

@@ -75,6 +75,7 @@ const (
 	Erroneous      FailureKind = iota + 1 // it has found errors, in itself or on its device, and goes on
 	TurnedReadOnly                        // it takes no writes any more
 	Down                                  // it answers with errors only
+	Stalled                               // a system call on it hangs, or it is frozen and cannot be thawed
 )
 
 // Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for

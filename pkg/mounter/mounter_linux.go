@@ -29,11 +29,12 @@ type linux struct {
 	state   string // a directory of its own, for the records of what is frozen
 	known   known
 	loops   loops
-	layers  asks[string, layer]
-	images  locks[backing] // held by whoever mounts, unmounts, changes or freezes what is in a file
-	syncs   locks[backing] // held by whoever unmounts, or writes out what is to be frozen; taken before images
-	freezes chan struct{}  // has a place for each freeze that may be
-	legacy  atomic.Bool    // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	layers  asks[string, layer] // of overlays, by path
+	opens   asks[int, struct{}] // of the roots of filesystems, by mount ID
+	images  locks[backing]      // held by whoever mounts, unmounts, changes or freezes what is in a file
+	syncs   locks[backing]      // held by whoever unmounts, or writes out what is to be frozen; taken before images
+	freezes chan struct{}       // has a place for each freeze that may be
+	legacy  atomic.Bool         // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
 // New returns the Mounter of this machine for paths below dir, the kubelet directory, which must exist. In state, a
@@ -253,8 +254,8 @@ func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (rel
 	if !ok {
 		return func() {}, nil
 	}
-	b, err := fileOfLoop(n)
-	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
+	b, err := l.loops.fileNow(n)
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || isDead(err) { // a pod on a dead disk must end
 		return func() {}, nil
 	}
 	if err != nil {
@@ -373,7 +374,10 @@ func (l *linux) removeAt(ctx context.Context, p place, at state, device bool) er
 	switch {
 	case errors.Is(err, unix.ENOTDIR):
 		err = p.removeFile(device)
-	case errors.Is(err, ErrNotEmpty) && l.releaseDisk(ctx, p, at) == nil:
+	case errors.Is(err, ErrNotEmpty):
+		if failed := l.releaseDisk(ctx, p, at); failed != nil {
+			return fmt.Errorf("%w: %v", err, failed) // whose class would mean another layer
+		}
 		err = p.removeDirectory()
 	}
 	return err

@@ -110,9 +110,6 @@ func (s *overlaySearch) leadsBelow(path string) bool {
 func (s *overlaySearch) resolvesBelow(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), layerTime)
 	defer cancel()
-	if s.asks.hangs(path) {
-		cancel()
-	}
 	r, err := s.asks.ask(path, func() (layer, error) { return resolveLayer(path) })
 	if err != nil {
 		return false

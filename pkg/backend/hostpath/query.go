@@ -178,6 +178,8 @@ func failed(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
 	case mounter.Down:
 		return one(backend.Inaccessible, "FilesystemDown", "%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
+	case mounter.Stalled:
+		return one(backend.Degraded, "FilesystemStalled", "%s: end the pods that use the volume", f.Message)
 	case mounter.TurnedReadOnly:
 		return one(backend.Degraded, "FilesystemReadOnly", "%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
 	}
