@@ -67,7 +67,7 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err != nil {
 		return err
 	}
-	if err := f.checkSource(m); err != nil {
+	if err := errors.Join(f.noLinks(m.Source), f.checkSource(m)); err != nil {
 		return err
 	}
 	if from, ok := f.mounts[m.Source]; ok {
@@ -285,7 +285,7 @@ func (f *Fake) Tune(ctx context.Context, m Mount) error {
 		return err
 	}
 	defer release()
-	if _, err := os.Stat(m.Source); err != nil || f.Err != nil {
+	if err := f.noLinks(m.Source); err != nil || f.Err != nil {
 		return errors.Join(err, f.Err)
 	}
 	f.mu.Lock()
@@ -360,7 +360,7 @@ func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	} else if err != nil {
 		return false, err
 	}
-	if _, err := os.Stat(m.Source); err != nil {
+	if err := f.noLinks(m.Source); err != nil {
 		return false, err
 	}
 	at, ok := f.at(path)
@@ -421,6 +421,9 @@ func (f *Fake) Siblings(_ context.Context, path string) ([]string, error) {
 
 // Users returns every path at which source or something below it is mounted, sorted.
 func (f *Fake) Users(source string) ([]string, error) {
+	if err := f.noLinks(source); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var paths []string
@@ -478,6 +481,23 @@ func (f *Fake) look(path string) (fs.FileInfo, error) {
 		}
 	}
 	return info, nil
+}
+
+// noLinks returns ErrPath if an element of source is a link. The directory below which the Fake mounts
+// may be reached by one.
+func (f *Fake) noLinks(source string) error {
+	if _, err := below(f.dir, source); err == nil {
+		info, err := f.look(source)
+		if err == nil && info == nil {
+			err = &fs.PathError{Op: "open", Path: source, Err: fs.ErrNotExist}
+		}
+		return err
+	}
+	real, err := filepath.EvalSymlinks(source)
+	if err == nil && real != source {
+		err = fmt.Errorf("%w: %s leads through a symbolic link", ErrPath, source)
+	}
+	return err
 }
 
 // effective returns m with the options that count in the end, so that two mounts can be compared.

@@ -148,13 +148,11 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p place) err
 		return err
 	}
 	defer d.close()
-	err = l.mountNode(ctx, file, m, src.backing(), d)
-	if err != nil && made {
-		if undo := unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR); undo != nil && !errors.Is(undo, unix.ENOENT) {
-			err = errors.Join(err, &fs.PathError{Op: "remove", Path: p.path, Err: undo})
-		}
+	if err = l.mountNode(ctx, file, m, src.backing(), d); err == nil {
+		return nil
 	}
-	return err
+	at, look := statFD(d.parent)
+	return errors.Join(err, look, target{place: p, fd: d.parent, id: at.id, made: made}.discard())
 }
 
 // mountNode mounts the node of a Disk at d.
@@ -395,24 +393,27 @@ func (p place) prepareDisk() (d place, made bool, err error) {
 	} else if at.kind() != unix.S_IFDIR {
 		return d, false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
 	}
-	if d, err = p.disk(); err != nil {
-		return d, made, err
+	if d, err = p.disk(); err == nil {
+		if err = d.alone(); err != nil {
+			d.close()
+		}
 	}
-	at, err := statFD(d.parent)
-	if err == nil && at.mounted {
-		err = fmt.Errorf("%w: %s", ErrConflict, p.path)
-	}
-	if err == nil {
-		err = d.alone()
-	}
-	if err != nil {
-		d.close()
+	if err != nil && made {
+		err = errors.Join(err, p.unmake(unix.S_IFDIR))
 	}
 	return d, made, err
 }
 
-// alone returns ErrNotEmpty if the directory of a Disk has an entry that is not the driver's.
+// alone returns an error if the directory of a Disk is a mount or has an entry that is not the
+// driver's. Errors: ErrConflict, ErrNotEmpty.
 func (d place) alone() error {
+	at, err := statFD(d.parent)
+	if err == nil && at.mounted {
+		err = fmt.Errorf("%w: %s", ErrConflict, filepath.Dir(d.path))
+	}
+	if err != nil {
+		return err
+	}
 	found, err := names(d.parent, 3, d.path)
 	if err == nil && slices.ContainsFunc(found, func(name string) bool { return name != DeviceName && name != backingName }) {
 		err = fmt.Errorf("%w: %s", ErrNotEmpty, filepath.Dir(d.path))

@@ -242,6 +242,24 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
+	run("a source that leads through a link is refused", func(t *testing.T, b *bench) {
+		v := b.volume("volumes/v")
+		dir := filepath.Dir(v.Source)
+		if err := errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(dir+"-moved", dir)); err != nil {
+			t.Skipf("no symbolic links here: %v", err)
+		}
+		b.refused(v, b.path("target"), ErrPath)
+		if _, err := b.Mounted(ctx, v, b.path("target")); !errors.Is(err, ErrPath) {
+			t.Errorf("Mounted = %v, want ErrPath", err)
+		}
+		if _, err := b.Users(v.Source); !errors.Is(err, ErrPath) {
+			t.Errorf("Users = %v, want ErrPath", err)
+		}
+		if exists(b.path("target")) {
+			t.Error("the path was left behind")
+		}
+	})
+
 	run("an option that isn't on the list is refused and not shown", func(t *testing.T, b *bench) {
 		err := b.Mount(ctx, b.volume("v", "noexec", "geheim"), b.path("target"))
 		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "number 2 of 2") || strings.Contains(err.Error(), "geheim") {
