@@ -115,7 +115,7 @@ func (l *linux) findMounts() error {
 		path := l.dir + strings.TrimPrefix(i.Mountpoint, l.real)
 		l.known.add(path, sourceOf(i, i.Root))
 		if n, ok := loopNumber(i.Source); ok && i.FSType == btrfs { // on this machine's own disk, so it answers
-			if at, err := stat(unix.AT_FDCWD, i.Mountpoint, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+			if at, err := statAt(i); err == nil {
 				l.loops.showsOn(at.id, n)
 			}
 		}
@@ -134,6 +134,20 @@ func (l *linux) findMounts() error {
 		}
 	}
 	return err
+}
+
+// statAt describes the root of a mount. Errors: ErrPath if its path leads elsewhere by now.
+func statAt(i *mountinfo.Info) (state, error) {
+	fd, err := resolve(i.Mountpoint, unix.O_PATH)
+	if err != nil {
+		return state{}, err
+	}
+	defer unix.Close(fd)
+	at, err := statFD(fd)
+	if err == nil && at.mount != uint64(i.ID) {
+		err = fmt.Errorf("%w: another mount is at %s", ErrPath, i.Mountpoint)
+	}
+	return at, err
 }
 
 // isDisk reports whether path is the device of a Disk.
