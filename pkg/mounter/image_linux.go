@@ -525,7 +525,7 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 // onlyNode reports whether the device's node is mounted at d only, and not as another Disk. Errors: ErrBusy if a Device
 // is mounted from it: who has that would soon write to the disk that gets the number next.
 func (l *linux) onlyNode(d place, n int) (bool, error) {
-	b, err := l.loops.fileNow(n)
+	b, err := l.loops.fileOf(n)
 	if err != nil {
 		return false, err
 	}

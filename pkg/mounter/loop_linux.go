@@ -80,7 +80,7 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 	if err != nil {
 		return nil, false, err
 	}
-	n, found, err := l.find(b)
+	n, found, err := l.of(b)
 	if err != nil {
 		return nil, false, err
 	}
@@ -195,9 +195,9 @@ func give(dev *os.File, config *unix.LoopConfig) error {
 	return setDeviceReadOnly(dev, config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0)
 }
 
-// find returns the number of the device that has a file. Errors: ErrBusy if it cannot be told, as
+// of returns the number of the device that has a file. Errors: ErrBusy if it cannot be told, as
 // another device does not answer.
-func (l *loops) find(b backing) (n int, ok bool, err error) {
+func (l *loops) of(b backing) (n int, ok bool, err error) {
 	if n, ok := l.hint(b); ok {
 		if has, err := l.has(n, b); err == nil && has {
 			return n, true, nil
@@ -242,8 +242,9 @@ func (l *loops) has(n int, b backing) (bool, error) {
 }
 
 // fileOf returns the file behind a device. It asks the device only if that may have got another file
-// since the last answer, as the device answers no question while it is changed: LOOP_SET_DIRECT_IO
-// writes out the whole file, for example. Errors: unix.ENXIO if there is no file, ErrBusy.
+// since the last answer. The device answers no question while it is changed (LOOP_SET_DIRECT_IO
+// writes out the whole file, for example), and EIO while the file's filesystem is dead. A device that
+// is just being detached may count as attached still. Errors: unix.ENXIO if there is no file, ErrBusy.
 func (l *loops) fileOf(n int) (backing, error) {
 	sequence := sequenceOf(n)
 	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
@@ -261,18 +262,6 @@ func (l *loops) fileOf(n int) (backing, error) {
 	}
 	if err == nil && sequence != "" && sequenceOf(n) == sequence {
 		l.noteFile(n, attached{has, sequence})
-	}
-	return has, err
-}
-
-// fileNow returns the file behind device n. Where the file's filesystem is dead, it is the last one
-// that was known. Errors: unix.ENXIO if there is none.
-func (l *loops) fileNow(n int) (backing, error) {
-	has, err := fileOfLoop(n)
-	if isDead(err) {
-		if a, ok := l.lastFile(n); ok && a.sequence != "" && a.sequence == sequenceOf(n) {
-			return a.file, nil
-		}
 	}
 	return has, err
 }
@@ -301,9 +290,6 @@ func (l *loops) noteFile(n int, a attached) {
 	}
 	l.files[n] = a
 }
-
-// of returns the number of the device that has a file.
-func (l *loops) of(b backing) (n int, ok bool, err error) { return l.find(b) }
 
 func (l *loops) hint(b backing) (n int, ok bool) {
 	l.mu.Lock()
@@ -336,7 +322,7 @@ func (l *loops) holds(at state, b backing) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	has, err := l.fileNow(n)
+	has, err := l.fileOf(n)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -369,7 +355,7 @@ func (l *loops) showsOn(id fileID, n int) {
 
 // users returns where a device that has a file is mounted, sorted, or the device if it isn't.
 func (l *loops) users(b backing) ([]string, error) {
-	n, ok, err := l.find(b)
+	n, ok, err := l.of(b)
 	if err != nil || !ok {
 		return nil, err
 	}

@@ -224,7 +224,7 @@ func TestADevicesFileIsAskedForAnew(t *testing.T) {
 	if has, err := l.fileOf(n); err != nil || has != second || has == first {
 		t.Errorf("fileOf = %v, %v, want %v", has, err, second)
 	}
-	if _, found, err := l.find(first); found || err != nil {
+	if _, found, err := l.of(first); found || err != nil {
 		t.Errorf("the first image is found: %v, %v", found, err)
 	}
 	b.run(Mount{Source: loopPath(n)}, "losetup", "-d")

@@ -268,7 +268,7 @@ func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (rel
 	if !ok {
 		return func() {}, nil
 	}
-	b, err := l.loops.fileNow(n)
+	b, err := l.loops.fileOf(n)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || isDead(err) { // a pod on a dead disk must end
 		return func() {}, nil
 	}

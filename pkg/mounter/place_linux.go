@@ -289,10 +289,11 @@ func (p place) markBelow() error {
 
 // unmake removes a target that was made just now, as far as nothing else has taken its place.
 func (p place) unmake(mode uint16) error {
-	err := p.removeDirectory()
+	remove := p.removeDirectory
 	if mode == unix.S_IFREG {
-		err = p.removeFile(false)
+		remove = func() error { return p.removeFile(false) }
 	}
+	err := remove()
 	if errors.Is(err, ErrPath) || errors.Is(err, ErrBusy) || errors.Is(err, ErrNotEmpty) {
 		return nil
 	}

@@ -37,7 +37,7 @@ func (l *linux) Tune(ctx context.Context, m Mount) error {
 
 // tuneFile tunes the device that has the file, which is b, if one has it.
 func (l *loops) tuneFile(file *os.File, b backing, o loopOptions) error {
-	n, found, err := l.find(b)
+	n, found, err := l.of(b)
 	if err != nil || !found {
 		return err
 	}
