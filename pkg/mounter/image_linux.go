@@ -195,7 +195,7 @@ func (l *linux) attachNode(file *os.File, m Mount, t target) error {
 		if err := setAutoclear(dev, false); err != nil { // a mounted node doesn't hold its device
 			return err
 		}
-		if err := l.rememberAs(t.path, root); err != nil {
+		if err := errors.Join(mark(t.fd), l.rememberAs(t.path, root)); err != nil {
 			return errors.Join(err, setAutoclear(dev, true))
 		}
 		return nil
@@ -342,7 +342,7 @@ func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) e
 	defer t.close()
 	if err = l.setReadOnly(ctx, dev, m, p); err == nil {
 		r := nodeRecipe(src.fd, src.device)
-		r.record = func(int) error { return l.remember(p.path, src) }
+		r.record = func(int) error { return errors.Join(mark(t.fd), l.remember(p.path, src)) }
 		err = l.attach(t, r)
 	}
 	return t.failed(m, err)

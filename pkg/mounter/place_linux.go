@@ -217,12 +217,6 @@ func (p place) prepare(mode uint16, is func(at state, root int) (same bool, diff
 	if err != nil && made { // it is not what was made any more, or the kernel is out of resources
 		return t, false, errors.Join(err, p.unmake(mode))
 	}
-	if err == nil && mode == unix.S_IFREG && !made {
-		err = mark(t.fd) // when the device is gone from it, the file is still known
-		if err != nil {
-			t.close()
-		}
-	}
 	t.made = made
 	return t, false, err
 }
@@ -260,8 +254,8 @@ func (s state) isTarget() bool {
 	return s.kind() == unix.S_IFREG && !s.mounted && s.size == 0 && s.mode&unix.S_ISVTX != 0 && s.uid == uint32(os.Geteuid())
 }
 
-// mark gives an empty file, on which a device is or will be mounted, the mark of a target. fd is an
-// O_PATH descriptor. A file of another user stays as it is.
+// mark gives an empty file on which a device is mounted the mark of a target: when the device is gone
+// from it, the file is still known. fd is an O_PATH descriptor. A file of another user stays as it is.
 func mark(fd int) error {
 	at, err := statFD(fd)
 	if err != nil || at.isTarget() || at.mounted || at.kind() != unix.S_IFREG || at.size > 0 || at.uid != uint32(os.Geteuid()) {

@@ -96,6 +96,25 @@ func TestTheFileOfADeviceIsKnownAgain(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
+// TestAFailedMountMarksNoFile: what follows it is NodeUnpublishVolume.
+func TestAFailedMountMarksNoFile(t *testing.T) {
+	ctx := context.Background()
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	b.mount(m, b.path("staging"))
+	b.mount(m.Again(b.path("staging")), b.path("target"))
+	readOnly := m
+	readOnly.ReadOnly = true
+	if err := os.WriteFile(b.path("other"), nil, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	b.refused(readOnly.Again(b.path("staging")), b.path("other"), ErrReadOnly)
+	if err := b.Remove(ctx, b.path("other")); !errors.Is(err, ErrPath) || !exists(b.path("other")) {
+		t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, exists(b.path("other")))
+	}
+	b.unmount(b.path("target"), b.path("staging"))
+}
+
 func TestTheMarkIsThereFromTheFirstMoment(t *testing.T) {
 	b := newRealBench(t)
 	umask := syscall.Umask(0o077)
