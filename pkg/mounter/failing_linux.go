@@ -1,12 +1,14 @@
 package mounter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -52,6 +54,9 @@ func (l *linux) Failing() (map[string]Failure, error) {
 			all[byDevice[m.Source]] = f
 		}
 	}
+	for device, f := range l.down(mounts) {
+		all[byDevice[device]] = f
+	}
 	return all, nil
 }
 
@@ -83,25 +88,83 @@ func number(file string) (n int) {
 	return n
 }
 
-// shown returns what a mount shows of its filesystem. One that was mounted to be read only is so by its own flag, too.
-// Since Linux 6.15 ext4 has words of its own for what it does to itself.
+// shown returns the failure that the options of a mount show. A mount that is read-only by intent is
+// so by its own flag, too. Since Linux 6.15 ext4 shows its own state, also that it is shut down.
 func shown(m *mountinfo.Info) (Failure, bool) {
 	has := func(options, one string) bool { return slices.Contains(strings.Split(options, ","), one) }
 	switch {
-	case has(m.VFSOptions, "shutdown") || dead(m.Mountpoint):
-		return Failure{Down, fmt.Sprintf("%s at %s answers with errors only", m.FSType, m.Mountpoint)}, true
+	case has(m.VFSOptions, "shutdown"):
+		return isDown(m), true
 	case has(m.VFSOptions, "emergency_ro"), has(m.Options, "rw") && has(m.VFSOptions, "ro"):
 		return Failure{TurnedReadOnly, fmt.Sprintf("%s at %s has made itself read-only", m.FSType, m.Mountpoint)}, true
 	}
 	return Failure{}, false
 }
 
-// dead reports whether a directory can't be read because of an error of its disk.
-func dead(path string) bool {
-	dir, err := os.Open(path)
-	if err == nil {
-		_, err = dir.Readdirnames(1)
-		dir.Close()
+func isDown(m *mountinfo.Info) Failure {
+	return Failure{Down, fmt.Sprintf("%s at %s answers with errors only", m.FSType, m.Mountpoint)}
+}
+
+// down returns the filesystems that answer with errors only, or not at all, by their devices. An xfs
+// that is shut down says so when its root is opened (xfs_file_open of Linux). Nothing is read: a read
+// waits for a tenant who holds the directory's lock. An open of another filesystem says nothing, and
+// that of a btrfs waits for the same lock. What a tenant has mounted elsewhere, a FIFO for example, is
+// not opened. A disk that is dead shows when the filesystem next writes to it: in its options or
+// records, or by an xfs that shuts down.
+func (l *linux) down(mounts []*mountinfo.Info) map[string]Failure {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime) // for all of them
+	defer cancel()
+	roots := rootsOf(mounts)
+	answers := map[string]*answer[struct{}]{}
+	for device, m := range roots {
+		a, err := l.opens.ask(m.ID, func() (struct{}, error) { return struct{}{}, openRoot(m) })
+		if err == nil { // else it is not known
+			answers[device] = a
+		}
 	}
-	return errors.Is(err, unix.EIO)
+	all := map[string]Failure{}
+	for device, a := range answers {
+		m := roots[device]
+		switch _, err := a.wait(ctx); {
+		case errors.Is(err, errNoAnswer):
+			all[device] = Failure{Stalled, fmt.Sprintf("%s at %s does not answer (since %s)", m.FSType, m.Mountpoint, a.since.UTC().Format(time.RFC3339))}
+		case errors.Is(err, unix.EIO):
+			all[device] = isDown(m)
+		}
+	}
+	return all
+}
+
+// rootsOf returns a mount of the root of each xfs, by its device. The path of a mount that lies
+// in another volume leads through a tenant's directories, and is not taken.
+func rootsOf(mounts []*mountinfo.Info) map[string]*mountinfo.Info {
+	ids := map[int]bool{}
+	for _, m := range mounts {
+		ids[m.ID] = true
+	}
+	roots := map[string]*mountinfo.Info{}
+	for _, m := range mounts {
+		if m.FSType == "xfs" && m.Root == "/" && !ids[m.Parent] && roots[m.Source] == nil {
+			roots[m.Source] = m
+		}
+	}
+	return roots
+}
+
+// openRoot opens the root of a mounted filesystem. It returns nil if another mount is at its path by
+// now.
+func openRoot(m *mountinfo.Info) error {
+	fd, err := resolve(m.Mountpoint, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	if at, err := statFD(fd); err != nil || at.mount != uint64(m.ID) {
+		return err
+	}
+	root, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(root)
 }

@@ -27,11 +27,12 @@ type Fake struct {
 	images locks[string] // by source
 	mu     sync.Mutex
 	mounts map[string]Mount // by path; Source is where the data is, not another mount of it
+	files  map[string]bool  // paths of files on which a device was mounted
 }
 
 // NewFake returns a Fake for paths below dir, which must exist.
 func NewFake(dir string) *Fake {
-	return &Fake{dir: dir, mounts: map[string]Mount{}}
+	return &Fake{dir: dir, mounts: map[string]Mount{}, files: map[string]bool{}}
 }
 
 // Mounts returns what is mounted, by path.
@@ -66,7 +67,7 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err != nil {
 		return err
 	}
-	if err := f.checkSource(m); err != nil {
+	if err := errors.Join(f.noLinks(m.Source), f.checkSource(m)); err != nil {
 		return err
 	}
 	if from, ok := f.mounts[m.Source]; ok {
@@ -127,6 +128,9 @@ func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
 		return fmt.Errorf("%w: %s", ErrNotEmpty, path)
 	}
 	f.mounts[path] = m
+	if m.Kind == Device {
+		f.files[path] = true
+	}
 	return nil
 }
 
@@ -284,7 +288,7 @@ func (f *Fake) Tune(ctx context.Context, m Mount) error {
 		return err
 	}
 	defer release()
-	if _, err := os.Stat(m.Source); err != nil || f.Err != nil {
+	if err := f.noLinks(m.Source); err != nil || f.Err != nil {
 		return errors.Join(err, f.Err)
 	}
 	f.mu.Lock()
@@ -339,9 +343,12 @@ func (f *Fake) Remove(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() && info.Size() > 0 {
-		return fmt.Errorf("%w: %s is not a directory", ErrPath, path)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !info.IsDir() && (info.Size() > 0 || !f.files[path]) {
+		return fmt.Errorf("remove %s: %w: this driver has not made the file", path, ErrPath)
 	}
+	delete(f.files, path)
 	if entries, err := os.ReadDir(path); err == nil && len(entries) > 0 {
 		return fmt.Errorf("remove %s: %w", path, ErrNotEmpty)
 	}
@@ -356,7 +363,7 @@ func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	} else if err != nil {
 		return false, err
 	}
-	if _, err := os.Stat(m.Source); err != nil {
+	if err := f.noLinks(m.Source); err != nil {
 		return false, err
 	}
 	at, ok := f.at(path)
@@ -417,6 +424,9 @@ func (f *Fake) Siblings(_ context.Context, path string) ([]string, error) {
 
 // Users returns every path at which source or something below it is mounted, sorted.
 func (f *Fake) Users(source string) ([]string, error) {
+	if err := f.noLinks(source); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var paths []string
@@ -474,6 +484,23 @@ func (f *Fake) look(path string) (fs.FileInfo, error) {
 		}
 	}
 	return info, nil
+}
+
+// noLinks returns ErrPath if an element of source is a link. The directory below which the Fake mounts
+// may be reached by one.
+func (f *Fake) noLinks(source string) error {
+	if _, err := below(f.dir, source); err == nil {
+		info, err := f.look(source)
+		if err == nil && info == nil {
+			err = &fs.PathError{Op: "open", Path: source, Err: fs.ErrNotExist}
+		}
+		return err
+	}
+	real, err := filepath.EvalSymlinks(source)
+	if err == nil && real != source {
+		err = fmt.Errorf("%w: %s leads through a symbolic link", ErrPath, source)
+	}
+	return err
 }
 
 // effective returns m with the options that count in the end, so that two mounts can be compared.

@@ -20,33 +20,30 @@ import (
 
 const btrfs = "btrfs"
 
-// mountImage mounts the filesystem in a file. It is never formatted here: a disk that answers with errors looks blank
-// to every tool, and a filesystem made on it then would be the end of the old one. See Format.
-func (l *linux) mountImage(ctx context.Context, m Mount, p place, attr attributeSet) error {
-	file, b, err := openImage(m.Source)
+// mountImage mounts the filesystem in a file. The image is never formatted here: a disk that answers
+// with errors looks blank to every tool, and a new filesystem would destroy the old one. See Format.
+func (l *linux) mountImage(ctx context.Context, m Mount, src source, p place, attr attributeSet) error {
+	file, err := src.openImage()
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	flags, data, shown := attr.fresh(m.FSType, m.Options)
-	made, done, err := p.prepare(unix.S_IFDIR, func(at state) (bool, error) {
-		same, err := l.loops.holds(at, b)
-		return same, errors.Join(err, p.verifyFlags(shown))
+	o := attr.fresh(m.FSType, m.Options)
+	t, done, err := p.prepare(unix.S_IFDIR, func(at state, root int) (bool, error) {
+		same, err := l.loops.holds(at, src.backing())
+		return same, errors.Join(err, verifyFlags(root, o.shown))
 	})
 	if done || err != nil {
 		return err
 	}
+	defer t.close()
 	crashpoint.Reached("image:target-made")
-	err = l.mountLoop(ctx, file, m, p, flags, data)
-	if err == nil {
-		err = p.verifyFlags(shown)
-	}
-	return l.undo(ctx, m, p, made, err)
+	return t.failed(m, l.mountLoop(ctx, file, m, t, o))
 }
 
-// mountLoop attaches the file and mounts what is on the device. Nothing is left attached if it dies in the middle: the
-// device goes when the last one who holds it does, and that is the mount.
-func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, flags uintptr, data string) error {
+// mountLoop attaches the file and mounts the filesystem on the device. After a death in the middle
+// nothing is left attached: the kernel detaches the device with its last user, which is the mount.
+func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target, o fresh) error {
 	dev, was, err := l.loops.attach(file, m.loop())
 	if err != nil {
 		return err
@@ -58,56 +55,29 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, p place, 
 			return err
 		}
 	}
-	switch err := unix.Mount(dev.Name(), p.proc(), m.FSType, flags, data); {
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EUCLEAN):
-		return fmt.Errorf("%w: no %s that can be mounted: %w", ErrFormat, m.FSType, err)
-	case err != nil:
-		return err
+	r := filesystemRecipe(dev.Name(), m.FSType, o)
+	r.record = func(root int) error {
+		crashpoint.Reached("image:mounted")
+		at, err := statFD(root)
+		if err != nil {
+			return err
+		}
+		if n, ok := loopNumber(dev.Name()); ok && m.FSType == btrfs {
+			l.loops.showsOn(at.id, n)
+		}
+		return l.rememberAs(t.path, root)
 	}
-	crashpoint.Reached("image:mounted")
-	at, err := p.stat()
-	if err != nil {
-		return err
-	}
-	if n, ok := loopNumber(dev.Name()); ok && m.FSType == btrfs {
-		l.loops.showsOn(at.id, n)
-	}
-	name, own, err := find(p.path)
-	if err == nil && own == nil {
-		err = fs.ErrNotExist
-	}
-	if err != nil {
-		return err
-	}
-	l.known.add(p.path, sourceOf(own, name))
-	return nil
+	return l.attach(t, r)
 }
 
-// mountNowhere mounts the filesystem on a device, until the result is closed. No path leads there.
+// mountNowhere mounts the filesystem on a device until the result is closed. No path leads there.
 func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
-	fsys, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("fsopen %s: %w", fsType, err)
-	}
-	defer unix.Close(fsys)
-	err = unix.FsconfigSetString(fsys, "source", device)
-	for _, f := range flags {
-		if err == nil {
-			err = unix.FsconfigSetFlag(fsys, f)
-		}
-	}
-	if err == nil {
-		err = unix.FsconfigCreate(fsys)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("mount the %s on %s: %w", fsType, device, err)
-	}
 	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
-	mount, err := unix.Fsmount(fsys, unix.FSMOUNT_CLOEXEC, attributes)
+	mount, err := newFilesystem(device, fsType, flags, attributes)
 	if err != nil {
-		return nil, fmt.Errorf("fsmount: %w", err)
+		return nil, err
 	}
-	defer unix.Close(mount) // it can't be used for ioctl; the mount is held by whoever has a file in it open
+	defer unix.Close(mount) // it cannot be used for ioctl; an open file keeps the mount
 	dir, err := unix.Openat(mount, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open the %s on %s: %w", fsType, device, err)
@@ -184,49 +154,71 @@ func tool(ctx context.Context, file *os.File, name string, args ...string) error
 	return nil
 }
 
-// mountDisk attaches a file to a loop device and mounts that in the directory at p, which keeps it.
-func (l *linux) mountDisk(ctx context.Context, m Mount, p place) error {
-	file, b, err := openImage(m.Source)
+// mountDisk attaches a file to a loop device and mounts the device's node in the directory at p.
+func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p place) error {
+	file, err := src.openImage()
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	made, err := p.prepareDisk(ctx)
-	if err != nil {
-		return err
-	}
-	d, err := p.disk()
+	d, made, err := p.prepareDisk()
 	if err != nil {
 		return err
 	}
 	defer d.close()
+	if err = l.mountNode(ctx, file, m, src.backing(), d); err == nil {
+		return nil
+	}
+	at, look := statFD(d.parent)
+	return errors.Join(err, look, target{place: p, fd: d.parent, id: at.id, made: made}.discard())
+}
+
+// mountNode mounts the node of a Disk at d.
+func (l *linux) mountNode(ctx context.Context, file *os.File, m Mount, b backing, d place) error {
 	if err := l.dropStale(ctx, d); err != nil {
 		return err
 	}
-	_, done, err := d.prepare(unix.S_IFREG, func(at state) (bool, error) { return l.loops.holds(at, b) })
-	if done {
+	t, done, err := d.prepare(unix.S_IFREG, func(at state, _ int) (bool, error) { return l.loops.holds(at, b) })
+	if done && err == nil {
 		return l.keep(file, m) // a driver may have died before it said so
 	}
 	if err != nil {
 		return err
 	}
-	if err := d.writeBacking(b); err != nil {
+	defer t.close()
+	err = d.writeBacking(b)
+	if err == nil {
+		if err = l.attachNode(file, m, t); err != nil && t.made {
+			err = errors.Join(err, d.removeBacking())
+		}
+	}
+	return t.failed(m, err)
+}
+
+// attachNode attaches a file to a loop device and mounts its node on t.
+func (l *linux) attachNode(file *os.File, m Mount, t target) error {
+	dev, _, err := l.loops.attach(file, m.loop())
+	if err != nil {
 		return err
 	}
-	dev, _, err := l.loops.attach(file, m.loop())
-	if err == nil {
-		defer dev.Close()
-		crashpoint.Reached("disk:attached")
-		err = unix.Mount(dev.Name(), d.proc(), "", unix.MS_BIND, "")
+	defer dev.Close()
+	crashpoint.Reached("disk:attached")
+	at, err := statFD(int(dev.Fd()))
+	if err != nil {
+		return &fs.PathError{Op: "statx", Path: dev.Name(), Err: err}
 	}
-	if err == nil {
+	r := nodeRecipe(int(dev.Fd()), at.device)
+	r.record = func(root int) error {
 		crashpoint.Reached("disk:mounted")
-		err = setAutoclear(dev, false) // a mounted node doesn't hold its device
+		if err := setAutoclear(dev, false); err != nil { // a mounted node doesn't hold its device
+			return err
+		}
+		if err := errors.Join(mark(t.fd), l.rememberAs(t.path, root)); err != nil {
+			return errors.Join(err, setAutoclear(dev, true))
+		}
+		return nil
 	}
-	if err == nil {
-		err = l.remember(d.path, dev.Name())
-	}
-	return l.undo(ctx, m, p, made, err)
+	return l.attach(t, r)
 }
 
 // keep makes sure that the device of a Disk that is mounted already stays, and is as m says.
@@ -239,21 +231,76 @@ func (l *linux) keep(file *os.File, m Mount) error {
 	return setAutoclear(dev, false)
 }
 
-// A mounted node doesn't hold its device. If the driver dies where the kernel is told to let go, the node is left, and
-// the device's number may become another file's. So beside each node there is a file that says whose it is.
+// A mounted node does not hold its device. If the driver dies after it has told the kernel to let go,
+// the node is left, and the device's number may become another file's. So a file beside each node
+// names the image of its device. That file also shows that the node's own file is the driver's.
 
 // backingName is the name of that file.
 const backingName = "backing"
 
+// maxBacking bounds the size of that file, in bytes: two numbers and what separates them.
+const maxBacking = 64
+
+// writeBacking writes that the device at d has the file b. Errors: ErrNotEmpty if another file is in
+// the way.
 func (d place) writeBacking(b backing) error {
-	fd, err := unix.Openat(d.parent, backingName, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o640)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: d.path, Err: err}
+	if _, there, err := d.readBacking(); err != nil {
+		return err
+	} else if there {
+		if err := d.removeBacking(); err != nil {
+			return err
+		}
 	}
-	f := os.NewFile(uintptr(fd), d.path)
+	fd, err := unix.Openat(d.parent, backingName, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o640)
+	if err != nil {
+		return &fs.PathError{Op: "create", Path: d.backingPath(), Err: err}
+	}
+	f := os.NewFile(uintptr(fd), d.backingPath())
 	_, err = fmt.Fprintln(f, b.dev, b.ino)
 	return errors.Join(err, f.Close())
 }
+
+// readBacking reads which file the device at d had when it was mounted: a torn file names none, and
+// nothing was mounted after it. there is false if there is no such file.
+// Errors: ErrNotEmpty if another file has its name.
+func (d place) readBacking() (b backing, there bool, err error) {
+	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, d.backingPath())
+	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return b, false, nil
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO): // a link, a socket
+		return b, false, foreign
+	case err != nil:
+		return b, false, &fs.PathError{Op: "open", Path: d.backingPath(), Err: err}
+	}
+	f := os.NewFile(uintptr(fd), d.backingPath())
+	defer f.Close()
+	at, err := statFD(fd)
+	if err != nil {
+		return b, false, &fs.PathError{Op: "statx", Path: d.backingPath(), Err: err}
+	}
+	if at.kind() != unix.S_IFREG || at.size > maxBacking {
+		return b, false, foreign
+	}
+	switch n, err := fmt.Fscan(f, &b.dev, &b.ino); {
+	case err == nil:
+		return b, true, nil
+	case at.size == 0 || n > 0: // torn, by a power cut
+		return backing{}, true, nil
+	}
+	return backing{}, false, foreign
+}
+
+// removeBacking removes the file that readBacking reads.
+func (d place) removeBacking() error {
+	if err := unix.Unlinkat(d.parent, backingName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "remove", Path: d.backingPath(), Err: err}
+	}
+	return nil
+}
+
+func (d place) backingPath() string { return filepath.Join(filepath.Dir(d.path), backingName) }
 
 // isOwn reports whether the device whose node is mounted at d, as at says, has the file that it had when it was
 // mounted, and returns its number.
@@ -262,20 +309,17 @@ func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	if !ok || !at.mounted {
 		return 0, false, nil
 	}
-	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ENOENT) {
+	b, there, err := d.readBacking()
+	if errors.Is(err, ErrNotEmpty) || (err == nil && (!there || b == backing{})) {
 		return n, false, nil
 	}
 	if err != nil {
-		return n, false, &fs.PathError{Op: "open", Path: d.path, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), d.path)
-	defer f.Close()
-	var b backing
-	if _, err := fmt.Fscan(f, &b.dev, &b.ino); err != nil {
-		return n, false, nil // torn, by a power cut: nothing was mounted after it
+		return n, false, err
 	}
 	own, err = l.loops.holds(at, b)
+	if isDead(err) { // a device that stays attached harms less than another image's that is detached
+		return n, false, nil
+	}
 	return n, own, err
 }
 
@@ -291,15 +335,11 @@ func (l *linux) dropStale(ctx context.Context, d place) error {
 	return d.unmount(ctx, 0)
 }
 
-// mountDevice mounts a block device that a Disk made on the file at p. That it is read-only is a property of the
-// device, and so of all its targets.
-func (l *linux) mountDevice(ctx context.Context, m Mount, p place) error {
-	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW)
-	if err != nil {
-		return &fs.PathError{Op: "statx", Path: m.Source, Err: err}
-	}
-	n, ok := l.loops.number(src)
-	if !ok || src.mode&unix.S_IFMT != unix.S_IFBLK {
+// mountDevice mounts the node of a block device that a Disk made on the file at p. Read-only is a
+// property of the device, and so of all its targets.
+func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) error {
+	n, ok := l.loops.number(src.state)
+	if !ok || src.kind() != unix.S_IFBLK {
 		return fmt.Errorf("mount %s at %s: it is not a loop device", m.Source, p.path)
 	}
 	dev, err := openLoop(n, true)
@@ -307,23 +347,23 @@ func (l *linux) mountDevice(ctx context.Context, m Mount, p place) error {
 		return err
 	}
 	defer dev.Close()
-	made, done, err := p.prepare(unix.S_IFREG, func(at state) (bool, error) {
+	t, done, err := p.prepare(unix.S_IFREG, func(at state, _ int) (bool, error) {
 		readOnly, err := isReadOnly(dev)
 		if err == nil && readOnly != m.ReadOnly {
-			err = fmt.Errorf("%s is mounted read-only: %v", p.path, readOnly)
+			err = fmt.Errorf("is mounted read-only: %v", readOnly)
 		}
-		return at.device == src.device, err
+		return at.kind() == unix.S_IFBLK && at.device == src.device, err
 	})
 	if done || err != nil {
 		return err
 	}
+	defer t.close()
 	if err = l.setReadOnly(ctx, dev, m, p); err == nil {
-		err = unix.Mount(m.Source, p.proc(), "", unix.MS_BIND, "")
+		r := nodeRecipe(src.fd, src.device)
+		r.record = func(int) error { return errors.Join(mark(t.fd), l.remember(p.path, src)) }
+		err = l.attach(t, r)
 	}
-	if err == nil {
-		err = l.remember(p.path, m.Source)
-	}
-	return l.undo(ctx, m, p, made, err)
+	return t.failed(m, err)
 }
 
 // setReadOnly makes the device as m wants it, unless it is mounted elsewhere otherwise. Errors: ErrReadOnly.
@@ -358,26 +398,54 @@ func isReadOnly(dev *os.File) (bool, error) {
 	return value&0xff != 0, nil
 }
 
-// prepareDisk makes the directory for a Disk, where there is none. made says that it is new.
-func (p place) prepareDisk(ctx context.Context) (made bool, err error) {
-	at, err := p.stat()
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return true, p.make(unix.S_IFDIR)
-	case err != nil:
-		return false, err
-	case at.mounted:
-		return false, fmt.Errorf("%w: %s", ErrConflict, p.path)
-	case at.mode&unix.S_IFMT != unix.S_IFDIR:
-		return false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
+// prepareDisk returns the place of a Disk's device in the directory at p, and makes that directory
+// where there is none. made says that it is new.
+func (p place) prepareDisk() (d place, made bool, err error) {
+	if at, err := p.stat(); errors.Is(err, fs.ErrNotExist) {
+		if err := p.make(unix.S_IFDIR); err != nil {
+			return d, false, err
+		}
+		made = true
+	} else if err != nil {
+		return d, false, err
+	} else if at.kind() != unix.S_IFDIR {
+		return d, false, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
 	}
-	return false, p.emptyBut(DeviceName, backingName)
+	if d, err = p.disk(); err == nil {
+		if err = d.alone(); err != nil {
+			d.close()
+		}
+	}
+	if err != nil && made {
+		err = errors.Join(err, p.unmake(unix.S_IFDIR))
+	}
+	return d, made, err
 }
 
-// disk is the place of a Disk's device in the directory at p. Errors: fs.ErrNotExist.
+// alone returns an error if the directory of a Disk is a mount or has an entry that is not the
+// driver's. Errors: ErrConflict, ErrNotEmpty.
+func (d place) alone() error {
+	at, err := statFD(d.parent)
+	if err == nil && at.mounted {
+		err = fmt.Errorf("%w: %s", ErrConflict, filepath.Dir(d.path))
+	}
+	if err != nil {
+		return err
+	}
+	found, err := names(d.parent, 3, d.path)
+	if err == nil && slices.ContainsFunc(found, func(name string) bool { return name != DeviceName && name != backingName }) {
+		err = fmt.Errorf("%w: %s", ErrNotEmpty, filepath.Dir(d.path))
+	}
+	return err
+}
+
+// disk is the place of a Disk's device in the directory at p. Errors: ErrPath, fs.ErrNotExist.
 func (p place) disk() (place, error) {
 	dir, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+		return place{}, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
+	case err != nil:
 		return place{}, &fs.PathError{Op: "open", Path: p.path, Err: err}
 	}
 	return place{parent: dir, name: DeviceName, path: p.path + "/" + DeviceName}, nil
@@ -400,31 +468,44 @@ func (p place) diskState() (state, error) {
 	return at, err
 }
 
-// releaseDisk takes the device of a Disk out of the directory at p, whose state is at, if there is one.
+// releaseDisk takes the device of a Disk out of the directory at p, whose state is at, if there is
+// one. Files that are not the driver's stay.
 func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
-	if at.mode&unix.S_IFMT != unix.S_IFDIR {
+	if at.kind() != unix.S_IFDIR {
 		return nil
 	}
-	at, err := p.diskState()
-	empty := at.mode&unix.S_IFMT == unix.S_IFREG && at.size == 0 && at.id != fileID{}
-	if err != nil || (!at.mounted && !empty) {
-		return err
-	}
 	d, err := p.disk()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	defer d.close()
+	at, err = d.stat()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrPath) {
+		return err
+	}
 	if at.mounted {
 		if err := l.releaseDevice(ctx, d, at); err != nil {
 			return err
 		}
 	}
 	l.known.forget(d.path)
-	if err := unix.Unlinkat(d.parent, backingName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &fs.PathError{Op: "remove", Path: filepath.Join(p.path, backingName), Err: err}
+	_, there, err := d.readBacking()
+	if err != nil && !errors.Is(err, ErrNotEmpty) {
+		return err
 	}
-	return d.remove()
+	empty := at.kind() == unix.S_IFREG && at.size == 0
+	if at.mounted || at.isTarget() || (empty && there) {
+		if err := d.removeFile(true); err != nil {
+			return err
+		}
+	}
+	if there { // after the device's file, which it shows to be the driver's
+		return d.removeBacking()
+	}
+	return nil
 }
 
 // releaseDevice unmounts a node. First the device is told to go with its last user; then that user goes.
@@ -462,7 +543,7 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 // onlyNode reports whether the device's node is mounted at d only, and not as another Disk. Errors: ErrBusy if a Device
 // is mounted from it: who has that would soon write to the disk that gets the number next.
 func (l *linux) onlyNode(d place, n int) (bool, error) {
-	b, err := fileOfLoop(n)
+	b, err := l.loops.fileOf(n)
 	if err != nil {
 		return false, err
 	}
@@ -485,15 +566,6 @@ func (l *linux) onlyNode(d place, n int) (bool, error) {
 	return alone, nil
 }
 
-// emptyBut returns ErrNotEmpty if the directory at the place has an entry that isn't called one of names.
-func (p place) emptyBut(names ...string) error {
-	found, err := p.names(len(names) + 1)
-	if err == nil && slices.ContainsFunc(found, func(name string) bool { return !slices.Contains(names, name) }) {
-		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
-	}
-	return err
-}
-
 // loop returns the number of the loop device that is mounted at p as a device.
 func (p place) loop() (int, bool) {
 	at, err := p.stat()
@@ -501,18 +573,4 @@ func (p place) loop() (int, bool) {
 		at, err = p.diskState()
 	}
 	return int(at.device.minor), err == nil && at.mounted && at.mode&unix.S_IFMT == unix.S_IFBLK && at.device.major == loopMajor
-}
-
-// openImage opens an image and returns how it would be known behind a loop device.
-func openImage(path string) (*os.File, backing, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, backing{}, err
-	}
-	b, err := backingOf(file)
-	if err != nil {
-		file.Close()
-		return nil, b, err
-	}
-	return file, b, nil
 }

@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
@@ -77,6 +79,127 @@ func (b *bench) image(name, fsType string) Mount {
 
 func TestLinuxKeepsTheContractOfImages(t *testing.T) {
 	testImageContract(t, newLoopBench, (*bench).image)
+}
+
+func TestLinuxKeepsTheContractOfImagesWithoutTheNewSystemCalls(t *testing.T) {
+	testImageContract(t, func(t *testing.T) *bench {
+		b := newLoopBench(t)
+		b.Mounter.(*linux).legacy.Store(true)
+		return b
+	}, (*bench).image)
+}
+
+// TestBothWaysOfMountingFailAlike: the class of an error says whether the image is to blame, and the
+// new system calls must not change it.
+func TestBothWaysOfMountingFailAlike(t *testing.T) {
+	b := newLoopBench(t)
+	l := b.Mounter.(*linux)
+	spoils := map[string]func(m Mount) error{
+		"blank":              func(m Mount) error { return errors.Join(os.Truncate(m.Source, 0), os.Truncate(m.Source, 320<<20)) },
+		"cut":                func(m Mount) error { return os.Truncate(m.Source, 100<<20) },
+		"start overwritten":  func(m Mount) error { return overwrite(m.Source, 0, 64<<10) },
+		"larger part":        func(m Mount) error { return overwrite(m.Source, 1<<10, 8<<20) },
+		"second 64 KiB gone": func(m Mount) error { return overwrite(m.Source, 64<<10, 64<<10) },
+		"whole":              func(Mount) error { return nil },
+	}
+	for _, fsType := range FSTypes() {
+		for _, as := range FSTypes() {
+			for name, spoil := range spoils {
+				m := b.image("image", fsType)
+				if err := spoil(m); err != nil {
+					t.Fatal(err)
+				}
+				if m.FSType = as; as == fsType && name == "whole" {
+					continue
+				}
+				mkdir(t, b.path("target"))
+				var errs []error
+				for _, old := range []bool{false, true} {
+					l.legacy.Store(old)
+					r, release := b.recipe(m)
+					held := b.hold(Mount{Kind: Image}, b.path("target"))
+					errs = append(errs, l.attach(held, r))
+					held.close()
+					held.place.close()
+					release()
+					b.unmount(b.path("target"))
+				}
+				alike := func(class error) bool { return errors.Is(errs[0], class) == errors.Is(errs[1], class) }
+				if (errs[0] == nil) != (errs[1] == nil) || !alike(ErrFormat) || !alike(unix.EINVAL) || !alike(unix.EUCLEAN) || !alike(unix.EIO) {
+					t.Errorf("%s of %s as %s: %v, and by mount(2) %v", name, fsType, as, errs[0], errs[1])
+				}
+				if as != fsType && !errors.Is(errs[0], ErrFormat) {
+					t.Errorf("%s of %s as %s: %v, want ErrFormat", name, fsType, as, errs[0])
+				}
+			}
+		}
+	}
+}
+
+// overwrite overwrites n bytes of a file.
+func overwrite(path string, offset, n int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt(bytes.Repeat([]byte{0x5a}, int(n)), offset)
+	return err
+}
+
+// TestOptionsOfFilesystemsReachTheKernel asks the kernel what it made of each option.
+func TestOptionsOfFilesystemsReachTheKernel(t *testing.T) {
+	shows := map[string]string{"lazytime": "lazytime", "sync": "sync", "dirsync": "dirsync", "discard": "discard", "largeio": "largeio", "autodefrag": "autodefrag"}
+	for _, fsType := range FSTypes() {
+		for _, old := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
+				b := newLoopBench(t)
+				b.Mounter.(*linux).legacy.Store(old)
+				m := b.image("image", fsType)
+				for _, o := range imageOptions[fsType] {
+					m.Options = []string{o, "noatime", "noexec"}
+					b.mount(m, b.path("target"))
+					b.mount(m, b.path("target"))
+					infos, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(b.path("target")))
+					if err != nil || len(infos) != 1 {
+						t.Fatal(infos, err)
+					}
+					want := cmp.Or(shows[o], o)
+					if super := strings.Split(infos[0].VFSOptions, ","); !slices.ContainsFunc(super, func(s string) bool { return s == want || strings.HasPrefix(s, want+":") }) {
+						t.Errorf("%s: the kernel shows %v", o, super)
+					}
+					if own := strings.Split(infos[0].Options, ","); !slices.Contains(own, "noatime") || !slices.Contains(own, "noexec") || !slices.Contains(own, "nodev") {
+						t.Errorf("%s: the mount has %v", o, own)
+					}
+					b.unmount(b.path("target"))
+				}
+				m.Options, m.ReadOnly = nil, true
+				b.mount(m, b.path("target"))
+				infos, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(b.path("target")))
+				if err != nil || len(infos) != 1 || !strings.HasPrefix(infos[0].Options, "ro,") || !strings.HasPrefix(infos[0].VFSOptions, "ro") {
+					t.Errorf("read-only: %+v, %v", infos, err)
+				}
+				b.unmount(b.path("target"))
+				if b.Mounter.(*linux).legacy.Load() != old {
+					t.Error("the new system calls were not used")
+				}
+			})
+		}
+	}
+}
+
+func TestTheKernelsWordsAreInTheError(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "btrfs")
+	_, release := b.recipe(m)
+	defer release()
+	fd, err := newFilesystem(loopOf(t, m), "ext4", []string{"no-such-option"}, 0)
+	if err == nil {
+		unix.Close(fd)
+	}
+	if err == nil || !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "no-such-option") {
+		t.Errorf("newFilesystem = %v, without the kernel's reason", err)
+	}
 }
 
 func TestImagesAreMounted(t *testing.T) {

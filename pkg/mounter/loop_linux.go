@@ -1,10 +1,13 @@
 package mounter
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,12 +34,25 @@ const loopMajor = 7
 // maxLoopTries bounds how often another one is asked for when somebody else took the free device.
 const maxLoopTries = 100
 
-// loops knows which device has which file. Its zero value knows none.
+// maxLoopPause bounds the pause between two of these tries.
+const maxLoopPause = 10 * time.Millisecond
+
+// loops knows which device has which file. Its zero value knows none. No lock is held across a system
+// call on a device or its file: one image must not hold up the others.
 type loops struct {
-	mu       sync.Mutex
-	byFile   map[backing]int // a hint: whoever uses it asks the kernel
-	shown    map[fileID]int  // by the root of a mounted btrfs, whose device number doesn't tell its disk's
-	standard map[uint64]int  // the read-ahead of a device by default, in sectors, by the filesystem of its file
+	mu       sync.Mutex       // of the maps
+	byFile   map[backing]int  // a hint: whoever uses it asks the kernel
+	files    map[int]attached // by the number of the device
+	shown    map[fileID]int   // by the root of a mounted btrfs, whose device number doesn't tell its disk's
+	standard map[uint64]int   // the read-ahead of a device by default, in sectors, by the filesystem of its file
+	asks     asks[int, backing]
+}
+
+// attached is the file that a device had. The device has it still if its sequence number, which the
+// kernel changes whenever it gives a device a file or takes it away, is the same.
+type attached struct {
+	file     backing
+	sequence string
 }
 
 // loopOptions say how a file is attached.
@@ -56,16 +72,15 @@ func (m Mount) loop() loopOptions {
 	}
 }
 
-// attach returns the device of a file, open, and whether it was attached before. Errors: ErrConflict if it is attached
-// with another sector size or for reading only where writing is asked for.
+// attach returns the device of a file, open, and whether it was attached before. The caller holds the
+// image's lock, so that no other call attaches the same file. Errors: ErrConflict if it is attached
+// with another sector size, or read-only where writing is asked for.
 func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, err error) {
 	b, err := backingOf(file)
 	if err != nil {
 		return nil, false, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n, found, err := l.find(b)
+	n, found, err := l.of(b)
 	if err != nil {
 		return nil, false, err
 	}
@@ -75,10 +90,11 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 		}
 	} else if dev, n, err = l.configure(file, o); err == nil {
 		l.remember(b, n)
+		l.noteFile(n, attached{b, sequenceOf(n)}) // it stays, as dev is open
 		err = l.learn(dev, b)
 	}
 	if err == nil {
-		err = l.tune(dev, file.Name(), b, o)
+		err = l.tune(dev, file, b, o)
 	}
 	if err != nil && dev != nil {
 		dev.Close()
@@ -131,26 +147,45 @@ func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 		if err != nil {
 			return nil, 0, &fs.PathError{Op: "LOOP_CTL_GET_FREE", Path: control.Name(), Err: err}
 		}
-		dev, err := openLoop(n, o.readOnly)
-		if err != nil {
-			return nil, 0, err
-		}
-		switch err := give(dev, &config); {
+		dev, err := configureFree(n, &config, o)
+		switch {
 		case err == nil:
 			return dev, n, nil
 		case errors.Is(err, unix.EINVAL) && config.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0:
 			config.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO // the disk has larger sectors than this image
-		case !errors.Is(err, unix.EBUSY): // somebody was faster
-			dev.Close()
+		case !errors.Is(err, unix.EBUSY):
 			return nil, 0, err
+		default: // another process was faster, and the number is offered until it is done
+			time.Sleep(rand.N(maxLoopPause))
 		}
-		dev.Close()
 	}
 	return nil, 0, fmt.Errorf("%w: no loop device is free after %d tries", ErrBusy, maxLoopTries)
 }
 
-// give gives a free device its file. The kernel may keep what was said of the number before.
+// configureFree gives a free device its file, and returns the device. Errors: unix.EBUSY if it is not
+// free any more.
+func configureFree(n int, config *unix.LoopConfig, o loopOptions) (*os.File, error) {
+	flag := os.O_RDWR
+	if o.readOnly {
+		flag = os.O_RDONLY
+	}
+	// While it is open exclusively, no other process can give it a file.
+	claimed, err := os.OpenFile(loopPath(n), flag|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer claimed.Close() // or it could not be mounted
+	if err := give(claimed, config); err != nil {
+		return nil, err
+	}
+	return openLoop(n, o.readOnly)
+}
+
+// give gives a device its file, if it has none. The kernel may keep what was said of the number before.
 func give(dev *os.File, config *unix.LoopConfig) error {
+	if _, err := unix.IoctlLoopGetStatus64(int(dev.Fd())); !errors.Is(err, unix.ENXIO) {
+		return &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: cmp.Or(err, error(unix.EBUSY))}
+	}
 	if err := unix.IoctlSetInt(int(dev.Fd()), unix.BLKRASET, oldReadAhead); err != nil {
 		return &fs.PathError{Op: "BLKRASET", Path: dev.Name(), Err: err}
 	}
@@ -160,13 +195,14 @@ func give(dev *os.File, config *unix.LoopConfig) error {
 	return setDeviceReadOnly(dev, config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0)
 }
 
-// find returns the number of the device that has a file.
-func (l *loops) find(b backing) (n int, ok bool, err error) {
-	if n, ok := l.byFile[b]; ok {
-		if has, err := fileOfLoop(n); err == nil && has == b {
+// of returns the number of the device that has a file. Errors: ErrBusy if it cannot be told, as
+// another device does not answer.
+func (l *loops) of(b backing) (n int, ok bool, err error) {
+	if n, ok := l.hint(b); ok {
+		if has, err := l.has(n, b); err == nil && has {
 			return n, true, nil
 		}
-		delete(l.byFile, b)
+		l.forget(b, n)
 	}
 	names, err := filepath.Glob("/sys/block/loop*/loop") // those that have a file
 	if err != nil {
@@ -177,8 +213,8 @@ func (l *loops) find(b backing) (n int, ok bool, err error) {
 		if err != nil {
 			continue
 		}
-		has, err := fileOfLoop(n)
-		if errors.Is(err, unix.ENXIO) { // detached meanwhile
+		has, err := l.has(n, b)
+		if errors.Is(err, unix.ENXIO) || isDead(err) { // detached meanwhile, or of a dead filesystem, which b is not on
 			continue
 		}
 		if errors.Is(err, fs.ErrNotExist) { // it must not be taken for detached
@@ -187,7 +223,7 @@ func (l *loops) find(b backing) (n int, ok bool, err error) {
 		if err != nil {
 			return 0, false, err
 		}
-		if has == b {
+		if has {
 			l.remember(b, n)
 			return n, true, nil
 		}
@@ -195,14 +231,85 @@ func (l *loops) find(b backing) (n int, ok bool, err error) {
 	return 0, false, nil
 }
 
-// of returns the number of the device that has a file.
-func (l *loops) of(b backing) (n int, ok bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.find(b)
+// has reports whether device n has the file b. A device that has it is asked itself.
+func (l *loops) has(n int, b backing) (bool, error) {
+	has, err := l.fileOf(n)
+	if err != nil || has != b {
+		return false, err
+	}
+	has, err = fileOfLoop(n)
+	return has == b, err
 }
 
+// fileOf returns the file behind a device. It asks the device only if that may have got another file
+// since the last answer. The device answers no question while it is changed (LOOP_SET_DIRECT_IO
+// writes out the whole file, for example), and EIO while the file's filesystem is dead. A device that
+// is just being detached may count as attached still. Errors: unix.ENXIO if there is no file, ErrBusy.
+func (l *loops) fileOf(n int) (backing, error) {
+	sequence := sequenceOf(n)
+	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
+		return a.file, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	var has backing
+	r, err := l.asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
+	if err == nil {
+		has, err = r.wait(ctx)
+	}
+	if errors.Is(err, errNoAnswer) {
+		return has, fmt.Errorf("%w: %s %w", ErrBusy, loopPath(n), err)
+	}
+	if err == nil && sequence != "" && sequenceOf(n) == sequence {
+		l.noteFile(n, attached{has, sequence})
+	}
+	return has, err
+}
+
+// sequenceOf returns a device's sequence number (Linux 5.15), or "".
+func sequenceOf(n int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/diskseq", n))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+func (l *loops) lastFile(n int) (attached, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a, ok := l.files[n]
+	return a, ok
+}
+
+func (l *loops) noteFile(n int, a attached) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.files == nil {
+		l.files = map[int]attached{}
+	}
+	l.files[n] = a
+}
+
+func (l *loops) hint(b backing) (n int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n, ok = l.byFile[b]
+	return n, ok
+}
+
+func (l *loops) forget(b backing, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byFile[b] == n {
+		delete(l.byFile, b)
+	}
+}
+
+// remember notes that device n has the file b.
 func (l *loops) remember(b backing, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.byFile == nil {
 		l.byFile = map[backing]int{}
 	}
@@ -215,7 +322,7 @@ func (l *loops) holds(at state, b backing) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	has, err := fileOfLoop(n)
+	has, err := l.fileOf(n)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -248,9 +355,7 @@ func (l *loops) showsOn(id fileID, n int) {
 
 // users returns where a device that has a file is mounted, sorted, or the device if it isn't.
 func (l *loops) users(b backing) ([]string, error) {
-	l.mu.Lock()
-	n, ok, err := l.find(b)
-	l.mu.Unlock()
+	n, ok, err := l.of(b)
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -324,6 +429,9 @@ func setDeviceReadOnly(dev *os.File, readOnly bool) error {
 // setAutoclear says whether the kernel is to detach a device when nobody has it open or mounted any more.
 func setAutoclear(dev *os.File, on bool) error {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if isDead(err) { // the kernel cannot ask the file's filesystem; the driver's devices have no other settings
+		info, err = &unix.LoopInfo64{}, nil
+	}
 	if err != nil {
 		return &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: err}
 	}

@@ -114,22 +114,27 @@ var (
 // that a Mounter has started as its helper it does not return. Elsewhere it does nothing.
 func Main() { helper.Main(HelperTasks()) }
 
-// Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are ErrPath. To be mounted
-// at, a path must have a parent; no element of it may be a symbolic link. Every method may be called by many goroutines, but for
-// one path the caller makes one change at a time. All methods may be repeated.
+// Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are
+// ErrPath. To be mounted at, a path must have a parent. No element of a path, or of a source, may be a
+// symbolic link, also while a call runs; only the kubelet directory itself may be reached by one. Every
+// method may be called by many goroutines, but for one path the caller makes one change at a time. All
+// methods may be repeated.
 type Mounter interface {
-	// Mount puts m at path, and makes the last element of path where it is missing. If m is there already, with
-	// the same options, nothing is done; Buffered and ReadAhead are not compared. The result is checked with the kernel before it is reported; after an error
-	// path is as it was. A dead or deleted mount at path is replaced. Errors: ErrPath, ErrConflict, ErrNotEmpty,
-	// ErrOption, ErrReadOnly.
+	// Mount puts m at path, and makes the last element of path where it is missing. If m is there
+	// already, with the same options, nothing is done; Buffered and ReadAhead are not compared. Mount
+	// returns nil only after the kernel has shown the mount at path, with its options. After an error
+	// nothing of it is mounted anywhere, and path is as it was. A dead or deleted mount at path is
+	// replaced. Errors: ErrPath, also if path was moved or replaced during the call, ErrConflict,
+	// ErrNotEmpty, ErrOption, ErrReadOnly, ErrFormat, ErrBusy.
 	Mount(ctx context.Context, m Mount, path string) error
 
 	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount
 	// that is in use: that is ErrBusy. Nothing mounted, or no such path, is no error.
 	Unmount(ctx context.Context, path string) error
 
-	// Remove does what Unmount does, and then removes path, which must be empty: it never recurses.
-	// Errors: ErrPath, ErrBusy, ErrNotEmpty.
+	// Remove does what Unmount does, and then removes path: an empty directory, or a file that a
+	// Mounter has made or used as the target of a Device. It never recurses. Errors: ErrPath, also for
+	// any other file, ErrBusy, ErrNotEmpty.
 	Remove(ctx context.Context, path string) error
 
 	// Mounted reports whether path shows m's source, mounted by m or by m.Again. Options are not compared. No such
@@ -185,13 +190,18 @@ type Mounter interface {
 	// has nothing to grow. Errors: ErrBusy where this machine can grow it only when it is mounted the next time.
 	Grow(ctx context.Context, m Mount, path string) error
 
-	// Users returns every path of the machine, sorted, at which source or something below it is mounted, source's own
-	// place aside. Of a file it returns where what is in it is mounted; if nothing is and it is some device's, that
-	// device. It asks the kernel anew and costs as much as the machine has mounts.
+	// Users returns every path of the machine, sorted, at which source or a directory below it is
+	// mounted, except for source's own mount, or at which an overlay is mounted that has one of them
+	// as a layer. Of a file it returns where the filesystem in it, or its device, is mounted; if
+	// neither is and a device has the file, that device. It asks the kernel anew and costs as much as
+	// the machine has mounts. It sees this mount namespace only. Of an overlay it sees a layer whose
+	// path was absolute and leads to it still. Errors: ErrPath if an element of source is a link.
 	Users(source string) ([]string, error)
 
-	// Failing returns the images whose filesystems are mounted, by whomever, and have failed, with the worst that is known of
-	// each, by their absolute paths. It asks the kernel anew.
+	// Failing returns the images whose filesystems are mounted, by any process, and have failed, with
+	// the worst failure that is known of each, by their absolute paths. It asks the kernel anew. It
+	// waits for no tenant, and some seconds at most for a filesystem that does not answer, which is
+	// Stalled.
 	Failing() (map[string]Failure, error)
 
 	// Checks returns the checks of filesystems that run or wait for a slot. Few run at a time, and

@@ -189,6 +189,23 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
+	run("a file that no mount has made is not removed", func(t *testing.T, b *bench) {
+		for _, content := range []string{"", "precious"} {
+			path := b.path("file" + content)
+			if err := os.WriteFile(path, []byte(content), 0o640); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := b.Unmount(ctx, path); err != nil {
+					t.Errorf("Unmount = %v", err)
+				}
+				if err := b.Remove(ctx, path); !errors.Is(err, ErrPath) || !exists(path) {
+					t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, exists(path))
+				}
+			}
+		}
+	})
+
 	run("Remove unmounts first", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("target")
 		b.mount(v, path)
@@ -221,6 +238,24 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 		b.refused(v, path, os.ErrNotExist)
 		if exists(path) {
+			t.Error("the path was left behind")
+		}
+	})
+
+	run("a source that leads through a link is refused", func(t *testing.T, b *bench) {
+		v := b.volume("volumes/v")
+		dir := filepath.Dir(v.Source)
+		if err := errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(dir+"-moved", dir)); err != nil {
+			t.Skipf("no symbolic links here: %v", err)
+		}
+		b.refused(v, b.path("target"), ErrPath)
+		if _, err := b.Mounted(ctx, v, b.path("target")); !errors.Is(err, ErrPath) {
+			t.Errorf("Mounted = %v, want ErrPath", err)
+		}
+		if _, err := b.Users(v.Source); !errors.Is(err, ErrPath) {
+			t.Errorf("Users = %v, want ErrPath", err)
+		}
+		if exists(b.path("target")) {
 			t.Error("the path was left behind")
 		}
 	})

@@ -1,10 +1,6 @@
 package mounter
 
-import (
-	"strings"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // attributeSet is mount options in the kernel's two languages: what mount_setattr(2) is told, and what statfs(2) is
 // to show afterwards.
@@ -84,27 +80,37 @@ func mountFlags(flags int64) uintptr {
 	return ms | unix.MS_STRICTATIME
 }
 
-// ownFlags are the options of filesystems that mount(2) takes as flags; the others it takes as text.
+// ownFlags are the options of filesystems that mount(2) takes as flags. It takes the others as text.
 var ownFlags = map[string]uintptr{"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "lazytime": unix.MS_LAZYTIME}
 
-// fresh returns what mount(2) is told for a filesystem that is mounted with these options, and the ST_* flags that
-// statfs(2) is to show afterwards.
-func (a attributeSet) fresh(fsType string, options []string) (flags uintptr, data string, shown int64) {
-	shown = a.flags
+// fresh are the options of a filesystem that is mounted now, in the words of each system call.
+type fresh struct {
+	attributes uint64   // MOUNT_ATTR_*, of fsmount(2)
+	super      []string // of the filesystem, which fsconfig(2) takes as text and mount(2) as flags
+	text       []string // of the filesystem, which both take as text
+	flags      uintptr  // MS_*, of mount(2)
+	shown      int64    // ST_* that statfs(2) is to show afterwards
+}
+
+// fresh returns how a filesystem is mounted with these options.
+func (a attributeSet) fresh(fsType string, options []string) fresh {
+	f := fresh{attributes: a.set, shown: a.flags}
 	if a.clear == 0 {
-		shown |= unix.ST_RELATIME // the kernel's default
+		f.shown |= unix.ST_RELATIME // the kernel's default
 	}
-	flags = mountFlags(shown)
-	var text []string
+	f.flags = mountFlags(f.shown)
+	if a.flags&unix.ST_RDONLY != 0 {
+		f.super = append(f.super, "ro")
+	}
 	if fsType == "ext4" { // its superblock may ask for the kernel to panic
-		text = append(text, "errors=remount-ro")
+		f.text = append(f.text, "errors=remount-ro")
 	}
 	for _, o := range options {
 		if flag, ok := ownFlags[o]; ok {
-			flags |= flag
+			f.super, f.flags = append(f.super, o), f.flags|flag
 		} else if _, ok := linuxOptions[o]; !ok {
-			text = append(text, o)
+			f.text = append(f.text, o)
 		}
 	}
-	return flags, strings.Join(text, ","), shown
+	return f
 }

@@ -22,23 +22,22 @@ func (l *linux) Tune(ctx context.Context, m Mount) error {
 	if m.Kind != Image && m.Kind != Disk {
 		return nil
 	}
-	release, err := l.holdSource(ctx, m)
+	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
 		return err
 	}
 	defer release()
-	src, err := stat(unix.AT_FDCWD, m.Source, unix.AT_SYMLINK_NOFOLLOW)
+	file, err := src.openImage()
 	if err != nil {
-		return &fs.PathError{Op: "statx", Path: m.Source, Err: err}
+		return err
 	}
-	return l.loops.tuneFile(m.Source, src.backing(), m.loop())
+	defer file.Close()
+	return l.loops.tuneFile(file, src.backing(), m.loop())
 }
 
-// tuneFile tunes the device that has the file at path, which is b, if one has it.
-func (l *loops) tuneFile(path string, b backing, o loopOptions) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n, found, err := l.find(b)
+// tuneFile tunes the device that has the file, which is b, if one has it.
+func (l *loops) tuneFile(file *os.File, b backing, o loopOptions) error {
+	n, found, err := l.of(b)
 	if err != nil || !found {
 		return err
 	}
@@ -47,36 +46,39 @@ func (l *loops) tuneFile(path string, b backing, o loopOptions) error {
 		return err
 	}
 	defer dev.Close()
-	return l.tune(dev, path, b, o)
+	return l.tune(dev, file, b, o)
 }
 
-// tune gives the device that has the file at path what of o can be changed at any time, and asks the kernel whether it
-// has it. The caller has the lock.
-func (l *loops) tune(dev *os.File, path string, b backing, o loopOptions) error {
+// tune gives the device that has the file what of o can be changed at any time, and asks the kernel
+// whether it has it. The caller has the image's lock.
+func (l *loops) tune(dev, file *os.File, b backing, o loopOptions) error {
 	if o.readAhead < 0 {
 		return fmt.Errorf("%w: to read %d bytes ahead", fs.ErrInvalid, o.readAhead)
 	}
-	if err := setBuffered(dev, o.buffered); err != nil {
+	if err := setBuffered(dev, file, o.buffered); err != nil {
 		return err
 	}
 	sectors := o.readAhead / sectorSize
 	if o.readAhead == 0 {
 		var err error
-		if sectors, err = l.standardReadAhead(path, b); err != nil {
+		if sectors, err = l.standardReadAhead(file.Name(), b); err != nil {
 			return err
 		}
 	}
 	return setReadAhead(dev, sectors)
 }
 
-// setBuffered says whether a device goes through the page cache. Where it has to, it may.
-func setBuffered(dev *os.File, buffered bool) error {
+// setBuffered says whether a device goes through the page cache. Where it has to, it may. The kernel
+// writes the file out first, and meanwhile the device answers no question. So it is written out
+// before, and little is left.
+func setBuffered(dev, file *os.File, buffered bool) error {
 	if is, err := isBuffered(dev); err != nil || is == buffered {
 		return err
 	}
-	direct := 1
-	if buffered {
-		direct = 0
+	direct := 0
+	if !buffered {
+		direct = 1
+		file.Sync() // an error is told to the device's user
 	}
 	err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_DIRECT_IO, direct)
 	if errors.Is(err, unix.EINVAL) && !buffered { // the file's filesystem can't, or its disk has larger sectors
@@ -105,6 +107,8 @@ func (l *loops) learn(dev *os.File, b backing) error {
 	if err != nil {
 		return err
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.standard == nil {
 		l.standard = map[uint64]int{}
 	}
@@ -112,25 +116,35 @@ func (l *loops) learn(dev *os.File, b backing) error {
 	return nil
 }
 
+func (l *loops) learned(b backing) (sectors int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sectors, ok = l.standard[b.dev]
+	return sectors, ok
+}
+
 // standardReadAhead returns how far the kernel reads a device ahead that has the file at path, in sectors. If this
 // process has attached none from that filesystem, it does for a moment, with an empty file that has no name.
 func (l *loops) standardReadAhead(path string, b backing) (int, error) {
-	if sectors, ok := l.standard[b.dev]; ok {
+	if sectors, ok := l.learned(b); ok {
 		return sectors, nil
 	}
-	dir := filepath.Dir(path)
-	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
+	fd, err := resolve(filepath.Dir(path), unix.O_RDWR|unix.O_TMPFILE)
 	if err != nil {
 		return 0, err
 	}
+	file := os.NewFile(uintptr(fd), path)
 	defer file.Close()
 	dev, _, err := l.configure(file, loopOptions{sector: sectorSize, buffered: true, autoclear: true})
 	if err != nil {
 		return 0, err
 	}
 	defer dev.Close()
-	err = l.learn(dev, b)
-	return l.standard[b.dev], err
+	if err := l.learn(dev, b); err != nil {
+		return 0, err
+	}
+	sectors, _ := l.learned(b)
+	return sectors, nil
 }
 
 // setReadAhead sets how many sectors a device is read ahead. The kernel rounds that down to pages.

@@ -1,0 +1,90 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// answerTime is how long the kernel may take for an answer that it has at hand.
+const answerTime = 2 * time.Second
+
+// maxAsks bounds how many questions of one asks may be without an answer: each holds a thread.
+const maxAsks = 32
+
+// errNoAnswer says that the kernel has not answered a question.
+var errNoAnswer = errors.New("does not answer")
+
+// asks asks the kernel questions that a tenant or a dead disk can leave without an answer. Each runs
+// in a goroutine of its own, at most one for a key. Its zero value is ready.
+type asks[K comparable, V any] struct {
+	mu   sync.Mutex
+	open map[K]*answer[V]
+}
+
+// answer is what a question leads to. Its value is valid when done is closed.
+type answer[V any] struct {
+	since time.Time
+	done  chan struct{}
+	value V
+	err   error
+}
+
+// ask begins to ask a question, or joins the same one that is still open. Errors: errNoAnswer if too
+// many others are open.
+func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if open, ok := a.open[key]; ok {
+		return open, nil
+	}
+	if len(a.open) >= maxAsks {
+		return nil, fmt.Errorf("%w: nor do %d others", errNoAnswer, len(a.open))
+	}
+	if a.open == nil {
+		a.open = map[K]*answer[V]{}
+	}
+	r := &answer[V]{since: time.Now(), done: make(chan struct{})}
+	a.open[key] = r
+	go func() {
+		defer func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			delete(a.open, key)
+			close(r.done)
+		}()
+		r.value, r.err = question()
+	}()
+	return r, nil
+}
+
+// hangs reports whether the question has been without an answer for so long that a further call need
+// not wait for it.
+func (r *answer[V]) hangs() bool {
+	select {
+	case <-r.done:
+		return false
+	default:
+		return time.Since(r.since) > answerTime
+	}
+}
+
+// wait returns the answer. Errors: errNoAnswer if ctx ends before, or the question hangs.
+func (r *answer[V]) wait(ctx context.Context) (value V, err error) {
+	select {
+	case <-r.done:
+		return r.value, r.err
+	default:
+	}
+	if r.hangs() {
+		return value, errNoAnswer
+	}
+	select {
+	case <-r.done:
+		return r.value, r.err
+	case <-ctx.Done():
+		return value, errNoAnswer
+	}
+}

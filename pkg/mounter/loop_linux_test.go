@@ -1,0 +1,267 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// returns fails the test if call does not return.
+func returns(t *testing.T, what string, call func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(patient):
+		t.Fatalf("%s has not returned in %s", what, patient)
+		return nil
+	}
+}
+
+// hungDevice is a bench with a Disk whose device answers nothing, as a call of Tune waits for a write
+// that does not end: the file of the disk is on a filesystem that is frozen. It ends with end.
+func hungDevice(t *testing.T) (b *bench, device string, end func()) {
+	b = newFreezeBench(t)
+	outer := b.image("outer", "ext4")
+	b.mount(outer, b.path("outer"))
+	m := Mount{Kind: Disk, Source: b.path("outer", "image"), Sector: 512, Buffered: true}
+	if err := errors.Join(os.WriteFile(m.Source, nil, 0o600), os.Truncate(m.Source, 16<<20)); err != nil {
+		t.Fatal(err)
+	}
+	b.mount(m, b.path("staging"))
+	root, err := os.Open(b.path("outer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fsIoctl(root, freezeFS); err != nil {
+		t.Fatal(err)
+	}
+	var calls sync.WaitGroup
+	end = sync.OnceFunc(func() {
+		if err := fsIoctl(root, thawFS); err != nil {
+			t.Error(err)
+		}
+		root.Close()
+		calls.Wait()
+		b.unmount(b.path("staging"), b.path("outer"))
+	})
+	t.Cleanup(end)
+	device = loopOf(t, m)
+	n, _ := loopNumber(device)
+	calls.Go(func() {
+		if err := os.WriteFile(device, []byte("written"), 0); err != nil {
+			t.Error(err)
+		}
+		if err := syncFile(device); err != nil {
+			t.Error(err)
+		}
+	})
+	await(t, "the write is under way", func() bool {
+		inflight, _ := os.ReadFile(filepath.Join("/sys/block", filepath.Base(device), "inflight"))
+		return len(strings.Trim(string(inflight), " 0\n")) > 0
+	})
+	direct := m
+	direct.Buffered = false
+	calls.Go(func() {
+		if err := b.Tune(context.Background(), direct); err != nil {
+			t.Error(err)
+		}
+	})
+	await(t, "the device answers nothing", func() bool {
+		var asks asks[int, backing]
+		r, _ := asks.ask(n, func() (backing, error) { return fileOfLoop(n) })
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		defer cancel()
+		_, err := r.wait(ctx)
+		return errors.Is(err, errNoAnswer)
+	})
+	return b, device, end
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+func TestADeviceThatDoesNotAnswerHoldsUpNoOtherImage(t *testing.T) {
+	ctx := context.Background()
+	b, device, end := hungDevice(t)
+	m := b.image("other", "xfs")
+	for name, call := range map[string]func() error{
+		"Mount": func() error { return b.Mount(ctx, m, b.path("other")) },
+		"Users": func() error { _, err := b.Users(m.Source); return err },
+		"Tune":  func() error { return b.Tune(ctx, m) },
+		"Mounted": func() error {
+			if yes, err := b.Mounted(ctx, m, b.path("other")); err != nil || !yes {
+				return fmt.Errorf("%v, %w", yes, err)
+			}
+			return nil
+		},
+		"Failing": func() error {
+			if all, err := b.Failing(); err != nil || len(all) > 0 {
+				return fmt.Errorf("%v, %w", all, err)
+			}
+			return nil
+		},
+		"Unmount": func() error { return b.Unmount(ctx, b.path("other")) },
+	} {
+		if name != "Mount" {
+			b.mount(m, b.path("other"))
+		}
+		if err := returns(t, name, call); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := returns(t, "Unmount", func() error { return b.Unmount(ctx, b.path("other")) }); err != nil {
+			t.Error(err)
+		}
+	}
+	// A new process knows nothing of the device, which may have the image.
+	again := realMounter(t)(b.kubelet)
+	if _, err := again.Users(m.Source); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), device) {
+		t.Errorf("Users of a new Mounter = %v, want ErrBusy that names the device", err)
+	}
+	end()
+	if users, err := again.Users(m.Source); err != nil || len(users) > 0 {
+		t.Errorf("Users when the device answers again = %v, %v", users, err)
+	}
+}
+
+// TestADeadDiskHurtsNoOtherImage, and a pod on it can end.
+func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
+	ctx := context.Background()
+	for _, restarted := range []bool{false, true} {
+		b := newLoopBench(t)
+		disk := b.image("disk", "xfs")
+		b.mount(disk, b.path("disk"))
+		m := Mount{Kind: Disk, Source: b.path("disk", "image"), Sector: 512}
+		if err := os.WriteFile(m.Source, make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.mount(m, b.path("staging"))
+		b.mount(m.Again(b.path("staging")), b.path("target"))
+		device := loopOf(t, m)
+		shutDown(t, b.path("disk"))
+		if restarted {
+			b.Mounter = realMounter(t)(b.kubelet)
+		}
+		other := b.image("other", "ext4")
+		b.mount(other, b.path("other"))
+		if users, err := b.Users(other.Source); err != nil || len(users) != 1 {
+			t.Errorf("Users = %v, %v", users, err)
+		}
+		b.unmount(b.path("other"))
+		for _, path := range []string{b.path("target"), b.path("staging")} {
+			if err := b.Remove(ctx, path); err != nil || exists(path) {
+				t.Errorf("restarted %v: Remove(%s) = %v", restarted, path, err)
+			}
+		}
+		if restarted { // whose the device was is not known any more
+			b.run(Mount{Source: device}, "losetup", "-d")
+		}
+		b.unmount(b.path("disk"))
+	}
+}
+
+// TestOneImageIsAttachedOnce by many calls at once, at many paths.
+func TestOneImageIsAttachedOnce(t *testing.T) {
+	b := newLoopBench(t)
+	images := []Mount{b.image("one", ""), b.image("two", "ext4"), b.image("three", "xfs")}
+	for range 5 {
+		var calls sync.WaitGroup
+		for i, m := range images {
+			for j := range 4 {
+				calls.Go(func() {
+					if err := b.Mount(context.Background(), m, b.path(fmt.Sprint(i, "-", j))); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		calls.Wait()
+		if loops := b.loops(); len(loops) != len(images) {
+			t.Errorf("attached: %v, want one device for each of %d images", loops, len(images))
+		}
+		for i := range images {
+			for j := range 4 {
+				b.unmount(b.path(fmt.Sprint(i, "-", j)))
+			}
+		}
+		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
+	}
+}
+
+// TestADevicesFileIsAskedForAnew when the kernel has given it another one.
+func TestADevicesFileIsAskedForAnew(t *testing.T) {
+	b := newLoopBench(t)
+	l := &b.Mounter.(*linux).loops
+	one, two := b.image("one", ""), b.image("two", "")
+	b.mount(one, b.path("staging"))
+	n, _ := loopNumber(loopOf(t, one))
+	first, err := l.fileOf(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, ok := l.lastFile(n); !ok || a.file != first || a.sequence == "" {
+		t.Fatalf("it is not remembered: %+v, %v: that proves nothing", a, ok)
+	}
+	b.unmount(b.path("staging"))
+	await(t, "the device is free", func() bool { _, err := fileOfLoop(n); return errors.Is(err, unix.ENXIO) })
+	second := b.attachAs(n, two)
+	if has, err := l.fileOf(n); err != nil || has != second || has == first {
+		t.Errorf("fileOf = %v, %v, want %v", has, err, second)
+	}
+	if _, found, err := l.of(first); found || err != nil {
+		t.Errorf("the first image is found: %v, %v", found, err)
+	}
+	b.run(Mount{Source: loopPath(n)}, "losetup", "-d")
+	await(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
+}
+
+func TestQuestionsWithoutAnAnswerAreBounded(t *testing.T) {
+	var a asks[int, int]
+	release := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	asked := make(chan int, 2*maxAsks)
+	question := func() (int, error) { asked <- 1; <-release; return 7, nil }
+	var open []*answer[int]
+	for key := range maxAsks {
+		for range 3 {
+			r, err := a.ask(key, question)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.wait(ctx); !errors.Is(err, errNoAnswer) {
+				t.Errorf("wait = %v, want errNoAnswer", err)
+			}
+			open = append(open, r)
+		}
+	}
+	if _, err := a.ask(maxAsks, question); !errors.Is(err, errNoAnswer) {
+		t.Errorf("one question too many: %v, want errNoAnswer", err)
+	}
+	close(release)
+	for _, r := range open {
+		if value, err := r.wait(context.Background()); value != 7 || err != nil {
+			t.Errorf("wait = %d, %v", value, err)
+		}
+	}
+	if len(asked) != maxAsks {
+		t.Errorf("%d questions were asked for %d keys", len(asked), maxAsks)
+	}
+	await(t, "a further question is asked", func() bool { _, err := a.ask(maxAsks, question); return err == nil })
+}

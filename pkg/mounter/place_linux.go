@@ -1,0 +1,405 @@
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// resolve opens an absolute path. No element of it may be a symbolic link, the last one included.
+// Errors: ErrPath for a link, fs.ErrNotExist.
+func resolve(path string, flags int) (fd int, err error) {
+	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	if flags&unix.O_TMPFILE == unix.O_TMPFILE {
+		how.Mode = 0o600
+	}
+	for {
+		fd, err = unix.Openat2(unix.AT_FDCWD, path, &how)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ELOOP):
+			return -1, fmt.Errorf("%w: %s leads through a symbolic link", ErrPath, path)
+		case err != nil:
+			return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+		default:
+			return fd, nil
+		}
+	}
+}
+
+// place is a path below the kubelet directory. It holds the parent directory, so that only the last
+// element can be exchanged between two steps.
+type place struct {
+	parent int    // O_PATH descriptor
+	name   string // the last element
+	path   string // as the caller spells it
+}
+
+// open resolves path below the kubelet directory without following any link.
+// Errors: ErrPath, fs.ErrNotExist (the parent).
+func (l *linux) open(path string) (place, error) {
+	rel, err := below(l.dir, path)
+	if err != nil {
+		return place{}, err
+	}
+	dir, name := filepath.Split(rel)
+	parent, err := resolve(l.real+"/"+dir, unix.O_PATH|unix.O_DIRECTORY)
+	if errors.Is(err, unix.ENOTDIR) {
+		err = fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	if err != nil {
+		return place{}, err
+	}
+	return place{parent: parent, name: name, path: path}, nil
+}
+
+func (p place) close() { unix.Close(p.parent) }
+
+// proc names the place for the system calls that take no descriptor. It resolves through the parent.
+func (p place) proc() string { return procPath(p.parent) + "/" + p.name }
+
+func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// openPath returns an O_PATH descriptor of the file, directory or mount at the place. It keeps a
+// mount there from being unmounted.
+func (p place) openPath() (int, error) {
+	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: p.path, Err: err}
+	}
+	return fd, nil
+}
+
+// stat describes the file, directory or mount at the place. broken comes with an error.
+func (p place) stat() (state, error) {
+	s, err := stat(p.parent, p.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	if err != nil {
+		s.broken = isDead(err)
+		return s, &fs.PathError{Op: "statx", Path: p.path, Err: err}
+	}
+	if s.kind() == unix.S_IFLNK {
+		return s, fmt.Errorf("%w: %s is a symbolic link", ErrPath, p.path)
+	}
+	return s, nil
+}
+
+// isDead reports whether err is how a mount answers whose server or disk is gone.
+func isDead(err error) bool {
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EHOSTDOWN) || errors.Is(err, unix.EIO)
+}
+
+func (p place) statfs(st *unix.Statfs_t) error {
+	fd, err := p.openPath()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Fstatfs(fd, st); err != nil {
+		return &fs.PathError{Op: "statfs", Path: p.path, Err: err}
+	}
+	return nil
+}
+
+// names returns up to n names of entries of the directory that fd, an O_PATH descriptor, stands for.
+func names(fd, n int, path string) ([]string, error) {
+	dir, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(dir), path)
+	defer f.Close()
+	names, err := f.Readdirnames(n)
+	if err == io.EOF {
+		err = nil
+	}
+	return names, err
+}
+
+// target is the directory or file on which a mount is put. Its descriptor was opened without
+// following a link, so a link that replaces it later is never followed.
+type target struct {
+	place
+	fd   int // O_PATH
+	id   fileID
+	made bool // by this call
+}
+
+// target opens what is at the place, which must be of the type mode, empty and no mount.
+// Errors: ErrPath, ErrConflict, ErrNotEmpty.
+func (p place) target(mode uint16) (target, error) {
+	fd, err := p.openPath()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	if err != nil {
+		return target{}, err
+	}
+	at, err := statFD(fd)
+	switch {
+	case err != nil:
+		err = &fs.PathError{Op: "statx", Path: p.path, Err: err}
+	case at.kind() == unix.S_IFLNK:
+		err = fmt.Errorf("%w: %s is a symbolic link", ErrPath, p.path)
+	case at.mounted:
+		err = fmt.Errorf("%w: %s", ErrConflict, p.path)
+	case at.kind() != mode:
+		err = fmt.Errorf("%w: %s is a file where a directory is needed, or the other way round", ErrPath, p.path)
+	case mode == unix.S_IFREG && at.size > 0:
+		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
+	case mode == unix.S_IFDIR:
+		var found []string
+		if found, err = names(fd, 1, p.path); err == nil && len(found) > 0 {
+			err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return target{}, err
+	}
+	return target{place: p, fd: fd, id: at.id}, nil
+}
+
+func (t target) close() { unix.Close(t.fd) }
+
+// discard removes the target if this call has made it and it is still at its path.
+func (t target) discard() error {
+	if at, err := t.stat(); !t.made || err != nil || at.mounted || at.id != t.id {
+		return nil
+	}
+	flags := 0
+	if at, err := statFD(t.fd); err == nil && at.kind() == unix.S_IFDIR {
+		flags = unix.AT_REMOVEDIR
+	}
+	if err := unix.Unlinkat(t.parent, t.name, flags); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "remove", Path: t.path, Err: err}
+	}
+	return nil
+}
+
+// failed removes what this call has made for a mount of m that failed because of err, and returns
+// both errors.
+func (t target) failed(m Mount, err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.Join(fmt.Errorf("mount %s at %s: %w", m.Source, t.path, err), t.discard())
+}
+
+// prepare makes p ready for a mount on a file or a directory, as mode says. done means that the
+// wanted mount is there already. is compares the mount at p, by its state and its root, with it.
+func (p place) prepare(mode uint16, is func(at state, root int) (same bool, differs error)) (t target, done bool, err error) {
+	at, err := p.stat()
+	if at.broken || at.deleted {
+		if err := unix.Unmount(p.proc(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return t, false, fmt.Errorf("unmount the dead mount at %s: %w", p.path, err)
+		}
+		at, err = p.stat()
+	}
+	made := false
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := p.make(mode); err != nil {
+			return t, false, err
+		}
+		made = true
+	case err != nil:
+		return t, false, err
+	case at.mounted:
+		return t, true, p.compare(is)
+	}
+	t, err = p.target(mode)
+	if err != nil && made { // it is not what was made any more, or the kernel is out of resources
+		return t, false, errors.Join(err, p.unmake(mode))
+	}
+	t.made = made
+	return t, false, err
+}
+
+// compare returns ErrConflict unless the mount at p is the wanted one.
+func (p place) compare(is func(at state, root int) (same bool, differs error)) error {
+	root, err := p.openPath()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	at, err := statFD(root)
+	if err != nil {
+		return &fs.PathError{Op: "statx", Path: p.path, Err: err}
+	}
+	same, differs := false, error(nil)
+	if at.mounted {
+		same, differs = is(at, root)
+	}
+	switch {
+	case !same:
+		return fmt.Errorf("%w: %s", ErrConflict, p.path)
+	case differs != nil:
+		return fmt.Errorf("%w: %s %w", ErrConflict, p.path, differs)
+	}
+	return nil
+}
+
+// targetMode is the mode of a file that is made as the target of a device. The sticky bit means
+// nothing on a regular file: it marks the file as the driver's, from its first moment.
+const targetMode = unix.S_ISVTX | 0o640
+
+// isTarget reports whether a file has the mark of a target that this mounter has made.
+func (s state) isTarget() bool {
+	return s.kind() == unix.S_IFREG && !s.mounted && s.size == 0 && s.mode&unix.S_ISVTX != 0 && s.uid == uint32(os.Geteuid())
+}
+
+// mark gives an empty file on which a device is mounted the mark of a target: when the device is gone
+// from it, the file is still known. fd is an O_PATH descriptor. A file of another user stays as it is.
+func mark(fd int) error {
+	at, err := statFD(fd)
+	if err != nil || at.isTarget() || at.mounted || at.kind() != unix.S_IFREG || at.size > 0 || at.uid != uint32(os.Geteuid()) {
+		return err
+	}
+	return unix.Chmod(procPath(fd), uint32(at.mode&0o7777|unix.S_ISVTX))
+}
+
+// markBelow marks the file below the mount at the place: that of a device which an earlier release of
+// the driver has mounted. A copy of the mount of the parent directory shows the file, as it has
+// nothing mounted on it.
+func (p place) markBelow() error {
+	tree, err := cloneTree(p.parent)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	fd, err := unix.Openat(tree, p.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: p.path, Err: err}
+	}
+	defer unix.Close(fd)
+	return mark(fd)
+}
+
+// unmake removes a target that was made just now, as far as nothing else has taken its place.
+func (p place) unmake(mode uint16) error {
+	remove := p.removeDirectory
+	if mode == unix.S_IFREG {
+		remove = func() error { return p.removeFile(false) }
+	}
+	err := remove()
+	if errors.Is(err, ErrPath) || errors.Is(err, ErrBusy) || errors.Is(err, ErrNotEmpty) {
+		return nil
+	}
+	return err
+}
+
+// make makes an empty directory or file.
+func (p place) make(mode uint16) error {
+	var err error
+	if mode == unix.S_IFREG {
+		err = unix.Mknodat(p.parent, p.name, unix.S_IFREG|targetMode, 0)
+	} else {
+		err = unix.Mkdirat(p.parent, p.name, 0o750)
+	}
+	if err != nil {
+		return fmt.Errorf("make %s: %w", p.path, err)
+	}
+	return nil
+}
+
+// source is a directory, image or device that is to be mounted, held by an O_PATH descriptor.
+type source struct {
+	fd   int
+	path string // as the caller spells it
+	real string // without links
+	state
+}
+
+// openSource opens the source of a mount without following any link. A source below the kubelet
+// directory is another mount: it is resolved from there, as that directory itself may be reached by
+// a link. Errors: ErrPath for a link, fs.ErrNotExist.
+func (l *linux) openSource(path string) (source, error) {
+	real := path
+	if rel, err := below(l.dir, path); err == nil {
+		real = filepath.Join(l.real, rel)
+	}
+	fd, err := resolve(real, unix.O_PATH)
+	if err != nil {
+		return source{}, fmt.Errorf("source: %w", err)
+	}
+	at, err := statFD(fd)
+	if err != nil {
+		unix.Close(fd)
+		return source{}, &fs.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return source{fd: fd, path: path, real: real, state: at}, nil
+}
+
+func (s source) close() { unix.Close(s.fd) }
+
+// statSource describes the source of a mount, and leaves nothing open.
+func (l *linux) statSource(path string) (state, error) {
+	s, err := l.openSource(path)
+	if err != nil {
+		return state{}, err
+	}
+	s.close()
+	return s.state, nil
+}
+
+// openImage opens the image for reading and writing. Errors: ErrFormat unless it is a regular file.
+func (s source) openImage() (*os.File, error) {
+	if s.kind() != unix.S_IFREG {
+		return nil, fmt.Errorf("%w: %s is not a regular file", ErrFormat, s.path)
+	}
+	fd, err := unix.Open(procPath(s.fd), unix.O_RDWR|unix.O_CLOEXEC, 0) // this very file, as s holds it
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: s.path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), s.path), nil
+}
+
+// fileID names a file or directory of this machine, however it is reached.
+type fileID struct {
+	major, minor uint32
+	ino          uint64
+}
+
+// state is what statx(2) says of a path. STATX_ATTR_MOUNT_ROOT (Linux 5.8) tells mount points, binds too.
+type state struct {
+	id      fileID
+	device  fileID // what a device node stands for; the inode is 0
+	mount   uint64 // ID of the mount through which the path is reached
+	mode    uint16
+	uid     uint32
+	size    uint64
+	mounted bool // the root of a mount
+	deleted bool // a mount whose directory is gone
+	broken  bool // a mount that answers with an error, such as that of a dead server
+}
+
+// kind returns the type of the file: S_IFDIR, for example.
+func (s state) kind() uint16 { return s.mode & unix.S_IFMT }
+
+func stat(dir int, path string, flags int) (state, error) {
+	const mask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_INO | unix.STATX_NLINK | unix.STATX_SIZE | unix.STATX_MNT_ID
+	var st unix.Statx_t
+	if err := unix.Statx(dir, path, flags, mask, &st); err != nil {
+		return state{}, err
+	}
+	mounted := st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+	return state{
+		id:      fileID{st.Dev_major, st.Dev_minor, st.Ino},
+		device:  fileID{major: st.Rdev_major, minor: st.Rdev_minor},
+		mount:   st.Mnt_id,
+		size:    st.Size,
+		mode:    st.Mode,
+		uid:     st.Uid,
+		mounted: mounted,
+		deleted: mounted && st.Nlink == 0,
+	}, nil
+}
+
+// statFD is stat of an open file, directory or mount.
+func statFD(fd int) (state, error) { return stat(fd, "", unix.AT_EMPTY_PATH) }
