@@ -18,19 +18,21 @@ type listeners struct {
 	peer, http *connlimit.Listener // nil without their flags
 }
 
+// listen opens the endpoints. The CSI endpoint is the last one: where a port is taken, the socket of the process that
+// has the port stays in its place.
 func listen(o options) (l listeners, err error) {
 	defer func() {
 		if err != nil {
 			l.close()
 		}
 	}()
-	if l.csi, err = driver.Listen(o.endpoint, o.allowTCP); err != nil {
-		return l, err
-	}
 	if l.peer, err = listenTCP("peer-listen", o.peers.listen, peertls.Limit); err != nil {
 		return l, err
 	}
-	l.http, err = listenTCP("http-endpoint", o.httpEndpoint, connlimit.HTTP)
+	if l.http, err = listenTCP("http-endpoint", o.httpEndpoint, connlimit.HTTP); err != nil {
+		return l, err
+	}
+	l.csi, err = driver.Listen(o.endpoint, o.allowTCP)
 	return l, err
 }
 

@@ -71,8 +71,8 @@ func (o *options) gcPercent() int {
 	return gcPercent
 }
 
-// run serves until ctx is done. First of all it takes the endpoint: while another driver serves there, nothing here is
-// touched, and what is mounted is read when nobody else changes it any more.
+// run serves until ctx is done. First it takes its endpoints: while another driver serves there, it touches nothing, and
+// it reads the mounts when no other driver changes them any more.
 func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
 		return fmt.Errorf("--kubelet-dir: %w", err)
