@@ -35,6 +35,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/connlimit":             {nil, logging},
 	"internal/crashpoint":            {nil, logging},
 	"internal/flood":                 {nil, logging},
+	"internal/logsafe":               {nil, logging},
 	"internal/manifests":             {[]string{"sigs.k8s.io/yaml"}, logging},
 	"internal/namespace":             {nil, logging},
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
@@ -55,7 +56,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"pkg/sidecar/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
 	"pkg/sidecar/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
-	"pkg/sidecar":                    {[]string{module + "internal/connlimit", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
+	"pkg/sidecar":                    {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
 	"pkg/sidecar/kube":               {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
 	"pkg/sidecar/attacher":           {append([]string{"github.com/kubernetes-csi/external-attacher/v4"}, kubernetes...), []string{"os/exec", "log"}},
 	"pkg/sidecar/provisioner":        {append([]string{"github.com/kubernetes-csi/external-provisioner/v6", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13", "sigs.k8s.io/gateway-api/pkg/client", "k8s.io/component-base/metrics/legacyregistry"}, kubernetes...), []string{"os/exec", "log"}},
