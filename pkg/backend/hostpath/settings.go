@@ -145,8 +145,14 @@ func (v *volume) bytes(key string) int64 {
 }
 
 // Modify changes settings: the record first, then what is mounted now. If only the second fails, the next mount, or the
-// same call again, does what the record says.
-func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) error {
+// same call again, does what the record says. A disk that is full or read-only is ErrUnavailable, whatever was tried on
+// it: ErrInvalid would be final for the resizer.
+func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) (err error) {
+	defer func() {
+		if isFull(err) || isReadOnly(err) {
+			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		}
+	}()
 	s, err := b.ready()
 	if err != nil {
 		return err
