@@ -55,6 +55,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		backend.ErrPrecondition:  codes.FailedPrecondition,
 		errPrecondition:          codes.FailedPrecondition,
 		errToken:                 codes.Aborted,
+		errStalled:               codes.DeadlineExceeded,
 		errors.ErrUnsupported:    codes.Unimplemented,
 		syscall.EMFILE:           codes.Unavailable,
 		syscall.ENFILE:           codes.Unavailable,

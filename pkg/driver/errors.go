@@ -35,6 +35,7 @@ var statusCodes = []struct {
 	{syscall.ENOMEM, codes.Unavailable},
 	{backend.ErrBusy, codes.Aborted},
 	{errToken, codes.Aborted},
+	{errStalled, codes.DeadlineExceeded},
 	{backend.ErrNotFound, codes.NotFound},
 	{backend.ErrExists, codes.AlreadyExists},
 	{mounter.ErrConflict, codes.AlreadyExists},
