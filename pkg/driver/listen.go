@@ -75,8 +75,9 @@ func checkStale(path string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
 	conn, err := connect(ctx, path)
+	var late net.Error
 	switch {
-	case isRefused(err), ctx.Err() != nil:
+	case isRefused(err), errors.As(err, &late) && late.Timeout():
 		return nil
 	case err != nil:
 		return fmt.Errorf("can't tell whether another process serves it: %w", err)
