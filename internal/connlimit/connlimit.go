@@ -3,10 +3,11 @@
 //
 // A connection waits until it is admitted: a TLS server admits a client that has authenticated, an
 // HTTP server admits none. The listener accepts every connection at once. When the waiting
-// connections are more than the limit, it drops one of the source that has the most of them: the
-// one that has been silent for the longest time, or a random one where all have sent something. So
-// no source can hold more than its share while another source wants a place, and a client that
-// speaks as soon as it is connected outlasts any number of silent ones of its own source.
+// connections are more than the limit, it drops one of the source that has the most of them. The
+// first to go are those that have sent nothing for a while, then those that have sent a part of a
+// message, then new ones. So no source can hold more than its share while another source wants
+// a place, and a client that sends a whole message as soon as it is connected outlasts any number of
+// others of its own source that do not.
 //
 // A source is an IPv4 address or the first 64 bits of an IPv6 address, as a host has all addresses
 // below them.
@@ -45,7 +46,6 @@ type Listener struct {
 	dropped atomic.Uint64
 
 	mu       sync.Mutex
-	turns    uint64 // counts the times at which a connection fell silent
 	waiting  pool
 	known    pool
 	admitted pool
@@ -85,24 +85,18 @@ func (l *Listener) enter(raw net.Conn) (c, victim *Conn) {
 	c = &Conn{Conn: raw, listener: l, source: sourceOf(raw.RemoteAddr())}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c.turn = l.nextTurn()
+	c.since = l.now()
 	pool := &l.waiting
 	if l.limits.Known > 0 && l.knows(c.source) {
 		pool = &l.known
 	}
 	if pool.add(c); len(pool.conns) > pool.limit {
-		victim = pool.victim(c)
+		victim = pool.victim(c, l.now())
 		victim.dropped = true
 		victim.leave()
 		l.dropped.Add(1)
 	}
 	return c, victim
-}
-
-// nextTurn returns a number that is larger than all before. The caller holds mu.
-func (l *Listener) nextTurn() uint64 {
-	l.turns++
-	return l.turns
 }
 
 const (
@@ -147,24 +141,35 @@ func sourceOf(address net.Addr) netip.Prefix {
 	return source
 }
 
+// What has come on a connection since it began to wait.
+const (
+	nothing = iota
+	something
+	message // Advance was called
+)
+
+// grace is the time in which the first message of a client comes that has one to send. Until then its
+// connection is new.
+const grace = 100 * time.Millisecond
+
 // Conn is a connection of a Listener.
 type Conn struct {
 	net.Conn
 	listener *Listener
 	source   netip.Prefix
-	heard    atomic.Bool // the client has sent something since the connection began to wait
+	came     atomic.Int32 // nothing, something or a message
 
 	// The listener's mu guards these.
-	pool    *pool  // nil once the connection is closed or dropped
-	turn    uint64 // in which the connection fell silent
+	pool    *pool // nil once the connection is closed or dropped
+	since   time.Time
 	dropped bool
 }
 
 // Read is net.Conn's.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if n > 0 && !c.heard.Load() {
-		c.heard.Store(true)
+	if n > 0 {
+		c.came.CompareAndSwap(nothing, something)
 	}
 	return n, err
 }
@@ -177,12 +182,12 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// fallSilent makes c one that waits for its client: it may be dropped before those that work.
-func (c *Conn) fallSilent() {
+// wait makes c a connection that waits for its client again.
+func (c *Conn) wait() {
 	c.listener.mu.Lock()
 	defer c.listener.mu.Unlock()
-	c.turn = c.listener.nextTurn()
-	c.heard.Store(false)
+	c.since = c.listener.now()
+	c.came.Store(nothing)
 }
 
 // leave gives up the place of c, if it has one. The caller holds the listener's mu.
@@ -199,6 +204,14 @@ func (c *Conn) drop() {
 		tcp.SetLinger(0)
 	}
 	c.Conn.Close()
+}
+
+// Advance notes that the client of a connection that waits has sent a whole message. The listener
+// drops connections without one first. It does nothing with the connection of another listener.
+func Advance(conn net.Conn) {
+	if c, ok := conn.(*Conn); ok {
+		c.came.Store(message)
+	}
 }
 
 // Admit admits a connection that its Listener accepted, and remembers its source: the listener does
@@ -267,7 +280,7 @@ func (p *pool) remove(c *Conn) {
 // Of connections that have sent something, the oldest would be the wrong choice: an attacker that
 // reconnects fast enough would drop every client before its handshake is done. A random choice
 // leaves a client some chance at any speed, and it tries again.
-func (p *pool) victim(newcomer *Conn) *Conn {
+func (p *pool) victim(newcomer *Conn, now time.Time) *Conn {
 	var chosen *Conn
 	ties := 0
 	for c := range p.conns {
@@ -276,7 +289,7 @@ func (p *pool) victim(newcomer *Conn) *Conn {
 		}
 		order := -1
 		if chosen != nil {
-			order = p.compare(c, chosen)
+			order = p.compare(c, chosen, now)
 		}
 		switch {
 		case order < 0:
@@ -291,17 +304,34 @@ func (p *pool) victim(newcomer *Conn) *Conn {
 }
 
 // compare returns a negative number if a is to be dropped rather than b, and 0 if either will do.
-func (p *pool) compare(a, b *Conn) int {
+func (p *pool) compare(a, b *Conn, now time.Time) int {
 	if more := p.sources[b.source] - p.sources[a.source]; more != 0 {
 		return more
 	}
-	switch heardA, heardB := a.heard.Load(), b.heard.Load(); {
-	case heardA && heardB:
-		return 0
-	case heardA:
-		return 1
-	case heardB, a.turn < b.turn:
-		return -1
+	rankA, rankB := a.rank(now), b.rank(now)
+	if rankA == rankB && (rankA == silentRank || rankA == newRank) {
+		return a.since.Compare(b.since)
 	}
-	return 1
+	return rankA - rankB
+}
+
+// Ranks of connections, in the order in which they are dropped.
+const (
+	silentRank  = iota // the longest silence first
+	partialRank        // random
+	newRank            // the oldest first
+	messageRank        // random
+)
+
+// rank returns how soon c is dropped. The caller holds the listener's mu.
+func (c *Conn) rank(now time.Time) int {
+	switch came := c.came.Load(); {
+	case came == message:
+		return messageRank
+	case now.Sub(c.since) < grace:
+		return newRank
+	case came == something:
+		return partialRank
+	}
+	return silentRank
 }

@@ -57,6 +57,7 @@ func newWorld(t *testing.T, limits Limits) *world {
 // connect returns a connection from an address. It is silent.
 func (w *world) connect(from string) *Conn {
 	w.Helper()
+	w.now = w.now.Add(time.Millisecond)
 	w.Listener.Listener.(*endless).next <- &client{from: from, reads: 1}
 	conn, err := w.Accept()
 	if err != nil {
@@ -104,37 +105,87 @@ func (w *world) wantLost(what string, all []*Conn, want ...int) {
 }
 
 func TestTheLongestSilenceIsDroppedFirst(t *testing.T) {
-	w := newWorld(t, Limits{Waiting: 4})
-	all := w.connects(4, "10.0.0.1")
-	w.speak(all[0])
-	w.wantLost("up to the limit", all)
-	w.connect("10.0.0.1")
-	w.wantLost("one too many", all, 1)
-	w.speak(all[3])
-	all[2].fallSilent() // it came before the newest, and is silent for less time
-	newer := w.connect("10.0.0.1")
-	w.wantLost("two too many", all, 1)
-	w.connects(2, "10.0.0.1")
-	w.wantLost("four too many", all, 1, 2)
-	w.wantLost("four too many", []*Conn{newer}, 0)
-	if n := w.Dropped(); n != 4 {
-		t.Errorf("Dropped = %d, want 4", n)
+	for name, pause := range map[string]time.Duration{"silent ones": grace, "new ones": 0} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, Limits{Waiting: 4})
+			all := w.connects(4, "10.0.0.1")
+			all[0].wait() // as when an HTTP request has ended: all[1] is silent for longer
+			w.now = w.now.Add(pause)
+			w.wantLost("up to the limit", all)
+			w.connect("10.0.0.1")
+			w.wantLost("one too many", all, 1)
+			w.connect("10.0.0.1")
+			w.wantLost("two too many", all, 1, 2)
+			w.connects(2, "10.0.0.1")
+			w.wantLost("four too many", all, 0, 1, 2, 3)
+			if n := w.Dropped(); n != 4 {
+				t.Errorf("Dropped = %d, want 4", n)
+			}
+		})
 	}
 }
 
-func TestThoseThatSpokeAreDroppedLast(t *testing.T) {
+// TestTheOrderInWhichConnectionsOfASourceAreDropped: each kind outlasts any number of the kinds before it.
+func TestTheOrderInWhichConnectionsOfASourceAreDropped(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kept, flood func(w *world) *Conn
+		pause       time.Duration // after the connections that are kept
+	}{
+		"a part of a message, beside silent ones": {kept: (*world).partial, flood: (*world).silent, pause: grace},
+		"a new one, beside silent ones":           {kept: (*world).fresh, flood: (*world).silent},
+		"a new one, beside parts of messages":     {kept: (*world).fresh, flood: (*world).partial},
+		"a new one that has sent a part":          {kept: (*world).begun, flood: (*world).partial},
+		"a message, beside silent ones":           {kept: (*world).message, flood: (*world).silent, pause: time.Hour},
+		"a message, beside parts of messages":     {kept: (*world).message, flood: (*world).partial, pause: time.Hour},
+		"a message, beside new ones":              {kept: (*world).message, flood: (*world).fresh, pause: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, Limits{Waiting: 16})
+			for range 16 {
+				tc.flood(w)
+			}
+			kept := tc.kept(w)
+			w.now = w.now.Add(tc.pause)
+			for range 50 { // in less than the grace of those that are new
+				tc.flood(w)
+			}
+			w.wantLost("after the flood", []*Conn{kept})
+		})
+	}
+	Advance(&client{}) // the connection of another listener
+}
+
+func (w *world) fresh() *Conn  { return w.connect("10.0.0.1") }
+func (w *world) silent() *Conn { return old(w.fresh()) }
+func (w *world) begun() *Conn  { return w.speak(w.fresh()) }
+
+func (w *world) partial() *Conn { return old(w.begun()) }
+
+func (w *world) message() *Conn {
+	c := w.begun()
+	Advance(c)
+	return c
+}
+
+// old makes a connection one that is not new any more.
+func old(c *Conn) *Conn {
+	c.since = c.since.Add(-grace)
+	return c
+}
+
+func TestThoseThatSpokeGiveWayToEachOther(t *testing.T) {
 	w := newWorld(t, Limits{Waiting: 10})
-	spoke := w.connects(8, "10.0.0.1")
-	for _, c := range spoke {
-		w.speak(c)
-	}
-	w.connects(1000, "10.0.0.1")
-	w.wantLost("beside silent ones of its source", spoke)
-	for range 100 {
-		w.speak(w.connect("10.0.0.1"))
-	}
-	if n := len(lost(spoke)); n == 0 {
-		t.Error("none of them gave way to newer ones that spoke, too")
+	for _, kind := range []func(*world) *Conn{(*world).partial, (*world).message} {
+		var old []*Conn
+		for range 10 {
+			old = append(old, kind(w))
+		}
+		for range 100 {
+			kind(w)
+		}
+		if n := len(lost(old)); n == 0 {
+			t.Error("none of them gave way to newer ones that got as far")
+		}
 	}
 }
 
@@ -143,10 +194,7 @@ func TestARandomOneOfThoseThatSpokeIsDropped(t *testing.T) {
 	first := map[int]int{}
 	for range 400 {
 		w := newWorld(t, Limits{Waiting: 4})
-		all := w.connects(4, "10.0.0.1")
-		for _, c := range all {
-			w.speak(c)
-		}
+		all := []*Conn{w.message(), w.message(), w.message(), w.message()}
 		w.connect("10.0.0.1")
 		first[lost(all)[0]]++
 	}
@@ -185,11 +233,11 @@ func TestManySourcesKeepNoNewOneOut(t *testing.T) {
 	for i := range 100 {
 		w.connect(fmt.Sprintf("10.0.1.%d", i))
 	}
-	router := w.speak(w.connect("10.0.0.1"))
+	router := w.message()
 	for i := range 100 {
 		w.connect(fmt.Sprintf("10.0.2.%d", i))
 	}
-	w.wantLost("a new source that speaks", []*Conn{router})
+	w.wantLost("a new source that sends a message", []*Conn{router})
 }
 
 func TestKnownSourcesHavePlacesOfTheirOwn(t *testing.T) {

@@ -29,13 +29,12 @@ func ServerOf(handler http.Handler) *http.Server {
 		ReadHeaderTimeout: headerLimit, ReadTimeout: readLimit, WriteTimeout: writeLimit, IdleTimeout: idleLimit,
 		MaxHeaderBytes: maxHeaders,
 		ConnState: func(conn net.Conn, state http.ConnState) {
-			c, ok := conn.(*Conn)
-			switch {
+			switch c, ok := conn.(*Conn); {
 			case !ok:
 			case state == http.StateIdle:
-				c.fallSilent()
-			case state == http.StateActive: // its first byte may have come before it was idle
-				c.heard.Store(true)
+				c.wait()
+			case state == http.StateActive: // the headers of a request are there
+				Advance(c)
 			}
 		},
 	}

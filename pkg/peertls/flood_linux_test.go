@@ -14,8 +14,7 @@ import (
 )
 
 // TestARouterGetsInBesideAFlood: clients that do not authenticate, and that connect again as soon as
-// the server drops them, keep no new router out. From an address of their own they may also begin a
-// handshake.
+// the server drops them, keep no new router out, whether they are silent or begin a handshake.
 func TestARouterGetsInBesideAFlood(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	const (
@@ -33,6 +32,7 @@ func TestARouterGetsInBesideAFlood(t *testing.T) {
 		{clients: 80, places: 32, from: "127.0.0.2"},
 		{clients: 1000, from: "127.0.0.1"},
 		{clients: 1000, from: "127.0.0.2"},
+		{clients: 1000, from: "127.0.0.1", says: hello},
 		{clients: 1000, from: "127.0.0.2", says: hello},
 	} {
 		t.Run(fmt.Sprintf("%d clients at %s that send %q, %d places", tc.clients, tc.from, tc.says, tc.places), func(t *testing.T) {

@@ -58,7 +58,7 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 // it has sent anything, as the probe of a load balancer does. gRPC bounds the time of a handshake:
 // grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	var h handshake
+	h := handshake{raw: raw}
 	conn, info, err := credentials.NewTLS(s.config(&h)).ServerHandshake(raw)
 	if err == io.EOF {
 		return nil, nil, err
@@ -83,6 +83,7 @@ func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 
 // handshake is one with a client, as far as it got.
 type handshake struct {
+	raw      net.Conn
 	ours     *pair    // with which this side answers; nil before the client's first message
 	versions []uint16 // of TLS that the client speaks
 }
@@ -92,6 +93,7 @@ type handshake struct {
 func (s *server) config(h *handshake) *tls.Config {
 	first := base()
 	first.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		connlimit.Advance(h.raw)
 		h.ours, h.versions = s.id.current(), hello.SupportedVersions
 		return s.demand(h.ours), nil
 	}
