@@ -1,7 +1,7 @@
 package connlimit
 
-// shares is by how many the files of a process are divided. A process has at most two listeners on
-// the network, so half of its files are left for CSI calls and the storage.
+// shares is by how many the files of a process are divided. A driver has two listeners on the network,
+// so half of its files are left for CSI calls and the storage. The node's sidecars have three.
 const shares = 4
 
 // minConns is how many connections a listener holds at least: with fewer it serves nobody.
