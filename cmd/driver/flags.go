@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/logsafe"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -190,7 +191,7 @@ func nested(a, b string) bool {
 func (o options) logger(out io.Writer) *slog.Logger {
 	handler := &slog.HandlerOptions{Level: slog.Level(-o.verbosity)}
 	if o.logFormat == "json" {
-		return slog.New(slog.NewJSONHandler(out, handler))
+		return slog.New(slog.NewJSONHandler(logsafe.JSON(out), handler))
 	}
 	return slog.New(slog.NewTextHandler(out, handler))
 }

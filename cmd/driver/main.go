@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -21,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
@@ -74,8 +74,8 @@ func (o *options) gcPercent() int {
 	return gcPercent
 }
 
-// run serves until ctx is done. First of all it takes the endpoint: while another driver serves there, nothing here is
-// touched, and what is mounted is read when nobody else changes it any more.
+// run serves until ctx is done. First it takes its endpoints: while another driver serves there, it touches nothing, and
+// it reads the mounts when no other driver changes them any more.
 func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
 		return fmt.Errorf("--kubelet-dir: %w", err)
@@ -87,6 +87,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	defer l.close()
 	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
 	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	l.measure(p.registry)
 	if p.traces, err = driver.Tracing(ctx, o.driverName, release(), log); err != nil {
 		return err
 	}
@@ -225,7 +226,8 @@ func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(c
 	defer cancel()
 	failed := make(chan error, 1)
 	if l := p.listeners.http; l != nil {
-		server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+		server := connlimit.ServerOf(handler)
+		server.ErrorLog = slog.NewLogLogger(p.log.Handler(), slog.LevelWarn)
 		defer server.Close()
 		go func() {
 			if err := guard.Do(func() error { return server.Serve(l) }); !errors.Is(err, http.ErrServerClosed) {
@@ -250,45 +252,4 @@ func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(c
 	}
 	p.log.Info("drained and done")
 	return nil
-}
-
-// listeners are the endpoints of a process.
-type listeners struct {
-	csi, peer, http net.Listener // peer and http may be nil
-}
-
-func listen(o options) (l listeners, err error) {
-	defer func() {
-		if err != nil {
-			l.close()
-		}
-	}()
-	if l.csi, err = driver.Listen(o.endpoint, o.allowTCP); err != nil {
-		return l, err
-	}
-	if l.peer, err = listenTCP("peer-listen", o.peers.listen); err != nil {
-		return l, err
-	}
-	l.http, err = listenTCP("http-endpoint", o.httpEndpoint)
-	return l, err
-}
-
-// listenTCP opens the address of a flag, if it has one.
-func listenTCP(flag, address string) (net.Listener, error) {
-	if address == "" {
-		return nil, nil
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", flag, err)
-	}
-	return l, nil
-}
-
-func (l listeners) close() {
-	for _, one := range []net.Listener{l.csi, l.peer, l.http} {
-		if one != nil {
-			one.Close()
-		}
-	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -167,6 +168,52 @@ func TestTheProcess(t *testing.T) {
 	for _, line := range strings.Split(strings.TrimSpace(first.said()), "\n") {
 		if !strings.HasPrefix(line, `{"time":`) {
 			t.Errorf("no JSON: %s", line)
+		}
+	}
+}
+
+// TestAProcessThatHangsIsReplaced: its successor takes the endpoint, and serves the root when the lock is free.
+func TestAProcessThatHangsIsReplaced(t *testing.T) {
+	bin, dir := build(t), newDir(t)
+	first := start(t, bin, dir)
+	if ready, err := first.probe(); !ready || err != nil {
+		t.Fatalf("Probe = %v, %v: %s", ready, err, first.said())
+	}
+	socket := filepath.Join(dir, "csi.sock")
+	before, err := os.Lstat(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, bin, dir)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if after, err := os.Lstat(socket); err == nil && !os.SameFile(before, after) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the socket is not replaced: %s", second.said())
+		}
+	}
+	if ready, err := second.probe(); ready || err == nil || !strings.Contains(err.Error(), "another process serves it") {
+		t.Errorf("while the first process has the root: Probe = %v, %v", ready, err)
+	}
+	if err := errors.Join(first.cmd.Process.Signal(syscall.SIGTERM), first.cmd.Process.Signal(syscall.SIGCONT)); err != nil {
+		t.Fatal(err)
+	}
+	if code := first.ended(); code != 0 {
+		t.Errorf("the first process: exit %d, %s", code, first.said())
+	}
+	if _, err := os.Lstat(socket); err != nil {
+		t.Errorf("the first process removed the second one's socket: %v", err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if ready, _ := second.probe(); ready {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the second process does not serve the root: %s", second.said())
 		}
 	}
 }

@@ -151,3 +151,14 @@ func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
 		t.Errorf("docs/flags.md has --%s, the command hasn't", name)
 	}
 }
+
+// TestNoLogShowsWhatATerminalObeys: a pod's author chooses names that get into errors.
+func TestNoLogShowsWhatATerminalObeys(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		var out strings.Builder
+		options{logFormat: format}.logger(&out).Info("a call", "name", "x\u009b2J\u202e")
+		if got := out.String(); !strings.Contains(got, `\u009b2J\u202e`) || strings.ContainsAny(got, "\u009b\u202e") {
+			t.Errorf("%s: %q", format, got)
+		}
+	}
+}

@@ -128,7 +128,8 @@ func (d *Driver) Kubelet() *grpc.Server {
 // Peer returns a server for the router: what Controller has, the Peer service, and of Node what says which node it is.
 // options must have credentials: this server is reached over the network.
 func (d *Driver) Peer(options ...grpc.ServerOption) *grpc.Server {
-	marking := &Around{calls: append([]grpc.UnaryServerInterceptor{markAnswers}, d.around.calls...), options: d.around.options}
+	marking := *d.around
+	marking.calls = append([]grpc.UnaryServerInterceptor{markAnswers}, d.around.calls...)
 	server := marking.Server(append(peerOptions(), options...)...)
 	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: PluginCapabilities(d.cfg.Backend)})
 	d.registerControllers(server)

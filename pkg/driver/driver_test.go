@@ -20,6 +20,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,7 +56,14 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		backend.ErrPrecondition:  codes.FailedPrecondition,
 		errPrecondition:          codes.FailedPrecondition,
 		errToken:                 codes.Aborted,
+		errStalled:               codes.DeadlineExceeded,
 		errors.ErrUnsupported:    codes.Unimplemented,
+		syscall.EMFILE:           codes.Unavailable,
+		syscall.ENFILE:           codes.Unavailable,
+		syscall.ENOMEM:           codes.Unavailable,
+		syscall.ENOSPC:           codes.Unavailable,
+		syscall.EDQUOT:           codes.Unavailable,
+		syscall.EROFS:            codes.Unavailable,
 	}
 	for err, code := range known {
 		if got := codeOf(fmt.Errorf("call: %w", fmt.Errorf("cause: %w", err))); got != code {
@@ -76,6 +84,11 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		{errors.Join(backend.ErrExhausted, errors.New("disk full")), codes.ResourceExhausted},
 		{fmt.Errorf("%w: %w", backend.ErrNotReady, backend.ErrUnavailable), codes.FailedPrecondition},
 		{fmt.Errorf("%w: %w", backend.ErrUnavailable, fs.ErrNotExist), codes.Unavailable},
+		{fmt.Errorf("%w: %w", backend.ErrInvalid, &fs.PathError{Op: "open", Path: "x", Err: syscall.EMFILE}), codes.Unavailable},
+		{fmt.Errorf("%w: %w", backend.ErrExhausted, syscall.ENOSPC), codes.ResourceExhausted},
+		{fmt.Errorf("%w: %w", backend.ErrOutOfRange, syscall.ENOSPC), codes.OutOfRange},
+		{fmt.Errorf("%w: %w", mounter.ErrReadOnly, syscall.EROFS), codes.FailedPrecondition},
+		{syscall.EIO, codes.Internal}, // a disk that fails is worth an alert
 	} {
 		if got := codeOf(tc.err); got != tc.code {
 			t.Errorf("%v is %s, want %s", tc.err, got, tc.code)

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"syscall"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -27,8 +28,14 @@ var statusCodes = []struct {
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 	{backend.ErrNotReady, codes.FailedPrecondition}, // Probe's, whatever else it wraps
 	{backend.ErrUnavailable, codes.Unavailable},
+	// The machine is short of files or memory. No class says that, and a class that wraps it is the guess of a caller
+	// that did not expect it.
+	{syscall.EMFILE, codes.Unavailable},
+	{syscall.ENFILE, codes.Unavailable},
+	{syscall.ENOMEM, codes.Unavailable},
 	{backend.ErrBusy, codes.Aborted},
 	{errToken, codes.Aborted},
+	{errStalled, codes.DeadlineExceeded},
 	{backend.ErrNotFound, codes.NotFound},
 	{backend.ErrExists, codes.AlreadyExists},
 	{mounter.ErrConflict, codes.AlreadyExists},
@@ -45,6 +52,11 @@ var statusCodes = []struct {
 	{backend.ErrExhausted, codes.ResourceExhausted},
 	{backend.ErrOutOfRange, codes.OutOfRange},
 	{errors.ErrUnsupported, codes.Unimplemented},
+	// A disk that an operator can mend, such as that of the state directory. What a full root means to a call, its
+	// backend says with a class.
+	{syscall.ENOSPC, codes.Unavailable},
+	{syscall.EDQUOT, codes.Unavailable},
+	{syscall.EROFS, codes.Unavailable},
 }
 
 // codeOf returns the status code for err.

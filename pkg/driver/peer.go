@@ -24,16 +24,12 @@ import (
 // those of somebody whose certificate doesn't count any more.
 const peerAge = time.Hour
 
-// peerHandshake is how long a connection may take until it is known whose it is.
-const peerHandshake = 10 * time.Second
-
 // minPing is how often the router may ask at the most whether this end is alive.
 const minPing = 5 * time.Second
 
 // peerOptions are those of a server that the router talks to.
 func peerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ConnectionTimeout(peerHandshake),
 		grpc.WriteBufferSize(peer.WriteBuffer),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: peerAge, Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),

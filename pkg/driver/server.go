@@ -26,10 +26,18 @@ const streamWorkers = 4
 // provisioner takes for a full disk, so it is far from anything that is sent: pages are cut at maxPage volumes.
 const MaxMessage = 16 << 20
 
+// maxCalls is how many calls a connection may have under way: more than a sidecar has workers. A client of gRPC makes
+// further calls wait. An answer that has ended counts until the client has read it, and takes up to 0.1 MB.
+const maxCalls = 256
+
+// handshakeLimit is how long a connection may take until the first call on it is possible.
+const handshakeLimit = 10 * time.Second
+
 // Around is what every call of a process needs, whichever server takes it: it is counted, logged, given a status code
 // and kept from ending the others with a panic.
 type Around struct {
 	calls   []grpc.UnaryServerInterceptor // the outermost first
+	streams *streams
 	options []grpc.ServerOption
 }
 
@@ -40,7 +48,8 @@ func NewAround(log *slog.Logger, registry *prometheus.Registry, options ...grpc.
 	if err != nil {
 		return nil, err
 	}
-	return &Around{calls: []grpc.UnaryServerInterceptor{count, logCalls(log), mapErrors, recoverPanics}, options: options}, nil
+	calls := []grpc.UnaryServerInterceptor{count, logCalls(log), mapErrors, recoverPanics}
+	return &Around{calls: calls, streams: newStreams(), options: options}, nil
 }
 
 // Server returns a server without services.
@@ -51,8 +60,10 @@ func (a *Around) Server(options ...grpc.ServerOption) *grpc.Server {
 		grpc.StaticConnWindowSize(window),
 		grpc.StaticStreamWindowSize(window),
 		grpc.NumStreamWorkers(streamWorkers),
+		grpc.MaxConcurrentStreams(maxCalls),
+		grpc.ConnectionTimeout(handshakeLimit),
 		grpc.ChainUnaryInterceptor(a.calls...),
-		grpc.ChainStreamInterceptor(aroundStreams(a.calls)),
+		grpc.ChainStreamInterceptor(aroundStreams(a.calls, a.streams)),
 	}
 	return grpc.NewServer(append(append(all, a.options...), options...)...)
 }

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
+
+	"github.com/causeway-csi/causeway/internal/connlimit"
 )
 
 const (
@@ -152,8 +154,9 @@ func everySecond(creds credentials.TransportCredentials) credentials.TransportCr
 
 // running is a gRPC server with the health service.
 type running struct {
-	addr   string
-	server *grpc.Server
+	addr     string
+	listener *connlimit.Listener
+	server   *grpc.Server
 
 	mu    sync.Mutex
 	peers [][]string // the Names of each caller
@@ -165,7 +168,13 @@ func serve(t *testing.T, options ...grpc.ServerOption) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &running{addr: l.Addr().String()}
+	return serveAt(t, Limit(l), options...)
+}
+
+// serveAt is serve at a listener whose limits a test chooses.
+func serveAt(t *testing.T, l *connlimit.Listener, options ...grpc.ServerOption) *running {
+	t.Helper()
+	r := &running{addr: l.Addr().String(), listener: l}
 	r.server = grpc.NewServer(append(options, grpc.UnaryInterceptor(r.note))...)
 	grpc_health_v1.RegisterHealthServer(r.server, health.NewServer())
 	go r.server.Serve(l)

@@ -102,9 +102,9 @@ func (id *Identity) refresh() (note, err error) {
 
 // Server returns what a server shows and demands: TLS 1.3 with a certificate for clients that one of our CAs has signed
 // and that has client among its DNS names. Case doesn't matter, wildcards and the common name don't count. A handshake
-// that is refused is reported with its reason, up to maxReports a second.
+// that is refused is reported with its reason, up to maxReports a second. Limit bounds the connections.
 func (id *Identity) Server(client string) credentials.TransportCredentials {
-	return &server{id: id, client: client, refused: &refusals{report: id.report, now: time.Now}, places: make(chan struct{}, maxHandshakes)}
+	return &server{id: id, client: client, refused: &refusals{report: id.report, now: time.Now}}
 }
 
 // Client returns what a client shows and demands: TLS 1.3 with a certificate for servers that one of our CAs has signed

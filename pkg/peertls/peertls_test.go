@@ -21,8 +21,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
@@ -311,44 +313,73 @@ func TestAProbeIsNotReported(t *testing.T) {
 	s.stop()
 }
 
-// TestSilentClientsTakeLittle: each holds a file until the handshake has taken too long, and anybody can connect.
+// TestSilentClientsTakeLittle: each holds a file until the handshake has taken too long, and anyone can
+// connect. When there are too many, the server closes those that came first.
 func TestSilentClientsTakeLittle(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	id, log := open(t, ca.leaf(t, node, forServers).dir(t))
 	s := serve(t, grpc.Creds(id.Server(router)))
-	creds := identity(t, ca.leaf(t, router, forClients)).Client(node)
-	closed := make(chan error, 3*maxHandshakes)
-	var silent []net.Conn
-	for range cap(closed) {
+	total := connlimit.Share(maxConns)
+	clients, held := 3*total, total-total/knownShare-total/admittedShare
+	closed := make(chan error, clients)
+	for range clients {
 		conn, err := net.Dial("tcp", s.addr)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		silent = append(silent, conn)
 		conn.SetReadDeadline(time.Now().Add(longest))
 		go func() {
 			_, err := conn.Read(make([]byte, 1))
 			closed <- err
 		}()
 	}
-	for range 2 * maxHandshakes {
+	for range clients - held {
 		if err := <-closed; errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal("one too many is waited for")
+			t.Fatal("the server holds too many silent clients")
 		}
 	}
-	if _, err := s.call(creds); err == nil {
-		t.Error("one more was let in")
+	says(t, "log", strings.Join(log.take(), "\n"), "all places for handshakes are taken")
+	if _, err := s.call(identity(t, ca.leaf(t, router, forClients)).Client(node)); err != nil {
+		t.Errorf("a router beside the clients that are left: %v", err)
 	}
-	says(t, "log", strings.Join(log.take(), "\n"), fmt.Sprintf("%d others are at the handshake", maxHandshakes))
-	for _, conn := range silent {
-		conn.Close()
+	if n := s.listener.Dropped(); n != uint64(clients-held+1) {
+		t.Errorf("%d clients were dropped, want %d, and one for the router", n, clients-held)
 	}
+}
+
+// TestClientsBeyondTheLimitAreRefused: those that have authenticated have a limit, too.
+func TestClientsBeyondTheLimitAreRefused(t *testing.T) {
+	ca := newTestCA(t, "test CA")
+	id, log := open(t, ca.leaf(t, node, forServers).dir(t))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serveAt(t, connlimit.New(l, connlimit.Limits{Waiting: 4, Admitted: 2}), grpc.Creds(id.Server(router)))
+	creds := identity(t, ca.leaf(t, router, forClients)).Client(node)
+	var conns []*grpc.ClientConn
+	for range 2 {
+		conn, err := grpc.NewClient("passthrough:///"+s.addr, grpc.WithTransportCredentials(creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	if _, err := s.call(creds); status.Code(err) != codes.Unavailable {
+		t.Errorf("a third client: %v", err)
+	}
+	says(t, "log", strings.Join(log.take(), "\n"), "too many clients are connected")
+	conns[0].Close()
 	for deadline := time.Now().Add(longest); ; time.Sleep(time.Millisecond) {
 		if _, err := s.call(creds); err == nil {
 			break
 		} else if time.Now().After(deadline) {
-			t.Fatalf("when they have gone: %v", err)
+			t.Fatalf("after another client has gone: %v", err)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
@@ -23,12 +24,27 @@ type server struct {
 	id      *Identity
 	client  string
 	refused *refusals
-	places  chan struct{} // held by handshakes
 }
 
-// maxHandshakes is how many clients may be at the handshake at the same time. Anybody can begin one, say nothing more, and
-// so hold a file and memory that the rest of the process needs; whoever is in already keeps its connection.
-const maxHandshakes = 64
+// Limits of the connections of Limit's listener. A handshake of a client that the node does not know
+// yet takes a place of its own kind: anyone can begin one and send nothing more. Clients that have
+// authenticated before have places that others cannot take, so a router that reconnects does not
+// compete with strangers. Routers have one connection each, and a second one while they renew it.
+const (
+	maxConns      = 256 // of all kinds
+	knownShare    = 8   // an eighth of them for handshakes of known sources
+	admittedShare = 4   // a quarter for clients that have authenticated
+)
+
+// Limit returns a listener for the connections of l whose number is bounded. Identity.Server admits
+// those that authenticate. Handshakes that take too many places are dropped for newer ones, by the
+// rules of package connlimit.
+func Limit(l net.Listener) *connlimit.Listener {
+	total := connlimit.Share(maxConns)
+	limits := connlimit.Limits{Known: total / knownShare, Admitted: total / admittedShare}
+	limits.Waiting = total - limits.Known - limits.Admitted
+	return connlimit.New(l, limits)
+}
 
 func (s *server) Clone() credentials.TransportCredentials {
 	c := *s
@@ -40,18 +56,10 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 }
 
 // ServerHandshake runs in a goroutine of gRPC, which catches no panic. It returns io.EOF, and
-// reports nothing, where the client went away without a word, as the probe of a load balancer does.
-// gRPC bounds the time: grpc.ConnectionTimeout.
+// reports nothing, where the client closes the connection before it has sent anything, as the probe
+// of a load balancer does. gRPC bounds the time of a handshake: grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	select {
-	case s.places <- struct{}{}:
-		defer func() { <-s.places }()
-	default:
-		err := fmt.Errorf("client %s was refused: %d others are at the handshake", raw.RemoteAddr(), maxHandshakes)
-		s.refused.add(err)
-		return nil, nil, err
-	}
-	c, err := guard.Value(func() (connection, error) { return s.handshake(raw) })
+	c, err := guard.Value(func() (connection, error) { return s.admit(raw) })
 	switch {
 	case err == io.EOF:
 	case err != nil:
@@ -69,32 +77,56 @@ type connection struct {
 	info credentials.AuthInfo
 }
 
-func (s *server) handshake(raw net.Conn) (c connection, err error) {
-	ours := s.id.current()
-	var versions []uint16
-	conn, info, err := credentials.NewTLS(s.config(ours, &versions)).ServerHandshake(raw)
+// admit completes the handshake with a client.
+func (s *server) admit(raw net.Conn) (c connection, err error) {
+	h := handshake{raw: raw}
+	conn, info, err := credentials.NewTLS(s.config(&h)).ServerHandshake(raw)
 	if err == io.EOF {
 		return c, err
 	}
+	switch {
+	case connlimit.WasDropped(raw):
+		err = fmt.Errorf("%w: all places for handshakes are taken, and no address has more of them than this client's", connlimit.ErrDropped)
+	case err != nil:
+		err = h.why(err)
+	default:
+		err = connlimit.Admit(raw)
+	}
 	if err != nil {
-		return c, s.why(ours, err, versions)
+		return c, err
 	}
 	mine, err := own(info)
 	return connection{conn, mine}, err
 }
 
-// config is made anew for each handshake, and without tickets: so no client that a changed ca.crt excludes gets in on a
-// session of before. The versions that the client speaks are put where versions points.
-func (s *server) config(ours *pair, versions *[]uint16) *tls.Config {
+// handshake is one with a client, as far as it got.
+type handshake struct {
+	raw      net.Conn
+	ours     *pair    // with which this side answers; nil before the client's first message
+	versions []uint16 // of TLS that the client speaks
+}
+
+// config returns the configuration of one handshake. It reads our certificate when the client's first
+// message has come: the files may have changed, and a client that sends nothing must cost little.
+func (s *server) config(h *handshake) *tls.Config {
+	first := base()
+	first.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		connlimit.Advance(h.raw)
+		h.ours, h.versions = s.id.current(), hello.SupportedVersions
+		return s.demand(h.ours), nil
+	}
+	return first
+}
+
+// demand returns what the server demands of a client. It allows no session tickets, so that no client
+// that a changed ca.crt excludes gets in by an earlier session.
+func (s *server) demand(ours *pair) *tls.Config {
 	c := base()
+	c.NextProtos = []string{"h2"} // of gRPC
 	c.Certificates = []tls.Certificate{ours.certificate}
 	c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, ours.roots
 	c.SessionTicketsDisabled = true
-	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		*versions = hello.SupportedVersions
-		return nil, nil
-	}
-	// The chain has been verified by now; crypto/tls does it, as its alerts tell the client more than ours could.
+	// crypto/tls has verified the chain by now: its alerts tell the client more than ours could.
 	c.VerifyConnection = func(state tls.ConnectionState) error {
 		leaf := state.PeerCertificates[0]
 		if err := checkUsage(leaf, x509.ExtKeyUsageClientAuth); err != nil {
@@ -105,15 +137,15 @@ func (s *server) config(ours *pair, versions *[]uint16) *tls.Config {
 	return c
 }
 
-// why says why a handshake failed with a client that speaks these versions.
-func (s *server) why(ours *pair, err error, versions []uint16) error {
+// why returns why the handshake failed.
+func (h *handshake) why(err error) error {
 	var bad *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &bad):
-		return ours.explain(bad.UnverifiedCertificates[0], bad.Err, x509.ExtKeyUsageClientAuth, time.Now())
-	case isAlert(err):
-		return fmt.Errorf("it refused us: %w (%s)", err, ours.describeOurs())
-	case len(versions) > 0 && !slices.Contains(versions, tls.VersionTLS13):
+		return h.ours.explain(bad.UnverifiedCertificates[0], bad.Err, x509.ExtKeyUsageClientAuth, time.Now())
+	case isAlert(err) && h.ours != nil:
+		return fmt.Errorf("it refused us: %w (%s)", err, h.ours.describeOurs())
+	case len(h.versions) > 0 && !slices.Contains(h.versions, tls.VersionTLS13):
 		return fmt.Errorf("it doesn't speak TLS 1.3, and nothing older is spoken here: %w", err)
 	}
 	return why(err)

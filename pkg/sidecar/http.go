@@ -8,11 +8,12 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/causeway-csi/causeway/internal/connlimit"
 )
 
 // Server is the process's one port: metrics, health, and what controllers add. It answers from the start on, and before
@@ -128,16 +129,17 @@ func answer(w http.ResponseWriter, state string, err error) {
 	fmt.Fprintln(w, state)
 }
 
-// Serve answers on address, a "host:port", until ctx is done. It returns once it listens; errors of later come to failed.
+// Serve answers on address, a "host:port", until ctx is done. It bounds connections, and the time of
+// requests. It returns once it listens, and calls failed with a later error.
 func Serve(ctx context.Context, address string, h http.Handler, failed func(error)) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	server := connlimit.ServerOf(h)
 	context.AfterFunc(ctx, func() { server.Close() })
 	go func() {
-		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(connlimit.HTTP(l)); !errors.Is(err, http.ErrServerClosed) {
 			failed(fmt.Errorf("the port %s: %w", address, err))
 		}
 	}()

@@ -9,6 +9,8 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
+
+	"github.com/causeway-csi/causeway/internal/logsafe"
 )
 
 // Logging is how a binary's log is set up. Its flags are for the whole process.
@@ -46,7 +48,7 @@ func (l *plainLog) Apply() (logr.Logger, error) {
 			return logr.Logger{}, err
 		}
 		level.Set(slog.Level(-v))
-		return logr.FromSlogHandler(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &level, AddSource: true})), nil
+		return logr.FromSlogHandler(slog.NewJSONHandler(logsafe.JSON(os.Stderr), &slog.HandlerOptions{Level: &level, AddSource: true})), nil
 	}
 	return logr.Logger{}, fmt.Errorf("--logging-format=%s: it is text or json", l.format)
 }

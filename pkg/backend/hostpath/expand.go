@@ -32,10 +32,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	if err := b.grow(ctx, s, &larger); err != nil {
 		b.index.release(larger.Size - v.Size)
-		if isFull(err) || isTooLarge(err) {
-			err = fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
-		}
-		return 0, false, err
+		return 0, false, infeasible(err)
 	}
 	crashpoint.Reached("expand:grown")
 	if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &larger); err != nil {
@@ -44,10 +41,19 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 		} else {
 			b.index.release(larger.Size - v.Size)
 		}
-		return 0, false, err
+		return 0, false, infeasible(err)
 	}
 	b.index.put(&larger)
 	return larger.Size, node, nil
+}
+
+// infeasible turns the errors of a disk that is full or that allows no such file into ErrOutOfRange: it is final, so that
+// the user may ask for less.
+func infeasible(err error) error {
+	if isFull(err) || isTooLarge(err) {
+		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
+	}
+	return err
 }
 
 // grown returns the size that v has to have.

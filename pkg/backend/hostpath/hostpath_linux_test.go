@@ -100,6 +100,50 @@ func TestAnEmptyFilesystemHasRoom(t *testing.T) {
 	})
 }
 
+// TestChangesOnAFullDisk: an expansion that the disk has no room for is final, so that the user may ask for less. No other
+// change is.
+func TestChangesOnAFullDisk(t *testing.T) {
+	ctx := context.Background()
+	w := newDisk(t, "size=64m,nr_inodes=40")
+	b := w.open()
+	v := w.create(b, "v")
+	o := imageOptions("image", nil, nil)
+	o.Required = 8 << 20
+	disk, err := b.Create(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := ""
+	for i := 0; ; i++ { // others use up every inode, and a record takes one
+		name := w.path(volumesDir, v.ID, dataDir, fmt.Sprint(i))
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			break
+		}
+		last = name
+	}
+	calls := func(id string, size int64) (expand, modify error) {
+		_, _, expand = b.Expand(ctx, id, backend.ExpandOptions{Required: size + 1})
+		return expand, b.Modify(ctx, id, map[string]string{labelKey: "x"}, nil)
+	}
+	for _, one := range []backend.Volume{v, disk} {
+		expand, modify := calls(one.ID, one.Size)
+		if !errors.Is(expand, backend.ErrOutOfRange) || errors.Is(expand, backend.ErrExhausted) {
+			t.Errorf("Expand = %v, want ErrOutOfRange", expand)
+		}
+		if !errors.Is(modify, backend.ErrUnavailable) || errors.Is(modify, backend.ErrInvalid) {
+			t.Errorf("Modify = %v, want ErrUnavailable", modify)
+		}
+	}
+	if err := os.Remove(last); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []backend.Volume{v, disk} {
+		if expand, modify := calls(one.ID, one.Size); expand != nil || modify != nil {
+			t.Errorf("with a free inode: %v, %v", expand, modify)
+		}
+	}
+}
+
 func TestAReadOnlyRoot(t *testing.T) {
 	ctx := context.Background()
 	w := newDisk(t, "size=4m")
@@ -123,6 +167,9 @@ func TestAReadOnlyRoot(t *testing.T) {
 	}
 	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("Delete on a read-only root = %v, want ErrUnavailable", err)
+	}
+	if err := b.Modify(ctx, v.ID, map[string]string{labelKey: "x"}, nil); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("Modify on a read-only root = %v, want ErrUnavailable", err)
 	}
 	if _, err := b.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil {
 		t.Errorf("Mount = %v: volumes can still be read", err)

@@ -7,6 +7,9 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -56,13 +59,18 @@ var knownSettings = map[string]setting{
 		return strconv.FormatInt(size, 10), err
 	}},
 	labelKey: {"", false, func(value string) (string, error) {
-		for _, c := range value {
-			if c < ' ' || c == 0x7f || len(value) > maxLabel {
-				return "", fmt.Errorf("%w: a label has up to %d bytes, and no control characters", backend.ErrInvalid, maxLabel)
-			}
+		if len(value) > maxLabel || !utf8.ValidString(value) || strings.ContainsFunc(value, isHidden) {
+			return "", fmt.Errorf("%w: a label must be UTF-8 of at most %d bytes, without control characters, line separators, byte order marks and marks"+
+				" of the writing direction", backend.ErrInvalid, maxLabel)
 		}
 		return value, nil
 	}},
+}
+
+// isHidden reports whether a character in a label could change how a terminal shows the text around it.
+func isHidden(c rune) bool {
+	const byteOrderMark = 0xfeff
+	return unicode.In(c, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control) || c == byteOrderMark
 }
 
 func oneOf(value string, allowed ...string) error {
@@ -137,8 +145,14 @@ func (v *volume) bytes(key string) int64 {
 }
 
 // Modify changes settings: the record first, then what is mounted now. If only the second fails, the next mount, or the
-// same call again, does what the record says.
-func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) error {
+// same call again, does what the record says. A disk that is full or read-only is ErrUnavailable, whatever was tried on
+// it: ErrInvalid would be final for the resizer.
+func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) (err error) {
+	defer func() {
+		if isFull(err) || isReadOnly(err) {
+			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		}
+	}()
 	s, err := b.ready()
 	if err != nil {
 		return err

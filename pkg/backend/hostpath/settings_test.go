@@ -38,7 +38,7 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 	}{
 		{nil, map[string]string{"readahead": "131072", "label": "created", "direct-io": "true", "enforce": "preferred"}},
 		{map[string]string{"readahead": "1Mi"}, map[string]string{"readahead": "1048576", "label": "created", "direct-io": "true", "enforce": "preferred"}},
-		{map[string]string{"direct-io": "false", "label": "x"}, map[string]string{"readahead": "1048576", "label": "x", "direct-io": "false", "enforce": "preferred"}},
+		{map[string]string{"direct-io": "false", "label": "ü 漢 👩‍🚀"}, map[string]string{"readahead": "1048576", "label": "ü 漢 👩‍🚀", "direct-io": "false", "enforce": "preferred"}},
 		{map[string]string{"readahead": "", "label": "", "direct-io": ""}, map[string]string{"readahead": "131072", "label": "class", "direct-io": "true", "enforce": "preferred"}},
 	} {
 		if step.change != nil {
@@ -73,10 +73,11 @@ func TestSettingsThatCantBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, tc := range map[string]struct {
+	type setting struct {
 		id         string
 		parameters map[string]string
-	}{
+	}
+	wrong := map[string]setting{
 		"an unknown key":              {disk.ID, map[string]string{"colour": "blue"}},
 		"an unknown key beside a one": {disk.ID, map[string]string{"label": "x", "colour": "blue"}},
 		"a kind":                      {disk.ID, map[string]string{"kind": "directory"}},
@@ -89,7 +90,13 @@ func TestSettingsThatCantBe(t *testing.T) {
 		"an image that isn't held":    {disk.ID, map[string]string{"enforce": "off"}},
 		"no such enforcement":         {directory.ID, map[string]string{"enforce": "please"}},
 		"a label with a line feed":    {disk.ID, map[string]string{"label": "a\nb"}},
-	} {
+		"a label that is no UTF-8":    {disk.ID, map[string]string{"label": "a\xffb"}},
+		"a label that is too long":    {disk.ID, map[string]string{"label": strings.Repeat("ü", maxLabel/2) + "x"}},
+	}
+	for _, c := range "\u007f\u0080\u0085\u009b\u009f\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff" {
+		wrong[fmt.Sprintf("a label with %U", c)] = setting{disk.ID, map[string]string{"label": "a" + string(c) + "b"}}
+	}
+	for name, tc := range wrong {
 		t.Run(name, func(t *testing.T) {
 			before, _ := b.Get(ctx, tc.id, nil)
 			if err := b.Modify(ctx, tc.id, tc.parameters, nil); !errors.Is(err, backend.ErrInvalid) {

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/causeway-csi/causeway/internal/connlimit"
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/peertls"
+)
+
+// listeners are the endpoints of a process. Those on the network have limits, so that strangers leave
+// files and memory for the calls of csi.
+type listeners struct {
+	csi        net.Listener
+	peer, http *connlimit.Listener // nil without their flags
+}
+
+// listen opens the endpoints. The CSI endpoint is the last one: where a port is taken, the socket of the process that
+// has the port stays in its place.
+func listen(o options) (l listeners, err error) {
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	if l.peer, err = listenTCP("peer-listen", o.peers.listen, peertls.Limit); err != nil {
+		return l, err
+	}
+	if l.http, err = listenTCP("http-endpoint", o.httpEndpoint, connlimit.HTTP); err != nil {
+		return l, err
+	}
+	l.csi, err = driver.Listen(o.endpoint, o.allowTCP)
+	return l, err
+}
+
+// listenTCP opens the address of a flag, if it has one, with limits.
+func listenTCP(flag, address string, limit func(net.Listener) *connlimit.Listener) (*connlimit.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return limit(l), nil
+}
+
+// measure adds metrics of the listeners to a registry that has none yet.
+func (l listeners) measure(registry *prometheus.Registry) {
+	for flag, one := range map[string]*connlimit.Listener{"peer-listen": l.peer, "http-endpoint": l.http} {
+		if one == nil {
+			continue
+		}
+		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name:        "causeway_dropped_connections_total",
+			Help:        "Connections that were closed for newer ones, as too many were open that had sent nothing or had not authenticated.",
+			ConstLabels: prometheus.Labels{"endpoint": flag},
+		}, func() float64 { return float64(one.Dropped()) }))
+	}
+}
+
+func (l listeners) close() {
+	if l.csi != nil {
+		l.csi.Close()
+	}
+	for _, one := range []*connlimit.Listener{l.peer, l.http} {
+		if one != nil {
+			one.Close()
+		}
+	}
+}

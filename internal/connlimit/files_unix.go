@@ -1,0 +1,18 @@
+//go:build unix
+
+package connlimit
+
+import (
+	"math"
+	"syscall"
+)
+
+// filesLimit returns how many files this process may have open. Go raises the soft limit to the hard
+// one when a program starts.
+func filesLimit() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return math.MaxInt
+	}
+	return int(min(uint64(limit.Cur), math.MaxInt))
+}

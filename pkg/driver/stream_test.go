@@ -1,0 +1,187 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"math"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// serveStreams serves a backend whose calls may stall for so long, and returns a connection to it.
+func serveStreams(t *testing.T, b backend.Backend, log *logBuffer, stall time.Duration) *grpc.ClientConn {
+	t.Helper()
+	d := startDriver(t)
+	server, err := New(Config{
+		Name: testName, Release: "test", Node: "n", Backend: b, Mounter: d.mounter, StateDir: d.path("state"),
+		Log: newTestLogger(log), Registry: newRegistry(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.around.streams.stall = stall
+	endpoint := "unix://" + filepath.Join(d.dir, "2.sock")
+	l, err := Listen(endpoint, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := server.All()
+	go all.Serve(l)
+	// The windows are fixed, so that gRPC does not take an answer off the driver which the test does not read.
+	conn, err := grpc.NewClient(endpoint, insecureOption(), grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); all.Stop() })
+	return conn
+}
+
+// endless is a backend whose answers do not end.
+func endless() *differ {
+	return &differ{odd: &odd{probe: alwaysReady}, size: math.MaxInt64, ranges: manyRanges(1 << 20), ended: make(chan error, 2*maxStreams)}
+}
+
+func allocated(ctx context.Context, t *testing.T, conn *grpc.ClientConn) (csi.SnapshotMetadata_GetMetadataAllocatedClient, error) {
+	t.Helper()
+	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	return stream, err
+}
+
+func TestStreamsThatNobodyReadsAreLimited(t *testing.T) {
+	log := &logBuffer{}
+	conn := serveStreams(t, endless(), log, time.Hour)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for i := range maxStreams {
+		if _, err := allocated(ctx, t, conn); err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	for range 100 {
+		if _, err := allocated(context.Background(), t, conn); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "16 calls for metadata") {
+			t.Fatalf("one call too many: %v", err)
+		}
+	}
+	if _, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{}); err != nil {
+		t.Errorf("another call: %v", err)
+	}
+	if said := log.String(); !strings.Contains(said, "msg=GetMetadataAllocated code=Unavailable") {
+		t.Errorf("the log has no refused call: %s", said)
+	}
+	cancel()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := allocated(t.Context(), t, conn); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("after the others have ended: %v", err)
+		}
+	}
+}
+
+func TestAStreamThatNobodyReadsEnds(t *testing.T) {
+	log, d := &logBuffer{}, endless()
+	conn := serveStreams(t, d, log, 100*time.Millisecond)
+	for range 2 * maxStreams { // each gives its place back
+		stream, err := allocated(t.Context(), t, conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-d.ended:
+			if !errors.Is(err, errStalled) {
+				t.Fatalf("it ended with %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("it goes on")
+		}
+		for err == nil { // what the client has not read is there still, and then the reason
+			_, err = stream.Recv()
+		}
+		if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "does not read") {
+			t.Fatalf("the client gets %v", err)
+		}
+	}
+	if said := log.String(); !strings.Contains(said, "code=DeadlineExceeded") {
+		t.Errorf("the log: %s", said)
+	}
+}
+
+// stuck is a stream whose client takes nothing until it is let go.
+type stuck struct {
+	grpc.ServerStream
+	sends atomic.Int32
+	let   chan struct{}
+}
+
+func (s *stuck) SendMsg(any) error {
+	s.sends.Add(1)
+	<-s.let
+	return nil
+}
+
+// TestNothingIsSentAfterAStall: gRPC allows one SendMsg at a time, and a backend may go on after an error.
+func TestNothingIsSentAfterAStall(t *testing.T) {
+	client := &stuck{let: make(chan struct{})}
+	defer close(client.let)
+	stream := &receivedStream{ServerStream: client, limits: &streams{stall: time.Millisecond}}
+	for range 3 {
+		if err := stream.SendMsg(nil); !errors.Is(err, errStalled) {
+			t.Errorf("SendMsg = %v", err)
+		}
+	}
+	if n := client.sends.Load(); n != 1 {
+		t.Errorf("gRPC has %d messages at the same time", n)
+	}
+}
+
+func TestASlowReaderGetsItsAnswer(t *testing.T) {
+	d := &differ{odd: &odd{probe: alwaysReady}, size: 1 << 40, ranges: manyRanges(30 * maxRanges)}
+	const stall = 2 * time.Second
+	conn := serveStreams(t, d, &logBuffer{}, stall)
+	stream, err := allocated(t.Context(), t, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := maxRanges
+	for start := time.Now(); ; time.Sleep(150 * time.Millisecond) {
+		answer, err := stream.Recv()
+		if err != nil {
+			if got != len(d.ranges) {
+				t.Errorf("%d ranges of %d, %v", got, len(d.ranges), err)
+			}
+			if took := time.Since(start); took < stall {
+				t.Fatalf("it took %s: that says nothing of a limit of %s", took, stall)
+			}
+			return
+		}
+		got += len(answer.GetBlockMetadata())
+	}
+}
+
+func TestAStreamWithoutARequestEnds(t *testing.T) {
+	conn := serveStreams(t, endless(), &logBuffer{}, 100*time.Millisecond)
+	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
+	for range 2 * maxStreams {
+		stream, err := conn.NewStream(t.Context(), desc, csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.RecvMsg(&csi.GetMetadataAllocatedResponse{}); status.Code(err) != codes.DeadlineExceeded {
+			t.Fatalf("without a request: %v", err)
+		}
+	}
+}
