@@ -26,10 +26,11 @@ type story struct {
 	*testing.T
 	helm          install.Helm
 	previous, now install.Images
-	old           string // the previous chart
-	workload      string // what must not change of the pods that write
-	written       []int  // how long their logs were when they were ended
-	longest       int    // of the times between two writes, in seconds
+	old           string   // the previous chart
+	before        []string // the cluster's objects before the first installation
+	workload      string   // what must not change of the pods that write
+	written       []int    // how long their logs were when they were ended
+	longest       int      // of the times between two writes, in seconds
 }
 
 // TestChart is one story, as each step stands on the one before.
@@ -87,6 +88,8 @@ func (s *story) prepare() {
 		s.must(images.Load(ctx, os.Stderr, cluster))
 	}
 	s.helm, err = install.NewHelm(ctx, os.Stderr, kube)
+	s.must(err)
+	s.before, err = s.objects()
 	s.must(err)
 	s.run("package", chart.Directory(), "--version=0.0.9", "--app-version=v0.0.9", "--destination="+dir)
 	s.old = filepath.Join(dir, "causeway-0.0.9.tgz")
@@ -301,7 +304,7 @@ func uninstalled(s *story) {
 	if all, err := s.with("app.kubernetes.io/instance=causeway"); err != nil || len(strings.Fields(all)) < 30 {
 		s.Errorf("%v; the release has only\n%s", err, all)
 	}
-	s.run("uninstall", "causeway", "--wait", "--cascade=foreground", "--timeout="+patience.String())
+	s.uninstall()
 	s.nothingWith("app.kubernetes.io/instance=causeway")
 	s.nothingWith("app.kubernetes.io/part-of=causeway")
 	s.until("an empty namespace", func() error {
@@ -345,15 +348,71 @@ func installedAgain(s *story) {
 	s.served()
 }
 
-// ended: when claims are deleted nothing is left on the nodes' disks.
+// ended: when claims are deleted nothing is left on the nodes' disks. The release leaves only the objects
+// that docs/install.md names, and the commands of that page delete those, too.
 func ended(s *story) {
 	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
 	s.until("no PersistentVolume left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
 	s.until("no volumes on the nodes", func() error {
 		return empty(s.everywhere("cd " + local.StorageDir + " && find volumes snapshots groups staging trash -mindepth 1 -maxdepth 1"))
 	})
-	s.run("uninstall", "causeway", "--wait", "--cascade=foreground", "--timeout="+patience.String())
-	s.nothingWith("app.kubernetes.io/instance=causeway")
+	s.uninstall()
+	s.until("nothing left but the documented objects", func() error {
+		left, err := s.added()
+		return empty(strings.Join(slices.DeleteFunc(left, documented.MatchString), "\n"), err)
+	})
+	s.kubectl("delete", "namespace", install.Namespace, "--timeout="+patience.String())
+	s.kubectl("delete", "-k", filepath.Join(chart.Directory(), "crds"), "--timeout="+patience.String())
+	s.until("the cluster's objects to be those of before", func() error {
+		left, err := s.added()
+		return empty(strings.Join(left, "\n"), err)
+	})
+}
+
+// documented matches the objects that stay after the release is uninstalled, by docs/install.md.
+var documented = regexp.MustCompile(`^(Namespace /causeway|ConfigMap causeway/kube-root-ca\.crt|ServiceAccount causeway/default|Lease causeway/.+|CustomResourceDefinition /.+\.(group)?snapshot\.storage\.k8s\.io|APIService /v[a-z0-9]+\.(group)?snapshot\.storage\.k8s\.io)$`)
+
+// procedure is the block of commands in the section of docs/install.md about uninstalling.
+var procedure = regexp.MustCompile("(?s)\n## Uninstall, and keep the data\n.*?\n +```\n(.*?)\n +```\n")
+
+// uninstall runs the commands of docs/install.md. They end without an error, and not before all pods of
+// the driver are gone.
+//
+// A finalizer keeps one pod of the controller for 10 s, so that there is something to wait for. Helm's
+// own --wait may end earlier: the watcher of Helm 4 counts a Deployment as deleted as long as it has not
+// read the Deployment's status (helm/helm#32261).
+func (s *story) uninstall() {
+	s.Helper()
+	page, err := os.ReadFile(filepath.Join(chart.Sources(), "docs", "install.md"))
+	s.must(err)
+	block := procedure.FindStringSubmatch(string(page))
+	if block == nil {
+		s.Fatal("docs/install.md has no commands that uninstall the release")
+	}
+	pod := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-controller", "-o", "name"))[0]
+	hold := func(finalizers string) error {
+		_, err := kube.Run(s.Context(), "-n", install.Namespace, "patch", pod, "--type=merge", "--patch", `{"metadata": {"finalizers": `+finalizers+`}}`)
+		return err
+	}
+	s.must(hold(`["causeway.dev/slow"]`))
+	released := make(chan error, 1)
+	time.AfterFunc(10*time.Second, func() { released <- hold("null") })
+	for line := range strings.Lines(block[1]) {
+		switch command := strings.Fields(line); command[0] {
+		case "helm":
+			s.run(command[1:]...)
+		case "kubectl":
+			s.kubectl(command[1:]...)
+		default:
+			s.Fatalf("docs/install.md has a command that is neither helm's nor kubectl's: %s", line)
+		}
+	}
+	if pods := s.kubectl("-n", install.Namespace, "get", "pods", "-o", "name"); pods != "" {
+		s.Errorf("the commands of docs/install.md have ended before these pods:\n%s", pods)
+	}
+	s.must(<-released)
+	sockets, err := s.everywhere("find /var/lib/kubelet/plugins/hostpath.csi.causeway.dev /var/lib/kubelet/plugins_registry -mindepth 1")
+	s.must(empty(sockets, err))
 }
 
 func (s *story) must(err error) {
@@ -425,13 +484,37 @@ func (s *story) until(what string, so func() error) {
 	}
 }
 
-// with returns all objects of any kind, anywhere, that have a label; but for the driver's namespace.
-func (s *story) with(label string) (string, error) {
+// list runs kubectl get for all kinds of objects, in all namespaces.
+func (s *story) list(args ...string) (string, error) {
 	kinds, err := kube.Run(s.Context(), "api-resources", "--verbs=list", "-o", "name")
 	if err != nil {
 		return "", err
 	}
-	return kube.Run(s.Context(), "get", strings.Join(strings.Fields(kinds), ","), "-A", "--selector="+label+",kubernetes.io/metadata.name!=causeway", "-o", "name", "--ignore-not-found")
+	return kube.Run(s.Context(), append([]string{"get", strings.Join(strings.Fields(kinds), ","), "-A", "--ignore-not-found"}, args...)...)
+}
+
+// with returns all objects of any kind that have a label, but for the driver's namespace.
+func (s *story) with(label string) (string, error) {
+	return s.list("--selector="+label+",kubernetes.io/metadata.name!=causeway", "-o", "name")
+}
+
+// objects returns all objects of the cluster except events, each as "Kind namespace/name".
+func (s *story) objects() ([]string, error) {
+	out, err := s.list("-o", `jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{"\n"}{end}`)
+	if err != nil {
+		return nil, err
+	}
+	all := slices.DeleteFunc(strings.Split(out, "\n"), func(o string) bool { return o == "" || strings.HasPrefix(o, "Event ") })
+	if !slices.Contains(all, "Namespace /default") {
+		return nil, fmt.Errorf("the list of all objects lacks the namespace default:\n%s", out)
+	}
+	return all, nil
+}
+
+// added returns the objects that were not in the cluster before the driver was first installed.
+func (s *story) added() ([]string, error) {
+	all, err := s.objects()
+	return slices.DeleteFunc(all, func(o string) bool { return slices.Contains(s.before, o) }), err
 }
 
 // nothingWith waits until there is nothing with a label.
