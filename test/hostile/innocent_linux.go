@@ -127,14 +127,31 @@ func (w *world) suffer(ctx context.Context, b *bench, before figures.Stopwatch, 
 		return err
 	}
 	compare(before, during)
-	for _, v := range bad {
-		reasons, err := v.health(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("  health of %s: %v\n", v.name, reasons)
+	if err := w.succeed(ctx); err != nil {
+		return err
 	}
-	return w.succeed(ctx)
+	return w.diagnosed(ctx, bad)
+}
+
+// diagnosed makes snapshots of hostile volumes until the health of each tells why that fails.
+func (w *world) diagnosed(ctx context.Context, bad []*volume) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // a copy without progress is given up after one
+	defer cancel()
+	end := w.pressure(ctx, bad)
+	defer end()
+	start := time.Now()
+	for _, v := range bad {
+		var reasons []string
+		for len(reasons) == 0 {
+			var err error
+			if reasons, err = v.health(ctx); err != nil {
+				return fmt.Errorf("health of %s: %w", v.name, err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		fmt.Printf("  health of %s after %.0f s of snapshots: %v\n", v.name, time.Since(start).Seconds(), reasons)
+	}
+	return nil
 }
 
 // compare prints the medians of each call before and during an attack.

@@ -33,11 +33,18 @@ type world struct {
 
 // newWorld makes a filesystem of a type and starts a driver on it. The caller ends it.
 func newWorld(ctx context.Context, b *bench, fsType string) (*world, error) {
-	disk, err := figures.Disk(ctx, b.dir, fsType)
+	dir, err := os.MkdirTemp(b.dir, "")
+	if err != nil {
+		return nil, err
+	}
+	disk, err := figures.Disk(ctx, dir, fsType)
 	if err != nil || disk == "" {
 		return nil, errors.Join(err, fmt.Errorf("no filesystem of type %s can be made here", fsType))
 	}
-	w := &world{bin: b.bin, dir: filepath.Join(disk, fmt.Sprint("world-", time.Now().UnixNano()))}
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(disk, 0o755)); err != nil { // attackers are not root
+		return nil, err
+	}
+	w := &world{bin: b.bin, dir: filepath.Join(disk, "w")}
 	for _, sub := range []string{"root", "kubelet/pods"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, sub), 0o755); err != nil {
 			return nil, err
