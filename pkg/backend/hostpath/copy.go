@@ -153,7 +153,7 @@ func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, err
 		defer leave()
 	}
 	c.me.cut = time.Now()
-	return copier.File(ctx, src, dst, copier.Options{Done: &c.me.copied})
+	return copier.File(ctx, src, dst, copier.Options{Progress: &c.me.progress})
 }
 
 // cut makes dst share all blocks of src, at one moment, under a freeze if that can be. Errors: errors.ErrUnsupported.

@@ -228,8 +228,13 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 		return got, missing(err)
 	}
 	defer src.Close()
-	got.how, err = copier.Tree(ctx, src, dst, copier.Options{Done: &c.me.copied, Held: &c.me.held})
-	got.held = c.me.held.Load()
+	got.how, err = copier.Tree(ctx, src, dst, copier.Options{Progress: &c.me.progress})
+	for _, tenant := range []error{copier.ErrLease, copier.ErrDepth, copier.ErrMoved} {
+		if errors.Is(err, tenant) { // the users of the volume can end it
+			err = fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
+		}
+	}
+	got.held = c.me.progress.Held()
 	crashpoint.Reached("copy:tree")
 	return got, err
 }

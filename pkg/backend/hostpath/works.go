@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 )
 
 // works are the copies that are being made. A copy may take longer than any caller waits: it goes on by itself, and a
@@ -30,13 +31,12 @@ const maxHeavy = 2
 
 // work is one of them.
 type work struct {
-	what   string        // asked for: another call with the same ID that asks for something else doesn't join
-	done   chan struct{} // closed when err is set
-	err    error
-	copied atomic.Int64 // bytes so far
-	held   atomic.Int64 // bytes of the disk that the copy takes, as if none of them were shared
-	cut    time.Time    // from when the copy is, or since when it is made; run's own
-	failed time.Time
+	what     string        // asked for: another call with the same ID that asks for something else doesn't join
+	done     chan struct{} // closed when err is set
+	err      error
+	progress copier.Progress
+	cut      time.Time // from when the copy is, or since when it is made; run's own
+	failed   time.Time
 }
 
 // remembered is for how long it is worth telling why a work failed: later the reason may be gone.
@@ -86,7 +86,7 @@ func (w *works) do(ctx, life context.Context, background *sync.WaitGroup, id, wh
 	case <-me.done:
 		return w.told(id, me)
 	case <-ctx.Done():
-		return fmt.Errorf("%w: it is being made from %s, %d bytes so far", backend.ErrBusy, me.what, me.copied.Load())
+		return fmt.Errorf("%w: it is being made from %s, %d bytes so far", backend.ErrBusy, me.what, me.progress.Bytes())
 	}
 }
 
@@ -169,7 +169,7 @@ func (w *works) end(id string, me *work, from []string, err error) {
 			delete(w.readers, source)
 		}
 	}
-	w.copied.Add(me.copied.Load())
+	w.copied.Add(me.progress.Bytes())
 	if err != nil {
 		w.failed.Add(1)
 		me.failed = time.Now()
@@ -292,7 +292,7 @@ func (w *works) progress() (running int, bytes int64) {
 	for _, me := range w.running {
 		if !me.ended() {
 			running++
-			bytes += me.copied.Load()
+			bytes += me.progress.Bytes()
 		}
 	}
 	return running, bytes
