@@ -227,7 +227,7 @@ func (c copying) explain(err error) error {
 		return nil
 	case errors.Is(err, errNoProgress) && errors.As(err, &g):
 		c.troubles.hang(c.claim.Volume, fmt.Sprintf("%v: a process in a pod that uses the volume holds it: end the pod", err), g.gone)
-	case errors.Is(err, copier.ErrLease), errors.Is(err, copier.ErrDepth):
+	case errors.Is(err, copier.ErrLease), errors.Is(err, copier.ErrDepth), errors.Is(err, copier.ErrMoved):
 		c.troubles.failed(c.claim.Volume, err.Error())
 	default:
 		return err

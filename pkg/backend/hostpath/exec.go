@@ -25,11 +25,11 @@ var errNoProgress = errors.New("no progress")
 type copyReport struct {
 	Bytes int64         `json:"bytes"` // that are copied, shared blocks and holes included
 	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, as if it shared none
-	Entry string        `json:"entry"` // that is in work for the longest time
-	Idle  time.Duration `json:"idle"`  // that time
+	Entry string        `json:"entry"` // in work whose last progress is the longest ago
+	Idle  time.Duration `json:"idle"`  // the time since then
 }
 
-// stalled returns errNoProgress if an entry has been in work for limit.
+// stalled returns errNoProgress if an entry in work has made no progress for limit.
 func (r copyReport) stalled(limit time.Duration) error {
 	if r.Idle < limit {
 		return nil

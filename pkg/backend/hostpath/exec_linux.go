@@ -72,7 +72,7 @@ type copyResult struct {
 }
 
 // copyErrors keep their identity on the way from a helper.
-var copyErrors = []error{copier.ErrLease, copier.ErrDepth}
+var copyErrors = []error{copier.ErrLease, copier.ErrDepth, copier.ErrMoved}
 
 // treeTask copies a directory to an empty one; fileTask copies a file to an empty one. Their files
 // are source and target.
@@ -101,7 +101,7 @@ func runCopy(j *helper.Job, run func(ctx context.Context, src, dst *os.File, o c
 
 func reportOf(p *copier.Progress) copyReport {
 	r := copyReport{Bytes: p.Bytes(), Held: p.Held()}
-	if entry, since, ok := p.Slowest(); ok {
+	if entry, since := p.Oldest(); entry != "" {
 		r.Entry, r.Idle = entry, time.Since(since)
 	}
 	return r

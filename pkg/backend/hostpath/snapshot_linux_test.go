@@ -438,6 +438,30 @@ func TestAFailedCopyIsToldToTheNextCaller(t *testing.T) {
 	}
 }
 
+// TestASnapshotOfAFileWithALease: a lease that nobody releases is a fault of the volume's users, not
+// of the driver.
+func TestASnapshotOfAFileWithALease(t *testing.T) {
+	w := newWorld(t)
+	b := w.open()
+	v := w.create(b, "v")
+	held := w.path(volumesDir, v.ID, dataDir, "held")
+	if err := os.WriteFile(held, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(held, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Snapshot(context.Background(), backend.SnapshotOptions{Name: "n", Source: v.ID})
+	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), `"held"`) {
+		t.Errorf("Snapshot = %v, want ErrPrecondition and the name of the file", err)
+	}
+}
+
 func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	for _, f := range []testdisk.Filesystem{{Type: "ext4", Size: 64 * mib}, {Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {

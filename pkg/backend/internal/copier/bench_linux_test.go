@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// The benchmarks tell how long a copy takes beside cp -a of the same, with the time until it is durable in both.
+// The first benchmarks measure a copy beside cp -a of the same tree, each until it is durable.
 
-// each runs a benchmark of copying src to a new name, on each filesystem on a disk.
+// each runs a benchmark of a copy of src, on each filesystem that is on a disk.
 func each(b *testing.B, makeIt func(b *testing.B, src string), ours func(b *testing.B, src, dst string)) {
 	for _, f := range filesystems[1:] {
 		f.size = 4 << 30
@@ -26,7 +26,7 @@ func each(b *testing.B, makeIt func(b *testing.B, src string), ours func(b *test
 				must(b, os.RemoveAll(dst))
 				run(b, "sync", "-f", dir)
 			}
-			for range 3 { // the first ones pay for the blocks of the image
+			for range 3 { // the first copies pay for the blocks of the image
 				cp(b, src, dir+"/first")
 				clean(b, dir+"/first")
 			}
@@ -67,6 +67,15 @@ func BenchmarkTreeOf100000SmallFiles(b *testing.B) {
 	})
 }
 
+func BenchmarkTreeOfOneDirectory(b *testing.B) {
+	benchTree(b, func(b *testing.B, src string) {
+		must(b, os.Mkdir(src, 0o700))
+		for i := range 100_000 {
+			must(b, os.WriteFile(fmt.Sprint(src, "/", i), pattern(1000, byte(i)), 0o600))
+		}
+	})
+}
+
 func BenchmarkTreeOf512MiB(b *testing.B) {
 	benchTree(b, func(b *testing.B, src string) {
 		must(b, os.Mkdir(src, 0o700))
@@ -90,4 +99,53 @@ func BenchmarkFileOf1GiB(b *testing.B) {
 		_, err := File(context.Background(), from, to, Options{})
 		must(b, err)
 	})
+}
+
+// BenchmarkDepth measures the time for each entry at several depths. It is to be about the same.
+func BenchmarkDepth(b *testing.B) {
+	for _, name := range []string{"tmpfs", "ext4"} {
+		for _, depth := range []int{10, 1000, 10_000} {
+			b.Run(fmt.Sprint(name, "/", depth), func(b *testing.B) {
+				f := filesystem{name: name, size: 4 << 30, options: "noatime", make: []string{"-N", "1000000"}}
+				if name == "tmpfs" {
+					f.options = "size=4g"
+				}
+				dir := f.mount(b)
+				const levels = 30_000
+				for i := range levels / depth {
+					must(b, os.MkdirAll(fmt.Sprint(dir, "/src/", i), 0o700))
+					chain(b, fmt.Sprint(dir, "/src/", i), depth, deepName)
+				}
+				run(b, "sync", "-f", dir)
+				var p Progress
+				once := func(o Options) {
+					_, err := copyTreeWith(context.Background(), b, dir+"/src", dir+"/dst", ways[0], o)
+					must(b, err)
+					b.StopTimer()
+					run(b, "rm", "-rf", dir+"/dst")
+					run(b, "sync", "-f", dir)
+					b.StartTimer()
+				}
+				once(Options{}) // it pays for the blocks of the image
+				for b.Loop() {
+					once(Options{Progress: &p})
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(p.Entries()), "ns/entry")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+// BenchmarkMemory measures the largest memory of a process that copies 1,000,000 entries.
+func BenchmarkMemory(b *testing.B) {
+	dir := filesystem{name: "tmpfs", options: "size=8g"}.mount(b)
+	must(b, os.Mkdir(dir+"/src", 0o700))
+	n := vast(b, dir+"/src", 325_000, 10_000)
+	for b.Loop() {
+		rss := peak(b, dir+"/src", dir+"/dst")
+		b.ReportMetric(float64(rss)/(1<<20), "MiB")
+		b.ReportMetric(float64(n), "entries")
+		run(b, "rm", "-rf", dir+"/dst")
+	}
 }

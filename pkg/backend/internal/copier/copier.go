@@ -1,27 +1,42 @@
-// Package copier copies disk images and trees of files on one node: it shares blocks where the filesystem can, keeps
-// what makes a file what it is, and returns when the copy is durable.
+// Package copier copies disk images and directory trees on one node. It shares blocks with the
+// source where the filesystem can, keeps owners, modes, times, links and attributes, and returns
+// when the copy is durable.
 //
-// A tree is a stranger's, and may change while it is copied. No link is followed, no mount is entered, and whatever
-// is swapped meanwhile, nothing from outside the tree gets into the copy. It is no point in time: a file that vanishes
-// is skipped, and what is moved from one directory to another may be missing or there twice. But for that the copy is
-// whole or there is an error.
+// A tree belongs to a tenant, who may change it during the copy and may want to harm the node. The
+// copier follows no link, enters no mount, and opens no device, FIFO or socket. Nothing from
+// outside the tree gets into the copy, whatever the tenant swaps meanwhile. A copy of a tree is no
+// point in time:
+//   - An entry that vanishes is skipped. So is an entry whose type changes from or to a directory
+//     between the listing of its directory and its copy.
+//   - An entry that is moved within the tree may be missing, or may be in the copy twice.
 //
-// After an error, and that includes the end of the context, what is in the target is of no use: the caller discards
-// it. No goroutine and no open file is left.
+// All other entries are in the copy, or there is an error.
+//
+// After an error, which includes the end of the context, the target is incomplete and the caller
+// discards it. No goroutine and no descriptor is left.
 package copier
 
-import (
-	"errors"
-	"sync/atomic"
-	"time"
+import "errors"
+
+// MaxDepth is the number of directory levels below the top of a tree that Tree copies.
+const MaxDepth = 16384
+
+// The errors of Tree that a tenant can cause. The error names the entry.
+var (
+	// ErrLease: a process holds a lease on a file (fcntl F_SETLEASE) and does not give it up.
+	ErrLease = errors.New("a process holds a lease on the file and does not release it")
+	// ErrDepth: the tree has more than MaxDepth levels.
+	ErrDepth = errors.New("the directory tree is too deep")
+	// ErrMoved: directories were moved too often while the copy was in them.
+	ErrMoved = errors.New("directories are being moved while they are copied")
 )
 
 // How says how a copy was made.
 type How int
 
 const (
-	Cloned How = iota // the blocks are shared with the source
-	Copied            // at least some were written anew
+	Cloned How = iota // the copy shares all blocks with the source
+	Copied            // some blocks were written
 )
 
 func (h How) String() string {
@@ -31,32 +46,11 @@ func (h How) String() string {
 	return "copied"
 }
 
-// Errors that errors.Is finds in those of Tree and File.
-var (
-	// ErrLease: a process holds a lease on a file of the source and does not give it up.
-	ErrLease = errors.New("leased by another process")
-	// ErrDepth: the tree has too many levels.
-	ErrDepth = errors.New("directories nested too deeply")
-)
-
-// Options are how a copy is made. The zero value is fine.
+// Options control a copy. The zero value is valid.
 type Options struct {
-	// Progress, if it is not nil, is told how far the copy is.
+	// Progress receives the progress of the copy. It may be nil.
 	Progress *Progress
-	// Workers is the number of files of a tree that are copied at a time. 0 is one for each
+	// Workers is the number of entries of a tree that are copied at a time. 0 means one for each
 	// processor, up to 8.
 	Workers int
 }
-
-// Progress is how far a copy is. Its zero value is the start.
-type Progress struct{ bytes, held atomic.Int64 }
-
-// Bytes returns the bytes that are done: holes count, and a clone counts when it is made.
-func (p *Progress) Bytes() int64 { return p.bytes.Load() }
-
-// Held returns the bytes of the disk that the files of the copy take: shared blocks count in each,
-// holes do not.
-func (p *Progress) Held() int64 { return p.held.Load() }
-
-// Slowest returns the entry that has been in work for the longest time, and since when.
-func (p *Progress) Slowest() (entry string, since time.Time, ok bool) { return "", time.Time{}, false }

@@ -32,18 +32,20 @@ type filesystem struct {
 	name    string
 	size    int64 // of an image, in bytes
 	options string
-	clones  bool // it can share blocks
+	clones  bool     // it can share blocks
+	make    []string // arguments for mkfs
 }
 
 // Without noatime to look at a link would change it.
 var filesystems = []filesystem{
-	{"tmpfs", 0, "size=512m", false},
-	{"ext4", 512 << 20, "noatime", false},
-	{"xfs", 512 << 20, "noatime", true},
-	{"btrfs", 512 << 20, "noatime", true},
+	{name: "tmpfs", options: "size=512m"},
+	{name: "ext4", size: 512 << 20, options: "noatime", make: []string{"-N", "100000"}},
+	{name: "xfs", size: 512 << 20, options: "noatime", clones: true},
+	{name: "btrfs", size: 512 << 20, options: "noatime", clones: true},
 }
 
-// mount returns a directory on which a new filesystem is mounted. It skips the test where that can't be.
+// mount returns a directory on which a new filesystem is mounted. It skips the test where that
+// can't be.
 func (f filesystem) mount(t testing.TB) string {
 	t.Helper()
 	if noNamespace != nil {
@@ -63,7 +65,7 @@ func (f filesystem) mount(t testing.TB) string {
 
 // onDisk is f in a file.
 func (f filesystem) onDisk() testdisk.Filesystem {
-	return testdisk.Filesystem{Type: f.name, Size: f.size, Options: f.options}
+	return testdisk.Filesystem{Type: f.name, Size: f.size, Options: f.options, Make: f.make}
 }
 
 func run(t testing.TB, name string, args ...string) {
@@ -113,11 +115,17 @@ func (w way) set(c *content) {
 // copyTree copies a directory to a new one, and returns an error as Tree does.
 func copyTree(ctx context.Context, t testing.TB, src, dst string, w way) (How, error) {
 	t.Helper()
+	return copyTreeWith(ctx, t, src, dst, w, Options{Workers: 4})
+}
+
+// copyTreeWith is copyTree with options.
+func copyTreeWith(ctx context.Context, t testing.TB, src, dst string, w way, o Options) (How, error) {
+	t.Helper()
 	must(t, os.Mkdir(dst, 0o700))
 	from, to := open(t, src, os.O_RDONLY), open(t, dst, os.O_RDONLY)
 	defer from.Close()
 	defer to.Close()
-	tree := newTree(ctx, from, to, Options{Workers: 4})
+	tree := newTree(ctx, from, to, o)
 	w.set(&tree.content)
 	err := tree.copy()
 	if left := descriptors(t, dst); left != 1 {
@@ -143,10 +151,10 @@ func descriptors(t testing.TB, path string) (n int) {
 // describe returns all that a copy keeps, by path.
 func describe(t testing.TB, dir string) map[string]string {
 	t.Helper()
-	fd, err := unix.Open(dir, openDir|unix.O_NOATIME, 0)
+	fd, err := unix.Open(dir, openDir, 0)
 	must(t, err)
 	defer unix.Close(fd)
-	all, inodes := map[string]string{}, map[inode][]string{}
+	all, inodes := map[string]string{}, map[identity][]string{}
 	describeDir(t, fd, ".", all, inodes)
 	for _, names := range inodes {
 		slices.Sort(names)
@@ -157,20 +165,19 @@ func describe(t testing.TB, dir string) map[string]string {
 	return all
 }
 
-func describeDir(t testing.TB, dir int, path string, all map[string]string, inodes map[inode][]string) {
+func describeDir(t testing.TB, dir int, path string, all map[string]string, inodes map[identity][]string) {
 	t.Helper()
 	for _, name := range append(names(t, dir), ".") {
-		fd, err := openBelow(dir, name, openPath)
+		fd, err := openAt(dir, name, openPath)
 		must(t, err)
 		var st unix.Statx_t
 		must(t, statx(fd, &st))
 		at := path + "/" + name
 		all[at] = describeNode(t, fd, &st)
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			key := inode{st.Dev_major, st.Dev_minor, st.Ino, st.Btime}
-			inodes[key] = append(inodes[key], at)
+			inodes[identityOf(&st)] = append(inodes[identityOf(&st)], at)
 		} else if name != "." {
-			sub, err := openBelow(dir, name, openDir|unix.O_NOATIME)
+			sub, err := openAt(dir, name, openDir)
 			must(t, err)
 			describeDir(t, sub, at, all, inodes)
 			unix.Close(sub)
@@ -197,13 +204,14 @@ func describeNode(t testing.TB, fd int, st *unix.Statx_t) string {
 	t.Helper()
 	s := fmt.Sprintf("mode %o owner %d:%d dev %d:%d times %d.%09d %d.%09d", st.Mode, st.Uid, st.Gid, st.Rdev_major, st.Rdev_minor,
 		st.Atime.Sec, st.Atime.Nsec, st.Mtime.Sec, st.Mtime.Nsec)
-	list, err := xattr(func(to []byte) (int, error) { return unix.Listxattr(proc(fd), to) })
+	file := byPath(proc(fd))
+	list, err := xattr(file.list)
 	must(t, err)
 	attrs := strings.Split(string(list), "\x00")
 	slices.Sort(attrs)
 	for _, name := range attrs {
 		if name != "" {
-			value, err := xattr(func(to []byte) (int, error) { return unix.Getxattr(proc(fd), name, to) })
+			value, err := xattr(func(to []byte) (int, error) { return file.get(name, to) })
 			must(t, err)
 			s += fmt.Sprintf(" %s=%q", name, value)
 		}

@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// Clone returns errors.ErrUnsupported: see copier_linux.go.
+// Clone returns errors.ErrUnsupported.
 func Clone(src, dst *os.File) error { return errors.ErrUnsupported }
 
 // CloneWithin returns errors.ErrUnsupported.
@@ -17,12 +17,13 @@ func CloneWithin(ctx context.Context, src, dst *os.File) error { return errors.E
 // Held returns errors.ErrUnsupported.
 func Held(file *os.File) (int64, error) { return 0, errors.ErrUnsupported }
 
-// File returns errors.ErrUnsupported: no backend with images runs here yet.
+// File returns errors.ErrUnsupported: no backend with images runs on this platform yet.
 func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	return Copied, errors.ErrUnsupported
 }
 
-// Tree returns errors.ErrUnsupported: a copy without owners, links and attributes would be a silent loss.
+// Tree returns errors.ErrUnsupported: a copy without owners, links and attributes would lose data
+// silently.
 func Tree(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	return Copied, errors.ErrUnsupported
 }

@@ -14,24 +14,29 @@ import (
 )
 
 const (
-	chunk = 16 << 20  // what is copied between two looks at the context, in bytes
-	small = 128 << 10 // a file up to this size is read and written in one go: asking for its holes costs more
-	block = 4096      // the smallest hole that is kept by looking for zeros
+	// Bytes that are copied, and shared, between two checks of the context. A step is a multiple of
+	// the block size of any filesystem.
+	chunk = 16 << 20
+	step  = 256 << 20
+
+	// A file up to this size is read and written at once, as a search for holes costs more.
+	small = 128 << 10
+
+	// The smallest run of zeros that becomes a hole.
+	block = 4096
 )
 
-// Clone makes dst, an empty file, share all blocks of src: one FICLONE, a point in time, which can't be interrupted
-// and holds writers of src up. It is for who holds a freeze: nothing is made durable, dst.Sync is the caller's. Where
-// the filesystem can't, or not for these two files, the error is errors.ErrUnsupported.
+// Clone makes dst, an empty file, share all blocks of src by one FICLONE: a point in time, which
+// cannot be interrupted and blocks writers of src. It is meant for the holder of a freeze: nothing
+// is made durable, the caller calls dst.Sync. Where the filesystem cannot share the blocks of these
+// two files, the error is errors.ErrUnsupported.
 func Clone(src, dst *os.File) error {
 	defer runtime.KeepAlive(src)
 	defer runtime.KeepAlive(dst)
 	in, out := int(src.Fd()), int(dst.Fd())
-	if err := copyNoCow(in, out); err != nil {
-		return fmt.Errorf("clone %q: %w", src.Name(), err)
-	}
-	err := retry(func() error { return unix.IoctlFileClone(out, in) })
-	if err != nil && cannot(err) {
-		return fmt.Errorf("clone %q: %w: %w", src.Name(), errors.ErrUnsupported, err)
+	err := copyFlags(in, out)
+	if err == nil {
+		err = unsupported(retry(func() error { return unix.IoctlFileClone(out, in) }))
 	}
 	if err != nil {
 		return fmt.Errorf("clone %q: %w", src.Name(), err)
@@ -39,29 +44,18 @@ func Clone(src, dst *os.File) error {
 	return nil
 }
 
-// step is how much CloneWithin shares between two looks at the context, in bytes.
-const step = 256 << 20
-
-// CloneWithin is Clone piece by piece, so that it can end with ctx: it is a point in time only while nobody writes to
-// src. After an error dst is to be truncated before it is used.
+// CloneWithin is Clone in steps, so that it ends with ctx. It is a point in time only while no
+// process writes to src. After an error, dst is to be truncated before it is used.
 func CloneWithin(ctx context.Context, src, dst *os.File) error {
 	defer runtime.KeepAlive(src)
 	defer runtime.KeepAlive(dst)
 	in, out := int(src.Fd()), int(dst.Fd())
 	var from unix.Statx_t
-	err := errors.Join(statx(in, &from), copyNoCow(in, out))
+	err := errors.Join(statx(in, &from), copyFlags(in, out))
 	for at := int64(0); err == nil && at < int64(from.Size); at += step {
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("clone %q: %w", src.Name(), err)
+		if err = ctx.Err(); err == nil {
+			err = unsupported(cloneStep(in, out, at, int64(from.Size)))
 		}
-		r := unix.FileCloneRange{Src_fd: int64(in), Src_offset: uint64(at), Dest_offset: uint64(at)}
-		if rest := int64(from.Size) - at; rest > step {
-			r.Src_length = step // 0 is up to the end
-		}
-		err = retry(func() error { return unix.IoctlFileCloneRange(out, &r) })
-	}
-	if err != nil && cannot(err) {
-		err = fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	}
 	if err != nil {
 		return fmt.Errorf("clone %q: %w", src.Name(), err)
@@ -69,7 +63,25 @@ func CloneWithin(ctx context.Context, src, dst *os.File) error {
 	return nil
 }
 
-// Held returns how many bytes of the disk a file takes, as if it shared none of them.
+// cloneStep makes out share up to step bytes of in from an offset. The last step reaches to the end
+// of in, wherever that is by then.
+func cloneStep(in, out int, at, size int64) error {
+	r := unix.FileCloneRange{Src_fd: int64(in), Src_offset: uint64(at), Dest_offset: uint64(at)}
+	if size-at > step {
+		r.Src_length = step // 0 means up to the end
+	}
+	return retry(func() error { return unix.IoctlFileCloneRange(out, &r) })
+}
+
+// unsupported adds errors.ErrUnsupported to the error of a clone that the filesystem cannot make.
+func unsupported(err error) error {
+	if err != nil && cannot(err) {
+		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	return err
+}
+
+// Held returns the number of bytes that a file takes on the disk. Shared blocks count.
 func Held(file *os.File) (int64, error) {
 	defer runtime.KeepAlive(file)
 	var st unix.Statx_t
@@ -79,37 +91,37 @@ func Held(file *os.File) (int64, error) {
 	return int64(st.Blocks) * 512, nil
 }
 
-// File copies src, a regular file, to dst, which is a new and empty one: by Clone where that can be, else its data
-// without its holes. It copies what the size is at the start. dst is durable, its entry in the directory isn't. Who
-// syncs src first spares its writers a wait. errors.Is knows ENOSPC and EDQUOT. After an error dst is to be discarded.
+// image is the place of File in a Progress.
+type image string
+
+func (i image) path(string) string { return string(i) }
+
+// File copies src, a regular file, to dst, a new and empty one: by sharing its blocks where the
+// filesystem can, else the data without the holes. It copies as many bytes as src has at the start.
+// It is a point in time only while no process writes to src. dst is durable when File returns, its
+// entry in the directory is not. A caller that syncs src first spares the writers of src a wait.
+// errors.Is finds ENOSPC and EDQUOT. After an error dst is to be discarded.
 func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
-	defer runtime.KeepAlive(src) // or the collector may close it in the middle
+	defer runtime.KeepAlive(src) // else the garbage collector could close it during the copy
 	defer runtime.KeepAlive(dst)
-	in, out := int(src.Fd()), int(dst.Fd())
-	var from, to unix.Statx_t
-	err := errors.Join(statx(in, &from), statx(out, &to))
-	if err == nil && (from.Mode&unix.S_IFMT != unix.S_IFREG || to.Mode&unix.S_IFMT != unix.S_IFREG || to.Size != 0) {
-		err = fmt.Errorf("not from a regular file to an empty one: %w", unix.EINVAL)
-	}
+	var site worksite
+	defer o.Progress.enter(&site)()
+	site.at(image(src.Name()), "")
 	c := content{progress: o.Progress}
-	if err == nil {
-		err = c.copy(ctx, in, out, int64(from.Size))
-	}
-	if err == nil {
-		err = retry(func() error { return unix.Fsync(out) })
-	}
-	if err != nil {
+	if err := c.image(ctx, &site, int(src.Fd()), int(dst.Fd())); err != nil {
 		return Copied, fmt.Errorf("copy %q: %w", src.Name(), err)
 	}
+	o.Progress.addEntry()
 	return c.how(), nil
 }
 
-// content copies what is in files, and remembers what it has learned about the filesystem.
+// content copies the content of files, and remembers what the filesystem cannot do.
 type content struct {
-	progress *Progress
-	noClone  atomic.Bool // the filesystem can't
-	noRange  atomic.Bool
-	written  atomic.Bool // a file was copied
+	progress *Progress   // may be nil
+	noFlags  bool        // the target's filesystem has no flags to copy
+	noClone  atomic.Bool // it cannot share blocks with the source
+	noRange  atomic.Bool // it has no copy_file_range
+	written  atomic.Bool // data was copied
 }
 
 func (c *content) how() How {
@@ -119,44 +131,48 @@ func (c *content) how() How {
 	return Cloned
 }
 
-func (c *content) add(n int64) {
-	if c.progress != nil {
-		c.progress.bytes.Add(n)
-	}
-}
-
-// copy copies the content of in, size bytes, to out, which is empty.
-func (c *content) copy(ctx context.Context, in, out int, size int64) error {
-	if size == 0 {
-		return nil
-	}
-	if err := c.share(ctx, in, out, size); err != nil || c.progress == nil {
+// image copies a whole file, and makes it durable.
+func (c *content) image(ctx context.Context, site *worksite, in, out int) error {
+	var from, to unix.Statx_t
+	if err := errors.Join(statx(in, &from), statx(out, &to)); err != nil {
 		return err
 	}
-	var st unix.Statx_t
-	if err := statx(out, &st); err != nil {
+	if from.Mode&unix.S_IFMT != unix.S_IFREG || to.Mode&unix.S_IFMT != unix.S_IFREG || to.Size != 0 {
+		return fmt.Errorf("not from a regular file to an empty one: %w", unix.EINVAL)
+	}
+	if err := c.copy(ctx, site, in, out, int64(from.Size)); err != nil {
 		return err
 	}
-	c.progress.held.Add(int64(st.Blocks) * 512)
+	site.at(nil, "")
+	if err := retry(func() error { return unix.Fsync(out) }); err != nil {
+		return err
+	}
+	if err := statx(out, &to); err != nil {
+		return err
+	}
+	c.progress.addHeld(int64(to.Blocks) * 512)
 	return nil
 }
 
-// share makes out hold what in does, by sharing blocks where that can be.
-func (c *content) share(ctx context.Context, in, out int, size int64) error {
-	cloned, err := c.clone(in, out)
+// copy copies size bytes of in to out, which is empty, at a site.
+func (c *content) copy(ctx context.Context, site *worksite, in, out int, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	f := transfer{c, site, in, out, size}
+	cloned, err := f.clone(ctx)
 	if err != nil {
 		return fmt.Errorf("clone: %w", err)
 	}
 	if cloned {
-		c.add(size)
 		return nil
 	}
 	c.written.Store(true)
-	end, err := c.extents(ctx, in, out, size)
+	end, err := f.extents(ctx)
 	if err != nil {
 		return err
 	}
-	if end < size { // it has shrunk
+	if end < size { // the source has shrunk
 		if err := unix.Ftruncate(out, end); err != nil {
 			return fmt.Errorf("truncate: %w", err)
 		}
@@ -164,39 +180,94 @@ func (c *content) share(ctx context.Context, in, out int, size int64) error {
 	return nil
 }
 
-// clone tries to share the blocks.
-func (c *content) clone(in, out int) (cloned bool, err error) {
-	if c.noClone.Load() {
+// copyFlags is the function of this name, without a system call where there are no flags.
+func (c *content) copyFlags(in, out int) error {
+	if c.noFlags {
+		return nil
+	}
+	return copyFlags(in, out)
+}
+
+// transfer is the copy of the content of one file.
+type transfer struct {
+	*content
+	site    *worksite
+	in, out int
+	size    int64 // bytes to copy: in may grow or shrink
+}
+
+// done notes that n more bytes are done.
+func (f *transfer) done(n int64) {
+	f.progress.addBytes(n)
+	f.site.moved()
+}
+
+// clone tries to share the blocks. Where it cannot, out is empty again.
+func (f *transfer) clone(ctx context.Context) (cloned bool, err error) {
+	if f.noClone.Load() {
 		return false, nil
 	}
-	if err := copyNoCow(in, out); err != nil {
+	if err := f.copyFlags(f.in, f.out); err != nil {
 		return false, err
 	}
-	err = retry(func() error { return unix.IoctlFileClone(out, in) })
+	if f.size > step {
+		err = f.cloneSteps(ctx)
+	} else if err = retry(func() error { return unix.IoctlFileClone(f.out, f.in) }); err == nil {
+		f.done(f.size)
+	}
 	if err == nil || !cannot(err) {
 		return err == nil, err
 	}
-	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ETXTBSY) { // these are about the one file
-		c.noClone.Store(true)
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ETXTBSY) { // which concern the one file
+		f.noClone.Store(true)
 	}
-	return false, nil
+	return false, unix.Ftruncate(f.out, 0)
 }
 
-// extents copies the data of in, and leaves holes where it has holes. It returns where in ends, size at most.
-func (c *content) extents(ctx context.Context, in, out int, size int64) (end int64, err error) {
-	if size <= small {
-		return c.read(ctx, in, out, 0, size, size)
+// cloneSteps shares the blocks in steps, so that it can be interrupted, without those steps that
+// are holes: a file of one byte may be 8 EiB long. EINVAL: in has shrunk.
+func (f *transfer) cloneSteps(ctx context.Context) error {
+	done := int64(0)
+	for done < f.size {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		data, _, err := nextData(f.in, done, f.size)
+		if err != nil {
+			return err
+		}
+		if data == f.size { // the rest is a hole
+			f.done(f.size - done)
+			return unix.Ftruncate(f.out, f.size)
+		}
+		at := max(done, data-data%step)
+		if err := cloneStep(f.in, f.out, at, f.size); err != nil {
+			f.done(-done) // they come again
+			return err
+		}
+		end := at + min(step, f.size-at)
+		f.done(end - done)
+		done = end
 	}
-	if err := unix.Ftruncate(out, size); err != nil {
+	return nil
+}
+
+// extents copies the data of in, and leaves holes where it has holes. It returns the end of in, at
+// most f.size.
+func (f *transfer) extents(ctx context.Context) (end int64, err error) {
+	if f.size <= small {
+		return f.read(ctx, 0, f.size)
+	}
+	if err := unix.Ftruncate(f.out, f.size); err != nil {
 		return 0, fmt.Errorf("truncate: %w", err)
 	}
-	for at := int64(0); at < size; {
-		data, hole, err := nextData(in, at, size)
+	for at := int64(0); at < f.size; {
+		data, hole, err := nextData(f.in, at, f.size)
 		if err != nil {
 			return 0, fmt.Errorf("look for data: %w", err)
 		}
-		c.add(data - at)
-		if at, err = c.span(ctx, in, out, data, hole, size); err != nil {
+		f.done(data - at)
+		if at, err = f.span(ctx, data, hole); err != nil {
 			return 0, err
 		}
 		if at < hole {
@@ -204,71 +275,76 @@ func (c *content) extents(ctx context.Context, in, out int, size int64) (end int
 		}
 	}
 	var now unix.Statx_t
-	err = statx(in, &now)
-	return min(size, int64(now.Size)), err
+	err = statx(f.in, &now)
+	return min(f.size, int64(now.Size)), err
 }
 
-// nextData returns the first extent of data of fd at or after at, both ends size at most.
+// nextData returns the first extent of data of a file at or after an offset. Both ends are at most
+// size; data is size if there is none.
 func nextData(fd int, at, size int64) (data, hole int64, err error) {
 	data, err = unix.Seek(fd, at, unix.SEEK_DATA)
 	switch {
 	case errors.Is(err, unix.ENXIO): // a hole up to the end
 		return size, size, nil
-	case errors.Is(err, unix.EINVAL): // the filesystem can't tell
+	case errors.Is(err, unix.EINVAL): // the filesystem cannot tell
 		return at, size, nil
 	case err != nil:
 		return 0, 0, err
 	}
 	hole, err = unix.Seek(fd, data, unix.SEEK_HOLE)
-	if errors.Is(err, unix.ENXIO) { // it has shrunk
+	if errors.Is(err, unix.ENXIO) { // the file has shrunk
 		return size, size, nil
 	}
 	return min(data, size), min(hole, size), err
 }
 
-// span copies what is from at to hole, and returns where it stopped: before hole if the file has shrunk.
-func (c *content) span(ctx context.Context, in, out int, at, hole, size int64) (int64, error) {
-	for at < hole && !c.noRange.Load() {
+// span copies the bytes from at to hole, and returns where it stopped: before hole if in has
+// shrunk.
+func (f *transfer) span(ctx context.Context, at, hole int64) (int64, error) {
+	for at < hole && !f.noRange.Load() {
 		if err := ctx.Err(); err != nil {
 			return at, err
 		}
 		r, w := at, at
-		n, err := unix.CopyFileRange(in, &r, out, &w, int(min(chunk, hole-at)), 0)
+		n, err := unix.CopyFileRange(f.in, &r, f.out, &w, int(min(chunk, hole-at)), 0)
 		switch {
 		case err != nil && cannot(err):
-			c.noRange.Store(true)
+			f.noRange.Store(true)
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return at, fmt.Errorf("copy at %d: %w", at, err)
-		case n == 0: // the end; some filesystems say so of what they can't do
-			return c.read(ctx, in, out, at, hole, size)
+		case n == 0: // the end of in; some filesystems return it where they cannot copy
+			return f.read(ctx, at, hole)
 		default:
-			flush(out, at, int64(n))
-			c.add(int64(n))
+			if err := flush(f.out, at, int64(n)); err != nil {
+				return at, err
+			}
+			f.done(int64(n))
 			at += int64(n)
 		}
 	}
 	if at == hole {
 		return at, nil
 	}
-	return c.read(ctx, in, out, at, hole, size)
+	return f.read(ctx, at, hole)
 }
 
-// buffers are what read reads into.
+// buffers are the buffers of read.
 var buffers = sync.Pool{New: func() any { return new([small]byte) }}
 
 var zeros [block]byte
 
-// read copies what is from at to hole by reading and writing, without blocks of zeros. It returns where it stopped.
-func (c *content) read(ctx context.Context, in, out int, at, hole, size int64) (int64, error) {
+// read copies the bytes from at to hole by reading and writing, without blocks of zeros. It returns
+// where it stopped.
+func (f *transfer) read(ctx context.Context, at, hole int64) (int64, error) {
 	buffer := buffers.Get().(*[small]byte)
 	defer buffers.Put(buffer)
-	end := at // of what is written
+	end := at // of the bytes that are written
 	for at < hole {
 		if err := ctx.Err(); err != nil {
 			return at, err
 		}
-		n, err := unix.Pread(in, buffer[:min(small, hole-at)], at)
+		n, err := unix.Pread(f.in, buffer[:min(small, hole-at)], at)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -278,38 +354,38 @@ func (c *content) read(ctx context.Context, in, out int, at, hole, size int64) (
 		if n == 0 {
 			break
 		}
-		if end, err = writeSparse(out, buffer[:n], at, end); err != nil {
+		if end, err = writeSparse(f.out, buffer[:n], at, end); err != nil {
 			return at, fmt.Errorf("write at %d: %w", at, err)
 		}
-		c.add(int64(n))
+		f.done(int64(n))
 		at += int64(n)
 	}
-	if size <= small && end < at { // a larger file has its size
-		if err := unix.Ftruncate(out, at); err != nil {
+	if f.size <= small && end < at { // a larger file has its size already
+		if err := unix.Ftruncate(f.out, at); err != nil {
 			return at, fmt.Errorf("truncate: %w", err)
 		}
 	}
 	return at, nil
 }
 
-// writeSparse writes what is at an offset of the file, but for its blocks of zeros. It returns where the last byte
-// that was written ends, or end if none was.
-func writeSparse(fd int, what []byte, at, end int64) (int64, error) {
+// writeSparse writes data at an offset of a file, without its blocks of zeros. It returns the end
+// of the last byte that it wrote, or end if it wrote none.
+func writeSparse(fd int, data []byte, at, end int64) (int64, error) {
 	isZero := func(from int) bool {
-		part := what[from:min(from+block, len(what))]
+		part := data[from:min(from+block, len(data))]
 		return bytes.Equal(part, zeros[:len(part)])
 	}
-	for from := 0; from < len(what); {
+	for from := 0; from < len(data); {
 		to := from
-		for to < len(what) && !isZero(to) {
-			to = min(to+block, len(what))
+		for to < len(data) && !isZero(to) {
+			to = min(to+block, len(data))
 		}
 		if to == from {
 			from += block
 			continue
 		}
 		for from < to {
-			n, err := unix.Pwrite(fd, what[from:to], at+int64(from))
+			n, err := unix.Pwrite(fd, data[from:to], at+int64(from))
 			if err != nil && !errors.Is(err, unix.EINTR) {
 				return end, err
 			}
@@ -320,20 +396,26 @@ func writeSparse(fd int, what []byte, at, end int64) (int64, error) {
 	return end, nil
 }
 
-// flush starts to write a chunk out, and waits for the one before. Else gigabytes would be dirty at the end, and
-// whoever on the node calls fsync then would wait for all of them. An error is left to fsync, which tells it again.
-func flush(fd int, at, n int64) {
+// flush starts to write a chunk to the disk, and waits for the chunk before it. Else gigabytes
+// would be dirty at the end, and each fsync on the node would wait for them. A wait returns the
+// error of an earlier write, and fsync does not return it again.
+func flush(out int, at, n int64) error {
 	if n < chunk {
-		return
+		return nil
 	}
-	unix.SyncFileRange(fd, at, n, unix.SYNC_FILE_RANGE_WRITE)
-	if at >= chunk {
+	err := retry(func() error { return unix.SyncFileRange(out, at, n, unix.SYNC_FILE_RANGE_WRITE) })
+	if err == nil && at >= chunk {
 		const wait = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-		unix.SyncFileRange(fd, at-chunk, chunk, wait)
+		err = retry(func() error { return unix.SyncFileRange(out, at-chunk, chunk, wait) })
 	}
+	if err != nil && !cannot(err) {
+		return fmt.Errorf("write to the disk at %d: %w", at, err)
+	}
+	return nil
 }
 
-// cannot tells whether the error of a call says that the filesystem, the kernel or these two files don't have it.
+// cannot reports whether the error of a call means that the kernel, the filesystem or these two
+// files do not support it.
 func cannot(err error) bool {
 	for _, e := range []unix.Errno{unix.EOPNOTSUPP, unix.EXDEV, unix.EINVAL, unix.ENOSYS, unix.ENOTTY, unix.ETXTBSY} {
 		if errors.Is(err, e) {
@@ -341,45 +423,4 @@ func cannot(err error) bool {
 		}
 	}
 	return false
-}
-
-// retry calls what again while a signal interrupts it: the Go runtime sends itself some.
-func retry(what func() error) error {
-	for {
-		if err := what(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
-func statx(fd int, st *unix.Statx_t) error {
-	return unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS|unix.STATX_BTIME, st)
-}
-
-const (
-	getFlags = unix.FS_IOC_GETFLAGS
-	setFlags = unix.FS_IOC_SETFLAGS
-	noCow    = 0x00800000 // FS_NOCOW_FL
-)
-
-// copyNoCow gives out, a file or directory of btrfs without content, the flag C if in has it, and takes it if in
-// hasn't: files of which one has it can't share blocks. Other filesystems have no such flag.
-func copyNoCow(in, out int) error {
-	var fs unix.Statfs_t
-	if err := retry(func() error { return unix.Fstatfs(out, &fs) }); err != nil || fs.Type != unix.BTRFS_SUPER_MAGIC {
-		return err
-	}
-	from, err := unix.IoctlGetUint32(in, getFlags)
-	if err != nil { // another filesystem without flags
-		return nil
-	}
-	to, err := unix.IoctlGetUint32(out, getFlags)
-	if err != nil || (from^to)&noCow == 0 {
-		return err
-	}
-	err = unix.IoctlSetPointerInt(out, setFlags, int(to^noCow))
-	if err != nil && cannot(err) { // it is compressed, say; then the blocks are copied
-		return nil
-	}
-	return err
 }

@@ -1,14 +1,20 @@
 package copier
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // writeParts writes a file of a size with data at some places, and returns it open.
@@ -49,12 +55,12 @@ func TestFileIsTheSame(t *testing.T) {
 					must(t, os.Mkdir(sub, 0o700))
 					src := writeParts(t, filepath.Join(sub, "src"), image.size, image.parts)
 					dst := open(t, filepath.Join(sub, "dst"), os.O_RDWR|os.O_CREATE)
-					done := &Progress{}
-					c := content{progress: done}
+					var p Progress
+					c := content{progress: &p}
 					w.set(&c)
-					must(t, c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), image.size))
-					if done.Bytes() != image.size {
-						t.Errorf("%d bytes are counted, want %d", done.Bytes(), image.size)
+					must(t, c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), image.size))
+					if p.Bytes() != image.size {
+						t.Errorf("%d bytes are counted, want %d", p.Bytes(), image.size)
 					}
 					sameContent(t, dst.Name(), src.Name())
 					want := Copied
@@ -120,9 +126,9 @@ func TestFileSharesItsBlocks(t *testing.T) {
 
 func setNoCow(t *testing.T, f *os.File) {
 	t.Helper()
-	flags, err := unix.IoctlGetUint32(int(f.Fd()), getFlags)
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
 	must(t, err)
-	must(t, unix.IoctlSetPointerInt(int(f.Fd()), setFlags, int(flags|noCow)))
+	must(t, unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|noCow)))
 }
 
 // shared tells whether every extent of a file is shared.
@@ -179,6 +185,95 @@ func TestCloneOrUnsupported(t *testing.T) {
 	})
 }
 
+// TestLargeFilesAreSharedInSteps: a file of a tree is shared step by step, so that its copy ends
+// with the context. A step without data takes no time: a file may be 8 EiB long.
+func TestLargeFilesAreSharedInSteps(t *testing.T) {
+	for _, f := range filesystems {
+		if !f.clones {
+			continue
+		}
+		dir := f.mount(t)
+		for name, size := range map[string]int64{
+			"up to a step": 2 * step, "data at the end": 2*step + 4321, "a hole at the end": 5 * step, "the longest": math.MaxInt64,
+		} {
+			t.Run(f.name+"/"+name, func(t *testing.T) {
+				src := writeParts(t, dir+"/"+name, size, map[int64]int{0: 10_000, step - 5000: 10_000, 2*step - 5000: 5000})
+				if name == "data at the end" {
+					_, err := src.WriteAt(pattern(4321, 9), 2*step)
+					must(t, err)
+				}
+				dst := open(t, dir+"/"+name+".copy", os.O_RDWR|os.O_CREATE)
+				var p Progress
+				c := content{progress: &p}
+				must(t, c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), size))
+				if c.how() != Cloned || !shared(t, dst) || p.Bytes() != size {
+					t.Errorf("%v, %d bytes", c.how(), p.Bytes())
+				}
+				info, err := dst.Stat()
+				must(t, err)
+				if info.Size() != size {
+					t.Errorf("the copy has %d bytes, want %d", info.Size(), size)
+				}
+				sameParts(t, dst, src)
+				must(t, dst.Truncate(0))
+				ctx := &countdown{Context: context.Background()}
+				ctx.n.Store(1)
+				if err := c.copy(ctx, &worksite{}, int(src.Fd()), int(dst.Fd()), size); !errors.Is(err, context.Canceled) {
+					t.Errorf("after one step: %v, want the end of the context", err)
+				}
+			})
+		}
+	}
+}
+
+// sameParts makes sure that the data of two files is the same, and at the same offsets.
+func sameParts(t *testing.T, got, want *os.File) {
+	t.Helper()
+	for at := int64(0); ; {
+		data, err := want.Seek(at, unix.SEEK_DATA)
+		other, err2 := got.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) && errors.Is(err2, unix.ENXIO) {
+			return
+		}
+		if must(t, errors.Join(err, err2)); data != other {
+			t.Fatalf("data is at %d, want %d", other, data)
+		}
+		hole, err := want.Seek(data, unix.SEEK_HOLE)
+		must(t, err)
+		a, b := make([]byte, hole-data), make([]byte, hole-data)
+		_, err = want.ReadAt(a, data)
+		_, err2 = got.ReadAt(b, data)
+		if must(t, errors.Join(err, err2)); !bytes.Equal(a, b) {
+			t.Errorf("other data from %d to %d", data, hole)
+		}
+		at = hole
+	}
+}
+
+// TestLargeFileThatShrinks: a step that is not there any more ends the sharing, not the copy.
+func TestLargeFileThatShrinks(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, f filesystem) {
+		src := writeParts(t, dir+"/src", step+5000, map[int64]int{0: 10_000, step: 5000})
+		dst := open(t, dir+"/dst", os.O_RDWR|os.O_CREATE)
+		var p Progress
+		c := content{progress: &p}
+		if f.clones {
+			f := transfer{&c, &worksite{}, int(src.Fd()), int(dst.Fd()), 3 * step}
+			cloned, err := f.clone(context.Background())
+			if info, _ := dst.Stat(); cloned || err != nil || info.Size() != 0 {
+				t.Fatalf("clone = %v, %v, and leaves %d bytes", cloned, err, info.Size())
+			}
+		}
+		must(t, c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), 3*step))
+		info, err := dst.Stat()
+		must(t, err)
+		if info.Size() != step+5000 {
+			t.Errorf("the copy has %d bytes, want %d", info.Size(), step+5000)
+		}
+		sameParts(t, dst, src)
+	})
+}
+
 func TestFileToAnotherFilesystem(t *testing.T) {
 	src := writeParts(t, filepath.Join(filesystems[0].mount(t), "src"), 40<<20, map[int64]int{20 << 20: 18 << 20})
 	for _, f := range filesystems[1:] {
@@ -217,7 +312,7 @@ func TestFileThatShrinks(t *testing.T) {
 				dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
 				var c content
 				w.set(&c)
-				must(t, c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), size))
+				must(t, c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), size))
 				sameContent(t, dst.Name(), src.Name())
 			})
 		}
@@ -231,14 +326,14 @@ func TestFileIsCancelled(t *testing.T) {
 			src := writeParts(t, filepath.Join(dir, "src"), 64<<20, map[int64]int{0: 64 << 20})
 			dst := open(t, filepath.Join(dir, "dst"), os.O_RDWR|os.O_CREATE)
 			ctx, cancel := context.WithCancel(context.Background())
-			c := content{progress: &Progress{}}
+			c := content{progress: new(Progress)}
 			w.set(&c)
 			go func() {
 				for c.progress.Bytes() == 0 {
 				}
 				cancel()
 			}()
-			err := c.copy(ctx, int(src.Fd()), int(dst.Fd()), 64<<20)
+			err := c.copy(ctx, &worksite{}, int(src.Fd()), int(dst.Fd()), 64<<20)
 			if err != nil && !errors.Is(err, context.Canceled) {
 				t.Errorf("copy = %v", err)
 			}
@@ -257,9 +352,65 @@ func TestFileOnAFullDisk(t *testing.T) {
 			dst := open(t, filepath.Join(small.mount(t), "dst"), os.O_RDWR|os.O_CREATE)
 			var c content
 			w.set(&c)
-			if err := c.copy(context.Background(), int(src.Fd()), int(dst.Fd()), 8<<20); !errors.Is(err, unix.ENOSPC) {
+			if err := c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), 8<<20); !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("copy = %v, want ENOSPC", err)
 			}
 		})
+	}
+}
+
+// TestLargeFileMakesProgress: a file that takes long is no file that hangs.
+func TestLargeFileMakesProgress(t *testing.T) {
+	everywhere(t, func(t *testing.T, dir string, _ filesystem) {
+		src := writeParts(t, dir+"/src", 40<<20, map[int64]int{0: 40 << 20})
+		for _, w := range ways {
+			dst := open(t, dir+"/dst", os.O_RDWR|os.O_CREATE|os.O_TRUNC)
+			c := content{progress: &Progress{}}
+			w.set(&c)
+			var site worksite
+			site.at(image("src"), "")
+			long := time.Now().Add(-time.Hour)
+			site.since = long
+			must(t, c.copy(context.Background(), &site, int(src.Fd()), int(dst.Fd()), 40<<20))
+			if site.since.Equal(long) {
+				t.Errorf("%s: no progress is noted", w.name)
+			}
+		}
+	})
+}
+
+// TestFlushReturnsTheErrorOfAWrite: the disk below the filesystem has room for less than a chunk.
+// The filesystem does not know that, so only the write to the disk fails.
+func TestFlushReturnsTheErrorOfAWrite(t *testing.T) {
+	fs := testdisk.Filesystem{Type: "ext4"}
+	fs.Need(t)
+	below, on := t.TempDir(), t.TempDir()
+	if err := unix.Mount("tmpfs", below, "tmpfs", 0, "size=12m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(below, unix.MNT_DETACH) })
+	image := filepath.Join(below, "disk")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 256<<20)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("mkfs.ext4", "-q", "-O", "^has_journal", image).CombinedOutput()
+	if err != nil {
+		t.Fatalf("mkfs.ext4: %v: %s", err, out)
+	}
+	fs.Attach(t, image, on)
+	f, err := os.Create(filepath.Join(on, "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	data := bytes.Repeat([]byte("data"), chunk/4)
+	for at := int64(0); at < 4*chunk && err == nil; at += chunk {
+		if _, err := f.WriteAt(data, at); err != nil {
+			t.Fatal(err)
+		}
+		err = flush(int(f.Fd()), at, chunk)
+	}
+	if err == nil {
+		t.Errorf("flush hid that the disk is full; fsync returns %v", f.Sync())
 	}
 }

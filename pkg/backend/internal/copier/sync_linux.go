@@ -3,70 +3,86 @@ package copier
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-// fewFiles is up to how many files and directories are made durable one by one. For more one syncfs is faster, though
-// it waits for what others have written.
+// fewFiles is the number of files and directories up to which each is synced by itself. For more
+// one syncfs is faster, although it waits for the data of other processes.
 const fewFiles = 16
 
-// made remembers what is to be made durable.
+// made remembers the files and directories that have to be made durable, as long as they are few.
 type made struct {
+	all   atomic.Bool // sync the filesystem
 	mu    sync.Mutex
-	files []entryOf // fewFiles and one more at most
-	nodes bool      // there is something that can't be opened for fsync
+	files []madeFile
 }
 
-// entryOf is a file in a directory of the target, or the directory itself where name is "".
-type entryOf struct {
+type madeFile struct {
+	fd   int
 	dir  *dir
-	name string
+	name string // in dir; "" for dir itself
 }
 
-func (m *made) add(d *dir, name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.files) <= fewFiles {
-		m.files = append(m.files, entryOf{d, name})
+// add remembers an open file of the target, or the directory d if name is "".
+func (m *made) add(fd int, d *dir, name string) error {
+	if m.all.Load() {
+		return nil
 	}
-}
-
-func (m *made) special() {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.nodes = true
+	m.files = append(m.files, madeFile{own, d, name})
+	if len(m.files) > fewFiles || m.all.Load() {
+		m.drop()
+	}
+	return nil
 }
 
-// sync makes the target durable. It runs when everything is in its place.
+// node says that the copy has an entry that cannot be opened to be synced.
+func (m *made) node() {
+	if m.all.Load() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.drop()
+}
+
+// drop gives up remembering files. m.mu is held.
+func (m *made) drop() {
+	m.all.Store(true)
+	for _, f := range m.files {
+		unix.Close(f.fd)
+	}
+	m.files = nil
+}
+
+func (m *made) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.drop()
+}
+
+// sync makes the target durable.
 func (t *tree) sync() error {
-	if t.made.nodes || len(t.made.files) > fewFiles {
-		return t.syncAll()
+	if t.made.all.Load() {
+		if err := retry(func() error { return unix.Syncfs(t.dst) }); err != nil {
+			return fmt.Errorf("sync the filesystem of the copy: %w", err)
+		}
+		return nil
 	}
 	for _, f := range t.made.files {
 		if err := t.ctx.Err(); err != nil {
 			return err
 		}
-		names := f.dir.names()
-		if f.name != "" {
-			names = append(names, f.name)
-		}
-		fd, err := openSteps(t.dst, names, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOATIME)
-		if err != nil { // its mode is such that even its owner can't read it
-			return t.syncAll()
-		}
-		err = retry(func() error { return unix.Fsync(fd) })
-		unix.Close(fd)
-		if err != nil {
+		if err := retry(func() error { return unix.Fsync(f.fd) }); err != nil {
 			return f.dir.wrong("sync", f.name, err)
 		}
-	}
-	return nil
-}
-
-func (t *tree) syncAll() error {
-	if err := retry(func() error { return unix.Syncfs(t.dst) }); err != nil {
-		return fmt.Errorf("sync the filesystem of the copy: %w", err)
 	}
 	return nil
 }
