@@ -454,6 +454,9 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if _, err := s.data(v); err != nil {
 		return mounter.Mount{}, fmt.Errorf("the data of volume %s can't be mounted: %w", v.ID, err)
 	}
+	if v.Kind == image {
+		m.Tenant = s.namespaceOf(v)
+	}
 	return m, nil
 }
 

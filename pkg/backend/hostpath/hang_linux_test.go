@@ -1,0 +1,263 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/fair"
+	"github.com/causeway-csi/causeway/internal/hang"
+	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// xfs is a root on which a write that hangs keeps readers of the file out.
+var xfs = testdisk.Filesystem{Type: "xfs", Reflinks: true}
+
+// withFile makes a volume of a namespace, with a file of 4 KiB, and returns the path of the file.
+func (w *world) withFile(b *Backend, name, namespace string) (backend.Volume, string) {
+	w.Helper()
+	v, err := b.Create(context.Background(), backend.CreateOptions{Name: name, Required: mib, Namespace: namespace})
+	if err != nil {
+		w.Fatal(err)
+	}
+	file := w.path(volumesDir, v.ID, dataDir, "held")
+	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	return v, file
+}
+
+// reasons returns the reasons of a volume's conditions, and their messages.
+func (w *world) reasons(b *Backend, id string) (reasons []string, messages string) {
+	w.Helper()
+	conditions, err := b.Health(context.Background(), id)
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, c := range conditions {
+		reasons = append(reasons, c.Reason)
+		messages += c.Message
+	}
+	return reasons, messages
+}
+
+// TestACopyThatHangsIsGivenUp: a process of a pod holds the lock of a file for as long as it likes.
+func TestACopyThatHangsIsGivenUp(t *testing.T) {
+	ctx := context.Background()
+	w := newRoot(t, xfs)
+	b := w.open()
+	b.exec.limit = 2 * time.Second
+	v, file := w.withFile(b, "hostile", "")
+	good, _ := w.withFile(b, "good", "")
+	p := hang.Write(t, file)
+
+	_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
+	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), `"held"`) {
+		t.Fatalf("Snapshot = %v, want ErrPrecondition and the name of the file", err)
+	}
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "m", Source: v.ID}); !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "still hangs") {
+		t.Errorf("the next Snapshot = %v, want that the first still hangs", err)
+	}
+	if reasons, messages := w.reasons(b, v.ID); fmt.Sprint(reasons) != "[CopyStalled]" || !strings.Contains(messages, `"held"`) {
+		t.Errorf("the health is %v: %s", reasons, messages)
+	}
+	if n := b.troubles.hanging(); n != 1 {
+		t.Errorf("%d copies hang, want 1", n)
+	}
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "of the good one", Source: good.ID}); err != nil {
+		t.Errorf("another volume: %v", err)
+	}
+
+	p.Release()
+	w.eventually("healthy", func() bool {
+		reasons, _ := w.reasons(b, v.ID)
+		return len(reasons) == 0
+	})
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "later", Source: v.ID}); err != nil {
+		t.Errorf("after the write: %v", err)
+	}
+	w.emptied()
+}
+
+// TestARemovalThatHangsStopsNoOther: the kernel locks a file to remove it.
+func TestARemovalThatHangsStopsNoOther(t *testing.T) {
+	ctx := context.Background()
+	w := newRoot(t, xfs)
+	b := w.open()
+	b.exec.limit = 2 * time.Second
+	v, file := w.withFile(b, "hostile", "")
+	p := hang.Write(t, file)
+	if err := b.Delete(ctx, v.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	if names := w.names(trashDir); len(names) != 1 {
+		t.Fatalf("the trash holds %v", names)
+	}
+	hostile := w.names(trashDir)[0]
+	for i := range 3 {
+		good, _ := w.withFile(b, fmt.Sprint("good", i), "")
+		if err := b.Delete(ctx, good.ID, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.eventually("the others are gone", func() bool { return fmt.Sprint(w.names(trashDir)) == "["+hostile+"]" })
+	p.Release()
+	w.emptied()
+}
+
+// TestATenantWhoseCopiesHangLeavesSlots: here the copies that hang are not given up yet.
+func TestATenantWhoseCopiesHangLeavesSlots(t *testing.T) {
+	ctx := context.Background()
+	w := newRoot(t, xfs)
+	b := w.open()
+	var processes []*hang.Process
+	ended := make(chan error)
+	const hostile = 4
+	for i := range hostile {
+		v, file := w.withFile(b, fmt.Sprint("hostile", i), "a")
+		processes = append(processes, hang.Write(t, file))
+		go func() {
+			_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: fmt.Sprint("hostile", i), Source: v.ID, Namespace: "a"})
+			ended <- err
+		}()
+	}
+	w.eventually("two hold slots, two wait", func() bool {
+		running := 0
+		entries := b.slots.copies.Entries()
+		for _, e := range entries {
+			if e.Running {
+				running++
+			}
+		}
+		return len(entries) == hostile && running == 2
+	})
+	metrics := map[string]float64{}
+	for _, m := range b.Metrics() {
+		if m.Labels["resource"] == "copy" && m.Labels["kind"] == kindSnapshot {
+			metrics[m.Name] = m.Value
+		}
+	}
+	if metrics["slots_used"] != 2 || metrics["slot_waiters"] != 2 {
+		t.Errorf("the metrics are %v, want 2 used and 2 waiters", metrics)
+	}
+	good, _ := w.withFile(b, "good", "b")
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "good", Source: good.ID, Namespace: "b"}); err != nil {
+		t.Errorf("another tenant: %v", err)
+	}
+	for _, p := range processes {
+		p.Release()
+	}
+	for range hostile {
+		if err := <-ended; err != nil {
+			t.Errorf("after the write: %v", err)
+		}
+	}
+}
+
+// TestTheNamespaceOfAVolumeIsKept: a mount's filesystem check counts for the tenant.
+func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
+	everywhere(t, func(w *world, _ testdisk.Filesystem) {
+		b := w.open()
+		ctx := context.Background()
+		o := imageOptions("v", map[string]string{"kind": "image"}, nil)
+		o.Namespace = "team-a"
+		v, err := b.Create(ctx, o)
+		if err != nil {
+			w.Fatal(err)
+		}
+		b = w.restart(b)
+		m, err := b.Mount(ctx, v.ID, backend.Access{})
+		if err != nil {
+			w.Fatal(err)
+		}
+		if m.Tenant != "team-a" {
+			w.Errorf("the tenant is %q", m.Tenant)
+		}
+	})
+}
+
+// TestTroublesAreForgotten: the reason for a failure may be gone after some minutes; a helper that
+// hangs is told for as long as it hangs.
+func TestTroublesAreForgotten(t *testing.T) {
+	var all troubles
+	gone := make(chan struct{})
+	all.failed("failed", "a lease")
+	all.hang("hangs", "a lock", gone)
+	all.failed("hangs", "a lease") // must not hide the helper
+	for source, want := range map[string]string{"failed": "CopyFailed", "hangs": "CopyStalled"} {
+		if c := all.conditions(source); len(c) != 1 || c[0].Reason != want {
+			t.Errorf("%s: %v, want %s", source, c, want)
+		}
+	}
+	if err := all.check("failed"); err != nil {
+		t.Errorf("a copy that failed forbids the next one: %v", err)
+	}
+	if err := all.check("hangs"); !errors.Is(err, backend.ErrPrecondition) {
+		t.Errorf("a copy beside a helper that hangs: %v", err)
+	}
+	all.mu.Lock()
+	for id, old := range all.bySource {
+		old.since = old.since.Add(-2 * remembered)
+		all.bySource[id] = old
+	}
+	all.mu.Unlock()
+	if c := all.conditions("failed"); c != nil {
+		t.Errorf("an old failure is still told: %v", c)
+	}
+	all.failed("another", "")
+	if len(all.bySource) != 2 {
+		t.Errorf("kept: %v", all.bySource)
+	}
+	close(gone)
+	for all.hanging() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if c := all.conditions("hangs"); c != nil {
+		t.Errorf("a helper that has ended is still told: %v", c)
+	}
+}
+
+// TestNoTenantAndNoKindHoldsAllSlots: for each resource of a node.
+func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
+	s := newSlots()
+	for name, slots := range map[string]*fair.Slots{"copies": s.copies, "cuts": s.cuts, "formats": s.formats} {
+		for by, claim := range map[string]func(i int) fair.Claim{
+			"tenant": func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Tenant: "a", Volume: fmt.Sprint(i)} },
+			"volume": func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Volume: "a"} },
+			"kind":   func(i int) fair.Claim { return fair.Claim{Kind: "a", Tenant: fmt.Sprint(i), Volume: fmt.Sprint(i)} },
+		} {
+			t.Run(name+"/"+by, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				const claims = 100
+				ended := make(chan struct{})
+				for i := range claims {
+					go func() {
+						defer func() { ended <- struct{}{} }()
+						if release, err := slots.Acquire(ctx, claim(i)); err == nil {
+							<-ctx.Done()
+							release()
+						}
+					}()
+				}
+				for len(slots.Entries()) < claims {
+					time.Sleep(time.Millisecond)
+				}
+				release, err := slots.Acquire(ctx, fair.Claim{Kind: "other", Tenant: "other", Volume: "other"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				release()
+				cancel()
+				for range claims {
+					<-ended
+				}
+			})
+		}
+	}
+}
