@@ -104,7 +104,7 @@ func (l *linux) writeOut(ctx context.Context, b backing) error {
 // help runs a task in a helper, for at most a limit. Where image is not nil and the task is given
 // up, the image counts as stalled until the helper has ended. Errors: those of the task and of
 // ctx; ErrStalled if the limit has passed.
-func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, image *frozen, files ...*os.File) error {
+func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, on *disk, files ...*os.File) error {
 	s, err := l.helpers.Start(task, request, files...)
 	if err != nil {
 		return err
@@ -116,8 +116,8 @@ func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task,
 	if limited.Err() == nil || err == nil {
 		return err
 	}
-	if image != nil {
-		done := l.stalls.add(*image, fmt.Sprintf("%s has not returned", task.Name))
+	if on != nil {
+		done := l.stalls.add(on.path, on.image, fmt.Sprintf("%s has not returned", task.Name))
 		go func() {
 			<-s.Gone()
 			done()
@@ -366,7 +366,7 @@ func (f *freeze) close() {
 	}
 	var done []func()
 	for _, i := range f.hangs {
-		done = append(done, f.stalls.add(f.images[i], "a freeze waits for a write that does not end: a process in a pod that uses the volume hangs in it"))
+		done = append(done, f.stalls.add(f.images[i].Path, f.images[i].backing(), "a freeze waits for a write that does not end: a process in a pod that uses the volume hangs in it"))
 	}
 	go f.settle(done)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"time"
 	"unsafe"
 
@@ -101,8 +100,7 @@ func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev
 	}
 	dir := os.NewFile(uintptr(fd), p.path)
 	defer dir.Close()
-	image := frozen{Path: m.Source, Dev: b.dev, Ino: b.ino}
-	return l.help(ctx, growLimit, growTask, m.FSType, &image, dir, dev)
+	return l.help(ctx, growLimit, growTask, m.FSType, &disk{dev, b, m.Source}, dir, dev)
 }
 
 // sizeOf returns the size of a device in bytes.
@@ -209,28 +207,23 @@ func readExt4(dev *os.File) (ext4Super, error) {
 	return s, nil
 }
 
-// growOffline grows an ext4 that isn't mounted and smaller than its device, as a volume that was expanded is.
-// It goes on when the caller has given up: a resize2fs that is killed can leave what only a person can mend.
-func growOffline(ctx context.Context, dev *os.File) error {
+// growOffline grows an ext4 that is not mounted and smaller than its device, as a volume that was
+// expanded is. It goes on when the caller has given up: a resize2fs that is killed can leave a
+// filesystem that only a person can repair.
+func (l *linux) growOffline(ctx context.Context, d disk) error {
 	ctx = context.WithoutCancel(ctx)
-	size, err := sizeOf(dev)
+	size, err := sizeOf(d.file)
 	if err != nil {
 		return err
 	}
-	super, err := readExt4(dev)
+	super, err := readExt4(d.file)
 	if err != nil || super.full(size) {
 		return err
 	}
-	for _, command := range [][]string{{"e2fsck", "-f", "-p"}, {"resize2fs"}} {
-		out, err := exec.CommandContext(ctx, command[0], append(command[1:], dev.Name())...).CombinedOutput()
-		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && command[0] == "e2fsck" && exit.ExitCode()&^mended == 0 {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w: %.400s", command[0], err, out)
-		}
+	if err := mended(l.tool(ctx, d, killed, "e2fsck", "-f", "-p")); err != nil {
+		return err
 	}
-	return nil
+	return l.tool(ctx, d, left, "resize2fs")
 }
 
 // From fs/xfs/libxfs/xfs_fs.h of Linux: XFS_IOC_FSGEOMETRY and XFS_IOC_FSGROWFSDATA.

@@ -1,7 +1,6 @@
 package mounter
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +43,13 @@ func (l *linux) mountImage(ctx context.Context, m Mount, src source, p place, at
 // mountLoop attaches the file and mounts the filesystem on the device. After a death in the middle
 // nothing is left attached: the kernel detaches the device with its last user, which is the mount.
 func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target, o fresh) error {
+	b, err := backingOf(file)
+	if err != nil {
+		return err
+	}
+	if err := l.stalls.check(b); err != nil { // e2fsck or resize2fs may still write to it
+		return err
+	}
 	dev, was, err := l.loops.attach(file, m.loop())
 	if err != nil {
 		return err
@@ -51,7 +57,7 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target,
 	defer dev.Close()
 	crashpoint.Reached("image:attached")
 	if !was && m.FSType == "ext4" {
-		if err := l.checkExt4(ctx, m, dev); err != nil {
+		if err := l.checkExt4(ctx, m, disk{dev, b, m.Source}); err != nil {
 			return err
 		}
 	}
@@ -86,16 +92,16 @@ func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
 }
 
 // checkExt4 repairs the filesystem on a device, and grows it to the size of the device.
-func (l *linux) checkExt4(ctx context.Context, m Mount, dev *os.File) error {
+func (l *linux) checkExt4(ctx context.Context, m Mount, d disk) error {
 	leave, err := l.checks.Acquire(ctx, fair.Claim{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := check(ctx, dev); err != nil {
+	if err := l.check(ctx, d); err != nil {
 		return err
 	}
-	return growOffline(ctx, dev)
+	return l.growOffline(ctx, d)
 }
 
 func (l *linux) Checks() (all []Check) {
@@ -105,16 +111,19 @@ func (l *linux) Checks() (all []Check) {
 	return all
 }
 
-// mended are the bits of e2fsck's exit code which say that all is well now: e2fsck(8).
-const mended = 1 | 2
-
-// check mends an ext4 that was not unmounted, as far as nobody has to be asked. It fails if the device is in use.
+// check mends an ext4 that was not unmounted, as far as that takes no answers. It fails if the
+// device is in use.
 //
 // It goes on when the caller has given up: begun anew at each retry, it might never end.
-func check(ctx context.Context, disk *os.File) error {
-	err := tool(context.WithoutCancel(ctx), disk, "e2fsck", "-p")
+func (l *linux) check(ctx context.Context, d disk) error {
+	return mended(l.tool(context.WithoutCancel(ctx), d, killed, "e2fsck", "-p"))
+}
+
+// mended returns the error of e2fsck, unless its exit code says that all is well now: e2fsck(8).
+func mended(err error) error {
+	const repaired, reboot = 1, 2
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		if exit.ExitCode()&^mended == 0 {
+		if exit.ExitCode()&^(repaired|reboot) == 0 {
 			return nil
 		}
 		return fmt.Errorf("%w: %w", ErrFormat, err)
@@ -134,24 +143,11 @@ func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error
 	if !ok {
 		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
 	}
-	return tool(ctx, image, command[0], command[1:]...)
-}
-
-// tool runs a program on a file, which is its last argument. It has no input, so it can't ask. Errors:
-// errors.ErrUnsupported if it isn't installed.
-func tool(ctx context.Context, file *os.File, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, append(args, "/proc/self/fd/3")...)
-	cmd.ExtraFiles = []*os.File{file}
-	out, err := cmd.CombinedOutput()
-	switch {
-	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, name)
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case err != nil:
-		return fmt.Errorf("%s: %w: %.400s", name, err, bytes.TrimSpace(out))
+	d, err := imageDisk(image)
+	if err != nil {
+		return err
 	}
-	return nil
+	return l.tool(ctx, d, killed, command[0], command[1:]...)
 }
 
 // mountDisk attaches a file to a loop device and mounts the device's node in the directory at p.

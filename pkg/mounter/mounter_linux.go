@@ -26,19 +26,20 @@ const maxLayers = 32
 // linux is the Mounter of Linux 5.8 and newer. It asks the kernel by system calls whose cost doesn't grow with the
 // number of mounts, and parses mountinfo only where a source must be found by name (Users).
 type linux struct {
-	dir     string // the kubelet directory, as callers spell it
-	real    string // the same without links
-	state   string // a directory of its own, for the records of what is frozen
-	known   known
-	loops   loops
-	layers  asks[string, layer] // of overlays, by path
-	opens   asks[int, struct{}] // of the roots of filesystems, by mount ID
-	images  locks[backing]      // held by calls that mount, unmount, change or freeze an image
-	syncs   locks[backing]      // held by calls that unmount an image, or write it out before a freeze; taken before images
-	helpers helper.Pool         // for system calls that a tenant can make hang
-	stalls  stalls
-	checks  *fair.Slots // for e2fsck and resize2fs
-	legacy  atomic.Bool // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
+	dir       string // the kubelet directory, as callers spell it
+	real      string // the same without links
+	state     string // a directory of its own, for the records of what is frozen
+	known     known
+	loops     loops
+	layers    asks[string, layer] // of overlays, by path
+	opens     asks[int, struct{}] // of the roots of filesystems, by mount ID
+	images    locks[backing]      // held by calls that mount, unmount, change or freeze an image
+	syncs     locks[backing]      // held by calls that unmount an image, or write it out before a freeze; taken before images
+	helpers   helper.Pool         // for system calls that a tenant can make hang
+	stalls    stalls
+	checks    *fair.Slots   // for e2fsck and resize2fs
+	toolLimit time.Duration // that constant, or less in a test
+	legacy    atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
 // New returns the Mounter of this machine for paths below dir, the kubelet directory, which must
@@ -57,7 +58,7 @@ func New(dir, state string) (Mounter, error) {
 	if err := mayMount(); err != nil {
 		return nil, err
 	}
-	l := &linux{dir: dir, real: real, state: state, checks: fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8})}
+	l := &linux{dir: dir, real: real, state: state, toolLimit: toolLimit, checks: fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8})}
 	if err := l.checkKernel(); err != nil {
 		return nil, err
 	}

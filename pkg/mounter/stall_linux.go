@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// stalls are the images on which a system call hangs, in a helper that was given up. Its zero
+// stalls are the images on which a helper, or a program, hangs that was given up. Its zero
 // value is empty.
 type stalls struct {
 	mu      sync.Mutex
@@ -24,14 +24,14 @@ func (s *stall) String() string {
 	return fmt.Sprintf("%s (since %s)", s.why, s.since.UTC().Format(time.RFC3339))
 }
 
-// add notes that something hangs on an image until done is called.
-func (s *stalls) add(image frozen, why string) (done func()) {
+// add notes that something hangs on an image, b, until done is called.
+func (s *stalls) add(path string, b backing, why string) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byImage == nil {
 		s.byImage = map[backing][]*stall{}
 	}
-	b, one := image.backing(), &stall{path: image.Path, why: why, since: time.Now()}
+	one := &stall{path: path, why: why, since: time.Now()}
 	s.byImage[b] = append(s.byImage[b], one)
 	return func() {
 		s.mu.Lock()

@@ -12,7 +12,7 @@ import (
 )
 
 // renew says how a filesystem of each type gets another UUID.
-var renew = map[string]func(ctx context.Context, l *linux, image *os.File, sector int) error{
+var renew = map[string]func(ctx context.Context, l *linux, d disk, sector int) error{
 	"ext4": renewExt4,
 	"xfs":  renewXFS,
 	btrfs:  renewBtrfs,
@@ -41,7 +41,7 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 	if err != nil {
 		return err
 	}
-	if err := change(ctx, l, image, sector); err != nil {
+	if err := change(ctx, l, disk{image, b, image.Name()}, sector); err != nil {
 		return fmt.Errorf("a new UUID for the %s in %s: %w", fsType, image.Name(), err)
 	}
 	after, err := readUUID(image, fsType)
@@ -53,11 +53,11 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 
 // renewExt4 replays the journal as mounting it would. Metadata is summed up with the UUID, and all of it would have to
 // be written anew; so the old one is kept as the seed of the sums first, which Linux knows since 4.4.
-func renewExt4(ctx context.Context, _ *linux, image *os.File, _ int) error {
-	if err := check(ctx, image); err != nil {
+func renewExt4(ctx context.Context, l *linux, d disk, _ int) error {
+	if err := l.check(ctx, d); err != nil {
 		return err
 	}
-	super, err := readExt4(image)
+	super, err := readExt4(d.file)
 	if err != nil {
 		return err
 	}
@@ -65,26 +65,26 @@ func renewExt4(ctx context.Context, _ *linux, image *os.File, _ int) error {
 	if super.sums {
 		args = append(args, "-O", "metadata_csum_seed")
 	}
-	return tool(ctx, image, "tune2fs", args...)
+	return l.tool(ctx, d, killed, "tune2fs", args...)
 }
 
 // renewXFS mounts it first, as only the kernel replays its log. What xfs_admin does is done without its shell.
-func renewXFS(ctx context.Context, l *linux, image *os.File, sector int) error {
-	if err := l.replay(ctx, image, "xfs", sector, "nouuid"); err != nil {
+func renewXFS(ctx context.Context, l *linux, d disk, sector int) error {
+	if err := l.replay(ctx, d.file, "xfs", sector, "nouuid"); err != nil {
 		return err
 	}
-	return tool(ctx, image, "xfs_db", "-f", "-x", "-c", "uuid generate")
+	return l.tool(ctx, d, killed, "xfs_db", "-f", "-x", "-c", "uuid generate")
 }
 
 // renewBtrfs mounts it first if it has a log: btrfstune would make that unreadable, and report success.
-func renewBtrfs(ctx context.Context, l *linux, image *os.File, sector int) error {
-	super, err := readBtrfs(image)
+func renewBtrfs(ctx context.Context, l *linux, d disk, sector int) error {
+	super, err := readBtrfs(d.file)
 	if err == nil && super.log != 0 {
-		if err = l.replay(ctx, image, btrfs, sector); errors.Is(err, unix.EEXIST) {
+		if err = l.replay(ctx, d.file, btrfs, sector); errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("%w: Linux before 6.7 can't mount a copy beside its source: %w", errors.ErrUnsupported, err)
 		}
 		if err == nil {
-			super, err = readBtrfs(image)
+			super, err = readBtrfs(d.file)
 		}
 	}
 	if err == nil && super.log != 0 {
@@ -93,7 +93,7 @@ func renewBtrfs(ctx context.Context, l *linux, image *os.File, sector int) error
 	if err != nil {
 		return err
 	}
-	return tool(ctx, image, "btrfstune", "-f", "-m")
+	return l.tool(ctx, d, killed, "btrfstune", "-f", "-m")
 }
 
 // maxReleaseTries bounds how often is looked whether a device has let go, some 60 ms each.

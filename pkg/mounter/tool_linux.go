@@ -1,0 +1,133 @@
+package mounter
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// toolLimit is the time after which a program that makes no progress is given up. A tenth of that
+// is the time between two looks, and the time that it has to end after it was killed: a system call
+// may hang.
+const toolLimit = 5 * time.Minute
+
+// disk is an image on which programs work.
+type disk struct {
+	file  *os.File // the image, or its loop device
+	image backing
+	path  string // of the image
+}
+
+// imageDisk is a disk whose file is the image.
+func imageDisk(image *os.File) (disk, error) {
+	b, err := backingOf(image)
+	return disk{image, b, image.Name()}, err
+}
+
+// A program that is given up is killed, except where that could destroy a filesystem.
+type toolEnd bool
+
+const (
+	killed toolEnd = true
+	left   toolEnd = false
+)
+
+// tool runs a program on a disk, which is its last argument. It has no input, so it cannot ask.
+// While a program that was given up still runs, the image counts as stalled. Errors:
+// errors.ErrUnsupported if the program is not installed; *exec.ExitError; ErrStalled if it makes no
+// progress, or an earlier one still runs; those of ctx.
+func (l *linux) tool(ctx context.Context, d disk, end toolEnd, name string, args ...string) error {
+	if err := errors.Join(ctx.Err(), l.stalls.check(d.image)); err != nil {
+		return err
+	}
+	cmd := exec.Command(name, append(args, "/proc/self/fd/3")...)
+	cmd.ExtraFiles = []*os.File{d.file}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = l.toolLimit / 10 // for children that have its output
+	err := cmd.Start()
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, name)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		err = cmd.Wait()
+		close(ended)
+	}()
+	why := awaitProgress(ctx, ended, cmd.Process.Pid, l.toolLimit)
+	if why != nil && !l.endTool(d, end, cmd, ended) {
+		return fmt.Errorf("%w: %s on %s: %w", ErrStalled, name, d.path, why)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case why != nil:
+		return fmt.Errorf("%w: %s on %s: %w", ErrStalled, name, d.path, why)
+	case err != nil:
+		return fmt.Errorf("%s: %w: %.400s", name, err, bytes.TrimSpace(out.Bytes()))
+	}
+	return nil
+}
+
+// endTool ends a program that is given up, and reports whether it has ended. Otherwise the image is
+// stalled until it does.
+func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{}) bool {
+	if end == killed {
+		cmd.Process.Kill()
+		select {
+		case <-ended:
+			return true
+		case <-time.After(l.toolLimit / 10):
+		}
+	}
+	done := l.stalls.add(d.path, d.image, fmt.Sprintf("%s (process %d) has not ended", cmd.Args[0], cmd.Process.Pid))
+	go func() {
+		<-ended
+		done()
+	}()
+	return false
+}
+
+// awaitProgress waits for the end of a process. It returns the reason why it is to be given up: the
+// end of ctx, or no progress for limit.
+func awaitProgress(ctx context.Context, ended <-chan struct{}, pid int, limit time.Duration) error {
+	last, since := progressOf(pid), time.Now()
+	look := time.NewTicker(limit / 10)
+	defer look.Stop()
+	for {
+		select {
+		case <-ended:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-look.C:
+		}
+		if now := progressOf(pid); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) > limit {
+			return fmt.Errorf("no progress for %s", limit)
+		}
+	}
+}
+
+// progressOf returns a text that differs as soon as a process has used time of a processor, or has
+// read or written: proc_pid_stat(5), proc_pid_io(5).
+func progressOf(pid int) string {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	io, _ := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	_, fields, _ := strings.Cut(string(stat), ") ") // the name of the program may hold spaces
+	const userTime, systemTime = 11, 12             // behind the name, from 0
+	if f := strings.Fields(fields); len(f) > systemTime {
+		return f[userTime] + " " + f[systemTime] + " " + string(io)
+	}
+	return string(io)
+}

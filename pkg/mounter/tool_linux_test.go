@@ -1,0 +1,101 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/hang"
+	"github.com/causeway-csi/causeway/internal/testdisk"
+)
+
+// useTool puts a shell script in the place of a program.
+func useTool(t *testing.T, name, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// format formats an image, and gives a program up that makes no progress for limit.
+func (b *bench) format(m Mount, limit time.Duration) error {
+	b.t.Helper()
+	b.Mounter.(*linux).toolLimit = limit
+	f, err := os.OpenFile(m.Source, os.O_RDWR, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer f.Close()
+	return b.Format(context.Background(), f, "ext4")
+}
+
+func TestAProgramWithoutProgressIsGivenUp(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	file := filepath.Join(t.TempDir(), "pid")
+	useTool(t, "mkfs.ext4", "echo $$ > "+file+"; exec sleep 1000")
+	if err := b.format(m, time.Second); !errors.Is(err, ErrStalled) || !strings.Contains(err.Error(), "no progress") {
+		t.Fatalf("Format = %v, want ErrStalled for want of progress", err)
+	}
+	pid, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err == nil {
+		t.Error("the program still runs")
+	}
+	if all, err := b.Failing(); err != nil || len(all) > 0 {
+		t.Errorf("after its end the image is in the state %v, %v", all, err)
+	}
+}
+
+// TestAProgramWithProgressIsNotGivenUp: it takes longer than the limit, and does something all the
+// time.
+func TestAProgramWithProgressIsNotGivenUp(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "")
+	useTool(t, "mkfs.ext4", "i=0; while [ $i -lt 60 ]; do echo; i=$((i+1)); sleep 0.1; done")
+	if err := b.format(m, 4*time.Second); err != nil {
+		t.Errorf("Format = %v", err)
+	}
+}
+
+// TestAProgramThatCannotBeKilled: it waits in the kernel for the lock of a file. Until it ends,
+// nothing else works on the image.
+func TestAProgramThatCannotBeKilled(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.image("image", "ext4")
+	dir := b.path("locked")
+	mkdir(t, dir)
+	testdisk.Filesystem{Type: "xfs"}.Mount(t, dir)
+	held := filepath.Join(dir, "held")
+	if err := os.WriteFile(held, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := hang.Write(t, held)
+	useTool(t, "mkfs.ext4", "exec cat "+held)
+	if err := b.format(m, time.Second); !errors.Is(err, ErrStalled) {
+		t.Fatalf("Format = %v, want ErrStalled", err)
+	}
+	all, err := b.Failing()
+	if err != nil || all[m.Source].Kind != Stalled || !strings.Contains(all[m.Source].Message, "mkfs.ext4") {
+		t.Errorf("the image is in the state %+v, %v, want Stalled by mkfs.ext4", all, err)
+	}
+	b.refused(m, b.path("staging"), ErrStalled)
+	if err := b.newUUID(m); !errors.Is(err, ErrStalled) {
+		t.Errorf("NewUUID = %v, want ErrStalled", err)
+	}
+	p.Release()
+	await(t, "the image is free", func() bool {
+		all, err := b.Failing()
+		return err == nil && len(all) == 0
+	})
+	b.mount(m, b.path("staging"))
+	b.unmount(b.path("staging"))
+}
