@@ -55,10 +55,8 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 }
 
 func (n *node) stage(ctx context.Context, id, path string, u use) error {
-	if inline, err := n.inline(ctx, id); err != nil {
+	if err := n.notInline(ctx, id); err != nil {
 		return err
-	} else if inline {
-		return fmt.Errorf("%w: it is a pod's inline volume", backend.ErrNotFound)
 	}
 	what, err := n.backend.Mount(ctx, id, u.Access)
 	if err != nil {
@@ -150,6 +148,9 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	case target:
 		return fmt.Errorf("%w: the target path is the staging target path", backend.ErrInvalid)
 	}
+	if err := n.notInline(ctx, req.GetVolumeId()); err != nil {
+		return err
+	}
 	u.Context, u.Secrets, u.Attachment = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
 	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
 	if err != nil {
@@ -192,9 +193,13 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	return nil
 }
 
-// asStaged returns an error if what is staged was staged with another capability than u.
+// asStaged returns an error if the volume was staged with another capability than u, or elsewhere:
+// its target in a pod is no staging path.
 func (n *node) asStaged(req *csi.NodePublishVolumeRequest, u use, published bool) error {
 	old, ok := n.stagings.at(req.GetStagingTargetPath())
+	if !ok && len(n.stagings.liveOf(req.GetVolumeId())) > 0 {
+		return fmt.Errorf("%w: it is not staged at %s", errPrecondition, req.GetStagingTargetPath())
+	}
 	if !ok || old == (staging{VolumeID: req.GetVolumeId(), Use: u.digest()}) {
 		return nil
 	}
@@ -387,11 +392,15 @@ func (n *node) anyUse(ctx context.Context, id string) (mounter.Mount, error) {
 	return what, err
 }
 
-// inline reports whether id is an inline volume's.
-func (n *node) inline(ctx context.Context, id string) (bool, error) {
+// notInline returns an error if id is that of an inline volume: its pod has it for itself, and no
+// PersistentVolume can name it.
+func (n *node) notInline(ctx context.Context, id string) error {
 	if !is[backend.Inliner](n.backend) {
-		return false, nil
+		return nil
 	}
 	v, err := n.backend.Get(ctx, id, nil)
-	return v.Inline, err
+	if err == nil && v.Inline {
+		err = fmt.Errorf("%w: it is a pod's inline volume", backend.ErrNotFound)
+	}
+	return err
 }

@@ -140,6 +140,24 @@ func TestPublishNeedsStaging(t *testing.T) {
 	})
 }
 
+func TestATargetIsNoStagingPath(t *testing.T) {
+	forEachMounter(t, func(t *testing.T, d *testDriver) {
+		v := d.create("v", capability(sharedMode))
+		d.want(codes.OK, v.stage())
+		d.want(codes.OK, v.publish("one"))
+		d.want(codes.FailedPrecondition, v.publish("two", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v.path("one") }))
+		if exists(d.path("two")) {
+			t.Error("the target of one pod was published to another")
+		}
+		d.restart()
+		d.want(codes.FailedPrecondition, v.publish("two", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v.path("one") }))
+		d.want(codes.OK, v.publish("two"))
+		d.want(codes.OK, v.unpublish("one"))
+		d.want(codes.OK, v.unpublish("two"))
+		d.want(codes.OK, v.unstage())
+	})
+}
+
 func TestStagingThatSomebodyUnmounted(t *testing.T) {
 	d := startReal(t)
 	v := d.create("v", capability(sharedMode))
@@ -307,6 +325,13 @@ func TestInlineVolumes(t *testing.T) {
 		// Nobody gets at it by a PersistentVolume with its handle.
 		_, err = d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: handle(1), StagingTargetPath: d.path("staging"), VolumeCapability: capability(sharedMode)})
 		d.want(codes.NotFound, err)
+		_, err = d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: handle(1), StagingTargetPath: d.path("inline"), TargetPath: d.path("second"), VolumeCapability: capability(sharedMode),
+		})
+		d.want(codes.NotFound, err)
+		if exists(d.path("second")) {
+			t.Error("an inline volume was published to another pod")
+		}
 		_, err = d.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: handle(1)})
 		d.want(codes.NotFound, err)
 		_, err = d.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: handle(1)})
