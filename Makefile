@@ -22,7 +22,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart conformance fuzz vet lint
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart conformance fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -33,6 +33,8 @@ test: ## run all tests, with the race detector where there is a C compiler
 	$(GO) test -p $(PACKAGES) $(RACE) ./...
 crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
+hostile: ## do to the driver what tenants can do, and measure what others notice: make test does a short form
+	@$(GO) run ./test/hostile
 test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
 test-sidecars: ## run csi-sidecars before a real API server, and apply the manifests to one, which is built once (10 minutes, cold)

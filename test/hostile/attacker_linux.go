@@ -29,8 +29,8 @@ type attacker struct {
 	stdin io.WriteCloser
 }
 
-// attack starts an attacker, and returns when it is at work.
-func attack(what string, args ...string) (*attacker, error) {
+// newAttacker starts an attacker, and returns when it is at work.
+func newAttacker(what string, args ...string) (*attacker, error) {
 	a := &attacker{cmd: exec.Command("/proc/self/exe", args...)}
 	a.cmd.Env = []string{attackerEnv + "=" + what}
 	a.cmd.Stderr = os.Stderr

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,8 +18,8 @@ import (
 const hostileVolumes = 4
 
 // lap takes a volume through its life and times each call.
-func (w *world) lap(ctx context.Context, watch figures.Stopwatch, image bool) error {
-	v, restored := w.newVolume("innocent", image), w.newVolume("innocent", image)
+func (w *world) lap(ctx context.Context, watch figures.Stopwatch, k kind) error {
+	v, restored := w.newVolume("innocent", k), w.newVolume("innocent", k)
 	snapshot := ""
 	steps := []struct {
 		name string
@@ -47,18 +46,11 @@ func (w *world) lap(ctx context.Context, watch figures.Stopwatch, image bool) er
 		{"DeleteVolume", func() error { return v.delete(ctx) }},
 	}
 	for _, s := range steps {
-		if err := watch.Time(kindName(image)+" "+s.name, s.call); err != nil {
+		if err := watch.Time(string(k)+": "+s.name, s.call); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func kindName(image bool) string {
-	if image {
-		return "image:"
-	}
-	return "directory:"
 }
 
 // laps takes innocent volumes of both kinds through their lives, four times a round and at least
@@ -66,8 +58,8 @@ func kindName(image bool) string {
 func (w *world) laps(ctx context.Context, rounds int, least time.Duration) (figures.Stopwatch, error) {
 	watch := figures.Stopwatch{}
 	for n, start := 0, time.Now(); n < 4*rounds || time.Since(start) < least; n++ {
-		for _, image := range []bool{false, true} {
-			if err := w.lap(ctx, watch, image); err != nil {
+		for _, k := range []kind{directory, image} {
+			if err := w.lap(ctx, watch, k); err != nil {
 				return watch, fmt.Errorf("an innocent volume: %w", err)
 			}
 		}
@@ -122,34 +114,33 @@ func (v *volume) attempt(ctx context.Context, name string) string {
 func (w *world) suffer(ctx context.Context, b *bench, before figures.Stopwatch, bad []*volume) error {
 	end := w.pressure(ctx, bad)
 	during, err := w.laps(ctx, b.rounds, b.least)
-	fmt.Printf("  hostile snapshots: %v\n", end())
+	if outcomes := end(); len(outcomes) > 0 {
+		fmt.Printf("  hostile snapshots: %v\n", outcomes)
+	}
 	if err != nil {
 		return err
 	}
 	compare(before, during)
-	if err := w.succeed(ctx); err != nil {
-		return err
-	}
-	return w.diagnosed(ctx, bad)
+	return w.succeed(ctx)
 }
 
 // diagnosed makes snapshots of hostile volumes until the health of each tells why that fails.
-func (w *world) diagnosed(ctx context.Context, bad []*volume) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // a copy without progress is given up after one
+func (w *world) diagnosed(ctx context.Context, bad []*volume, want string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // a copy without progress is given up after one
 	defer cancel()
 	end := w.pressure(ctx, bad)
 	defer end()
 	start := time.Now()
 	for _, v := range bad {
-		var reasons []string
-		for len(reasons) == 0 {
-			var err error
-			if reasons, err = v.health(ctx); err != nil {
+		for told := false; !told; {
+			reasons, err := v.health(ctx)
+			if err != nil {
 				return fmt.Errorf("health of %s: %w", v.name, err)
 			}
+			told = slices.Contains(reasons, want)
 			time.Sleep(10 * time.Millisecond)
 		}
-		fmt.Printf("  health of %s after %.0f s of snapshots: %v\n", v.name, time.Since(start).Seconds(), reasons)
+		fmt.Printf("  health of %s after %.0f s of snapshots: %s\n", v.name, time.Since(start).Seconds(), want)
 	}
 	return nil
 }
@@ -168,29 +159,37 @@ func (w *world) succeed(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("SIGTERM: %w", err)
 	}
-	figures.Row("SIGTERM until the driver has ended, with a drain timeout of 5 s", took.Seconds(), "s", figures.AtMost(6))
+	figures.Row("SIGTERM until the driver has ended, with a drain timeout of 5 s", figures.Micro(took)/1000, "ms", figures.AtMost(6000))
 	start := time.Now()
 	if err := w.start(ctx); err != nil {
 		return err
 	}
-	v := w.newVolume("innocent", false)
-	for _, step := range []func(context.Context) error{func(ctx context.Context) error { return v.create(ctx, nil) }, v.stage, v.publish} {
-		if err := step(ctx); err != nil {
-			return fmt.Errorf("the next driver: %w", err)
-		}
+	v := w.newVolume("innocent", directory)
+	if err := v.begun(ctx); err != nil {
+		return fmt.Errorf("the next driver: %w", err)
 	}
 	figures.Row("start of the next driver until a pod has a volume", time.Since(start).Seconds(), "s", figures.AtMost(5))
 	return ended(ctx, []*volume{v})
 }
 
-// withHostile runs a trial: it measures innocent volumes alone, arms hostile ones, measures again,
-// disarms them, and makes sure that all of it can be taken down.
-func withHostile(ctx context.Context, b *bench, fsType string, image bool, arm func(v *volume) (disarm func(), err error)) (err error) {
-	w, err := newWorld(ctx, b, fsType)
+// attack is a class of attacks on copies.
+type attack struct {
+	kind kind // of the hostile volumes
+	arm  func(v *volume) (disarm func(), err error)
+	// reason is the reason of the condition that NodeGetVolumeHealth reports, and slow says that
+	// this takes minutes. "": the copies succeed.
+	reason string
+	slow   bool
+}
+
+// run measures innocent volumes alone, arms hostile ones, measures again, disarms them, and makes
+// sure that all of it can be taken down.
+func (a attack) run(ctx context.Context, b *bench) (err error) {
+	w, err := newWorld(ctx, b, "xfs")
 	if err != nil {
 		return err
 	}
-	defer func() { w.cmd.Process.Kill() }()
+	defer w.kill()
 	if _, err := w.laps(ctx, 1, 0); err != nil { // warm
 		return err
 	}
@@ -198,31 +197,39 @@ func withHostile(ctx context.Context, b *bench, fsType string, image bool, arm f
 	if err != nil {
 		return err
 	}
-	bad, err := w.made(ctx, hostileVolumes, "hostile", image)
+	bad, err := w.made(ctx, hostileVolumes, "hostile", a.kind)
 	if err != nil {
 		return err
 	}
+	disarm, err := a.armed(bad)
+	defer disarm()
+	if err == nil {
+		err = w.suffer(ctx, b, before, bad)
+	}
+	if err == nil && a.reason != "" && !(a.slow && b.short) {
+		err = w.diagnosed(ctx, bad, a.reason)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the log ends with %s", err, w.tail())
+	}
+	disarm()
+	return w.end(ctx, bad)
+}
+
+// armed arms volumes. The caller calls disarm, also after an error.
+func (a attack) armed(all []*volume) (disarm func(), err error) {
 	var disarms []func()
-	disarm := sync.OnceFunc(func() {
+	disarm = sync.OnceFunc(func() {
 		for _, d := range disarms {
 			d()
 		}
 	})
-	defer disarm()
-	for _, v := range bad {
-		d, err := arm(v)
+	for _, v := range all {
+		d, err := a.arm(v)
 		if err != nil {
-			return err
+			return disarm, err
 		}
 		disarms = append(disarms, d)
 	}
-	if err := w.suffer(ctx, b, before, bad); err != nil {
-		return fmt.Errorf("%w; the log ends with %s", err, w.tail())
-	}
-	disarm()
-	if err := errors.Join(w.deleteSnapshots(ctx), ended(ctx, bad), w.clean(ctx)); err != nil {
-		return err
-	}
-	_, err = w.stop()
-	return err
+	return disarm, nil
 }

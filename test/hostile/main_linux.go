@@ -11,8 +11,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -43,7 +45,8 @@ type options struct {
 	rounds, races, levels int
 	least                 time.Duration
 	only                  string
-	bin                   string // of the driver; "": it is built
+	short                 bool   // leave out waits of minutes
+	bin                   string // of the driver
 }
 
 func run(o options) error {
@@ -52,7 +55,7 @@ func run(o options) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
 	defer stop()
-	return trials(ctx, o)
+	return runAll(ctx, o)
 }
 
 // trial is one class of attack.
@@ -61,13 +64,15 @@ type trial struct {
 	run   func(ctx context.Context, t *bench) error
 }
 
-// all are the trials, in the order in which they run.
-var all = []trial{
-	{"leases on files", leases},
-	{"deep trees", deepTrees},
-	{"writes that do not end, in directories", hungDirectories},
-	{"writes that do not end, in images", hungImages},
-	{"links in place of targets", linkRaces},
+// trials returns the trials, in the order in which they run.
+func trials() (all []trial) {
+	for _, title := range slices.Sorted(maps.Keys(copyAttacks)) {
+		all = append(all, trial{title, func(ctx context.Context, b *bench) error { return copyAttacks[title](b.options).run(ctx, b) }})
+	}
+	return append(all,
+		trial{"links in place of targets", linkRaces},
+		trial{"records that are spoiled", spoiledRecords},
+		trial{"idle connections", idleConnections})
 }
 
 // bench is where a trial runs.
@@ -76,27 +81,31 @@ type bench struct {
 	dir string
 }
 
-// trials runs all trials. The error tells of goals that were missed.
-func trials(ctx context.Context, o options) (err error) {
+// workplace makes a directory, which figures.CleanUp removes.
+func workplace() (string, error) {
 	dir, err := os.MkdirTemp("", "causeway-hostile-")
+	if err != nil {
+		return "", err
+	}
+	return dir, os.Chmod(dir, 0o755) // attackers are not root
+}
+
+// runAll runs the trials. It prints goals that are missed; an error is a failure of another kind.
+func runAll(ctx context.Context, o options) (err error) {
+	dir, err := workplace()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, figures.CleanUp(dir)) }()
-	if err := os.Chmod(dir, 0o755); err != nil { // attackers are not root
+	if o.bin, err = figures.BuildDriver(ctx, dir); err != nil {
 		return err
 	}
-	if o.bin == "" {
-		if o.bin, err = figures.BuildDriver(ctx, dir); err != nil {
-			return err
-		}
-	}
-	for _, t := range all {
+	for _, t := range trials() {
 		if !strings.Contains(t.title, o.only) {
 			continue
 		}
 		fmt.Printf("\n%s\n", t.title)
-		if err := t.run(ctx, &bench{options: o, dir: dir}); err != nil {
+		if err := t.run(ctx, &bench{o, dir}); err != nil {
 			return fmt.Errorf("%s: %w", t.title, err)
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net"
@@ -27,12 +28,13 @@ type world struct {
 	csi.NodeClient
 	conn     *grpc.ClientConn
 	bin, dir string
+	args     []string // more flags of the driver
 	cmd      *exec.Cmd
 	volumes  int // that were made
 }
 
 // newWorld makes a filesystem of a type and starts a driver on it. The caller ends it.
-func newWorld(ctx context.Context, b *bench, fsType string) (*world, error) {
+func newWorld(ctx context.Context, b *bench, fsType string, args ...string) (*world, error) {
 	dir, err := os.MkdirTemp(b.dir, "")
 	if err != nil {
 		return nil, err
@@ -44,7 +46,7 @@ func newWorld(ctx context.Context, b *bench, fsType string) (*world, error) {
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(disk, 0o755)); err != nil { // attackers are not root
 		return nil, err
 	}
-	w := &world{bin: b.bin, dir: filepath.Join(disk, "w")}
+	w := &world{bin: b.bin, dir: filepath.Join(disk, "w"), args: args}
 	for _, sub := range []string{"root", "kubelet/pods"} {
 		if err := os.MkdirAll(filepath.Join(w.dir, sub), 0o755); err != nil {
 			return nil, err
@@ -63,8 +65,8 @@ func (w *world) start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	w.cmd = exec.Command(w.bin, "--endpoint=unix://"+w.socket(), "--root="+w.root(), "--init-root",
-		"--kubelet-dir="+filepath.Join(w.dir, "kubelet"), "--state-dir="+filepath.Join(w.dir, "state"), "--node-id=hostile", "--drain-timeout=5s")
+	w.cmd = exec.Command(w.bin, append(w.args, "--endpoint=unix://"+w.socket(), "--root="+w.root(), "--init-root",
+		"--kubelet-dir="+filepath.Join(w.dir, "kubelet"), "--state-dir="+filepath.Join(w.dir, "state"), "--node-id=hostile", "--drain-timeout=5s")...)
 	w.cmd.Stdout, w.cmd.Stderr = log, log
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := w.cmd.Start(); err != nil {
@@ -113,6 +115,12 @@ func (w *world) tail() string {
 	return string(text[max(0, len(text)-2000):])
 }
 
+// kill ends the driver after a failure. Else it does nothing.
+func (w *world) kill() {
+	w.cmd.Process.Kill()
+	w.cmd.Wait()
+}
+
 // stop sends SIGTERM, waits for the end of the driver, and returns how long it took.
 func (w *world) stop() (time.Duration, error) {
 	start := time.Now()
@@ -120,33 +128,46 @@ func (w *world) stop() (time.Duration, error) {
 	return time.Since(start), err
 }
 
+// kind is the form of a volume.
+type kind string
+
+const (
+	directory kind = "directory"
+	image     kind = "image"
+	device    kind = "device" // an image that is used as a block device
+)
+
 // volume is a volume in the middle of its life.
 type volume struct {
 	w               *world
 	name, id        string
-	image           bool
+	kind            kind
 	staging, target string
 }
 
 // newVolume returns a volume that is not made yet. Its name has the prefix.
-func (w *world) newVolume(prefix string, image bool) *volume {
+func (w *world) newVolume(prefix string, k kind) *volume {
 	w.volumes++
 	name := fmt.Sprintf("%s-%d", prefix, w.volumes)
 	at := filepath.Join(w.dir, "kubelet", "pods", name)
-	return &volume{w: w, name: name, image: image, staging: filepath.Join(at, "staging"), target: filepath.Join(at, "target")}
+	return &volume{w: w, name: name, kind: k, staging: filepath.Join(at, "staging"), target: filepath.Join(at, "target")}
 }
 
 func (v *volume) capability() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
+	c := &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 	}
+	if v.kind == device {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	}
+	return c
 }
 
 // parameters are those of the volume's class. Each hostile volume is of one namespace.
 func (v *volume) parameters() map[string]string {
 	p := map[string]string{"csi.storage.k8s.io/pvc/namespace": namespaceOf(v.name)}
-	if v.image {
+	if v.kind != directory {
 		p["kind"] = "image"
 	}
 	return p
@@ -172,6 +193,16 @@ func (v *volume) stage(ctx context.Context) error {
 func (v *volume) publish(ctx context.Context) error {
 	_, err := v.w.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.capability(),
+	})
+	return err
+}
+
+// publishInline publishes an inline volume, whose ID is the name that the kubelet gives it.
+func (v *volume) publishInline(ctx context.Context) error {
+	v.id = fmt.Sprintf("csi-%x", sha256.Sum256([]byte(v.name)))
+	_, err := v.w.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, TargetPath: v.target, VolumeCapability: v.capability(),
+		VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "32Mi", "kind": string(v.kind)},
 	})
 	return err
 }
@@ -214,21 +245,25 @@ func (v *volume) health(ctx context.Context) (reasons []string, err error) {
 }
 
 // made returns n volumes that are made, staged and published.
-func (w *world) made(ctx context.Context, n int, prefix string, image bool) (all []*volume, err error) {
+func (w *world) made(ctx context.Context, n int, prefix string, k kind) (all []*volume, err error) {
 	for range n {
-		v := w.newVolume(prefix, image)
-		if err := errors.Join(v.create(ctx, nil)); err != nil {
-			return nil, err
-		}
-		if err := v.stage(ctx); err != nil {
-			return nil, err
-		}
-		if err := v.publish(ctx); err != nil {
+		v := w.newVolume(prefix, k)
+		if err := v.begun(ctx); err != nil {
 			return nil, err
 		}
 		all = append(all, v)
 	}
 	return all, nil
+}
+
+// begun makes, stages and publishes a volume.
+func (v *volume) begun(ctx context.Context) error {
+	for _, step := range []func(context.Context) error{func(ctx context.Context) error { return v.create(ctx, nil) }, v.stage, v.publish} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ended ends the life of volumes.
