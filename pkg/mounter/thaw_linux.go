@@ -23,6 +23,8 @@ const (
 	maxRecord = 1 << 20
 	// startPatience is the time for which New waits until filesystems are thawed.
 	startPatience = 3 * time.Second
+	// lockPatience is the time that the helper of a driver which has just died has to thaw.
+	lockPatience = time.Second
 	// againThaw is the time between attempts to thaw by a record.
 	againThaw = time.Second
 )
@@ -177,11 +179,15 @@ func readRecord(path string) (*os.File, []byte, error) {
 
 // tryLock takes the lock of a record. It fails while a helper that has it can still freeze.
 func tryLock(record *os.File) error {
-	err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errors.New("a helper process of an earlier driver hangs in FIFREEZE, which waits for a write that does not end")
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if time.Since(start) > lockPatience {
+			return errors.New("a helper process of an earlier driver hangs in FIFREEZE, which waits for a write that does not end")
+		}
 	}
-	return err
 }
 
 // removeUnfinished removes a record that an earlier driver did not complete. One that is locked is

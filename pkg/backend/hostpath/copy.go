@@ -147,6 +147,7 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 
 // slowly copies an image, by reading it where the disk cannot share its blocks.
 func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, error) {
+	defer c.traffic.pause()()
 	if !c.store.reflinks() {
 		leave, err := c.slots.copies.Acquire(ctx, c.claim)
 		if err != nil {
@@ -165,6 +166,7 @@ func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, err
 // cut makes dst share all blocks of src, at one moment, under a freeze if that is possible.
 // Errors: errors.ErrUnsupported.
 func (c copying) cut(ctx context.Context, src, dst *os.File) error {
+	defer c.traffic.pause()()
 	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
 	if err != nil {
 		return err

@@ -224,6 +224,7 @@ func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *vol
 
 // treeTo copies the directory to dst, file by file, and so at no one point in time.
 func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err error) {
+	defer c.traffic.pause()()
 	leave, err := c.slots.copies.Acquire(ctx, c.claim)
 	if err != nil {
 		return got, err

@@ -25,6 +25,7 @@ var errNoProgress = errors.New("no progress")
 type copyReport struct {
 	Bytes int64         `json:"bytes"` // that are copied, shared blocks and holes included
 	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, as if it shared none
+	Yield bool          `json:"yield"` // the copy waits for an answer, and gives way to calls
 	Entry string        `json:"entry"` // in work whose last progress is the longest ago
 	Idle  time.Duration `json:"idle"`  // the time since then
 }

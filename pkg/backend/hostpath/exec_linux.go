@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
@@ -25,6 +26,7 @@ func HelperTasks() []helper.Task {
 type executor struct {
 	helpers helper.Pool
 	limit   time.Duration // progressLimit, or less in a test
+	giveWay func()        // waits while calls run, for a while
 }
 
 func (e *executor) close() { e.helpers.Close() }
@@ -95,8 +97,33 @@ func runCopy(j *helper.Job, run func(ctx context.Context, src, dst *os.File, o c
 			}
 		}
 	}()
-	how, err := run(j.Context, j.Files[0], j.Files[1], copier.Options{Progress: p})
+	how, err := run(j.Context, j.Files[0], j.Files[1], copier.Options{Progress: p, Yield: (&yielder{job: j, progress: p}).yield})
 	return copyResult{how, reportOf(p)}, err
+}
+
+// yielder makes the workers of a copy give way to calls after each slice of work.
+type yielder struct {
+	job      *helper.Job
+	progress *copier.Progress
+
+	mu   sync.Mutex // held while the copy gives way
+	last time.Time
+}
+
+func (y *yielder) yield() {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if time.Since(y.last) < slice {
+		return
+	}
+	if !y.last.IsZero() {
+		r := reportOf(y.progress)
+		r.Yield = true
+		if y.job.Send(r) == nil {
+			_, _ = y.job.Receive(nil) // fails when the driver is gone, and so ends the copy
+		}
+	}
+	y.last = time.Now()
 }
 
 func reportOf(p *copier.Progress) copyReport {
@@ -130,6 +157,10 @@ func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File
 			return err
 		}
 		report(r)
+		if r.Yield {
+			e.giveWay()
+			return s.Send(nil)
+		}
 		return r.stalled(e.limit)
 	})
 	if err != nil {

@@ -26,7 +26,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	if larger.Size, err = v.grown(o); err != nil || larger.Size == v.Size {
 		return v.Size, node, err
 	}
-	defer b.busy()()
+	defer b.traffic.begin()()
 	if err := b.reserve(s, larger.Size-v.Size); err != nil {
 		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err) // not ErrExhausted, too: that has another code
 	}

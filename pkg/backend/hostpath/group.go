@@ -167,7 +167,7 @@ func (t *taking) run(ctx context.Context) (err error) {
 	if old, err := t.index.group(t.group.ID); err == nil { // made just before this work began
 		return old.fits(t.sources, t.group.All)
 	}
-	defer t.busy()()
+	defer t.traffic.begin()()
 	defer t.wakeTrash()
 	volumes, err := t.groupable(t.store, t.sources) // now that they can't be deleted
 	if err != nil {
@@ -240,6 +240,7 @@ func (t *taking) open(v *volume) error {
 
 // cut makes all copies at one moment.
 func (t *taking) cut(ctx context.Context) error {
+	defer t.traffic.pause()()
 	crashpoint.Reached("group:prepared")
 	var refused error // by who asked, and for them to read as it is
 	leave, err := t.slots.cuts.Acquire(ctx, t.claim)
@@ -446,7 +447,7 @@ func (b *Backend) removeGroup(id string, may func(*group) error) error {
 		return err
 	}
 	defer leave()
-	defer b.busy()()
+	defer b.traffic.begin()()
 	if err := b.trash(s, path.Join(groupsDir, id)); err != nil {
 		return err
 	}

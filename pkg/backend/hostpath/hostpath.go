@@ -100,6 +100,8 @@ type Backend struct {
 	troubles troubles
 	index    index
 	count    counters
+	traffic  traffic
+	emptying time.Time // start of the slice in which the trash is emptied
 
 	mu     sync.Mutex
 	store  *store // nil until the root is open and read
@@ -145,7 +147,8 @@ func New(cfg Config) (*Backend, error) {
 		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), exec: executor{limit: progressLimit}, slots: newSlots(), wake: make(chan struct{}, 1)}
+	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), slots: newSlots(), wake: make(chan struct{}, 1)}
+	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
 	b.done.Go(func() {
 		s := b.open(ctx)
 		if s == nil {
@@ -395,5 +398,4 @@ type counters struct {
 	trashErrors  atomic.Int64
 	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
 	unfrozen     atomic.Int64           // cuts of mounted images without a freeze
-	calls        atomic.Int64           // Create and Delete that are running: the trash gives way to them
 }

@@ -96,7 +96,7 @@ func (b *Backend) contentOf(from origin) (content, error) {
 
 // makeVolume makes v of what is copied, and takes it into the index.
 func (c copying) makeVolume(ctx context.Context, source content, v *volume) error {
-	defer c.busy()()
+	defer c.traffic.begin()()
 	defer c.wakeTrash()
 	return c.keep(c.store, v, func() error {
 		return c.store.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error {

@@ -177,7 +177,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 		next.Mutable = settings{}
 	}
 	maps.Copy(next.Mutable, changes)
-	defer b.busy()()
+	defer b.traffic.begin()()
 	if !maps.Equal(next.Mutable, v.Mutable) {
 		if next.set(enforceKey) != v.set(enforceKey) {
 			if err := b.enforceAnew(ctx, s, &next); err != nil {

@@ -94,7 +94,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 	if err != nil {
 		return err
 	}
-	defer b.busy()()
+	defer b.traffic.begin()()
 	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, claim: claim, me: me}
 	reserved := c.estimate(v)
 	if err := b.reserve(s, reserved); err != nil {
@@ -190,7 +190,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 	case n.Group != "":
 		return fmt.Errorf("%w: snapshot %s is a member of group %s, and goes with it", backend.ErrInvalid, id, n.Group)
 	}
-	defer b.busy()()
+	defer b.traffic.begin()()
 	if err := b.trash(s, path.Join(snapshotsDir, n.ID)); err != nil {
 		return err
 	}

@@ -22,8 +22,7 @@ import (
 const (
 	readers    = 4           // that read records at start
 	retryTrash = time.Minute // until what could not be removed is tried again
-	burst      = 256         // files that are removed in one go
-	maxYield   = 20          // milliseconds that the trash gives way for, after each burst
+	burst      = 64          // files that are removed between two looks at the time
 )
 
 // load finishes the groups that were committed, moves incomplete objects of an earlier process to
@@ -277,6 +276,9 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	defer trash.Close()
 	for _, name := range names {
 		err := guard.Do(func() error {
+			if err := b.pace(ctx, 0); err != nil {
+				return err
+			}
 			return b.exec.remove(ctx, trash, name, b.index.projectTaken, func(files int) error { return b.pace(ctx, files) })
 		})
 		if err != nil {
@@ -355,19 +357,16 @@ func (b *Backend) unmounted(ctx context.Context, s *store, names []string) (free
 	return free, err
 }
 
-// pace is called after the removal of some files. After a burst it waits while calls are running,
-// for a while.
+// pace is called after the removal of some files, and before that of an entry. After a slice of time
+// it gives way to calls.
 func (b *Backend) pace(ctx context.Context, files int) error {
-	before := b.count.removedFiles.Add(int64(files)) - int64(files)
-	if before/burst == (before+int64(files))/burst {
-		return nil
+	b.count.removedFiles.Add(int64(files))
+	if files == burst {
+		crashpoint.Reached("trash:burst")
 	}
-	crashpoint.Reached("trash:burst")
-	for range maxYield {
-		if b.count.calls.Load() == 0 {
-			break
-		}
-		time.Sleep(time.Millisecond)
+	if time.Since(b.emptying) >= slice {
+		b.traffic.giveWay()
+		b.emptying = time.Now()
 	}
 	return ctx.Err()
 }

@@ -160,7 +160,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = now(), o.Namespace
-	defer b.busy()()
+	defer b.traffic.begin()()
 	err = b.keep(s, v, func() error {
 		return s.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.fill(ctx, s, half, v) })
 	})
@@ -352,6 +352,7 @@ func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) erro
 
 // DeleteInline moves an inline volume to the trash.
 func (b *Backend) DeleteInline(_ context.Context, handle string) error {
+	b.traffic.touch()
 	// Every volume that is unpublished gets here. One that CreateVolume made must not have to wait for the root.
 	if _, err := volumeid.Parse(handle); err == nil {
 		return nil
@@ -376,7 +377,7 @@ func (b *Backend) remove(id string, inline bool) error {
 	if err != nil {
 		return err
 	}
-	defer b.busy()()
+	defer b.traffic.begin()()
 	if err := b.unused(s, v); err != nil {
 		return err
 	}
@@ -447,6 +448,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err := b.works.mayMount(v.ID); err != nil {
 		return mounter.Mount{}, err
 	}
+	b.traffic.touch()
 	m, err := v.mount(s.dataPath(v), a)
 	if err != nil {
 		return m, err
@@ -458,12 +460,6 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 		m.Tenant = s.namespaceOf(v)
 	}
 	return m, nil
-}
-
-// busy counts a call that the emptying of the trash gives way to, until what it returns is called.
-func (b *Backend) busy() func() {
-	b.count.calls.Add(1)
-	return func() { b.count.calls.Add(-1) }
 }
 
 // exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.

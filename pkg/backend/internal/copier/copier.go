@@ -53,4 +53,7 @@ type Options struct {
 	// Workers is the number of entries of a tree that are copied at a time. 0 means one for each
 	// processor, up to 8.
 	Workers int
+	// Yield is called between two entries, and between parts of a large file, by each worker. It may
+	// wait. It may be nil.
+	Yield func()
 }

@@ -107,7 +107,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	var site worksite
 	defer o.Progress.enter(&site)()
 	site.at(image(src.Name()), "")
-	c := content{progress: o.Progress}
+	c := content{progress: o.Progress, yield: o.Yield}
 	if err := c.image(ctx, &site, int(src.Fd()), int(dst.Fd())); err != nil {
 		return Copied, fmt.Errorf("copy %q: %w", src.Name(), err)
 	}
@@ -118,6 +118,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 // content copies the content of files, and remembers what the filesystem cannot do.
 type content struct {
 	progress *Progress   // may be nil
+	yield    func()      // may be nil
 	noFlags  bool        // the target's filesystem has no flags to copy
 	noClone  atomic.Bool // it cannot share blocks with the source
 	noRange  atomic.Bool // it has no copy_file_range
@@ -200,6 +201,9 @@ type transfer struct {
 func (f *transfer) done(n int64) {
 	f.progress.addBytes(n)
 	f.site.moved()
+	if f.yield != nil && f.size > small {
+		f.yield()
+	}
 }
 
 // clone tries to share the blocks. Where it cannot, out is empty again.

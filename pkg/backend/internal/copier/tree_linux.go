@@ -37,7 +37,7 @@ func newTree(ctx context.Context, src, dst *os.File, o Options) *tree {
 	if t.workers <= 0 {
 		t.workers = min(runtime.GOMAXPROCS(0), 8)
 	}
-	t.content.progress = o.Progress
+	t.content.progress, t.content.yield = o.Progress, o.Yield
 	t.change.L = &t.mu
 	return t
 }
@@ -196,11 +196,14 @@ func (t *tree) fail(err error) {
 	t.change.Broadcast()
 }
 
-// stopped returns the error of the context, and whether the worker is to stop for this or another
-// reason.
+// stopped is called between two entries. It returns the error of the context, and whether the worker
+// is to stop for this or another reason.
 func (t *tree) stopped() (bool, error) {
 	if t.failed.Load() {
 		return true, nil
+	}
+	if t.content.yield != nil {
+		t.content.yield()
 	}
 	err := t.ctx.Err()
 	return err != nil, err

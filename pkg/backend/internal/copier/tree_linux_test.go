@@ -607,3 +607,46 @@ func loopOf(t *testing.T, dir string) string {
 	must(t, err)
 	return filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(out))))
 }
+
+// TestYield: each worker calls Yield, between entries and within large files, and a copy stands still
+// while all calls wait.
+func TestYield(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	for i := range 100 {
+		must(t, os.WriteFile(fmt.Sprint(src, "/f", i), []byte("data"), 0o600))
+	}
+	gate, asked := make(chan struct{}), make(chan struct{}, 100)
+	o := Options{Workers: 2, Progress: &Progress{}, Yield: func() {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		<-gate
+	}}
+	ended := make(chan error)
+	from, to := open(t, src, os.O_RDONLY), open(t, dst, os.O_RDONLY)
+	go func() {
+		_, err := Tree(context.Background(), from, to, o)
+		ended <- err
+	}()
+	<-asked
+	if n := o.Progress.Entries(); n > 0 {
+		t.Errorf("%d entries are done before the first Yield returned", n)
+	}
+	close(gate)
+	must(t, <-ended)
+	if n := o.Progress.Entries(); n != 101 {
+		t.Errorf("%d entries are done, want 101", n)
+	}
+
+	large := writeParts(t, src+"/large", 40<<20, map[int64]int{0: 40 << 20})
+	for _, w := range ways {
+		calls := 0
+		c := content{progress: &Progress{}, yield: func() { calls++ }}
+		w.set(&c)
+		must(t, c.copy(context.Background(), &worksite{}, int(large.Fd()), int(open(t, dst+"/"+w.name, os.O_RDWR|os.O_CREATE).Fd()), 40<<20))
+		if calls == 0 {
+			t.Errorf("%s: a large file is copied without a Yield", w.name)
+		}
+	}
+}
