@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -67,5 +68,53 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 	}
 	if found < 6 {
 		t.Errorf("only %d reasons found in the source", found)
+	}
+}
+
+// TestTheProofsOfTheSecurityPageExist looks for every test and trial that docs/security.md names.
+func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
+	root := filepath.Join("..", "..")
+	page, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests, trials := map[string]bool{}, ""
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case strings.HasSuffix(path, "_test.go"):
+			source, err := os.ReadFile(path)
+			for _, m := range function.FindAllSubmatch(source, -1) {
+				tests[string(m[1])] = true
+			}
+			return err
+		case strings.HasPrefix(path, filepath.Join(root, "test", "hostile")+string(filepath.Separator)):
+			source, err := os.ReadFile(path)
+			trials += string(source)
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`).FindAllString(string(page), -1)
+	for _, name := range named {
+		if !tests[name] {
+			t.Errorf("docs/security.md names %s, which does not exist", name)
+		}
+	}
+	titles := regexp.MustCompile("trials? `([^`]+)`(?: and `([^`]+)`)?").FindAllStringSubmatch(string(page), -1)
+	for _, m := range titles {
+		for _, title := range m[1:] {
+			if !strings.Contains(trials, `"`+title+`"`) && title != "" {
+				t.Errorf("docs/security.md names the trial %q, which does not exist", title)
+			}
+		}
+	}
+	if len(named) < 50 || len(titles) < 7 {
+		t.Errorf("found %d tests and %d trials only", len(named), len(titles))
 	}
 }

@@ -18,6 +18,7 @@ type loop struct {
 	backing string // the path as the kernel tells it, which has lost its beginning once the mounts of a node are gone
 	file    file   // the backing file
 	device  uint64 // the device that the backing file is, if it is one
+	mute    bool   // it does not tell file and device: the filesystem of its file is dead
 }
 
 // file is a file, whatever its path.
@@ -55,17 +56,20 @@ func (l *loop) read(backing string) error {
 	if err := unix.Fstat(int(dev.Fd()), &stat); err != nil {
 		return err
 	}
+	l.number, l.backing = stat.Rdev, strings.TrimSpace(string(name))
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if l.mute = errors.Is(err, unix.EIO); l.mute {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	l.number, l.backing, l.device = stat.Rdev, strings.TrimSpace(string(name)), info.Rdevice
-	l.file = file{info.Device, info.Inode}
+	l.file, l.device = file{info.Device, info.Inode}, info.Rdevice
 	return nil
 }
 
 // ours returns those of all that a cluster's nodes have attached: those of their data disks, and, as often as it takes, those
-// whose backing file is on one of these, or is one of these.
+// whose backing file is on one of these, or is one of these. A device that is mute is known by the path of its file.
 func (f files) ours(all []loop) []loop {
 	disks := f.disks()
 	numbers := map[uint64]bool{}
@@ -73,7 +77,7 @@ func (f files) ours(all []loop) []loop {
 	for grown := true; grown; {
 		grown = false
 		for _, l := range all {
-			mine := disks[l.file] || numbers[l.file.on] || l.device != 0 && numbers[l.device]
+			mine := l.mute && strings.HasPrefix(l.backing, f.dir+"/") || disks[l.file] || numbers[l.file.on] || l.device != 0 && numbers[l.device]
 			if mine && !numbers[l.number] {
 				numbers[l.number], grown = true, true
 				found = append(found, l)
@@ -128,7 +132,8 @@ func (l loop) detach() {
 		return
 	}
 	defer dev.Close()
-	if info, err := unix.IoctlLoopGetStatus64(int(dev.Fd())); err == nil && l.file == (file{info.Device, info.Inode}) {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if l.mute && errors.Is(err, unix.EIO) || err == nil && l.file == (file{info.Device, info.Inode}) {
 		unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0)
 	}
 }

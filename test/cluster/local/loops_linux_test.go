@@ -36,13 +36,15 @@ func TestWhoseALoopDeviceIs(t *testing.T) {
 		{path: "its disk", number: 1, file: disk(mine)},
 		{path: "another's", number: 5, file: disk(files{t.TempDir()})},
 		{path: "on another's", number: 6, file: file{5, 1}},
+		{path: "on its dead disk", number: 7, mute: true, backing: mine.dir + "/nodes/node-1/disk"},
+		{path: "on another's dead disk", number: 8, mute: true, backing: mine.dir + "-2/disk"},
 	}
 	var got []string
 	for _, l := range mine.ours(all) {
 		got = append(got, l.path)
 	}
 	slices.Sort(got)
-	if want := []string{"its disk", "of a block volume", "on its disk", "on its loop's loop"}; !slices.Equal(got, want) {
+	if want := []string{"its disk", "of a block volume", "on its dead disk", "on its disk", "on its loop's loop"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
