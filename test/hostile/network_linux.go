@@ -4,16 +4,23 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// idleClients is the number of connections that a neighbour on the network keeps open.
-const idleClients = 4000
+const (
+	// idleClients is the number of connections that a neighbour on the network wants to keep open.
+	idleClients = 4000
+	// reconnectAfter is the time after which a client that was dropped connects again. Clients without
+	// it only measure how the processors are shared: they run on those of the driver.
+	reconnectAfter = 5 * time.Second
+)
 
-// idleConnections: clients of the endpoint for metrics send nothing, and connect again when they
+// idleConnections: clients of the endpoint for metrics send nothing, and connect again after they
 // are dropped.
 func idleConnections(ctx context.Context, b *bench) error {
 	address, err := freeAddress()
@@ -70,6 +77,10 @@ func keepConnecting(ctx context.Context, address string, n int) (disconnect func
 				io.Copy(io.Discard, conn)
 				stop()
 				conn.Close()
+				select {
+				case <-ctx.Done():
+				case <-time.After(rand.N(2 * reconnectAfter)):
+				}
 			}
 		})
 	}
