@@ -130,9 +130,10 @@ type target struct {
 	made bool // by this call
 }
 
-// target opens what is at the place, which must be of the type mode, empty and no mount.
+// target opens what is at the place, which must be of the type mode and no mount. Unless this call
+// has just made it, it must be empty: a mount would hide what is in it.
 // Errors: ErrPath, ErrConflict, ErrNotEmpty.
-func (p place) target(mode uint16) (target, error) {
+func (p place) target(mode uint16, made bool) (target, error) {
 	fd, err := p.openPath()
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: %w", ErrPath, err)
@@ -152,7 +153,7 @@ func (p place) target(mode uint16) (target, error) {
 		err = fmt.Errorf("%w: %s is a file where a directory is needed, or the other way round", ErrPath, p.path)
 	case mode == unix.S_IFREG && at.size > 0:
 		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
-	case mode == unix.S_IFDIR:
+	case mode == unix.S_IFDIR && !made:
 		var found []string
 		if found, err = names(fd, 1, p.path); err == nil && len(found) > 0 {
 			err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
@@ -162,7 +163,7 @@ func (p place) target(mode uint16) (target, error) {
 		unix.Close(fd)
 		return target{}, err
 	}
-	return target{place: p, fd: fd, id: at.id}, nil
+	return target{place: p, fd: fd, id: at.id, made: made}, nil
 }
 
 func (t target) close() { unix.Close(t.fd) }
@@ -213,11 +214,10 @@ func (p place) prepare(mode uint16, is func(at state, root int) (same bool, diff
 	case at.mounted:
 		return t, true, p.compare(is)
 	}
-	t, err = p.target(mode)
+	t, err = p.target(mode, made)
 	if err != nil && made { // it is not what was made any more, or the kernel is out of resources
 		return t, false, errors.Join(err, p.unmake(mode))
 	}
-	t.made = made
 	return t, false, err
 }
 
