@@ -51,7 +51,7 @@ const deletionPolicyKey = "deletionPolicy"
 func groupOptions(req *csi.CreateVolumeGroupSnapshotRequest) (backend.GroupOptions, error) {
 	o := backend.GroupOptions{
 		Name: req.GetName(), Sources: req.GetSourceVolumeIds(), Parameters: ownKeys(req.GetParameters()), Secrets: req.GetSecrets(),
-		Namespace: namespaceOf(req.GetParameters()),
+		Namespace: namespaceOf(req.GetParameters(), groupNamespace),
 	}
 	switch policy, said := o.Parameters[deletionPolicyKey]; {
 	case said && policy != "Delete" && policy != "Retain":

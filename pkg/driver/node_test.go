@@ -388,6 +388,18 @@ func TestAnInlineVolumeThatCantBeMounted(t *testing.T) {
 	}
 }
 
+// The author of a pod writes the attributes of its inline volume, and can take no other namespace's
+// share by them.
+func TestTheNamespaceOfAnInlineVolumeIsThePods(t *testing.T) {
+	o, err := inlineOptions(map[string]string{
+		"csi.storage.k8s.io/pvc/namespace": "other", "csi.storage.k8s.io/volumesnapshot/namespace": "other",
+		"csi.storage.k8s.io/volumegroupsnapshot/namespace": "other", "csi.storage.k8s.io/pod.namespace": "own",
+	}, use{})
+	if err != nil || o.Namespace != "own" {
+		t.Errorf("the namespace is %q, %v, want the pod's", o.Namespace, err)
+	}
+}
+
 func TestTheHandleOfAnInlineVolumeIsTheKubelets(t *testing.T) {
 	d := startDriver(t)
 	v := d.create("v", capability(sharedMode))

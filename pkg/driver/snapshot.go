@@ -33,7 +33,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 func (p *place) snapshotOptions(req *csi.CreateSnapshotRequest) (backend.SnapshotOptions, error) {
 	o := backend.SnapshotOptions{
 		Name: req.GetName(), Source: req.GetSourceVolumeId(), Parameters: ownKeys(req.GetParameters()), Secrets: req.GetSecrets(),
-		Namespace: namespaceOf(req.GetParameters()),
+		Namespace: namespaceOf(req.GetParameters(), snapshotNamespace),
 	}
 	if err := required("name", o.Name, "source volume ID", o.Source); err != nil {
 		return o, err

@@ -48,23 +48,25 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
-// namespaceKeys are the reserved keys that hold the namespace of a claim, a snapshot, a group
-// snapshot or a pod. The sidecars send the first three with --extra-create-metadata, the kubelet
-// sends the last with podInfoOnMount.
-var namespaceKeys = []string{
-	"csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/volumesnapshot/namespace",
-	"csi.storage.k8s.io/volumegroupsnapshot/namespace", "csi.storage.k8s.io/pod.namespace",
-}
+// The reserved keys that hold the namespace of a claim, a snapshot, a group snapshot or a pod. The
+// sidecars send the first three with --extra-create-metadata, the kubelet sends the last with
+// podInfoOnMount. Each is read from its own call only: the author of a pod can write any other key
+// into the attributes of an inline volume.
+const (
+	claimNamespace    = "csi.storage.k8s.io/pvc/namespace"
+	snapshotNamespace = "csi.storage.k8s.io/volumesnapshot/namespace"
+	groupNamespace    = "csi.storage.k8s.io/volumegroupsnapshot/namespace"
+	podNamespace      = "csi.storage.k8s.io/pod.namespace"
+)
 
 // maxNamespace is the length of the longest name of a namespace: RFC 1123, DNS label.
 const maxNamespace = 63
 
-// namespaceOf returns the namespace that the parameters or the volume context of a call name, or "".
-func namespaceOf(m map[string]string) string {
-	for _, key := range namespaceKeys {
-		if n := m[key]; n != "" && len(n) <= maxNamespace {
-			return n
-		}
+// namespaceOf returns the namespace that the parameters or the volume context of a call have as key,
+// or "".
+func namespaceOf(m map[string]string, key string) string {
+	if n := m[key]; len(n) <= maxNamespace {
+		return n
 	}
 	return ""
 }
@@ -103,7 +105,7 @@ func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.Crea
 		Limit:      req.GetCapacityRange().GetLimitBytes(),
 		Parameters: ownKeys(req.GetParameters()),
 		Secrets:    req.GetSecrets(),
-		Namespace:  namespaceOf(req.GetParameters()),
+		Namespace:  namespaceOf(req.GetParameters(), claimNamespace),
 	}
 	if err := required("name", req.GetName()); err != nil {
 		return o, err
@@ -280,7 +282,7 @@ func (p *place) reachable(r *csi.TopologyRequirement) error {
 
 // inlineOptions reads the attributes of an inline volume, which the author of the pod wrote.
 func inlineOptions(context map[string]string, u use) (backend.CreateOptions, error) {
-	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}, Namespace: namespaceOf(context)}
+	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}, Namespace: namespaceOf(context, podNamespace)}
 	if size, ok := o.Parameters["size"]; ok {
 		delete(o.Parameters, "size")
 		bytes, err := backend.ParseSize(size)

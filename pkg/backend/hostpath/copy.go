@@ -148,18 +148,35 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 // slowly copies an image, by reading it where the disk cannot share its blocks.
 func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.traffic.pause()()
+	leave := func() {}
 	if !c.store.reflinks() {
-		leave, err := c.slots.copies.Acquire(ctx, c.claim)
-		if err != nil {
+		var err error
+		if leave, err = c.slots.copies.Acquire(ctx, c.claim); err != nil {
 			return copier.Copied, err
 		}
 		defer leave()
 	}
-	if err := c.troubles.check(c.claim.Volume); err != nil {
+	return c.watched(leave, func(report func(copyReport)) (copier.How, error) {
+		return c.exec.file(ctx, src, dst, report)
+	})
+}
+
+// watched makes a copy that may hang. One that does leaves its slot.
+func (c copying) watched(leave func(), run func(report func(copyReport)) (copier.How, error)) (copier.How, error) {
+	if err := c.troubles.check(c.claim); err != nil {
 		return copier.Copied, err
 	}
 	c.me.cut = time.Now()
-	how, err := c.exec.file(ctx, src, dst, c.me.report)
+	w := watch{troubles: &c.troubles, claim: c.claim, leave: leave, after: min(stallAfter, c.exec.limit)}
+	how, err := run(func(r copyReport) {
+		c.me.report(r)
+		w.report(r)
+	})
+	var gone <-chan struct{}
+	if g := (*givenUp)(nil); errors.As(err, &g) {
+		gone = g.gone
+	}
+	w.end(gone)
 	return how, c.explain(err)
 }
 
@@ -172,6 +189,9 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 		return err
 	}
 	defer leave()
+	if err := c.troubles.check(c.claim); err != nil {
+		return err
+	}
 	clone, err := c.exec.cloner(src, dst) // ready before anything is frozen
 	if err != nil {
 		return err
@@ -186,7 +206,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 		return clone.within(limit)
 	})
 	if unfrozen, err := canDoWithout(ctx, err); !unfrozen {
-		return err
+		return c.explain(err)
 	}
 	// The filesystem could not be frozen, or not for as long as the clone took. One clone of the
 	// whole is still of one moment: it holds what a power cut would have left then.
@@ -226,11 +246,16 @@ func (c copying) explain(err error) error {
 	g := (*givenUp)(nil)
 	switch {
 	case err == nil:
+		c.troubles.well(c.claim)
 		return nil
 	case errors.Is(err, errNoProgress) && errors.As(err, &g):
-		c.troubles.hang(c.claim.Volume, fmt.Sprintf("%v: a process in a pod that uses the volume holds it: end the pod", err), g.gone)
+		ends := c.troubles.hang(c.claim, err.Error())
+		go func() {
+			<-g.gone
+			ends()
+		}()
 	case errors.Is(err, copier.ErrLease), errors.Is(err, copier.ErrDepth), errors.Is(err, copier.ErrMoved):
-		c.troubles.failed(c.claim.Volume, err.Error())
+		c.troubles.failed(c.claim, err.Error())
 	default:
 		return err
 	}

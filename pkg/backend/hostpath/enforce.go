@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -156,14 +157,18 @@ func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	return quota.Set(data, *v.Mark, v.Size)
 }
 
-// subvolumeOf makes the data of the source, at one moment, the data in half.
+// subvolumeOf makes a copy of the source's data at one moment, in the directory half.
 // Errors: errors.ErrUnsupported if the data is not a subvolume.
 func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bool) error {
+	defer c.traffic.pause()()
 	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
 	if err != nil {
 		return err
 	}
 	defer leave()
+	if err := c.troubles.check(c.claim); err != nil {
+		return err
+	}
 	c.me.cut = time.Now()
 	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
 	if err != nil {
@@ -175,7 +180,7 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 		return err
 	}
 	defer parent.Close()
-	if err := c.exec.subvolume(ctx, src, parent, dataDir, readOnly); err != nil {
+	if err := c.explain(c.exec.subvolume(ctx, src, parent, dataDir, readOnly)); err != nil {
 		return err
 	}
 	crashpoint.Reached("copy:subvolume")
@@ -230,19 +235,17 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 		return got, err
 	}
 	defer leave()
-	if err := c.troubles.check(c.claim.Volume); err != nil {
-		return got, err
-	}
-	c.me.cut = time.Now()
 	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
 	if err != nil {
 		return got, missing(err)
 	}
 	defer src.Close()
-	got.how, err = c.exec.tree(ctx, src, dst, c.me.report)
+	got.how, err = c.watched(leave, func(report func(copyReport)) (copier.How, error) {
+		return c.exec.tree(ctx, src, dst, report)
+	})
 	got.held = c.me.held.Load()
 	crashpoint.Reached("copy:tree")
-	return got, c.explain(err)
+	return got, err
 }
 
 // enforceAnew makes the limit of a directory what its settings say, as they have changed.

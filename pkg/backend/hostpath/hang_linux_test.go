@@ -110,40 +110,32 @@ func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 	w.emptied()
 }
 
-// TestATenantWhoseCopiesHangLeavesSlots: here the copies that hang are not given up yet.
-func TestATenantWhoseCopiesHangLeavesSlots(t *testing.T) {
+// TestCopiesThatHangLeaveTheirSlots: tenants that work together hold the slots for seconds only.
+func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, xfs)
 	b := w.open()
 	var processes []*hang.Process
+	var ids []string
 	ended := make(chan error)
-	const hostile = 4
+	const hostile = 6
 	for i := range hostile {
-		v, file := w.withFile(b, fmt.Sprint("hostile", i), "a")
-		processes = append(processes, hang.Write(t, file))
+		tenant := fmt.Sprint("tenant", i%3)
+		v, file := w.withFile(b, fmt.Sprint("hostile", i), tenant)
+		processes, ids = append(processes, hang.Write(t, file)), append(ids, v.ID)
 		go func() {
-			_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: fmt.Sprint("hostile", i), Source: v.ID, Namespace: "a"})
+			_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: fmt.Sprint("hostile", i), Source: v.ID, Namespace: tenant})
 			ended <- err
 		}()
 	}
-	w.eventually("two hold slots, two wait", func() bool {
-		running := 0
-		entries := b.slots.copies.Entries()
-		for _, e := range entries {
-			if e.Running {
-				running++
-			}
-		}
-		return len(entries) == hostile && running == 2
-	})
-	metrics := map[string]float64{}
-	for _, m := range b.Metrics() {
-		if m.Labels["resource"] == "copy" && m.Labels["kind"] == kindSnapshot {
-			metrics[m.Name] = m.Value
-		}
+	w.eventually("all hang", func() bool { return b.troubles.hanging() == hostile })
+	if entries := b.slots.copies.Entries(); len(entries) > 0 {
+		t.Errorf("slots are held or waited for: %v", entries)
 	}
-	if metrics["slots_used"] != 2 || metrics["slot_waiters"] != 2 {
-		t.Errorf("the metrics are %v, want 2 used and 2 waiters", metrics)
+	for _, id := range ids {
+		if reasons, _ := w.reasons(b, id); fmt.Sprint(reasons) != "[CopyStalled]" {
+			t.Errorf("the health of %s is %v", id, reasons)
+		}
 	}
 	good, _ := w.withFile(b, "good", "b")
 	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "good", Source: good.ID, Namespace: "b"}); err != nil {
@@ -156,6 +148,9 @@ func TestATenantWhoseCopiesHangLeavesSlots(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Errorf("after the write: %v", err)
 		}
+	}
+	if n := b.troubles.hanging(); n > 0 {
+		t.Errorf("%d copies hang after the write", n)
 	}
 }
 
@@ -181,44 +176,68 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 	})
 }
 
-// TestTroublesAreForgotten: the reason for a failure may be gone after some minutes; a helper that
-// hangs is told for as long as it hangs.
+// TestTroublesAreForgotten: the reason for a failure may be gone after some minutes, or with the next
+// copy; a copy that hangs is told for as long as it hangs.
 func TestTroublesAreForgotten(t *testing.T) {
 	var all troubles
-	gone := make(chan struct{})
-	all.failed("failed", "a lease")
-	all.hang("hangs", "a lock", gone)
-	all.failed("hangs", "a lease") // must not hide the helper
+	failed, hangs := fair.Claim{Volume: "failed"}, fair.Claim{Volume: "hangs"}
+	all.failed(failed, "a lease")
+	endsFirst, endsSecond := all.hang(hangs, "a lock"), all.hang(hangs, "a lock")
+	all.failed(hangs, "a lease") // must not hide that it hangs
+	all.well(hangs)
 	for source, want := range map[string]string{"failed": "CopyFailed", "hangs": "CopyStalled"} {
 		if c := all.conditions(source); len(c) != 1 || c[0].Reason != want {
 			t.Errorf("%s: %v, want %s", source, c, want)
 		}
 	}
-	if err := all.check("failed"); err != nil {
+	if err := all.check(failed); err != nil {
 		t.Errorf("a copy that failed forbids the next one: %v", err)
 	}
-	if err := all.check("hangs"); !errors.Is(err, backend.ErrPrecondition) {
-		t.Errorf("a copy beside a helper that hangs: %v", err)
+	endsFirst()
+	endsFirst()
+	if err := all.check(hangs); !errors.Is(err, backend.ErrPrecondition) {
+		t.Errorf("a copy beside one that hangs: %v", err)
 	}
 	all.mu.Lock()
-	for id, old := range all.bySource {
+	for _, old := range all.bySource {
 		old.since = old.since.Add(-2 * remembered)
-		all.bySource[id] = old
 	}
 	all.mu.Unlock()
 	if c := all.conditions("failed"); c != nil {
 		t.Errorf("an old failure is still told: %v", c)
 	}
-	all.failed("another", "")
-	if len(all.bySource) != 2 {
+	another := fair.Claim{Volume: "another"}
+	if all.failed(another, ""); len(all.bySource) != 2 {
 		t.Errorf("kept: %v", all.bySource)
 	}
-	close(gone)
-	for all.hanging() > 0 {
-		time.Sleep(time.Millisecond)
+	if all.well(another); all.conditions("another") != nil {
+		t.Error("a failure is told after a good copy")
 	}
-	if c := all.conditions("hangs"); c != nil {
-		t.Errorf("a helper that has ended is still told: %v", c)
+	if endsSecond(); all.conditions("hangs") != nil || all.check(hangs) != nil || all.hanging() != 0 {
+		t.Error("a copy that has ended still counts as one that hangs")
+	}
+}
+
+// TestATenantWithTooManyCopiesThatHang: each keeps a helper process.
+func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
+	var all troubles
+	claim := func(i int, tenant string) fair.Claim {
+		return fair.Claim{Tenant: tenant, Volume: fmt.Sprint(tenant, i)}
+	}
+	for i := range maxHanging {
+		if err := all.check(claim(i, "a")); err != nil {
+			t.Fatalf("copy %d: %v", i, err)
+		}
+		all.hang(claim(i, "a"), "a lock")
+		all.hang(fair.Claim{Volume: fmt.Sprint("unknown", i)}, "a lock")
+	}
+	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) {
+		t.Errorf("one more copy of the tenant: %v", err)
+	}
+	for _, other := range []fair.Claim{claim(0, "b"), {Volume: "unknown"}} {
+		if err := all.check(other); err != nil {
+			t.Errorf("another tenant: %v", err)
+		}
 	}
 }
 

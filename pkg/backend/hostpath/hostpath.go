@@ -270,7 +270,7 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 // openStore opens the root, makes sure that it is the right one and that no other process serves it, and makes its
 // directories. It never makes the root itself: where a data disk isn't mounted, that would hide it.
 func openStore(cfg Config) (_ *store, err error) {
-	s := &store{path: cfg.Root, parked: &parked{freed: make(chan struct{}, 1), names: map[string]bool{}}}
+	s := &store{path: cfg.Root, parked: &parked{freed: make(chan struct{}, 1), names: map[string]string{}}}
 	if s.root, err = beneath.Open(cfg.Root); err != nil {
 		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
 	}

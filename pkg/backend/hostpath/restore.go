@@ -147,6 +147,7 @@ func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got co
 func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 	claim := c.claim
 	claim.Kind = kindUUID
+	defer c.traffic.pause()() // the programs have a slot of their own, and may hang
 	leave, err := c.slots.formats.Acquire(ctx, claim)
 	if err != nil {
 		return err

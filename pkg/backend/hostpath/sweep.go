@@ -105,7 +105,7 @@ func (s *store) measure(v *volume) {
 }
 
 // sweepStaging sweeps all entries of staging/. Members of a group that was committed and could not
-// be finished are left there: they are the only copy.
+// be finished are left there, as they are the only copy; so is an entry of which that is not known.
 func (b *Backend) sweepStaging(s *store, brokenGroups map[string]error) error {
 	b.count.unswept.Store(nil)
 	names, err := s.root.Names(stagingDir)
@@ -128,7 +128,10 @@ func (b *Backend) sweepStaging(s *store, brokenGroups map[string]error) error {
 func (s *store) isMember(name string, groups map[string]error) bool {
 	var n snapshot
 	err := snapshotFormat.Read(s.root, path.Join(name, recordFile), &n)
-	return err == nil && groups[n.Group] != nil || errors.Is(err, record.ErrNewer)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist) // a member has its record before its group is committed
+	}
+	return groups[n.Group] != nil
 }
 
 // sweep moves something that a crash left to the trash.
@@ -268,7 +271,11 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 	if err := s.inPlace(); err != nil {
 		return err
 	}
-	names, failed := b.unmounted(ctx, s, s.parked.without(names))
+	free, hanging := s.parked.without(names)
+	if err := s.parked.full(); err != nil {
+		return err
+	}
+	names, failed := b.unmounted(ctx, s, free)
 	trash, err := s.root.OpenDirFile(trashDir)
 	if err != nil {
 		return err
@@ -284,7 +291,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 		if err != nil {
 			b.panicked(err)
 			if g := (*givenUp)(nil); errors.As(err, &g) {
-				s.parked.add(name, g.gone)
+				s.parked.addRemoval(name, err.Error(), g.gone)
 			}
 			b.count.trashErrors.Add(1)
 			failed = fmt.Errorf("in %s: %w", filepath.Join(s.path, trashDir, name), err)
@@ -292,29 +299,45 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 		}
 		b.count.trashed.Add(-1)
 	}
-	if left, err := s.root.Names(trashDir); failed == nil && err == nil && len(s.parked.without(left)) > 0 {
-		b.wakeTrash() // deep trees come back in pieces; see removeTree
+	if left, err := s.root.Names(trashDir); failed == nil && err == nil {
+		if free, _ := s.parked.without(left); len(free) > 0 {
+			b.wakeTrash() // deep trees come back in pieces; see removeTree
+		}
+	}
+	if failed == nil {
+		failed = hanging
 	}
 	return failed
 }
+
+// maxParkedRemovals is the number of removals that may hang: each of them keeps a helper process.
+const maxParkedRemovals = 16
 
 // parked are entries of the trash on which a helper may still work.
 type parked struct {
 	freed chan struct{} // there is one entry less
 
-	mu    sync.Mutex
-	names map[string]bool
+	mu       sync.Mutex
+	names    map[string]string // and the reason
+	removals int               // of names: their removal hangs
 }
 
 // add parks an entry until gone is closed.
-func (p *parked) add(name string, gone <-chan struct{}) {
+func (p *parked) add(name, why string, gone <-chan struct{}) { p.park(name, why, 0, gone) }
+
+// addRemoval parks an entry whose removal hangs until gone is closed.
+func (p *parked) addRemoval(name, why string, gone <-chan struct{}) { p.park(name, why, 1, gone) }
+
+func (p *parked) park(name, why string, removals int, gone <-chan struct{}) {
 	p.mu.Lock()
-	p.names[name] = true
+	p.names[name] = why
+	p.removals += removals
 	p.mu.Unlock()
 	go func() {
 		<-gone
 		p.mu.Lock()
 		delete(p.names, name)
+		p.removals -= removals
 		p.mu.Unlock()
 		select {
 		case p.freed <- struct{}{}:
@@ -323,11 +346,28 @@ func (p *parked) add(name string, gone <-chan struct{}) {
 	}()
 }
 
-// without returns the names of entries that are not parked.
-func (p *parked) without(names []string) []string {
+// without returns the names of entries that are not parked, and an error about one that is.
+func (p *parked) without(names []string) (free []string, parked error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.names[name] })
+	for _, name := range names {
+		if why, ok := p.names[name]; ok {
+			parked = fmt.Errorf("in %s: %s", name, why)
+		} else {
+			free = append(free, name)
+		}
+	}
+	return free, parked
+}
+
+// full returns an error while so many removals hang that no other one may begin.
+func (p *parked) full() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.removals < maxParkedRemovals {
+		return nil
+	}
+	return fmt.Errorf("%d removals hang", p.removals)
 }
 
 // unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.

@@ -1,69 +1,112 @@
 package hostpath
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"time"
 
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// remembered is the time for which a failure is worth telling: later its reason may be gone.
-const remembered = 5 * time.Minute
+const (
+	// remembered is the time for which a failure is worth telling: later its reason may be gone.
+	remembered = 5 * time.Minute
+	// stallAfter is the time without progress after which a copy counts as one that hangs. It then
+	// leaves its slot to others: it does not use the disk.
+	stallAfter = 3 * time.Second
+	// maxHanging is the number of volumes of one tenant in which copies may hang. Each of them keeps
+	// a helper process, of which there are few.
+	maxHanging = 8
+)
 
 // troubles are the reasons for which volumes or snapshots could not be copied. Its zero value is
 // empty.
 type troubles struct {
 	mu       sync.Mutex
-	bySource map[string]trouble
+	bySource map[string]*trouble
 }
 
 type trouble struct {
+	tenant  string
 	message string
 	since   time.Time
-	hangs   bool // a helper hangs in the source still
+	hangs   int // copies that hang in the source
 }
 
 // failed notes why the source could not be copied.
-func (t *troubles) failed(source, message string) {
+func (t *troubles) failed(c fair.Claim, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.bySource[source].hangs {
-		t.set(source, trouble{message: message, since: time.Now()})
+	if one := t.of(c); one.hangs == 0 {
+		one.message, one.since = message, time.Now()
 	}
 }
 
-// hang notes that a helper hangs in the source until gone is closed.
-func (t *troubles) hang(source, message string, gone <-chan struct{}) {
+// well notes that a copy of the source was made.
+func (t *troubles) well(c fair.Claim) {
 	t.mu.Lock()
-	t.set(source, trouble{message: message, since: time.Now(), hangs: true})
-	t.mu.Unlock()
-	go func() {
-		<-gone
+	defer t.mu.Unlock()
+	if one := t.bySource[c.Volume]; one != nil && one.hangs == 0 {
+		delete(t.bySource, c.Volume)
+	}
+}
+
+// hang notes that a copy hangs in the source, until ends is called.
+func (t *troubles) hang(c fair.Claim, message string) (ends func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := t.of(c)
+	if one.hangs++; one.hangs == 1 {
+		one.message, one.since = message, time.Now()
+	}
+	return sync.OnceFunc(func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		delete(t.bySource, source)
-	}()
+		if one.hangs--; one.hangs == 0 {
+			delete(t.bySource, c.Volume)
+		}
+	})
 }
 
-func (t *troubles) set(source string, one trouble) {
+// of returns the trouble of a source, which it makes where there is none, and forgets old ones.
+func (t *troubles) of(c fair.Claim) *trouble {
 	if t.bySource == nil {
-		t.bySource = map[string]trouble{}
+		t.bySource = map[string]*trouble{}
 	}
-	t.bySource[source] = one
-	for id, other := range t.bySource {
-		if !other.hangs && time.Since(other.since) > remembered {
+	for id, one := range t.bySource {
+		if one.hangs == 0 && time.Since(one.since) > remembered {
 			delete(t.bySource, id)
 		}
 	}
+	one := t.bySource[c.Volume]
+	if one == nil {
+		one = &trouble{tenant: tenantOf(c)}
+		t.bySource[c.Volume] = one
+	}
+	return one
 }
 
-// check returns ErrPrecondition while a helper hangs in the source: another one would hang too.
-func (t *troubles) check(source string) error {
+// tenantOf returns the namespace of a claim, or the volume where the namespace is not known.
+func tenantOf(c fair.Claim) string { return cmp.Or(c.Tenant, c.Volume) }
+
+// check returns ErrPrecondition while a copy hangs in the source, as another one would hang too, or
+// while copies hang in too many volumes of the tenant.
+func (t *troubles) check(c fair.Claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if one, ok := t.bySource[source]; ok && one.hangs {
+	if one := t.bySource[c.Volume]; one != nil && one.hangs > 0 {
 		return fmt.Errorf("%w: an earlier copy still hangs since %s: %s", backend.ErrPrecondition, one.since.UTC().Format(time.RFC3339), one.message)
+	}
+	hanging := 0
+	for _, one := range t.bySource {
+		if one.hangs > 0 && one.tenant == tenantOf(c) {
+			hanging++
+		}
+	}
+	if hanging >= maxHanging {
+		return fmt.Errorf("%w: copies hang in %d volumes of namespace %s: end the pods that use these", backend.ErrPrecondition, hanging, c.Tenant)
 	}
 	return nil
 }
@@ -72,24 +115,65 @@ func (t *troubles) check(source string) error {
 func (t *troubles) conditions(id string) []backend.Condition {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	one, ok := t.bySource[id]
+	one := t.bySource[id]
+	if one == nil {
+		return nil
+	}
 	switch since := one.since.UTC().Format(time.RFC3339); {
-	case ok && one.hangs:
+	case one.hangs > 0:
 		return condition(backend.Degraded, "CopyStalled", "a snapshot or clone hangs since %s: %s", since, one.message)
-	case ok && time.Since(one.since) <= remembered:
+	case time.Since(one.since) <= remembered:
 		return condition(backend.Degraded, "CopyFailed", "the last snapshot or clone failed at %s: %s", since, one.message)
 	}
 	return nil
 }
 
-// hanging returns the number of sources in which a helper hangs.
+// hanging returns the number of sources in which a copy hangs.
 func (t *troubles) hanging() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, one := range t.bySource {
-		if one.hangs {
+		if one.hangs > 0 {
 			n++
 		}
 	}
 	return n
+}
+
+// watch is a copy that may hang.
+type watch struct {
+	troubles *troubles
+	claim    fair.Claim
+	leave    func() // leaves the slot of the copy
+	after    time.Duration
+	ends     func() // not nil while the copy hangs
+}
+
+// report notes whether the copy makes progress.
+func (w *watch) report(r copyReport) {
+	switch {
+	case r.Idle >= w.after && w.ends == nil:
+		w.ends = w.troubles.hang(w.claim, fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume holds it: end the pod", r.Entry))
+		w.leave()
+	case r.Idle < w.after && w.ends != nil:
+		w.ends()
+		w.ends = nil
+	}
+}
+
+// end notes the end of the copy, or that it was given up: it then hangs until gone is closed.
+func (w *watch) end(gone <-chan struct{}) {
+	if gone != nil && w.ends == nil { // a helper that does not answer
+		w.ends = w.troubles.hang(w.claim, "its helper process does not answer")
+	}
+	switch {
+	case w.ends == nil:
+	case gone == nil:
+		w.ends()
+	default:
+		go func() {
+			<-gone
+			w.ends()
+		}()
+	}
 }

@@ -296,7 +296,9 @@ const leastFree = 1 << 20
 
 // format makes the filesystem of v in an image.
 func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
+	resume := b.traffic.pause() // the wait is not traffic
 	leave, err := b.slots.formats.Acquire(ctx, fair.Claim{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
+	resume()
 	if err != nil {
 		return err
 	}
@@ -316,7 +318,7 @@ func (s *store) drop(half string, why error) error {
 	if err := s.root.Rename(half, path.Join(trashDir, name)); err != nil {
 		return err
 	}
-	s.parked.add(name, g.gone)
+	s.parked.add(name, "a copy to it hangs", g.gone)
 	return nil
 }
 
