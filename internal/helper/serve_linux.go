@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -208,4 +209,18 @@ func find(tables [][]Task, name string) (Task, bool) {
 		}
 	}
 	return Task{}, false
+}
+
+// OpenDirs opens directories for reading that are open as paths only (O_PATH). The caller closes
+// them. On btrfs, that waits for a lock that a tenant can hold, so the driver leaves it to helpers.
+func OpenDirs(dirs []*os.File) (opened []*os.File, err error) {
+	for _, d := range dirs {
+		fd, err := unix.Openat(int(d.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			closeAll(opened)
+			return nil, &fs.PathError{Op: "open", Path: d.Name(), Err: err}
+		}
+		opened = append(opened, os.NewFile(uintptr(fd), d.Name()))
+	}
+	return opened, nil
 }

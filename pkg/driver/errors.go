@@ -47,6 +47,7 @@ var statusCodes = []struct {
 	{errPrecondition, codes.FailedPrecondition},
 	{mounter.ErrBusy, codes.FailedPrecondition},
 	{mounter.ErrStalled, codes.Unavailable},
+	{mounter.ErrNoAnswer, codes.Unavailable},
 	{mounter.ErrNotEmpty, codes.FailedPrecondition},
 	{mounter.ErrReadOnly, codes.FailedPrecondition},
 	{backend.ErrExhausted, codes.ResourceExhausted},

@@ -33,6 +33,8 @@ const (
 const (
 	// syncLimit bounds the time in which a filesystem is written out before it is frozen.
 	syncLimit = 5 * time.Minute
+	// openLimit bounds the time in which a helper opens the root of a filesystem.
+	openLimit = 5 * time.Second
 	// grace is the time after the limit of a freeze in which FIFREEZE may still return.
 	grace = time.Second
 	// thawLimit bounds the time of FITHAW: the disk may not answer, and then neither does it.
@@ -52,8 +54,8 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 		}
 	}
 	// Without the images' locks, so that calls that wait for a lock wait only for the freeze.
-	for _, key := range keys {
-		if err := l.writeOut(ctx, key); err != nil {
+	for _, file := range files {
+		if err := l.writeOut(ctx, disk{image: file.backing(), path: file.Path}); err != nil {
 			return err
 		}
 	}
@@ -79,13 +81,13 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 
 // writeOut writes out the filesystem of an image, if it can, and without the image's lock. With the
 // lock that is done again, and takes little time then. What cannot be reached is left to that.
-func (l *linux) writeOut(ctx context.Context, b backing) error {
-	release, err := l.syncs.lock(ctx, b) // or an unmount would find the filesystem in use
+func (l *linux) writeOut(ctx context.Context, d disk) error {
+	release, err := l.syncs.lock(ctx, d.image) // or an unmount would find the filesystem in use
 	if err != nil {
 		return err
 	}
 	defer release()
-	n, ok, err := l.loops.of(b)
+	n, ok, err := l.loops.of(d.image)
 	if err != nil || !ok {
 		return ctx.Err()
 	}
@@ -98,35 +100,49 @@ func (l *linux) writeOut(ctx context.Context, b backing) error {
 		return ctx.Err()
 	}
 	defer m.Close()
-	return l.help(ctx, syncLimit, syncTask, nil, nil, m)
+	if err := l.help(ctx, openLimit, openTask, nil, d, m); err != nil {
+		return err
+	}
+	return l.help(ctx, syncLimit, syncTask, nil, d, m)
 }
 
-// help runs a task in a helper, for at most a limit. Where image is not nil and the task is given
-// up, the image counts as stalled until the helper has ended. Errors: those of the task and of
-// ctx; ErrStalled if the limit has passed.
-func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, on *disk, files ...*os.File) error {
+// help runs a task in a helper, for at most a limit. If the task is given up, the image on which it
+// works counts as stalled until the helper has ended. Errors: those of the task and of ctx;
+// ErrStalled if the limit has passed, or if there is no helper.
+func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, on disk, files ...*os.File) error {
 	s, err := l.helpers.Start(task, request, files...)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrStalled, err)
 	}
 	defer s.Close()
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err = s.Result(limited, nil, nil)
-	if limited.Err() == nil || err == nil {
+	if errors.Is(err, helper.ErrDied) {
+		return fmt.Errorf("%w: %w", ErrStalled, err)
+	}
+	if limited.Err() == nil || err == nil || s.Ended() {
 		return err
 	}
-	if on != nil {
-		done := l.stalls.add(on.path, on.image, fmt.Sprintf("%s has not returned", task.Name))
-		go func() {
-			<-s.Gone()
-			done()
-		}()
-	}
+	done := l.stalls.add(on.path, on.image, fmt.Sprintf("%s has not returned", task.Name))
+	go func() {
+		<-s.Gone()
+		done()
+	}()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%w: %s of %s has not returned for %s", ErrStalled, task.Name, files[0].Name(), limit)
+	return &stuck{fmt.Errorf("%w: %s of %s has not returned for %s", ErrStalled, task.Name, files[0].Name(), limit), s.Gone()}
+}
+
+// stuck is the error of a task that was given up.
+type stuck struct {
+	error
+	gone <-chan struct{} // closed when the helper has ended
+}
+
+func (s *stuck) Unwrap() error {
+	return s.error
 }
 
 // frozen is an image whose filesystem is to be frozen, as it is recorded.
@@ -167,6 +183,7 @@ type freeze struct {
 	session *helper.Session
 	record  string // path; "" where there is none
 	hangs   []int  // indices of images that may be frozen after Freeze has returned
+	why     string // they hang
 }
 
 // reach opens a mount of the filesystem in an image for f. Of a raw block device, what was written
@@ -181,7 +198,7 @@ func (l *linux) reach(ctx context.Context, f *freeze, image frozen) error {
 		return err
 	}
 	if len(filesystems) == 0 {
-		return l.flush(ctx, n, image.backing(), len(nodes) > 0)
+		return l.flush(ctx, n, disk{image: image.backing(), path: image.Path}, len(nodes) > 0)
 	}
 	m, err := openMount(filesystems)
 	if err != nil {
@@ -192,10 +209,11 @@ func (l *linux) reach(ctx context.Context, f *freeze, image frozen) error {
 	return nil
 }
 
-// openMount opens the first of some mounts of a filesystem that isn't hidden below another mount. Errors: ErrBusy.
+// openMount opens the first of some mounts of a filesystem that is not hidden below another mount, as
+// a path only: a helper opens it for reading. Errors: ErrBusy.
 func openMount(infos []*mountinfo.Info) (*os.File, error) {
 	for _, i := range infos {
-		fd, err := unix.Open(i.Mountpoint, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(i.Mountpoint, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			continue
 		}
@@ -211,8 +229,8 @@ func openMount(infos []*mountinfo.Info) (*os.File, error) {
 // flush writes the page cache of a device to its file. known says that the device is mounted as a
 // Disk. Errors: ErrBusy if it is not, and a filesystem on it is mounted in a mount namespace that
 // is not visible here.
-func (l *linux) flush(ctx context.Context, n int, b backing, known bool) error {
-	if !known && released(n, b) {
+func (l *linux) flush(ctx context.Context, n int, d disk, known bool) error {
+	if !known && released(n, d.image) {
 		return nil
 	}
 	dev, err := openLoop(n, true)
@@ -229,7 +247,7 @@ func (l *linux) flush(ctx context.Context, n int, b backing, known bool) error {
 			return err
 		}
 	}
-	return l.help(ctx, syncLimit, syncTask, nil, nil, dev)
+	return l.help(ctx, syncLimit, syncTask, nil, d, dev)
 }
 
 // run freezes the filesystems, calls cut and thaws.
@@ -253,11 +271,14 @@ func (f *freeze) prepare(ctx context.Context) (err error) {
 	}
 	f.session, err = f.helpers.Start(freezeTask, freezeRequest{Limit: f.limit, Paths: paths}, f.mounts...)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", ErrStalled, err)
 	}
 	limited, cancel := context.WithTimeout(ctx, syncLimit)
 	defer cancel()
 	if err := f.session.Receive(limited, nil); err != nil {
+		if limited.Err() != nil && !f.session.Ended() {
+			f.allHang("syncfs has not returned")
+		}
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			err = fmt.Errorf("%w: syncfs has not returned for %s", ErrStalled, syncLimit)
 		}
@@ -283,23 +304,28 @@ func (f *freeze) begin(ctx context.Context, end time.Time) error {
 	case err == nil && state.Hangs < 0:
 		return nil
 	case err == nil:
-		f.hangs = []int{state.Hangs}
+		f.hangs, f.why = []int{state.Hangs}, hangsInWrite
 		return fmt.Errorf("%w: a write to %s that has begun has not ended for %s", ErrThawed, f.images[state.Hangs].Path, f.limit)
 	case wait.Err() == nil: // the helper has thawed what it had frozen, or it has died
 		if errors.Is(err, helper.ErrDied) {
-			f.allHang()
+			f.allHang("the helper process has died")
 		}
 		return err
+	case f.session.Ended(): // its error came as ctx ended
+		return err
 	}
-	f.allHang()
+	f.allHang(hangsInWrite)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	return fmt.Errorf("%w: the helper process has not answered for %s", ErrThawed, f.limit+2*grace)
 }
 
-func (f *freeze) allHang() {
-	f.hangs = f.hangs[:0]
+// hangsInWrite is the usual reason why a freeze hangs.
+const hangsInWrite = "a freeze waits for a write that does not end: a process in a pod that uses the volume hangs in it"
+
+func (f *freeze) allHang(why string) {
+	f.hangs, f.why = f.hangs[:0], why
 	for i := range f.images {
 		f.hangs = append(f.hangs, i)
 	}
@@ -332,15 +358,15 @@ func (f *freeze) thaw(late bool) error {
 		err = f.session.Receive(ctx, &outcome)
 	}
 	if err != nil {
-		f.allHang()
+		f.allHang("the helper process does not thaw")
 		return fmt.Errorf("%w: the helper process does not thaw %s: %w", ErrFrozen, f.images[0].Path, err)
 	}
 	if len(outcome.Stuck) > 0 {
-		f.allHang()
+		f.allHang(strings.Join(outcome.Stuck, "; "))
 		return fmt.Errorf("%w: %s", ErrFrozen, strings.Join(outcome.Stuck, "; "))
 	}
 	if err := f.session.Result(ctx, nil, nil); err != nil {
-		f.allHang()
+		f.allHang("the helper process has not ended")
 	}
 	switch {
 	case late, outcome.Late:
@@ -366,7 +392,7 @@ func (f *freeze) close() {
 	}
 	var done []func()
 	for _, i := range f.hangs {
-		done = append(done, f.stalls.add(f.images[i].Path, f.images[i].backing(), "a freeze waits for a write that does not end: a process in a pod that uses the volume hangs in it"))
+		done = append(done, f.stalls.add(f.images[i].Path, f.images[i].backing(), f.why))
 	}
 	go f.settle(done)
 }

@@ -16,14 +16,21 @@ import (
 
 // HelperTasks are the tasks of this package that run in helper processes. A program that uses
 // Freeze or Grow passes them to helper.Main, or calls Main.
-func HelperTasks() []helper.Task { return []helper.Task{freezeTask, syncTask, thawTask, growTask} }
+func HelperTasks() []helper.Task { return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask} }
+
+// openTask opens directories that are open as paths only, to see whether that hangs.
+var openTask = helper.Task{Name: "open", Run: func(j *helper.Job) (any, error) {
+	dirs, err := helper.OpenDirs(j.Files)
+	closeFiles(dirs)
+	return nil, err
+}}
 
 // freezeTask freezes filesystems and thaws them. FIFREEZE waits, uninterruptibly, until each write
 // that has begun is complete. So the helper outlives the driver: it thaws as soon as FIFREEZE
 // returns.
 //
-// The files are one directory of each filesystem. The task writes the filesystems out and sends a
-// message; receives the file of the freeze's record, whose lock it then holds until the process
+// The files are one directory of each filesystem, open as a path only. The task writes the filesystems
+// out and sends a message; receives the file of the freeze's record, whose lock it holds until it
 // ends; freezes and sends a freezeState; thaws when it receives a message, when the limit has
 // passed, or when the driver has died; and sends thawed. It ends when nothing is frozen.
 var freezeTask = helper.Task{Name: "freeze", Run: runFreeze, Errors: []error{ErrBusy, ErrThawed}, Outlives: true}
@@ -51,7 +58,12 @@ func runFreeze(j *helper.Job) (any, error) {
 	if err := j.Request(&req); err != nil {
 		return nil, err
 	}
-	if err := syncAll(j.Files); err != nil {
+	mounts, err := helper.OpenDirs(j.Files)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFiles(mounts)
+	if err := syncAll(mounts); err != nil {
 		return nil, err
 	}
 	if err := j.Send(nil); err != nil {
@@ -62,7 +74,7 @@ func runFreeze(j *helper.Job) (any, error) {
 		return nil, err
 	}
 	defer closeFiles(record)
-	w := &window{paths: req.Paths, mounts: j.Files, next: -1}
+	w := &window{paths: req.Paths, mounts: mounts, next: -1}
 	limit := time.AfterFunc(req.Limit, w.expire)
 	defer limit.Stop()
 	hangs := time.AfterFunc(req.Limit+grace, func() {
@@ -229,7 +241,7 @@ var syncTask = helper.Task{Name: "sync", Run: func(j *helper.Job) (any, error) {
 			return nil, err
 		}
 		if info.IsDir() {
-			err = syncAll([]*os.File{f})
+			err = syncDir(f)
 		} else {
 			err = f.Sync()
 		}
@@ -240,9 +252,24 @@ var syncTask = helper.Task{Name: "sync", Run: func(j *helper.Job) (any, error) {
 	return nil, nil
 }}
 
-// thawTask thaws the filesystems of its files until none is frozen.
+// syncDir writes out the filesystem of a directory that is open as a path only.
+func syncDir(dir *os.File) error {
+	dirs, err := helper.OpenDirs([]*os.File{dir})
+	if err != nil {
+		return err
+	}
+	defer closeFiles(dirs)
+	return syncAll(dirs)
+}
+
+// thawTask thaws the filesystems of its files, which are open as paths only, until none is frozen.
 var thawTask = helper.Task{Name: "thaw", Outlives: true, Run: func(j *helper.Job) (any, error) {
-	for i, err := range thawAll(j.Files) {
+	mounts, err := helper.OpenDirs(j.Files)
+	if err != nil {
+		return nil, err
+	}
+	defer closeFiles(mounts)
+	for i, err := range thawAll(mounts) {
 		if err != nil && !errors.Is(err, unix.EINVAL) {
 			return nil, &fs.PathError{Op: "FITHAW", Path: j.Files[i].Name(), Err: err}
 		}

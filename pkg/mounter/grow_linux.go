@@ -64,14 +64,20 @@ func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 // growLimit bounds the time in which a filesystem grows.
 const growLimit = time.Minute
 
-// growTask grows a mounted filesystem. Its files are the root of the filesystem and the device. It
+// growTask grows a mounted filesystem. Its files are the root of the filesystem, open as a path only,
+// and the device. It
 // waits, uninterruptibly, while the filesystem is frozen or is about to be.
 var growTask = helper.Task{Name: "grow", Errors: []error{ErrBusy, ErrFormat}, Run: func(j *helper.Job) (any, error) {
 	var fsType string
 	if err := j.Request(&fsType); err != nil {
 		return nil, err
 	}
-	fd, dev := int(j.Files[0].Fd()), j.Files[1]
+	dirs, err := helper.OpenDirs(j.Files[:1])
+	if err != nil {
+		return nil, err
+	}
+	defer closeFiles(dirs)
+	fd, dev := int(dirs[0].Fd()), j.Files[1]
 	size, err := sizeOf(dev)
 	if err != nil {
 		return nil, err
@@ -94,13 +100,13 @@ func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev
 	if err := l.stalls.check(b); err != nil {
 		return err
 	}
-	fd, err := unix.Openat(p.parent, p.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	dir := os.NewFile(uintptr(fd), p.path)
 	defer dir.Close()
-	return l.help(ctx, growLimit, growTask, m.FSType, &disk{dev, b, m.Source}, dir, dev)
+	return l.help(ctx, growLimit, growTask, m.FSType, disk{dev, b, m.Source}, dir, dev)
 }
 
 // sizeOf returns the size of a device in bytes.

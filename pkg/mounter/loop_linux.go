@@ -195,7 +195,7 @@ func give(dev *os.File, config *unix.LoopConfig) error {
 	return setDeviceReadOnly(dev, config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0)
 }
 
-// of returns the number of the device that has a file. Errors: ErrBusy if it cannot be told, as
+// of returns the number of the device that has a file. Errors: ErrNoAnswer if it cannot be told, as
 // another device does not answer.
 func (l *loops) of(b backing) (n int, ok bool, err error) {
 	if n, ok := l.hint(b); ok {
@@ -244,7 +244,8 @@ func (l *loops) has(n int, b backing) (bool, error) {
 // fileOf returns the file behind a device. It asks the device only if that may have got another file
 // since the last answer. The device answers no question while it is changed (LOOP_SET_DIRECT_IO
 // writes out the whole file, for example), and EIO while the file's filesystem is dead. A device that
-// is just being detached may count as attached still. Errors: unix.ENXIO if there is no file, ErrBusy.
+// is just being detached may count as attached still. Errors: unix.ENXIO if there is no file,
+// ErrNoAnswer.
 func (l *loops) fileOf(n int) (backing, error) {
 	sequence := sequenceOf(n)
 	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
@@ -258,7 +259,7 @@ func (l *loops) fileOf(n int) (backing, error) {
 		has, err = r.wait(ctx)
 	}
 	if errors.Is(err, errNoAnswer) {
-		return has, fmt.Errorf("%w: %s %w", ErrBusy, loopPath(n), err)
+		return has, fmt.Errorf("%w: %s %w", ErrNoAnswer, loopPath(n), err)
 	}
 	if err == nil && sequence != "" && sequenceOf(n) == sequence {
 		l.noteFile(n, attached{has, sequence})

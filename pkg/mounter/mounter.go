@@ -107,6 +107,7 @@ var (
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
 	ErrThawed   = errors.New("no longer one point in time") // what was cut while a freeze did not last
 	ErrFrozen   = errors.New("still frozen")                // whoever writes to it hangs, until it can be thawed
+	ErrNoAnswer = errors.New("a device does not answer")    // and may be the one that matters
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
 )
 

@@ -119,6 +119,9 @@ func (l *linux) thawUntilDone(record string, tried func()) {
 		if err == nil || errors.Is(err, errNoRecord) {
 			return
 		}
+		if s := (*stuck)(nil); errors.As(err, &s) {
+			<-s.gone // another helper would hang, too
+		}
 		time.Sleep(againThaw)
 	}
 }
@@ -153,7 +156,7 @@ func (l *linux) thawRecorded(record string) (images []frozen, err error) {
 	if len(mounts) == 0 {
 		return images, nil
 	}
-	return images, l.help(context.Background(), thawLimit, thawTask, nil, nil, mounts...)
+	return images, l.help(context.Background(), thawLimit, thawTask, nil, disk{image: images[0].backing(), path: images[0].Path}, mounts...)
 }
 
 // errNoRecord says that the state directory holds something that New did not write. It is left
@@ -163,6 +166,9 @@ var errNoRecord = errors.New("not a record")
 // readRecord opens and reads a record. Errors: errNoRecord if it is not a file of a record's size.
 func readRecord(path string) (*os.File, []byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) { // a link, a socket
+		err = fmt.Errorf("%w: %w", errNoRecord, err)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

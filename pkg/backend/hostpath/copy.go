@@ -236,7 +236,7 @@ func canDoWithout(ctx context.Context, err error) (bool, error) {
 	case errors.As(err, &g), errors.Is(err, mounter.ErrFrozen): // an operator has to know
 		return false, err
 	}
-	return errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrStalled) ||
+	return errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrStalled) || errors.Is(err, mounter.ErrNoAnswer) ||
 		errors.Is(err, mounter.ErrBusy) || errors.Is(err, context.DeadlineExceeded), err
 }
 

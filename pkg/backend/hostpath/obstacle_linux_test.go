@@ -213,8 +213,12 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 				s.serves(b)
 				s.survives(b)
 				s.emptied()
-				if left := s.names(stagingDir); len(left) > 0 {
-					t.Errorf("%v is left in the staging area", left)
+				var want []string
+				if name == "record in the staging area" { // it may have been the record of a group's member
+					want = []string{"y"}
+				}
+				if left := s.names(stagingDir); !slices.Equal(left, want) {
+					t.Errorf("%v is left in the staging area, want %v", left, want)
 				}
 				s.ends(b)
 			})

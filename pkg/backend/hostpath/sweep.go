@@ -126,9 +126,13 @@ func (b *Backend) sweepStaging(s *store, brokenGroups map[string]error) error {
 
 // isMember reports whether the directory called name has, or may have, a member of these groups.
 func (s *store) isMember(name string, groups map[string]error) bool {
-	var n snapshot
-	err := snapshotFormat.Read(s.root, path.Join(name, recordFile), &n)
+	dir, err := s.root.OpenDir(name)
 	if err != nil {
+		return !errors.Is(err, beneath.ErrType)
+	}
+	defer dir.Close()
+	var n snapshot
+	if err := snapshotFormat.Read(dir, recordFile, &n); err != nil {
 		return !errors.Is(err, fs.ErrNotExist) // a member has its record before its group is committed
 	}
 	return groups[n.Group] != nil
