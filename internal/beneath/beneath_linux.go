@@ -67,6 +67,16 @@ func (d *Dir) OpenDirFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
+// OpenDirPath opens the directory called name as a path only (O_PATH), which waits for no lock. The
+// caller closes it.
+func (d *Dir) OpenDirPath(name string) (*os.File, error) {
+	fd, err := d.openat(name, unix.O_PATH|directory, 0)
+	if err != nil {
+		return nil, d.failed("open", name, fs.ModeDir, err)
+	}
+	return os.NewFile(uintptr(fd), d.join(name)), nil
+}
+
 // OpenFile opens the regular file called name, or makes it, as os.OpenFile does.
 func (d *Dir) OpenFile(name string, flag int, perm fs.FileMode) (*os.File, error) {
 	if flag&os.O_CREATE == 0 {

@@ -52,6 +52,9 @@ func (d *Dir) OpenDir(name string) (*Dir, error) {
 	return &Dir{root}, nil
 }
 
+// OpenDirPath is OpenDirFile here.
+func (d *Dir) OpenDirPath(name string) (*os.File, error) { return d.OpenDirFile(name) }
+
 // OpenDirFile opens the directory called name for code that takes files. The caller closes it.
 func (d *Dir) OpenDirFile(name string) (*os.File, error) {
 	if err := d.check("open", name, fs.ModeDir); err != nil {

@@ -16,7 +16,9 @@ import (
 
 // HelperTasks are the tasks of this package that run in helper processes. A program that uses
 // Freeze or Grow passes them to helper.Main, or calls Main.
-func HelperTasks() []helper.Task { return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask} }
+func HelperTasks() []helper.Task {
+	return []helper.Task{openTask, freezeTask, syncTask, thawTask, growTask}
+}
 
 // openTask opens directories that are open as paths only, to see whether that hangs.
 var openTask = helper.Task{Name: "open", Run: func(j *helper.Job) (any, error) {

@@ -249,17 +249,28 @@ func (c copying) explain(err error) error {
 		c.troubles.well(c.claim)
 		return nil
 	case errors.Is(err, errNoProgress) && errors.As(err, &g):
-		ends := c.troubles.hang(c.claim, err.Error())
-		go func() {
-			<-g.gone
-			ends()
-		}()
+		return c.stalled(c.claim, err)
 	case errors.Is(err, copier.ErrLease), errors.Is(err, copier.ErrDepth), errors.Is(err, copier.ErrMoved):
 		c.troubles.failed(c.claim, err.Error())
 	default:
 		return err
 	}
 	return fmt.Errorf("%w: copy of %s: %w", backend.ErrPrecondition, c.claim.Volume, err)
+}
+
+// stalled turns the error of work that was given up into ErrPrecondition, and notes it for the health
+// of the source until the helper has ended.
+func (b *Backend) stalled(c fair.Claim, err error) error {
+	g := (*givenUp)(nil)
+	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {
+		return err
+	}
+	ends := b.troubles.hang(c, err.Error())
+	go func() {
+		<-g.gone
+		ends()
+	}()
+	return fmt.Errorf("%w: %s: %w", backend.ErrPrecondition, c.Volume, err)
 }
 
 // unmounted copies an image that nobody writes to, and makes sure that nobody did.

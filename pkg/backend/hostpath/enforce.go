@@ -12,6 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
@@ -148,13 +149,8 @@ func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	if !v.Enforced {
 		return nil
 	}
-	data, err := dir.OpenDirFile(dataDir)
-	if err != nil {
-		return err
-	}
-	defer data.Close()
 	crashpoint.Reached("quota:unset")
-	return quota.Set(data, *v.Mark, v.Size)
+	return b.limitIn(dir, dataDir, v, v.Size)
 }
 
 // subvolumeOf makes a copy of the source's data at one moment, in the directory half.
@@ -170,9 +166,9 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 		return err
 	}
 	c.me.cut = time.Now()
-	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
+	src, err := c.source()
 	if err != nil {
-		return missing(err)
+		return err
 	}
 	defer src.Close()
 	parent, err := half.OpenDirFile(".")
@@ -185,6 +181,23 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 	}
 	crashpoint.Reached("copy:subvolume")
 	return nil
+}
+
+// source opens the directory that is copied, as a path only: a helper opens it for reading.
+// Errors: ErrPrecondition if that hangs.
+func (c copying) source() (*os.File, error) {
+	src, err := c.store.root.OpenDirPath(path.Join(c.from, dataDir))
+	if err != nil {
+		return nil, missing(err)
+	}
+	if c.store.subvolumes() { // on btrfs an open waits for a lock that a tenant can hold
+		err = c.stalled(c.claim, c.exec.open(context.Background(), src))
+	}
+	if err != nil {
+		src.Close()
+		return nil, err
+	}
+	return src, nil
 }
 
 // heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
@@ -235,9 +248,9 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 		return got, err
 	}
 	defer leave()
-	src, err := c.store.root.OpenDirFile(path.Join(c.from, dataDir))
+	src, err := c.source()
 	if err != nil {
-		return got, missing(err)
+		return got, err
 	}
 	defer src.Close()
 	got.how, err = c.watched(leave, func(report func(copyReport)) (copier.How, error) {
@@ -274,7 +287,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
 		return fmt.Errorf("%w: the limit can't be taken away now: %w", backend.ErrUnavailable, why)
 	}
 	v.Enforced = false
-	return s.limit(v, 0)
+	return b.limit(s, v, 0)
 }
 
 // raise makes the limit of a directory, if it has one, its size, which has grown. Where quotas are off for a while, a
@@ -289,21 +302,37 @@ func (b *Backend) raise(ctx context.Context, s *store, v *volume) error {
 		}
 		return nil
 	}
-	return s.limit(v, v.Size)
+	return b.limit(s, v, v.Size)
 }
 
 // limit gives the directory of v a limit, or none if size is 0.
-func (s *store) limit(v *volume, size int64) error {
-	data, err := s.root.OpenDirFile(s.dataName(v))
+func (b *Backend) limit(s *store, v *volume, size int64) error {
+	return b.limitIn(s.root, s.dataName(v), v, size)
+}
+
+// limitIn is limit for the directory called name in dir.
+func (b *Backend) limitIn(dir *beneath.Dir, name string, v *volume, size int64) error {
+	data, err := openMarked(dir, name, v)
 	if err != nil {
 		return err
 	}
 	defer data.Close()
+	if v.Mark.Kind == quota.Subvolume {
+		return b.stalled(fair.Claim{Volume: v.ID}, b.exec.setLimit(data, *v.Mark, size))
+	}
 	return quota.Set(data, *v.Mark, size)
 }
 
+// openMarked opens the directory of v, called name in dir: a subvolume as a path only, for a helper.
+func openMarked(dir *beneath.Dir, name string, v *volume) (*os.File, error) {
+	if v.Mark.Kind == quota.Subvolume {
+		return dir.OpenDirPath(name)
+	}
+	return dir.OpenDirFile(name)
+}
+
 // unenforced says what is wrong with the limit of a directory, or nothing.
-func (s *store) unenforced(v *volume) []backend.Condition {
+func (b *Backend) unenforced(s *store, v *volume) []backend.Condition {
 	if v.Kind != directory {
 		return nil
 	}
@@ -311,7 +340,7 @@ func (s *store) unenforced(v *volume) []backend.Condition {
 	_, mutable := v.Mutable[enforceKey]
 	switch {
 	case v.Enforced:
-		u, err := s.look(v)
+		u, err := b.look(s, v)
 		if err == nil && u.Holds(v.Size) {
 			return nil
 		}
@@ -333,7 +362,7 @@ func (b *Backend) heal(ctx context.Context, s *store) {
 			return
 		}
 		b.panicked(guard.Do(func() error {
-			if u, err := s.look(v); err == nil && !u.Holds(v.Size) {
+			if u, err := b.look(s, v); err == nil && !u.Holds(v.Size) {
 				b.again(s, v)
 			}
 			return nil
@@ -349,18 +378,26 @@ func (b *Backend) heal(ctx context.Context, s *store) {
 // meanwhile. What can't be mended stays in its health.
 func (b *Backend) again(s *store, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
-		_ = s.limit(v, v.Size)
+		_ = b.limit(s, v, v.Size)
 		was = v
 		v, _ = b.index.find(v.key())
 	}
 }
 
-func (s *store) look(v *volume) (quota.Usage, error) {
-	data, err := s.root.OpenDirFile(s.dataName(v))
+func (b *Backend) look(s *store, v *volume) (quota.Usage, error) {
+	data, err := openMarked(s.root, s.dataName(v), v)
 	if err != nil {
 		return quota.Usage{}, err
 	}
 	defer data.Close()
+	if v.Mark.Kind == quota.Subvolume {
+		c := fair.Claim{Volume: v.ID}
+		if err := b.troubles.check(c); err != nil {
+			return quota.Usage{}, err
+		}
+		u, err := b.exec.look(data, *v.Mark)
+		return u, b.stalled(c, err)
+	}
 	return quota.Look(data, *v.Mark)
 }
 
@@ -377,7 +414,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	if !v.Enforced || v.Mark.Kind != quota.Subvolume {
 		return u, false, nil
 	}
-	q, err := s.look(v)
+	q, err := b.look(s, v)
 	if errors.Is(err, quota.ErrNotEnforced) { // its health says so
 		return u, false, nil
 	}

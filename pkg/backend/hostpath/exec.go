@@ -13,6 +13,8 @@ import (
 const (
 	// progressLimit is the time after which a copy or a removal that makes no progress is given up.
 	progressLimit = time.Minute
+	// quotaLimit bounds the time in which a helper opens a directory, and reads or sets its limit.
+	quotaLimit = 3 * time.Second
 	// cloneLimit bounds one FICLONE, which shows no progress: some 30 µs for each extent of an
 	// image on xfs, so an hour is enough for 100 million extents.
 	cloneLimit = time.Hour

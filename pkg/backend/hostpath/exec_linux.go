@@ -19,7 +19,7 @@ import (
 // HelperTasks are the tasks of this package that run in helper processes. A program that uses a
 // Backend passes them to helper.Main.
 func HelperTasks() []helper.Task {
-	return []helper.Task{treeTask, fileTask, cloneTask, subvolumeTask, removeTask}
+	return []helper.Task{openTask, quotaTask, treeTask, fileTask, cloneTask, subvolumeTask, removeTask}
 }
 
 // executor runs work in helper processes.
@@ -63,6 +63,69 @@ func finish(ctx context.Context, s *helper.Session, limit time.Duration, result 
 	return &givenUp{err, s.Gone()}
 }
 
+// openTask opens a directory that is open as a path only, to see whether that hangs.
+var openTask = helper.Task{Name: "open-dir", Run: func(j *helper.Job) (any, error) {
+	dirs, err := helper.OpenDirs(j.Files)
+	if err != nil {
+		return nil, err
+	}
+	return nil, dirs[0].Close()
+}}
+
+// open opens a directory for reading in a helper. Errors: errNoProgress in *givenUp if that hangs.
+func (e *executor) open(ctx context.Context, dir *os.File) error {
+	s, err := e.start(openTask, nil, dir)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return finish(ctx, s, quotaLimit, nil, func(json.RawMessage) error { return nil })
+}
+
+// quotaRequest is a request of quotaTask.
+type quotaRequest struct {
+	Mark  quota.Mark `json:"mark"`
+	Limit *int64     `json:"limit"` // to be set, in bytes; nil: none is
+}
+
+// quotaTask sets the limit of a directory, which is open as a path only, or looks at its usage.
+var quotaTask = helper.Task{Name: "quota", Errors: []error{quota.ErrNotEnforced}, Run: func(j *helper.Job) (any, error) {
+	var r quotaRequest
+	if err := j.Request(&r); err != nil {
+		return nil, err
+	}
+	dirs, err := helper.OpenDirs(j.Files)
+	if err != nil {
+		return nil, err
+	}
+	defer dirs[0].Close()
+	if r.Limit != nil {
+		return nil, quota.Set(dirs[0], r.Mark, *r.Limit)
+	}
+	return quota.Look(dirs[0], r.Mark)
+}}
+
+// look returns the usage of a directory that is open as a path only. Errors: errNoProgress in *givenUp
+// if the directory cannot be opened within seconds.
+func (e *executor) look(dir *os.File, mark quota.Mark) (u quota.Usage, err error) {
+	err = e.quota(dir, quotaRequest{Mark: mark}, &u)
+	return u, err
+}
+
+// setLimit sets the limit of a directory that is open as a path only. Errors: as look.
+func (e *executor) setLimit(dir *os.File, mark quota.Mark, size int64) error {
+	return e.quota(dir, quotaRequest{mark, &size}, nil)
+}
+
+func (e *executor) quota(dir *os.File, r quotaRequest, result any) error {
+	s, err := e.start(quotaTask, r, dir)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return finish(context.Background(), s, quotaLimit, result, func(json.RawMessage) error { return nil })
+}
+
 // reportEvery is the time between two reports of a copy. The helper sends them without pause, so
 // that a helper which is stopped is noticed.
 const reportEvery = time.Second
@@ -76,10 +139,19 @@ type copyResult struct {
 // copyErrors keep their identity on the way from a helper.
 var copyErrors = []error{copier.ErrLease, copier.ErrDepth, copier.ErrMoved}
 
-// treeTask copies a directory to an empty one; fileTask copies a file to an empty one. Their files
-// are source and target.
+// treeTask copies a directory, which is open as a path only, to an empty one; fileTask copies a file to
+// an empty one. Their files are source and target.
 var (
-	treeTask = helper.Task{Name: "copy-tree", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.Tree) }}
+	treeTask = helper.Task{Name: "copy-tree", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) {
+		src, err := helper.OpenDirs(j.Files[:1])
+		if err != nil {
+			return nil, err
+		}
+		defer src[0].Close()
+		return runCopy(j, func(ctx context.Context, _, dst *os.File, o copier.Options) (copier.How, error) {
+			return copier.Tree(ctx, src[0], dst, o)
+		})
+	}}
 	fileTask = helper.Task{Name: "copy-file", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.File) }}
 )
 
@@ -245,14 +317,19 @@ type subvolumeRequest struct {
 	ReadOnly bool   `json:"readOnly"`
 }
 
-// subvolumeTask makes a snapshot of a subvolume. Its files are the subvolume and the directory in
-// which the snapshot is made.
+// subvolumeTask makes a snapshot of a subvolume. Its files are the subvolume, open as a path only, and
+// the directory in which the snapshot is made.
 var subvolumeTask = helper.Task{Name: "subvolume", Run: func(j *helper.Job) (any, error) {
 	var r subvolumeRequest
 	if err := j.Request(&r); err != nil {
 		return nil, err
 	}
-	_, err := quota.Snapshot(j.Files[0], j.Files[1], r.Name, 0, r.ReadOnly)
+	src, err := helper.OpenDirs(j.Files[:1])
+	if err != nil {
+		return nil, err
+	}
+	defer src[0].Close()
+	_, err = quota.Snapshot(src[0], j.Files[1], r.Name, 0, r.ReadOnly)
 	return nil, err
 }}
 

@@ -25,6 +25,16 @@ type executor struct {
 
 func (e *executor) close() {}
 
+func (e *executor) open(context.Context, *os.File) error { return nil }
+
+func (e *executor) look(dir *os.File, mark quota.Mark) (quota.Usage, error) {
+	return quota.Look(dir, mark)
+}
+
+func (e *executor) setLimit(dir *os.File, mark quota.Mark, size int64) error {
+	return quota.Set(dir, mark, size)
+}
+
 func (e *executor) tree(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
 	return copier.Tree(ctx, src, dst, copier.Options{})
 }

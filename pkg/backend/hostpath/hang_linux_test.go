@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +84,45 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 		t.Errorf("after the write: %v", err)
 	}
 	w.emptied()
+}
+
+// TestAListingThatHangs: on btrfs a process that lists a directory can keep others from opening it.
+func TestAListingThatHangs(t *testing.T) {
+	ctx := context.Background()
+	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Reflinks: true})
+	w.quotas("enable")
+	b := w.open()
+	v, file := w.withFile(b, "hostile", "")
+	good, _ := w.withFile(b, "good", "")
+	listing := hang.Readdir(t, filepath.Dir(file))
+	maker := exec.Command("touch", filepath.Join(filepath.Dir(file), "f")) // waits for the lock, and makes readers wait
+	if err := maker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		listing.Kill()
+		maker.Wait()
+	})
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID}); err != nil && !errors.Is(err, backend.ErrPrecondition) {
+		t.Errorf("Snapshot = %v, want ErrPrecondition or none", err)
+	}
+	if _, _, err := b.Usage(ctx, v.ID); err != nil && !errors.Is(err, backend.ErrPrecondition) {
+		t.Errorf("Usage = %v, want ErrPrecondition or none", err)
+	}
+	if _, err := b.Health(ctx, v.ID); err != nil {
+		t.Errorf("Health = %v", err)
+	}
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "good", Source: good.ID}); err != nil {
+		t.Errorf("another volume: %v", err)
+	}
+	listing.Release()
+	if err := maker.Wait(); err != nil {
+		t.Error(err)
+	}
+	w.eventually("no copy hangs", func() bool { return b.troubles.hanging() == 0 })
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "later", Source: v.ID}); err != nil {
+		t.Errorf("after the listing: %v", err)
+	}
 }
 
 // TestARemovalThatHangsStopsNoOther: the kernel locks a file to remove it.

@@ -168,11 +168,11 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 // diagnose returns what is wrong with the volume called id. err is the reason why its record cannot
 // be used, and failing are the images whose filesystems have failed, by their paths.
 func (b *Backend) diagnose(s *store, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
-	return append(s.diagnose(id, v, err, failing), b.troubles.conditions(id)...)
+	return append(b.observe(s, id, v, err, failing), b.troubles.conditions(id)...)
 }
 
-// diagnose returns what the volume's record, its data and its filesystem show.
-func (s *store) diagnose(id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
+// observe returns what the volume's record, its data and its filesystem show.
+func (b *Backend) observe(s *store, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return condition(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
@@ -193,7 +193,7 @@ func (s *store) diagnose(id string, v *volume, err error, failing map[string]mou
 	if f, ok := failing[s.dataPath(v)]; ok {
 		return failed(f)
 	}
-	return s.unenforced(v)
+	return b.unenforced(s, v)
 }
 
 // failed returns what a failure of the filesystem in an image is to who uses it.

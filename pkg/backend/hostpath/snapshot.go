@@ -140,7 +140,7 @@ func (c copying) estimate(v *volume) (held int64) {
 			held, _ = copier.Held(src)
 		}
 	case v.Enforced:
-		u, _ := c.store.look(v)
+		u, _ := c.look(c.store, v)
 		held = u.Used
 	}
 	return max(1, held)
