@@ -74,8 +74,8 @@ func (o *options) gcPercent() int {
 	return gcPercent
 }
 
-// run serves until ctx is done. First it takes its endpoints: while another driver serves there, it touches nothing, and
-// it reads the mounts when no other driver changes them any more.
+// run serves until ctx is done. First it takes its endpoints: while another driver serves there, it touches nothing. One
+// that did not answer ends as soon as it goes on: see fence.
 func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
 		return fmt.Errorf("--kubelet-dir: %w", err)
@@ -88,6 +88,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
 	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	l.measure(p.registry)
+	go p.fence()
 	if p.traces, err = driver.Tracing(ctx, o.driverName, release(), log); err != nil {
 		return err
 	}
@@ -105,6 +106,21 @@ type instance struct {
 	listeners listeners
 	registry  *prometheus.Registry
 	traces    driver.Traces
+}
+
+// fenceEvery is the time between two looks at the socket. A process that was stopped looks at once
+// when it goes on.
+const fenceEvery = time.Second
+
+// fence ends this process, with all calls that are under way, if another driver has taken its socket:
+// that one mounts and unmounts now.
+func (p *instance) fence() {
+	for range time.Tick(fenceEvery) {
+		if driver.Replaced(p.listeners.csi) {
+			p.log.Error("another process serves the endpoint now: this one must not change anything any more", "endpoint", p.endpoint)
+			os.Exit(1)
+		}
+	}
 }
 
 // endTracing sends what the last calls left in the buffer: worth a moment, no more.

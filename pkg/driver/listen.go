@@ -97,7 +97,7 @@ func checkStale(path string) error {
 //
 // A process that has ended in part, or that hangs, still has connections accepted by the kernel, and would keep its
 // successor from starting. The limit cannot tell such a process from one that is only slow: stopped, or on a machine
-// that is overloaded. That costs no data: the lock on the root (flock) keeps the successor from serving a root that the
+// that is overloaded. A driver that goes on then ends itself (Replaced). That costs no data: the lock on the root (flock) keeps the successor from serving a root that the
 // first process still has open, and a freeze that the successor ends is an error of the first process's snapshot.
 const answerLimit = 3 * time.Second
 

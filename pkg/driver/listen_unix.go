@@ -63,3 +63,14 @@ func (s *socket) Close() (err error) {
 func isRefused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
+
+// Replaced reports whether another process has put a socket of its own in the place of the one on which
+// l listens.
+func Replaced(l net.Listener) bool {
+	s, ok := l.(*socket)
+	if !ok {
+		return false
+	}
+	info, err := os.Lstat(s.path)
+	return err == nil && !os.SameFile(info, s.info)
+}

@@ -18,3 +18,6 @@ func bindSocket(path string) (net.Listener, error) {
 }
 
 func isRefused(err error) bool { return errors.Is(err, windows.WSAECONNREFUSED) }
+
+// Replaced reports false: Windows does not stop processes as SIGSTOP does.
+func Replaced(net.Listener) bool { return false }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/guard"
 )
 
 // answerTime is how long the kernel may take for an answer that it has at hand.
@@ -55,7 +57,7 @@ func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) 
 			delete(a.open, key)
 			close(r.done)
 		}()
-		r.value, r.err = question()
+		r.value, r.err = guard.Value(question)
 	}()
 	return r, nil
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
@@ -394,7 +395,7 @@ func (f *freeze) close() {
 	for _, i := range f.hangs {
 		done = append(done, f.stalls.add(f.images[i].Path, f.images[i].backing(), f.why))
 	}
-	go f.settle(done)
+	go guard.Do(func() error { f.settle(done); return nil })
 }
 
 // settle waits for the end of the helper, makes sure that nothing is frozen, and only then lets go

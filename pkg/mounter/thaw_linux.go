@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
@@ -84,7 +85,7 @@ func (l *linux) thawLeft() error {
 			tried <- struct{}{}
 			continue
 		}
-		go l.thawUntilDone(path, func() { tried <- struct{}{} })
+		go guard.Do(func() error { l.thawUntilDone(path, func() { tried <- struct{}{} }); return nil })
 	}
 	for range records {
 		select {

@@ -39,7 +39,7 @@ func TestTrials(t *testing.T) {
 	}
 	for _, trial := range trials() {
 		t.Run(trial.title, func(t *testing.T) {
-			b := &bench{options{rounds: 1, races: 400, levels: 17000, short: true, bin: bin}, dir}
+			b := &bench{options: options{rounds: 1, races: 400, levels: 17000, short: true, bin: bin}, dir: dir}
 			if err := trial.run(t.Context(), b); err != nil {
 				t.Error(err)
 			}

@@ -114,14 +114,15 @@ func (v *volume) attempt(ctx context.Context, name string) string {
 func (w *world) suffer(ctx context.Context, b *bench, before figures.Stopwatch, bad []*volume) error {
 	end := w.pressure(ctx, bad)
 	during, err := w.laps(ctx, b.rounds, b.least)
-	if outcomes := end(); len(outcomes) > 0 {
+	outcomes := end()
+	if len(outcomes) > 0 {
 		fmt.Printf("  hostile snapshots: %v\n", outcomes)
 	}
 	if err != nil {
 		return err
 	}
-	compare(before, during)
-	return w.succeed(ctx)
+	b.compare(before, during)
+	return w.succeed(ctx, b)
 }
 
 // diagnosed makes snapshots of hostile volumes until the health of each tells why that fails.
@@ -146,20 +147,20 @@ func (w *world) diagnosed(ctx context.Context, bad []*volume, want string) error
 }
 
 // compare prints the medians of each call before and during an attack.
-func compare(before, during figures.Stopwatch) {
+func (b *bench) compare(before, during figures.Stopwatch) {
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		was, is := before.P50(name), during.P50(name)
-		figures.Row(fmt.Sprintf("%s %.0f µs, was %.0f", name, is, was), is/was, "times", figures.AtMost(1.5))
+		b.row(fmt.Sprintf("%s %.0f µs, was %.0f", name, is, was), is/was, "times", 1.5)
 	}
 }
 
 // succeed ends the driver while hostile volumes are armed, starts the next one, and uses it.
-func (w *world) succeed(ctx context.Context) error {
+func (w *world) succeed(ctx context.Context, b *bench) error {
 	took, err := w.stop()
 	if err != nil {
 		return fmt.Errorf("SIGTERM: %w", err)
 	}
-	figures.Row("SIGTERM until the driver has ended, with a drain timeout of 5 s", figures.Micro(took)/1000, "ms", figures.AtMost(6000))
+	b.row("SIGTERM until the driver has ended, with a drain timeout of 5 s", figures.Micro(took)/1000, "ms", 6000)
 	start := time.Now()
 	if err := w.start(ctx); err != nil {
 		return err
@@ -168,7 +169,7 @@ func (w *world) succeed(ctx context.Context) error {
 	if err := v.begun(ctx); err != nil {
 		return fmt.Errorf("the next driver: %w", err)
 	}
-	figures.Row("start of the next driver until a pod has a volume", time.Since(start).Seconds(), "s", figures.AtMost(5))
+	b.row("start of the next driver until a pod has a volume", time.Since(start).Seconds(), "s", 5)
 	return ended(ctx, []*volume{v})
 }
 

@@ -84,13 +84,16 @@ func linkRaces(ctx context.Context, b *bench) error {
 				refused++
 			}
 		}
+		if mounted == 0 && !b.short {
+			return fmt.Errorf("%s: no race was won by the driver, which proves little", r.title)
+		}
 		fmt.Printf("  %-28s %6d mounted, %6d refused, none escaped\n", r.title, mounted, refused)
 	}
 	took, err := w.stop() // must not hang, either
 	if err != nil {
 		return err
 	}
-	figures.Row("SIGTERM until the driver has ended", figures.Micro(took)/1000, "ms", figures.AtMost(6000))
+	b.row("SIGTERM until the driver has ended", figures.Micro(took)/1000, "ms", 6000)
 	if err := w.start(ctx); err != nil {
 		return err
 	}

@@ -6,8 +6,8 @@
 // copier follows no link, enters no mount, and opens no device, FIFO or socket. Nothing from
 // outside the tree gets into the copy, whatever the tenant swaps meanwhile. A copy of a tree is no
 // point in time:
-//   - An entry that vanishes is skipped. So is an entry whose type changes from or to a directory
-//     between the listing of its directory and its copy.
+//   - An entry that is made, removed or replaced meanwhile may be missing. So may an entry whose type
+//     changes from or to a directory between the listing of its directory and its copy.
 //   - An entry that is moved within the tree may be missing, or may be in the copy twice.
 //
 // All other entries are in the copy, or there is an error.
