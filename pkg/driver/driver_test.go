@@ -51,7 +51,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		mounter.ErrConflict:      codes.AlreadyExists,
 		mounter.ErrBusy:          codes.FailedPrecondition,
 		mounter.ErrStalled:       codes.Unavailable,
-		mounter.ErrNoAnswer:       codes.Unavailable,
+		mounter.ErrNoAnswer:      codes.Unavailable,
 		mounter.ErrNotEmpty:      codes.FailedPrecondition,
 		mounter.ErrReadOnly:      codes.FailedPrecondition,
 		backend.ErrPrecondition:  codes.FailedPrecondition,
