@@ -125,6 +125,9 @@ func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task,
 	if limited.Err() == nil || err == nil || s.Ended() {
 		return err
 	}
+	if ctx.Err() != nil && task.Name != growTask.Name { // it may only wait for the end of a freeze
+		return ctx.Err()
+	}
 	done := l.stalls.add(on.path, on.image, fmt.Sprintf("%s has not returned", task.Name))
 	go func() {
 		<-s.Gone()

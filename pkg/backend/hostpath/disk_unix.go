@@ -34,6 +34,13 @@ func lockRoot(root *beneath.Dir) (*os.File, error) {
 	return dir, nil
 }
 
+// unlockRoot gives the lock up. A child that is just being started has the descriptor until its exec,
+// and would keep the lock after a mere close.
+func unlockRoot(dir *os.File) error {
+	err := unix.Flock(int(dir.Fd()), unix.LOCK_UN)
+	return errors.Join(err, dir.Close())
+}
+
 // space asks the filesystem of the root how much room it has.
 func (s *store) space() (space, error) {
 	var st unix.Statfs_t

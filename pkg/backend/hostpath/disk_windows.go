@@ -27,6 +27,8 @@ func lockRoot(root *beneath.Dir) (*os.File, error) {
 	return f, nil
 }
 
+func unlockRoot(f *os.File) error { return f.Close() }
+
 // space asks the filesystem of the root how much room it has.
 func (s *store) space() (space, error) {
 	path, err := windows.UTF16PtrFromString(s.path)

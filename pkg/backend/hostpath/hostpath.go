@@ -320,7 +320,7 @@ func openStore(cfg Config) (_ *store, err error) {
 func (s *store) close() error {
 	err := s.root.Close()
 	if s.lock != nil {
-		err = errors.Join(err, s.lock.Close())
+		err = errors.Join(err, unlockRoot(s.lock))
 	}
 	return err
 }
