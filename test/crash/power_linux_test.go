@@ -146,8 +146,14 @@ func (d *disk) cut() {
 		}
 		d.gone()
 	}
-	if err := syscall.Unmount(d.root, 0); err != nil {
-		d.Fatal(err)
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a helper process of the driver ends a moment later
+		err := syscall.Unmount(d.root, 0)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
+			d.Fatal(err)
+		}
 	}
 	if err := os.Rename(after, d.image); err != nil {
 		d.Fatal(err)
