@@ -36,9 +36,7 @@ var (
 func serve(tables [][]Task) (code int) {
 	// The signals that end the driver's session or process group are not meant for helpers.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	debug.SetGCPercent(gcPercent)
 	l, err := newLink(linkFD)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "helper:", err)

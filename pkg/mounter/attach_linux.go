@@ -320,6 +320,9 @@ func newFilesystem(device, fsType string, options []string, attributes uint64) (
 	if err == nil {
 		err = unix.FsconfigCreate(fsys)
 	}
+	if errors.Is(err, unix.EBUSY) { // such as e2fsck, which an earlier driver has started
+		err = fmt.Errorf("%w: a program has the device: %w", ErrStalled, err)
+	}
 	if err != nil {
 		return -1, fmt.Errorf("mount the %s on %s: %w%s", fsType, device, err, kernelMessages(fsys))
 	}

@@ -29,7 +29,7 @@ var copyAttacks = map[string]func(o options) attack{
 	},
 	// A write that does not end holds the lock of its file.
 	"writes that do not end, in directories": func(options) attack {
-		return attack{kind: directory, arm: (*volume).hung, reason: "CopyStalled", slow: true}
+		return attack{kind: directory, arm: (*volume).hung, reason: "CopyStalled"}
 	},
 	// And its filesystem cannot be frozen.
 	"writes that do not end, in images": func(options) attack {

@@ -127,7 +127,7 @@ func (w *world) suffer(ctx context.Context, b *bench, before figures.Stopwatch, 
 
 // diagnosed makes snapshots of hostile volumes until the health of each tells why that fails.
 func (w *world) diagnosed(ctx context.Context, bad []*volume, want string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute) // a copy without progress is given up after one
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	end := w.pressure(ctx, bad)
 	defer end()
@@ -177,10 +177,8 @@ func (w *world) succeed(ctx context.Context, b *bench) error {
 type attack struct {
 	kind kind // of the hostile volumes
 	arm  func(v *volume) (disarm func(), err error)
-	// reason is the reason of the condition that NodeGetVolumeHealth reports, and slow says that
-	// this takes minutes. "": the copies succeed.
+	// reason is the reason of the condition that NodeGetVolumeHealth reports. "": the copies succeed.
 	reason string
-	slow   bool
 }
 
 // run measures innocent volumes alone, arms hostile ones, measures again, disarms them, and makes
@@ -207,8 +205,12 @@ func (a attack) run(ctx context.Context, b *bench) (err error) {
 	if err == nil {
 		err = w.suffer(ctx, b, before, bad)
 	}
-	if err == nil && a.reason != "" && !(a.slow && b.short) {
+	switch {
+	case err != nil:
+	case a.reason != "":
 		err = w.diagnosed(ctx, bad, a.reason)
+	default:
+		err = retried(ctx, func(ctx context.Context) error { _, err := bad[0].snapshot(ctx, "succeeds"); return err })
 	}
 	if err != nil {
 		return fmt.Errorf("%w; the log ends with %s", err, w.tail())

@@ -45,7 +45,7 @@ type options struct {
 	rounds, races, levels int
 	least                 time.Duration
 	only                  string
-	short                 bool   // leave out waits of minutes
+	short                 bool   // too few races to ask for one that the driver wins
 	bin                   string // of the driver
 }
 
