@@ -4,8 +4,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
+	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -14,46 +15,57 @@ import (
 	"testing"
 )
 
-// TestTheDriverCallsWhatItsImageHas reads the driver's source: each program that it runs is a tool of its image, and each
-// tool is run.
+// TestTheDriverCallsWhatItsImageHas reads the source of the driver's packages: each program that
+// they run is a tool of the image, and each tool is run.
 func TestTheDriverCallsWhatItsImageHas(t *testing.T) {
-	calls := map[string]string{} // where, by program
-	for _, dir := range []string{"cmd/driver", "pkg/backend", "pkg/driver", "pkg/mounter", "pkg/orphans", "pkg/peertls", "pkg/router", "pkg/volumeid"} {
-		err := filepath.WalkDir(filepath.Join("..", "..", dir), func(file string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
-				return err
-			}
-			if strings.Contains(filepath.ToSlash(file), "/backendtest/") {
-				return nil // a test suite
-			}
-			found, unknown, err := programs(file)
-			for _, u := range unknown {
-				t.Errorf("%s runs something whose name can't be read off the source: make it a string there, so that its image can be held against it", u)
-			}
-			maps.Copy(calls, found)
-			return err
-		})
+	calls := map[string]string{} // position of the call, by program
+	for _, file := range driverFiles(t) {
+		found, unknown, err := programs(file)
 		if err != nil {
 			t.Fatal(err)
 		}
+		for _, u := range unknown {
+			t.Errorf("%s runs a program whose name is not a string there: the image cannot be checked", u)
+		}
+		maps.Copy(calls, found)
 	}
 	delete(calls, "/proc/self/exe") // the driver itself
 	for name, where := range calls {
 		if !slices.ContainsFunc(tools, func(tool string) bool { return path.Base(tool) == name }) {
-			t.Errorf("%s runs %s, which the driver's image hasn't got: add it to tools, and its package to packages", where, name)
+			t.Errorf("%s runs %s, which is not in the driver's image: add it to tools, and its package to packages", where, name)
 		}
 	}
 	for _, tool := range tools {
 		if calls[path.Base(tool)] == "" {
-			t.Errorf("nobody runs %s: take it out of tools", tool)
+			t.Errorf("the driver does not run %s: remove it from tools", tool)
 		}
 	}
 }
 
-// runs are the functions that run a program, by which of their arguments is its name. tool is the mounter's own.
+// driverFiles returns the source files of the module's packages that cmd/driver is built of.
+func driverFiles(t *testing.T) (files []string) {
+	t.Helper()
+	list := exec.Command("go", "list", "-deps", "-f",
+		`{{if .Module}}{{if .Module.Main}}{{range .GoFiles}}{{$.Dir}}/{{.}}{{"\n"}}{{end}}{{end}}{{end}}`, "./cmd/driver")
+	list.Dir = filepath.Join("..", "..")
+	list.Env = append(os.Environ(), "GOOS=linux")
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	files = strings.Fields(string(out))
+	if !slices.ContainsFunc(files, func(f string) bool { return strings.HasSuffix(f, "/pkg/mounter/tool_linux.go") }) {
+		t.Fatalf("the mounter is not among the driver's %d files", len(files))
+	}
+	return files
+}
+
+// runs are the functions that run a program, and the index of the argument that names it. l.tool is
+// the mounter's.
 var runs = map[string]int{
 	"exec.Command": 0, "exec.CommandContext": 1, "exec.LookPath": 0, "os.StartProcess": 0,
-	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0, "tool": 2,
+	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0, "l.tool": 3,
 }
 
 // programs returns the programs that a file runs, with where, and the places where that can't be told.
