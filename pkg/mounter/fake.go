@@ -224,7 +224,7 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 }
 
 // Freeze keeps its promise towards other calls. Files in what is mounted are not the fake's, and nobody waits for them.
-func (f *Fake) Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
+func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
 	for _, image := range images {
 		info, err := os.Lstat(image)
 		if err != nil {

@@ -42,9 +42,12 @@ const (
 	thawLimit = 10 * time.Second
 )
 
-func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
+func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
 	files, err := imagesAt(images)
 	if err != nil {
+		return err
+	}
+	if err := l.stalls.admit(tenant); err != nil {
 		return err
 	}
 	keys := make([]backing, len(files))
@@ -56,7 +59,7 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 	}
 	// Without the images' locks, so that calls that wait for a lock wait only for the freeze.
 	for _, file := range files {
-		if err := l.writeOut(ctx, disk{image: file.backing(), path: file.Path}); err != nil {
+		if err := l.writeOut(ctx, disk{image: file.backing(), path: file.Path, tenant: tenant}); err != nil {
 			return err
 		}
 	}
@@ -65,7 +68,7 @@ func (l *linux) Freeze(ctx context.Context, images []string, limit time.Duration
 		return err
 	}
 	defer release()
-	f := &freeze{linux: l, limit: limit}
+	f := &freeze{linux: l, tenant: tenant, limit: limit}
 	defer f.close()
 	for _, file := range files {
 		if err := l.reach(ctx, f, file); err != nil {
@@ -128,7 +131,7 @@ func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task,
 	if ctx.Err() != nil && task.Name != growTask.Name { // it may only wait for the end of a freeze
 		return ctx.Err()
 	}
-	done := l.stalls.add(on.path, on.image, fmt.Sprintf("%s has not returned", task.Name))
+	done := l.stalls.add(on.path, on.image, on.tenant, fmt.Sprintf("%s has not returned", task.Name))
 	go func() {
 		<-s.Gone()
 		done()
@@ -181,6 +184,7 @@ func imagesAt(paths []string) ([]frozen, error) {
 // freeze is one call of Freeze.
 type freeze struct {
 	*linux
+	tenant  string
 	limit   time.Duration
 	images  []frozen   // that are mounted
 	mounts  []*os.File // one of each, open: it keeps the filesystem from being unmounted
@@ -202,7 +206,7 @@ func (l *linux) reach(ctx context.Context, f *freeze, image frozen) error {
 		return err
 	}
 	if len(filesystems) == 0 {
-		return l.flush(ctx, n, disk{image: image.backing(), path: image.Path}, len(nodes) > 0)
+		return l.flush(ctx, n, disk{image: image.backing(), path: image.Path, tenant: f.tenant}, len(nodes) > 0)
 	}
 	m, err := openMount(filesystems)
 	if err != nil {
@@ -273,7 +277,7 @@ func (f *freeze) prepare(ctx context.Context) (err error) {
 	for i, image := range f.images {
 		paths[i] = image.Path
 	}
-	f.session, err = f.helpers.Start(freezeTask, freezeRequest{Limit: f.limit, Paths: paths}, f.mounts...)
+	f.session, err = f.freezers.Start(freezeTask, freezeRequest{Limit: f.limit, Paths: paths}, f.mounts...)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrStalled, err)
 	}
@@ -396,7 +400,7 @@ func (f *freeze) close() {
 	}
 	var done []func()
 	for _, i := range f.hangs {
-		done = append(done, f.stalls.add(f.images[i].Path, f.images[i].backing(), f.why))
+		done = append(done, f.stalls.add(f.images[i].Path, f.images[i].backing(), f.tenant, f.why))
 	}
 	go guard.Do(func() error { f.settle(done); return nil })
 }

@@ -219,7 +219,7 @@ func TestAFreezeIsAPointInTime(t *testing.T) {
 			w.goesOn(t)
 			copied := b.copyImage(m, "copy") // torn, to be written over
 			var before, after uint64
-			err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+			err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
 				if len(b.freezers()) != 1 || !isFrozen(t, b.path("staging")) {
 					t.Errorf("in the middle there are the helpers %v", b.freezers())
 				}
@@ -268,7 +268,7 @@ func TestTwoImagesAreFrozenAtOnce(t *testing.T) {
 	w := b.newWriter(b.path("first", "f"), b.path("second", "f"))
 	w.goesOn(t)
 	var one, two Mount
-	err := b.Freeze(context.Background(), []string{first.Source, second.Source}, eternity, func(context.Context) error {
+	err := b.Freeze(context.Background(), "", []string{first.Source, second.Source}, eternity, func(context.Context) error {
 		one, two = b.copyImage(first, "one"), b.copyImage(second, "two")
 		return nil
 	})
@@ -293,7 +293,7 @@ func TestAFreezeDoesNotOutlastItsLimit(t *testing.T) {
 	b.mount(m, b.path("staging"))
 	w := b.newWriter(b.path("staging", "f"))
 	w.goesOn(t)
-	err := b.Freeze(context.Background(), []string{m.Source}, time.Second, func(context.Context) error {
+	err := b.Freeze(context.Background(), "", []string{m.Source}, time.Second, func(context.Context) error {
 		w.goesOn(t) // and whoever hangs in here harms nobody
 		w.goesOn(t)
 		return nil
@@ -312,7 +312,7 @@ func TestAFreezeThatAStrangerEndsIsSaid(t *testing.T) {
 	b.mount(other, b.path("other"))
 	onDemand := errors.New("on demand")
 	for _, want := range []error{nil, onDemand} {
-		err := b.Freeze(context.Background(), []string{m.Source, other.Source}, eternity, func(context.Context) error {
+		err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, eternity, func(context.Context) error {
 			f, err := os.Open(b.path("staging"))
 			if err != nil {
 				return err
@@ -352,7 +352,7 @@ func TestWhatAStrangerHasFrozenStaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fsIoctl(f, thawFS)
-	err = b.Freeze(context.Background(), []string{first, second}, eternity, func(context.Context) error {
+	err = b.Freeze(context.Background(), "", []string{first, second}, eternity, func(context.Context) error {
 		t.Error("cut was called")
 		return nil
 	})
@@ -377,7 +377,7 @@ func TestAPanicInTheMiddleOfAFreeze(t *testing.T) {
 	w.goesOn(t)
 	func() {
 		defer func() { recover() }()
-		b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
+		b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
 	}()
 	w.goesOn(t)
 	w.end()
@@ -408,7 +408,7 @@ func TestAnImageThatIsMountedByHandIsFrozen(t *testing.T) {
 			defer unix.Unmount(inner, 0)
 			defer unix.Unmount(outside, 0)
 		}
-		err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+		err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
 			if path := map[bool]string{false: outside, true: inner}[hidden]; !isFrozen(t, path) {
 				t.Errorf("hidden %v: it isn't frozen", hidden)
 			}
@@ -435,7 +435,7 @@ func TestWhatWasWrittenToADeviceIsInItsImageAtTheCut(t *testing.T) {
 	if _, err := dev.WriteAt(want, 4096); err != nil {
 		t.Fatal(err)
 	}
-	err = b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+	err = b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
 		got := make([]byte, len(want))
 		image, err := os.Open(m.Source)
 		if err != nil {
@@ -487,7 +487,7 @@ func TestAnImageThatIsUsedWhereItIsNotSeenIsNotCut(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")
 	end := b.elsewhere(m)
-	err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+	err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
 		t.Error("cut was called")
 		return nil
 	})
@@ -520,12 +520,12 @@ func TestManyFreezesAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range images {
 		wg.Go(func() {
-			if err := b.Freeze(context.Background(), images[i:i+1], eternity, together); err != nil {
+			if err := b.Freeze(context.Background(), "", images[i:i+1], eternity, together); err != nil {
 				t.Error(err)
 			}
 			for range 3 { // each with its neighbour, in any order
 				pair := []string{images[i], images[(i+1)%len(images)]}
-				if err := b.Freeze(context.Background(), pair, eternity, nothing); err != nil {
+				if err := b.Freeze(context.Background(), "", pair, eternity, nothing); err != nil {
 					t.Error(err)
 				}
 			}
@@ -557,7 +557,7 @@ func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	frozen := make(chan error, 1)
-	go func() { frozen <- b.Freeze(context.Background(), []string{m.Source}, eternity, nothing) }()
+	go func() { frozen <- b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing) }()
 	await(t, "the data is in the image, whose lock is held", func() bool {
 		data, err := os.ReadFile(m.Source)
 		return err != nil || bytes.Contains(data, text)
@@ -581,7 +581,7 @@ func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 	b.mount(m, b.path("staging"))
 	w := b.newWriter(b.path("staging", "f"))
 	w.goesOn(t)
-	err := b.Freeze(context.Background(), []string{m.Source}, eternity, func(context.Context) error {
+	err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
 		for _, pid := range b.freezers() {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				return err
@@ -597,7 +597,7 @@ func TestTheDriverThawsWhenTheHelperDies(t *testing.T) {
 		failing, err := b.Failing()
 		return err == nil && len(failing) == 0
 	})
-	if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); err != nil {
+	if err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing); err != nil {
 		t.Errorf("the next Freeze = %v", err)
 	}
 	w.end()
@@ -644,7 +644,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			write := hang.Write(t, b.path("staging", "hangs"))
 			w := b.newWriter(b.path("other", "f"))
 			const limit = 200 * time.Millisecond
-			err := b.Freeze(context.Background(), []string{m.Source, other.Source}, limit, func(context.Context) error {
+			err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, limit, func(context.Context) error {
 				t.Error("cut was called")
 				return nil
 			})
@@ -655,13 +655,13 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != Stalled || len(failing) != 1 {
 				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
 			}
-			if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); !errors.Is(err, ErrStalled) {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing); !errors.Is(err, ErrStalled) {
 				t.Errorf("the next Freeze = %v, want ErrStalled", err)
 			}
 			if err := b.Grow(context.Background(), m, b.path("staging")); !errors.Is(err, ErrStalled) {
 				t.Errorf("Grow = %v, want ErrStalled", err)
 			}
-			if err := b.Freeze(context.Background(), []string{other.Source}, eternity, nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{other.Source}, eternity, nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			if err := b.Grow(context.Background(), other, b.path("other")); err != nil {
@@ -675,13 +675,84 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			if isFrozen(t, b.path("staging")) {
 				t.Error("it is frozen now")
 			}
-			if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing); err != nil {
 				t.Errorf("Freeze after the write has ended = %v", err)
 			}
 			w.end()
 			b.unmount(b.path("staging"), b.path("other"))
 		})
 	}
+}
+
+// TestATenantWhoseFreezesHang: each freeze that hangs keeps a helper. A tenant gets a few of them;
+// the others freeze and grow their images as before.
+func TestATenantWhoseFreezesHang(t *testing.T) {
+	b := newFreezeBench(t)
+	l := b.Mounter.(*linux)
+	hostile, innocent := b.image("image", "ext4"), b.image("other", "ext4")
+	hostile.Tenant, innocent.Tenant = "a", "b"
+	b.mount(hostile, b.path("staging"))
+	b.mount(innocent, b.path("other"))
+	var done []func()
+	for i := range maxStalled {
+		if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, eternity, nothing); err != nil {
+			t.Fatalf("with %d images that hang: %v", i, err)
+		}
+		done = append(done, l.stalls.add(fmt.Sprint(i), backing{ino: uint64(i)}, "a", "a write hangs"))
+	}
+	for what, call := range map[string]func() error{
+		"Freeze": func() error {
+			return b.Freeze(context.Background(), "a", []string{hostile.Source}, eternity, nothing)
+		},
+		"Grow": func() error { return b.Grow(context.Background(), hostile, b.path("staging")) },
+	} {
+		if err := call(); !errors.Is(err, ErrStalled) || !strings.Contains(err.Error(), "namespace a") {
+			t.Errorf("%s of the tenant = %v, want ErrStalled with the namespace", what, err)
+		}
+	}
+	for _, tenant := range []string{"b", ""} {
+		if err := b.Freeze(context.Background(), tenant, []string{innocent.Source}, eternity, nothing); err != nil {
+			t.Errorf("Freeze of tenant %q = %v", tenant, err)
+		}
+	}
+	if err := b.Grow(context.Background(), innocent, b.path("other")); err != nil {
+		t.Errorf("Grow of another tenant = %v", err)
+	}
+	done[0]()
+	if err := b.Freeze(context.Background(), "a", []string{hostile.Source}, eternity, nothing); err != nil {
+		t.Errorf("Freeze after one of them has ended = %v", err)
+	}
+	b.unmount(b.path("staging"), b.path("other"))
+}
+
+// TestFreezesNeverKeepAHelperFromAThaw: their helpers are their own.
+func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
+	b := newFreezeBench(t)
+	l := b.Mounter.(*linux)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	write := hang.Write(t, b.path("staging", "hangs"))
+	l.freezers.Max = 1
+	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond, nothing); !errors.Is(err, ErrThawed) {
+		t.Fatalf("Freeze = %v, want ErrThawed", err)
+	}
+	other := b.image("other", "ext4")
+	b.mount(other, b.path("other"))
+	if err := b.Freeze(context.Background(), "b", []string{other.Source}, eternity, nothing); !errors.Is(err, ErrStalled) {
+		t.Errorf("Freeze without a helper = %v, want ErrStalled", err)
+	}
+	if err := b.Grow(context.Background(), other, b.path("other")); err != nil {
+		t.Errorf("Grow, which has helpers, = %v", err)
+	}
+	write.Release()
+	await(t, "the image is no longer stalled", func() bool {
+		failing, err := b.Failing()
+		return err == nil && len(failing) == 0
+	})
+	if isFrozen(t, b.path("staging")) {
+		t.Error("it is frozen now")
+	}
+	b.unmount(b.path("staging"), b.path("other"))
 }
 
 // TestAListingThatDoesNotEnd: on btrfs a process that lists a directory can keep others from opening
@@ -703,14 +774,16 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 				maker.Wait()
 			})
 			for _, call := range []func() error{
-				func() error { return b.Freeze(context.Background(), []string{m.Source}, 200*time.Millisecond, nothing) },
+				func() error {
+					return b.Freeze(context.Background(), "", []string{m.Source}, 200*time.Millisecond, nothing)
+				},
 				func() error { return b.Grow(context.Background(), m, b.path("staging")) },
 			} {
 				if err := call(); err != nil && !errors.Is(err, ErrStalled) && !errors.Is(err, ErrThawed) {
 					t.Errorf("the image: %v, want ErrStalled, ErrThawed or none", err)
 				}
 			}
-			if err := b.Freeze(context.Background(), []string{other.Source}, eternity, nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{other.Source}, eternity, nothing); err != nil {
 				t.Errorf("Freeze of the other image = %v", err)
 			}
 			listing.Release()
@@ -721,7 +794,7 @@ func TestAListingThatDoesNotEnd(t *testing.T) {
 				failing, err := b.Failing()
 				return err == nil && len(failing) == 0
 			})
-			if err := b.Freeze(context.Background(), []string{m.Source}, eternity, nothing); err != nil {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing); err != nil {
 				t.Errorf("Freeze after the listing has ended = %v", err)
 			}
 			b.unmount(b.path("staging"), b.path("other"))
@@ -791,7 +864,7 @@ func freezer() int {
 	args := strings.Split(os.Getenv(asFreezer), "\n")
 	m, err := New(args[0], filepath.Join(filepath.Dir(args[0]), "frozen"))
 	if err == nil {
-		err = m.Freeze(context.Background(), args[1:], eternity, func(context.Context) error {
+		err = m.Freeze(context.Background(), "", args[1:], eternity, func(context.Context) error {
 			fmt.Println("frozen")
 			if os.Getenv(crashpoint.Env) == "" {
 				select {}
@@ -983,7 +1056,7 @@ func TestRecordsWithNothingToThawAreRemoved(t *testing.T) {
 	if err := os.WriteFile(b.path("first", "f"), []byte("hello"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Freeze(context.Background(), []string{disk.Source}, eternity, func(context.Context) error {
+	if err := b.Freeze(context.Background(), "", []string{disk.Source}, eternity, func(context.Context) error {
 		disk = b.copyImage(disk, "disk-copy")
 		return nil
 	}); err != nil {

@@ -97,7 +97,7 @@ func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev
 	if err != nil {
 		return err
 	}
-	if err := l.stalls.check(b); err != nil {
+	if err := errors.Join(l.stalls.check(b), l.stalls.admit(m.Tenant)); err != nil {
 		return err
 	}
 	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -106,7 +106,7 @@ func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev
 	}
 	dir := os.NewFile(uintptr(fd), p.path)
 	defer dir.Close()
-	return l.help(ctx, growLimit, growTask, m.FSType, disk{dev, b, m.Source}, dir, dev)
+	return l.help(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir, dev)
 }
 
 // sizeOf returns the size of a device in bytes.

@@ -57,7 +57,7 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target,
 	defer dev.Close()
 	crashpoint.Reached("image:attached")
 	if !was && m.FSType == "ext4" {
-		if err := l.checkExt4(ctx, m, disk{dev, b, m.Source}); err != nil {
+		if err := l.checkExt4(ctx, m, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}); err != nil {
 			return err
 		}
 	}

@@ -113,7 +113,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		} {
 			for _, want := range []error{nil, errors.New("on demand")} {
 				calls := 0
-				err := b.Freeze(ctx, images, eternity, func(ctx context.Context) error {
+				err := b.Freeze(ctx, "", images, eternity, func(ctx context.Context) error {
 					if _, ok := ctx.Deadline(); !ok {
 						t.Error("cut has no deadline")
 					}
@@ -134,7 +134,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 			t.Skipf("no symbolic links here: %v", err)
 		}
 		for path, want := range map[string]error{filepath.Join(b.storage, "none"): fs.ErrNotExist, link: ErrFormat, b.storage: ErrFormat} {
-			err := b.Freeze(ctx, []string{m.Source, path}, eternity, func(context.Context) error {
+			err := b.Freeze(ctx, "", []string{m.Source, path}, eternity, func(context.Context) error {
 				t.Error("cut was called")
 				return nil
 			})
@@ -153,10 +153,10 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 				<-ctx.Done()
 				return want
 			}
-			if err := b.Freeze(ctx, []string{m.Source}, time.Millisecond, cut); !errors.Is(err, ErrThawed) {
+			if err := b.Freeze(ctx, "", []string{m.Source}, time.Millisecond, cut); !errors.Is(err, ErrThawed) {
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
-			if err := b.Freeze(ctx, []string{idle.Source}, time.Millisecond, cut); err != want {
+			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, cut); err != want {
 				t.Errorf("Freeze of what nobody uses = %v, want %v", err, want)
 			}
 		}
@@ -175,11 +175,11 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 			"Mount once more":    func(ctx context.Context) error { return b.Mount(ctx, m.Again(b.path("mounted")), b.path("more")) },
 			"Grow":               func(ctx context.Context) error { return b.Grow(ctx, m, b.path("mounted")) },
 			"Tune":               func(ctx context.Context) error { return b.Tune(ctx, m) },
-			"another Freeze":     func(ctx context.Context) error { return b.Freeze(ctx, []string{idle.Source}, eternity, nothing) },
-			"a Freeze of others": func(ctx context.Context) error { return b.Freeze(ctx, []string{m.Source}, eternity, nothing) },
+			"another Freeze":     func(ctx context.Context) error { return b.Freeze(ctx, "", []string{idle.Source}, eternity, nothing) },
+			"a Freeze of others": func(ctx context.Context) error { return b.Freeze(ctx, "", []string{m.Source}, eternity, nothing) },
 		} {
 			done := make(chan error, 1)
-			err := b.Freeze(ctx, []string{m.Source, idle.Source}, eternity, func(context.Context) error {
+			err := b.Freeze(ctx, "", []string{m.Source, idle.Source}, eternity, func(context.Context) error {
 				short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 				defer cancel()
 				if err := call(short); !errors.Is(err, context.DeadlineExceeded) {
@@ -207,9 +207,9 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 					t.Errorf("recovered %v", got)
 				}
 			}()
-			b.Freeze(ctx, []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
+			b.Freeze(ctx, "", []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
 		}()
-		if err := b.Freeze(ctx, []string{m.Source}, eternity, nothing); err != nil {
+		if err := b.Freeze(ctx, "", []string{m.Source}, eternity, nothing); err != nil {
 			t.Error(err)
 		}
 		b.unmount(b.path("mounted"))

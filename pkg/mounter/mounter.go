@@ -171,13 +171,14 @@ type Mounter interface {
 	//
 	// A write that has begun and does not end keeps a filesystem from being frozen. Freeze gives up
 	// at limit, and the image is stalled until the write ends: Failing reports it, and a further
-	// Freeze fails at once.
+	// Freeze fails at once. So do those of the tenant's other images while 8 of them are stalled,
+	// as each keeps a helper process. tenant is as Mount.Tenant.
 	//
 	// Errors: ErrThawed if the freeze took or lasted longer than limit, or another process ended
 	// it, so that cut's work is of no use; ErrStalled; ErrFrozen if a filesystem could not be
 	// thawed, and the helper keeps trying; ErrBusy if another process has frozen one, or uses it
 	// where that is not visible here; ErrFormat if an image is not a regular file.
-	Freeze(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error
+	Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 
 	// Tune makes the device that has m's image, if one has it now, Buffered or not, and reads it ahead, as m says. Where
 	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.

@@ -36,6 +36,7 @@ type linux struct {
 	images    locks[backing]      // held by calls that mount, unmount, change or freeze an image
 	syncs     locks[backing]      // held by calls that unmount an image, or write it out before a freeze; taken before images
 	helpers   helper.Pool         // for system calls that a tenant can make hang
+	freezers  helper.Pool         // for freezes: they never keep a helper from a thaw
 	stalls    stalls
 	checks    *fair.Slots   // for e2fsck and resize2fs
 	toolLimit time.Duration // that constant, or less in a test

@@ -7,6 +7,9 @@ import (
 	"time"
 )
 
+// maxStalled is the number of images of one tenant on which helpers may hang. There are few helpers.
+const maxStalled = 8
+
 // stalls are the images on which a helper, or a program, hangs that was given up. Its zero
 // value is empty.
 type stalls struct {
@@ -15,23 +18,24 @@ type stalls struct {
 }
 
 type stall struct {
-	path  string // of the image
-	why   string
-	since time.Time
+	path   string // of the image
+	tenant string // as Mount.Tenant
+	why    string
+	since  time.Time
 }
 
 func (s *stall) String() string {
 	return fmt.Sprintf("%s (since %s)", s.why, s.since.UTC().Format(time.RFC3339))
 }
 
-// add notes that something hangs on an image, b, until done is called.
-func (s *stalls) add(path string, b backing, why string) (done func()) {
+// add notes that something hangs on an image, b, of a tenant, until done is called.
+func (s *stalls) add(path string, b backing, tenant, why string) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byImage == nil {
 		s.byImage = map[backing][]*stall{}
 	}
-	one := &stall{path: path, why: why, since: time.Now()}
+	one := &stall{path: path, tenant: tenant, why: why, since: time.Now()}
 	s.byImage[b] = append(s.byImage[b], one)
 	return func() {
 		s.mu.Lock()
@@ -49,6 +53,23 @@ func (s *stalls) check(b backing) error {
 	defer s.mu.Unlock()
 	if all := s.byImage[b]; len(all) > 0 {
 		return fmt.Errorf("%w: %s: %s", ErrStalled, all[0].path, all[0])
+	}
+	return nil
+}
+
+// admit returns ErrStalled while too many images of a tenant are stalled for another one of them to
+// be tried. A tenant that is not known ("") is admitted.
+func (s *stalls) admit(tenant string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, hanging := range s.byImage {
+		if tenant != "" && slices.ContainsFunc(hanging, func(one *stall) bool { return one.tenant == tenant }) {
+			n++
+		}
+	}
+	if n >= maxStalled {
+		return fmt.Errorf("%w: freezes hang on %d images of namespace %s: end the pods that use these", ErrStalled, n, tenant)
 	}
 	return nil
 }

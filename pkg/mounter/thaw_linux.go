@@ -110,7 +110,7 @@ func (l *linux) thawUntilDone(record string, tried func()) {
 			}
 		} else if done == nil {
 			for _, image := range images {
-				done = append(done, l.stalls.add(image.Path, image.backing(), fmt.Sprintf("it may be frozen, by record %s: %v", record, err)))
+				done = append(done, l.stalls.add(image.Path, image.backing(), "", fmt.Sprintf("it may be frozen, by record %s: %v", record, err)))
 			}
 		}
 		if tried != nil {

@@ -18,15 +18,16 @@ const toolLimit = 5 * time.Minute
 
 // disk is an image on which programs work.
 type disk struct {
-	file  *os.File // the image, or its loop device
-	image backing
-	path  string // of the image
+	file   *os.File // the image, or its loop device
+	image  backing
+	path   string // of the image
+	tenant string // as Mount.Tenant
 }
 
 // imageDisk is a disk whose file is the image.
 func imageDisk(image *os.File) (disk, error) {
 	b, err := backingOf(image)
-	return disk{image, b, image.Name()}, err
+	return disk{file: image, image: b, path: image.Name()}, err
 }
 
 // A program that is given up is killed, except where that could destroy a filesystem.
@@ -88,7 +89,7 @@ func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{
 		case <-time.After(l.toolLimit / 10):
 		}
 	}
-	done := l.stalls.add(d.path, d.image, fmt.Sprintf("%s (process %d) has not ended", cmd.Args[0], cmd.Process.Pid))
+	done := l.stalls.add(d.path, d.image, d.tenant, fmt.Sprintf("%s (process %d) has not ended", cmd.Args[0], cmd.Process.Pid))
 	go func() {
 		<-ended
 		done()

@@ -41,7 +41,7 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 	if err != nil {
 		return err
 	}
-	if err := change(ctx, l, disk{image, b, image.Name()}, sector); err != nil {
+	if err := change(ctx, l, disk{file: image, image: b, path: image.Name()}, sector); err != nil {
 		return fmt.Errorf("a new UUID for the %s in %s: %w", fsType, image.Name(), err)
 	}
 	after, err := readUUID(image, fsType)

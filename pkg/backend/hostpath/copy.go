@@ -198,7 +198,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	}
 	defer func() { clone.close() }()
 	ordered := false
-	err = c.cfg.Freeze(ctx, []string{c.path()}, freezeLimit, func(limit context.Context) error {
+	err = c.cfg.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit, func(limit context.Context) error {
 		c.me.cut, ordered = time.Now(), true
 		if c.raw { // writes to it continue: only one clone of the whole is of one moment
 			return clone.whole(ctx)

@@ -83,7 +83,7 @@ type Config struct {
 	// Tune makes what is mounted of an image as a Mount says: mounter.Mounter.Tune.
 	Tune func(ctx context.Context, m mounter.Mount) error
 	// Freeze holds writes to images up for a moment: mounter.Mounter.Freeze.
-	Freeze func(ctx context.Context, images []string, limit time.Duration, cut func(ctx context.Context) error) error
+	Freeze func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 }
 
 // Backend keeps volumes below a root directory. It serves one root, exclusively.

@@ -718,7 +718,7 @@ func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
 
 func TestAFreezeThatStaysIsTold(t *testing.T) {
 	w := newWorld(t)
-	w.cfg.Freeze = func(ctx context.Context, _ []string, _ time.Duration, cut func(context.Context) error) error {
+	w.cfg.Freeze = func(ctx context.Context, tenant string, _ []string, _ time.Duration, cut func(context.Context) error) error {
 		return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
 	}
 	c := copying{Backend: w.open(), store: &store{}, me: &work{}}

@@ -243,8 +243,8 @@ func (n *node) left(id string, promised int64) {
 func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
 	n := newNode(t, "node-1")
 	freeze := n.Backend.cfg.Freeze
-	n.Backend.cfg.Freeze = func(ctx context.Context, images []string, _ time.Duration, cut func(context.Context) error) error {
-		return freeze(ctx, images, 500*time.Millisecond, cut)
+	n.Backend.cfg.Freeze = func(ctx context.Context, tenant string, images []string, _ time.Duration, cut func(context.Context) error) error {
+		return freeze(ctx, tenant, images, 500*time.Millisecond, cut)
 	}
 	id, file := n.disk("v")
 	var last atomic.Uint64

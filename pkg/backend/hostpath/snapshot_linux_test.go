@@ -747,8 +747,8 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 		nothing("a group with an unknown volume", err, backend.ErrNotFound)
 		freeze := b.cfg.Freeze
 		torn := errors.New("thawed by somebody")
-		b.cfg.Freeze = func(ctx context.Context, images []string, limit time.Duration, cut func(context.Context) error) error {
-			return errors.Join(freeze(ctx, images, limit, cut), torn)
+		b.cfg.Freeze = func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error {
+			return errors.Join(freeze(ctx, tenant, images, limit, cut), torn)
 		}
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})
 		nothing("a group whose freeze didn't last", err, torn)
