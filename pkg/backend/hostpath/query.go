@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -177,7 +178,11 @@ func (b *Backend) observe(s *store, id string, v *volume, err error, failing map
 	case errors.Is(err, record.ErrNewer):
 		return condition(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
 	case err != nil:
-		return condition(backend.Inaccessible, "RecordUnreadable", "%v: the data is untouched in %s", err, filepath.Join(s.path, volumesDir, id))
+		dir := filepath.Join(s.path, volumesDir, id)
+		if at, statErr := os.Lstat(dir); statErr != nil || !at.IsDir() { // a link may lead to another tenant's data
+			return condition(backend.Inaccessible, "RecordUnreadable", "when the driver started: %v: %s is not a directory: move the volume's directory back there, and restart the driver", err, dir)
+		}
+		return condition(backend.Inaccessible, "RecordUnreadable", "when the driver started: %v: the data is untouched in %s: repair the record, and restart the driver", err, dir)
 	}
 	info, err := s.data(v)
 	switch {

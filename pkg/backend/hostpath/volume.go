@@ -422,6 +422,9 @@ func (b *Backend) unused(s *store, v *volume) error {
 		source = s.dataPath(v)
 	}
 	users, err := b.cfg.Users(source)
+	if errors.Is(err, mounter.ErrPath) { // not a path that the caller gave
+		return fmt.Errorf("%w: volume %s may be in use: %v: put its directory back", backend.ErrPrecondition, v.ID, err)
+	}
 	if err != nil {
 		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
 	}

@@ -166,7 +166,7 @@ func retry(call func() error) error {
 }
 
 // maxShown is the length of a path in an error, in bytes: the path of an entry has no limit.
-const maxShown = 1000
+const maxShown = 200
 
 // path returns the end of the path of an entry of d, from the top of the tree, or of d itself if
 // name is "".
