@@ -33,6 +33,8 @@ type world struct {
 	volumes  int // that were made
 }
 
+var errNoDisk = errors.New("this machine can make no filesystem")
+
 // newWorld makes a filesystem of a type and starts a driver on it. The caller ends it.
 func newWorld(ctx context.Context, b *bench, fsType string, args ...string) (*world, error) {
 	dir, err := os.MkdirTemp(b.dir, "")
@@ -40,8 +42,11 @@ func newWorld(ctx context.Context, b *bench, fsType string, args ...string) (*wo
 		return nil, err
 	}
 	disk, err := figures.Disk(ctx, dir, fsType)
-	if err != nil || disk == "" {
-		return nil, errors.Join(err, fmt.Errorf("no filesystem of type %s can be made here", fsType))
+	if err != nil {
+		return nil, err
+	}
+	if disk == "" {
+		return nil, fmt.Errorf("%w of type %s", errNoDisk, fsType)
 	}
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(disk, 0o755)); err != nil { // attackers are not root
 		return nil, err
