@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
+	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 )
 
 // withKubectl lets somebody use the kubectl of the local cluster's release, whichever cluster it is for.
@@ -54,6 +55,18 @@ func installDriver(ctx context.Context, p provider.Provider) error {
 		return errors.New("install is for clusters that are there for it: it brings CRDs and a snapshot controller, which an existing cluster may have; docs/install.md says what to do there")
 	}
 	return withKubectl(ctx, p, func(k kubectl.Kubectl) error { return install.Driver(ctx, p, k, os.Stderr) })
+}
+
+// loadSuite prepares the nodes for Kubernetes' storage suite. The cluster may have any driver, or none.
+func loadSuite(ctx context.Context, p provider.Provider) error {
+	if _, ok := p.(*existing.Cluster); ok { // before minutes of building
+		return storagesuite.Load(ctx, p, "")
+	}
+	bin, err := storagesuite.Programs(ctx, os.Stderr, storagesuite.Agnhost)
+	if err != nil {
+		return err
+	}
+	return storagesuite.Load(ctx, p, bin)
 }
 
 // execute runs a command on a node.

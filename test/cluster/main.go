@@ -23,6 +23,7 @@ const usage = `usage: cluster [flags] COMMAND
   down             end it, and leave nothing behind
   install          put the driver into it, from these sources; again, to replace it
   load IMAGE.tar…  give its nodes images
+  load-suite       give its nodes what Kubernetes' storage suite needs there: images and crictl
   kubeconfig       print how to reach it: cluster kubeconfig > FILE; export KUBECONFIG=FILE
   kubectl ARG…     run kubectl with it
   helm ARG…        run Helm with it
@@ -79,7 +80,7 @@ func run(ctx context.Context, o options, command string, args []string) error {
 	if err != nil {
 		return err
 	}
-	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "kubectl": {0, -1}, "helm": {0, -1}, "exec": {2, -1}}
+	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "load-suite": {0, 0}, "kubectl": {0, -1}, "helm": {0, -1}, "exec": {2, -1}}
 	n, ok := arguments[command]
 	if !ok || len(args) < n[0] || n[1] >= 0 && len(args) > n[1] {
 		flag.Usage()
@@ -94,6 +95,8 @@ func run(ctx context.Context, o options, command string, args []string) error {
 		return installDriver(ctx, p)
 	case "load":
 		return p.Load(ctx, args...)
+	case "load-suite":
+		return loadSuite(ctx, p)
 	case "kubeconfig":
 		data, err := p.Kubeconfig(ctx)
 		if err == nil {

@@ -11,17 +11,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// config is a configuration: a directory with driver.yaml, the files that it names, and expected.yaml.
+// config is a driver definition, with the files that it names, and what is expected of a run. A configuration is a directory with
+// driver.yaml, which is the definition, and expected.yaml. Other definitions have no expected.yaml.
 type config struct {
-	name   string
-	dir    string
-	driver string // CSI name
+	name       string
+	dir        string
+	definition string // its path
+	driver     string // CSI name
 	expected
 }
 
-// expected is what a run comes to if all is well: expected.yaml.
+// expected is the expected result of a run: expected.yaml.
 type expected struct {
-	// Floor is how many specs pass at least in a full run. Where there is no way into the nodes, those that are skipped for that are fewer.
+	// unlisted is that there is no expected.yaml: the suite may skip any spec.
+	unlisted bool
+	// Floor is the number of specs that pass at least in a full run. Specs that the suite skips for something that the cluster lacks are
+	// subtracted.
 	Floor int `json:"floor"`
 	// Smoke has patterns of names: a smoke run is the specs that match one.
 	Smoke []string `json:"smoke"`
@@ -34,9 +39,9 @@ type expected struct {
 // group is specs, and why they don't run.
 type group struct {
 	Reason string `json:"reason"`
-	// Without says that this is so only where the provider lacks something: "ssh" is a way into the nodes.
+	// Without limits the group to clusters that lack this: "ssh" is a way into the nodes, "second-node" a second node for pods.
 	Without string `json:"without,omitempty"`
-	// Count is how many specs patterns match, where it isn't one each.
+	// Count is the number of specs that the patterns match, where it is not one each, or anyCount.
 	Count int      `json:"count,omitempty"`
 	Specs []string `json:"specs"`
 }
@@ -46,21 +51,13 @@ const driverFile = "driver.yaml"
 
 // readConfig reads the configuration in dir. The suite checks driver.yaml.
 func readConfig(dir string) (config, error) {
-	dir, err := filepath.Abs(dir)
+	c, err := readDefinition(filepath.Join(dir, driverFile))
 	if err != nil {
-		return config{}, err
+		return c, err
 	}
-	c := config{name: filepath.Base(dir), dir: dir}
-	var driver struct{ DriverInfo struct{ Name string } }
-	data, err := os.ReadFile(filepath.Join(dir, driverFile))
+	c.name, c.unlisted = filepath.Base(c.dir), false
+	data, err := os.ReadFile(filepath.Join(c.dir, "expected.yaml"))
 	if err == nil {
-		err = yaml.Unmarshal(data, &driver)
-	}
-	if err != nil {
-		return c, fmt.Errorf("%s: %w", dir, err)
-	}
-	c.driver = driver.DriverInfo.Name
-	if data, err = os.ReadFile(filepath.Join(dir, "expected.yaml")); err == nil {
 		err = yaml.UnmarshalStrict(data, &c.expected)
 	}
 	if err == nil {
@@ -72,18 +69,49 @@ func readConfig(dir string) (config, error) {
 	return c, nil
 }
 
+// readDefinition reads a driver definition without an expected.yaml. The suite checks it.
+func readDefinition(file string) (config, error) {
+	file, err := filepath.Abs(file)
+	if err != nil {
+		return config{}, err
+	}
+	name := filepath.Base(file)
+	c := config{name: strings.TrimSuffix(name, filepath.Ext(name)), dir: filepath.Dir(file), definition: file, expected: expected{unlisted: true}}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return c, err
+	}
+	var driver struct{ DriverInfo any }
+	if err := yaml.Unmarshal(data, &driver); err != nil {
+		return c, fmt.Errorf("%s: %w", file, err)
+	}
+	if info, ok := driver.DriverInfo.(map[string]any); ok { // else the suite reports the mistake, with all others
+		c.driver, _ = info["Name"].(string)
+	}
+	return c, nil
+}
+
+// choose applies the patterns of a command line: focus replaces those of a smoke run, skip is left out, too. Empty ones do nothing.
+func (c *config) choose(focus, skip string) {
+	if focus != "" {
+		c.Smoke = []string{focus}
+	}
+	if skip != "" {
+		c.LeftOut = append(c.LeftOut, group{Reason: "--skip", Count: anyCount, Specs: []string{skip}})
+	}
+}
+
+// anyCount is the count of a group that may have any number of specs but none.
+const anyCount = -1
+
 func (e expected) check() error {
 	patterns := slices.Clone(e.Smoke)
 	for _, g := range e.LeftOut {
 		patterns = append(patterns, g.Specs...)
 	}
 	for _, p := range patterns {
-		if _, err := regexp.Compile(p); err != nil {
+		if err := checkPattern(p); err != nil {
 			return err
-		}
-		// Ginkgo looks for it in the spec's whole text, in which the name has something before it.
-		if p == "" || strings.HasPrefix(p, "^") {
-			return fmt.Errorf("%q matches all specs or none", p)
 		}
 	}
 	seen := map[string]bool{}
@@ -92,8 +120,8 @@ func (e expected) check() error {
 			if g.Reason == "" {
 				return fmt.Errorf("%q have no reason", g.Specs)
 			}
-			if g.Without != "" && g.Without != withoutSSH {
-				return fmt.Errorf("without: %q: it may be %s", g.Without, withoutSSH)
+			if g.Without != "" && g.Without != withoutSSH && g.Without != withoutSecondNode {
+				return fmt.Errorf("invalid without %q: must be %q or %q", g.Without, withoutSSH, withoutSecondNode)
 			}
 			if g.Count != 0 && g.Count <= len(g.Specs) {
 				return fmt.Errorf("count: %d for %q: leave it out where each is one spec", g.Count, g.Specs)
@@ -109,24 +137,49 @@ func (e expected) check() error {
 	return nil
 }
 
-// withoutSSH is a provider that has no way into its nodes.
-const withoutSSH = "ssh"
+// checkPattern checks a pattern of specs. Ginkgo looks for it in the whole text of a spec, in which the name has something before it.
+func checkPattern(p string) error {
+	if _, err := regexp.Compile(p); err != nil {
+		return fmt.Errorf("invalid pattern %q: %w", p, err)
+	}
+	if p == "" || strings.HasPrefix(p, "^") {
+		return fmt.Errorf("invalid pattern %q: it matches all specs or none; must not be empty or begin with ^", p)
+	}
+	return nil
+}
 
-// among returns those of groups that hold here.
-func among(groups []group, ssh bool) []group {
+// The values of group.Without.
+const (
+	withoutSSH        = "ssh"
+	withoutSecondNode = "second-node"
+)
+
+// features are what specs need of a cluster beyond one node and a driver.
+type features struct {
+	ssh   bool // a way into the nodes
+	nodes int  // Linux nodes that pods can run on
+}
+
+// lacks reports whether a cluster lacks what group.Without names.
+func (f features) lacks(what string) bool {
+	return what == withoutSSH && !f.ssh || what == withoutSecondNode && f.nodes < 2
+}
+
+// among returns those of groups that hold in a cluster.
+func among(groups []group, f features) []group {
 	var all []group
 	for _, g := range groups {
-		if g.Without == "" || !ssh {
+		if g.Without == "" || f.lacks(g.Without) {
 			all = append(all, g)
 		}
 	}
 	return all
 }
 
-// leftOut returns the patterns of what isn't run.
-func (c config) leftOut(ssh bool) []string {
+// leftOut returns the patterns of the specs that do not run.
+func (c config) leftOut(f features) []string {
 	var all []string
-	for _, g := range among(c.LeftOut, ssh) {
+	for _, g := range among(c.LeftOut, f) {
 		all = append(all, g.Specs...)
 	}
 	return all

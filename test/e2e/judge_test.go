@@ -60,25 +60,30 @@ func TestARunIsJudged(t *testing.T) {
 		Skips: []group{
 			{Reason: "not of this storage", Specs: []string{"skip"}},
 			{Reason: "no way in", Without: withoutSSH, Specs: []string{"stops the kubelet"}},
+			{Reason: "no other node", Without: withoutSecondNode, Specs: []string{"moves"}},
 		},
 	}
+	two, unreachable := features{ssh: true, nodes: 2}, features{nodes: 2}
 	for name, test := range map[string]struct {
 		ran  []result.Spec
 		all  []string // beside those; one that is left out, where it is nil
-		ssh  bool
+		in   features
 		want string // in the only problem; empty if there is none
 	}{
-		"as expected":                    {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Passed)}, ssh: true},
-		"as expected without ssh":        {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}},
-		"a failure":                      {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("bad", result.Failed)}, ssh: true, want: "failed: bad"},
-		"a skip that isn't expected":     {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("other", result.Skipped)}, ssh: true, want: "expected.yaml hasn't it: other"},
-		"an expected skip that passes":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Passed)}, ssh: true, want: "has it skipped: skip"},
-		"an expected skip that is gone":  {ran: []result.Spec{spec("good", result.Passed)}, ssh: true, want: "no such spec: skip"},
-		"a spec that didn't run":         {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, ssh: true, want: "didn't run: forgotten"},
-		"nothing is left out any more":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{}, ssh: true, want: "0 specs are left out"},
-		"more is left out":               {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "huge two"}, ssh: true, want: "2 specs are left out"},
-		"a spec that ran twice":          {ran: []result.Spec{spec("good", result.Passed), spec("good", result.Passed), spec("skip", result.Skipped)}, ssh: true, want: "ran twice: good"},
-		"a skip that holds without only": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}, ssh: true, want: "hasn't it: stops the kubelet"},
+		"as expected":                    {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Passed)}, in: two},
+		"as expected without ssh":        {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}, in: unreachable},
+		"a failure":                      {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("bad", result.Failed)}, in: two, want: "failed: bad"},
+		"a skip that isn't expected":     {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("other", result.Skipped)}, in: two, want: "expected.yaml hasn't it: other"},
+		"an expected skip that passes":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Passed)}, in: two, want: "has it skipped: skip"},
+		"an expected skip that is gone":  {ran: []result.Spec{spec("good", result.Passed)}, in: two, want: "no such spec: skip"},
+		"a spec that didn't run":         {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, in: two, want: "didn't run: forgotten"},
+		"nothing is left out any more":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{}, in: two, want: "0 specs are left out"},
+		"more is left out":               {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "huge two"}, in: two, want: "2 specs are left out"},
+		"a spec that ran twice":          {ran: []result.Spec{spec("good", result.Passed), spec("good", result.Passed), spec("skip", result.Skipped)}, in: two, want: "ran twice: good"},
+		"one node":                       {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("moves", result.Skipped)}, in: features{ssh: true, nodes: 1}},
+		"one node, and none is missed":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("moves", result.Passed)}, in: features{ssh: true, nodes: 1}, want: "has it skipped: moves"},
+		"two nodes, and one is missed":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("moves", result.Skipped)}, in: two, want: "hasn't it: moves"},
+		"a skip that holds without only": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}, in: two, want: "hasn't it: stops the kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := result.Result{Scope: full, Specs: slices.Clone(test.ran)}
@@ -89,7 +94,7 @@ func TestARunIsJudged(t *testing.T) {
 			for _, name := range test.all {
 				all = append(all, result.Spec{Name: name})
 			}
-			judge(&r, expect, test.ssh, all)
+			judge(&r, expect, test.in, all)
 			switch {
 			case test.want == "" && len(r.Problems) > 0:
 				t.Errorf("the problems are %q", r.Problems)
@@ -102,14 +107,39 @@ func TestARunIsJudged(t *testing.T) {
 
 func TestTooFewIsAProblem(t *testing.T) {
 	r := result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Passed}}}
-	judge(&r, expected{Floor: 2}, true, r.Specs)
+	judge(&r, expected{Floor: 2}, features{ssh: true, nodes: 2}, r.Specs)
 	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 passed") {
 		t.Errorf("the problems are %q", r.Problems)
 	}
 	r = result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped}}}
-	judge(&r, expected{Floor: 2, Skips: []group{{Reason: "no way in", Without: withoutSSH, Specs: []string{"b"}}}}, false, r.Specs)
-	if len(r.Problems) > 0 {
-		t.Errorf("where nobody gets in, the problems are %q", r.Problems)
+	for without, in := range map[string]features{withoutSSH: {nodes: 2}, withoutSecondNode: {ssh: true, nodes: 1}} {
+		r.Problems = nil
+		judge(&r, expected{Floor: 2, Skips: []group{{Reason: "not here", Without: without, Specs: []string{"b"}}}}, in, r.Specs)
+		if len(r.Problems) > 0 {
+			t.Errorf("without %s, the problems are %q", without, r.Problems)
+		}
+	}
+}
+
+func TestADefinitionAloneAllowsSkips(t *testing.T) {
+	c := config{expected: expected{unlisted: true}}
+	c.choose("", "huge")
+	r := result.Result{Scope: full, Specs: []result.Spec{
+		{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped, Message: "one node only"}, {Name: "c", State: result.Skipped, Message: "no blocks"},
+		{Name: "d", State: result.Skipped, Message: "one node only"},
+	}}
+	all := append(slices.Clone(r.Specs), result.Spec{Name: "huge one"}, result.Spec{Name: "huge two"})
+	judge(&r, c.expected, features{nodes: 1}, all)
+	if len(r.Problems) > 0 || r.Specs[1].Reason != "one node only" || r.Counts.LeftOut != 2 {
+		t.Errorf("the problems are %q, the specs %+v", r.Problems, r.Specs)
+	}
+	if got, want := skipReasons(r.Specs), []string{"2: one node only", "1: no blocks"}; !slices.Equal(got, want) {
+		t.Errorf("the reasons are %q, want %q", got, want)
+	}
+	r = result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Failed, Message: "oh"}}}
+	judge(&r, c.expected, features{nodes: 1}, append(r.Specs, result.Spec{Name: "b"}))
+	if got := strings.Join(r.Problems, "; "); got != "failed: a: oh; didn't run: b; nothing passed" {
+		t.Errorf("the problems are %q", got)
 	}
 }
 
@@ -117,7 +147,7 @@ func TestReasonsAndCountsAreInTheResult(t *testing.T) {
 	r := result.Result{Scope: full, Specs: []result.Spec{{Name: "b", State: result.Skipped}, {Name: "a", State: result.Passed}}}
 	judge(&r, expected{
 		LeftOut: []group{{Reason: "too large", Specs: []string{"c"}}}, Skips: []group{{Reason: "because", Specs: []string{"b"}}},
-	}, true, []result.Spec{{Name: "a"}, {Name: "b"}, {Name: "c"}})
+	}, features{ssh: true, nodes: 2}, []result.Spec{{Name: "a"}, {Name: "b"}, {Name: "c"}})
 	if want := (result.Counts{Selected: 2, Passed: 1, Skipped: 1, LeftOut: 1}); r.Counts != want {
 		t.Errorf("the counts are %+v, want %+v", r.Counts, want)
 	}

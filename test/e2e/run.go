@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,16 +16,15 @@ import (
 	"strings"
 	"time"
 
+	core "k8s.io/api/core/v1"
+
 	"github.com/causeway-csi/causeway/test/cluster/install"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
 	"github.com/causeway-csi/causeway/test/cluster/local"
 	"github.com/causeway-csi/causeway/test/cluster/provider"
-	"github.com/causeway-csi/causeway/test/cluster/testimages"
+	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
-
-// nodes is how many Linux nodes there are: some specs want two.
-const nodes = 2
 
 // run is one run of this program.
 type run struct {
@@ -38,7 +38,7 @@ type run struct {
 	bin      string
 	key      string // of SSH, where the provider lets this program into the nodes
 	versions map[string]string
-	nodes    int // that the cluster has
+	nodes    int // Linux nodes that pods can run on
 }
 
 // all brings the cluster up, runs the suite with each configuration, and takes the cluster down.
@@ -71,7 +71,7 @@ func (r *run) all(ctx context.Context) (err error) {
 			err = errors.Join(err, r.down(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := r.provider.Up(ctx, provider.Options{Nodes: nodes, Keep: r.options.keep, Log: os.Stderr}); err != nil {
+	if err := r.provider.Up(ctx, provider.Options{Nodes: r.options.nodes, Keep: r.options.keep, Log: os.Stderr}); err != nil {
 		return err
 	}
 	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
@@ -102,12 +102,16 @@ func (r *run) all(ctx context.Context) (err error) {
 // build builds the suite, and has it look at the driver files.
 func (r *run) build(ctx context.Context) (err error) {
 	say("building the suite")
-	if r.bin, err = programs(ctx); err != nil {
+	if r.bin, err = storagesuite.Programs(ctx, os.Stderr, storagesuite.Ginkgo, storagesuite.Binary, storagesuite.Agnhost); err != nil {
 		return err
 	}
 	for _, c := range r.configs {
-		if err := c.checkDriver(ctx, r.bin); err != nil {
+		notes, err := c.checkDriver(ctx, r.bin)
+		if err != nil {
 			return err
+		}
+		for _, n := range notes {
+			say("note: %s", n)
 		}
 	}
 	return nil
@@ -144,11 +148,7 @@ func (r *run) prepare(ctx context.Context) (err error) {
 	}
 	if r.options.cluster.Provider != "existing" { // which can pull them
 		say("loading the suite's images")
-		tars, err := testimages.BuildSuite(r.dir, filepath.Join(r.bin, agnhost))
-		if err != nil {
-			return err
-		}
-		if err := r.provider.Load(ctx, tars...); err != nil {
+		if err := storagesuite.Load(ctx, r.provider, r.bin); err != nil {
 			return err
 		}
 	}
@@ -161,9 +161,31 @@ func (r *run) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	r.versions["driver"] = driver
-	names, err := r.kubectl.Run(ctx, "get", "nodes", "-o", "name")
-	r.nodes = len(strings.Fields(names))
+	nodes, err := r.kubectl.Run(ctx, "get", "nodes", "-l", "kubernetes.io/os=linux", "-o", "json")
+	if err != nil {
+		return err
+	}
+	r.nodes, err = schedulable([]byte(nodes))
 	return err
+}
+
+// schedulable returns how many nodes of a list the suite takes: those that are ready and keep no pods away.
+func schedulable(list []byte) (int, error) {
+	var nodes core.NodeList
+	if err := json.Unmarshal(list, &nodes); err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, node := range nodes.Items {
+		ready := slices.ContainsFunc(node.Status.Conditions, func(c core.NodeCondition) bool {
+			return c.Type == core.NodeReady && c.Status == core.ConditionTrue
+		})
+		tainted := slices.ContainsFunc(node.Spec.Taints, func(t core.Taint) bool { return t.Effect != core.TaintEffectPreferNoSchedule })
+		if ready && !tainted && !node.Spec.Unschedulable {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // install installs the driver, and returns what it is of. With --keep one that is there stays, whatever that is.
@@ -176,16 +198,11 @@ func (r *run) install(ctx context.Context) (string, error) {
 	return commit(ctx), install.Driver(ctx, r.provider, r.kubectl, os.Stderr)
 }
 
-// enter gives a local cluster's nodes what specs expect of a node.
+// enter lets the suite into a local cluster's nodes.
 func (r *run) enter(ctx context.Context, c *local.Cluster) error {
 	all, err := c.Nodes()
 	if err != nil {
 		return err
-	}
-	for _, n := range all {
-		if err := giveCrictl(ctx, n); err != nil {
-			return err
-		}
 	}
 	r.key, err = serveSSH(ctx, all, r.dir)
 	return err
@@ -238,40 +255,49 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	s := suite{config: c, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
 	res := result.Result{
 		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.cluster.Provider, Nodes: r.nodes,
 		Procs: r.options.procs, Start: time.Now().UTC().Truncate(time.Second), Versions: maps.Clone(r.versions), Problems: []string{},
 	}
-	start, before := time.Now(), machine()
-	var last outcome
-	for _, sel := range s.selections(r.options.scope()) {
-		say("%s, run %d of %d: %s specs", c.name, number, r.options.runs, sel.name)
-		o, cpu, err := s.run(ctx, sel, dir)
-		if err != nil {
-			return false, err
-		}
-		res.Specs, res.CPU.Suite, last = append(res.Specs, o.ran...), res.CPU.Suite+cpu, o
-		res.Problems = append(res.Problems, o.wrong...)
+	cluster := features{ssh: r.key != "", nodes: r.nodes}
+	last, err := r.specs(ctx, c, cluster, number, dir, &res)
+	if err != nil {
+		return false, err
 	}
-	res.Seconds = time.Since(start).Seconds()
-	if r.options.cluster.Provider != "existing" {
-		res.CPU.Machine = machine() - before
-	}
-	for _, p := range unmatched(slices.Concat(c.Smoke, c.leftOut(r.key != "")), last) {
-		res.Problems = append(res.Problems, "expected.yaml has a pattern that matches no spec: "+p)
+	for _, p := range unmatched(slices.Concat(c.Smoke, c.leftOut(cluster)), last) {
+		res.Problems = append(res.Problems, "a pattern matches no spec: "+p)
 	}
 	if r.options.scope() == smoke {
 		for _, p := range unmatched(c.Smoke, outcome{all: passed(res.Specs)}) {
 			res.Problems = append(res.Problems, "no spec passed that this pattern of smoke is for: "+p)
 		}
 	}
-	judge(&res, c.expected, r.key != "", last.all)
+	judge(&res, c.expected, cluster, last.all)
 	if err := r.left(ctx, c.driver, there); err != nil {
 		res.Problems = append(res.Problems, err.Error())
 	}
-	tell(res)
+	tell(res, c.unlisted)
 	return len(res.Problems) == 0, res.Write(filepath.Join(dir, c.name+".json"))
+}
+
+// specs runs the selected specs, completes the result with what they came to, and returns the last part's outcome.
+func (r *run) specs(ctx context.Context, c config, f features, number int, dir string, res *result.Result) (last outcome, err error) {
+	s := suite{config: c, cluster: f, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
+	start, before := time.Now(), machine()
+	for _, sel := range s.selections(res.Scope) {
+		say("%s, run %d of %d: %s specs", c.name, number, r.options.runs, sel.name)
+		o, cpu, err := s.run(ctx, sel, dir)
+		if err != nil {
+			return last, err
+		}
+		res.Specs, res.CPU.Suite, last = append(res.Specs, o.ran...), res.CPU.Suite+cpu, o
+		res.Problems = append(res.Problems, o.wrong...)
+	}
+	res.Seconds = time.Since(start).Seconds()
+	if res.Provider != "existing" {
+		res.CPU.Machine = machine() - before
+	}
+	return last, nil
 }
 
 // passed returns the specs that did.
@@ -284,14 +310,35 @@ func passed(specs []result.Spec) (all []result.Spec) {
 	return all
 }
 
-// tell says what a result is.
-func tell(r result.Result) {
+// tell prints a result: its counts, its problems and, if no expected.yaml explains them, why specs were skipped.
+func tell(r result.Result, unlisted bool) {
 	n := r.Counts
 	say("%s: %d selected, %d passed, %d skipped, %d failed, %d left out; %.0f s; %.0f s of CPU, of which the suite %.0f",
 		r.Configuration, n.Selected, n.Passed, n.Skipped, n.Failed, n.LeftOut, r.Seconds, r.CPU.Machine, r.CPU.Suite)
 	for _, p := range r.Problems {
 		say("  %s", p)
 	}
+	if !unlisted {
+		return
+	}
+	for _, line := range skipReasons(r.Specs) {
+		say("  skipped: %s", line)
+	}
+}
+
+// skipReasons returns what the suite says of the specs that it skipped, each with the number of specs, most first.
+func skipReasons(specs []result.Spec) (lines []string) {
+	counts := map[string]int{}
+	for _, s := range specs {
+		if s.State == result.Skipped {
+			counts[s.Message]++
+		}
+	}
+	reasons := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(counts[b]-counts[a], strings.Compare(a, b)) })
+	for _, reason := range reasons {
+		lines = append(lines, fmt.Sprintf("%d: %s", counts[reason], reason))
+	}
+	return lines
 }
 
 // patience is for how long a cluster may take to be empty again: what is deleted last takes its time.

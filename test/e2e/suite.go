@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"debug/buildinfo"
 	"errors"
@@ -10,50 +11,32 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/causeway-csi/causeway/test/cluster/components"
 	"github.com/causeway-csi/causeway/test/cluster/kubectl"
+	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 )
 
-// The programs that are made for the suite, of tools/suite.
-const (
-	ginkgo      = "ginkgo"
-	suiteBinary = "suite.test" // ginkgo wants that ending
-	agnhost     = "agnhost"
-)
-
-// programs builds them, which takes minutes the first time, and returns the directory that has them.
-func programs(ctx context.Context) (string, error) {
-	_, file, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(file) {
-		return "", errors.New("this was built with -trimpath: it doesn't know where its sources are")
+// checkDriver checks a driver definition and the files that it names. It returns the notes. The error has all mistakes.
+func (c config) checkDriver(ctx context.Context, bin string) (notes []string, err error) {
+	var out, mistakes bytes.Buffer
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, storagesuite.Binary), "-check", "-driver="+c.definition)
+	cmd.Stdout, cmd.Stderr = &out, &mistakes
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil, fmt.Errorf("invalid driver definition:\n%s", bytes.TrimSpace(mistakes.Bytes()))
 	}
-	return components.BuildTools(ctx, os.Stderr, filepath.Join(filepath.Dir(file), "tools"), map[string]components.Tool{
-		ginkgo:      {Module: "suite", Package: "github.com/onsi/ginkgo/v2/ginkgo"},
-		suiteBinary: {Module: "suite", Package: ".", Test: true},
-		agnhost:     {Module: "suite", Package: "k8s.io/kubernetes/test/images/agnhost"},
-	})
-}
-
-// checkDriver returns what is wrong with a configuration's driver file, and the files that it names: what the suite would say, after minutes.
-func (c config) checkDriver(ctx context.Context, bin string) error {
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, suiteBinary), "-repo-root="+c.dir, "-driver="+filepath.Join(c.dir, driverFile), "-list-images")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		first, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n") // then come all of its flags
-		return fmt.Errorf("%s: %w: %s", c.dir, err, first)
-	}
-	return nil
+	return slices.Collect(strings.FieldsFuncSeq(out.String(), func(r rune) bool { return r == '\n' })), err
 }
 
 // suite runs specs of one configuration.
 type suite struct {
 	config  config
+	cluster features
 	bin     string // where the programs are
 	kubectl kubectl.Kubectl
 	key     string // of SSH; empty if there is none
@@ -75,16 +58,21 @@ type selection struct {
 	procs int
 }
 
-// selections returns what a run of a scope consists of. Kubernetes marks specs that must run alone; ginkgo knows of [Serial] only.
+// selections returns the parts of a run of a scope. Kubernetes marks specs that must run alone; ginkgo knows of [Serial] only.
 func (s suite) selections(scope string) []selection {
-	left := s.config.leftOut(s.key != "")
-	if scope == smoke {
-		return []selection{{"smoke", external + `.*(` + strings.Join(s.config.Smoke, "|") + `)`, append([]string{alone}, left...), s.procs}}
+	left := s.config.leftOut(s.cluster)
+	beside := append([]string{alone}, left...)
+	some := external + `.*(` + strings.Join(s.config.Smoke, "|") + `)`
+	switch {
+	case scope == full:
+		return []selection{
+			{"parallel", external, beside, s.procs},
+			{"serial", external + `.*(` + alone + `)`, left, 1},
+		}
+	case scope == focus && s.procs == 1: // nothing runs beside a spec that must run alone
+		return []selection{{focus, some, left, 1}}
 	}
-	return []selection{
-		{"parallel", external, append([]string{alone}, left...), s.procs},
-		{"serial", external + `.*(` + alone + `)`, left, 1},
-	}
+	return []selection{{scope, some, beside, s.procs}}
 }
 
 // limit is on a selection. It takes a quarter of an hour where this was written.
@@ -103,9 +91,9 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	if s.key != "" { // some specs skip themselves with providers whose nodes, they think, can't be entered
 		provider = "local"
 	}
-	args = append(args, filepath.Join(s.bin, suiteBinary), "--",
+	args = append(args, filepath.Join(s.bin, storagesuite.Binary), "--",
 		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider="+provider, "-repo-root="+s.config.dir,
-		"-driver="+filepath.Join(s.config.dir, driverFile))
+		"-driver="+s.config.definition)
 	path := filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json")
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier run's would be taken for this one's
 		return o, 0, err
@@ -115,7 +103,7 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 		return o, 0, err
 	}
 	defer log.Close()
-	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, ginkgo), args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, storagesuite.Ginkgo), args...)
 	cmd.Env = append(s.kubectl.Environment(), "KUBE_SSH_KEY_PATH="+s.key, "KUBE_SSH_USER=root")
 	cmd.Stdout, cmd.Stderr = log, log
 	// In a group of its own, so that a terminal's Ctrl-C reaches it once: the second would keep specs from tidying up. All of the
@@ -162,7 +150,7 @@ next:
 // suiteVersions returns the versions of what the suite is made of. Tests' programs don't say; those that are built with them do.
 func suiteVersions(bin string) (map[string]string, error) {
 	versions := map[string]string{}
-	for name, program := range map[string]string{"suite": agnhost, "ginkgo": ginkgo} {
+	for name, program := range map[string]string{"suite": storagesuite.Agnhost, "ginkgo": storagesuite.Ginkgo} {
 		info, err := buildinfo.ReadFile(filepath.Join(bin, program))
 		if err != nil {
 			return nil, err
