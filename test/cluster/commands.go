@@ -57,7 +57,8 @@ func installDriver(ctx context.Context, p provider.Provider) error {
 	return withKubectl(ctx, p, func(k kubectl.Kubectl) error { return install.Driver(ctx, p, k, os.Stderr) })
 }
 
-// loadSuite prepares the nodes for Kubernetes' storage suite. The cluster may have any driver, or none.
+// loadSuite prepares the nodes for Kubernetes' storage suite. The cluster may have any driver, or
+// none.
 func loadSuite(ctx context.Context, p provider.Provider) error {
 	if _, ok := p.(*existing.Cluster); ok { // before minutes of building
 		return storagesuite.Load(ctx, p, "")

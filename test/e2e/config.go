@@ -11,8 +11,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// config is a driver definition, with the files that it names, and what is expected of a run. A configuration is a directory with
-// driver.yaml, which is the definition, and expected.yaml. Other definitions have no expected.yaml.
+// config is a driver definition, with the files that it names, and what is expected of a run. A
+// configuration is a directory with driver.yaml, which is the definition, and expected.yaml. Other
+// definitions have no expected.yaml.
 type config struct {
 	name       string
 	dir        string
@@ -25,8 +26,8 @@ type config struct {
 type expected struct {
 	// unlisted is that there is no expected.yaml: the suite may skip any spec.
 	unlisted bool
-	// Floor is the number of specs that pass at least in a full run. Specs that the suite skips for something that the cluster lacks are
-	// subtracted.
+	// Floor is the number of specs that pass at least in a full run. Specs that the suite skips for
+	// something that the cluster lacks are subtracted.
 	Floor int `json:"floor"`
 	// Smoke has patterns of names: a smoke run is the specs that match one.
 	Smoke []string `json:"smoke"`
@@ -39,7 +40,8 @@ type expected struct {
 // group is specs, and why they don't run.
 type group struct {
 	Reason string `json:"reason"`
-	// Without limits the group to clusters that lack this: "ssh" is a way into the nodes, "second-node" a second node for pods.
+	// Without limits the group to clusters that lack this: "ssh" is a way into the nodes,
+	// "second-node" a second node for pods.
 	Without string `json:"without,omitempty"`
 	// Count is the number of specs that the patterns match, where it is not one each, or anyCount.
 	Count int      `json:"count,omitempty"`
@@ -91,7 +93,8 @@ func readDefinition(file string) (config, error) {
 	return c, nil
 }
 
-// choose applies the patterns of a command line: focus replaces those of a smoke run, skip is left out, too. Empty ones do nothing.
+// choose applies the patterns of a command line: focus replaces those of a smoke run, skip is left
+// out, too. Empty ones do nothing.
 func (c *config) choose(focus, skip string) {
 	if focus != "" {
 		c.Smoke = []string{focus}
@@ -137,7 +140,8 @@ func (e expected) check() error {
 	return nil
 }
 
-// checkPattern checks a pattern of specs. Ginkgo looks for it in the whole text of a spec, in which the name has something before it.
+// checkPattern checks a pattern of specs. Ginkgo looks for it in the whole text of a spec, in which
+// the name has something before it.
 func checkPattern(p string) error {
 	if _, err := regexp.Compile(p); err != nil {
 		return fmt.Errorf("invalid pattern %q: %w", p, err)

@@ -119,8 +119,8 @@ func suiteOf(r specReport) string {
 	return ""
 }
 
-// judge completes a result that has the specs that ran: it counts them, and adds the reasons and the problems. all has every spec of
-// the configuration, selected or not.
+// judge completes a result that has the specs that ran: it counts them, and adds the reasons and
+// the problems. all has every spec of the configuration, selected or not.
 func judge(r *result.Result, e expected, f features, all []result.Spec) {
 	ran := judgeRan(r, e, f)
 	leave, left := among(e.LeftOut, f), map[int]int{}

@@ -79,6 +79,12 @@ func TestADefinitionIsAConfiguration(t *testing.T) {
 	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
+	if err := os.WriteFile(file, []byte("{\n\t\"DriverInfo\": {\n\t\t\"Name\": \"example.org\"\n\t}\n}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readDefinition(file); err != nil || got.driver != "example.org" {
+		t.Errorf("of JSON, got %+v, %v", got, err)
+	}
 	if err := os.WriteFile(file, []byte("DriverInfo: example.com\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -169,7 +169,8 @@ func (r *run) prepare(ctx context.Context) (err error) {
 	return err
 }
 
-// schedulable returns how many nodes of a list the suite takes: those that are ready and keep no pods away.
+// schedulable returns how many nodes of a list the suite takes: those that are ready and keep no
+// pods away.
 func schedulable(list []byte) (int, error) {
 	var nodes core.NodeList
 	if err := json.Unmarshal(list, &nodes); err != nil {
@@ -280,7 +281,8 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	return len(res.Problems) == 0, res.Write(filepath.Join(dir, c.name+".json"))
 }
 
-// specs runs the selected specs, completes the result with what they came to, and returns the last part's outcome.
+// specs runs the selected specs, completes the result with what they came to, and returns the last
+// part's outcome.
 func (r *run) specs(ctx context.Context, c config, f features, number int, dir string, res *result.Result) (last outcome, err error) {
 	s := suite{config: c, cluster: f, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
 	start, before := time.Now(), machine()
@@ -310,7 +312,8 @@ func passed(specs []result.Spec) (all []result.Spec) {
 	return all
 }
 
-// tell prints a result: its counts, its problems and, if no expected.yaml explains them, why specs were skipped.
+// tell prints a result: its counts, its problems and, if no expected.yaml explains them, why specs
+// were skipped.
 func tell(r result.Result, unlisted bool) {
 	n := r.Counts
 	say("%s: %d selected, %d passed, %d skipped, %d failed, %d left out; %.0f s; %.0f s of CPU, of which the suite %.0f",
@@ -326,7 +329,8 @@ func tell(r result.Result, unlisted bool) {
 	}
 }
 
-// skipReasons returns what the suite says of the specs that it skipped, each with the number of specs, most first.
+// skipReasons returns what the suite says of the specs that it skipped, each with the number of
+// specs, most first.
 func skipReasons(specs []result.Spec) (lines []string) {
 	counts := map[string]int{}
 	for _, s := range specs {

@@ -21,7 +21,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 )
 
-// checkDriver checks a driver definition and the files that it names. It returns the notes. The error has all mistakes.
+// checkDriver checks a driver definition and the files that it names. It returns the notes. The
+// error has all mistakes.
 func (c config) checkDriver(ctx context.Context, bin string) (notes []string, err error) {
 	var out, mistakes bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, storagesuite.Binary), "-check", "-driver="+c.definition)
@@ -58,7 +59,8 @@ type selection struct {
 	procs int
 }
 
-// selections returns the parts of a run of a scope. Kubernetes marks specs that must run alone; ginkgo knows of [Serial] only.
+// selections returns the parts of a run of a scope. Kubernetes marks specs that must run alone;
+// ginkgo knows of [Serial] only.
 func (s suite) selections(scope string) []selection {
 	left := s.config.leftOut(s.cluster)
 	beside := append([]string{alone}, left...)

@@ -1,4 +1,5 @@
-// Package storagesuite gives the nodes of a test cluster what Kubernetes' storage suite expects of nodes, for any driver.
+// Package storagesuite gives the nodes of a test cluster what Kubernetes' storage suite expects of
+// nodes, for any driver.
 package storagesuite
 
 import (
@@ -25,7 +26,8 @@ const (
 	Agnhost = "agnhost"
 )
 
-// Programs returns the directory that has the named programs, and builds the missing ones, which takes minutes the first time.
+// Programs returns the directory that has the named programs, and builds the missing ones, which
+// takes minutes the first time.
 func Programs(ctx context.Context, log io.Writer, names ...string) (string, error) {
 	all := map[string]components.Tool{
 		Ginkgo:  {Module: "suite", Package: "github.com/onsi/ginkgo/v2/ginkgo"},
@@ -39,8 +41,9 @@ func Programs(ctx context.Context, log io.Writer, names ...string) (string, erro
 	return components.BuildTools(ctx, log, filepath.Join(chart.Sources(), "test", "e2e", "tools"), some)
 }
 
-// Load gives every Linux node of a cluster the suite's images, and every node of a local cluster crictl. bin has agnhost. It may be
-// repeated. An existing cluster is refused: it pulls the images from registry.k8s.io.
+// Load gives every Linux node of a cluster the suite's images, and every node of a local cluster
+// crictl. bin has agnhost. It may be repeated. An existing cluster is refused: it pulls the images
+// from registry.k8s.io.
 func Load(ctx context.Context, p provider.Provider, bin string) error {
 	if _, ok := p.(*existing.Cluster); ok {
 		return errors.New("invalid provider \"existing\": must be \"local\" or \"kind\"; an existing cluster pulls the suite's images from registry.k8s.io")
@@ -73,7 +76,8 @@ func Load(ctx context.Context, p provider.Provider, bin string) error {
 	return nil
 }
 
-// crictl has the two commands that the suite uses: find a container by its pod's UID and its name, and stop it.
+// crictl has the two commands that the suite uses: find a container by its pod's UID and its name,
+// and stop it.
 const crictl = `#!/bin/sh
 case "$1" in
 ps)
@@ -100,7 +104,8 @@ stop)
 esac
 `
 
-// giveCrictl writes crictl into a filesystem that only the node sees: the directory below is this machine's, and read-only.
+// giveCrictl writes crictl into a filesystem that only the node sees: the directory below is this
+// machine's, and read-only.
 func giveCrictl(ctx context.Context, n local.Node) error {
 	const dir = "/usr/local/sbin"
 	ctr, err := n.Run(ctx, "sh", "-c", "command -v ctr")

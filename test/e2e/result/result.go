@@ -11,7 +11,8 @@ import (
 type Result struct {
 	Configuration string `json:"configuration"` // such as hostpath-image
 	Driver        string `json:"driver"`        // its CSI name
-	// Scope is "full", which is every spec of the configuration, "smoke", which is one of each suite, or "focus", which is those of a pattern.
+	// Scope is "full", which is every spec of the configuration, "smoke", which is one of each
+	// suite, or "focus", which is those of a pattern.
 	Scope    string            `json:"scope"`
 	Provider string            `json:"provider"` // who ran the cluster
 	Nodes    int               `json:"nodes"`

@@ -25,7 +25,8 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/tools/suite/definition"
 )
 
-// drivers is a flag that names driver definitions. The framework's own flag for that ignores most mistakes in them.
+// drivers is a flag that names driver definitions. The framework's own flag for that ignores most
+// mistakes in them.
 type drivers []string
 
 func (d *drivers) String() string { return "" }
@@ -59,7 +60,8 @@ func TestMain(m *testing.M) {
 	testfiles.AddFileSource(manifests.GetE2ETestingManifestsFS())
 	framework.AfterReadingAllFlags(&framework.TestContext)
 	testfiles.AddFileSource(testfiles.RootFileSource{Root: framework.TestContext.RepoRoot})
-	// The framework looks for the files of StorageClasses in the root, but opens those of snapshot classes from here.
+	// The framework looks for the files of StorageClasses in the root, but opens those of snapshot
+	// classes from here.
 	if err := os.Chdir(framework.TestContext.RepoRoot); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -67,7 +69,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// read reads the driver definitions, which defines their specs. The error has all mistakes. Notes are printed with -check.
+// read reads the driver definitions, which defines their specs. The error has all mistakes. Notes
+// are printed with -check.
 func read() error {
 	var errs []error
 	for _, path := range named {

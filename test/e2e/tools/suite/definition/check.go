@@ -82,8 +82,8 @@ func (doc *document) checkSizes(info storageframework.DriverInfo) {
 	}
 }
 
-// checkTimeouts checks the timeouts. Upstream compares their names without case, ignores an unknown one, and for one invalid value
-// takes the defaults of all.
+// checkTimeouts checks the timeouts. Upstream compares their names without case, ignores an unknown
+// one, and for one invalid value takes the defaults of all.
 func (doc *document) checkTimeouts(timeouts map[string]string) {
 	known := fieldsIn(reflect.TypeFor[framework.TimeoutContext]())
 	for name, value := range timeouts {
@@ -191,8 +191,8 @@ func quoted(v any) string {
 	return string(text)
 }
 
-// checkSnapshotClass checks a file with a VolumeSnapshotClass or a VolumeGroupSnapshotClass. Upstream panics at a parameter that is
-// not a string.
+// checkSnapshotClass checks a file with a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
+// Upstream panics at a parameter that is not a string.
 func (doc *document) checkSnapshotClass(kind, driver string) {
 	doc.checkKind(kind, "driver", driver)
 	parameters, _ := doc.value("parameters")

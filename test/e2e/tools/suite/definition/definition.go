@@ -1,6 +1,8 @@
-// Package definition reads driver definitions: the files that k8s.io/kubernetes/test/e2e/storage/external reads. It applies the same
-// defaults and the same rules for upper and lower case, and reports every mistake of a file. Upstream's reader ignores a key, a
-// capability or a timeout that it does not know: the specs for a misspelt word are missing, without a message.
+// Package definition reads driver definitions: the files that
+// k8s.io/kubernetes/test/e2e/storage/external reads. It applies the same defaults and the same
+// rules for upper and lower case, and reports every mistake of a file. Upstream's reader ignores a
+// key, a capability or a timeout that it does not know: the specs for a misspelt word are missing,
+// without a message.
 package definition
 
 import (
@@ -12,7 +14,8 @@ import (
 	"sigs.k8s.io/json"
 )
 
-// Definition has the fields of a driver definition. The upstream type (driverDefinition) is not exported. A test compares the two.
+// Definition has the fields of a driver definition. The upstream type (driverDefinition) is not
+// exported. A test compares the two.
 type Definition struct {
 	DriverInfo            storageframework.DriverInfo
 	StorageClass          class
@@ -25,7 +28,8 @@ type Definition struct {
 	Timeouts              map[string]string
 }
 
-// class is the source of a class. Upstream takes FromName before FromExistingClassName, and that before FromFile.
+// class is the source of a class. Upstream takes FromName before FromExistingClassName, and that
+// before FromFile.
 type class struct {
 	FromName              bool
 	FromFile              string
@@ -55,15 +59,18 @@ var capabilities = []storageframework.Capability{
 	storageframework.CapSELinuxMount,
 }
 
-// filesystems are those that the suite has patterns for. The empty name is the default of the class.
+// filesystems are those that the suite has patterns for. The empty name is the default of the
+// class.
 var filesystems = []string{"", "ext3", "ext4", "xfs", "ntfs"}
 
-// retired are fields of earlier releases that change nothing: published definitions have them. Their values are ignored.
+// retired are fields of earlier releases that change nothing: published definitions have them.
+// Their values are ignored.
 var retired = []string{"ShortName", "ClaimSize", "DriverInfo.StressTestOptions.NumSnapshots"}
 
-// Read reads a driver definition, YAML or JSON, and the files that it names. A relative path is relative to the definition's
-// directory. The error has one line for each mistake, with its file, line and path. The notes, of the same form, are statements that
-// upstream accepts and that have no effect, or not the effect that they seem to have.
+// Read reads a driver definition, YAML or JSON, and the files that it names. A relative path is
+// relative to the definition's directory. The error has one line for each mistake, with its file,
+// line and path. The notes, of the same form, are statements that upstream accepts and that have no
+// effect, or not the effect that they seem to have.
 func Read(path string) (d Definition, notes []string, err error) {
 	doc, err := open(path)
 	if err != nil {

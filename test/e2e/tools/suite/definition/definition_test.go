@@ -201,7 +201,8 @@ parameters: {keep: "3"}
 `,
 }
 
-// written returns the path of a definition beside good's classes. In all files, from is replaced by to.
+// written returns the path of a definition beside good's classes. In all files, from is replaced by
+// to.
 func written(t *testing.T, definition, from, to string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -339,8 +340,8 @@ func TestWhatHasNoEffectIsNoted(t *testing.T) {
 	}
 }
 
-// TestTheValuesAreUpstreams compares the values, the defaults and the errors with those of upstream's reader, which logs what it has
-// read.
+// TestTheValuesAreUpstreams compares the values, the defaults and the errors with those of
+// upstream's reader, which logs what it has read.
 func TestTheValuesAreUpstreams(t *testing.T) {
 	for name, text := range map[string]string{
 		"everything":              good,

@@ -41,7 +41,8 @@ func (m message) String() string {
 	return at + ": " + m.text
 }
 
-// open reads a file of YAML or JSON. The error is that the file cannot be read or has a syntax error.
+// open reads a file of YAML or JSON. The error is that the file cannot be read or has a syntax
+// error.
 func open(file string) (*document, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -62,7 +63,8 @@ func open(file string) (*document, error) {
 	return doc, nil
 }
 
-// locate finds the lines of the values. A key that occurs twice and a second object are mistakes: upstream's reader ignores one.
+// locate finds the lines of the values. A key that occurs twice and a second object are mistakes:
+// upstream's reader ignores one.
 func (doc *document) locate(data []byte) {
 	decoder := yamlv3.NewDecoder(bytes.NewReader(data))
 	for objects := 0; ; {
@@ -149,7 +151,8 @@ func lineOf(n *yamlv3.Node, prefix, path string, nearest int) int {
 	return nearest
 }
 
-// mistake reports that the value at a path is wrong. The first mistake at a path is enough: a value of a wrong type is invalid, too.
+// mistake reports that the value at a path is wrong. The first mistake at a path is enough: a value
+// of a wrong type is invalid, too.
 func (doc *document) mistake(path, format string, args ...any) {
 	if slices.ContainsFunc(doc.mistakes, func(m message) bool { return m.path == path && m.file == doc.file }) {
 		return
@@ -166,7 +169,8 @@ func (doc *document) add(to *[]message, line int, path, format string, args ...a
 	*to = append(*to, message{doc.file, path, fmt.Sprintf(format, args...), line})
 }
 
-// reported returns messages as text, in the order of the lines: first this file's, then those of the files that it names.
+// reported returns messages as text, in the order of the lines: first this file's, then those of
+// the files that it names.
 func (doc *document) reported(all []message) []string {
 	slices.SortStableFunc(all, func(a, b message) int {
 		if c := strings.Compare(a.file, b.file); c != 0 {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// shape reports each value that does not fit its type, and each field that the type does not have. Names of fields are compared
-// with their case, as upstream's decoder does. A null fits everything.
+// shape reports each value that does not fit its type, and each field that the type does not have.
+// Names of fields are compared with their case, as upstream's decoder does. A null fits everything.
 func (doc *document) shape(path string, value any, typ reflect.Type) {
 	if value == nil {
 		return
