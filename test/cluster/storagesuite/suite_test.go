@@ -3,6 +3,7 @@ package storagesuite
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,6 +30,11 @@ func (l *loader) Load(_ context.Context, tars ...string) error {
 }
 
 func TestTheImagesAreLoadedAndNothingElse(t *testing.T) {
+	for _, program := range []string{"busybox", "/bin/dd", "/bin/dash", "ldd"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("the images are made of Debian's programs: %v", err)
+		}
+	}
 	bin := t.TempDir()
 	if err := os.WriteFile(filepath.Join(bin, Agnhost), []byte("a program"), 0o755); err != nil {
 		t.Fatal(err)
