@@ -22,7 +22,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac chart conformance fuzz vet lint
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -72,6 +72,8 @@ generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
 	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
+generate-manifest: ## make the objects in docs/sidecars-manifests.md anew
+	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheManifestPageIsTrue ./cmd/csi-sidecars
 generate-rbac: ## make the chart's roles anew
 	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
 chart: ## render what is made of the chart anew: deploy/linux, deploy/windows, its README, the tests' files

@@ -45,7 +45,7 @@ func command() *sidecar.Command {
 			registrar.New(),
 		},
 		Cluster: cluster,
-		More:    map[string]sidecar.Subcommand{"rbac": cluster.RBACCommand()},
+		More:    map[string]sidecar.Subcommand{"manifest": cluster.ManifestCommand(), "rbac": cluster.RBACCommand()},
 		Logging: &kube.Logging{},
 	}
 }

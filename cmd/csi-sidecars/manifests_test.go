@@ -33,32 +33,48 @@ func TestTheManifestsCommandLineIsRead(t *testing.T) {
 	}
 }
 
+// runs runs a command line in this process, and returns what it prints.
+func runs(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var files [2]*os.File
+	for i := range files {
+		file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		files[i] = file
+	}
+	out, complaint := os.Stdout, os.Stderr
+	os.Stdout, os.Stderr = files[0], files[1]
+	code = command().Main(args)
+	os.Stdout, os.Stderr = out, complaint
+	var texts [2]string
+	for i, file := range files {
+		text, err := os.ReadFile(file.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[i] = string(text)
+	}
+	return texts[0], texts[1], code
+}
+
 // Names that stand for what the chart puts in their places.
 const (
 	fullname  = "fullname-of-the-release"
 	namespace = "namespace-of-the-release"
 )
 
-// rights is what csi-sidecars rbac prints for a service account of the chart's, as templates, one for each object.
+// rights returns what csi-sidecars rbac prints for a service account of the chart, as one template for each object.
 func rights(t *testing.T, name string, args ...string) []string {
 	t.Helper()
-	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	stdout := os.Stdout
-	os.Stdout = out
-	defer func() { os.Stdout = stdout }()
 	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace, "--service-account=" + name + "-controller", "--driver-attach=false"}, args...)
-	if code := command().Main(line); code != 0 {
-		t.Fatalf("%q ends with %d", line, code)
+	text, complaint, code := runs(t, line...)
+	if code != 0 {
+		t.Fatalf("%q ends with %d: %s", line, code, complaint)
 	}
-	text, err := os.ReadFile(out.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	objects := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n---\n")
+	objects := strings.Split(strings.TrimSuffix(text, "\n"), "\n---\n")
 	for i, o := range objects {
 		o = named.ReplaceAllString(o, "$0\n  labels: {{- include \"causeway.labels\" . | nindent 4 }}")
 		objects[i] = strings.NewReplacer(fullname, `{{ include "causeway.fullname" . }}`, namespace, `{{ include "causeway.namespace" . }}`).Replace(o)

@@ -33,11 +33,13 @@ type Command struct {
 	options
 }
 
-// Subcommand is something a binary does beside running.
+// Subcommand is a command of the binary that prints something and starts no controller.
 type Subcommand struct {
 	About string
-	Flags func(*Flags) // declares those it has beside all others; nil for none
-	Run   func(on []Controller, out io.Writer) error
+	Flags func(*Flags) // declares the flags that only this command has; nil for none
+	// Run gets the controllers that --controllers chooses, and the arguments as given, without the flags that only this
+	// command has.
+	Run func(on []Controller, args []string, out io.Writer) error
 }
 
 // Cluster is what controllers for Kubernetes share: clients, informers, elections.
@@ -178,11 +180,11 @@ func (c *Command) Main(args []string) int {
 	}
 	c.declare()
 	if more.Flags != nil {
-		more.Flags(&Flags{table: &c.table})
+		more.Flags(&Flags{table: &c.table, apart: true})
 	}
 	on, err := c.parse(args)
 	if err == nil {
-		err = more.Run(on, os.Stdout)
+		err = more.Run(on, c.table.given, os.Stdout)
 	}
 	return c.end(err)
 }
@@ -230,6 +232,9 @@ func subcommand(args []string) (string, []string) {
 
 // version is set by the build of images: -ldflags "-X github.com/causeway-csi/causeway/pkg/sidecar.version=v1.2.3".
 var version = ""
+
+// Release is the version of a release, which is also the tag of its images. It is "dev" for any other build.
+func Release() string { return cmp.Or(version, "dev") }
 
 // Version is what the build said, or the module's, with the commit where it is known.
 func Version() string {

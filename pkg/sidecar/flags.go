@@ -16,12 +16,14 @@ import (
 type Flags struct {
 	table *table
 	owner string // a controller, or empty for the whole process
+	apart bool   // a subcommand's own flags, which are no arguments of the process
 }
 
 // table is a command line: the one source of parsing, of help and of the page in docs.
 type table struct {
 	entries []*entry
 	shared  map[string]*fanOut // by name: the unprefixed form of controllers' flags
+	given   []string           // the arguments in their order, without those of entries that are apart
 }
 
 // entry is one flag of one owner.
@@ -31,10 +33,12 @@ type entry struct {
 	fallback           string // the value when nothing is said
 	old                []string
 	said               string // the spelling that set it, empty if none did
+	apart              bool
 }
 
 // fanOut is an unprefixed flag that controllers have. It keeps what was said until it is known who is on.
 type fanOut struct {
+	table *table
 	name  string
 	value string
 	bool  bool
@@ -45,12 +49,14 @@ func (s *fanOut) String() string   { return s.value }
 func (s *fanOut) IsBoolFlag() bool { return s.bool }
 func (s *fanOut) Set(v string) error {
 	s.value, s.said = v, true
+	s.table.note(s.name, v, s.bool)
 	return nil
 }
 
 // sayer remembers that, and how, its entry was set.
 type sayer struct {
 	*entry
+	table    *table
 	spelling string
 }
 
@@ -63,7 +69,19 @@ func (s sayer) String() string {
 func (s sayer) IsBoolFlag() bool { return isBool(s.value) }
 func (s sayer) Set(v string) error {
 	s.said = s.spelling
+	if !s.apart {
+		s.table.note(s.spelling, v, isBool(s.value))
+	}
 	return s.value.Set(v)
+}
+
+// note keeps an argument.
+func (t *table) note(name, value string, isBool bool) {
+	arg := "--" + name
+	if !isBool || value != "true" {
+		arg += "=" + value
+	}
+	t.given = append(t.given, arg)
 }
 
 func isBool(v flag.Value) bool {
@@ -73,7 +91,7 @@ func isBool(v flag.Value) bool {
 
 // Var declares a flag of any kind.
 func (f *Flags) Var(v flag.Value, name, usage string) {
-	f.table.entries = append(f.table.entries, &entry{owner: f.owner, name: name, usage: usage, value: v, fallback: v.String()})
+	f.table.entries = append(f.table.entries, &entry{owner: f.owner, name: name, usage: usage, value: v, fallback: v.String(), apart: f.apart})
 }
 
 // adopt declares all flags of a set that somebody else filled.
@@ -162,12 +180,12 @@ func (t *table) set() *flag.FlagSet {
 	t.shared = map[string]*fanOut{}
 	for _, e := range t.entries {
 		for _, name := range append([]string{e.name}, e.old...) {
-			set.Var(sayer{e, e.full(name)}, e.full(name), e.usage)
+			set.Var(sayer{e, t, e.full(name)}, e.full(name), e.usage)
 			if e.owner == "" {
 				continue
 			}
 			if t.shared[name] == nil {
-				t.shared[name] = &fanOut{name: name, bool: isBool(e.value)}
+				t.shared[name] = &fanOut{table: t, name: name, bool: isBool(e.value)}
 				set.Var(t.shared[name], name, "")
 			}
 		}

@@ -26,9 +26,12 @@ type Grant struct {
 	Rules      Rules
 }
 
-// YAML returns what kubectl apply takes: a ClusterRole for each controller that needs one, so that nobody has rights for a
-// controller that is off, one Role for what all of them do in their namespace, and the bindings to the service account.
-func (r RBAC) YAML(grants []Grant) ([]byte, error) {
+// YAML returns the objects of grants as kubectl apply takes them.
+func (r RBAC) YAML(grants []Grant) ([]byte, error) { return documents(r.objects(grants)) }
+
+// objects returns a ClusterRole for each controller that needs one, so that a controller that is off adds no rights, one Role
+// for the namespace of all controllers, and the bindings of these to the service account.
+func (r RBAC) objects(grants []Grant) []any {
 	var objects []any
 	var local []rbacv1.PolicyRule
 	for _, g := range grants {
@@ -40,6 +43,11 @@ func (r RBAC) YAML(grants []Grant) ([]byte, error) {
 	if len(local) > 0 {
 		objects = append(objects, r.role(local)...)
 	}
+	return objects
+}
+
+// documents returns objects as YAML documents.
+func documents(objects []any) ([]byte, error) {
 	var out bytes.Buffer
 	for i, o := range objects {
 		if i > 0 {
@@ -47,7 +55,7 @@ func (r RBAC) YAML(grants []Grant) ([]byte, error) {
 		}
 		text, err := yaml.Marshal(o)
 		if err != nil {
-			return nil, fmt.Errorf("write RBAC for %q: %w", r.Prefix, err)
+			return nil, fmt.Errorf("write %T as YAML: %w", o, err)
 		}
 		out.Write(text)
 	}
