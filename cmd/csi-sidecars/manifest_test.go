@@ -198,6 +198,7 @@ func TestWrongManifestLinesNameTheRemedy(t *testing.T) {
 		{"a driver for no controller", example + " --controllers=snapshot-controller", "none of the controllers snapshot-controller talks to a driver"},
 		{"the registrar", example + " --controllers=*,node-driver-registrar --kubelet-registration-path=/x", "runs in the DaemonSet"},
 		{"nothing attaches", example + " --controllers=provisioner", "add it, or --driver-attach=false"},
+		{"a name that is too long for pods", "--driver=" + long[:53], "set a shorter --name"},
 		{"a name with a dot", example + " --name=a.b", `invalid --name "a.b"`},
 		{"a namespace with a slash", example + " --namespace=a/b", `invalid --namespace "a/b"`},
 		{"an account with a capital letter", example + " --service-account=A", `invalid --service-account "A"`},

@@ -54,7 +54,7 @@ func (c *Cluster) ManifestCommand() sidecar.Subcommand {
 			f.String(&m.image, "image", registry+"csi-sidecars:"+sidecar.Release(), "image of csi-sidecars")
 			f.String(&m.nodeImage, "node-image", registry+"csi-sidecars-node:"+sidecar.Release(), "image of csi-sidecars-node")
 			f.String(&m.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's --root-dir on the nodes")
-			m.flags(f, "what the objects' names begin with: a DNS label (default: the driver's name, with - for each dot)",
+			m.flags(f, "what the objects' names begin with: a DNS label of at most 52 characters (default: the driver's name, with - for each dot)",
 				"service account of the Deployment (default: <name>-controller)")
 		},
 		Run: func(on []sidecar.Controller, args []string, out io.Writer) error {
@@ -111,6 +111,9 @@ func (m *driverManifest) checkDriver(needed bool) error {
 // checkNames checks the names of objects as the API server does, and that images can be names of images.
 func (m *driverManifest) checkNames() error {
 	var wrong error
+	if longest := validation.DNS1123LabelMaxLength - len("-controller"); len(m.Prefix) > longest { // pods would get such a name
+		return fmt.Errorf("invalid --name %q: must have at most %d characters, as the Deployment is called <name>-controller: set a shorter --name", m.Prefix, longest)
+	}
 	for _, n := range []struct {
 		flag, value string
 		check       func(string) []string
