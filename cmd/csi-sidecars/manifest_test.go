@@ -59,8 +59,8 @@ func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
 
 var blocks = regexp.MustCompile("(?s)```sh\ncsi-sidecars manifest (.*?)\n```.*```yaml\n(.*)```\n")
 
-// TestTheManifestPageIsTrue compares the objects in docs/sidecars-manifests.md with what the command on that page prints, or
-// writes them.
+// TestTheManifestPageIsTrue compares the objects in docs/sidecars-manifests.md with what the
+// command on that page prints, or writes them.
 func TestTheManifestPageIsTrue(t *testing.T) {
 	const path = "../../docs/sidecars-manifests.md"
 	page, err := os.ReadFile(path)
@@ -110,8 +110,8 @@ func TestTheArgumentsOfPrintedContainersAreRead(t *testing.T) {
 	}
 }
 
-// The order is kept, as are flags without a prefix; a name for a set of controllers is replaced by the controllers, which the
-// printed rights are for.
+// The order is kept, as are flags without a prefix; a name for a set of controllers is replaced by
+// the controllers, which the printed rights are for.
 func TestTheDeploymentHasTheArgumentsAsGiven(t *testing.T) {
 	text := printed(t, example, "--v=4", "--controllers=*,-attacher,-livenessprobe", "--driver-attach=false", "--timeout", "30s", "--leader-election", "--strict-topology=false", "--provisioner-timeout=1m", "--name=disk")
 	args := container(t, find[*appsv1.Deployment](t, text).Spec.Template.Spec, "csi-sidecars").Args

@@ -37,8 +37,8 @@ type Command struct {
 type Subcommand struct {
 	About string
 	Flags func(*Flags) // declares the flags that only this command has; nil for none
-	// Run gets the controllers that --controllers chooses, and the arguments as given, without the flags that only this
-	// command has.
+	// Run gets the controllers that --controllers chooses, and the arguments as given, without the
+	// flags that only this command has.
 	Run func(on []Controller, args []string, out io.Writer) error
 }
 
@@ -233,7 +233,8 @@ func subcommand(args []string) (string, []string) {
 // version is set by the build of images: -ldflags "-X github.com/causeway-csi/causeway/pkg/sidecar.version=v1.2.3".
 var version = ""
 
-// Release is the version of a release, which is also the tag of its images. It is "dev" for any other build.
+// Release is the version of a release, which is also the tag of its images. It is "dev" for any
+// other build.
 func Release() string { return cmp.Or(version, "dev") }
 
 // Version is what the build said, or the module's, with the commit where it is known.

@@ -22,7 +22,8 @@ const (
 	// placeholder is an image that no registry has: RFC 2606 reserves the domain invalid.
 	placeholder = "registry.invalid/replace-with-the-image-of-your-driver"
 	registry    = "ghcr.io/causeway-csi/"
-	// maxSocketPath is the longest path of a Unix socket in bytes: unix(7), sun_path without its last byte.
+	// maxSocketPath is the longest path of a Unix socket in bytes: unix(7), sun_path without its
+	// last byte.
 	maxSocketPath = 107
 )
 
@@ -54,7 +55,7 @@ func (c *Cluster) ManifestCommand() sidecar.Subcommand {
 			f.String(&m.image, "image", registry+"csi-sidecars:"+sidecar.Release(), "image of csi-sidecars")
 			f.String(&m.nodeImage, "node-image", registry+"csi-sidecars-node:"+sidecar.Release(), "image of csi-sidecars-node")
 			f.String(&m.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's --root-dir on the nodes")
-			m.flags(f, "what the objects' names begin with: a DNS label of at most 52 characters (default: the driver's name, with - for each dot)",
+			m.flags(f, "what the objects' names begin with: a DNS label of at most 52 characters (default: the driver's name, with - for each dot; csi-snapshot without a driver)",
 				"service account of the Deployment (default: <name>-controller)")
 		},
 		Run: func(on []sidecar.Controller, args []string, out io.Writer) error {
@@ -71,7 +72,8 @@ func (c *Cluster) ManifestCommand() sidecar.Subcommand {
 	}
 }
 
-// complete fills in the defaults that depend on other flags, and rejects flags for which no manifest can be right.
+// complete fills in the defaults that depend on other flags, and rejects flags for which no
+// manifest can be right.
 func (m *driverManifest) complete(c *Cluster, on []sidecar.Controller, args []string) error {
 	withDriver := false
 	for _, k := range on {
@@ -82,7 +84,7 @@ func (m *driverManifest) complete(c *Cluster, on []sidecar.Controller, args []st
 		return err
 	}
 	m.Namespace = c.namespaceFor(m.Rights)
-	m.Prefix = cmp.Or(m.Prefix, strings.ReplaceAll(m.driver, ".", "-"), "snapshot-controller")
+	m.Prefix = cmp.Or(m.Prefix, strings.ReplaceAll(m.driver, ".", "-"), "csi-snapshot")
 	m.ServiceAccount = cmp.Or(m.ServiceAccount, m.Prefix+"-controller")
 	m.elected = c.Elected()
 	return errors.Join(m.checkNames(), m.checkPaths(), m.takeArgs(args))
@@ -97,7 +99,8 @@ func (m *driverManifest) checkDriver(needed bool) error {
 		return nil
 	case m.driver == "":
 		return errors.New("--driver is missing: give the name that the driver's GetPluginInfo returns, such as disk.csi.example.com")
-	// CSI spec v1.13, GetPluginInfoResponse.name, but for capital letters: no lease can have them in its name.
+	// CSI spec v1.13, GetPluginInfoResponse.name, but for capital letters: no lease can have them
+	// in its name.
 	case len(m.driver) > 63 || len(validation.IsDNS1123Subdomain(m.driver)) > 0:
 		return fmt.Errorf("invalid --driver %q: must have at most 63 lower-case letters, digits, dots and dashes, with a letter or digit beside each dot and at both ends, such as disk.csi.example.com", m.driver)
 	case slices.Contains(m.controllers, "node-driver-registrar"):
@@ -108,7 +111,8 @@ func (m *driverManifest) checkDriver(needed bool) error {
 	return nil
 }
 
-// checkNames checks the names of objects as the API server does, and that images can be names of images.
+// checkNames checks the names of objects as the API server does, and that images can be names of
+// images.
 func (m *driverManifest) checkNames() error {
 	var wrong error
 	if longest := validation.DNS1123LabelMaxLength - len("-controller"); len(m.Prefix) > longest { // pods would get such a name
@@ -158,7 +162,8 @@ var fixed = map[string]string{
 	"snapshotter-node-deployment": "it is for a controller on every node, and manifest prints a Deployment",
 }
 
-// takeArgs takes what the manifest itself needs out of the arguments of csi-sidecars, and keeps the rest for the container.
+// takeArgs takes what the manifest itself needs out of the arguments of csi-sidecars, and keeps the
+// rest for the container.
 func (m *driverManifest) takeArgs(args []string) (err error) {
 	for _, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
@@ -193,7 +198,8 @@ func (m *driverManifest) takeProbe(address string) (err error) {
 	return nil
 }
 
-// argument returns the last value of a flag in args. That of a bare flag is "true", and "" means that the flag is not there.
+// argument returns the last value of a flag in args. That of a bare flag is "true", and "" means
+// that the flag is not there.
 func argument(args []string, flag string) (value string) {
 	for _, arg := range args {
 		if name, v, given := strings.Cut(strings.TrimPrefix(arg, "--"), "="); name == flag {
@@ -206,7 +212,8 @@ func argument(args []string, flag string) (value string) {
 	return value
 }
 
-// port returns the port of an address that the kubelet can reach: it probes the pod's address, so one host of many is no use.
+// port returns the port of an address that the kubelet can reach: it probes the pod's address, so
+// one host of many is no use.
 func port(flag, address string) (int, error) {
 	host, text, err := net.SplitHostPort(address)
 	n, bad := strconv.Atoi(text)
@@ -216,7 +223,8 @@ func port(flag, address string) (int, error) {
 	return n, nil
 }
 
-// meta returns the name and the labels of an object of one part of the driver: its controller, or its nodes' plugin.
+// meta returns the name and the labels of an object of one part of the driver: its controller, or
+// its nodes' plugin.
 func (m *driverManifest) meta(part string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: m.Prefix + "-" + part, Namespace: m.Namespace, Labels: m.labels(part)}
 }

@@ -29,8 +29,9 @@ type Grant struct {
 // YAML returns the objects of grants as kubectl apply takes them.
 func (r RBAC) YAML(grants []Grant) ([]byte, error) { return documents(r.objects(grants)) }
 
-// objects returns a ClusterRole for each controller that needs one, so that a controller that is off adds no rights, one Role
-// for the namespace of all controllers, and the bindings of these to the service account.
+// objects returns a ClusterRole for each controller that needs one, so that a controller that is
+// off adds no rights, one Role for the namespace of all controllers, and the bindings of these to
+// the service account.
 func (r RBAC) objects(grants []Grant) []any {
 	var objects []any
 	var local []rbacv1.PolicyRule

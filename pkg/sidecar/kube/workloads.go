@@ -62,9 +62,10 @@ func (m *driverManifest) intro() string {
 	if m.driver == "" {
 		return fmt.Sprintf("# Namespace %s must exist. The Pod Security level baseline is enough.\n", m.Namespace)
 	}
-	return fmt.Sprintf(`# Replace image, args and resources of the containers named driver: here they are placeholders. The driver must listen at
-# $CSI_ENDPOINT. Namespace %s must exist. The Pod Security level of the Deployment's pods is baseline, that of the
-# DaemonSet's pods privileged.
+	return fmt.Sprintf(`# Replace image, args and resources of the containers named driver: here they are placeholders.
+# The driver must listen at $CSI_ENDPOINT.
+# Namespace %s must exist. The Deployment's pods need the Pod Security level baseline, and the
+# DaemonSet's pods need privileged.
 `, m.Namespace)
 }
 
@@ -90,7 +91,8 @@ func (m *driverManifest) account(name, part string) any {
 	}
 }
 
-// deployment runs the controllers: two replicas where they are elected, else one that ends before the next starts.
+// deployment runs the controllers: two replicas where they are elected, else one that ends before
+// the next starts.
 func (m *driverManifest) deployment() *appsv1.Deployment {
 	replicas, strategy := int32(1), appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
 	if m.elected {
@@ -128,7 +130,8 @@ func (m *driverManifest) sidecars() corev1.Container {
 	c.Args = []string{"--controllers=" + strings.Join(m.controllers, ",")}
 	c.Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: int32(m.port)}}
 	c.Env = []corev1.EnvVar{
-		// The names that csi-sidecars reads: for leases, and for the owner and the namespace of CSIStorageCapacity objects.
+		// The names that csi-sidecars reads: for leases, and for the owner and the namespace of
+		// CSIStorageCapacity objects.
 		fieldEnv("POD_NAME", "metadata.name"), fieldEnv("POD_NAMESPACE", "metadata.namespace"), fieldEnv("NAMESPACE", "metadata.namespace"),
 	}
 	if m.driver != "" {
@@ -210,8 +213,9 @@ func (m *driverManifest) driverContainer(args ...string) corev1.Container {
 	}
 }
 
-// ourContainer is a container of csi-sidecars or csi-sidecars-node. It is root, without capabilities, because the sockets of most
-// drivers, and the kubelet's directories, can only be opened by root.
+// ourContainer is a container of csi-sidecars or csi-sidecars-node. It is root, without
+// capabilities, because the sockets of most drivers, and the kubelet's directories, can only be
+// opened by root.
 func ourContainer(name, image, cpu, memory string) corev1.Container {
 	yes, no, root := true, false, int64(0)
 	return corev1.Container{
@@ -226,7 +230,8 @@ func ourContainer(name, image, cpu, memory string) corev1.Container {
 	}
 }
 
-// probe waits for longer than livenessprobe waits for the driver, 3 s by default, and gives a minute before a restart.
+// probe waits for longer than livenessprobe waits for the driver, 3 s by default, and gives a
+// minute before a restart.
 func probe(at string, port intstr.IntOrString) *corev1.Probe {
 	return &corev1.Probe{
 		ProbeHandler:   corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: at, Port: port}},

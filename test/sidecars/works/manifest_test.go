@@ -67,7 +67,8 @@ func printManifest(t *testing.T, args ...string) (p printed) {
 	return p
 }
 
-// apply gives objects to the API server as strictly as kubectl can: an unknown field and a warning are errors.
+// apply gives objects to the API server as strictly as kubectl can: an unknown field and a warning
+// are errors.
 func apply(t *testing.T, objects string, more ...string) (string, error) {
 	t.Helper()
 	bin := must(components.Build(t.Context(), os.Stderr, "kubectl"))(t)
@@ -79,7 +80,8 @@ func apply(t *testing.T, objects string, more ...string) (string, error) {
 	return string(out), err
 }
 
-// makeNamespace makes a namespace with a Pod Security level that pods must have, and that warns of workloads without it.
+// makeNamespace makes a namespace with a Pod Security level that pods must have, and that warns of
+// workloads without it.
 func makeNamespace(t *testing.T, name, level string) {
 	t.Helper()
 	labels := map[string]string{"pod-security.kubernetes.io/enforce": level, "pod-security.kubernetes.io/warn": level}
@@ -150,8 +152,9 @@ func TestPrintedPodsHaveTheirPodSecurityLevel(t *testing.T) {
 	}
 }
 
-// The process has the arguments, the environment and the service account of the Deployment, as the API server returns it. Only
-// the places that are the test's differ: the socket's path and the addresses of ports.
+// The process has the arguments, the environment and the service account of the Deployment, as the
+// API server returns it. Only the places that are the test's differ: the socket's path and the
+// addresses of ports.
 func TestThePrintedDeploymentProvisions(t *testing.T) {
 	t.Parallel()
 	const name, namespace, zone = "printed", "sidecars-printed", "a"
@@ -205,8 +208,8 @@ func podOf(t *testing.T, d *appsv1.Deployment) *corev1.Pod {
 	}, created))(t)
 }
 
-// startPrinted starts csi-sidecars as a kubelet would start its container of a pod, and waits until all probes of the pod
-// succeed. It must end in peace with the test.
+// startPrinted starts csi-sidecars as a kubelet would start its container of a pod, and waits until
+// all probes of the pod succeed. It must end in peace with the test.
 func startPrinted(t *testing.T, driver *rig.Driver, pod *corev1.Pod) *sidecars {
 	t.Helper()
 	address, probe := must(freeAddress())(t), must(freeAddress())(t)
@@ -254,7 +257,8 @@ func containerOf(t *testing.T, pod corev1.PodSpec, name string) corev1.Container
 	return pod.Containers[i]
 }
 
-// withHere returns args with the ends that have another value on this machine. Each of these must be the end of one argument.
+// withHere returns args with the ends that have another value on this machine. Each of these must
+// be the end of one argument.
 func withHere(t *testing.T, args []string, here map[string]string) []string {
 	t.Helper()
 	args = slices.Clone(args)
