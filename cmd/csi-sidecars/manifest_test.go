@@ -201,6 +201,7 @@ func TestWrongManifestLinesNameTheRemedy(t *testing.T) {
 		{"a name that is too long for pods", "--driver=" + long[:53], "set a shorter --name"},
 		{"a name with a dot", example + " --name=a.b", `invalid --name "a.b"`},
 		{"a namespace with a slash", example + " --namespace=a/b", `invalid --namespace "a/b"`},
+		{"leases in no namespace", example + " --namespace=disk --leader-election --leader-election-namespace=A", `invalid --leader-election-namespace "A"`},
 		{"an account with a capital letter", example + " --service-account=A", `invalid --service-account "A"`},
 		{"no image", example + " --driver-image=", "must be the name of an image"},
 		{"a directory that is relative", example + " --kubelet-dir=kubelet", "must be an absolute path"},

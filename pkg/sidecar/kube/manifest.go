@@ -41,7 +41,8 @@ type driverManifest struct {
 	port        int      // of --http-endpoint
 	probe       int      // of livenessprobe in the Deployment; 0 if it is off
 	elected     bool
-	capacity    bool // CSIStorageCapacity objects are published
+	leases      string // --leader-election-namespace
+	capacity    bool   // CSIStorageCapacity objects are published
 }
 
 // ManifestCommand prints the objects that run a CSI driver with csi-sidecars.
@@ -86,7 +87,7 @@ func (m *driverManifest) complete(c *Cluster, on []sidecar.Controller, args []st
 	m.Namespace = c.namespaceFor(m.Rights)
 	m.Prefix = cmp.Or(m.Prefix, strings.ReplaceAll(m.driver, ".", "-"), "csi-snapshot")
 	m.ServiceAccount = cmp.Or(m.ServiceAccount, m.Prefix+"-controller")
-	m.elected = c.Elected()
+	m.elected, m.leases = c.Elected(), c.election.namespace
 	return errors.Join(m.checkNames(), m.checkPaths(), m.takeArgs(args))
 }
 
@@ -124,6 +125,7 @@ func (m *driverManifest) checkNames() error {
 	}{
 		{"name", m.Prefix, validation.IsDNS1123Label},
 		{"namespace", m.Namespace, validation.IsDNS1123Label},
+		{"leader-election-namespace", cmp.Or(m.leases, metav1.NamespaceDefault), validation.IsDNS1123Label},
 		{"service-account", m.ServiceAccount, validation.IsDNS1123Subdomain},
 	} {
 		if why := n.check(n.value); len(why) > 0 {
