@@ -103,7 +103,7 @@ func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string,
 	if err := c.applyGates(ctx, shared); err != nil {
 		return err
 	}
-	c.fail, c.server = fail, s
+	c.fail, c.server, c.election.fail = fail, s, fail
 	c.migrated.Store(csitrans.New().IsMigratedCSIDriverByName(driver))
 	catchExits(fail)
 	measure(s)

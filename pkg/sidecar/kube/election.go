@@ -49,8 +49,9 @@ type election struct {
 	retry     time.Duration
 
 	identity string
-	dogs     sync.Map // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
-	terms    sync.Map // *term: one for each lease that parts run under
+	dogs     sync.Map    // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
+	terms    sync.Map    // *term: one for each lease that parts run under
+	fail     func(error) // ends the process: ErrLost
 }
 
 // flags declares upstream's, and the mode.
@@ -138,8 +139,11 @@ func lockName(name string) string {
 type lease struct {
 	name  string
 	parts []*sidecar.Part
-	// others are leases under which somebody else may do this work: in single mode upstream's, else our own single one.
+	// others are the leases under which another process may do this work: in single mode those of
+	// upstream's sidecars, else the single one.
 	others []string
+	// old is, in single mode, the lease of upstream's sidecar, by controller.
+	old map[string]string
 	// dead are those of others whose holder went away without giving them up: when they were renewed last.
 	dead map[string]metav1.MicroTime
 }
@@ -150,7 +154,7 @@ func combined(driver string) string { return lockName("csi-sidecars-" + driver) 
 // leases says who is elected by what.
 func (e *election) leases(driver string, parts []*sidecar.Part) []lease {
 	var all []lease
-	one := lease{name: combined(driver)}
+	one := lease{name: combined(driver), old: map[string]string{}}
 	for _, p := range parts {
 		n := p.Needs()
 		switch {
@@ -163,6 +167,7 @@ func (e *election) leases(driver string, parts []*sidecar.Part) []lease {
 		default:
 			one.parts = append(one.parts, p)
 			if n.Lock != nil {
+				one.old[p.Name()] = lockName(n.Lock(driver))
 				one.others = append(one.others, lockName(n.Lock(driver)))
 			}
 		}
@@ -178,12 +183,13 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	// Informers go on while controllers finish what they do.
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	var tidied sync.Once
 	lead := func(ctx context.Context, parts []*sidecar.Part) error {
 		c.start(watching.Done())
 		if !c.full(ctx) {
 			return nil
 		}
-		go tidy(ctx)
+		tidied.Do(func() { go tidy(ctx) })
 		return all(ctx, parts, patience, start)
 	}
 	if !c.election.on {
@@ -202,7 +208,7 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 
 // elect holds all elections until ctx is done, or one of them ends: that ends all. No lease is given up before the work under all
 // of them has ended, since who doesn't lead may neither call nor write, and one process has one fence.
-func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases []lease, lead func(context.Context, []*sidecar.Part) error) error {
+func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases []lease, lead leadFunc) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var group errgroup.Group
@@ -298,7 +304,7 @@ func stillRunning(parts []*sidecar.Part) []string {
 }
 
 // under waits for a lease, runs lead while it is held, then together, and gives the lease up. ErrLost: it was lost meanwhile.
-func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead func(context.Context, []*sidecar.Part) error, together func()) error {
+func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead leadFunc, together func()) error {
 	if e.mode == perController {
 		if l.dead = e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
 			return nil
@@ -326,7 +332,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 			leading, cancel := both(ctx, held)
 			defer cancel()
 			klog.FromContext(ctx).Info("Leading", "lease", l.name, "namespace", e.ownNamespace())
-			err := e.alone(leading, client, l, func(ctx context.Context) error { return lead(ctx, l.parts) })
+			err := e.alone(leading, client, l, lead)
 			led <- err
 			together()
 			giveUp()

@@ -2,19 +2,26 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/utils/ptr"
+
+	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
 
 // paper is a lease that somebody may have.
@@ -67,7 +74,7 @@ func alive(t *testing.T, c kubernetes.Interface, name, holder string) (end func(
 }
 
 func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -82,106 +89,264 @@ func writes(c *fake.Clientset) (n int) {
 	return n
 }
 
-var one = lease{name: "new", others: []string{"old-a", "old-b"}}
+// one is the single lease of two controllers that upstream's sidecars have leases for, and of a
+// third that has none.
+var one = lease{name: "new", others: []string{"old-a", "old-b"}, old: map[string]string{"a": "old-a", "b": "old-b"},
+	parts: []*sidecar.Part{{Controller: plain{name: "a"}}, {Controller: plain{name: "b"}}, {Controller: plain{name: "c"}}}}
 
-func TestANotedLeaseIsBelievedWhileTheOldOnesAreFree(t *testing.T) {
-	t.Parallel()
-	c := fake.NewClientset(noted(), paper("old-a", ""))
-	if err := quick(single).settle(within(t), c, one); err != nil {
-		t.Fatal(err)
+// run is a call of alone under way.
+type run struct {
+	t       *testing.T
+	started chan string // names of controllers
+	cancel  context.CancelFunc
+	ended   chan error
+}
+
+// begin calls alone. What leads runs until the end.
+func begin(t *testing.T, e *election, c kubernetes.Interface) *run {
+	t.Helper()
+	ctx, cancel := context.WithCancel(within(t))
+	r := &run{t, make(chan string, 10), cancel, make(chan error, 1)}
+	go func() {
+		r.ended <- e.alone(ctx, c, one, func(ctx context.Context, parts []*sidecar.Part) error {
+			for _, p := range parts {
+				r.started <- p.Name()
+			}
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	t.Cleanup(func() { cancel() })
+	return r
+}
+
+// starts waits until these controllers have started, and no other one since the last call.
+func (r *run) starts(want ...string) {
+	r.t.Helper()
+	var got []string
+	for len(got) < len(want) {
+		select {
+		case name := <-r.started:
+			got = append(got, name)
+		case err := <-r.ended:
+			r.t.Fatalf("it ended: %v; started: %v", err, got)
+		}
 	}
-	if n := writes(c); n != 0 {
-		t.Errorf("%d leases were changed", n)
+	slices.Sort(got)
+	if !slices.Equal(got, want) || len(r.started) > 0 {
+		r.t.Fatalf("started: %v and %d more, want %v", got, len(r.started), want)
 	}
 }
 
-func TestOldLeasesAreTakenOnceAndGivenUp(t *testing.T) {
-	t.Parallel()
-	for name, first := range map[string]*coordinationv1.Lease{"nothing is noted": paper("new", "me"), "it is noted, but an old one has come back and died": noted()} {
+// end ends the call, and returns what it returned.
+func (r *run) end() error {
+	r.cancel()
+	return <-r.ended
+}
+
+// until waits until a lease is as it should be.
+func until(t *testing.T, c kubernetes.Interface, name, what string, is func(*coordinationv1.Lease) bool) {
+	t.Helper()
+	for ctx := within(t); !is(leaseOf(t, c, name)); {
+		if !pause(ctx, 10*time.Millisecond) {
+			t.Fatalf("%s is never %s: %v", name, what, leaseOf(t, c, name))
+		}
+	}
+}
+
+func marked(l *coordinationv1.Lease) bool { return l.Annotations[migrationKey] == migrationDone }
+func free(l *coordinationv1.Lease) bool   { return holderOf(l) == "" }
+func mine(l *coordinationv1.Lease) bool   { return holderOf(l) == "me" }
+
+func TestAMarkedLeaseIsBelievedWhileTheOldOnesAreFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(noted(), paper("old-a", ""))
+		r := begin(t, quick(single), c)
+		r.starts("a", "b", "c")
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+		if n := writes(c); n != 0 {
+			t.Errorf("%d leases were changed", n)
+		}
+	})
+}
+
+func TestOldLeasesAreTakenAndReleased(t *testing.T) {
+	for name, leases := range map[string][]runtime.Object{
+		"there are none":                          {paper("new", "me")},
+		"one is free, one has a dead holder":      {paper("new", "me"), paper("old-a", ""), paper("old-b", "the dead")},
+		"marked, but one had a holder since then": {noted(), paper("old-a", "the dead")},
+	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := fake.NewClientset(first, paper("old-a", "the dead"))
-			if err := quick(single).settle(within(t), c, one); err != nil {
-				t.Fatal(err)
-			}
-			for _, name := range one.others {
-				l := leaseOf(t, c, name)
-				if holder := ptr.Deref(l.Spec.HolderIdentity, "?"); holder != "" || ptr.Deref(l.Spec.LeaseTransitions, 0) < 0 {
-					t.Errorf("%s is held by %q", name, holder)
+			synctest.Test(t, func(t *testing.T) {
+				c := fake.NewClientset(leases...)
+				r := begin(t, quick(single), c)
+				r.starts("a", "b", "c")
+				until(t, c, "new", "marked", marked)
+				for _, old := range one.others {
+					until(t, c, old, "released", free)
 				}
-			}
-			if l := leaseOf(t, c, "new"); l.Annotations[migrationKey] != migrationDone || *l.Spec.HolderIdentity != "me" {
-				t.Errorf("the one lease: %v, held by %s", l.Annotations, *l.Spec.HolderIdentity)
-			}
+				if err := r.end(); err != nil {
+					t.Error(err)
+				}
+				if !mine(leaseOf(t, c, "new")) {
+					t.Error("the single lease has another holder")
+				}
+			})
 		})
 	}
 }
 
-func TestALivingOldSidecarIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))
-	end := alive(t, c, "old-a", "old")
-	settled := make(chan error, 1)
-	go func() { settled <- quick(single).settle(within(t), c, one) }()
-	select {
-	case err := <-settled:
-		t.Errorf("it didn't wait: %v", err)
-	case <-time.After(2 * time.Second): // twice as long as the lease
-	}
-	if l := leaseOf(t, c, "new"); l.Annotations[migrationKey] != "" {
-		t.Error("it was noted before")
-	}
-	end()
-	if err := <-settled; err != nil {
-		t.Error(err)
-	}
+// An old sidecar keeps only its own work from this process.
+func TestAControllerStartsWhenItsOwnOldLeaseIsFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"), paper("old-b", "the dead"))
+		end := alive(t, c, "old-a", "old")
+		r := begin(t, quick(single), c)
+		r.starts("b", "c")
+		if l := leaseOf(t, c, "old-b"); !mine(l) {
+			t.Errorf("b runs while %q has its lease", holderOf(l))
+		}
+		pause(t.Context(), 2*time.Second) // twice as long as the lease
+		r.starts()
+		if marked(leaseOf(t, c, "new")) {
+			t.Error("the lease is marked before all old ones were taken")
+		}
+		end()
+		r.starts("a")
+		until(t, c, "new", "marked", marked)
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
-// Old sidecars have replicas, too: when the leader has gone, the one that waited may come after us.
-func TestAnOldReplicaThatTakesItsLeaseAfterUsIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	c := fake.NewClientset(paper("new", "me"), paper("old-a", "the dead"))
-	standby := make(chan time.Time, 1)
-	go func() {
-		for ptr.Deref(leaseOf(t, c, "old-a").Spec.HolderIdentity, "") != "" { // the dead has it, then we, which may be for a moment
-			time.Sleep(10 * time.Millisecond)
+// The second replica of an old sidecar, which waits for the lease as client-go does, gets it
+// neither from the dead first one nor from this process.
+func TestAnOldReplicaDoesNotGetALeaseDuringTheHandover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""), paper("old-b", ""))
+		r := begin(t, quick(single), c)
+		r.starts("a", "b", "c")
+		standby := quick(single)
+		standby.identity, standby.fail = "standby", func(error) {}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // three times as long as the lease
+		defer cancel()
+		if l := standby.awaitDead(ctx, c, "old-a"); l != nil {
+			t.Errorf("it could take the lease: %v", l.Spec)
 		}
-		time.Sleep(300 * time.Millisecond)
-		write(t, c, paper("old-a", "standby"))
-		end := alive(t, c, "old-a", "standby")
-		time.Sleep(2 * time.Second)
-		end()
-		standby <- time.Now()
-	}()
-	if err := quick(single).settle(within(t), c, one); err != nil {
-		t.Fatal(err)
-	}
-	settled := time.Now()
-	if ended := <-standby; settled.Before(ended) {
-		t.Errorf("it began %v before the old replica ended", ended.Sub(settled).Round(time.Millisecond))
-	}
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+		if !free(leaseOf(t, c, "old-a")) {
+			t.Error("the lease is held beyond the end")
+		}
+	})
 }
 
 func TestWaitingForOldLeasesEndsWhenTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))
+		defer alive(t, c, "old-a", "old")()
+		r := begin(t, quick(single), c)
+		r.starts("b", "c")
+		if err := r.end(); err != nil {
+			t.Errorf("it ended with %v", err)
+		}
+		if marked(leaseOf(t, c, "new")) || !free(leaseOf(t, c, "old-b")) || holderOf(leaseOf(t, c, "old-a")) != "old" {
+			t.Error("the leases are not as they were, or not released")
+		}
+	})
+}
+
+// While a controller runs under an old lease, its loss is that of the single lease: the process
+// ends at once, and writes nothing any more.
+func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""))
+		e := New()
+		q := quick(single)
+		e.election.on, e.election.mode, e.election.namespace, e.election.identity = true, q.mode, q.namespace, q.identity
+		e.election.lease, e.election.renew, e.election.retry = q.lease, q.renew, q.retry
+		lost := make(chan error, 1)
+		e.election.fail = func(err error) {
+			select {
+			case lost <- err:
+			default: // it is said again at each look
+			}
+		}
+		r := begin(t, &e.election, c)
+		r.starts("a", "b", "c")
+		write(t, c, paper("old-a", "somebody"))
+		// The fake API server does not compare resource versions.
+		c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
+			l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			return l.Name == "old-a", nil, apierrors.NewConflict(coordinationv1.Resource("leases"), l.Name, errors.New("changed"))
+		})
+		if err := <-lost; !errors.Is(err, sidecar.ErrLost) || !strings.Contains(err.Error(), "old-a") {
+			t.Errorf("got %v", err)
+		}
+		for ctx := within(t); e.Leads() == nil; {
+			if !pause(ctx, 10*time.Millisecond) {
+				t.Fatal("it still leads")
+			}
+		}
+		r.end()
+		if l := leaseOf(t, c, "old-a"); holderOf(l) != "somebody" {
+			t.Errorf("the lease of somebody was given to %q", holderOf(l))
+		}
+	})
+}
+
+// A lease is dead when it has not changed for its duration since it was first seen, and each
+// renewal, or another holder, begins that time anew.
+func TestALeaseIsObservedByOurOwnClock(t *testing.T) {
 	t.Parallel()
-	c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))
-	defer alive(t, c, "old-a", "old")()
-	ctx, cancel := context.WithCancel(within(t))
-	time.AfterFunc(300*time.Millisecond, cancel)
-	if err := quick(single).settle(ctx, c, one); ctx.Err() == nil {
-		t.Errorf("it ended by itself: %v", err)
+	l := paper("old", "him")
+	l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-time.Hour)} // by his clock
+	var s sighting
+	if left := s.left(l, "me"); left <= 0 || left > time.Second {
+		t.Errorf("seen for the first time, it runs for %v", left)
 	}
-	if l := leaseOf(t, c, "new"); l.Annotations[migrationKey] != "" {
-		t.Error("it was noted")
+	s.at = s.at.Add(-2 * time.Second)
+	if left := s.left(l, "me"); left > 0 {
+		t.Errorf("unchanged for two seconds, it runs for %v", left)
 	}
-	// To have one while another is waited for would keep everybody from that one's work.
-	if l, err := c.CoordinationV1().Leases(quick(single).ownNamespace()).Get(t.Context(), "old-b", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("old-b was taken: %v, %v", l, err)
+	l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+	if left := s.left(l, "me"); left <= 0 {
+		t.Error("it was renewed, and is dead")
+	}
+	s.at = s.at.Add(-2 * time.Second)
+	l.Spec.HolderIdentity = ptr.To("her")
+	if left := s.left(l, "me"); left <= 0 {
+		t.Error("it has another holder, and is dead")
+	}
+	for _, holder := range []string{"", "me"} {
+		l.Spec.HolderIdentity = &holder
+		if left := s.left(l, "me"); left > 0 {
+			t.Errorf("held by %q, it runs for %v", holder, left)
+		}
+	}
+}
+
+// A holder that renews its lease while it is being taken keeps it.
+func TestALeaseThatWasRenewedMeanwhileIsNotTaken(t *testing.T) {
+	t.Parallel()
+	c := fake.NewClientset(paper("old-a", "him"))
+	stale := leaseOf(t, c, "old-a")
+	c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
+		if a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease).ResourceVersion == stale.ResourceVersion {
+			return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "old-a", errors.New("changed"))
+		}
+		return false, nil, nil
+	})
+	if err := quick(single).seize(t.Context(), c, stale); !apierrors.IsConflict(err) {
+		t.Errorf("got %v", err)
 	}
 }
 
 func TestGuardSeesWhoComes(t *testing.T) {
-	t.Parallel()
 	dead := paper("old-b", "the dead")
 	for _, c := range []struct {
 		name string
@@ -196,80 +361,82 @@ func TestGuardSeesWhoComes(t *testing.T) {
 		{name: "a dead one who isn't dead", l: lease{name: "new", others: one.others, dead: map[string]metav1.MicroTime{"old-b": {}}}, then: dead, want: "the dead has taken the lease old-b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			client := fake.NewClientset(c.then)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			if c.want == "" {
-				time.AfterFunc(1500*time.Millisecond, cancel) // it looks once meanwhile
-			}
-			err := quick(single).guard(ctx, client, c.l)
-			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q in it", err, c.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				client := fake.NewClientset(c.then)
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				if c.want == "" {
+					time.AfterFunc(1500*time.Millisecond, cancel) // it looks once meanwhile
+				}
+				err := quick(single).guard(ctx, client, c.l)
+				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got %v, want %q in it", err, c.want)
+				}
+			})
 		})
 	}
 }
 
 func TestLeadingEndsWhenAnOldSidecarComesBack(t *testing.T) {
-	t.Parallel()
-	c := fake.NewClientset(noted(), paper("old-a", ""))
-	led := false
-	err := quick(single).alone(within(t), c, one, func(ctx context.Context) error {
-		led = true
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(noted(), paper("old-a", ""))
+		r := begin(t, quick(single), c)
+		r.starts("a", "b", "c")
 		write(t, c, paper("old-a", "old"))
-		<-ctx.Done()
-		return nil
+		if err := <-r.ended; err == nil || !strings.Contains(err.Error(), "old has taken the lease old-a") {
+			t.Errorf("got %v", err)
+		}
 	})
-	if err == nil || !strings.Contains(err.Error(), "old has taken the lease old-a") || !led {
-		t.Errorf("led %t, then %v", led, err)
-	}
 }
 
 func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
-	t.Parallel()
 	others := []string{"one"}
 	t.Run("there is none", func(t *testing.T) {
-		t.Parallel()
-		if dead := quick(perController).awaitFree(within(t), fake.NewClientset(), others); dead == nil || len(dead) > 0 {
-			t.Errorf("got %v", dead)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			if dead := quick(perController).awaitFree(within(t), fake.NewClientset(), others); dead == nil || len(dead) > 0 {
+				t.Errorf("got %v", dead)
+			}
+		})
 	})
 	t.Run("it is given up", func(t *testing.T) {
-		t.Parallel()
-		c := fake.NewClientset(paper("one", "him"))
-		start := time.Now()
-		time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it isn't dead before
-		if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 || time.Since(start) < 2*time.Second {
-			t.Errorf("got %v after %v", dead, time.Since(start))
-		}
+		synctest.Test(t, func(t *testing.T) {
+			c := fake.NewClientset(paper("one", "him"))
+			start := time.Now()
+			time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it isn't dead before
+			if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 || time.Since(start) < 2*time.Second {
+				t.Errorf("got %v after %v", dead, time.Since(start))
+			}
+		})
 	})
 	t.Run("its holder is dead", func(t *testing.T) {
-		t.Parallel()
-		l := paper("one", "him")
-		dead := quick(perController).awaitFree(within(t), fake.NewClientset(l), others)
-		if got, ok := dead["one"]; !ok || !got.Equal(l.Spec.RenewTime) {
-			t.Errorf("got %v", dead)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			l := paper("one", "him")
+			dead := quick(perController).awaitFree(within(t), fake.NewClientset(l), others)
+			if got, ok := dead["one"]; !ok || !got.Equal(l.Spec.RenewTime) {
+				t.Errorf("got %v", dead)
+			}
+		})
 	})
 	t.Run("told to end", func(t *testing.T) {
-		t.Parallel()
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if dead := quick(perController).awaitFree(ctx, fake.NewClientset(paper("one", "him")), others); dead != nil {
-			t.Errorf("got %v", dead)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if dead := quick(perController).awaitFree(ctx, fake.NewClientset(paper("one", "him")), others); dead != nil {
+				t.Errorf("got %v", dead)
+			}
+		})
 	})
 }
 
 // Who has what somebody waits for must not wait for him.
 func TestOneOfTheModesGivesWay(t *testing.T) {
-	t.Parallel()
-	c := fake.NewClientset(paper("one", "him"))
-	err := quick(perController).settle(within(t), c, lease{name: "attacher", others: []string{"one"}})
-	if err == nil || !strings.Contains(err.Error(), "him has the lease one") {
-		t.Errorf("got %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(paper("one", "him"))
+		err := quick(perController).alone(within(t), c, lease{name: "attacher", others: []string{"one"}}, nil)
+		if err == nil || !strings.Contains(err.Error(), "him has the lease one") {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 func TestHealthIsThatOfTheElection(t *testing.T) {
