@@ -4,6 +4,7 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -38,6 +39,8 @@ type Driver struct {
 	mu    sync.Mutex
 	calls []Call
 	hook  func(ctx context.Context, c *Call) error
+	// foreign is nil for a driver of ours.
+	foreign *foreign
 }
 
 // Call is one that the driver got.
@@ -52,9 +55,12 @@ type Call struct {
 
 // DriverOptions says what a driver is like.
 type DriverOptions struct {
-	Name     string   // default memory.csi.causeway.dev
+	Name     string   // default memory.csi.causeway.dev, or csi.vendor.example.org if Foreign
 	Nodes    []string // that volumes can be attached to
 	Topology bool     // say that volumes aren't everywhere, so that sidecars watch nodes
+	// Foreign makes the driver pose as another vendor's driver of CSI v1.12: its socket has mode 0755, it lacks the calls and
+	// capabilities of v1.13, and it reports VolumeCondition (see SetCondition). Adapt comes after this.
+	Foreign bool
 	// Adapt changes answers, each of which is a copy of its own: a driver that can do less than ours, for example.
 	Adapt func(answer proto.Message)
 }
@@ -75,7 +81,14 @@ func (o DriverOptions) adapter() func(proto.Message) {
 // NewDriver makes storage and serves it in dir, which must exist and have a short name: a socket's is at most 107 bytes.
 func NewDriver(dir string, o DriverOptions) (*Driver, error) {
 	d := &Driver{Name: o.Name, Socket: filepath.Join(dir, "csi.sock"), dir: dir, adapt: o.adapter()}
-	if d.Name == "" {
+	if o.Foreign {
+		d.foreign = &foreign{conditions: map[string][]byte{}}
+	}
+	switch {
+	case d.Name != "":
+	case o.Foreign:
+		d.Name = "csi.vendor.example.org"
+	default:
 		d.Name = "memory.csi.causeway.dev"
 	}
 	for _, sub := range []string{"data", "state"} {
@@ -93,6 +106,11 @@ func (d *Driver) Serve() error {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.Socket, Net: "unix"})
 	if err != nil {
 		return err
+	}
+	if d.foreign != nil {
+		if err := openSocket(d.Socket); err != nil {
+			return errors.Join(err, l.Close())
+		}
 	}
 	served, err := driver.New(driver.Config{
 		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage, Mounter: mounter.NewFake(filepath.Join(d.dir, "data")),
@@ -152,6 +170,9 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	if hook != nil {
 		err = hook(ctx, &call)
 	}
+	if err == nil && d.foreign != nil {
+		err = refuse(call.Method)
+	}
 	if err == nil {
 		answer, err = handle(ctx, req)
 	}
@@ -161,7 +182,10 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	}
 	d.mu.Unlock()
 	if m, ok := answer.(proto.Message); ok && err == nil {
-		own := proto.Clone(m) // the driver gives some answers out again
+		own := proto.Clone(m) // the driver returns some answers more than once
+		if d.foreign != nil {
+			d.pose(req, own)
+		}
 		d.adapt(own)
 		return own, nil
 	}
