@@ -70,6 +70,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/sidecar/snapshotter":        {kubernetes, []string{"os/exec", "log"}},
 	"pkg/sidecar/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
 	"pkg/sidecar/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
+	"pkg/sidecar/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
 	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
 }
 

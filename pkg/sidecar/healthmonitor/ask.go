@@ -31,36 +31,43 @@ func (a answer) over(held []v1.VolumeHealthCondition) []v1.VolumeHealthCondition
 	return normal(slices.Concat(held, a.conditions))
 }
 
-// ask returns what it learned by volume ID. It may learn something and fail too: with an error, the list failed, and each
-// volume was asked for.
+// ask returns its answers by volume ID. With an error, the list failed; the answers are then those of the single volumes.
 func (m *Monitor) ask(ctx context.Context, targets map[string][]target) (map[string]answer, error) {
-	if !m.lists {
+	m.unreadable = &failures{}
+	if !m.source.lists {
 		return m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets))), nil
 	}
 	found, err := m.list(ctx, targets)
-	if err != nil {
-		m.metrics.listFailures.WithLabelValues(status.Code(err).String()).Inc()
-		err = fmt.Errorf("list the health of all volumes, so each is asked for: %w", err)
-		return m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets))), err
+	switch {
+	case err == nil:
+		maps.Copy(found, m.askEach(ctx, targets, m.absent(targets, found)))
+		return found, nil
+	case m.source.gets:
+		found = m.askEach(ctx, targets, slices.Sorted(maps.Keys(targets)))
+	default:
+		found = nil
 	}
-	maps.Copy(found, m.askEach(ctx, targets, m.absent(targets, found)))
-	return found, nil
+	m.metrics.listFailures.WithLabelValues(status.Code(err).String()).Inc()
+	return found, fmt.Errorf("list the health of all volumes: %w", err)
 }
 
-// absent returns the volumes that weren't well and aren't in a list any more, and takes all others that aren't in it for
-// healthy. A list that is paged may miss a volume, so only the volume's own answer says that it recovered: CSI spec v1.13,
-// ControllerListVolumeHealth, and why that needs GET_VOLUME_HEALTH.
+// absent returns the volumes to query one by one after a list. A volume that a list of abnormal volumes lacks is healthy if it
+// was healthy before. For others the list proves nothing, since pages may miss a volume: CSI spec v1.13,
+// ControllerListVolumeHealth.
 func (m *Monitor) absent(targets map[string][]target, found map[string]answer) []string {
 	var ids []string
 	for id, ts := range targets {
 		if _, ok := found[id]; ok {
 			continue
 		}
-		if slices.ContainsFunc(ts, func(t target) bool { return len(m.memoryOf(t.claim).held) > 0 }) {
+		if m.source.listsHealthy || slices.ContainsFunc(ts, func(t target) bool { return len(m.memoryOf(t.claim).held) > 0 }) {
 			ids = append(ids, id)
 			continue
 		}
 		found[id] = answer{whole: true}
+	}
+	if !m.source.gets {
+		return nil
 	}
 	slices.Sort(ids)
 	return ids
@@ -84,19 +91,19 @@ func (m *Monitor) list(ctx context.Context, wanted map[string][]target) (found m
 	return found, err
 }
 
-// pages lists once. Of a volume that comes twice, the later entry counts: it is newer.
+// pages lists once. If a volume occurs twice, the later report counts, which is newer.
 func (m *Monitor) pages(ctx context.Context, wanted map[string][]target) (map[string]answer, error) {
 	found, seen, token := map[string]answer{}, map[string]bool{}, ""
 	for {
-		resp, err := m.page(ctx, token)
+		reports, next, err := m.page(ctx, token)
 		switch {
 		case err != nil && token != "" && status.Code(err) == codes.Aborted:
 			return nil, fmt.Errorf("%w: %w", errToken, err)
 		case err != nil:
 			return nil, err
 		}
-		m.take(resp.GetEntries(), wanted, found)
-		if token = resp.GetNextToken(); token == "" {
+		m.take(reports, wanted, found)
+		if token = next; token == "" {
 			return found, nil
 		}
 		if seen[token] || len(seen) >= maxPages {
@@ -106,26 +113,39 @@ func (m *Monitor) pages(ctx context.Context, wanted map[string][]target) (map[st
 	}
 }
 
-func (m *Monitor) page(ctx context.Context, token string) (*csi.ControllerListVolumeHealthResponse, error) {
+func (m *Monitor) page(ctx context.Context, token string) ([]report, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	return m.csi.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{MaxEntries: int32(m.PageSize), StartingToken: token})
+	return m.source.page(ctx, int32(m.PageSize), token)
 }
 
-// take keeps the entries of volumes that somebody claims. All others aren't ours to report, and would only cost memory.
-func (m *Monitor) take(entries []*csi.VolumeHealth, wanted map[string][]target, found map[string]answer) {
-	for _, e := range entries {
-		if _, ok := wanted[e.GetVolumeId()]; ok {
-			found[e.GetVolumeId()] = m.said(e)
+// take keeps the reports of volumes that have a claim. Others would only cost memory.
+func (m *Monitor) take(reports []report, wanted map[string][]target, found map[string]answer) {
+	for _, r := range reports {
+		if _, ok := wanted[r.id]; !ok {
+			continue
 		}
+		if r.err != nil {
+			delete(found, r.id)
+			if !m.source.gets { // otherwise a query for this volume follows
+				m.cannotRead(r.id, r.err)
+			}
+			continue
+		}
+		found[r.id] = m.answer(r)
 	}
 }
 
-// said is the answer in what the driver says of a volume.
-func (m *Monitor) said(h *csi.VolumeHealth) answer {
-	known, unknown := conditions(h)
-	m.metrics.unknown.Add(float64(unknown))
-	return answer{conditions: known, whole: true}
+// answer returns what a report says.
+func (m *Monitor) answer(r report) answer {
+	m.metrics.unknown.Add(float64(r.unknown))
+	return answer{conditions: r.conditions, whole: true}
+}
+
+// cannotRead counts and logs an answer that is invalid. What was known of the volume stands.
+func (m *Monitor) cannotRead(id string, err error) {
+	m.metrics.getFailures.WithLabelValues(codes.Unknown.String()).Inc()
+	m.unreadable.add(fmt.Errorf("invalid answer for volume %q: %w", printable(id, 128), err))
 }
 
 // inquiry asks for volumes one by one.
@@ -175,27 +195,27 @@ func (q *inquiry) ask(ctx context.Context, id string) {
 	if ctx.Err() != nil {
 		return
 	}
-	h, err := q.get(ctx, id)
-	if err != nil {
+	r, err := q.get(ctx, id)
+	switch {
+	case err != nil:
 		q.metrics.getFailures.WithLabelValues(status.Code(err).String()).Inc()
 		q.failed(id, err)
-		return
+	case r.err != nil:
+		q.cannotRead(id, r.err)
+	default:
+		q.keep(id, q.answer(r), trouble{})
 	}
-	q.keep(id, q.said(h), trouble{})
 }
 
-// get returns a volume's health. An answer without it, or for another volume, is a failure and not a clean bill.
-func (m *Monitor) get(ctx context.Context, id string) (*csi.VolumeHealth, error) {
+// get returns the report for a volume. A report for another volume is invalid.
+func (m *Monitor) get(ctx context.Context, id string) (report, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.Timeout)
 	defer cancel()
-	resp, err := m.csi.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
-	if err != nil {
-		return nil, err
+	r, err := m.source.get(ctx, id)
+	if err == nil && r.id != id {
+		r.err = fmt.Errorf("it is for volume %q", printable(r.id, 128))
 	}
-	if h := resp.GetVolumeHealth(); h.GetVolumeId() != id {
-		return nil, fmt.Errorf("asked for volume %q, the driver answered for %q", id, printable(h.GetVolumeId(), 128))
-	}
-	return resp.GetVolumeHealth(), nil
+	return r, err
 }
 
 func (q *inquiry) keep(id string, a answer, t trouble) {

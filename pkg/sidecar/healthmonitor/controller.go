@@ -72,8 +72,8 @@ func (*controller) Needs() sidecar.Needs {
 }
 
 func (c *controller) Build(_ context.Context, e *sidecar.Env) (sidecar.Runner, error) {
-	if err := supported(e.Driver, e.Controller); err != nil {
-		return nil, err // before anything of the cluster is watched
+	if _, err := sourceOf(e.Driver, e.Controller, nil); err != nil {
+		return nil, err // before a client and informers are made
 	}
 	client, events := c.cluster.Client(c.Name(), c.limits).Kube, record.NewBroadcaster()
 	monitor, err := NewMonitor(Config{

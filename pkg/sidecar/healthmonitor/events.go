@@ -1,6 +1,7 @@
 package healthmonitor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ const (
 	eventImproved = "VolumeConditionImproved" // something is over, something else isn't
 )
 
-// tell makes events of a change, on the claim and on the pods that use it. A message that changed is none. What was said
+// tell makes events of a change, on the claim and on the pods that use it. For a changed message see tellMessage. What was said
 // before a restart is known from the claim's status; where the API server keeps none, it is said once more.
 func (m *Monitor) tell(c *v1.PersistentVolumeClaim, before, after []v1.VolumeHealthCondition) {
 	pods := m.users(c)
@@ -34,6 +35,24 @@ func (m *Monitor) tell(c *v1.PersistentVolumeClaim, before, after []v1.VolumeHea
 	}
 }
 
+// tellMessage makes an event if the message of a VolumeCondition changed, which is all that it says of the problem. Upstream's
+// monitor makes an event in each round.
+func (m *Monitor) tellMessage(c *v1.PersistentVolumeClaim, r *memory, after []v1.VolumeHealthCondition) {
+	i := slices.IndexFunc(after, isVolumeCondition)
+	if i < 0 {
+		return
+	}
+	now := m.now()
+	switch {
+	case !slices.ContainsFunc(r.held, isVolumeCondition): // tell has just made the event
+	case after[i].Message == r.told || now.Before(r.toldAt.Add(textEvery)):
+		return
+	default:
+		m.event(c, m.users(c), v1.EventTypeWarning, eventAbnormal, phrase(after[i]))
+	}
+	r.told, r.toldAt = after[i].Message, now
+}
+
 // event makes one on a claim and on pods. The limit is that of events.k8s.io/v1, where they can be read, too.
 func (m *Monitor) event(c *v1.PersistentVolumeClaim, pods []*v1.Pod, kind, reason, words string) {
 	m.Recorder.Event(c, kind, reason, cut(words, maxMessage))
@@ -47,15 +66,23 @@ func reference(p *v1.Pod) *v1.ObjectReference {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion}
 }
 
-// phrase is a condition in one line.
+// phrase is a condition in one line. For a VolumeCondition it is the message alone, as in upstream's events.
 func phrase(c v1.VolumeHealthCondition) string {
-	if c.Message == "" {
+	switch {
+	case isVolumeCondition(c):
+		return cmp.Or(c.Message, "the CSI driver reports an abnormal condition without a message")
+	case c.Message == "":
 		return name(c)
 	}
 	return name(c) + ": " + c.Message
 }
 
-func name(c v1.VolumeHealthCondition) string { return fmt.Sprintf("%s (%s)", c.Status, c.Reason) }
+func name(c v1.VolumeHealthCondition) string {
+	if isVolumeCondition(c) {
+		return "abnormal"
+	}
+	return fmt.Sprintf("%s (%s)", c.Status, c.Reason)
+}
 
 // list puts conditions in a row, the worst first.
 func list(all []v1.VolumeHealthCondition, between string, say func(v1.VolumeHealthCondition) string) string {

@@ -56,6 +56,16 @@ func (m *metrics) round(took time.Duration, end time.Time, memories map[types.UI
 // The totals count all.
 const maxSeries = 1000
 
+// statusLabels are the values of the label "status". Abnormal is for a VolumeCondition, which has none of the other statuses.
+var statusLabels = append(slices.Clone(severity), "Abnormal")
+
+func statusLabel(c v1.VolumeHealthCondition) v1.VolumeHealthStatusType {
+	if isVolumeCondition(c) {
+		return "Abnormal"
+	}
+	return c.Status
+}
+
 // ill is a claim with a status, once, however many reasons there are.
 type ill struct {
 	namespace, claim string
@@ -89,7 +99,7 @@ func (s *sick) Collect(to chan<- prometheus.Metric) {
 	if s.totals == nil {
 		return
 	}
-	for _, status := range severity {
+	for _, status := range statusLabels {
 		to <- prometheus.MustNewConstMetric(s.total, prometheus.GaugeValue, float64(s.totals[status]), string(status))
 	}
 	for _, i := range s.claims {
@@ -100,8 +110,8 @@ func (s *sick) Collect(to chan<- prometheus.Metric) {
 func (s *sick) set(memories map[types.UID]*memory) {
 	totals, claims := map[v1.VolumeHealthStatusType]int{}, []ill(nil)
 	for _, r := range memories {
-		for _, status := range severity {
-			if slices.ContainsFunc(r.held, func(c v1.VolumeHealthCondition) bool { return c.Status == status }) {
+		for _, status := range statusLabels {
+			if slices.ContainsFunc(r.held, func(c v1.VolumeHealthCondition) bool { return statusLabel(c) == status }) {
 				totals[status]++
 				claims = append(claims, ill{r.claim.Namespace, r.claim.Name, status})
 			}

@@ -1,6 +1,7 @@
-// Package healthmonitor asks a CSI driver's controller side how its volumes are, and says so where people look: in the status
-// of the PersistentVolumeClaim, in events on it and on the pods that use it, and in metrics. The node side is the kubelet's.
-// KEP-1432 as of Kubernetes 1.37; CSI spec v1.13, ControllerListVolumeHealth and ControllerGetVolumeHealth.
+// Package healthmonitor queries the controller side of a CSI driver for the health of its volumes, and reports it in the
+// status of the PersistentVolumeClaim, in events on the claim and on the pods that use it, and in metrics. The node side is
+// the kubelet's. KEP-1432 as of Kubernetes 1.37; CSI spec v1.13, ControllerListVolumeHealth and ControllerGetVolumeHealth; for
+// older drivers CSI spec v1.12, VolumeCondition in ListVolumes and ControllerGetVolume.
 package healthmonitor
 
 import (
@@ -22,8 +23,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
-
-	"github.com/causeway-csi/causeway/pkg/sidecar"
 )
 
 // Options are what an operator may change.
@@ -60,8 +59,7 @@ type Config struct {
 // Monitor looks at the volumes of one driver, round after round.
 type Monitor struct {
 	Config
-	lists    bool
-	csi      csi.ControllerClient
+	source   source
 	identity csi.IdentityClient
 	volumes  corelisters.PersistentVolumeLister
 	claims   corelisters.PersistentVolumeClaimLister
@@ -72,26 +70,19 @@ type Monitor struct {
 	now      func() time.Time
 
 	// What follows is one round's after another, and only touched by it.
-	trouble  map[string]trouble    // by volume ID
-	memories map[types.UID]*memory // by claim: those that aren't well, and those whose recovery the cache doesn't show yet
+	trouble    map[string]trouble    // by volume ID
+	unreadable *failures             // answers of this round that could not be read
+	memories   map[types.UID]*memory // by claim: those that aren't well, and those whose recovery the cache doesn't show yet
 }
 
-// supported returns sidecar.ErrNotSupported if the driver can't say how its volumes are.
-func supported(driver string, can rpc.ControllerCapabilitySet) error {
-	if can[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH] || can[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH] {
-		return nil
-	}
-	return fmt.Errorf("%w: %s has neither LIST_VOLUME_HEALTH nor GET_VOLUME_HEALTH among its controller capabilities, so it can't say how its volumes are", sidecar.ErrNotSupported, driver)
-}
-
-// NewMonitor makes a monitor and asks the factory for what it watches. Errors: see supported.
+// NewMonitor returns a monitor, and gets the informers that it needs from the factory. Errors: see sourceOf.
 func NewMonitor(c Config) (*Monitor, error) {
-	if err := supported(c.Driver, c.Capabilities); err != nil {
+	from, err := sourceOf(c.Driver, c.Capabilities, csi.NewControllerClient(c.Conn))
+	if err != nil {
 		return nil, err
 	}
 	m := &Monitor{
-		Config: c, lists: c.Capabilities[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH],
-		csi: csi.NewControllerClient(c.Conn), identity: csi.NewIdentityClient(c.Conn), metrics: newMetrics(c.Driver), now: time.Now,
+		Config: c, source: from, identity: csi.NewIdentityClient(c.Conn), metrics: newMetrics(c.Driver), now: time.Now,
 	}
 	c.Register(m.metrics.collectors()...)
 	m.watch()
@@ -126,8 +117,8 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// round asks for all volumes, says what is new, and returns how long to wait until the next one. Its error is for the log:
-// everything that failed is tried again in the next round.
+// round queries all volumes, reports changes, and returns the time until the next round. Its error is for the log: the next
+// round tries again.
 func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
 	start := m.now()
 	targets, err := m.targets()
@@ -139,10 +130,10 @@ func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
 		return 0, ctx.Err() // nobody could write what came in so far, so nobody is told it, either
 	}
 	wait := m.GetInterval
-	if m.lists && err == nil {
+	if m.source.lists && err == nil {
 		wait = m.ListInterval
 	}
-	err = errors.Join(err, m.settle(ctx, targets, answers))
+	err = errors.Join(err, m.unreadable.error(), m.settle(ctx, targets, answers))
 	m.metrics.round(m.now().Sub(start), m.now(), m.memories)
 	return wait, err
 }

@@ -434,6 +434,7 @@ csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespa
 csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespace="team",persistentvolumeclaim="claim-b",status="Degraded"} 1
 # HELP csi_sidecars_volume_health_abnormal_volumes Volumes with this status, as the driver's controller side has them.
 # TYPE csi_sidecars_volume_health_abnormal_volumes gauge
+csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="Abnormal"} 0
 csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="DataLoss"} 1
 csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="Degraded"} 2
 csi_sidecars_volume_health_abnormal_volumes{driver_name="health.csi.example.com",status="Inaccessible"} 0

@@ -28,6 +28,9 @@ type memory struct {
 	atVersion string
 	// texted is when a message was last written.
 	texted time.Time
+	// told is the last message of a VolumeCondition in an event, and toldAt the time of the event.
+	told   string
+	toldAt time.Time
 	// claim is for metrics.
 	claim *v1.PersistentVolumeClaim
 }
@@ -40,6 +43,9 @@ func (m *Monitor) memoryOf(c *v1.PersistentVolumeClaim) *memory {
 	r := &memory{}
 	if s := c.Status.HealthStatus; s != nil {
 		r.held, r.since = normal(s.HealthConditions), s.LastTransitionTime
+		if i := slices.IndexFunc(r.held, isVolumeCondition); i >= 0 {
+			r.told = r.held[i].Message
+		}
 	}
 	return r
 }
@@ -84,11 +90,12 @@ func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 		m.tell(c, r.held, now)
 		r.since = metav1.NewTime(m.now())
 	}
+	m.tellMessage(c, r, now)
 	r.held, r.claim = now, c
 	return r
 }
 
-// textEvery is how often a claim is written for nothing but another message: some drivers count in them.
+// textEvery is the shortest time between two updates for another message alone: some drivers have counters in messages.
 const textEvery = 10 * time.Minute
 
 // write puts what is known into the claim's status, unless that has it already or the API server would drop it.
