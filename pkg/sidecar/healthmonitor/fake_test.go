@@ -56,6 +56,7 @@ type fakeDriver struct {
 	away      bool
 	instead   *csi.ControllerGetVolumeHealthResponse // answered for every volume
 	hang      bool                                   // a volume that is well answers when its caller has lost patience
+	answersAs *string                                // the volume ID in all answers of ControllerGetVolume
 	statuses  map[string]string                      // of CSI v1.12: the unknown fields of each VolumeStatus, by volume ID
 	lists     int
 	gets      int

@@ -60,6 +60,9 @@ func (d *fakeDriver) ControllerGetVolume(_ context.Context, req *csi.ControllerG
 		return nil, status.Errorf(codes.NotFound, "no volume %q", id)
 	}
 	resp := &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: id}, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}
+	if d.answersAs != nil {
+		resp.Volume.VolumeId = *d.answersAs
+	}
 	resp.Status.ProtoReflect().SetUnknown([]byte(unknown))
 	return resp, nil
 }
@@ -175,6 +178,9 @@ func TestAVolumeWithoutAReadableConditionStaysAsItWas(t *testing.T) {
 			h.look()
 			h.wants("status", h.health("claim-a"), "Degraded(VolumeConditionAbnormal) disk lost")
 			h.wants("events", h.events.said())
+			if _, gets := h.driver.calls(); gets > 0 {
+				t.Errorf("%d calls of ControllerGetVolume, which the driver does not have", gets)
+			}
 		})
 	}
 }
@@ -196,6 +202,18 @@ func TestAnAnswerThatCannotBeReadIsLogged(t *testing.T) {
 csi_sidecars_volume_health_get_failures_total{driver_name="health.csi.example.com",grpc_status_code="Unknown"} 1
 `, prefix+"get_failures_total")
 		})
+	}
+}
+
+func TestAnAnswerMustBeForTheVolume(t *testing.T) {
+	for id, want := range map[string][]string{"vol-x": nil, "": {"Degraded(VolumeConditionAbnormal) disk lost"}} {
+		h := startOld(t, conditionsByGet, map[string]string{"vol-a": statusLost, "vol-b": statusNormal})
+		h.driver.answersAs = &id
+		_, err := h.round(t.Context())
+		h.wants("status after an answer for "+id, h.health("claim-a"), want...)
+		if (err == nil) != (want != nil) {
+			t.Errorf("an answer for volume %q: %v", id, err)
+		}
 	}
 }
 

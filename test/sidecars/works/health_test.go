@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -75,6 +77,43 @@ func awaitEvent(t *testing.T, kube kubernetes.Interface, c *corev1.PersistentVol
 		}
 		return err
 	})
+}
+
+// A driver of CSI v1.12 has conditions in ListVolumes, or only in ControllerGetVolume.
+func TestAVolumeConditionOfCSI112IsReported(t *testing.T) {
+	t.Parallel()
+	for name, adapt := range map[string]func(proto.Message){"list": nil, "get": withoutLists} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, launch(t, setup{name: "old-" + name, driver: rig.DriverOptions{Foreign: true, Adapt: adapt},
+				controllers: "provisioner,health-monitor", args: []string{often, "--health-monitor-monitor-interval=200ms"}}))
+			_, volume := l.bound("claim")
+			id := volume.Spec.CSI.VolumeHandle
+			l.s.driver.SetCondition(id, rig.Condition{Abnormal: true, Message: "disk lost"})
+			sick := l.awaitClaim("claim", "it is sick", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus != nil })
+			want := []corev1.VolumeHealthCondition{{Status: corev1.VolumeHealthDegraded, Reason: "VolumeConditionAbnormal", Message: "disk lost"}}
+			if got := sick.Status.HealthStatus.HealthConditions; !slices.Equal(got, want) {
+				t.Errorf("the claim has %+v, want %+v", got, want)
+			}
+			awaitEvent(t, world.Kube, sick, corev1.EventTypeWarning, "VolumeConditionAbnormal")
+			l.s.driver.SetCondition(id, rig.Condition{Message: "fine"})
+			l.awaitClaim("claim", "it is well", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus == nil })
+			awaitEvent(t, world.Kube, sick, corev1.EventTypeNormal, "VolumeConditionNormal")
+			lists, gets := len(l.s.driver.Calls("ListVolumes")), len(l.s.driver.Calls("ControllerGetVolume"))
+			if (lists > 0) != (name == "list") || (gets > 0) != (name == "get") {
+				t.Errorf("%d calls of ListVolumes and %d of ControllerGetVolume", lists, gets)
+			}
+		})
+	}
+}
+
+// withoutLists removes LIST_VOLUMES from a driver.
+func withoutLists(answer proto.Message) {
+	if r, ok := answer.(*csi.ControllerGetCapabilitiesResponse); ok {
+		r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.ControllerServiceCapability) bool {
+			return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_LIST_VOLUMES
+		})
+	}
 }
 
 // With its gate off the API server drops the field. The monitor finds that out, says so once, and makes events.
