@@ -46,6 +46,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/regular":               {nil, logging},
 	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
 	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
+	"internal/unprivileged":          {nil, logging},
 	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":                    {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},

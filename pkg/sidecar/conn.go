@@ -117,9 +117,10 @@ func (c *calls) cut(answer string) string {
 	return fmt.Sprintf("%s… (%d letters)", strings.ToValidUTF8(answer[:c.maxLog], ""), len(answer))
 }
 
-// dial returns a connection to the driver's socket, which needn't exist yet. Until ctx is done it is kept up, and lost is
-// called each time one breaks on which the driver has answered. Calls while it is down fail at once: UNAVAILABLE.
-func dial(ctx context.Context, path string, c *calls, lost func()) (*grpc.ClientConn, error) {
+// dial returns a connection to the driver's socket, which need not exist yet. Until ctx is done, dial keeps the connection up,
+// and calls lost each time a connection breaks on which the driver has answered. Calls fail at once with UNAVAILABLE while
+// there is no connection.
+func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.ClientConn, error) {
 	retry := backoff.DefaultConfig
 	retry.MaxDelay = time.Second
 	conn, err := grpc.NewClient("passthrough:///csi",
@@ -135,7 +136,7 @@ func dial(ctx context.Context, path string, c *calls, lost func()) (*grpc.Client
 			}
 		}}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			to, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+			to, err := socket.Dial(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -187,11 +188,11 @@ func (b breaks) HandleConn(_ context.Context, s stats.ConnStats) {
 	}
 }
 
-// stillWaiting is how often the log says that the driver isn't there.
+// stillWaiting is how often the log repeats that the driver cannot be reached.
 const stillWaiting = 15 * time.Second
 
 // await returns when the connection is up.
-func await(ctx context.Context, conn *grpc.ClientConn, path string) error {
+func await(ctx context.Context, conn *grpc.ClientConn, socket *Socket) error {
 	for {
 		state := conn.GetState()
 		if state == connectivity.Ready {
@@ -203,20 +204,15 @@ func await(ctx context.Context, conn *grpc.ClientConn, path string) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !changed:
-			// gRPC doesn't tell why. Where nobody accepts, connecting takes as long as it likes.
-			c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
-			if err == nil {
-				c.Close()
-			}
-			klog.FromContext(ctx).Info("Still waiting for the driver", "socket", path, "err", err)
+		case !changed && socket.Denied() == nil: // the socket logs that itself
+			klog.FromContext(ctx).Info("Still waiting for the driver", "socket", socket.path, "err", socket.err())
 		}
 	}
 }
 
-// identify waits until the driver is ready, however long that takes, and asks what it is.
+// identify waits until the driver is ready, without a limit, and then asks for its name and capabilities.
 func identify(ctx context.Context, env *Env, timeout time.Duration) error {
-	if err := await(ctx, env.Conn, env.Address); err != nil {
+	if err := await(ctx, env.Conn, env.Socket); err != nil {
 		return err
 	}
 	if err := rpc.ProbeForever(ctx, env.Conn, timeout); err != nil {

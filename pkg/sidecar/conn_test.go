@@ -76,14 +76,14 @@ func (s *small) serve(t *testing.T, path string) (stop func()) {
 }
 
 // line dials a socket in a short directory.
-func line(t *testing.T, c *calls, lost func()) (path string, conn *grpc.ClientConn) {
+func line(t *testing.T, c *calls, lost func()) (*Socket, *grpc.ClientConn) {
 	t.Helper()
-	path = filepath.Join(t.TempDir(), "s")
-	conn, err := dial(t.Context(), path, c, lost)
+	socket := NewSocket(filepath.Join(t.TempDir(), "s"))
+	conn, err := dial(t.Context(), socket, c, lost)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return path, conn
+	return socket, conn
 }
 
 func soon(t *testing.T) context.Context {
@@ -116,15 +116,15 @@ func TestWhereTheSocketMayBe(t *testing.T) {
 }
 
 func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
-	path, conn := line(t, newCalls(nil, -1), func() {})
-	env := &Env{Conn: conn, Address: path}
+	socket, conn := line(t, newCalls(nil, -1), func() {})
+	env := &Env{Conn: conn, Socket: socket}
 	known := make(chan error, 1)
 	go func() { known <- identify(soon(t), env, 10*time.Second) }()
 	if _, err := csi.NewIdentityClient(conn).Probe(soon(t), &csi.ProbeRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call before the driver is there: %v, want it to fail at once", err)
 	}
 	s := &small{}
-	s.serve(t, path)
+	s.serve(t, socket.path)
 	if err := <-known; err != nil {
 		t.Fatal(err)
 	}
@@ -138,10 +138,10 @@ func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
 }
 
 func TestWaitingForADriverEndsWhenTold(t *testing.T) {
-	path, conn := line(t, newCalls(nil, -1), func() {})
+	socket, conn := line(t, newCalls(nil, -1), func() {})
 	ctx, cancel := context.WithCancel(t.Context())
 	known := make(chan error, 1)
-	go func() { known <- identify(ctx, &Env{Conn: conn, Address: path}, time.Second) }()
+	go func() { known <- identify(ctx, &Env{Conn: conn, Socket: socket}, time.Second) }()
 	cancel()
 	if err := <-known; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -150,11 +150,11 @@ func TestWaitingForADriverEndsWhenTold(t *testing.T) {
 
 func TestALostConnectionIsNoticedOnceAndMadeAgain(t *testing.T) {
 	lost := make(chan struct{}, 10)
-	path, conn := line(t, newCalls(nil, -1), func() { lost <- struct{}{} })
+	socket, conn := line(t, newCalls(nil, -1), func() { lost <- struct{}{} })
 	s := &small{}
 	for range 2 {
-		stop := s.serve(t, path)
-		if err := await(soon(t), conn, path); err != nil {
+		stop := s.serve(t, socket.path)
+		if err := await(soon(t), conn, socket); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := csi.NewIdentityClient(conn).GetPluginInfo(soon(t), &csi.GetPluginInfoRequest{}); err != nil {
@@ -181,10 +181,10 @@ func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
 		}
 		return nil
 	}
-	path, conn := line(t, c, func() {})
+	socket, conn := line(t, c, func() {})
 	s := &small{}
-	s.serve(t, path)
-	if err := await(soon(t), conn, path); err != nil {
+	s.serve(t, socket.path)
+	if err := await(soon(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
 	lost.Store(true)
@@ -196,7 +196,7 @@ func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
 		t.Errorf("what isn't asked for a controller goes the same way: %v", err)
 	}
 	lost.Store(false)
-	if err := await(soon(t), conn, path); err != nil {
+	if err := await(soon(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"}); err != nil || s.made.Load() != 1 {
@@ -206,9 +206,9 @@ func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
 
 func TestCallsAreCountedByDriverControllerAndCode(t *testing.T) {
 	c := newCalls(func(context.Context) string { return "true" }, -1)
-	path, conn := line(t, c, func() {})
-	(&small{}).serve(t, path)
-	if err := await(soon(t), conn, path); err != nil {
+	socket, conn := line(t, c, func() {})
+	(&small{}).serve(t, socket.path)
+	if err := await(soon(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
 	control := csi.NewControllerClient(conn)

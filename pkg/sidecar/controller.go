@@ -61,9 +61,15 @@ type RunnerFunc func(ctx context.Context) error
 // Run is Runner's.
 func (f RunnerFunc) Run(ctx context.Context) error { return f(ctx) }
 
-// Checker is a Runner whose /healthz/<controller> says more than that it runs.
+// Checker is a Runner that has more to report at /healthz/<controller> than that it runs.
 type Checker interface {
-	Check(ctx context.Context) error
+	// Check returns an error if the check fails, and otherwise a note for the answer, which may be empty.
+	Check(ctx context.Context) (note string, err error)
+}
+
+// Readier is a Runner that can be unready while it runs. /readyz then fails with its error.
+type Readier interface {
+	Ready() error
 }
 
 // Env is what a controller is built from.
@@ -71,8 +77,8 @@ type Env struct {
 	// Conn is the process's one connection to the CSI driver. nil if no controller needs one. Its calls are logged and
 	// counted; it dials lazily, and again when it is lost.
 	Conn *grpc.ClientConn
-	// Address is --csi-address as a path.
-	Address string
+	// Socket is what Conn dials. nil if no controller needs a driver.
+	Socket *Socket
 	// Driver is the name the driver gave itself. This and what follows is only known to controllers whose Needs say
 	// Capabilities.
 	Driver     string

@@ -24,13 +24,14 @@ type Server struct {
 	mu        sync.Mutex
 	gatherers prometheus.Gatherers
 	own       *prometheus.Registry
-	checks    map[string]Check // by path below /healthz/
-	notReady  string           // empty when ready
+	checks    map[string]Check        // by path below /healthz/
+	required  map[string]func() error // for /readyz, by name
+	notReady  string                  // empty when ready
 }
 
 // newServer returns a server that isn't ready.
 func newServer(metricsPath string) *Server {
-	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]Check{}, notReady: "starting"}
+	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]Check{}, required: map[string]func() error{}, notReady: "starting"}
 	s.gatherers = prometheus.Gatherers{s.own}
 	s.Mux.Handle("GET "+metricsPath, http.HandlerFunc(s.metrics))
 	s.Mux.Handle("GET /healthz", http.HandlerFunc(s.healthz))
@@ -71,6 +72,13 @@ func (s *Server) Ready(why string) {
 	s.notReady = why
 }
 
+// Require makes /readyz fail while ready returns an error.
+func (s *Server) Require(name string, ready func() error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.required[name] = ready
+}
+
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	all := append(prometheus.Gatherers{}, s.gatherers...)
@@ -81,10 +89,19 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	why := s.notReady
+	why, required := s.notReady, maps.Clone(s.required)
 	s.mu.Unlock()
+	var failed error
 	if why != "" {
-		http.Error(w, why, http.StatusServiceUnavailable)
+		failed = errors.New(why)
+	}
+	for _, name := range sorted(required) {
+		if err := required[name](); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	if failed != nil {
+		http.Error(w, failed.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	fmt.Fprintln(w, "ok")

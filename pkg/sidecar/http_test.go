@@ -34,6 +34,26 @@ func TestReadyzSaysWhatIsWaitedFor(t *testing.T) {
 	}
 }
 
+func TestReadyzHasWhatEachPartLacks(t *testing.T) {
+	s := newServer("/metrics")
+	s.Ready("")
+	lack := errors.New("no permission")
+	s.Require("b", func() error { return lack })
+	s.Require("a", func() error { return nil })
+	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "b: no permission\n" {
+		t.Errorf("with a lack: %d %s", code, body)
+	}
+	s.Ready("waiting for the driver")
+	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "waiting for the driver\nb: no permission\n" {
+		t.Errorf("with a lack and a wait: %d %s", code, body)
+	}
+	s.Ready("")
+	lack = nil
+	if code, body := ask(s, "/readyz"); code != http.StatusOK || body != "ok\n" {
+		t.Errorf("in the end: %d %s", code, body)
+	}
+}
+
 func TestHealthzIsThatOfAllButTheDriver(t *testing.T) {
 	s := newServer("/metrics")
 	fine := func(context.Context) (string, error) { return "running", nil }

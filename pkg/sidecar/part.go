@@ -51,18 +51,29 @@ func (p *Part) skip(why error) {
 	p.state, p.why = skipped, why.Error()
 }
 
-// check is the part's /healthz: what it says itself while it runs, and else what became of it.
+// check answers /healthz/<controller>: the runner's own check while it runs, else the part's state.
 func (p *Part) check(ctx context.Context) (string, error) {
 	p.mu.Lock()
-	state, why, err, runner := p.state, p.why, p.err, p.runner
+	state, note, err, runner := p.state, p.why, p.err, p.runner
 	p.mu.Unlock()
 	if c, ok := runner.(Checker); ok && state == running {
-		err = c.Check(ctx)
+		note, err = c.Check(ctx)
 	}
-	if why != "" {
-		state += ": " + why
+	if note != "" {
+		state += ": " + note
 	}
 	return state, err
+}
+
+// ready returns why the part is not ready, if it runs and can tell.
+func (p *Part) ready() error {
+	p.mu.Lock()
+	state, runner := p.state, p.runner
+	p.mu.Unlock()
+	if r, ok := runner.(Readier); ok && state == running {
+		return r.Ready()
+	}
+	return nil
 }
 
 const (

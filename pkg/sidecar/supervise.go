@@ -164,6 +164,7 @@ func (s *supervisor) parts(on []Controller) []*Part {
 	for _, k := range on {
 		p := &Part{Controller: k, up: s.up.WithLabelValues(k.Name()), state: waiting}
 		s.server.Health(k.Name(), p.check)
+		s.server.Require(k.Name(), p.ready)
 		parts = append(parts, p)
 	}
 	return parts
@@ -184,13 +185,15 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 		counted.leads = s.Cluster.Leads
 	}
 	s.server.Register(counted.seconds)
-	var err error
-	if env.Address, err = socketPath(s.csiAddress); err != nil {
+	path, err := socketPath(s.csiAddress)
+	if err != nil {
 		return nil, err
 	}
+	env.Socket = NewSocket(path)
+	s.server.Require("csi-address", env.Socket.Denied)
 	exact := slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Capabilities })
 	// What is called at the very end, to finish something, needs the connection still.
-	env.Conn, err = dial(context.WithoutCancel(s.work), env.Address, counted, func() { s.lostDriver(exact) })
+	env.Conn, err = dial(context.WithoutCancel(s.work), env.Socket, counted, func() { s.lostDriver(exact) })
 	return env, err
 }
 
@@ -251,7 +254,7 @@ func (s *supervisor) build(env *Env, parts []*Part, running *sync.WaitGroup) err
 // know finds out what late parts are built from.
 func (s *supervisor) know(env *Env, parts []*Part) error {
 	if slices.ContainsFunc(parts, func(p *Part) bool { return p.Needs().Capabilities }) {
-		s.server.Ready("waiting for the driver at " + env.Address)
+		s.server.Ready("waiting for the driver at " + env.Socket.path)
 		if err := identify(s.work, env, 10*time.Second); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@
 package livenessprobe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"github.com/kubernetes-csi/csi-lib-utils/rpc"
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
 	"github.com/causeway-csi/causeway/pkg/sidecar"
@@ -47,13 +50,14 @@ func (c *controller) Validate() error {
 func (*controller) Needs() sidecar.Needs { return sidecar.Needs{Driver: true} }
 
 func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
-	return &runner{controller: c, conn: env.Conn}, nil
+	return &runner{controller: c, conn: env.Conn, socket: env.Socket}, nil
 }
 
 // runner asks the driver for whoever asks it.
 type runner struct {
 	*controller
 	conn    *grpc.ClientConn
+	socket  *sidecar.Socket
 	running singleflight.Group
 	failing atomic.Bool
 }
@@ -75,40 +79,47 @@ func (r *runner) Run(ctx context.Context) error {
 }
 
 func (r *runner) healthz(w http.ResponseWriter, req *http.Request) {
-	if err := r.Check(req.Context()); err != nil {
+	note, err := r.Check(req.Context())
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	fmt.Fprintln(w, "ok")
+	fmt.Fprintln(w, cmp.Or(note, "ok"))
 }
 
 var errNotReady = errors.New("the driver says that it isn't ready")
 
-// Check asks the driver once, for at most the probe's timeout. Who asks while another probe is under way gets that one's answer,
-// so a driver that hangs has one probe to hang on, and not one for each that asked.
-func (r *runner) Check(ctx context.Context) error {
+// Check asks the driver once, for at most the probe's timeout. Callers that come while a probe is under way share its answer,
+// so that a driver that hangs has one probe at a time. The note is not empty if the driver could not be asked and may be healthy.
+func (r *runner) Check(ctx context.Context) (note string, err error) {
 	select {
-	case answer := <-r.running.DoChan("", func() (any, error) { return nil, r.probe() }):
-		return answer.Err
+	case answer := <-r.running.DoChan("", func() (any, error) { return r.probe() }):
+		note, _ = answer.Val.(string)
+		return note, answer.Err
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	}
 }
 
-// probe is nobody's in particular: that the first who asked hangs up doesn't end it.
-func (r *runner) probe() error {
+// probe has no caller's context: it goes on when the first caller hangs up. A lack of permission is this process's failure and
+// passes. With an error the kubelet would kill the driver, which does not help. Package sidecar logs it and is not ready.
+func (r *runner) probe() (note string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
-	ready, err := rpc.Probe(ctx, r.conn) // what doesn't say whether it is ready is ready: CSI spec v1.13, ProbeResponse
+	ready, err := rpc.Probe(ctx, r.conn) // a driver that does not say is ready: CSI spec v1.13, ProbeResponse
+	// UNAVAILABLE is also the code for a failed dial. The last dial succeeded if it came from the driver.
+	if denied := r.socket.Denied(); denied != nil && status.Code(err) == codes.Unavailable {
+		return "the driver was not asked: " + denied.Error(), nil
+	}
 	if err == nil && !ready {
 		err = errNotReady
 	}
-	// The kubelet's event doesn't say why, and asks every few seconds: one line each way.
+	// The kubelet asks every few seconds, and its event has no reason: log one line when it begins and one when it ends.
 	switch was := r.failing.Swap(err != nil); {
 	case err != nil && !was:
 		klog.Background().Error(err, "The driver fails its probe")
 	case err == nil && was:
 		klog.Background().Info("The driver passes its probe again")
 	}
-	return err
+	return "", err
 }

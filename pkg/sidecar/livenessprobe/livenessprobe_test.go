@@ -74,22 +74,24 @@ func socketPath(t *testing.T) string {
 // probing is a controller that is built, for the driver at path.
 func probing(t *testing.T, path string, c *controller) *runner {
 	t.Helper()
+	socket := sidecar.NewSocket(path)
 	fast := backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}
 	conn, err := grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: fast, MinConnectTimeout: guard}),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	built, err := c.Build(t.Context(), &sidecar.Env{Conn: conn})
+	built, err := c.Build(t.Context(), &sidecar.Env{Conn: conn, Socket: socket})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return built.(*runner)
 }
+
+// failure is the error of a check.
+func failure(_ string, err error) error { return err }
 
 // get asks /healthz as the kubelet does.
 func get(r *runner) (int, string) {
@@ -119,6 +121,7 @@ func TestHealthzSaysWhatTheDriverSays(t *testing.T) {
 		{"a driver that doesn't say is ready, by the spec", &driver{}, 200, "ok"},
 		{"a driver that isn't ready fails", &driver{ready: wrapperspb.Bool(false)}, 500, "isn't ready"},
 		{"a driver with an error fails, and the error is told", &driver{Err: status.Error(codes.FailedPrecondition, "no mount.cifs")}, 500, "no mount.cifs"},
+		{"a driver whose error has the code of a failed dial fails", &driver{Err: status.Error(codes.Unavailable, "no storage")}, 500, "no storage"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := socketPath(t)
@@ -138,9 +141,9 @@ func TestADriverThatHangs(t *testing.T) {
 	r := probing(t, path, &controller{timeout: guard})
 	first, leave := context.WithCancel(t.Context())
 	answers := make(chan error, 2)
-	go func() { answers <- r.Check(first) }()
+	go func() { answers <- failure(r.Check(first)) }()
 	eventually(t, "the driver is asked", func() bool { return d.probes.Load() > 0 })
-	go func() { answers <- r.Check(first) }()
+	go func() { answers <- failure(r.Check(first)) }()
 	leave()
 	for range 2 {
 		if err := <-answers; !errors.Is(err, context.Canceled) {
@@ -158,7 +161,7 @@ func TestADriverThatHangs(t *testing.T) {
 		t.Errorf("the driver that hangs was asked %d times, want 1", got)
 	}
 	close(d.hang)
-	if err := r.Check(t.Context()); err != nil {
+	if _, err := r.Check(t.Context()); err != nil {
 		t.Errorf("the driver answers again, but the probe says %v", err)
 	}
 }

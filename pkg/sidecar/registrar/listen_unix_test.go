@@ -6,7 +6,11 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/internal/unprivileged"
 )
 
 func TestTheSocketIsItsOwnersAlone(t *testing.T) {
@@ -45,10 +49,34 @@ func TestARegistrarTakesOverWhenItsSuccessorEnds(t *testing.T) {
 	os.Remove(n.socket())
 	eventually(t, "the socket is the registrar's again", func() bool {
 		info, err := os.Lstat(n.socket())
-		return err == nil && !os.SameFile(info, its) && p.Check(t.Context()) == nil
+		return err == nil && !os.SameFile(info, its) && p.check(t.Context()) == nil
 	})
 	p.end(t)
 	if exists(n.socket()) {
 		t.Error("the socket is there after the end")
 	}
+}
+
+func TestARegistryThatMayNotBeWritten(t *testing.T) {
+	if unprivileged.Again(t) {
+		return
+	}
+	n := newNode(t)
+	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	n.registry = filepath.Join(n.registry, "registry")
+	if err := os.Mkdir(n.registry, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	k := watch(t, n.registry, nil)
+	p := n.start(t, true)
+	eventually(t, "the registrar is not ready", func() bool { return p.Ready() != nil })
+	if err := p.Ready().Error(); !strings.Contains(err, "mode 0500: set runAsUser: 0 for this container, or give a group write and search permission") {
+		t.Errorf("Ready = %s", err)
+	}
+	k.takes(t, func() {
+		if err := os.Chmod(n.registry, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	})
+	p.end(t)
 }

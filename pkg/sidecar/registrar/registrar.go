@@ -76,5 +76,5 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	if c.deprecated != 0 {
 		klog.FromContext(ctx).Info("--connection-timeout has no effect")
 	}
-	return &runner{controller: c, conn: env.Conn}, nil
+	return &runner{controller: c, conn: env.Conn, driver: env.Socket}, nil
 }

@@ -103,6 +103,13 @@ func (k *kubelet) register(ctx context.Context, path string) error {
 	return err
 }
 
+// refuses sets why the kubelet takes no driver.
+func (k *kubelet) refuses(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Err = err
+}
+
 // knows says which drivers the kubelet has, by name, with their endpoints, and how often it took one.
 func (k *kubelet) knows() (map[string]string, int) {
 	k.mu.Lock()
@@ -269,7 +276,7 @@ func TestADriverIsRegisteredUntilTheEnd(t *testing.T) {
 	if info.GetType() != "CSIPlugin" || fmt.Sprint(info.GetSupportedVersions()) != "[1.0.0]" {
 		t.Errorf("the kubelet was told %v", info)
 	}
-	if err := p.Check(t.Context()); err != nil {
+	if _, err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v", err)
 	}
 	p.end(t)
@@ -279,14 +286,20 @@ func TestADriverIsRegisteredUntilTheEnd(t *testing.T) {
 	eventually(t, "the kubelet forgets the driver", k.isEmpty)
 }
 
+// The process goes on, since it also answers the driver's liveness probe.
 func TestAKubeletThatRefuses(t *testing.T) {
 	n := newNode(t)
-	watch(t, n.registry, errors.New("node id is empty"))
+	k := watch(t, n.registry, errors.New("node id is empty"))
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	p := n.start(t, false)
-	if err := p.wait(t); err == nil || !strings.Contains(err.Error(), "node id is empty") {
-		t.Errorf("Run = %v, want an error with the kubelet's reason", err)
+	p := n.start(t, true)
+	refused := func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), "node id is empty") }
+	eventually(t, "the registrar is not ready, with the kubelet's reason", refused)
+	if _, err := p.Check(t.Context()); err != nil {
+		t.Errorf("Check = %v, but a new process would not help", err)
 	}
+	k.takes(t, func() { k.refuses(nil) })
+	eventually(t, "the registrar is ready", func() bool { return p.Ready() == nil })
+	p.end(t)
 	if exists(n.socket()) {
 		t.Error("the socket is there after the end")
 	}
@@ -296,7 +309,7 @@ func TestADriverThatComesLate(t *testing.T) {
 	n := newNode(t)
 	k := watch(t, n.registry, nil)
 	p := n.start(t, false)
-	if err := p.Check(t.Context()); err != nil {
+	if _, err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v while there is no driver, but to start this process again would not help", err)
 	}
 	d := &driver{name: "csi.example.com", Err: status.Error(codes.Internal, "not yet")}
@@ -334,7 +347,7 @@ func TestASocketThatSomebodyRemoves(t *testing.T) {
 	var careless *process
 	k.takes(t, func() { careless = n.start(t, false) })
 	os.Remove(n.socket())
-	if err := careless.Check(t.Context()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := careless.Check(t.Context()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Check = %v of a socket that is gone", err)
 	}
 	careless.end(t)
@@ -345,7 +358,7 @@ func TestASocketThatSomebodyRemoves(t *testing.T) {
 	for range 3 {
 		k.takes(t, func() { os.Remove(n.socket()) })
 	}
-	if err := p.Check(t.Context()); err != nil {
+	if _, err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v of a socket that came back", err)
 	}
 	p.end(t)
@@ -362,14 +375,14 @@ func TestTwoRegistrarsOfOneDriver(t *testing.T) {
 	var first, second *process
 	k.takes(t, func() { first = n.start(t, false) })
 	k.takes(t, func() { second = n.start(t, false) })
-	if err := first.Check(t.Context()); err != nil {
+	if _, err := first.Check(t.Context()); err != nil {
 		t.Errorf("Check of the first = %v, though the second serves the driver", err)
 	}
 	first.end(t)
 	if !exists(n.socket()) {
 		t.Fatal("the first one's end took the second one's socket away")
 	}
-	if err := second.Check(t.Context()); err != nil {
+	if _, err := second.Check(t.Context()); err != nil {
 		t.Errorf("Check of the second = %v", err)
 	}
 	second.end(t)
@@ -399,11 +412,11 @@ func TestWhatCannotBeServed(t *testing.T) {
 		name, driver, registry, want string
 		file                         bool // where the socket would be
 	}{
-		{name: "a path that is too long says what to do", driver: "csi.example.com", registry: long, want: "--plugin-registration-path"},
+		{name: "a path that is too long", driver: "csi.example.com", registry: long, want: "--plugin-registration-path"},
 		{name: "a file that is no socket is left alone", driver: "csi.example.com", file: true, want: "no socket"},
-		{name: "a name that leads elsewhere is no name", driver: "../../../etc/cron.d/x", want: "CSI doesn't allow"},
-		{name: "a name has at most 63 letters", driver: strings.Repeat("x", 64), want: "CSI doesn't allow"},
-		{name: "a registry that isn't mounted is an error", driver: "csi.example.com", registry: "missing", want: "registration socket"},
+		{name: "a name that leads elsewhere", driver: "../../../etc/cron.d/x", want: "CSI allows"},
+		{name: "a name with more than 63 letters", driver: strings.Repeat("x", 64), want: "CSI allows"},
+		{name: "a registry that is not mounted", driver: "csi.example.com", registry: "missing", want: "mount the kubelet's plugins_registry there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)
@@ -414,14 +427,35 @@ func TestWhatCannotBeServed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := n.start(t, false).wait(t); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Run = %v, want an error with %q", err, c.want)
+			p := n.start(t, false)
+			eventually(t, "Ready returns an error with "+c.want, func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), c.want) })
+			if _, err := p.Check(t.Context()); err != nil {
+				t.Errorf("Check = %v, but a new process would not help", err)
 			}
+			p.end(t)
 			if data, err := os.ReadFile(n.socket()); c.file && string(data) != "precious" {
 				t.Errorf("the file holds %q, %v", data, err)
 			}
 		})
 	}
+}
+
+func TestARegistryThatComesLate(t *testing.T) {
+	n := newNode(t)
+	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	n.registry = filepath.Join(n.registry, "late")
+	k := watch(t, n.registry, nil)
+	p := n.start(t, true)
+	eventually(t, "the registrar is not ready", func() bool { return p.Ready() != nil })
+	k.takes(t, func() {
+		if err := os.Mkdir(n.registry, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := p.Ready(); err != nil {
+		t.Errorf("Ready = %v of a driver that is registered", err)
+	}
+	p.end(t)
 }
 
 func TestTheHealthPort(t *testing.T) {

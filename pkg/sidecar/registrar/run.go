@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/kubernetes-csi/csi-lib-utils/rpc"
@@ -36,31 +37,33 @@ const courtesy = time.Second
 // runner registers one driver.
 type runner struct {
 	*controller
-	conn   *grpc.ClientConn
-	served atomic.Pointer[served]
+	conn    *grpc.ClientConn
+	driver  *sidecar.Socket
+	served  atomic.Pointer[served]
+	problem sidecar.Problem
 }
 
 // served is what the kubelet finds.
 type served struct{ name, socket string }
 
-// Run registers the driver, as soon as it tells its name, and keeps it registered until ctx is done. It ends with an error when
-// the kubelet refuses the driver, so that the process ends, is started again and asks again.
+// Run registers the driver as soon as it reports its name, and keeps it registered until ctx is done. A failure to register is
+// in the log and in Ready, and Run tries again. Run does not end for it, because the process also answers the driver's liveness
+// probe: the kubelet would kill a healthy driver.
 func (r *runner) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	if err := r.serveHealth(ctx, stop); err != nil {
 		return err
 	}
-	name, err := r.driver(ctx)
+	name, err := r.name(ctx)
 	if err != nil {
 		return err
 	}
-	s := served{name: name, socket: filepath.Join(r.registry, name+"-reg.sock")}
-	if len(s.socket) > maxSocketPath {
-		return fmt.Errorf("the registration socket %s has a path of %d bytes, but a socket's has at most %d: mount plugins_registry at a shorter path, and name that with --plugin-registration-path", s.socket, len(s.socket), maxSocketPath)
-	}
-	return r.register(ctx, s, stop)
+	return r.register(ctx, served{name: name, socket: filepath.Join(r.registry, name+"-reg.sock")}, stop)
 }
+
+// Ready returns why the driver is not registered.
+func (r *runner) Ready() error { return r.problem.Err() }
 
 // serveHealth answers on the port of our own, where there is one.
 func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
@@ -70,7 +73,7 @@ func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) {
-		if err := r.Check(req.Context()); err != nil {
+		if _, err := r.Check(req.Context()); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
@@ -85,17 +88,19 @@ func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
 // nameFormat is CSI's of a driver's name: GetPluginInfoResponse, CSI spec v1.13. It becomes part of a path here.
 var nameFormat = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9])?$`)
 
-// driver asks the driver for its name until it tells, or ctx is done.
-func (r *runner) driver(ctx context.Context) (string, error) {
+// name asks the driver for its name until the driver reports one that CSI allows, or ctx is done.
+func (r *runner) name(ctx context.Context) (string, error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		name, err := r.ask(ctx)
 		switch {
-		case err == nil && !nameFormat.MatchString(name):
-			return "", fmt.Errorf("the driver calls itself %q, which CSI doesn't allow: letters, digits, dots and dashes, at most 63", name)
-		case err == nil:
+		case err == nil && nameFormat.MatchString(name):
+			r.problem.Report(ctx, "", nil)
 			return name, nil
+		case err == nil:
+			r.problem.Report(ctx, "Cannot register the driver", fmt.Errorf("invalid driver name %q: CSI allows letters, digits, dots and dashes, at most 63", name))
+		case r.driver.Denied() == nil: // the socket logs that itself
+			klog.FromContext(ctx).Info("Waiting for the driver to tell its name", "err", err, "again", pause)
 		}
-		klog.FromContext(ctx).Info("Waiting for the driver to tell its name", "err", err, "again", pause)
 		select {
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
@@ -116,17 +121,19 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	defer end(server)
+	refusals := make(chan error, 1)
 	registerapi.RegisterRegistrationServer(server, &registration{
 		info: &registerapi.PluginInfo{
 			Type: registerapi.CSIPlugin, Name: s.name, Endpoint: r.endpoint,
 			SupportedVersions: []string{"1.0.0"}, // of registration; all there is
 		},
-		refused: failed,
+		registered: func() { r.problem.Report(ctx, "", nil) },
+		refusals:   refusals,
 	})
 	open := func() (net.Listener, error) {
-		l, err := listen(s.socket)
+		l, err := r.open(s.socket)
 		if err != nil {
-			return nil, fmt.Errorf("the registration socket %s: %w", s.socket, err)
+			return nil, err
 		}
 		r.served.Store(&s) // before the kubelet can have it
 		serving.Go(func() {
@@ -137,36 +144,72 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 		klog.FromContext(ctx).Info("Serving the registration socket", "socket", s.socket, "driver", s.name)
 		return l, nil
 	}
-	l, err := open()
-	if err != nil {
-		return err
-	}
-	return r.watch(ctx, s, l, open)
+	return r.watch(ctx, s, open, refusals)
 }
 
-// watch serves the socket anew whenever it is gone, until ctx is done. The kubelet forgets a driver when its socket goes, whoever
-// took it: another pod of the driver's that ended, or somebody who tidied up (upstream's issue 57). A socket that another pod put
-// in our place is left alone, so two don't fight; ours comes back when it goes.
-func (r *runner) watch(ctx context.Context, s served, l net.Listener, open func() (net.Listener, error)) error {
+// open makes the registration socket. An error has the remedy.
+func (r *runner) open(socket string) (net.Listener, error) {
+	if len(socket) > maxSocketPath {
+		return nil, fmt.Errorf("the registration socket %s has a path of %d bytes, but a socket's has at most %d: mount plugins_registry at a shorter path, and name that with --plugin-registration-path", socket, len(socket), maxSocketPath)
+	}
+	l, err := listen(socket)
+	if err == nil {
+		return l, nil
+	}
+	err = fmt.Errorf("the registration socket %s: %w", socket, sidecar.ExplainDenied(err, r.registry, sidecar.MayAddFile))
+	switch info, missing := os.Stat(r.registry); {
+	case errors.Is(missing, fs.ErrNotExist), missing == nil && !info.IsDir():
+		err = fmt.Errorf("%w: %s must be a directory: mount the kubelet's plugins_registry there, or name its path with --plugin-registration-path", err, r.registry)
+	case errors.Is(err, syscall.EROFS):
+		err = fmt.Errorf("%w: remove readOnly from the mount of %s", err, r.registry)
+	}
+	return nil, err
+}
+
+// watch makes the socket, and makes it again when it is gone, until ctx is done. The kubelet forgets a driver when its socket
+// goes, also when another pod of the driver or an administrator removed it (node-driver-registrar#57). A socket that another pod
+// put in this place stays, so that two pods do not compete; this one is made again when that one goes. The kubelet does not retry
+// a driver that it refused until the socket is a new one, so a refusal removes the socket until the next look.
+func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener, error), refusals <-chan error) error {
 	tick := time.NewTicker(r.every)
 	defer tick.Stop()
+	var l net.Listener
+	refused := false
 	for {
+		if _, err := os.Lstat(s.socket); l == nil || errors.Is(err, fs.ErrNotExist) {
+			if l != nil && r.problem.Err() == nil {
+				klog.FromContext(ctx).Info("The registration socket is gone, though this process did not remove it", "socket", s.socket)
+			}
+			next, err := open()
+			if err != nil || !refused { // a refusal lasts until the kubelet takes the driver
+				r.problem.Report(ctx, "Cannot register the driver", err)
+			}
+			if err == nil {
+				if l != nil {
+					l.Close() // after the new one: its inode's number is taken until then, so it doesn't remove the new one
+				}
+				l = next
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case err := <-refusals:
+			r.problem.Report(ctx, "Cannot register the driver", err)
+			refused = true
+			r.served.Store(nil)
+			if l != nil {
+				l.Close()
+				l = nil
+			}
+			tick.Reset(r.every)
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-tick.C:
+			}
 		case <-tick.C:
 		}
-		if _, err := os.Lstat(s.socket); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		klog.FromContext(ctx).Info("The registration socket is gone, though nobody here removed it", "socket", s.socket)
-		next, err := open()
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Can't make the registration socket again yet")
-			continue
-		}
-		l.Close() // after the new one: its inode's number is taken until then, so it doesn't remove the new one
-		l = next
 	}
 }
 
@@ -177,9 +220,10 @@ func end(server *grpc.Server) {
 	server.GracefulStop()
 }
 
-// Check asks the socket what the kubelet would ask. It is fine while the driver hasn't told its name: to start this process
-// again would not make it.
-func (r *runner) Check(ctx context.Context) error {
+// Check asks the socket what the kubelet would ask. It passes while there is no socket yet, since a new process would not help.
+func (r *runner) Check(ctx context.Context) (note string, err error) { return "", r.check(ctx) }
+
+func (r *runner) check(ctx context.Context) error {
 	s := r.served.Load()
 	if s == nil {
 		return nil
@@ -212,8 +256,9 @@ func connect(socket string) (*grpc.ClientConn, error) {
 // registration is what the kubelet asks.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
-	info    *registerapi.PluginInfo
-	refused func(error)
+	info       *registerapi.PluginInfo
+	registered func()
+	refusals   chan<- error
 }
 
 func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
@@ -223,8 +268,12 @@ func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 func (r *registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
 		klog.Background().Info("The kubelet registered the driver", "driver", r.info.GetName())
-	} else {
-		r.refused(fmt.Errorf("the kubelet didn't register driver %s: %s", r.info.GetName(), s.GetError()))
+		r.registered()
+		return &registerapi.RegistrationStatusResponse{}, nil
+	}
+	select {
+	case r.refusals <- fmt.Errorf("the kubelet refused the driver %s: %s", r.info.GetName(), s.GetError()):
+	default: // an earlier refusal is being handled
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
 }

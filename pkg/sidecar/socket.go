@@ -1,0 +1,64 @@
+package sidecar
+
+import (
+	"context"
+	"net"
+	"sync"
+)
+
+// Socket is the driver's socket. It keeps the error of the last dial, since gRPC passes only its text on.
+type Socket struct {
+	path   string
+	denied Problem
+
+	mu   sync.Mutex
+	last error
+}
+
+// NewSocket returns the socket at a path. It need not exist.
+func NewSocket(path string) *Socket { return &Socket{path: path} }
+
+// Dial connects to the socket.
+func (s *Socket) Dial(ctx context.Context) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", s.path)
+	s.mu.Lock()
+	s.last = err
+	s.mu.Unlock()
+	var denied error
+	if isDenied(err) {
+		denied = ExplainDenied(err, s.path, mayWrite)
+	}
+	s.denied.Report(context.Background(), "Cannot open the driver's socket", denied)
+	return conn, err
+}
+
+// Denied returns an error with the remedy if the last dial failed with EACCES or EPERM. The driver may be healthy then.
+func (s *Socket) Denied() error {
+	if s == nil { // nothing here talks to a driver
+		return nil
+	}
+	return s.denied.Err()
+}
+
+// err returns the error of the last dial.
+func (s *Socket) err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// What a process does with a file, as a bit of the file's mode for others.
+const (
+	maySearch  = 0o1
+	mayWrite   = 0o2
+	MayAddFile = mayWrite | maySearch // in a directory
+)
+
+// ExplainDenied adds to EACCES or EPERM at a path why this process lacks the permission, and the remedy. Other errors stay as
+// they are.
+func ExplainDenied(err error, path string, need uint32) error {
+	if !isDenied(err) {
+		return err
+	}
+	return explain(err, path, need)
+}
