@@ -67,6 +67,16 @@ func TestDockerfilesMakeTheSameImages(t *testing.T) {
 				t.Errorf("%s: the build has no %s: %s", goos, want, build)
 			}
 		}
+		if goos == "linux" {
+			var names []string
+			for _, p := range products {
+				names = append(names, p.name)
+			}
+			want := strings.Join(names, " ") + "; do mkdir -p /images/$p/usr/bin; mv /out/$p /images/$p/usr/bin/; ln -s usr/bin/$p /images/$p/$p; done"
+			if got := all["build"].argument("RUN set -eu; for p in "); got != want {
+				t.Errorf("the programs are put into place by %q, want %q", got, want)
+			}
+		}
 		if all["build"].from != golang {
 			t.Errorf("%s: it builds with %s, and hack/go with %s", goos, all["build"].from, golang)
 		}
@@ -85,12 +95,15 @@ func TestDockerfilesMakeTheSameImages(t *testing.T) {
 			if want := p.labels(version{"$VERSION", "$REVISION"}); !maps.Equal(labels, want) {
 				t.Errorf("%s: %s has the labels %v, want %v", goos, p.name, labels, want)
 			}
-			program := p.executable(goos)
+			program := "/out/" + p.executable(goos) + " " + p.path(goos)
+			if goos == "linux" {
+				program = "/images/" + p.name + "/ /"
+			}
 			for instruction, want := range map[string]string{
 				"ENTRYPOINT ":        `["` + p.entrypoint(goos) + `"]`,
-				"COPY --from=build ": "/out/" + program + " /" + program,
+				"COPY --from=build ": program,
 				"USER ":              map[string]string{"linux": p.user}[goos],
-				"ENV ":               map[bool]string{true: searchPath}[p.tools && goos == "linux"],
+				"ENV ":               map[string]string{"linux": searchPath}[goos],
 				"COPY --from=tools ": map[bool]string{true: "/tools/ /"}[p.tools && goos == "linux"],
 				"ARG VERSION":        " REVISION",
 				"RUN ":               "",

@@ -38,9 +38,9 @@ var allowed = map[string]string{
 		^/usr/share/common-licenses/[A-Za-z0-9.-]+$
 		^/usr/share/doc/(base-files|ca-certificates)/copyright$
 		^/var/lib/dpkg/status\.d/(base-files|ca-certificates)$`,
-	"csi-sidecars":      `^/csi-sidecars$ ^/usr/share/sbom/csi-sidecars\.spdx\.json$ ^/usr/share/doc/causeway-csi-sidecars/copyright$`,
-	"csi-sidecars-node": `^/csi-sidecars-node$ ^/usr/share/sbom/csi-sidecars-node\.spdx\.json$ ^/usr/share/doc/causeway-csi-sidecars-node/copyright$`,
-	"driver": `^/driver$ ^/usr/share/sbom/driver\.spdx\.json$ ^/usr/share/doc/causeway-driver/copyright$
+	"csi-sidecars":      `^/csi-sidecars$ ^/usr/bin/csi-sidecars$ ^/usr/share/sbom/csi-sidecars\.spdx\.json$ ^/usr/share/doc/causeway-csi-sidecars/copyright$`,
+	"csi-sidecars-node": `^/csi-sidecars-node$ ^/usr/bin/csi-sidecars-node$ ^/usr/share/sbom/csi-sidecars-node\.spdx\.json$ ^/usr/share/doc/causeway-csi-sidecars-node/copyright$`,
+	"driver": `^/driver$ ^/usr/bin/driver$ ^/usr/share/sbom/driver\.spdx\.json$ ^/usr/share/doc/causeway-driver/copyright$
 		^/sbin/(mkfs\.ext4|mke2fs|e2fsck|resize2fs|tune2fs|mkfs\.xfs|mkfs\.btrfs)$ ^/usr/sbin/xfs_db$ ^/bin/btrfstune$
 		^/etc/mke2fs\.conf$
 		^/(lib64/ld-linux-x86-64|lib/ld-linux-aarch64)\.so\.[12]$
@@ -116,7 +116,7 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.Config; !maps.Equal(got.Labels, p.labels(v)) || got.User != p.user || !slices.Equal(got.Entrypoint, []string{"/" + p.name}) || c.Created.Unix() != 0 {
+		if got := c.Config; !maps.Equal(got.Labels, p.labels(v)) || got.User != p.user || !slices.Equal(got.Entrypoint, []string{"/usr/bin/" + p.name}) || !slices.Equal(got.Env, []string{searchPath}) || c.Created.Unix() != 0 {
 			t.Errorf("%+v", c)
 		}
 		for key, value := range c.Config.Labels {

@@ -175,10 +175,9 @@ func (m *maker) linux(ctx context.Context, platform string) error {
 		return err
 	}
 	for _, p := range m.products {
-		image := oci.Image{Platform: platform, User: p.user, Layers: [][]oci.File{base.Files}}
+		image := oci.Image{Platform: platform, User: p.user, Env: []string{searchPath}, Layers: [][]oci.File{base.Files}}
 		from := slices.Clone(base.Packages)
 		if p.tools {
-			image.Env = []string{searchPath}
 			image.Layers = append(image.Layers, toolbox.Files)
 			from = append(from, toolbox.Packages...)
 		}

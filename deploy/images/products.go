@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"slices"
 
 	"github.com/causeway-csi/causeway/deploy/images/debian"
@@ -44,7 +45,7 @@ var tools = []string{
 // configs are what tools read.
 var configs = []string{"/etc/mke2fs.conf"}
 
-// searchPath finds the tools.
+// searchPath finds the programs and the tools. All Linux images set it, so that a manifest can say command: [csi-sidecars].
 const searchPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
 // release tells scanners whose packages these are.
@@ -121,10 +122,24 @@ func (p product) sbomPath() string { return "/usr/share/sbom/" + p.name + ".spdx
 // copyrightPath is where an image has the licences of the program.
 func (p product) copyrightPath() string { return "/usr/share/doc/causeway-" + p.name + "/copyright" }
 
-// own returns the layer of the program.
+// own returns the layer of the program. On Linux a link is at the program's path of earlier releases.
 func (p product) own(goos string, program, sbom, copyright []byte) []oci.File {
-	executable := oci.File{Path: "/" + p.executable(goos), Mode: 0o755, Content: program}
-	return []oci.File{executable, text(p.sbomPath(), string(sbom)), text(p.copyrightPath(), string(copyright))}
+	files := []oci.File{
+		{Path: p.path(goos), Mode: 0o755, Content: program},
+		text(p.sbomPath(), string(sbom)), text(p.copyrightPath(), string(copyright)),
+	}
+	if goos == "linux" {
+		files = append(files, oci.File{Path: "/" + p.name, Mode: fs.ModeSymlink | 0o777, Target: "usr/bin/" + p.name})
+	}
+	return files
+}
+
+// path is where an image has the program.
+func (p product) path(goos string) string {
+	if goos == "windows" {
+		return "/" + p.executable(goos)
+	}
+	return "/usr/bin/" + p.executable(goos)
 }
 
 // executable is the name of the program on an operating system.
@@ -141,5 +156,5 @@ func (p product) entrypoint(goos string) string {
 	if goos == "windows" {
 		return p.executable(goos)
 	}
-	return "/" + p.executable(goos)
+	return p.path(goos)
 }

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -29,12 +30,12 @@ import (
 	"github.com/causeway-csi/causeway/deploy/images/debian"
 )
 
-// enterRoot has the root, the user and the writable directory of a container, for the test's own binary to become.
+// enterRoot has the container that the test's own binary is to become, as JSON.
 const enterRoot = "CAUSEWAY_IMAGES_ENTER"
 
 func TestMain(m *testing.M) {
-	if where := os.Getenv(enterRoot); where != "" {
-		fmt.Fprintln(os.Stderr, "enter:", enter(strings.Split(where, "|")))
+	if in := os.Getenv(enterRoot); in != "" {
+		fmt.Fprintln(os.Stderr, "enter:", enter(in))
 		os.Exit(125)
 	}
 	code := m.Run()
@@ -44,10 +45,20 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// enter makes of this process what a container runtime would: it sees the image, read-only, with /proc and a writable
-// /run, is the user, has the image's environment and runs its arguments.
-func enter(where []string) error {
-	root, user, run := where[0], where[1], where[2]
+// inside is a process in a container, as enter makes it.
+type inside struct {
+	Root, User string
+	Mounts     [][2]string // a directory of the machine, and its writable place in the container
+	Env        []string
+}
+
+// enter makes this process that of a container, as a container runtime does: it has the image as its root, read-only, with
+// /proc and the mounts, and the container's user and environment. It then runs its arguments.
+func enter(encoded string) error {
+	var in inside
+	if err := json.Unmarshal([]byte(encoded), &in); err != nil {
+		return err
+	}
 	var errs []error
 	mount := func(source, target string, flags uintptr) {
 		if err := syscall.Mount(source, target, "", flags, ""); err != nil {
@@ -55,12 +66,14 @@ func enter(where []string) error {
 		}
 	}
 	mount("", "/", syscall.MS_REC|syscall.MS_PRIVATE)
-	mount(root, root, syscall.MS_BIND)
-	mount("/proc", root+"/proc", syscall.MS_BIND|syscall.MS_REC)
-	mount(run, root+"/run", syscall.MS_BIND)
-	mount("", root, syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY)
-	id, err := strconv.Atoi(user)
-	if err := errors.Join(append(errs, err, syscall.Chroot(root), os.Chdir("/"))...); err != nil {
+	mount(in.Root, in.Root, syscall.MS_BIND)
+	mount("/proc", in.Root+"/proc", syscall.MS_BIND|syscall.MS_REC)
+	for _, m := range in.Mounts {
+		mount(m[0], in.Root+m[1], syscall.MS_BIND)
+	}
+	mount("", in.Root, syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY)
+	id, err := strconv.Atoi(in.User)
+	if err := errors.Join(append(errs, err, syscall.Chroot(in.Root), os.Chdir("/"))...); err != nil {
 		return err
 	}
 	if id != 0 {
@@ -69,9 +82,11 @@ func enter(where []string) error {
 		}
 	}
 	os.Clearenv()
-	name, value, _ := strings.Cut(where[3], "=")
-	if err := os.Setenv(name, value); err != nil {
-		return err
+	for _, e := range in.Env {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
 	}
 	program, err := exec.LookPath(os.Args[1])
 	if err != nil {
@@ -120,6 +135,8 @@ func image(t *testing.T, name string) v1.Image {
 type container struct {
 	root, run string
 	config    v1.Config
+	mounts    [][2]string // beside that of run
+	env       []string    // beside that of the image
 }
 
 func unpackImage(t *testing.T, name string) container {
@@ -129,7 +146,7 @@ func unpackImage(t *testing.T, name string) container {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := container{t.TempDir(), t.TempDir(), config.Config}
+	c := container{root: t.TempDir(), run: t.TempDir(), config: config.Config}
 	flat := mutate.Extract(i)
 	defer flat.Close()
 	for r := tar.NewReader(flat); ; {
@@ -192,16 +209,27 @@ func namespaces() *syscall.SysProcAttr {
 	return attr
 }
 
+// mount makes a writable directory of the machine and mounts it in the container.
+func (c *container) mount(t *testing.T, path string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755), os.MkdirAll(filepath.Join(c.root, path), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	c.mounts = append(c.mounts, [2]string{dir, path})
+	return dir
+}
+
 // command returns a command of the container, as a user. A test is skipped where that can't be, unless CAUSEWAY_MUST_MOUNT
 // says that it can.
 func (c container) command(t *testing.T, user string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
-	env := "NONE="
-	if len(c.config.Env) > 0 {
-		env = c.config.Env[0]
+	in, err := json.Marshal(inside{c.root, user, append(c.mounts, [2]string{c.run, "/run"}), append(c.config.Env, c.env...)})
+	if err != nil {
+		t.Fatal(err)
 	}
-	cmd.Env = []string{enterRoot + "=" + strings.Join([]string{c.root, user, c.run, env}, "|")}
+	cmd.Env = []string{enterRoot + "=" + string(in)}
 	cmd.SysProcAttr = namespaces()
 	why := mountless()
 	if why == nil && user != "0" && os.Geteuid() != 0 {
@@ -321,9 +349,12 @@ func TestProgramsSayTheirVersion(t *testing.T) {
 		if p.name == "driver" {
 			ask = "--version"
 		}
-		out, err := c.command(t, user, append(c.config.Entrypoint, ask)...).CombinedOutput()
-		if err != nil || !strings.Contains(string(out), " "+testVersion) {
-			t.Errorf("%s: %v: %s", p.name, err, out)
+		// By PATH, as a manifest's command may be, and at the path of earlier releases, too.
+		for _, program := range append(c.config.Entrypoint, p.name, "/"+p.name) {
+			out, err := c.command(t, user, program, ask).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), " "+testVersion) {
+				t.Errorf("%s: %v: %s", program, err, out)
+			}
 		}
 	}
 }
