@@ -41,6 +41,7 @@ type kubelet struct {
 	files   map[string]fs.FileInfo // by path
 	drivers map[string]*registerapi.PluginInfo
 	taken   int
+	refused int
 }
 
 // watch starts a kubelet.
@@ -62,7 +63,7 @@ func (k *kubelet) reconcile(ctx context.Context, dir string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for path, was := range k.files {
-		if now, err := os.Lstat(path); err != nil || !os.SameFile(was, now) {
+		if now, err := os.Lstat(path); err != nil || !os.SameFile(was, now) || was.ModTime() != now.ModTime() { // inode numbers come back
 			delete(k.files, path)
 			delete(k.drivers, path)
 		}
@@ -95,6 +96,7 @@ func (k *kubelet) register(ctx context.Context, path string) error {
 	answer := &registerapi.RegistrationStatus{PluginRegistered: k.Err == nil}
 	if k.Err != nil {
 		answer.Error = k.Err.Error()
+		k.refused++
 	} else {
 		k.drivers[path] = info
 		k.taken++
@@ -108,6 +110,13 @@ func (k *kubelet) refuses(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.Err = err
+}
+
+// refusals returns how often the kubelet has refused a driver.
+func (k *kubelet) refusals() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.refused
 }
 
 // knows says which drivers the kubelet has, by name, with their endpoints, and how often it took one.
@@ -291,9 +300,15 @@ func TestAKubeletThatRefuses(t *testing.T) {
 	n := newNode(t)
 	k := watch(t, n.registry, errors.New("node id is empty"))
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	p := n.start(t, true)
+	p := n.startAs(t, &controller{registry: n.registry, endpoint: endpoint, timeout: guard, every: 20 * time.Millisecond})
 	refused := func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), "node id is empty") }
 	eventually(t, "the registrar is not ready, with the kubelet's reason", refused)
+	eventually(t, "the kubelet is asked again", func() bool {
+		if !refused() {
+			t.Errorf("Ready = %v before the kubelet took the driver", p.Ready())
+		}
+		return k.refusals() > 10
+	})
 	if _, err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v, but a new process would not help", err)
 	}
