@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/pem"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -161,6 +162,29 @@ func TestTheCommandsOfTheKEPWithoutPermission(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheControllerIsNotReadyWithoutPermission adds a port to the KEP's command line.
+func TestTheControllerIsNotReadyWithoutPermission(t *testing.T) {
+	command, _ := kepCommands(t)
+	c := kepImage(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().String()
+	l.Close()
+	log := c.start(t, "65532", append(command, "--http-endpoint="+port)...)
+	within(t, log, "/readyz has the remedy", func() bool {
+		answer, err := http.Get("http://" + port + "/readyz")
+		if err != nil {
+			return false
+		}
+		defer answer.Body.Close()
+		body, err := io.ReadAll(answer.Body)
+		return err == nil && answer.StatusCode == http.StatusServiceUnavailable && strings.Contains(string(body), "waiting for the driver at /csi/csi.sock\n") &&
+			strings.Contains(string(body), "owner 0:0 and mode 0755: set runAsUser: 0")
+	})
 }
 
 // TestTheNodeCommandOfTheKEP registers the driver with a kubelet.
