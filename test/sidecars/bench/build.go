@@ -4,23 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 
-	"github.com/causeway-csi/causeway/test/cluster/components"
 	"github.com/causeway-csi/causeway/test/figures"
 	"github.com/causeway-csi/causeway/test/sidecars/rig"
 )
 
-// upstream are the binaries that csi-sidecars takes the place of, and the modules that have them as tools. The provisioner has
-// one for itself: its main doesn't compile with the Kubernetes of the others.
-var upstream = map[string]components.Tool{
-	"csi-attacher":    {Module: "others", Package: "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"},
-	"csi-resizer":     {Module: "others", Package: "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"},
-	"csi-snapshotter": {Module: "others", Package: "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter"},
-	"csi-provisioner": {Module: "provisioner", Package: "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"},
-}
+// upstreams are upstream's programs, whose place csi-sidecars takes.
+var upstreams = []string{"csi-attacher", "csi-provisioner", "csi-resizer", "csi-snapshotter"}
 
 // Ours.
 const (
@@ -30,17 +20,9 @@ const (
 
 // build returns the paths of all binaries, by name. All are built alike: without cgo, with -trimpath and -s -w.
 func build(ctx context.Context, dir string) (map[string]string, error) {
-	module, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/causeway-csi/causeway/test/sidecars").Output()
+	paths, err := rig.Upstream(ctx)
 	if err != nil {
 		return nil, err
-	}
-	cached, err := components.BuildTools(ctx, os.Stderr, filepath.Join(strings.TrimSpace(string(module)), "upstream"), upstream)
-	if err != nil {
-		return nil, err
-	}
-	paths := map[string]string{}
-	for name := range upstream {
-		paths[name] = filepath.Join(cached, name)
 	}
 	for _, name := range []string{combined, nodeOnly} {
 		if paths[name], err = rig.Build(ctx, dir, name); err != nil {
@@ -64,22 +46,22 @@ func settle(paths map[string]string) (err error) {
 
 // sizes compares files. The separate liveness probe is ours: upstream's module isn't a program's that others can build.
 func (b *bench) sizes(context.Context) error {
-	separate, err := b.megabytes(nodeOnly)
+	sum, err := b.megabytes(nodeOnly)
 	if err != nil {
 		return err
 	}
-	for name := range upstream {
+	for _, name := range upstreams {
 		size, err := b.megabytes(name)
 		if err != nil {
 			return err
 		}
-		separate += size
+		sum += size
 	}
 	one, err := b.megabytes(combined)
 	if err != nil {
 		return err
 	}
-	b.table.limit("binaries, MB", separate, one, figures.AtMost(70))
+	b.table.limit("binaries, MB", sum, one, figures.AtMost(70))
 	return nil
 }
 

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -82,7 +80,7 @@ type program struct {
 // separate is a process for each sidecar, as all drivers are deployed today. limits go to all that have a client.
 func (b *bench) separate(limits ...string) way {
 	w := way{name: "separate"}
-	for _, name := range slices.Sorted(maps.Keys(upstream)) {
+	for _, name := range upstreams {
 		w.programs = append(w.programs, program{name, append(b.common(), limits...)})
 	}
 	w.programs = append(w.programs, program{nodeOnly, []string{"--controllers=livenessprobe", "--csi-address=" + b.driver.Socket, "--livenessprobe-health-port=" + freePort()}})

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,29 +13,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/causeway-csi/causeway/test/cluster/components"
+	"github.com/causeway-csi/causeway/test/sidecars/rig"
 )
 
-// csiProvisioner is the path of upstream's own binary, of the release whose packages csi-sidecars has.
-var csiProvisioner = sync.OnceValues(func() (string, error) {
-	modules, err := filepath.Abs("../upstream")
-	if err != nil {
-		return "", err
-	}
-	dir, err := components.BuildTools(context.Background(), os.Stderr, modules, map[string]components.Tool{
-		"csi-provisioner": {Module: "provisioner", Package: "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"},
-	})
-	return filepath.Join(dir, "csi-provisioner"), err
-})
-
-// legacy starts upstream's provisioner.
+// legacy starts upstream's provisioner, of the release whose packages csi-sidecars has.
 func (s *scene) legacy(args ...string) *replica {
 	s.Helper()
-	path, err := csiProvisioner()
+	paths, err := rig.Upstream(s.Context())
 	if err != nil {
 		s.Fatal(err)
 	}
-	return s.program(path, nil, append(append([]string{}, quickly...), args...)...)
+	return s.program(paths["csi-provisioner"], nil, append(append([]string{}, quickly...), args...)...)
 }
 
 // makes waits until upstream's provisioner has its lease and works.
