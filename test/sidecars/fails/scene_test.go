@@ -82,18 +82,23 @@ func (s *scene) until(what string, try func(context.Context) error) {
 // claim makes the claims with these numbers, a few at once.
 func (s *scene) claim(from, to int) {
 	s.Helper()
-	s.each(from, to, func(name string) error {
-		claim := &corev1.PersistentVolumeClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.PersistentVolumeClaimSpec{
-				StorageClassName: &s.ns, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-				Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}},
-			},
-		}
-		_, err := s.plane.Kube.CoreV1().PersistentVolumeClaims(s.ns).Create(s.Context(), claim, metav1.CreateOptions{})
-		return err
-	})
+	s.each(from, to, func(name string) error { return s.makeClaim(s.Context(), name) })
 }
+
+// makeClaim makes one claim of the scene's class.
+func (s *scene) makeClaim(ctx context.Context, name string) error {
+	_, err := s.plane.Kube.CoreV1().PersistentVolumeClaims(s.ns).Create(ctx, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &s.ns, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}},
+		},
+	}, metav1.CreateOptions{})
+	return err
+}
+
+// claimName is the name of the claim with a number.
+func claimName(n int) string { return fmt.Sprintf("claim-%03d", n) }
 
 // each does something with the claims' names from-to, a few at once.
 func (s *scene) each(from, to int, do func(name string) error) {
@@ -110,7 +115,7 @@ func (s *scene) each(from, to int, do func(name string) error) {
 					failed <- nil
 					return
 				}
-				if err := do(fmt.Sprintf("claim-%03d", n)); err != nil {
+				if err := do(claimName(int(n))); err != nil {
 					failed <- err
 					return
 				}
