@@ -56,11 +56,13 @@ type migration struct {
 // pool is the number of claims that are prepared for the attacher, the resizer and the snapshotter to work on.
 const pool = 120
 
-// newMigration prepares a driver each of whose calls takes a while, so that calls of two processes at a time are seen.
+// newMigration prepares a driver of another vendor. Each of its calls takes a while, so that calls of two processes at a time are
+// seen.
 func newMigration(t *testing.T) *migration {
-	m := &migration{scene: newScene(t), flags: quickly, tick: 400 * time.Millisecond}
+	t.Parallel()
+	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}), flags: quickly, tick: 400 * time.Millisecond}
 	if *upstreamLeases {
-		m.flags, m.tick = []string{"--leader-election", "--kube-api-qps=200", "--kube-api-burst=400"}, time.Second
+		m.flags, m.tick = []string{"--leader-election", "--kube-api-qps=200", "--kube-api-burst=400"}, 2*time.Second
 	}
 	m.driver.Hook(func(ctx context.Context, c *rig.Call) error {
 		if !slices.ContainsFunc(m.works(), func(w work) bool { return slices.Contains(w.calls, c.Method) }) {

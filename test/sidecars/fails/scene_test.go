@@ -39,12 +39,19 @@ func newScene(t *testing.T) *scene {
 
 func sceneOn(t *testing.T, plane *rig.Plane) *scene {
 	t.Helper()
+	return sceneWith(t, plane, rig.DriverOptions{})
+}
+
+// sceneWith makes a scene whose driver has these options, and a name and a node of the scene's.
+func sceneWith(t *testing.T, plane *rig.Plane, o rig.DriverOptions) *scene {
+	t.Helper()
 	s := &scene{T: t, plane: plane, ns: fmt.Sprintf("fails-%d", scenes.Add(1))}
+	o.Name, o.Nodes = s.ns+".csi.causeway.dev", []string{"node-1"}
 	var err error
 	if s.dir, err = os.MkdirTemp(world.dir, ""); err != nil {
 		t.Fatal(err)
 	}
-	if s.driver, err = rig.NewDriver(s.dir, rig.DriverOptions{Name: s.ns + ".csi.causeway.dev", Nodes: []string{"node-1"}}); err != nil {
+	if s.driver, err = rig.NewDriver(s.dir, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.driver.Stop() })
