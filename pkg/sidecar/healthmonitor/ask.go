@@ -31,7 +31,8 @@ func (a answer) over(held []v1.VolumeHealthCondition) []v1.VolumeHealthCondition
 	return normal(slices.Concat(held, a.conditions))
 }
 
-// ask returns its answers by volume ID. With an error, the list failed; the answers are then those of the single volumes.
+// ask returns its answers by volume ID. With an error, the list failed; the answers are then those
+// of the single volumes.
 func (m *Monitor) ask(ctx context.Context, targets map[string][]target) (map[string]answer, error) {
 	m.unreadable = &failures{}
 	if !m.source.lists {
@@ -51,9 +52,9 @@ func (m *Monitor) ask(ctx context.Context, targets map[string][]target) (map[str
 	return found, fmt.Errorf("list the health of all volumes: %w", err)
 }
 
-// absent returns the volumes to query one by one after a list. A volume that a list of abnormal volumes lacks is healthy if it
-// was healthy before. For others the list proves nothing, since pages may miss a volume: CSI spec v1.13,
-// ControllerListVolumeHealth.
+// absent returns the volumes to query one by one after a list. A volume that a list of abnormal
+// volumes lacks is healthy if it was healthy before. For others the list proves nothing, since
+// pages may miss a volume: CSI spec v1.13, ControllerListVolumeHealth.
 func (m *Monitor) absent(targets map[string][]target, found map[string]answer) []string {
 	var ids []string
 	for id, ts := range targets {

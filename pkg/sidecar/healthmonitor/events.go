@@ -18,8 +18,9 @@ const (
 	eventImproved = "VolumeConditionImproved" // something is over, something else isn't
 )
 
-// tell makes events of a change, on the claim and on the pods that use it. For a changed message see tellMessage. What was said
-// before a restart is known from the claim's status; where the API server keeps none, it is said once more.
+// tell makes events of a change, on the claim and on the pods that use it. For a changed message see
+// tellMessage. The claim's status has the conditions that were told before a restart. Where the API
+// server drops the status, a restart repeats the events.
 func (m *Monitor) tell(c *v1.PersistentVolumeClaim, before, after []v1.VolumeHealthCondition) {
 	pods := m.users(c)
 	if came := minus(after, before); len(came) > 0 { // one event for all: a recorder drops what comes too often
@@ -35,8 +36,8 @@ func (m *Monitor) tell(c *v1.PersistentVolumeClaim, before, after []v1.VolumeHea
 	}
 }
 
-// tellMessage makes an event if the message of a VolumeCondition changed, which is all that it says of the problem. Upstream's
-// monitor makes an event in each round.
+// tellMessage makes an event if the message of a VolumeCondition changed, which is all that it says
+// of the problem. Upstream's monitor makes an event in each round.
 func (m *Monitor) tellMessage(c *v1.PersistentVolumeClaim, r *memory, after []v1.VolumeHealthCondition) {
 	i := slices.IndexFunc(after, isVolumeCondition)
 	if i < 0 {
@@ -66,7 +67,8 @@ func reference(p *v1.Pod) *v1.ObjectReference {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion}
 }
 
-// phrase is a condition in one line. For a VolumeCondition it is the message alone, as in upstream's events.
+// phrase is a condition in one line. For a VolumeCondition it is the message alone, as in
+// upstream's events.
 func phrase(c v1.VolumeHealthCondition) string {
 	switch {
 	case isVolumeCondition(c):

@@ -56,7 +56,8 @@ func (m *metrics) round(took time.Duration, end time.Time, memories map[types.UI
 // The totals count all.
 const maxSeries = 1000
 
-// statusLabels are the values of the label "status". Abnormal is for a VolumeCondition, which has none of the other statuses.
+// statusLabels are the values of the label "status". Abnormal is for a VolumeCondition, which has
+// none of the other statuses.
 var statusLabels = append(slices.Clone(severity), "Abnormal")
 
 func statusLabel(c v1.VolumeHealthCondition) v1.VolumeHealthStatusType {

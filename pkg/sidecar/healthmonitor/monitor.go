@@ -1,7 +1,8 @@
-// Package healthmonitor queries the controller side of a CSI driver for the health of its volumes, and reports it in the
-// status of the PersistentVolumeClaim, in events on the claim and on the pods that use it, and in metrics. The node side is
-// the kubelet's. KEP-1432 as of Kubernetes 1.37; CSI spec v1.13, ControllerListVolumeHealth and ControllerGetVolumeHealth; for
-// older drivers CSI spec v1.12, VolumeCondition in ListVolumes and ControllerGetVolume.
+// Package healthmonitor queries the controller side of a CSI driver for the health of its volumes,
+// and reports it in the status of the PersistentVolumeClaim, in events on the claim and on the pods
+// that use it, and in metrics. The node side is the kubelet's. KEP-1432 as of Kubernetes 1.37; CSI
+// spec v1.13, ControllerListVolumeHealth and ControllerGetVolumeHealth; for older drivers CSI spec
+// v1.12, VolumeCondition in ListVolumes and ControllerGetVolume.
 package healthmonitor
 
 import (
@@ -75,7 +76,8 @@ type Monitor struct {
 	memories   map[types.UID]*memory // by claim: those that aren't well, and those whose recovery the cache doesn't show yet
 }
 
-// NewMonitor returns a monitor, and gets the informers that it needs from the factory. Errors: see sourceOf.
+// NewMonitor returns a monitor, and gets the informers that it needs from the factory. Errors: see
+// sourceOf.
 func NewMonitor(c Config) (*Monitor, error) {
 	from, err := sourceOf(c.Driver, c.Capabilities, csi.NewControllerClient(c.Conn))
 	if err != nil {
@@ -117,8 +119,8 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// round queries all volumes, reports changes, and returns the time until the next round. Its error is for the log: the next
-// round tries again.
+// round queries all volumes, reports changes, and returns the time until the next round. Its error
+// is for the log: the next round tries again.
 func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
 	start := m.now()
 	targets, err := m.targets()

@@ -10,12 +10,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/sidecar/volumecondition"
 )
 
-// reasonAbnormal marks a condition that a driver of CSI v1.12 or older reports. It is also the reason of upstream's events.
+// reasonAbnormal marks a condition that a driver of CSI v1.12 or older reports. It is also the
+// reason of upstream's events.
 const reasonAbnormal = eventAbnormal
 
-// fromVolumeCondition returns the condition for the status of a claim. CSI v1.12 calls a volume abnormal that is not available
-// or not operating optimally; it does not say which. The API server requires one of three statuses, of which Degraded is the
-// weakest. The reason tells it from the status Degraded of CSI v1.13, which means that the volume is usable.
+// fromVolumeCondition returns the condition for the status of a claim. CSI v1.12 calls a volume
+// abnormal that is not available or not operating optimally; it does not say which. The API server
+// requires one of three statuses, of which Degraded is the weakest. The reason tells it from the
+// status Degraded of CSI v1.13, which means that the volume is usable.
 func fromVolumeCondition(c volumecondition.Condition) []v1.VolumeHealthCondition {
 	if !c.Abnormal {
 		return nil

@@ -95,7 +95,8 @@ func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 	return r
 }
 
-// textEvery is the shortest time between two updates for another message alone: some drivers have counters in messages.
+// textEvery is the shortest time between two updates for another message alone: some drivers have
+// counters in messages.
 const textEvery = 10 * time.Minute
 
 // write puts what is known into the claim's status, unless that has it already or the API server would drop it.

@@ -35,8 +35,9 @@ type source struct {
 	listsHealthy bool // a list has all volumes, not only abnormal ones
 }
 
-// sourceOf returns the calls to use. Those of CSI v1.13 come first. For older drivers the condition is the same as in
-// upstream's monitor: VOLUME_CONDITION, and LIST_VOLUMES or GET_VOLUME. Errors: sidecar.ErrNotSupported.
+// sourceOf returns the calls to use. Those of CSI v1.13 come first. For older drivers the condition
+// is the same as in upstream's monitor: VOLUME_CONDITION, and LIST_VOLUMES or GET_VOLUME. Errors:
+// sidecar.ErrNotSupported.
 func sourceOf(driver string, can rpc.ControllerCapabilitySet, c csi.ControllerClient) (source, error) {
 	list, get := can[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH], can[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH]
 	if list || get {

@@ -1,6 +1,6 @@
-// Package volumecondition decodes the message VolumeCondition of CSI v1.12. CSI v1.13 removed the message and reserves its
-// numbers, so the Go package of v1.13 keeps it among the unknown fields. This package has no Kubernetes imports, so that its
-// fuzz target compiles in seconds.
+// Package volumecondition decodes the message VolumeCondition of CSI v1.12. CSI v1.13 removed the
+// message and reserves its numbers, so the Go package of v1.13 keeps it among the unknown fields.
+// This package has no Kubernetes imports, so that its fuzz target compiles in seconds.
 package volumecondition
 
 import (
@@ -32,8 +32,9 @@ func Of(status proto.Message) (Condition, error) {
 	return decode(status.ProtoReflect().GetUnknown())
 }
 
-// decode decodes volume_condition from the unknown fields of a VolumeStatus. A driver may send any bytes. If the field occurs
-// more than once, the occurrences are merged, as the protobuf encoding requires.
+// decode decodes volume_condition from the unknown fields of a VolumeStatus. A driver may send any
+// bytes. If the field occurs more than once, the occurrences are merged, as the protobuf encoding
+// requires.
 func decode(unknown []byte) (c Condition, err error) {
 	found := false
 	err = eachField(unknown, func(n protowire.Number, t protowire.Type, value []byte) error {

@@ -82,8 +82,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// statusDescriptor describes VolumeStatus and VolumeCondition of CSI v1.12. The message is bytes, since a driver may send
-// invalid UTF-8, which printable replaces.
+// statusDescriptor describes VolumeStatus and VolumeCondition of CSI v1.12. The message is bytes,
+// since a driver may send invalid UTF-8, which printable replaces.
 func statusDescriptor(f *testing.F) protoreflect.MessageDescriptor {
 	field := func(name string, number int32, t descriptorpb.FieldDescriptorProto_Type) *descriptorpb.FieldDescriptorProto {
 		return &descriptorpb.FieldDescriptorProto{Name: &name, Number: &number, Type: &t, Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum()}

@@ -58,8 +58,9 @@ type DriverOptions struct {
 	Name     string   // default memory.csi.causeway.dev, or csi.vendor.example.org if Foreign
 	Nodes    []string // that volumes can be attached to
 	Topology bool     // say that volumes aren't everywhere, so that sidecars watch nodes
-	// Foreign makes the driver pose as another vendor's driver of CSI v1.12: its socket has mode 0755, it lacks the calls and
-	// capabilities of v1.13, and it reports VolumeCondition (see SetCondition). Adapt comes after this.
+	// Foreign makes the driver pose as another vendor's driver of CSI v1.12: its socket has mode
+	// 0755, it lacks the calls and capabilities of v1.13, and it reports VolumeCondition (see
+	// SetCondition). Adapt comes after this.
 	Foreign bool
 	// Adapt changes answers, each of which is a copy of its own: a driver that can do less than ours, for example.
 	Adapt func(answer proto.Message)

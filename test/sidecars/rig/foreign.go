@@ -17,8 +17,8 @@ import (
 const (
 	controllerVolumeCondition = csi.ControllerServiceCapability_RPC_Type(11) // VOLUME_CONDITION
 	nodeVolumeCondition       = csi.NodeServiceCapability_RPC_Type(4)        // VOLUME_CONDITION
-	// volume_condition has this number in the VolumeStatus of ListVolumesResponse and of ControllerGetVolumeResponse, and in
-	// NodeGetVolumeStatsResponse.
+	// volume_condition has this number in the VolumeStatus of ListVolumesResponse and of
+	// ControllerGetVolumeResponse, and in NodeGetVolumeStatsResponse.
 	fieldVolumeCondition = protowire.Number(2)
 )
 
@@ -28,7 +28,8 @@ type Condition struct {
 	Message  string
 }
 
-// encode returns the field volume_condition. protobuf-go of v1.12 omits zero values in the same way.
+// encode returns the field volume_condition. protobuf-go of v1.12 omits zero values in the same
+// way.
 func (c Condition) encode() []byte {
 	var b []byte
 	if c.Abnormal {
@@ -46,14 +47,16 @@ type foreign struct {
 	unready    bool
 }
 
-// SetCondition sets the condition of a volume of a foreign driver. A volume without a call has Condition{}.
+// SetCondition sets the condition of a volume of a foreign driver. A volume without a call has
+// Condition{}.
 func (d *Driver) SetCondition(volumeID string, c Condition) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.foreign.conditions[volumeID] = c.encode()
 }
 
-// SetReady sets the answer of a foreign driver's Probe, for liveness probes. The driver is ready from the start.
+// SetReady sets the answer of a foreign driver's Probe, for liveness probes. The driver is ready
+// from the start.
 func (d *Driver) SetReady(ready bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,7 +73,8 @@ func (d *Driver) volumeCondition(volumeID string) []byte {
 	return Condition{}.encode()
 }
 
-// openSocket gives the socket the mode of other vendors' drivers, which run as root and with a umask of 022.
+// openSocket gives the socket the mode of other vendors' drivers, which run as root and with a
+// umask of 022.
 func openSocket(path string) error { return os.Chmod(path, 0o755) }
 
 // newCalls are the calls that CSI v1.12 does not have.
