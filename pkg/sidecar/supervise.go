@@ -158,7 +158,7 @@ func (s *supervisor) all(on []Controller) error {
 	return nil
 }
 
-// parts makes a part of each controller, and gives it its place under /healthz.
+// parts makes a part of each controller, and adds it to /healthz and /readyz.
 func (s *supervisor) parts(on []Controller) []*Part {
 	var parts []*Part
 	for _, k := range on {
@@ -170,7 +170,7 @@ func (s *supervisor) parts(on []Controller) []*Part {
 	return parts
 }
 
-// environment dials the driver, where anybody needs it.
+// environment dials the driver if a controller needs it.
 func (s *supervisor) environment(on []Controller) (*Env, error) {
 	env := &Env{HTTP: s.server}
 	if !slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Driver }) {

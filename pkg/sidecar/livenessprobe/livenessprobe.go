@@ -53,7 +53,7 @@ func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner,
 	return &runner{controller: c, conn: env.Conn, socket: env.Socket}, nil
 }
 
-// runner asks the driver for whoever asks it.
+// runner asks the driver when the kubelet asks the runner.
 type runner struct {
 	*controller
 	conn    *grpc.ClientConn
