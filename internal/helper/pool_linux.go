@@ -176,6 +176,13 @@ func (p *Pool) Alive() int {
 	return p.alive
 }
 
+// Busy returns the number of helpers that are at work or hang, and their limit.
+func (p *Pool) Busy() (busy, limit int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.alive - len(p.idle), cmp.Or(p.Max, maxProcesses)
+}
+
 // Send sends a message to the task.
 func (s *Session) Send(message any, files ...*os.File) error {
 	if err := s.process.link.send(frame{Kind: kindMessage}, message, files); err != nil {

@@ -182,7 +182,7 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 	}
 	var err error
 	d.backend, err = hostpath.New(hostpath.Config{
-		Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Failing: d.mounter.Failing, Checks: d.mounter.Checks, Format: d.mounter.Format,
+		Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Failing: d.mounter.Failing, Checks: d.mounter.Checks, Helpers: d.mounter.Helpers, Format: d.mounter.Format,
 		NewUUID: d.mounter.NewUUID, Tune: d.mounter.Tune, Freeze: d.mounter.Freeze,
 	})
 	if err != nil {

@@ -265,6 +265,9 @@ func (f *Fake) isImage(file string) bool {
 // Checks returns nothing: the fake checks no filesystem.
 func (f *Fake) Checks() []Check { return nil }
 
+// Helpers returns nothing: the fake has no processes.
+func (f *Fake) Helpers() []Helpers { return nil }
+
 // Failing returns those of Failures that are mounted.
 func (f *Fake) Failing() (map[string]Failure, error) {
 	f.mu.Lock()

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/hang"
 )
 
@@ -725,6 +726,34 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 	b.unmount(b.path("staging"), b.path("other"))
 }
 
+// TestNoTenantGrowsInAllHelpers: growths that begin at the same time are not yet known to hang.
+func TestNoTenantGrowsInAllHelpers(t *testing.T) {
+	b := newFreezeBench(t)
+	l := b.Mounter.(*linux)
+	m := b.image("image", "ext4")
+	b.mount(m, b.path("staging"))
+	for i := range tenantGrow {
+		leave, err := l.growths.Acquire(t.Context(), fair.Claim{Kind: "grow", Tenant: "a", Volume: fmt.Sprint(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer leave()
+	}
+	for tenant, want := range map[string]error{"a": context.DeadlineExceeded, "b": nil, "": nil} {
+		ctx := t.Context()
+		if want != nil {
+			short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			defer cancel()
+			ctx = short
+		}
+		m.Tenant = tenant
+		if err := b.Grow(ctx, m, b.path("staging")); !errors.Is(err, want) {
+			t.Errorf("Grow of tenant %q = %v, want %v", tenant, err, want)
+		}
+	}
+	b.unmount(b.path("staging"))
+}
+
 // TestFreezesNeverKeepAHelperFromAThaw: their helpers are their own.
 func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	b := newFreezeBench(t)
@@ -735,6 +764,9 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	l.freezers.Max = 1
 	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond, nothing); !errors.Is(err, ErrThawed) {
 		t.Fatalf("Freeze = %v, want ErrThawed", err)
+	}
+	if got, want := fmt.Sprint(l.Helpers()), "[{freeze 1 1} {mount 0 64}]"; got != want {
+		t.Errorf("Helpers = %s, want %s", got, want)
 	}
 	other := b.image("other", "ext4")
 	b.mount(other, b.path("other"))

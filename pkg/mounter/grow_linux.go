@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
@@ -97,6 +98,11 @@ func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev
 	if err != nil {
 		return err
 	}
+	leave, err := l.growths.Acquire(ctx, fair.Claim{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if err := errors.Join(l.stalls.check(b), l.stalls.admit(m.Tenant)); err != nil {
 		return err
 	}

@@ -89,6 +89,13 @@ type Check struct {
 	Since   time.Time // when it began to run, or to wait
 }
 
+// Helpers is a pool of helper processes.
+type Helpers struct {
+	Pool  string // its work
+	Busy  int    // helpers that are at work or hang
+	Limit int
+}
+
 // Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
 // the directory (a project quota), the numbers are those of the limit.
 type Usage struct {
@@ -209,6 +216,9 @@ type Mounter interface {
 	// Checks returns the checks of filesystems that run or wait for a slot. Few run at a time, and
 	// no Tenant has all slots.
 	Checks() []Check
+
+	// Helpers returns the pools of helper processes, which make the system calls that can hang.
+	Helpers() []Helpers
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
 	Usage(ctx context.Context, path string) (Usage, error)

@@ -39,6 +39,7 @@ type linux struct {
 	freezers  helper.Pool         // for freezes: they never keep a helper from a thaw
 	stalls    stalls
 	checks    *fair.Slots   // for e2fsck and resize2fs
+	growths   *fair.Slots   // for growths of mounted filesystems
 	toolLimit time.Duration // that constant, or less in a test
 	legacy    atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
@@ -59,7 +60,11 @@ func New(dir, state string) (Mounter, error) {
 	if err := mayMount(); err != nil {
 		return nil, err
 	}
-	l := &linux{dir: dir, real: real, state: state, toolLimit: toolLimit, checks: fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8})}
+	l := &linux{
+		dir: dir, real: real, state: state, toolLimit: toolLimit,
+		checks:  fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8}),
+		growths: fair.New(fair.Limits{Slots: maxGrowing, Tenant: tenantGrow, Kind: maxGrowing}),
+	}
 	if err := l.checkKernel(); err != nil {
 		return nil, err
 	}

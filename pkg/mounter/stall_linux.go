@@ -7,8 +7,13 @@ import (
 	"time"
 )
 
-// maxStalled is the number of images of one tenant on which helpers may hang. There are few helpers.
-const maxStalled = 8
+// Few helpers may hang for one tenant, or it would take them from the others. Freezes have slots in
+// the backend.
+const (
+	maxStalled = 8  // images of one tenant on which helpers hang that were given up
+	maxGrowing = 32 // filesystems that grow at the same time
+	tenantGrow = 4  // of one tenant
+)
 
 // stalls are the images on which a helper, or a program, hangs that was given up. Its zero
 // value is empty.
@@ -69,9 +74,15 @@ func (s *stalls) admit(tenant string) error {
 		}
 	}
 	if n >= maxStalled {
-		return fmt.Errorf("%w: freezes hang on %d images of namespace %s: end the pods that use these", ErrStalled, n, tenant)
+		return fmt.Errorf("%w: system calls hang on %d images of namespace %s: end the pods that use these", ErrStalled, n, tenant)
 	}
 	return nil
+}
+
+func (l *linux) Helpers() []Helpers {
+	freezes, maxFreezes := l.freezers.Busy()
+	others, maxOthers := l.helpers.Busy()
+	return []Helpers{{"freeze", freezes, maxFreezes}, {"mount", others, maxOthers}}
 }
 
 // failures adds the images that hang to all, by their paths.

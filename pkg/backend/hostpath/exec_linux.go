@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // HelperTasks are the tasks of this package that run in helper processes. A program that uses a
@@ -30,6 +31,12 @@ type executor struct {
 }
 
 func (e *executor) close() { e.helpers.Close() }
+
+// pools returns the pool of helpers.
+func (e *executor) pools() []mounter.Helpers {
+	busy, limit := e.helpers.Busy()
+	return []mounter.Helpers{{Pool: "copy", Busy: busy, Limit: limit}}
+}
 
 // start begins a task. Errors: ErrUnavailable.
 func (e *executor) start(task helper.Task, request any, files ...*os.File) (*helper.Session, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // HelperTasks are none: nothing hangs in the kernel here, as nothing is cloned or frozen.
@@ -24,6 +25,8 @@ type executor struct {
 }
 
 func (e *executor) close() {}
+
+func (e *executor) pools() []mounter.Helpers { return nil }
 
 func (e *executor) open(context.Context, *os.File) error { return nil }
 

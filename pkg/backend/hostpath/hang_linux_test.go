@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // xfs is a root on which a write that hangs keeps readers of the file out.
@@ -195,9 +197,35 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 	}
 }
 
-// TestTheNamespaceOfAVolumeIsKept: a mount's filesystem check counts for the tenant.
+// TestAPoolWithoutAFreeHelperIsReported: what hangs then takes from others.
+func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
+	w := newWorld(t)
+	pool := mounter.Helpers{Pool: "freeze", Limit: 64}
+	w.cfg.Helpers = func() []mounter.Helpers { return []mounter.Helpers{pool} }
+	b := w.open()
+	for busy, want := range map[int]string{63: "", 64: "HelpersExhausted"} {
+		pool.Busy = busy
+		got, err := b.StorageHealth(context.Background())
+		if reasons := fmt.Sprint(got); err != nil || (want == "") != (len(got) == 0) || !strings.Contains(reasons, want) || strings.Contains(reasons, "%!") {
+			t.Errorf("StorageHealth with %d busy helpers = %v, %v, want %q", busy, got, err, want)
+		}
+		i := slices.IndexFunc(b.Metrics(), func(m backend.Metric) bool {
+			return m.Name == "helpers" && m.Labels["pool"] == "freeze" && m.Value == float64(busy)
+		})
+		if i < 0 {
+			t.Errorf("no metric says that %d helpers are busy", busy)
+		}
+	}
+	for _, p := range b.exec.pools() {
+		if withoutHelpers[p.Pool] == "" {
+			t.Errorf("the condition does not say what a pool %q without helpers means", p.Pool)
+		}
+	}
+}
+
+// TestTheNamespaceOfAVolumeIsKept: a mount's filesystem check, and a freeze, count for the tenant.
 func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
-	everywhere(t, func(w *world, _ testdisk.Filesystem) {
+	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
 		ctx := context.Background()
 		o := imageOptions("v", map[string]string{"kind": "image"}, nil)
@@ -213,6 +241,17 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 		}
 		if m.Tenant != "team-a" {
 			w.Errorf("the tenant is %q", m.Tenant)
+		}
+		freeze, tenant := b.cfg.Freeze, ""
+		b.cfg.Freeze = func(ctx context.Context, of string, images []string, limit time.Duration, cut func(context.Context) error) error {
+			tenant = of
+			return freeze(ctx, of, images, limit, cut)
+		}
+		if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID, Namespace: "team-a"}); err != nil {
+			w.Fatal(err)
+		}
+		if f.Reflinks && tenant != "team-a" {
+			w.Errorf("the tenant of the freeze is %q", tenant)
 		}
 	})
 }

@@ -74,6 +74,8 @@ type Config struct {
 	Users func(source string) ([]string, error)
 	// Checks returns the checks of filesystems that run or wait: mounter.Mounter.Checks.
 	Checks func() []mounter.Check
+	// Helpers returns the Mounter's pools of helper processes: mounter.Mounter.Helpers.
+	Helpers func() []mounter.Helpers
 	// Failing returns images whose filesystems have failed: mounter.Mounter.Failing.
 	Failing func() (map[string]mounter.Failure, error)
 	// Format makes a filesystem in an image: mounter.Mounter.Format.

@@ -69,7 +69,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Release: "test",
 		Init:    true,
 		Users:   fake.Users,
-		Failing: fake.Failing, Checks: fake.Checks,
+		Failing: fake.Failing, Checks: fake.Checks, Helpers: fake.Helpers,
 		Format:  fake.Format,
 		NewUUID: fake.NewUUID,
 		Tune:    fake.Tune,

@@ -236,6 +236,7 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	if why := b.count.lastPanic.Load(); why != nil {
 		all = append(all, condition(backend.Degraded, "TaskPanicked", "%d times since the start a background task ended with a panic, and was run again; the last time: %s: report it with the stack from the log", b.count.panics.Load(), *why)...)
 	}
+	all = append(all, exhaustedHelpers(b.helpers())...)
 	s, err := b.ready()
 	if err != nil {
 		return nil, err
@@ -302,6 +303,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.", b.count.trashErrors.Load()),
 		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.", float64(b.troubles.hanging())),
 	}
+	all = append(all, helperMetrics(b.helpers())...)
 	for _, r := range b.resources() {
 		all = append(all, r.metrics()...)
 	}

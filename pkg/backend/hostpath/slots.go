@@ -1,10 +1,12 @@
 package hostpath
 
 import (
+	"slices"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // slots are the limited resources of a node, shared fairly among namespaces and volumes.
@@ -47,6 +49,36 @@ func (b *Backend) resources() []resource {
 		{"format", []string{kindFormat, kindUUID}, b.slots.formats.Entries()},
 		{"check", []string{kindCheck}, checks},
 	}
+}
+
+// helpers returns the pools of helper processes, of the Mounter and of copies.
+func (b *Backend) helpers() []mounter.Helpers { return slices.Concat(b.cfg.Helpers(), b.exec.pools()) }
+
+// withoutHelpers is the effect where a pool has no free helper.
+var withoutHelpers = map[string]string{
+	"freeze": "snapshots of mounted images are made without a freeze, and groups of them are UNAVAILABLE",
+	"mount":  "mounted images do not grow, snapshots of them are made without a freeze, and groups of them are UNAVAILABLE",
+	"copy":   "snapshots, restores and clones are UNAVAILABLE, and deleted volumes keep their space",
+}
+
+// exhaustedHelpers returns a condition for each pool that has no free helper.
+func exhaustedHelpers(pools []mounter.Helpers) (all []backend.Condition) {
+	for _, p := range pools {
+		if p.Busy >= p.Limit {
+			all = append(all, condition(backend.Degraded, "HelpersExhausted",
+				"all %d helper processes of the pool %q are at work or hang: %s: end the pods of the volumes with FilesystemStalled or CopyStalled", p.Limit, p.Pool, withoutHelpers[p.Pool])...)
+		}
+	}
+	return all
+}
+
+// helperMetrics returns how many helpers of each pool are busy.
+func helperMetrics(pools []mounter.Helpers) (all []backend.Metric) {
+	for _, p := range pools {
+		labels := map[string]string{"pool": p.Pool}
+		all = append(all, backend.Metric{Name: "helpers", Help: "Helper processes that are at work or hang, of 64.", Labels: labels, Value: float64(p.Busy)})
+	}
+	return all
 }
 
 // resource is a limited resource and its users.
