@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
+	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -59,6 +61,16 @@ func (l listeners) measure(registry *prometheus.Registry) {
 			Help:        "Connections that were closed for newer ones, as too many were open that had sent nothing or had not authenticated.",
 			ConstLabels: prometheus.Labels{"endpoint": flag},
 		}, func() float64 { return float64(one.Dropped()) }))
+	}
+}
+
+// warn has floods of the HTTP endpoint logged. Those of the peers' port are refused handshakes, which
+// peertls reports.
+func (l listeners) warn(log *slog.Logger) {
+	if l.http != nil {
+		l.http.Warn = func(source netip.Prefix) {
+			log.Warn("too many connections are open: some are dropped", "endpoint", "http-endpoint", "source", source.String(), "dropped", l.http.Dropped())
+		}
 	}
 }
 

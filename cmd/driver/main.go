@@ -85,6 +85,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer l.close()
+	l.warn(log)
 	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
 	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	l.measure(p.registry)

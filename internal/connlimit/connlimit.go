@@ -45,7 +45,12 @@ type Listener struct {
 	now     func() time.Time
 	dropped atomic.Uint64
 
+	// Warn is called when a connection is dropped, at most once a minute, with a source that has the
+	// most connections. It is set before the first Accept, and may be nil.
+	Warn func(source netip.Prefix)
+
 	mu       sync.Mutex
+	warned   time.Time // when Warn was called last
 	waiting  pool
 	known    pool
 	admitted pool
@@ -72,12 +77,29 @@ func (l *Listener) Accept() (net.Conn, error) {
 	c, victim := l.enter(raw)
 	if victim != nil {
 		victim.drop()
+		if l.due() {
+			l.Warn(victim.source)
+		}
 		// A file is closed when the goroutine that reads it has noticed. Without this, a flood of
 		// connections takes files faster than the dropped ones give theirs back, and new clients are
 		// dropped before their goroutine has read what they sent.
 		runtime.Gosched()
 	}
 	return c, nil
+}
+
+// warnEvery is the time between two calls of Warn.
+const warnEvery = time.Minute
+
+// due reports whether Warn is to be called.
+func (l *Listener) due() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Warn == nil || l.now().Sub(l.warned) < warnEvery {
+		return false
+	}
+	l.warned = l.now()
+	return true
 }
 
 // enter gives a new connection a place, and returns the connection that loses its place for it.

@@ -125,6 +125,24 @@ func TestTheLongestSilenceIsDroppedFirst(t *testing.T) {
 	}
 }
 
+func TestAFloodIsReportedOnceAMinute(t *testing.T) {
+	w := newWorld(t, Limits{Waiting: 4})
+	var sources []string
+	w.Warn = func(source netip.Prefix) { sources = append(sources, source.String()) }
+	w.connect("10.0.0.1")
+	w.connects(3, "10.0.0.2")
+	if len(sources) > 0 {
+		t.Errorf("reported before a connection was dropped: %v", sources)
+	}
+	for _, want := range []int{1, 2} {
+		w.connects(10, "10.0.0.2")
+		if len(sources) != want || sources[want-1] != "10.0.0.2/32" {
+			t.Errorf("reported are %v, want %d, each the source with the most connections", sources, want)
+		}
+		w.now = w.now.Add(warnEvery)
+	}
+}
+
 // TestTheOrderInWhichConnectionsOfASourceAreDropped: each kind outlasts any number of the kinds before it.
 func TestTheOrderInWhichConnectionsOfASourceAreDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
