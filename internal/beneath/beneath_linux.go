@@ -148,7 +148,9 @@ func (d *Dir) Rename(old, new string) error {
 		return nil
 	}
 	if failed := (*fs.PathError)(nil); errors.As(d.failed("rename", name, anyType, err), &failed) {
-		err = failed.Err
+		if err = failed.Err; failed.Path != d.join(name) {
+			err = fmt.Errorf("%s: %w", failed.Path, err)
+		}
 	}
 	return &os.LinkError{Op: "rename", Old: d.join(old), New: d.join(new), Err: err}
 }
@@ -216,37 +218,38 @@ const anyType = fs.ModeIrregular
 
 // failed returns err for an operation on the entry called name, whose type must be want. For an
 // element of the wrong type the kernel's error depends on the operation; here it is ErrType, with
-// the type.
+// the path of the element and its type.
 func (d *Dir) failed(op, name string, want fs.FileMode, err error) error {
+	at := name
 	switch {
 	case !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.EISDIR) &&
 		!errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV):
 	case want != anyType:
-		err = d.explain(name, want, err)
+		at, err = d.explain(name, want, err)
 	case path.Dir(name) != ".":
-		err = d.explain(path.Dir(name), fs.ModeDir, err)
+		at, err = d.explain(path.Dir(name), fs.ModeDir, err)
 	}
-	return &fs.PathError{Op: op, Path: d.join(name), Err: err}
+	return &fs.PathError{Op: op, Path: d.join(at), Err: err}
 }
 
-// explain returns ErrType for an element of name that has the wrong type. If it has none by now,
+// explain returns the element of name that has the wrong type, with ErrType. If it has none by now,
 // err tells which it was.
-func (d *Dir) explain(name string, want fs.FileMode, err error) error {
-	switch wrong := d.wrong(name, want); {
+func (d *Dir) explain(name string, want fs.FileMode, err error) (string, error) {
+	switch element, wrong := d.wrong(name, want); {
 	case wrong != nil:
-		return wrong
+		return element, wrong
 	case errors.Is(err, unix.ENXIO):
-		return fmt.Errorf("%w: it must be %s", ErrType, regular.Describe(want))
+		return name, fmt.Errorf("%w: it must be %s", ErrType, regular.Describe(want))
 	case errors.Is(err, unix.ELOOP):
-		return fmt.Errorf("%w: an element of the path is a symbolic link", ErrType)
+		return name, fmt.Errorf("%w: an element of the path is a symbolic link", ErrType)
 	}
-	return err
+	return name, err
 }
 
-// wrong returns ErrType for the first element of name that has the wrong type: all but the last
+// wrong returns the first element of name that has the wrong type, with ErrType: all but the last
 // must be directories, and the last one must have the type want. It returns nil if there is none
 // now.
-func (d *Dir) wrong(name string, want fs.FileMode) error {
+func (d *Dir) wrong(name string, want fs.FileMode) (element string, err error) {
 	for end := 0; end < len(name); {
 		next := strings.IndexByte(name[end:]+"/", '/')
 		element, must := name[:end+next], fs.ModeDir
@@ -255,14 +258,11 @@ func (d *Dir) wrong(name string, want fs.FileMode) error {
 		}
 		info, err := d.Lstat(element)
 		if err != nil {
-			return nil
+			return "", nil
 		}
 		if err := regular.Check(info.Mode(), must); err != nil {
-			if element == name {
-				return err
-			}
-			return &fs.PathError{Op: "pass", Path: d.join(element), Err: err}
+			return element, err
 		}
 	}
-	return nil
+	return "", nil
 }

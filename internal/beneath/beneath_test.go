@@ -98,6 +98,20 @@ func TestErrorsNameTheWholePathAndTheirClass(t *testing.T) {
 	}
 }
 
+func TestTheElementOfTheWrongTypeIsNamed(t *testing.T) {
+	d, path := open(t)
+	must(t, d.Mkdir("dir", 0o700), write(d, "dir/file", ""))
+	for call, err := range map[string]error{
+		"Lstat": second(d.Lstat("dir/file/a/b")), "Check": second(d.Check("dir/file/a", 0)), "OpenFile": second(d.OpenFile("dir/file/a", os.O_RDONLY, 0)),
+		"OpenDir": second(d.OpenDir("dir/file/a")), "Mkdir": d.Mkdir("dir/file/a", 0o700), "Remove": d.Remove("dir/file/a"),
+		"Rename from": d.Rename("dir/file/a", "b"), "Rename to": d.Rename("dir", "dir/file/a"),
+	} {
+		if want := filepath.Join(path, "dir", "file") + ": unexpected file type"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s = %v, want %q", call, err, want)
+		}
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 func TestNoPathLeavesTheDirectory(t *testing.T) {

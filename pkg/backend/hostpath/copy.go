@@ -312,7 +312,7 @@ func missing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the data to copy is missing: %w", err)
 	}
-	return err
+	return misplaced(err)
 }
 
 // canReflink finds out whether files below the root can share blocks.

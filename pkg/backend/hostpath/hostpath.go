@@ -380,6 +380,17 @@ func (s *store) data(v *volume) (fs.FileInfo, error) {
 	return s.root.Check(s.dataName(v), want)
 }
 
+// obstructed is what health and errors say about an element of the wrong type in the path of a volume's data.
+const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a backup"
+
+// misplaced turns ErrType, of an element in the path of data, into ErrPrecondition.
+func misplaced(err error) error {
+	if errors.Is(err, beneath.ErrType) {
+		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
+	}
+	return err
+}
+
 // dataFile returns the name of the data of a volume or snapshot in its directory.
 func (c *content) dataFile() string {
 	if c.Kind == image {

@@ -210,6 +210,12 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 				s := newScene(t)
 				s.put(place(s), obstacle, filepath.Dir(filepath.Dir(s.precious)))
 				b := s.open()
+				if name == "volume" && obstacle == "link" { // to another tenant's data, which nobody must be sent to
+					c, err := b.Health(context.Background(), s.bad.ID)
+					if err != nil || len(c) != 1 || c[0].Reason != "RecordUnreadable" || strings.Contains(c[0].Message, "untouched") || !strings.Contains(c[0].Message, place(s)+": unexpected file type") {
+						t.Errorf("Health = %+v, %v, want RecordUnreadable without the data's place", c, err)
+					}
+				}
 				s.serves(b)
 				s.survives(b)
 				s.emptied()
@@ -263,8 +269,25 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 				if obstacle != "directory" && !errors.Is(err, beneath.ErrType) {
 					t.Errorf("Mount = %v, want ErrType", err)
 				}
-				if c, err := b.Health(ctx, v.ID); err != nil || len(c) != 1 || c[0].Severity != backend.DataLoss || c[0].Reason != "DataMissing" {
-					t.Errorf("Health = %+v, %v, want DataMissing", c, err)
+				c, failed := b.Health(ctx, v.ID)
+				if failed != nil || len(c) != 1 || c[0].Severity != backend.DataLoss || c[0].Reason != "DataMissing" {
+					t.Errorf("Health = %+v, %v, want DataMissing", c, failed)
+				}
+				if obstacle == "link" {
+					same := "something else is in the place of the data: "
+					_, taken := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
+					calls := map[string]error{"Mount": err, "Snapshot": taken, "Health": errors.New(c[0].Message)}
+					if path.Base(tc.place(s)) != dataDir { // which goes to the trash with its link
+						calls["Delete"] = b.Delete(ctx, v.ID, nil)
+					}
+					for call, err := range calls {
+						if err == nil || !strings.Contains(err.Error(), same) || !strings.Contains(err.Error(), tc.place(s)+": unexpected file type") {
+							t.Errorf("%s = %v, want %q and the path of the link", call, err, same)
+						}
+						if call != "Health" && !errors.Is(err, backend.ErrPrecondition) {
+							t.Errorf("%s = %v, want ErrPrecondition", call, err)
+						}
+					}
 				}
 				s.serves(b)
 				s.survives(b)

@@ -189,7 +189,7 @@ func (b *Backend) observe(s *store, id string, v *volume, err error, failing map
 	case errors.Is(err, fs.ErrNotExist):
 		return condition(backend.DataLoss, "DataMissing", "%s is gone: restore it from a backup", s.dataPath(v))
 	case errors.Is(err, beneath.ErrType):
-		return condition(backend.DataLoss, "DataMissing", "something else is in the place of the data: %v: move the data back there, or restore it from a backup", err)
+		return condition(backend.DataLoss, "DataMissing", "%v", fmt.Errorf(obstructed, err))
 	case err != nil:
 		return condition(backend.Inaccessible, "DataUnreadable", "%v", err)
 	case v.Kind == image && info.Size() < v.Size:

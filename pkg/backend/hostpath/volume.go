@@ -422,8 +422,10 @@ func (b *Backend) unused(s *store, v *volume) error {
 		source = s.dataPath(v)
 	}
 	users, err := b.cfg.Users(source)
-	if errors.Is(err, mounter.ErrPath) { // not a path that the caller gave
-		return fmt.Errorf("%w: volume %s may be in use: %v: put its directory back", backend.ErrPrecondition, v.ID, err)
+	if errors.Is(err, mounter.ErrPath) { // a link is in the path, which no argument of the call has caused
+		if _, at := s.data(v); at != nil {
+			return misplaced(at)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
@@ -459,7 +461,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 		return m, err
 	}
 	if _, err := s.data(v); err != nil {
-		return mounter.Mount{}, fmt.Errorf("the data of volume %s can't be mounted: %w", v.ID, err)
+		return mounter.Mount{}, fmt.Errorf("the data of volume %s can't be mounted: %w", v.ID, misplaced(err))
 	}
 	if v.Kind == image {
 		m.Tenant = s.namespaceOf(v)
