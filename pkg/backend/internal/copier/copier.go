@@ -16,10 +16,7 @@
 // discards it. No goroutine and no descriptor is left.
 package copier
 
-import (
-	"errors"
-	"fmt"
-)
+import "errors"
 
 // MaxDepth is the number of directory levels below the top of a tree that Tree copies.
 const MaxDepth = 16384
@@ -29,7 +26,7 @@ var (
 	// ErrLease: a process holds a lease on a file (fcntl F_SETLEASE) and does not give it up.
 	ErrLease = errors.New("a process holds a lease on the file and does not release it")
 	// ErrDepth: the tree has more than MaxDepth levels.
-	ErrDepth = fmt.Errorf("the directory tree is too deep: it has more than %d levels: move its lower part up, or pack it into an archive", MaxDepth)
+	ErrDepth = errors.New("directory tree is too deep")
 	// ErrMoved: directories were moved too often while the copy was in them.
 	ErrMoved = errors.New("directories are being moved while they are copied")
 )

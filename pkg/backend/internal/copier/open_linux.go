@@ -201,6 +201,18 @@ func (d *dir) names() []string {
 	return names
 }
 
+// maxTop is the length of the beginning of a path in an error, in bytes.
+const maxTop = 80
+
+// top returns the beginning of the path of d, from the top of the tree.
+func (d *dir) top() string {
+	path := strings.Join(d.names(), "/")
+	if len(path) > maxTop {
+		path = path[:maxTop] + "..."
+	}
+	return path
+}
+
 // wrong returns the error of an action on an entry of d, or on d itself if name is "".
 func (d *dir) wrong(action, name string, err error) error {
 	return fmt.Errorf("%s %q: %w", action, d.path(name), err)

@@ -2,6 +2,7 @@ package copier
 
 import (
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -228,7 +229,7 @@ func (w *walker) enter(d *dir, name string) (*dir, error) {
 	sub := &dir{parent: d, name: name, depth: d.depth + 1}
 	w.site.at(sub, "")
 	if sub.depth > MaxDepth {
-		return nil, sub.wrong("copy", "", ErrDepth)
+		return nil, fmt.Errorf("%w: more than %d levels, below %q: move the lower directories up, or pack them into an archive", ErrDepth, MaxDepth, sub.top())
 	}
 	if d.open.src >= 0 {
 		if err := w.open(sub, d.open.src, d.open.dst, name); err != nil || sub.open != nil {
