@@ -33,7 +33,7 @@ var (
 	ErrNotReady    = errors.New("storage not usable") // and won't be until a person acts
 
 	// ErrPrecondition: right, but not while things are as they are; the message says which would have to change.
-	ErrPrecondition = errors.New("not possible as it is")
+	ErrPrecondition = errors.New("precondition not met")
 )
 
 // Backend is what every kind of storage has.

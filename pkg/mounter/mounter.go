@@ -105,7 +105,7 @@ type Usage struct {
 
 // Errors that a Mounter returns wrapped, with what was tried and on what.
 var (
-	ErrPath     = errors.New("not a path for volumes")      // outside the kubelet directory, relative, unclean, or through a link
+	ErrPath     = errors.New("invalid path")                // outside the kubelet directory, relative, unclean, or through a link
 	ErrConflict = errors.New("something else is there")     // another mount, or the same with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
 	ErrNotEmpty = errors.New("not an empty directory")      // mounting over it would hide somebody's files

@@ -150,7 +150,7 @@ func (p place) target(mode uint16, made bool) (target, error) {
 	case at.mounted:
 		err = fmt.Errorf("%w: %s", ErrConflict, p.path)
 	case at.kind() != mode:
-		err = fmt.Errorf("%w: %s is a file where a directory is needed, or the other way round", ErrPath, p.path)
+		err = fmt.Errorf("%w: %s is %s, must be %s", ErrPath, p.path, typeName(at.kind()), typeName(mode))
 	case mode == unix.S_IFREG && at.size > 0:
 		err = fmt.Errorf("%w: %s", ErrNotEmpty, p.path)
 	case mode == unix.S_IFDIR && !made:
@@ -164,6 +164,17 @@ func (p place) target(mode uint16, made bool) (target, error) {
 		return target{}, err
 	}
 	return target{place: p, fd: fd, id: at.id, made: made}, nil
+}
+
+// typeName returns the name of a type of file, for an error.
+func typeName(mode uint16) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return "a directory"
+	case unix.S_IFREG:
+		return "a regular file"
+	}
+	return "a device, FIFO or socket"
 }
 
 func (t target) close() { unix.Close(t.fd) }

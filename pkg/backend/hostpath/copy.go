@@ -255,7 +255,7 @@ func (c copying) explain(err error) error {
 	default:
 		return err
 	}
-	return fmt.Errorf("%w: copy of %s: %w", backend.ErrPrecondition, c.claim.Volume, err)
+	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 }
 
 // stalled turns the error of work that was given up into ErrPrecondition, and notes it for the health
@@ -270,7 +270,7 @@ func (b *Backend) stalled(c fair.Claim, err error) error {
 		<-g.gone
 		ends()
 	}()
-	return fmt.Errorf("%w: %s: %w", backend.ErrPrecondition, c.Volume, err)
+	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 }
 
 // unmounted copies an image that nobody writes to, and makes sure that nobody did.
