@@ -74,6 +74,9 @@ func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (ba
 		Root: h.root, Node: o.nodeID, Release: release(), Init: h.init, Adopt: h.adopt, Lost: h.lost,
 		Seen:   filepath.Join(o.stateDir, "root-identity"),
 		Report: func(err error) { log.Error("a background task of the storage ended with a panic", about(err)...) },
-		Users:  m.Users, Failing: m.Failing, Checks: m.Checks, Helpers: m.Helpers, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
+		Warn: func(volume, reason, message string) {
+			log.Warn("a copy of a volume has trouble", "volume", volume, "reason", reason, "message", message)
+		},
+		Users: m.Users, Failing: m.Failing, Checks: m.Checks, Helpers: m.Helpers, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
 	})
 }

@@ -205,9 +205,11 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 		}
 		return clone.within(limit)
 	})
-	if unfrozen, err := canDoWithout(ctx, err); !unfrozen {
-		return c.explain(err)
+	unfrozen, why := canDoWithout(ctx, err)
+	if !unfrozen {
+		return c.explain(why)
 	}
+	c.troubles.warned(c.claim, "CopyUnfrozen", fmt.Sprintf("the copy is made without a freeze: %v", why))
 	// The filesystem could not be frozen, or not for as long as the clone took. One clone of the
 	// whole is still of one moment: it holds what a power cut would have left then.
 	if ordered {
@@ -265,7 +267,7 @@ func (b *Backend) stalled(c fair.Claim, err error) error {
 	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {
 		return err
 	}
-	ends := b.troubles.hang(c, err.Error())
+	ends := b.troubles.hang(c, time.Now(), err.Error())
 	go func() {
 		<-g.gone
 		ends()
@@ -307,7 +309,7 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 // path is the absolute path of the image.
 func (c copying) path() string { return filepath.Join(c.store.real, c.from, imageFile) }
 
-// missing says that data is gone which a record says is there.
+// missing explains why data cannot be opened that a record says is there.
 func missing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the data to copy is missing: %w", err)

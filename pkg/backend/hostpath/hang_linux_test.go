@@ -262,7 +262,7 @@ func TestTroublesAreForgotten(t *testing.T) {
 	var all troubles
 	failed, hangs := fair.Claim{Volume: "failed"}, fair.Claim{Volume: "hangs"}
 	all.failed(failed, "a lease")
-	endsFirst, endsSecond := all.hang(hangs, "a lock"), all.hang(hangs, "a lock")
+	endsFirst, endsSecond := all.hang(hangs, time.Now(), "a lock"), all.hang(hangs, time.Now(), "a lock")
 	all.failed(hangs, "a lease") // must not hide that it hangs
 	all.well(hangs)
 	for source, want := range map[string]string{"failed": "CopyFailed", "hangs": "CopyStalled"} {
@@ -298,6 +298,58 @@ func TestTroublesAreForgotten(t *testing.T) {
 	}
 }
 
+// TestACopyWithoutAFreezeIsLogged: it is what a power cut would have left.
+func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
+	w := newRoot(t, xfs)
+	var warnings []string
+	w.cfg.Warn = func(volume, reason, message string) { warnings = append(warnings, volume+" "+reason+": "+message) }
+	w.cfg.Freeze = func(context.Context, string, []string, time.Duration, func(context.Context) error) error {
+		return fmt.Errorf("%w: a write hangs", mounter.ErrStalled)
+	}
+	b := w.open()
+	v, err := b.Create(context.Background(), imageOptions("v", nil, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Snapshot(context.Background(), backend.SnapshotOptions{Name: "n", Source: v.ID}); err != nil {
+		t.Fatal(err)
+	}
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], v.ID+" CopyUnfrozen: ") || !strings.HasSuffix(warnings[0], "a write hangs") {
+		t.Errorf("the warnings are %q, want one with the volume and the reason", warnings)
+	}
+}
+
+// TestACopyWithoutProgressSaysWhere: to the log once, to health, and to a call that joins it.
+func TestACopyWithoutProgressSaysWhere(t *testing.T) {
+	var warnings []string
+	all := troubles{warn: func(volume, reason, message string) {
+		warnings = append(warnings, volume+" "+reason+" "+message)
+	}}
+	me, w := &work{}, watch{troubles: &all, claim: fair.Claim{Volume: "v"}, leave: func() {}, after: stallAfter}
+	for _, tc := range []struct {
+		idle time.Duration
+		want string
+	}{{0, ""}, {time.Hour, "held"}, {time.Hour, "held"}, {0, ""}} {
+		before := time.Now().Add(-tc.idle).Truncate(time.Second)
+		r := copyReport{Bytes: 50, Idle: tc.idle, Entry: "held"}
+		me.report(r)
+		w.report(r)
+		if got := me.progress(); !strings.HasPrefix(got, "50 bytes so far") || strings.Contains(got, `no progress at "held" since `) != (tc.want != "") {
+			t.Errorf("after %s without progress a call that joins is told %q", tc.idle, got)
+		}
+		conditions := all.conditions("v")
+		if got := fmt.Sprint(conditions); (len(conditions) > 0) != (tc.want != "") || !strings.Contains(got, tc.want) {
+			t.Errorf("after %s without progress the conditions are %s", tc.idle, got)
+		}
+		if one := all.bySource["v"]; one != nil && (one.since.Before(before) || time.Since(one.since) < tc.idle) {
+			t.Errorf("it hangs since %s, want the last progress, at %s", one.since, before)
+		}
+	}
+	if got := fmt.Sprint(warnings); len(warnings) != 1 || !strings.HasPrefix(got, "[v CopyStalled ") || !strings.Contains(got, `"held"`) {
+		t.Errorf("the warnings are %s, want one", got)
+	}
+}
+
 // TestATenantWithTooManyCopiesThatHang: each keeps a helper process.
 func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
 	var all troubles
@@ -308,11 +360,11 @@ func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
 		if err := all.check(claim(i, "a")); err != nil {
 			t.Fatalf("copy %d: %v", i, err)
 		}
-		all.hang(claim(i, "a"), "a lock")
-		all.hang(fair.Claim{Volume: fmt.Sprint("unknown", i)}, "a lock")
+		all.hang(claim(i, "a"), time.Now(), "a lock")
+		all.hang(fair.Claim{Volume: fmt.Sprint("unknown", i)}, time.Now(), "a lock")
 	}
-	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) {
-		t.Errorf("one more copy of the tenant: %v", err)
+	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) || !strings.HasSuffix(err.Error(), ": a0, a1, a2, a3, a4, a5, a6, a7") {
+		t.Errorf("one more copy of the tenant: %v, want ErrPrecondition with the volumes", err)
 	}
 	for _, other := range []fair.Claim{claim(0, "b"), {Volume: "unknown"}} {
 		if err := all.check(other); err != nil {

@@ -55,7 +55,7 @@ const (
 	retryPanic = 30 * time.Second
 )
 
-// Config is what a Backend needs to know. All fields but Init, Adopt, Lost and Report are required.
+// Config is what a Backend needs to know. All fields but Init, Adopt, Lost, Report and Warn are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
@@ -69,6 +69,8 @@ type Config struct {
 
 	// Report is called with a panic of a task in the background, a *guard.Panic. It may be nil.
 	Report func(error)
+	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait. It may be nil.
+	Warn func(volume, reason, message string)
 
 	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
 	Users func(source string) ([]string, error)
@@ -151,6 +153,7 @@ func New(cfg Config) (*Backend, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
+	b.troubles.warn = cfg.Warn
 	b.done.Go(func() {
 		s := b.open(ctx)
 		if s == nil {

@@ -57,7 +57,10 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	if _, err := b.index.persistent(o.Source); err != nil {
 		return backend.Snapshot{}, err
 	}
-	what := fmt.Sprintf("volume %s, consistency %s", n.Source, n.Accept)
+	what := "volume " + n.Source
+	if n.Accept != frozen {
+		what += ", consistency " + string(n.Accept)
+	}
 	err = b.works.do(ctx, b.life, &b.done, n.ID, what, []string{n.Source}, func(ctx context.Context, me *work) error {
 		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source}, me)
 	})

@@ -3,6 +3,8 @@ package hostpath
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +26,8 @@ const (
 // troubles are the reasons for which volumes or snapshots could not be copied. Its zero value is
 // empty.
 type troubles struct {
+	warn func(volume, reason, message string) // nil: nobody
+
 	mu       sync.Mutex
 	bySource map[string]*trouble
 }
@@ -53,13 +57,18 @@ func (t *troubles) well(c fair.Claim) {
 	}
 }
 
-// hang notes that a copy hangs in the source, until ends is called.
-func (t *troubles) hang(c fair.Claim, message string) (ends func()) {
+// hang notes that a copy hangs in the source since a time, until ends is called.
+func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends func()) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	one := t.of(c)
-	if one.hangs++; one.hangs == 1 {
-		one.message, one.since = message, time.Now()
+	one.hangs++
+	first := one.hangs == 1
+	if first {
+		one.message, one.since = message, since
+	}
+	t.mu.Unlock()
+	if first {
+		t.warned(c, "CopyStalled", message)
 	}
 	return sync.OnceFunc(func() {
 		t.mu.Lock()
@@ -68,6 +77,13 @@ func (t *troubles) hang(c fair.Claim, message string) (ends func()) {
 			delete(t.bySource, c.Volume)
 		}
 	})
+}
+
+// warned reports something that an operator looks for in the log.
+func (t *troubles) warned(c fair.Claim, reason, message string) {
+	if t.warn != nil {
+		t.warn(c.Volume, reason, message)
+	}
 }
 
 // of returns the trouble of a source, which it makes where there is none, and forgets old ones.
@@ -99,14 +115,16 @@ func (t *troubles) check(c fair.Claim) error {
 	if one := t.bySource[c.Volume]; one != nil && one.hangs > 0 {
 		return fmt.Errorf("%w: an earlier copy still hangs since %s: %s", backend.ErrPrecondition, one.since.UTC().Format(time.RFC3339), one.message)
 	}
-	hanging := 0
-	for _, one := range t.bySource {
+	var hanging []string
+	for id, one := range t.bySource {
 		if one.hangs > 0 && one.tenant == tenantOf(c) {
-			hanging++
+			hanging = append(hanging, id)
 		}
 	}
-	if hanging >= maxHanging {
-		return fmt.Errorf("%w: copies hang in %d volumes of namespace %s: end the pods that use these", backend.ErrPrecondition, hanging, c.Tenant)
+	if len(hanging) >= maxHanging {
+		slices.Sort(hanging)
+		return fmt.Errorf("%w: copies hang in %d volumes of namespace %s: end the pods that use these: %s",
+			backend.ErrPrecondition, len(hanging), c.Tenant, strings.Join(hanging, ", "))
 	}
 	return nil
 }
@@ -153,7 +171,7 @@ type watch struct {
 func (w *watch) report(r copyReport) {
 	switch {
 	case r.Idle >= w.after && w.ends == nil:
-		w.ends = w.troubles.hang(w.claim, fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume holds it: end the pod", r.Entry))
+		w.ends = w.troubles.hang(w.claim, time.Now().Add(-r.Idle), fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume holds it: end the pod", r.Entry))
 		w.leave()
 	case r.Idle < w.after && w.ends != nil:
 		w.ends()
@@ -164,7 +182,7 @@ func (w *watch) report(r copyReport) {
 // end notes the end of the copy, or that it was given up: it then hangs until gone is closed.
 func (w *watch) end(gone <-chan struct{}) {
 	if gone != nil && w.ends == nil { // a helper that does not answer
-		w.ends = w.troubles.hang(w.claim, "its helper process does not answer")
+		w.ends = w.troubles.hang(w.claim, time.Now(), "its helper process does not answer")
 	}
 	switch {
 	case w.ends == nil:

@@ -29,9 +29,10 @@ type work struct {
 	what   string        // asked for: another call with the same ID that asks for something else doesn't join
 	done   chan struct{} // closed when err is set
 	err    error
-	copied atomic.Int64 // bytes so far
-	held   atomic.Int64 // bytes of the disk that the copy takes, as if none of them were shared
-	cut    time.Time    // from when the copy is, or since when it is made; run's own
+	copied atomic.Int64           // bytes so far
+	held   atomic.Int64           // bytes of the disk that the copy takes, as if none of them were shared
+	stalls atomic.Pointer[string] // where and since when the copy makes no progress; nil while it does
+	cut    time.Time              // from when the copy is, or since when it is made; run's own
 	failed time.Time
 }
 
@@ -39,6 +40,21 @@ type work struct {
 func (me *work) report(r copyReport) {
 	me.copied.Store(r.Bytes)
 	me.held.Store(r.Held)
+	if r.Idle < stallAfter {
+		me.stalls.Store(nil)
+		return
+	}
+	stalls := fmt.Sprintf(", no progress at %q since %s", r.Entry, time.Now().Add(-r.Idle).UTC().Format(time.RFC3339))
+	me.stalls.Store(&stalls)
+}
+
+// progress says how far a copy is.
+func (me *work) progress() string {
+	text := fmt.Sprintf("%d bytes so far", me.copied.Load())
+	if stalls := me.stalls.Load(); stalls != nil {
+		text += *stalls
+	}
+	return text
 }
 
 func newWorks() *works {
@@ -83,7 +99,7 @@ func (w *works) do(ctx, life context.Context, background *sync.WaitGroup, id, wh
 	case <-me.done:
 		return w.told(id, me)
 	case <-ctx.Done():
-		return fmt.Errorf("%w: it is being made from %s, %d bytes so far", backend.ErrBusy, me.what, me.copied.Load())
+		return fmt.Errorf("%w: it is being made from %s, %s", backend.ErrBusy, me.what, me.progress())
 	}
 }
 
