@@ -1,13 +1,17 @@
 package driver
 
 import (
+	"context"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 // TestTheDocumentedMetricsAreTheMetrics compares docs/metrics.md with what is registered.
@@ -37,6 +41,43 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	}
 	for name := range documented {
 		t.Errorf("docs/metrics.md has %s, the driver hasn't", name)
+	}
+}
+
+// TestMetricsNameNoObject: anyone who reaches the port reads the metrics.
+func TestMetricsNameNoObject(t *testing.T) {
+	ctx := context.Background()
+	d := startDriver(t)
+	req := createRequest("name-of-a-tenant")
+	req.Parameters = map[string]string{"csi.storage.k8s.io/pvc/namespace": "namespace-of-a-tenant"}
+	resp, err := d.CreateVolume(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := resp.GetVolume().GetVolumeId()
+	if _, err := d.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "snapshot-of-a-tenant", SourceVolumeId: id}); err != nil {
+		t.Fatal(err)
+	}
+	families, err := d.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := 0
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				labels++
+				if !slices.Contains([]string{"method", "code", "resource", "kind"}, l.GetName()) {
+					t.Errorf("%s has the label %s", f.GetName(), l.GetName())
+				}
+				if strings.Contains(l.GetValue(), id) || strings.Contains(l.GetValue(), "-of-a-tenant") {
+					t.Errorf("the label %s of %s is %q", l.GetName(), f.GetName(), l.GetValue())
+				}
+			}
+		}
+	}
+	if labels == 0 {
+		t.Error("no metric has a label: the test shows nothing")
 	}
 }
 
@@ -71,15 +112,16 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 	}
 }
 
-// TestTheProofsOfTheSecurityPageExist looks for every test and trial that docs/security.md names.
+// TestTheProofsOfTheSecurityPageExist looks for every test, subtest and trial that docs/security.md
+// names.
 func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
 	root := filepath.Join("..", "..")
 	page, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	tests, trials := map[string]bool{}, ""
-	function := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	tests, trials := map[string]string{}, ""
+	function := regexp.MustCompile(`(?ms)^func ((?:Test|Fuzz)\w+)\(.*?^}`)
 	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -87,7 +129,7 @@ func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
 		case strings.HasSuffix(path, "_test.go"):
 			source, err := os.ReadFile(path)
 			for _, m := range function.FindAllSubmatch(source, -1) {
-				tests[string(m[1])] = true
+				tests[string(m[1])] += string(m[0])
 			}
 			return err
 		case strings.HasPrefix(path, filepath.Join(root, "test", "hostile")+string(filepath.Separator)):
@@ -102,8 +144,13 @@ func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
 	}
 	named := regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`).FindAllString(string(page), -1)
 	for _, name := range named {
-		if !tests[name] {
+		if tests[name] == "" {
 			t.Errorf("docs/security.md names %s, which does not exist", name)
+		}
+	}
+	for _, m := range regexp.MustCompile("`(Test\\w+)/([^`]+)`").FindAllStringSubmatch(string(page), -1) {
+		if !strings.Contains(tests[m[1]], `"`+m[2]+`"`) {
+			t.Errorf("docs/security.md names %q of %s, which does not exist", m[2], m[1])
 		}
 	}
 	titles := regexp.MustCompile("trials? `([^`]+)`(?: and `([^`]+)`)?").FindAllStringSubmatch(string(page), -1)

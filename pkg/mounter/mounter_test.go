@@ -329,14 +329,26 @@ func TestFakeFailsOnDemand(t *testing.T) {
 	}
 }
 
+// FuzzCheckOptions: options and types of filesystems are taken from lists.
 func FuzzCheckOptions(f *testing.F) {
-	for _, o := range []string{"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00"} {
+	for _, o := range []string{"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00", "logdev=/dev/sda", "discard", "xfs", "nfs"} {
 		f.Add(o)
 	}
 	f.Fuzz(func(t *testing.T, o string) {
-		err := CheckOptions(Directory, "", []string{o})
-		if (err == nil) != slices.Contains(directoryOptions, o) {
-			t.Errorf("CheckOptions(%q) = %v", o, err)
+		for _, k := range []Kind{Directory, Disk, Device} {
+			err := CheckOptions(k, "", []string{o})
+			if listed := k == Directory && slices.Contains(directoryOptions, o); listed && err != nil || !listed && !errors.Is(err, ErrOption) {
+				t.Errorf("CheckOptions(%q) of a %s = %v", o, k, err)
+			}
+		}
+		for fsType, own := range imageOptions {
+			err := CheckOptions(Image, fsType, []string{o})
+			if listed := slices.Contains(directoryOptions, o) || slices.Contains(own, o); listed && err != nil || !listed && !errors.Is(err, ErrOption) {
+				t.Errorf("CheckOptions(%q) of an image with %s = %v", o, fsType, err)
+			}
+		}
+		if err := CheckOptions(Image, o, nil); slices.Contains(FSTypes(), o) && err != nil || !slices.Contains(FSTypes(), o) && !errors.Is(err, ErrFormat) {
+			t.Errorf("CheckOptions of an image with %q = %v", o, err)
 		}
 		const secret = "\u2603\u2603"
 		if err := CheckOptions(Directory, "", []string{o + secret}); err == nil || strings.Contains(err.Error(), secret) {

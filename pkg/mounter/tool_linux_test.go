@@ -3,9 +3,11 @@ package mounter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -98,4 +100,51 @@ func TestAProgramThatCannotBeKilled(t *testing.T) {
 	})
 	b.mount(m, b.path("staging"))
 	b.unmount(b.path("staging"))
+}
+
+// TestNoTenantHoldsAllChecks: of many checks of one tenant's filesystems half of the slots are held,
+// and another tenant's check begins at once.
+func TestNoTenantHoldsAllChecks(t *testing.T) {
+	b := newLoopBench(t)
+	hold := filepath.Join(t.TempDir(), "hold")
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var images []Mount
+	for i, tenant := range []string{"a", "a", "a", "a", "a", "a", "b"} {
+		m := b.image(fmt.Sprint("image", i), "ext4")
+		m.Tenant = tenant
+		images = append(images, m)
+		mkdir(t, b.path(fmt.Sprint("staging", i)))
+	}
+	useTool(t, "e2fsck", "while [ -e "+hold+" ]; do echo; sleep 0.1; done")
+	var mounts sync.WaitGroup
+	for i, m := range images {
+		mounts.Go(func() {
+			if err := b.Mount(context.Background(), m, b.path(fmt.Sprint("staging", i))); err != nil {
+				t.Errorf("Mount of image %d = %v", i, err)
+			}
+		})
+	}
+	running := map[string]int{}
+	await(t, "tenant b's check runs and all others have begun to wait", func() bool {
+		clear(running)
+		checks := b.Checks()
+		for _, c := range checks {
+			if c.Running {
+				running[c.Tenant]++
+			}
+		}
+		return len(checks) == len(images) && running["b"] == 1
+	})
+	if running["a"] != 4 {
+		t.Errorf("tenant a holds %d of 8 slots, want 4", running["a"])
+	}
+	if err := os.Remove(hold); err != nil {
+		t.Error(err)
+	}
+	mounts.Wait()
+	for i := range images {
+		b.unmount(b.path(fmt.Sprint("staging", i)))
+	}
 }

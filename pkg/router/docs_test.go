@@ -33,3 +33,20 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 		}
 	}
 }
+
+// TestMetricsNameNoObject: anyone who reaches the port reads the metrics. They name nodes.
+func TestMetricsNameNoObject(t *testing.T) {
+	c := newCluster(t, "a")
+	id := c.volume("name-of-a-tenant", "a")
+	c.snapshot("snapshot-of-a-tenant", id)
+	named := false
+	for metric := range c.metrics() {
+		if strings.Contains(metric, id) || strings.Contains(metric, "-of-a-tenant") {
+			t.Errorf("the labels of a metric name an object: %s", metric)
+		}
+		named = named || metric == "causeway_router_node_up a "+c.nodes["a"].address
+	}
+	if !named {
+		t.Error("no metric names the node: the test shows nothing")
+	}
+}

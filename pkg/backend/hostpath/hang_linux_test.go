@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -142,6 +143,13 @@ func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 		t.Fatalf("the trash holds %v", names)
 	}
 	hostile := w.names(trashDir)[0]
+	w.eventually("TrashStuck", func() bool {
+		c, err := b.StorageHealth(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(c) == 1 && c[0].Reason == "TrashStuck" && strings.Contains(c[0].Message, hostile)
+	})
 	for i := range 3 {
 		good, _ := w.withFile(b, fmt.Sprint("good", i), "")
 		if err := b.Delete(ctx, good.ID, nil); err != nil {
@@ -373,40 +381,62 @@ func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
 	}
 }
 
-// TestNoTenantAndNoKindHoldsAllSlots: for each resource of a node.
+// held returns the number of slots that are held.
+func held(slots *fair.Slots) (n int) {
+	for _, e := range slots.Entries() {
+		if e.Running {
+			n++
+		}
+	}
+	return n
+}
+
+// TestNoTenantAndNoKindHoldsAllSlots: for each resource of a node, of a hundred claims of one tenant
+// or volume half of the slots are held, and of one kind all but one.
 func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 	s := newSlots()
-	for name, slots := range map[string]*fair.Slots{"copies": s.copies, "cuts": s.cuts, "formats": s.formats} {
-		for by, claim := range map[string]func(i int) fair.Claim{
-			"tenant": func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Tenant: "a", Volume: fmt.Sprint(i)} },
-			"volume": func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Volume: "a"} },
-			"kind":   func(i int) fair.Claim { return fair.Claim{Kind: "a", Tenant: fmt.Sprint(i), Volume: fmt.Sprint(i)} },
+	for name, resource := range map[string]struct {
+		slots  *fair.Slots
+		number int
+	}{"copies": {s.copies, 4}, "cuts": {s.cuts, 4}, "formats": {s.formats, 8}} {
+		for by, tc := range map[string]struct {
+			claim func(i int) fair.Claim
+			most  int
+		}{
+			"tenant": {func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Tenant: "a", Volume: fmt.Sprint(i)} }, resource.number / 2},
+			"volume": {func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Volume: "a"} }, resource.number / 2},
+			"kind":   {func(i int) fair.Claim { return fair.Claim{Kind: "a", Tenant: fmt.Sprint(i), Volume: fmt.Sprint(i)} }, resource.number - 1},
 		} {
 			t.Run(name+"/"+by, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
 				const claims = 100
-				ended := make(chan struct{})
+				ctx, cancel := context.WithCancel(context.Background())
+				var ended sync.WaitGroup
+				defer ended.Wait()
+				defer cancel()
 				for i := range claims {
-					go func() {
-						defer func() { ended <- struct{}{} }()
-						if release, err := slots.Acquire(ctx, claim(i)); err == nil {
+					ended.Go(func() {
+						if release, err := resource.slots.Acquire(ctx, tc.claim(i)); err == nil {
 							<-ctx.Done()
 							release()
 						}
-					}()
+					})
 				}
-				for len(slots.Entries()) < claims {
+				for len(resource.slots.Entries()) < claims {
 					time.Sleep(time.Millisecond)
 				}
-				release, err := slots.Acquire(ctx, fair.Claim{Kind: "other", Tenant: "other", Volume: "other"})
-				if err != nil {
-					t.Fatal(err)
+				if n := held(resource.slots); n != tc.most {
+					t.Errorf("%d of %d slots are held, want %d", n, resource.number, tc.most)
 				}
-				release()
-				cancel()
-				for range claims {
-					<-ended
+				for i := range resource.number - tc.most { // the rest is for others, all of it
+					other := fmt.Sprint("other", i)
+					release, err := resource.slots.Acquire(ctx, fair.Claim{Kind: other, Tenant: other, Volume: other})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer release()
+				}
+				if n := held(resource.slots); n != resource.number {
+					t.Errorf("%d slots are held, want %d", n, resource.number)
 				}
 			})
 		}

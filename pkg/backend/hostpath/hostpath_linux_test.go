@@ -87,6 +87,48 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 	w.create(b, "after")
 }
 
+// TestNoMoreIsPromisedThanTheDiskHas: volumes that hold nothing yet count with their size.
+func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
+	ctx := context.Background()
+	w := newDisk(t, "size=64m")
+	b := w.open()
+	refused := func(name string, size int64) {
+		t.Helper()
+		promised := b.index.promised
+		if _, err := b.Create(ctx, backend.CreateOptions{Name: name, Required: size}); !errors.Is(err, backend.ErrExhausted) {
+			t.Errorf("Create of %d bytes beside %d that are promised = %v, want ErrExhausted", size, promised, err)
+		}
+		if left := append(w.names(stagingDir), w.names(trashDir)...); len(left) > 0 || b.index.promised != promised {
+			t.Errorf("after a refusal %v are left, and %d bytes are promised, before %d", left, b.index.promised, promised)
+		}
+	}
+	refused("larger than the disk", 65*mib)
+	var last backend.Volume
+	for i, full := 0, false; !full; i++ {
+		v, err := b.Create(ctx, backend.CreateOptions{Name: fmt.Sprint(i), Required: 8 * mib})
+		if full = errors.Is(err, backend.ErrExhausted); err != nil && !full {
+			t.Fatal(err)
+		}
+		if b.index.promised > 64*mib {
+			t.Fatalf("%d bytes are promised of a disk of %d", b.index.promised, 64*mib)
+		}
+		if !full {
+			last = v
+		}
+	}
+	if b.index.promised < 48*mib {
+		t.Errorf("%d bytes are promised: the disk has room for more", b.index.promised)
+	}
+	refused("one more", 8*mib)
+	if err := b.Delete(ctx, last.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.emptied()
+	if _, err := b.Create(ctx, backend.CreateOptions{Name: "in its place", Required: 8 * mib}); err != nil {
+		t.Errorf("in the place of a deleted volume: %v", err)
+	}
+}
+
 // btrfs has no fixed number of inodes, and reports 0 of 0.
 func TestAnEmptyFilesystemHasRoom(t *testing.T) {
 	everywhere(t, func(w *world, _ testdisk.Filesystem) {

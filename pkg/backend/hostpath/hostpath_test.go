@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -641,6 +642,34 @@ func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
 	}
 	if err := x.reserve(1, func(p int64) int64 { return space{total: 1 << 40, free: 1 << 40}.available(p, true) }); !errors.Is(err, backend.ErrExhausted) {
 		t.Errorf("reserve = %v", err)
+	}
+}
+
+// TestNoPathHasAName: an ID is a digest, so that a name cannot lead out of the root.
+func TestNoPathHasAName(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t)
+	b := w.open()
+	for i, name := range []string{"../../stray", "/stray", "stray/..", "stray", "..", "stray\nstray"} {
+		v := w.create(b, name)
+		if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: name, Source: v.ID}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Create(ctx, imageOptions("image "+name, nil, nil)); err != nil {
+			t.Fatal(err)
+		}
+		if volumes, snapshots := w.names(volumesDir), w.names(snapshotsDir); len(volumes) != 2*(i+1) || len(snapshots) != i+1 {
+			t.Errorf("after %q there are the volumes %q and the snapshots %q", name, volumes, snapshots)
+		}
+	}
+	err := filepath.WalkDir(filepath.Dir(w.cfg.Root), func(path string, _ fs.DirEntry, err error) error {
+		if strings.Contains(path, "stray") {
+			t.Errorf("a name is in the path %q", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 
