@@ -73,7 +73,7 @@ const (
 	starting = "starting"
 	notReady = "not ready"
 	ready    = "ready"
-	notWell  = "ready, but the storage isn't well"
+	notWell  = "ready, but the storage is unhealthy"
 )
 
 // watch logs when the driver becomes ready or stops being so, and why, and what is wrong with the storage.
@@ -143,7 +143,7 @@ func (d *Driver) logState(state, why string) {
 	d.cfg.Log.Error(state, "reason", why)
 }
 
-// logSick logs which volumes aren't well.
+// logSick logs which volumes are unhealthy, and why.
 func (d *Driver) logSick(ctx context.Context) {
 	doctor, ok := d.cfg.Backend.(backend.Doctor)
 	if !ok {
@@ -160,10 +160,10 @@ func (d *Driver) logSick(ctx context.Context) {
 	}
 	for _, s := range sick {
 		for _, c := range s.Conditions {
-			d.cfg.Log.Error("a volume isn't well", "volume", s.ID, "reason", c.Reason, "message", c.Message)
+			d.cfg.Log.Error("a volume is unhealthy", "volume", s.ID, "reason", c.Reason, "message", c.Message)
 		}
 	}
 	if more {
-		d.cfg.Log.Error("more volumes aren't well: ControllerListVolumeHealth has them all")
+		d.cfg.Log.Error("more volumes are unhealthy: ControllerListVolumeHealth lists all of them")
 	}
 }

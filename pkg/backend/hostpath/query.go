@@ -296,7 +296,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),
 		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),
 		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", time.Duration(b.count.openTime.Load()).Seconds()),
-		counter("swept_total", "Half-made or leftover things that were found at start and moved to the trash.", b.count.swept.Load()),
+		counter("swept_total", "Incomplete volumes and snapshots that the start found and moved to the trash.", b.count.swept.Load()),
 		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
 		counter("background_panics_total", "Panics of tasks in the background, which are then run again.", b.count.panics.Load()),
 		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),
