@@ -425,7 +425,7 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 				if n := held(resource.slots); n != tc.most {
-					t.Errorf("%d of %d slots are held, want %d", n, resource.number, tc.most)
+					t.Fatalf("%d of %d slots are held, want %d", n, resource.number, tc.most)
 				}
 				for i := range resource.number - tc.most { // the rest is for others, all of it
 					other := fmt.Sprint("other", i)
