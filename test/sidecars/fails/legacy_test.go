@@ -141,6 +141,30 @@ func TestAnOldProvisionerThatComesBackIsGivenWay(t *testing.T) {
 	s.emptied()
 }
 
+// While csi-sidecars holds the old leases, an old sidecar that comes back (helm rollback) waits until
+// the rollout ends csi-sidecars.
+func TestAnOldProvisionerThatComesBackAtOnceWaits(t *testing.T) {
+	s := newScene(t)
+	old := s.legacy()
+	old.makes()
+	ours := s.start(works)
+	old.send(syscall.SIGTERM)
+	<-old.Ended()
+	ours.says(`"Controller starts" name="provisioner"`)
+	again := s.legacy()
+	s.claim(0, 10)
+	s.bound(10)
+	s.from(ours)
+	ours.healthy()
+	ours.send(syscall.SIGTERM)
+	ours.ends(0)
+	again.makes()
+	s.claim(10, 20)
+	s.bound(20)
+	s.from(again)
+	s.emptied()
+}
+
 func TestADeadOldProvisionerIsReplaced(t *testing.T) {
 	s := newScene(t)
 	old := s.legacy()
