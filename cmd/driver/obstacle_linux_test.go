@@ -152,18 +152,18 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 			if err := os.Symlink(good, filepath.Join(root, "volumes", link)); err != nil {
 				t.Fatal(err)
 			}
-			ids := []string{record, link}
+			want := map[string]codes.Code{record: codes.Internal, link: codes.FailedPrecondition}
 			if name == "FIFO" {
-				ids = append(ids, data)
+				want[data] = codes.FailedPrecondition
 			}
-			for _, id := range ids {
-				if err := c.stage(id); status.Code(err) != codes.Internal {
-					t.Errorf("NodeStageVolume = %v, want INTERNAL", err)
+			for id, code := range want {
+				if err := c.stage(id); status.Code(err) != code {
+					t.Errorf("NodeStageVolume = %v, want %s", err, code)
 				}
 			}
 			_, err = c.CreateSnapshot(c.deadline(), &csi.CreateSnapshotRequest{Name: "of disk", SourceVolumeId: disk})
-			if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "unexpected file type") {
-				t.Errorf("CreateSnapshot = %v, want INTERNAL that names the type", err)
+			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "unexpected file type") {
+				t.Errorf("CreateSnapshot = %v, want FAILED_PRECONDITION that names the type", err)
 			}
 			if mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(dir, "kubelet"))); err != nil || len(mounts) != 0 {
 				t.Errorf("mounted are %v, %v", mounts, err)
