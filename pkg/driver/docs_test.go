@@ -67,7 +67,7 @@ func TestMetricsNameNoObject(t *testing.T) {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
 				labels++
-				if !slices.Contains([]string{"method", "code", "resource", "kind"}, l.GetName()) {
+				if !slices.Contains([]string{"method", "code", "resource", "kind", "pool"}, l.GetName()) {
 					t.Errorf("%s has the label %s", f.GetName(), l.GetName())
 				}
 				if strings.Contains(l.GetValue(), id) || strings.Contains(l.GetValue(), "-of-a-tenant") {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -276,14 +277,16 @@ func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
 			default: // it is said again at each look
 			}
 		}
+		// The fake API server does not compare resource versions.
+		var changed atomic.Bool
+		c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
+			l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			return changed.Load() && l.Name == "old-a", nil, apierrors.NewConflict(coordinationv1.Resource("leases"), l.Name, errors.New("changed"))
+		})
 		r := begin(t, &e.election, c)
 		r.starts("a", "b", "c")
 		write(t, c, paper("old-a", "somebody"))
-		// The fake API server does not compare resource versions.
-		c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
-			l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
-			return l.Name == "old-a", nil, apierrors.NewConflict(coordinationv1.Resource("leases"), l.Name, errors.New("changed"))
-		})
+		changed.Store(true)
 		if err := <-lost; !errors.Is(err, sidecar.ErrLost) || !strings.Contains(err.Error(), "old-a") {
 			t.Errorf("got %v", err)
 		}
