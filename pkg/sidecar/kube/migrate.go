@@ -138,8 +138,11 @@ func (e *election) complete(ctx context.Context, client kubernetes.Interface, l 
 			}
 		}
 	}
-	if err := e.note(ctx, client, l.name); err != nil {
-		return fmt.Errorf("marking the lease %s: %w", l.name, err)
+	for err := e.note(ctx, client, l.name); err != nil; err = e.note(ctx, client, l.name) {
+		log.Error(err, "The lease is not marked yet", "lease", l.name)
+		if !pause(ctx, e.retry) {
+			return nil
+		}
 	}
 	releaseAll(fresh) // nobody waits for a lease that did not exist
 	if len(old) > 0 {
