@@ -81,6 +81,9 @@ func eachField(b []byte, take func(n protowire.Number, t protowire.Type, value [
 		if length < 0 {
 			return protowire.ParseError(length)
 		}
+		if n > protowire.MaxValidNumber {
+			return fmt.Errorf("invalid field number %d: must be at most %d", n, protowire.MaxValidNumber)
+		}
 		b = b[length:]
 		if length = protowire.ConsumeFieldValue(n, t, b); length < 0 {
 			return protowire.ParseError(length)

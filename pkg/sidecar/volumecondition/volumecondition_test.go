@@ -41,6 +41,9 @@ func TestDecode(t *testing.T) {
 		{"a truncated condition", "\x12\x7f\b\x01", Condition{}, false},
 		{"a truncated tag", statusLost + "\x80", Condition{}, false},
 		{"field number 0", "\x02\x00", Condition{}, false},
+		{"the largest field number", statusLost + "\xf8\xff\xff\xff\x0f\x00", lost, true},
+		{"a field number above the largest", statusLost + "\x80\x80\x80\x80\x10\x00", Condition{}, false},
+		{"a field number above the largest in the condition", "\x12\x06\x80\x80\x80\x80\x10\x00", Condition{}, false},
 		{"an end of a group that did not begin", statusLost + "\x14", Condition{}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
