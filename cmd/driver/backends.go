@@ -33,7 +33,7 @@ type storage interface {
 	check(o options, real func(path string) string) error
 
 	// open returns the backend. If that is an io.Closer, it is closed when the driver ends.
-	open(o options, m mounter.Mounter, log *slog.Logger) (backend.Backend, error)
+	open(o options, images mounter.Images, log *slog.Logger) (backend.Backend, error)
 }
 
 // backendNames returns the names of all backends, for a person.

@@ -65,7 +65,7 @@ func (h *hostpathFlags) check(o options, real func(path string) string) error {
 	return nil
 }
 
-func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (backend.Backend, error) {
+func (h *hostpathFlags) open(o options, images mounter.Images, log *slog.Logger) (backend.Backend, error) {
 	if h.adopt {
 		log.Warn("--adopt-root is set: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
 	}
@@ -77,6 +77,6 @@ func (h *hostpathFlags) open(o options, m mounter.Mounter, log *slog.Logger) (ba
 		Warn: func(volume, reason, message string) {
 			log.Warn("a copy of a volume has trouble", "volume", volume, "reason", reason, "message", message)
 		},
-		Users: m.Users, Failing: m.Failing, Checks: m.Checks, Helpers: m.Helpers, Format: m.Format, NewUUID: m.NewUUID, Freeze: m.Freeze, Tune: m.Tune,
+		Images: images,
 	})
 }

@@ -134,7 +134,7 @@ func (p *instance) endTracing() {
 }
 
 // mounter returns what mounts on this machine, or nil where nothing is mounted.
-func (p *instance) mounter() (mounter.Mounter, error) {
+func (p *instance) mounter() (mounter.Host, error) {
 	if p.mode == modeController {
 		return nil, nil
 	}

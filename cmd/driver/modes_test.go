@@ -64,7 +64,7 @@ type central struct{}
 func (central) flags(*flag.FlagSet)                      {}
 func (central) kind() backend.Backend                    { return (*memory.Backend)(nil) }
 func (central) check(options, func(string) string) error { return nil }
-func (central) open(options, mounter.Mounter, *slog.Logger) (backend.Backend, error) {
+func (central) open(options, mounter.Images, *slog.Logger) (backend.Backend, error) {
 	return memory.New(memory.Config{}), nil
 }
 

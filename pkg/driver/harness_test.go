@@ -29,7 +29,7 @@ import (
 const testName = "hostpath.csi.causeway.dev"
 
 // realMounter is set where this process may mount; see sanity_linux_test.go.
-var realMounter func(dir string) (mounter.Mounter, error)
+var realMounter func(dir string) (mounter.Host, error)
 
 // inUserNamespace says that even root may not use loop devices here.
 var inUserNamespace bool
@@ -56,7 +56,7 @@ type testDriver struct {
 	dir, root, kubelet string
 	log                *logBuffer
 	registry           *prometheus.Registry
-	mounter            mounter.Mounter
+	mounter            mounter.Host
 	options            []grpc.ServerOption
 	metadataBlock      int64
 	backend            *hostpath.Backend
@@ -182,8 +182,7 @@ func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func()
 	}
 	var err error
 	d.backend, err = hostpath.New(hostpath.Config{
-		Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Users: d.mounter.Users, Failing: d.mounter.Failing, Checks: d.mounter.Checks, Helpers: d.mounter.Helpers, Format: d.mounter.Format,
-		NewUUID: d.mounter.NewUUID, Tune: d.mounter.Tune, Freeze: d.mounter.Freeze,
+		Root: d.root, Node: d.node, Init: true, Seen: filepath.Join(d.dir, "seen"), Images: d.mounter,
 	})
 	if err != nil {
 		d.Fatal(err)

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	if err := namespace.Enter(); err != nil {
 		fmt.Fprintln(os.Stderr, "tests with real mounts are skipped:", err)
 	} else {
-		realMounter = func(dir string) (mounter.Mounter, error) { return mounter.New(dir, dir+".frozen") }
+		realMounter = func(dir string) (mounter.Host, error) { return mounter.New(dir, dir+".frozen") }
 		bindMount = func(from, at string) error { return unix.Mount(from, at, "", unix.MS_BIND, "") }
 	}
 	if users, err := os.ReadFile("/proc/self/uid_map"); err == nil {

@@ -258,7 +258,7 @@ func TestAFilesystemThatDoesNotAnswerIsAFailure(t *testing.T) {
 		t.Fatal(infos, err)
 	}
 	hang := make(chan struct{})
-	if _, err := b.Mounter.(*linux).opens.ask(infos[0].ID, func() (struct{}, error) { <-hang; return struct{}{}, nil }); err != nil {
+	if _, err := b.Host.(*linux).opens.ask(infos[0].ID, func() (struct{}, error) { <-hang; return struct{}{}, nil }); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

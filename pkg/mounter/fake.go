@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Fake is a Mounter that keeps its mounts in memory. It makes and removes the directories that are mounted on, as
+// Fake is a Host that keeps its mounts in memory. It makes and removes the directories that are mounted on, as
 // the real one does, and returns the same errors in the same cases; only the files of a source don't show up at a
 // path. The zero value is not usable: see NewFake.
 type Fake struct {

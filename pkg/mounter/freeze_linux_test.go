@@ -78,7 +78,7 @@ func (b *bench) state() string { return filepath.Join(filepath.Dir(b.kubelet), "
 // restart makes a Mounter as a new process does.
 func (b *bench) restart() {
 	b.t.Helper()
-	b.Mounter = realMounter(b.t)(b.kubelet)
+	b.Host = realMounter(b.t)(b.kubelet)
 }
 
 // freezers returns the helper processes that have a mount of this bench open.
@@ -542,7 +542,7 @@ func TestManyFreezesAtOnce(t *testing.T) {
 // freeze.
 func TestTheDataIsWrittenOutBeforeTheLock(t *testing.T) {
 	b := newFreezeBench(t)
-	l := b.Mounter.(*linux)
+	l := b.Host.(*linux)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
 	images, err := imagesAt([]string{m.Source})
@@ -689,7 +689,7 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 // the others freeze and grow their images as before.
 func TestATenantWhoseFreezesHang(t *testing.T) {
 	b := newFreezeBench(t)
-	l := b.Mounter.(*linux)
+	l := b.Host.(*linux)
 	hostile, innocent := b.image("image", "ext4"), b.image("other", "ext4")
 	hostile.Tenant, innocent.Tenant = "a", "b"
 	b.mount(hostile, b.path("staging"))
@@ -729,7 +729,7 @@ func TestATenantWhoseFreezesHang(t *testing.T) {
 // TestNoTenantGrowsInAllHelpers: growths that begin at the same time are not yet known to hang.
 func TestNoTenantGrowsInAllHelpers(t *testing.T) {
 	b := newFreezeBench(t)
-	l := b.Mounter.(*linux)
+	l := b.Host.(*linux)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
 	for i := range tenantGrow {
@@ -757,7 +757,7 @@ func TestNoTenantGrowsInAllHelpers(t *testing.T) {
 // TestFreezesNeverKeepAHelperFromAThaw: their helpers are their own.
 func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	b := newFreezeBench(t)
-	l := b.Mounter.(*linux)
+	l := b.Host.(*linux)
 	m := b.image("image", "ext4")
 	b.mount(m, b.path("staging"))
 	write := hang.Write(t, b.path("staging", "hangs"))

@@ -84,7 +84,7 @@ func TestLinuxKeepsTheContractOfImages(t *testing.T) {
 func TestLinuxKeepsTheContractOfImagesWithoutTheNewSystemCalls(t *testing.T) {
 	testImageContract(t, func(t *testing.T) *bench {
 		b := newLoopBench(t)
-		b.Mounter.(*linux).legacy.Store(true)
+		b.Host.(*linux).legacy.Store(true)
 		return b
 	}, (*bench).image)
 }
@@ -93,7 +93,7 @@ func TestLinuxKeepsTheContractOfImagesWithoutTheNewSystemCalls(t *testing.T) {
 // new system calls must not change it.
 func TestBothWaysOfMountingFailAlike(t *testing.T) {
 	b := newLoopBench(t)
-	l := b.Mounter.(*linux)
+	l := b.Host.(*linux)
 	spoils := map[string]func(m Mount) error{
 		"blank":              func(m Mount) error { return errors.Join(os.Truncate(m.Source, 0), os.Truncate(m.Source, 320<<20)) },
 		"cut":                func(m Mount) error { return os.Truncate(m.Source, 100<<20) },
@@ -154,7 +154,7 @@ func TestOptionsOfFilesystemsReachTheKernel(t *testing.T) {
 		for _, old := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
 				b := newLoopBench(t)
-				b.Mounter.(*linux).legacy.Store(old)
+				b.Host.(*linux).legacy.Store(old)
 				m := b.image("image", fsType)
 				for _, o := range imageOptions[fsType] {
 					m.Options = []string{o, "noatime", "noexec"}
@@ -180,7 +180,7 @@ func TestOptionsOfFilesystemsReachTheKernel(t *testing.T) {
 					t.Errorf("read-only: %+v, %v", infos, err)
 				}
 				b.unmount(b.path("target"))
-				if b.Mounter.(*linux).legacy.Load() != old {
+				if b.Host.(*linux).legacy.Load() != old {
 					t.Error("the new system calls were not used")
 				}
 			})
@@ -232,7 +232,7 @@ func TestImagesAreMounted(t *testing.T) {
 			}
 			for _, restarted := range []bool{false, true} {
 				if restarted {
-					b.Mounter = realMounter(t)(b.kubelet)
+					b.Host = realMounter(t)(b.kubelet)
 				}
 				for _, path := range []string{staging, one, two} {
 					if !b.mounted(m, path) || b.mounted(other, path) {
@@ -328,7 +328,7 @@ func TestDisksAreDevices(t *testing.T) {
 	}
 	for _, restarted := range []bool{false, true} {
 		if restarted {
-			b.Mounter = realMounter(t)(b.kubelet)
+			b.Host = realMounter(t)(b.kubelet)
 		}
 		for _, path := range []string{staging, one} {
 			if !b.mounted(m, path) || b.mounted(other, path) {

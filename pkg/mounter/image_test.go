@@ -93,7 +93,7 @@ func (b *bench) newUUID(m Mount) error {
 
 func TestFakeKeepsTheContractOfImages(t *testing.T) {
 	testImageContract(t, func(t *testing.T) *bench {
-		return newBench(t, func(dir string) Mounter { return NewFake(dir) })
+		return newBench(t, func(dir string) Host { return NewFake(dir) })
 	}, (*bench).fakeImage)
 }
 
@@ -273,7 +273,7 @@ func nothing(context.Context) error { return nil }
 
 func TestTheFakeRemembersHowItWasTuned(t *testing.T) {
 	fake := NewFake(t.TempDir())
-	b := newBench(t, func(dir string) Mounter { fake.dir = dir; return fake })
+	b := newBench(t, func(dir string) Host { fake.dir = dir; return fake })
 	m := b.fakeImage("image", "xfs")
 	b.mount(m, b.path("staging"))
 	m.Buffered, m.ReadAhead = true, 4096

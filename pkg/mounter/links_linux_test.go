@@ -62,12 +62,12 @@ func forEachSubject(t *testing.T, test func(t *testing.T, b *bench, s subject, m
 		for _, old := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, legacy=%v", s.name, old), func(t *testing.T) {
 				b := newLoopBench(t)
-				b.Mounter.(*linux).legacy.Store(old)
+				b.Host.(*linux).legacy.Store(old)
 				outside := filepath.Join(filepath.Dir(b.kubelet), "outside")
 				mkdir(t, outside)
 				mkdir(t, b.path("pod"))
 				test(t, b, s, s.mount(b), outside)
-				if b.Mounter.(*linux).legacy.Load() != old {
+				if b.Host.(*linux).legacy.Load() != old {
 					t.Error("the new system calls were not used: that proves nothing")
 				}
 				if s.isFile {
@@ -115,7 +115,7 @@ var swaps = map[string]func(b *bench, s subject, outside string) (undo func() er
 // mount: the moment that a race has to find.
 func TestAMountOnASwappedTargetIsUndone(t *testing.T) {
 	forEachSubject(t, func(t *testing.T, b *bench, s subject, m Mount, outside string) {
-		l, path := b.Mounter.(*linux), b.path("pod", "target")
+		l, path := b.Host.(*linux), b.path("pod", "target")
 		r, release := b.recipe(m)
 		defer release()
 		for name, swap := range swaps {
@@ -160,7 +160,7 @@ func TestAMountOnASwappedTargetIsUndone(t *testing.T) {
 // hold opens the target of m at path, as Mount does.
 func (b *bench) hold(m Mount, path string) target {
 	b.t.Helper()
-	p, err := b.Mounter.(*linux).open(path)
+	p, err := b.Host.(*linux).open(path)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func (b *bench) hold(m Mount, path string) target {
 // recipe returns how m is mounted.
 func (b *bench) recipe(m Mount) (r recipe, release func()) {
 	b.t.Helper()
-	l := b.Mounter.(*linux)
+	l := b.Host.(*linux)
 	attr, err := attributes(m)
 	if err != nil {
 		b.t.Fatal(err)
@@ -434,7 +434,7 @@ func TestAPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	if err := os.Symlink(b.kubelet, link); err != nil {
 		t.Fatal(err)
 	}
-	b.Mounter, b.kubelet = realMounter(t)(link), link
+	b.Host, b.kubelet = realMounter(t)(link), link
 	b.mount(m, b.path("staging"))
 	b.mount(m.Again(b.path("staging")), b.path("target"))
 	if err := errors.Join(os.Rename(b.path("staging"), b.path("moved")), os.Symlink("moved", b.path("staging"))); err != nil {
@@ -516,7 +516,7 @@ func TestMountsReachOtherNamespaces(t *testing.T) {
 func TestNothingIsLeftInOtherNamespaces(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newRealBench(t, legacy(old))
-		l, m := b.Mounter.(*linux), b.volume("v")
+		l, m := b.Host.(*linux), b.volume("v")
 		mkdir(t, b.path("pod", "target"))
 		if err := errors.Join(
 			unix.Mount(b.kubelet, b.kubelet, "", unix.MS_BIND, ""), unix.Mount("", b.kubelet, "", unix.MS_SHARED, ""),
@@ -577,13 +577,13 @@ func TestUndoTakesAwayOneMount(t *testing.T) {
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, b.path("target"), unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Mounter.(*linux).confirm(m, b.path("target")); err != nil {
+	if err := b.Host.(*linux).confirm(m, b.path("target")); err != nil {
 		t.Errorf("confirm = %v", err)
 	}
 	if err := unix.Mount(v.Source, b.path("target"), "", unix.MS_BIND, ""); err != nil { // on top
 		t.Fatal(err)
 	}
-	if err := b.Mounter.(*linux).confirm(m, b.path("target")); !errors.Is(err, ErrPath) {
+	if err := b.Host.(*linux).confirm(m, b.path("target")); !errors.Is(err, ErrPath) {
 		t.Errorf("confirm of a mount that is hidden = %v", err)
 	}
 	for range 2 {

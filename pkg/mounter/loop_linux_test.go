@@ -156,7 +156,7 @@ func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
 		device := loopOf(t, m)
 		shutDown(t, b.path("disk"))
 		if restarted {
-			b.Mounter = realMounter(t)(b.kubelet)
+			b.Host = realMounter(t)(b.kubelet)
 		}
 		other := b.image("other", "ext4")
 		b.mount(other, b.path("other"))
@@ -207,7 +207,7 @@ func TestOneImageIsAttachedOnce(t *testing.T) {
 // TestADevicesFileIsAskedForAnew when the kernel has given it another one.
 func TestADevicesFileIsAskedForAnew(t *testing.T) {
 	b := newLoopBench(t)
-	l := &b.Mounter.(*linux).loops
+	l := &b.Host.(*linux).loops
 	one, two := b.image("one", ""), b.image("two", "")
 	b.mount(one, b.path("staging"))
 	n, _ := loopNumber(loopOf(t, one))

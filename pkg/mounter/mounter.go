@@ -1,9 +1,9 @@
 // Package mounter puts a volume at a path on this operating system.
 //
-// A mount is a value: a backend says what to mount (Mount), never how, and the Mounter of this operating system
-// does it. So backends are portable, and everything that differs between operating systems is in this package.
-// mounter_linux.go is the real one, mounter_windows.go and mounter_other.go refuse, and Fake behaves like the real
-// one in memory, for tests.
+// A mount is a value. A backend returns what to mount (Mount), never how, and the driver passes it to the Mounter.
+// A backend that keeps volumes in images works on them with Images. New returns both as one Host. So backends are
+// portable, and everything that differs between operating systems is in this package: mounter_linux.go has the real
+// Host, those of mounter_windows.go and mounter_other.go are errors, and Fake keeps its mounts in memory, for tests.
 package mounter
 
 import (
@@ -103,7 +103,7 @@ type Usage struct {
 	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 where the filesystem has no fixed number of inodes
 }
 
-// Errors that a Mounter returns wrapped, with what was tried and on what.
+// Errors that a Host returns wrapped, with what was tried and on what.
 var (
 	ErrPath     = errors.New("invalid path")                // outside the kubelet directory, relative, unclean, or through a link
 	ErrConflict = errors.New("something else is there")     // another mount, or the same with other options
@@ -119,7 +119,7 @@ var (
 )
 
 // Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a process
-// that a Mounter has started as its helper it does not return. Elsewhere it does nothing.
+// that a Host has started as its helper it does not return. Elsewhere it does nothing.
 func Main() { helper.Main(HelperTasks()) }
 
 // Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are
@@ -152,6 +152,22 @@ type Mounter interface {
 	// Occupied reports whether anything that is alive is mounted at path.
 	Occupied(ctx context.Context, path string) (bool, error)
 
+	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
+	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
+	Siblings(ctx context.Context, path string) ([]string, error)
+
+	// Grow makes the filesystem or device that m shows at path as large as its image, while it is used. A Directory
+	// has nothing to grow. Errors: ErrBusy where this machine can grow it only when it is mounted the next time.
+	Grow(ctx context.Context, m Mount, path string) error
+
+	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
+	Usage(ctx context.Context, path string) (Usage, error)
+}
+
+// Images works on images, the files that hold the filesystems of volumes, and on what this machine does
+// with them. A backend calls it; only the driver calls a Mounter. Every method may be called by many
+// goroutines, also while a Mounter mounts, unmounts or grows the same image.
+type Images interface {
 	// Format makes a filesystem in an image that nobody uses, whatever was in it. Errors: ErrFormat for a type that
 	// isn't one of FSTypes, errors.ErrUnsupported where this machine can't make it.
 	Format(ctx context.Context, image *os.File, fsType string) error
@@ -165,7 +181,7 @@ type Mounter interface {
 
 	// Freeze calls cut while the filesystems in these images, as far as they are mounted here, are
 	// frozen: nothing is written to them. The images are absolute paths of files. Meanwhile no
-	// other call of this Mounter mounts, unmounts or changes one of them: those calls wait, so cut
+	// other call of this Host mounts, unmounts or changes one of them: those calls wait, so cut
 	// must make none. Raw block devices (Disk, Device) cannot be frozen. Freeze flushes them to
 	// the image; writes continue.
 	//
@@ -191,14 +207,6 @@ type Mounter interface {
 	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.
 	Tune(ctx context.Context, m Mount) error
 
-	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
-	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
-	Siblings(ctx context.Context, path string) ([]string, error)
-
-	// Grow makes the filesystem or device that m shows at path as large as its image, while it is used. A Directory
-	// has nothing to grow. Errors: ErrBusy where this machine can grow it only when it is mounted the next time.
-	Grow(ctx context.Context, m Mount, path string) error
-
 	// Users returns every path of the machine, sorted, at which source or a directory below it is
 	// mounted, except for source's own mount, or at which an overlay is mounted that has one of them
 	// as a layer. Of a file it returns where the filesystem in it, or its device, is mounted; if
@@ -219,9 +227,13 @@ type Mounter interface {
 
 	// Helpers returns the pools of helper processes, which make the system calls that can hang.
 	Helpers() []Helpers
+}
 
-	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
-	Usage(ctx context.Context, path string) (Usage, error)
+// Host is a machine: New returns the one on which the process runs, and a Fake plays one for tests. The
+// two halves share locks, so a Mounter and the Images for the same files come from the same Host.
+type Host interface {
+	Mounter
+	Images
 }
 
 // directoryOptions are the mount options that a Directory may have. Everything else is refused, above all what would

@@ -23,7 +23,7 @@ import (
 // maxLayers bounds how many mounts stacked at one path Unmount takes away.
 const maxLayers = 32
 
-// linux is the Mounter of Linux 5.8 and newer. It asks the kernel by system calls whose cost doesn't grow with the
+// linux is the Host of Linux 5.8 and newer. It asks the kernel by system calls whose cost doesn't grow with the
 // number of mounts, and parses mountinfo only where a source must be found by name (Users).
 type linux struct {
 	dir       string // the kubelet directory, as callers spell it
@@ -44,12 +44,12 @@ type linux struct {
 	legacy    atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
-// New returns the Mounter of this machine for paths below dir, the kubelet directory, which must
-// exist. state is a directory for the Mounter alone, which New makes where it is missing and which
+// New returns this machine, for paths below dir, the kubelet directory, which must
+// exist. state is a directory for the Host alone, which New makes where it is missing and which
 // must outlive the process. New first thaws what an earlier process has left frozen. What it cannot
 // thaw within seconds it retries in the background, and Failing reports it.
 // It needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
-func New(dir, state string) (Mounter, error) {
+func New(dir, state string) (Host, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err
 	}

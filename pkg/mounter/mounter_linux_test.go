@@ -38,11 +38,11 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func realMounter(t *testing.T, change ...func(*linux)) func(string) Mounter {
+func realMounter(t *testing.T, change ...func(*linux)) func(string) Host {
 	if noNamespace != nil {
 		namespace.Skip(t, noNamespace)
 	}
-	return func(dir string) Mounter {
+	return func(dir string) Host {
 		m, err := New(dir, filepath.Join(filepath.Dir(dir), "frozen"))
 		if err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestAnotherProcessesMountsAreFoundAgain(t *testing.T) {
 	b := newRealBench(t)
 	b.mount(b.volume("v"), b.path("staging"))
 	b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
-	b.Mounter = realMounter(t)(b.kubelet) // as after a restart
+	b.Host = realMounter(t)(b.kubelet) // as after a restart
 	got, err := b.Siblings(context.Background(), b.path("staging"))
 	if want := []string{b.path("one")}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
@@ -265,7 +265,7 @@ func TestMountsOfTwoProcessesFromOneSourceAreSiblings(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
 	b.mount(v, b.path("old"))
-	b.Mounter = realMounter(t)(b.kubelet)
+	b.Host = realMounter(t)(b.kubelet)
 	b.mount(v, b.path("new")) // from the source itself, not from a mount that is known
 	for path, want := range map[string]string{b.path("old"): b.path("new"), b.path("new"): b.path("old")} {
 		if got, err := b.Siblings(context.Background(), path); err != nil || !slices.Equal(got, []string{want}) {
@@ -410,7 +410,7 @@ func TestAKubeletDirectoryBehindALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.mount(b.volume("v"), b.path("old"))
-	b.Mounter, b.kubelet = realMounter(t)(link), link
+	b.Host, b.kubelet = realMounter(t)(link), link
 	b.mount(Mount{Kind: Directory, Source: b.path("old")}, b.path("new"))
 	got, err := b.Siblings(context.Background(), b.path("new"))
 	if want := []string{b.path("old")}; err != nil || !slices.Equal(got, want) {

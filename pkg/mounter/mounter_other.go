@@ -11,7 +11,7 @@ import (
 )
 
 // New refuses: volumes are mounted on Linux and Windows only. Elsewhere the project builds and runs its unit tests.
-func New(string, string) (Mounter, error) {
+func New(string, string) (Host, error) {
 	return nil, fmt.Errorf("%w: there are no mounts for pods on %s", errors.ErrUnsupported, runtime.GOOS)
 }
 

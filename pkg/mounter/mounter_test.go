@@ -12,12 +12,12 @@ import (
 
 // bench is a kubelet directory and a directory with volumes, for one test.
 type bench struct {
-	Mounter
+	Host
 	t                *testing.T
 	kubelet, storage string
 }
 
-func newBench(t *testing.T, make func(dir string) Mounter) *bench {
+func newBench(t *testing.T, make func(dir string) Host) *bench {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func newBench(t *testing.T, make func(dir string) Mounter) *bench {
 	b := &bench{t: t, kubelet: filepath.Join(dir, "kubelet"), storage: filepath.Join(dir, "storage")}
 	mkdir(t, b.kubelet)
 	mkdir(t, b.storage)
-	b.Mounter = make(b.kubelet)
+	b.Host = make(b.kubelet)
 	return b
 }
 
@@ -48,7 +48,7 @@ func (b *bench) mount(m Mount, path string) {
 	if err := b.Mount(context.Background(), m, path); err != nil {
 		b.t.Fatalf("Mount(%+v, %s): %v", m, path, err)
 	}
-	mounter := b.Mounter // a test may go on with another one
+	mounter := b.Host // a test may go on with another one
 	b.t.Cleanup(func() { mounter.Unmount(context.Background(), path) })
 }
 
@@ -82,7 +82,7 @@ func exists(path string) bool {
 
 func TestFakeKeepsTheContract(t *testing.T) {
 	testContract(t, func(t *testing.T) *bench {
-		return newBench(t, func(dir string) Mounter { return NewFake(dir) })
+		return newBench(t, func(dir string) Host { return NewFake(dir) })
 	})
 }
 
@@ -319,7 +319,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 func TestFakeFailsOnDemand(t *testing.T) {
 	fake := NewFake(t.TempDir())
 	fake.Err = errors.New("on demand")
-	b := newBench(t, func(dir string) Mounter { fake.dir = dir; return fake })
+	b := newBench(t, func(dir string) Host { fake.dir = dir; return fake })
 	b.refused(b.volume("v"), b.path("target"), fake.Err)
 	if err := b.Unmount(context.Background(), b.path("target")); !errors.Is(err, fake.Err) {
 		t.Errorf("Unmount = %v", err)

@@ -7,8 +7,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
-// New refuses: the Mounter of Windows is not built yet.
-func New(string, string) (Mounter, error) {
+// New refuses: the Host of Windows is not built yet.
+func New(string, string) (Host, error) {
 	return nil, fmt.Errorf("%w: mounting on Windows is not built yet", errors.ErrUnsupported)
 }
 

@@ -75,7 +75,7 @@ func TestTheFileOfADeviceIsKnownAgain(t *testing.T) {
 		"mounted": func() { b.mount(device, path) },
 		"mounted, and killed in the middle of Remove":            func() { b.mount(device, path); killed() },
 		"mounted by an old release":                              old,
-		"mounted by an old release, and killed after the update": func() { old(); b.Mounter = realMounter(t)(b.kubelet); killed() },
+		"mounted by an old release, and killed after the update": func() { old(); b.Host = realMounter(t)(b.kubelet); killed() },
 		"mounted on an old release's file, and killed": func() {
 			if err := os.WriteFile(path, nil, 0o640); err != nil {
 				t.Fatal(err)
@@ -119,7 +119,7 @@ func TestTheMarkIsThereFromTheFirstMoment(t *testing.T) {
 	b := newRealBench(t)
 	umask := syscall.Umask(0o077)
 	defer syscall.Umask(umask)
-	p, err := b.Mounter.(*linux).open(b.path("target"))
+	p, err := b.Host.(*linux).open(b.path("target"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func useTool(t *testing.T, name, script string) {
 // format formats an image, and gives a program up that makes no progress for limit.
 func (b *bench) format(m Mount, limit time.Duration) error {
 	b.t.Helper()
-	b.Mounter.(*linux).toolLimit = limit
+	b.Host.(*linux).toolLimit = limit
 	f, err := os.OpenFile(m.Source, os.O_RDWR, 0)
 	if err != nil {
 		b.t.Fatal(err)

@@ -62,7 +62,7 @@ func TestDevicesAreTuned(t *testing.T) {
 			tune("both", true, 1<<20, 1<<20)
 			tune("back", false, 0, standard)
 			tune("rounded down to a page", false, 1<<20+1000, 1<<20)
-			b.Mounter = realMounter(t)(b.kubelet)
+			b.Host = realMounter(t)(b.kubelet)
 			tune("back, by another process", false, 0, standard)
 			tune("to be left", true, 8<<20, 8<<20)
 			b.unmount(b.path("staging"))

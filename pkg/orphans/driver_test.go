@@ -45,8 +45,7 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 	}
 	m := mounter.NewFake(kubelet)
 	storage, err := hostpath.New(hostpath.Config{
-		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Users: m.Users, Failing: m.Failing, Checks: m.Checks, Helpers: m.Helpers,
-		Format: m.Format, NewUUID: m.NewUUID, Tune: m.Tune, Freeze: m.Freeze,
+		Root: root, Node: "node-1", Init: true, Seen: filepath.Join(dir, "seen"), Images: m,
 	})
 	if errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)

@@ -254,7 +254,7 @@ type machine struct {
 	stop    func()
 	conns   *conns
 	storage *hostpath.Backend
-	mounter mounter.Mounter
+	mounter mounter.Host
 }
 
 // fault is what goes wrong with calls of one method.
@@ -287,7 +287,7 @@ func (m *machine) start() {
 	var err error
 	m.storage, err = hostpath.New(hostpath.Config{
 		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, Seen: filepath.Join(m.dir, "state", "root-identity"),
-		Users: mount.Users, Failing: mount.Failing, Checks: mount.Checks, Helpers: mount.Helpers, Format: mount.Format, NewUUID: mount.NewUUID, Freeze: mount.Freeze, Tune: mount.Tune,
+		Images: mount,
 	})
 	if err != nil {
 		m.Fatal(err)

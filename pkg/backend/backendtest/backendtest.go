@@ -39,10 +39,10 @@ type Kind struct {
 
 // Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
 // returns opens that storage, as another process would, and returns a ready backend. One with a method Close is closed
-// before the next is opened. Where the backend asks what is mounted, it is to ask m. The suite mounts nothing for real:
-// where a filesystem is to be made in an image, m.Format is to make it.
+// before the next is opened. Where the backend asks what is mounted, it is to ask images. The suite mounts nothing for real:
+// where a filesystem is to be made in an image, images.Format is to make it.
 // A backend that attaches is to know Nodes.
-func Run(t *testing.T, kind Kind, storage func(t *testing.T, m mounter.Mounter) (open func() backend.Backend)) {
+func Run(t *testing.T, kind Kind, storage func(t *testing.T, images mounter.Images) (open func() backend.Backend)) {
 	fresh := func(t *testing.T, access backend.Access) *subject {
 		dir, err := filepath.EvalSymlinks(t.TempDir())
 		if err != nil {

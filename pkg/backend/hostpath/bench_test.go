@@ -68,7 +68,7 @@ func openForBench(b *testing.B) *Backend {
 	dir := b.TempDir()
 	fake := mounter.NewFake(dir)
 	cfg := Config{Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen.json"), Release: "test", Init: true,
-		Users: fake.Users, Failing: fake.Failing, Checks: fake.Checks, Helpers: fake.Helpers, Format: fake.Format, NewUUID: fake.NewUUID, Tune: fake.Tune, Freeze: fake.Freeze}
+		Images: fake}
 	if err := os.Mkdir(cfg.Root, 0o700); err != nil {
 		b.Fatal(err)
 	}

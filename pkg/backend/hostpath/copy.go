@@ -198,7 +198,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	}
 	defer func() { clone.close() }()
 	ordered := false
-	err = c.cfg.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit, func(limit context.Context) error {
+	err = c.cfg.Images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit, func(limit context.Context) error {
 		c.me.cut, ordered = time.Now(), true
 		if c.raw { // writes to it continue: only one clone of the whole is of one moment
 			return clone.whole(ctx)
@@ -295,7 +295,7 @@ func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, 
 
 // quiet returns what the image looks like, or ErrPrecondition if it is mounted.
 func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
-	users, err := c.cfg.Users(c.path())
+	users, err := c.cfg.Images.Users(c.path())
 	if err != nil {
 		return nil, err
 	}

@@ -161,7 +161,7 @@ func newGarden(f *testing.F) *garden {
 	fake := mounter.NewFake(dir)
 	g := &garden{cfg: Config{
 		Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
-		Users: fake.Users, Failing: fake.Failing, Checks: fake.Checks, Helpers: fake.Helpers, Format: fake.Format, NewUUID: fake.NewUUID, Tune: fake.Tune, Freeze: fake.Freeze,
+		Images: fake,
 	}}
 	if err := os.Mkdir(g.cfg.Root, 0o700); err != nil {
 		f.Fatal(err)

@@ -257,7 +257,7 @@ func (t *taking) cut(ctx context.Context) error {
 		return err
 	}
 	defer clone.close()
-	err = t.cfg.Freeze(ctx, tenantOf(t.claim), t.images, freezeLimit, func(limit context.Context) error {
+	err = t.cfg.Images.Freeze(ctx, tenantOf(t.claim), t.images, freezeLimit, func(limit context.Context) error {
 		if refused = asked(limit, t.frozen); refused != nil {
 			return refused
 		}

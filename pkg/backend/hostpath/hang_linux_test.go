@@ -209,7 +209,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
 	w := newWorld(t)
 	pool := mounter.Helpers{Pool: "freeze", Limit: 64}
-	w.cfg.Helpers = func() []mounter.Helpers { return []mounter.Helpers{pool} }
+	w.cfg.Images = changed{Images: w.cfg.Images, helpers: func() []mounter.Helpers { return []mounter.Helpers{pool} }}
 	b := w.open()
 	for busy, want := range map[int]string{63: "", 64: "HelpersExhausted"} {
 		pool.Busy = busy
@@ -250,11 +250,11 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 		if m.Tenant != "team-a" {
 			w.Errorf("the tenant is %q", m.Tenant)
 		}
-		freeze, tenant := b.cfg.Freeze, ""
-		b.cfg.Freeze = func(ctx context.Context, of string, images []string, limit time.Duration, cut func(context.Context) error) error {
+		images, tenant := b.cfg.Images, ""
+		b.cfg.Images = changed{Images: images, freeze: func(ctx context.Context, of string, paths []string, limit time.Duration, cut func(context.Context) error) error {
 			tenant = of
-			return freeze(ctx, of, images, limit, cut)
-		}
+			return images.Freeze(ctx, of, paths, limit, cut)
+		}}
 		if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID, Namespace: "team-a"}); err != nil {
 			w.Fatal(err)
 		}
@@ -311,9 +311,9 @@ func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
 	w := newRoot(t, xfs)
 	var warnings []string
 	w.cfg.Warn = func(volume, reason, message string) { warnings = append(warnings, volume+" "+reason+": "+message) }
-	w.cfg.Freeze = func(context.Context, string, []string, time.Duration, func(context.Context) error) error {
+	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(context.Context, string, []string, time.Duration, func(context.Context) error) error {
 		return fmt.Errorf("%w: a write hangs", mounter.ErrStalled)
-	}
+	}}
 	b := w.open()
 	v, err := b.Create(context.Background(), imageOptions("v", nil, nil))
 	if err != nil {

@@ -72,22 +72,8 @@ type Config struct {
 	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait. It may be nil.
 	Warn func(volume, reason, message string)
 
-	// Users returns the paths at which something below a path is mounted: mounter.Mounter.Users.
-	Users func(source string) ([]string, error)
-	// Checks returns the checks of filesystems that run or wait: mounter.Mounter.Checks.
-	Checks func() []mounter.Check
-	// Helpers returns the Mounter's pools of helper processes: mounter.Mounter.Helpers.
-	Helpers func() []mounter.Helpers
-	// Failing returns images whose filesystems have failed: mounter.Mounter.Failing.
-	Failing func() (map[string]mounter.Failure, error)
-	// Format makes a filesystem in an image: mounter.Mounter.Format.
-	Format func(ctx context.Context, image *os.File, fsType string) error
-	// NewUUID makes the copy of a filesystem one of its own: mounter.Mounter.NewUUID.
-	NewUUID func(ctx context.Context, image *os.File, fsType string, sector int) error
-	// Tune makes what is mounted of an image as a Mount says: mounter.Mounter.Tune.
-	Tune func(ctx context.Context, m mounter.Mount) error
-	// Freeze holds writes to images up for a moment: mounter.Mounter.Freeze.
-	Freeze func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error
+	// Images works on images, and finds where volumes are mounted. It belongs to the Host that mounts them.
+	Images mounter.Images
 }
 
 // Backend keeps volumes below a root directory. It serves one root, exclusively.

@@ -253,7 +253,7 @@ func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := w.open(func(c *Config) { c.Users = m.Users })
+	b := w.open(func(c *Config) { c.Images = m })
 	v := w.create(b, "v")
 	ctx := context.Background()
 	what, err := b.Mount(ctx, v.ID, backend.Access{})
@@ -273,7 +273,7 @@ func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b = w.open(func(c *Config) { c.Users = m.Users })
+	b = w.open(func(c *Config) { c.Images = m })
 	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
 		t.Errorf("Delete after a restart = %v, want ErrInUse", err)
 	}
@@ -335,12 +335,12 @@ func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 	}
 	var blind bool // as if Delete had not seen the mount
 	b := w.open(func(c *Config) {
-		c.Users = func(source string) ([]string, error) {
+		c.Images = changed{Images: real, users: func(source string) ([]string, error) {
 			if blind && strings.Contains(source, volumesDir) {
 				return nil, nil
 			}
 			return real.Users(source)
-		}
+		}}
 	})
 	v := w.create(b, "v")
 	target := filepath.Join(filepath.Dir(w.cfg.Root), "target")

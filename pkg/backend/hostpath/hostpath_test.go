@@ -27,19 +27,55 @@ import (
 func TestHostpathKeepsTheContract(t *testing.T) {
 	for name, kind := range kinds {
 		t.Run(name, func(t *testing.T) {
-			backendtest.Run(t, kind, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
-				w := newWorld(t, uses(m))
+			backendtest.Run(t, kind, func(t *testing.T, images mounter.Images) func() backend.Backend {
+				w := newWorld(t, uses(images))
 				return func() backend.Backend { return w.open() }
 			})
 		})
 	}
 }
 
-// uses makes a backend use a mounter.
-func uses(m mounter.Mounter) func(c *Config) {
-	return func(c *Config) {
-		c.Users, c.Failing, c.Format, c.NewUUID, c.Tune, c.Freeze = m.Users, m.Failing, m.Format, m.NewUUID, m.Tune, m.Freeze
+// uses makes a backend use Images.
+func uses(m mounter.Images) func(c *Config) { return func(c *Config) { c.Images = m } }
+
+// changed has the methods of its Images, except for those that a test replaces.
+type changed struct {
+	mounter.Images
+	users   func(source string) ([]string, error)
+	helpers func() []mounter.Helpers
+	tune    func(ctx context.Context, m mounter.Mount) error
+	freeze  freezing
+}
+
+// freezing is the type of Freeze.
+type freezing = func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error
+
+func (c changed) Users(source string) ([]string, error) {
+	if c.users == nil {
+		return c.Images.Users(source)
 	}
+	return c.users(source)
+}
+
+func (c changed) Helpers() []mounter.Helpers {
+	if c.helpers == nil {
+		return c.Images.Helpers()
+	}
+	return c.helpers()
+}
+
+func (c changed) Tune(ctx context.Context, m mounter.Mount) error {
+	if c.tune == nil {
+		return c.Images.Tune(ctx, m)
+	}
+	return c.tune(ctx, m)
+}
+
+func (c changed) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error {
+	if c.freeze == nil {
+		return c.Images.Freeze(ctx, tenant, images, limit, cut)
+	}
+	return c.freeze(ctx, tenant, images, limit, cut)
 }
 
 // kinds are those of volumes, with parameters that they can have.
@@ -69,12 +105,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 		Seen:    filepath.Join(dir, "seen.json"),
 		Release: "test",
 		Init:    true,
-		Users:   fake.Users,
-		Failing: fake.Failing, Checks: fake.Checks, Helpers: fake.Helpers,
-		Format:  fake.Format,
-		NewUUID: fake.NewUUID,
-		Tune:    fake.Tune,
-		Freeze:  fake.Freeze,
+		Images:  fake,
 	}}
 	if err := os.Mkdir(w.cfg.Root, 0o700); err != nil {
 		t.Fatal(err)
@@ -574,16 +605,16 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 	var reported []error
 	panics := 1
 	w := newWorld(t)
-	users := w.cfg.Users
-	w.cfg.Users = func(source string) ([]string, error) {
+	images := w.cfg.Images
+	w.cfg.Images = changed{Images: images, users: func(source string) ([]string, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if filepath.Base(source) == trashDir && panics > 0 {
 			panics--
 			panic("no mounts")
 		}
-		return users(source)
-	}
+		return images.Users(source)
+	}}
 	w.cfg.Report = func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -678,7 +709,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add("..", "kind", "image", int64(-1), int64(1))
 	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
 	dir := f.TempDir()
-	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"), Users: mounter.NewFake(dir).Users, Format: mounter.NewFake(dir).Format})
+	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"), Images: mounter.NewFake(dir)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -747,9 +778,9 @@ func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
 
 func TestAFreezeThatStaysIsTold(t *testing.T) {
 	w := newWorld(t)
-	w.cfg.Freeze = func(ctx context.Context, tenant string, _ []string, _ time.Duration, cut func(context.Context) error) error {
+	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration, cut func(context.Context) error) error {
 		return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
-	}
+	}}
 	c := copying{Backend: w.open(), store: &store{}, me: &work{}}
 	src, dst := w.file("src"), w.file("dst")
 	if err := c.cut(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {

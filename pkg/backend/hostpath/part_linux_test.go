@@ -24,7 +24,7 @@ import (
 type node struct {
 	*world
 	*Backend
-	mounter mounter.Mounter
+	mounter mounter.Host
 	kubelet string
 }
 
@@ -242,10 +242,10 @@ func (n *node) left(id string, promised int64) {
 
 func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
 	n := newNode(t, "node-1")
-	freeze := n.Backend.cfg.Freeze
-	n.Backend.cfg.Freeze = func(ctx context.Context, tenant string, images []string, _ time.Duration, cut func(context.Context) error) error {
-		return freeze(ctx, tenant, images, 500*time.Millisecond, cut)
-	}
+	images := n.Backend.cfg.Images
+	n.Backend.cfg.Images = changed{Images: images, freeze: func(ctx context.Context, tenant string, paths []string, _ time.Duration, cut func(context.Context) error) error {
+		return images.Freeze(ctx, tenant, paths, 500*time.Millisecond, cut)
+	}}
 	id, file := n.disk("v")
 	var last atomic.Uint64
 	defer inTurns(t, &last, file)()

@@ -128,7 +128,7 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if errors.Is(err, backend.ErrNotFound) {
 		return nil, err
 	}
-	failing, failed := b.cfg.Failing()
+	failing, failed := b.cfg.Images.Failing()
 	if failed != nil {
 		return nil, failed
 	}
@@ -141,7 +141,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 	if err != nil {
 		return nil, false, err
 	}
-	failing, err := b.cfg.Failing()
+	failing, err := b.cfg.Images.Failing()
 	if err != nil {
 		return nil, false, err
 	}

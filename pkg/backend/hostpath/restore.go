@@ -153,5 +153,5 @@ func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 		return err
 	}
 	defer leave()
-	return c.cfg.NewUUID(ctx, file, v.FSType, v.Sector)
+	return c.cfg.Images.NewUUID(ctx, file, v.FSType, v.Sector)
 }

@@ -212,5 +212,5 @@ func (b *Backend) apply(ctx context.Context, s *store, v *volume) error {
 	if err != nil {
 		return err
 	}
-	return b.cfg.Tune(ctx, m)
+	return b.cfg.Images.Tune(ctx, m)
 }

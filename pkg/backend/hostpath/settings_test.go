@@ -23,10 +23,10 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)
 	var tuned []mounter.Mount
-	w.cfg.Tune = func(_ context.Context, m mounter.Mount) error {
+	w.cfg.Images = changed{Images: w.cfg.Images, tune: func(_ context.Context, m mounter.Mount) error {
 		tuned = append(tuned, m)
 		return nil
-	}
+	}}
 	b := w.open()
 	v, err := b.Create(ctx, imageOptions("v", map[string]string{"readahead": "128Ki", "label": "class"}, map[string]string{"label": "created"}))
 	if err != nil {

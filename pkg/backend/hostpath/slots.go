@@ -39,7 +39,7 @@ func newSlots() slots {
 // resources returns the limited resources, the Mounter's too, and their users now.
 func (b *Backend) resources() []resource {
 	var checks []fair.Entry
-	for _, c := range b.cfg.Checks() {
+	for _, c := range b.cfg.Images.Checks() {
 		claim := fair.Claim{Kind: kindCheck, Tenant: c.Tenant, Volume: c.Image}
 		checks = append(checks, fair.Entry{Claim: claim, Running: c.Running, Since: c.Since})
 	}
@@ -52,7 +52,9 @@ func (b *Backend) resources() []resource {
 }
 
 // helpers returns the pools of helper processes, of the Mounter and of copies.
-func (b *Backend) helpers() []mounter.Helpers { return slices.Concat(b.cfg.Helpers(), b.exec.pools()) }
+func (b *Backend) helpers() []mounter.Helpers {
+	return slices.Concat(b.cfg.Images.Helpers(), b.exec.pools())
+}
 
 // withoutHelpers is the effect where a pool has no free helper.
 var withoutHelpers = map[string]string{

@@ -54,9 +54,9 @@ func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
 		for name, kind := range kinds {
 			kind.Groups = name == string(image)
 			t.Run(f.Type+"/"+name, func(t *testing.T) {
-				backendtest.Run(t, kind, func(t *testing.T, m mounter.Mounter) func() backend.Backend {
+				backendtest.Run(t, kind, func(t *testing.T, images mounter.Images) func() backend.Backend {
 					w := newRoot(t, f)
-					uses(m)(&w.cfg)
+					uses(images)(&w.cfg)
 					return func() backend.Backend { return w.open() }
 				})
 			})
@@ -289,7 +289,7 @@ func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	b := w.open()
 	v := w.device(b, "v", 8*mib)
-	b.cfg.Users = func(string) ([]string, error) { return []string{"/there"}, nil }
+	b.cfg.Images = changed{Images: b.cfg.Images, users: func(string) ([]string, error) { return []string{"/there"}, nil }}
 	_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "/there") {
 		t.Errorf("Snapshot = %v, want ErrPrecondition that says where", err)
@@ -422,11 +422,11 @@ func TestAFailedCopyIsToldToTheNextCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	broken, given := errors.New("the kernel won't say"), make(chan struct{})
 	b := w.open(func(c *Config) {
-		c.Users = func(string) ([]string, error) {
+		c.Images = changed{Images: c.Images, users: func(string) ([]string, error) {
 			cancel()
 			<-given
 			return nil, broken
-		}
+		}}
 	})
 	o := backend.SnapshotOptions{Name: "n", Source: w.device(b, "v", 8*mib).ID}
 	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.Canceled) {
@@ -745,14 +745,14 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 		nothing("a group with a directory", err, backend.ErrPrecondition)
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), "none")})
 		nothing("a group with an unknown volume", err, backend.ErrNotFound)
-		freeze := b.cfg.Freeze
+		images := b.cfg.Images
 		torn := errors.New("thawed by somebody")
-		b.cfg.Freeze = func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error {
-			return errors.Join(freeze(ctx, tenant, images, limit, cut), torn)
-		}
+		b.cfg.Images = changed{Images: images, freeze: func(ctx context.Context, tenant string, paths []string, limit time.Duration, cut func(context.Context) error) error {
+			return errors.Join(images.Freeze(ctx, tenant, paths, limit, cut), torn)
+		}}
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})
 		nothing("a group whose freeze didn't last", err, torn)
-		b.cfg.Freeze = freeze
+		b.cfg.Images = images
 
 		w.write(w.disk(ids[1]), 4*mib, []byte("together"))
 		g, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})

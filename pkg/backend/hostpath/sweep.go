@@ -377,7 +377,7 @@ func (p *parked) full() error {
 // unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
 func (b *Backend) unmounted(ctx context.Context, s *store, names []string) (free []string, err error) {
 	trash := filepath.Join(s.real, trashDir)
-	users, err := b.cfg.Users(trash)
+	users, err := b.cfg.Images.Users(trash)
 	if err != nil {
 		return nil, err
 	}
@@ -388,7 +388,7 @@ func (b *Backend) unmounted(ctx context.Context, s *store, names []string) (free
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		users, failed := b.cfg.Users(filepath.Join(trash, name))
+		users, failed := b.cfg.Images.Users(filepath.Join(trash, name))
 		if failed == nil && len(users) > 0 {
 			failed = fmt.Errorf("%s is mounted at %s", filepath.Join(trash, name), users[0])
 		}

@@ -303,7 +303,7 @@ func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
 		return err
 	}
 	defer leave()
-	return b.cfg.Format(ctx, image, v.FSType)
+	return b.cfg.Images.Format(ctx, image, v.FSType)
 }
 
 // drop takes an incomplete volume, snapshot or member away, after the error why. If a helper may
@@ -421,7 +421,7 @@ func (b *Backend) unused(s *store, v *volume) error {
 	if v.Kind == image {
 		source = s.dataPath(v)
 	}
-	users, err := b.cfg.Users(source)
+	users, err := b.cfg.Images.Users(source)
 	if errors.Is(err, mounter.ErrPath) { // a link is in the path, which no argument of the call has caused
 		if _, at := s.data(v); at != nil {
 			return misplaced(at)

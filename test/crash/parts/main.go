@@ -46,7 +46,7 @@ func run(root, dir, done string) error {
 	m := mounter.NewFake(dir)
 	b, err := hostpath.New(hostpath.Config{
 		Root: root, Node: node, Seen: filepath.Join(dir, "seen"), Release: "test", Init: true,
-		Users: m.Users, Failing: m.Failing, Checks: m.Checks, Helpers: m.Helpers, Format: m.Format, NewUUID: m.NewUUID, Tune: m.Tune, Freeze: m.Freeze,
+		Images: m,
 	})
 	if err != nil {
 		return err

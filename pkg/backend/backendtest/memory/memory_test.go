@@ -24,7 +24,7 @@ func storage(t *testing.T) *Backend {
 
 func TestMemoryKeepsTheContract(t *testing.T) {
 	kind := backendtest.Kind{Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true}
-	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Mounter) func() backend.Backend {
+	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Images) func() backend.Backend {
 		b := storage(t)
 		return func() backend.Backend { return b }
 	})
