@@ -43,6 +43,7 @@ func suite(ctx context.Context, rounds int, only string) (err error) {
 	}{
 		{"creating among 100 and among 10,000 volumes", creating},
 		{"mounting, beside the old way", mounting},
+		{"mounting without gRPC, beside mount-utils", besideMountUtils},
 		{"eight callers beside one", callers},
 		{"memory", memory},
 		{"copying a directory, beside tar and cp", copying},

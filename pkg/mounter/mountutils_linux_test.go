@@ -1,0 +1,266 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
+)
+
+// look is the view of one path: that of mount-utils, and ours.
+type look struct {
+	path     string
+	listed   int   // entries of List with this path
+	point    bool  // IsMountPoint
+	pointErr error // of IsMountPoint
+	occupied bool
+	ours     error // of Occupied
+}
+
+// expect compares both views of the paths with the expected ones, and List with the paths: it must
+// have no other entry below the kubelet directory.
+func (b *bench) expect(looks ...look) {
+	b.t.Helper()
+	utils := mountutils.New("")
+	all, err := utils.List()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	listed := map[string]int{}
+	for _, m := range all {
+		if path := unescapeOctal(m.Path); within(path, b.kubelet) { // List returns the escapes of /proc/mounts as they are
+			listed[path]++
+		}
+	}
+	for _, want := range looks {
+		if got := listed[want.path]; got != want.listed {
+			b.t.Errorf("%q: List has %d entries, want %d", want.path, got, want.listed)
+		}
+		delete(listed, want.path)
+		if got, err := utils.IsMountPoint(want.path); got != want.point || !errors.Is(err, want.pointErr) {
+			b.t.Errorf("%q: IsMountPoint = %t, %v, want %t, %v", want.path, got, err, want.point, want.pointErr)
+		}
+		if got, err := b.Occupied(context.Background(), want.path); got != want.occupied || !errors.Is(err, want.ours) {
+			b.t.Errorf("%q: Occupied = %t, %v, want %t, %v", want.path, got, err, want.occupied, want.ours)
+		}
+	}
+	for path := range listed {
+		b.t.Errorf("%q: List has it, and the test does not expect it", path)
+	}
+}
+
+// Views in which mount-utils and this package agree.
+func mountedAt(path string, layers int) look {
+	return look{path: path, listed: layers, point: true, occupied: true}
+}
+func emptyAt(path string) look { return look{path: path} }
+
+// missingAt is the view of a path that does not exist: an error to mount-utils, and unoccupied to
+// this package, as nothing is left to unmount.
+func missingAt(path string) look { return look{path: path, pointErr: fs.ErrNotExist} }
+
+// rawMount mounts without this package, as another program does.
+func rawMount(t *testing.T, source, target string, flags uintptr) {
+	t.Helper()
+	fsType := ""
+	if flags&unix.MS_BIND == 0 {
+		fsType = "tmpfs"
+	}
+	if err := unix.Mount(source, target, fsType, flags, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) })
+}
+
+// TestMountUtilsSeesTheSameMounts compares List and IsMountPoint of k8s.io/mount-utils with this
+// package. docs/mount-utils.md lists the differences that these cases show.
+func TestMountUtilsSeesTheSameMounts(t *testing.T) {
+	for name, test := range map[string]func(t *testing.T, b *bench){
+		"bind mounts of a directory and of a file": func(t *testing.T, b *bench) {
+			dir, file := b.path("dir"), b.path("file")
+			b.mount(b.volume("v"), dir)
+			for _, f := range []string{file, filepath.Join(b.storage, "source")} {
+				if err := os.WriteFile(f, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.expect(mountedAt(dir, 1), emptyAt(file), missingAt(b.path("none")))
+			rawMount(t, filepath.Join(b.storage, "source"), file, unix.MS_BIND)
+			b.expect(mountedAt(dir, 1), mountedAt(file, 1))
+			for _, path := range []string{dir, file} {
+				if err := b.Unmount(t.Context(), path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.expect(emptyAt(dir), emptyAt(file))
+		},
+		"a mount in a mount": func(t *testing.T, b *bench) {
+			outer, inner := b.path("outer"), b.path("outer", "inner")
+			b.mount(b.volume("v"), outer)
+			b.mount(b.volume("w"), inner)
+			b.expect(mountedAt(outer, 1), mountedAt(inner, 1), missingAt(filepath.Join(inner, "none")))
+			if err := b.Unmount(t.Context(), inner); err != nil {
+				t.Fatal(err)
+			}
+			b.expect(mountedAt(outer, 1), emptyAt(inner))
+		},
+		"paths that mount tables escape, and others": func(t *testing.T, b *bench) {
+			var looks []look
+			for _, name := range []string{
+				"a space", " both ends ", "tab\there", "line\nbreak", `back\slash`, `\040`, "#comment",
+				"Größe", "巻", "e\u0301", "\U0001f4be", "not UTF-8 \xff", "'\"$`*",
+			} {
+				b.mount(b.volume(name), b.path(name))
+				looks = append(looks, mountedAt(b.path(name), 1))
+			}
+			b.expect(looks...)
+		},
+		"a source that was deleted": func(t *testing.T, b *bench) {
+			v, target := b.volume("v"), b.path("target")
+			b.mount(v, target)
+			if err := os.Remove(v.Source); err != nil {
+				t.Fatal(err)
+			}
+			// This package replaces such a mount and does not count it; mount-utils does.
+			b.expect(look{path: target, listed: 1, point: true})
+			b.mount(b.volume("v"), target)
+			b.expect(mountedAt(target, 1))
+		},
+		"a target that was deleted in another mount namespace": func(t *testing.T, b *bench) {
+			v, target := b.volume("v"), b.path("target")
+			b.mount(v, target)
+			removeElsewhere(t, target)
+			b.expect(missingAt(target))
+			b.mount(v, target)
+			b.expect(mountedAt(target, 1))
+		},
+		"symbolic links": func(t *testing.T, b *bench) {
+			target, last, middle := b.path("pod", "target"), b.path("last"), b.path("middle")
+			mkdir(t, b.path("pod"))
+			b.mount(b.volume("v"), target)
+			for link, to := range map[string]string{last: target, middle: b.path("pod")} {
+				if err := os.Symlink(to, link); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// mount-utils follows links, and this package never does.
+			b.expect(mountedAt(target, 1),
+				look{path: last, point: true, ours: ErrPath},
+				look{path: filepath.Join(middle, "target"), point: true, ours: ErrPath})
+		},
+		"mounts over a mount": func(t *testing.T, b *bench) {
+			v, target := b.volume("v"), b.path("target")
+			b.mount(v, target)
+			b.refused(b.volume("w"), target, ErrConflict)
+			b.expect(mountedAt(target, 1))
+			rawMount(t, b.volume("w").Source, target, unix.MS_BIND)
+			rawMount(t, "none", target, 0)
+			b.expect(mountedAt(target, 3))
+			if err := b.Unmount(t.Context(), target); err != nil {
+				t.Fatal(err)
+			}
+			b.expect(emptyAt(target))
+		},
+		"a mount over the parent of a mount": func(t *testing.T, b *bench) {
+			parent, target := b.path("pod"), b.path("pod", "target")
+			mkdir(t, parent)
+			b.mount(b.volume("v"), target)
+			rawMount(t, "none", parent, 0)
+			// List still has the mount that no path reaches. Neither look at the path finds it.
+			b.expect(mountedAt(parent, 1), look{path: target, listed: 1, pointErr: fs.ErrNotExist})
+			if err := b.Unmount(t.Context(), parent); err != nil {
+				t.Fatal(err)
+			}
+			b.expect(emptyAt(parent), mountedAt(target, 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newRealBench(t)) })
+	}
+}
+
+// removeElsewhere removes a directory that is a mount point here, in a mount namespace in which it
+// is none. The kernel then takes the mount away here: Linux 3.18, d_invalidate.
+func removeElsewhere(t *testing.T, path string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", `umount "$0" && rmdir "$0"`, path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // os/exec makes its mounts private
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// TestMountUtilsReadsNoTableWithAWideSpace: one path on the machine that has a space which is none of
+// ASCII makes List fail, and with it what List is for. This package reads no table for a look.
+func TestMountUtilsReadsNoTableWithAWideSpace(t *testing.T) {
+	for _, space := range []string{"\u00a0", "\u3000", "\u2003", "\v"} {
+		b := newRealBench(t)
+		v, target := b.volume("v"), b.path("wide"+space+"space")
+		b.mount(v, target)
+		if all, err := mountutils.New("").List(); err == nil {
+			t.Errorf("List has %d entries: it can read %q now: correct docs/mount-utils.md", len(all), target)
+		}
+		if got, err := mountutils.New("").IsMountPoint(target); err != nil || !got {
+			t.Errorf("IsMountPoint(%q) = %t, %v, want true", target, got, err)
+		}
+		if !b.mounted(v, target) {
+			t.Errorf("Mounted(%q) = false", target)
+		}
+		if got, err := b.Users(v.Source); err != nil || !slices.Equal(got, []string{target}) {
+			t.Errorf("Users = %q, %v, want %q", got, err, target)
+		}
+		if err := b.Remove(t.Context(), target); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestMountUtilsMountsAreOurs: what one has mounted the other finds and unmounts.
+func TestMountUtilsMountsAreOurs(t *testing.T) {
+	b := newRealBench(t)
+	for _, program := range []string{"mount", "umount"} { // mount-utils runs them
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip(err)
+		}
+	}
+	utils := mountutils.New("")
+	v, target := b.volume("a volume"), b.path("a target")
+	other, third := b.path("other"), b.path("third")
+	mkdir(t, target)
+	if err := utils.Mount(v.Source, target, "", []string{"bind", "nosuid", "nodev"}); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(mountedAt(target, 1))
+	b.mount(v, target) // it is there already, with the same options
+	b.expect(mountedAt(target, 1))
+	b.mount(v, other)
+	b.mount(v, third)
+	if got, err := b.Users(v.Source); err != nil || !slices.Equal(got, []string{target, other, third}) {
+		t.Errorf("Users = %q, %v, want three paths", got, err)
+	}
+	b.siblings(third, other)
+	if err := utils.Unmount(other); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(mountedAt(target, 1), emptyAt(other), mountedAt(third, 1))
+	b.siblings(third)
+	if err := b.Unmount(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	b.expect(emptyAt(target), emptyAt(other), mountedAt(third, 1))
+}
+
+// siblings compares what this package has mounted from the same source as path with the wanted paths.
+func (b *bench) siblings(path string, want ...string) {
+	b.t.Helper()
+	if got, err := b.Siblings(context.Background(), path); err != nil || !slices.Equal(got, want) {
+		b.t.Errorf("Siblings(%q) = %q, %v, want %q", path, got, err, want)
+	}
+}
