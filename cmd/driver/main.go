@@ -1,272 +1,53 @@
-// Command driver is the Causeway CSI driver: it reads its flags, opens a backend and a mounter, and serves them.
+// Command driver is the Causeway CSI driver.
 package main
 
 import (
-	"context"
-	"errors"
-	"flag"
-	"fmt"
-	"io"
-	"log/slog"
-	"net/http"
-	"os"
-	"os/signal"
 	"path/filepath"
-	"runtime/debug"
-	"syscall"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"google.golang.org/grpc"
-
-	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/guard"
-	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
-	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/router"
+	"github.com/causeway-csi/causeway/pkg/csidriver"
 )
 
-// gcPercent makes the garbage collector run more than twice as often as by default: it runs on every node, where memory is the
-// pods', and there is little to collect. GOGC overrides it.
-const gcPercent = 40
+// version is set by the build of images: -ldflags "-X main.version=v1.2.3".
+var version = ""
 
-// routerGCPercent is that of a router. What it has in memory are hundreds of connections, and it makes little garbage.
-const routerGCPercent = 30
+func main() { csidriver.Main(program()) }
 
-func main() {
-	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
-	if len(os.Args) > 1 && os.Args[1] == "certs" {
-		os.Exit(certs(os.Args[2:], os.Stdout, os.Stderr))
-	}
-	if len(os.Args) > 1 && os.Args[1] == "orphans" {
-		os.Exit(findOrphans(os.Args[2:], os.Getenv, os.Stdin, os.Stdout, os.Stderr))
-	}
-	o, err := parse(os.Args[1:], os.Getenv, os.Stderr)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		os.Exit(0)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "driver:", err)
-		os.Exit(2)
-	case o.showVersion:
-		fmt.Println(versionLine())
-		return
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(o.gcPercent())
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	log := o.logger(os.Stderr)
-	if err := run(ctx, o, log); err != nil {
-		log.Error("the driver can't go on", "error", err)
-		os.Exit(1)
+// program registers the backends. The names of drivers are in PersistentVolumes and must not
+// change.
+func program() csidriver.Program {
+	var flags hostpath.Flags
+	return csidriver.Program{
+		Name:    "hostpath.csi.causeway.dev",
+		Version: version,
+		Backends: []csidriver.Backend{{
+			Name:    "hostpath",
+			Type:    (*hostpath.Backend)(nil),
+			Flags:   flags.Declare,
+			Check:   func(c csidriver.Config) error { return flags.Check(c.KubeletDir, c.StateDir) },
+			Open:    func(c csidriver.Config) (backend.Backend, error) { return openHostpath(flags, c) },
+			Helpers: hostpath.HelperTasks(),
+		}},
 	}
 }
 
-func (o *options) gcPercent() int {
-	if o.routes() {
-		return routerGCPercent
+// openHostpath opens the root.
+func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error) {
+	if f.Adopt {
+		c.Log.Warn("--adopt-root is set: any root will be served, even an empty one where a disk isn't mounted: take it away after this start")
 	}
-	return gcPercent
-}
-
-// run serves until ctx is done. First it takes its endpoints: while another driver serves there, it touches nothing. One
-// that did not answer ends as soon as it goes on: see fence.
-func run(ctx context.Context, o options, log *slog.Logger) (err error) {
-	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
-		return fmt.Errorf("--kubelet-dir: %w", err)
-	}
-	l, err := listen(o)
-	if err != nil {
-		return err
-	}
-	defer l.close()
-	l.warn(log)
-	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
-	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	l.measure(p.registry)
-	go p.fence()
-	if p.traces, err = driver.Tracing(ctx, o.driverName, release(), log); err != nil {
-		return err
-	}
-	defer p.endTracing()
-	if o.routes() {
-		return p.route(ctx)
-	}
-	return p.drive(ctx)
-}
-
-// instance is what a driver and a router both have.
-type instance struct {
-	options
-	log       *slog.Logger
-	listeners listeners
-	registry  *prometheus.Registry
-	traces    driver.Traces
-}
-
-// fenceEvery is the time between two looks at the socket. A process that was stopped looks at once
-// when it goes on.
-const fenceEvery = time.Second
-
-// fence ends this process, with all calls that are under way, if another driver has taken its socket:
-// that one mounts and unmounts now.
-func (p *instance) fence() {
-	for range time.Tick(fenceEvery) {
-		if driver.Replaced(p.listeners.csi) {
-			p.log.Error("another process serves the endpoint now: this one must not change anything any more", "endpoint", p.endpoint)
-			os.Exit(1)
-		}
-	}
-}
-
-// endTracing sends what the last calls left in the buffer: worth a moment, no more.
-func (p *instance) endTracing() {
-	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := p.traces.End(flush); err != nil {
-		p.log.Warn("spans were lost", "error", err)
-	}
-}
-
-// mounter returns what mounts on this machine, or nil where nothing is mounted.
-func (p *instance) mounter() (mounter.Host, error) {
-	if p.mode == modeController {
-		return nil, nil
-	}
-	if err := os.MkdirAll(p.stateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("--state-dir: %w", err)
-	}
-	if err := p.backends[p.backend].check(p.options, resolved); err != nil {
-		return nil, err
-	}
-	if shared, err := mounter.IsShared(p.kubeletDir); err == nil && !shared {
-		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
-	}
-	return mounter.New(p.kubeletDir, filepath.Join(p.stateDir, "frozen"))
-}
-
-// drive serves a backend.
-func (p *instance) drive(ctx context.Context) (err error) {
-	mount, err := p.mounter()
-	if err != nil {
-		return err
-	}
-	store, err := p.backends[p.backend].open(p.options, mount, p.log)
-	if err != nil {
-		return err
-	}
-	if c, ok := store.(io.Closer); ok {
-		defer func() { err = errors.Join(err, c.Close()) }()
-	}
-	d, err := driver.New(driver.Config{
-		Name: p.driverName, Release: release(), Node: p.nodeID,
-		Backend: store, Mounter: mount, StateDir: p.stateDir,
-		Log: p.log, Registry: p.registry, MetadataBlock: p.block, ServerOptions: p.traces.Server,
+	c.Log.Info("opening the root", "root", f.Root)
+	return hostpath.New(hostpath.Config{
+		Root: f.Root, Node: c.NodeID, Release: c.Version, Init: f.Init, Adopt: f.Adopt, Lost: f.Lost,
+		Seen: filepath.Join(c.StateDir, "root-identity"),
+		Report: func(err error) {
+			c.Log.Error("a background task of the storage ended with a panic", guard.Attributes(err)...)
+		},
+		Warn: func(volume, reason, message string) {
+			c.Log.Warn("a copy of a volume has trouble", "volume", volume, "reason", reason, "message", message)
+		},
+		Images: c.Images,
 	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.Close()) }()
-	csi := map[mode]func() *grpc.Server{modeAll: d.All, modeController: d.Controller, modeNode: d.Kubelet}[p.mode]
-	endpoints := []driver.Endpoint{{Server: csi(), Listener: p.listeners.csi}}
-	if p.listeners.peer != nil {
-		id, err := p.identity(func(err error) { p.log.Warn("the way to the router", about(err)...) })
-		if err != nil {
-			return err
-		}
-		p.log.Info("serving the router", "endpoint", p.listeners.peer.Addr().String(), "router", p.peers.client)
-		endpoints = append(endpoints, driver.Endpoint{Server: d.Peer(grpc.Creds(id.Server(p.peers.client))), Listener: p.listeners.peer})
-	}
-	return p.serve(ctx, d.HTTP(), func(ctx context.Context) error { return d.Serve(ctx, p.drain, endpoints...) })
-}
-
-// route serves a router to the nodes that have the storage.
-func (p *instance) route(ctx context.Context) error {
-	report := func(message string, err error) {
-		if err == nil {
-			p.log.Info(message)
-			return
-		}
-		p.log.Warn(message, about(err)...)
-	}
-	cfg, err := p.router(report)
-	if err != nil {
-		return err
-	}
-	r, err := router.New(cfg)
-	if err != nil {
-		return err
-	}
-	around, err := driver.NewAround(p.log, p.registry, p.traces.Server...)
-	if err != nil {
-		return err
-	}
-	if err := p.registry.Register(r.Metrics()); err != nil {
-		return err
-	}
-	server := around.Server()
-	r.Register(server)
-	ctx, cancel := context.WithCancel(ctx)
-	lives, die := context.WithCancel(context.Background()) // beyond ctx: calls that are drained need their nodes
-	ran := make(chan struct{})
-	go func() {
-		defer close(ran)
-		r.Run(lives)
-	}()
-	defer func() {
-		cancel()
-		die()
-		<-ran
-	}()
-	return p.serve(ctx, driver.HTTP(p.registry, r.Ready), func(ctx context.Context) error {
-		return driver.Serve(ctx, p.log, p.drain, driver.Endpoint{Server: server, Listener: p.listeners.csi})
-	})
-}
-
-// about returns err as attributes of a log line. That of a panic comes with its stack.
-func about(err error) []any {
-	attributes := []any{"error", err}
-	if p := (*guard.Panic)(nil); errors.As(err, &p) {
-		attributes = append(attributes, "stack", string(p.Stack))
-	}
-	return attributes
-}
-
-// serve answers HTTP, and calls by what serves them, until ctx is done or one of them fails.
-func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	failed := make(chan error, 1)
-	if l := p.listeners.http; l != nil {
-		server := connlimit.ServerOf(handler)
-		server.ErrorLog = slog.NewLogLogger(p.log.Handler(), slog.LevelWarn)
-		defer server.Close()
-		go func() {
-			if err := guard.Do(func() error { return server.Serve(l) }); !errors.Is(err, http.ErrServerClosed) {
-				failed <- fmt.Errorf("--http-endpoint: %w", err)
-				cancel()
-			}
-		}()
-		p.log.Info("serving metrics", "endpoint", l.Addr().String())
-	}
-	attributes := []any{"endpoint", p.endpoint, "driver", p.driverName, "release", release(), "backend", p.backend, "mode", p.mode}
-	if p.mode != modeController {
-		attributes = append(attributes, "node", p.nodeID)
-	}
-	p.log.Info("serving CSI", attributes...)
-	if err := calls(ctx); err != nil {
-		return err
-	}
-	select {
-	case err := <-failed:
-		return err
-	default:
-	}
-	p.log.Info("drained and done")
-	return nil
 }

@@ -5,6 +5,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
@@ -17,6 +18,15 @@ type Panic struct {
 }
 
 func (p *Panic) Error() string { return fmt.Sprintf("the driver panicked: %v", p.Value) }
+
+// Attributes returns err as attributes of a log line. That of a panic comes with its stack.
+func Attributes(err error) []any {
+	attributes := []any{"error", err}
+	if p := (*Panic)(nil); errors.As(err, &p) {
+		attributes = append(attributes, "stack", string(p.Stack))
+	}
+	return attributes
+}
 
 // Do calls f. Errors: that of f, *Panic.
 func Do(f func() error) error {

@@ -1,7 +1,7 @@
-package main
+package csidriver
 
 import (
-	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,7 +21,7 @@ func manifestArgs(t *testing.T, file string) []string {
 func TestTheManifestsCommandLinesAreRead(t *testing.T) {
 	for file, want := range map[string]mode{"controller.yaml": modeController, "node.yaml": modeNode} {
 		args := manifestArgs(t, file)
-		o, err := parse(args, func(string) string { return "" }, io.Discard)
+		o, err := parse(program(), args, env(nil))
 		if err != nil || o.mode != want || strings.Contains(strings.Join(args, " "), "$(") {
 			t.Errorf("%s: %q: mode %s, %v, want %s", file, args, o.mode, err, want)
 		}
@@ -29,11 +29,11 @@ func TestTheManifestsCommandLinesAreRead(t *testing.T) {
 			continue
 		}
 		// Said in so many words, as other containers have these paths too.
-		if other := (options{backends: backends(), backend: "hostpath", kubeletDir: o.kubeletDir}); other.fillIn(func(string) string { return "" }) != nil || other.endpoint != o.endpoint || other.driverName != o.driverName {
-			t.Errorf("--endpoint=%s and --driver-name=%s aren't the defaults %s and %s", o.endpoint, o.driverName, other.endpoint, other.driverName)
+		if other, err := parse(program(), []string{"--kubelet-dir=" + o.kubeletDir}, env(nil)); err != nil || other.endpoint != o.endpoint || other.driverName != o.driverName {
+			t.Errorf("--endpoint=%s and --driver-name=%s aren't the defaults %s and %s, %v", o.endpoint, o.driverName, other.endpoint, other.driverName, err)
 		}
 		// What is remembered of the root must outlive the pod: it is where the kubelet's directory is mounted.
-		if !nested(o.kubeletDir, o.stateDir) {
+		if rel, err := filepath.Rel(o.kubeletDir, o.stateDir); err != nil || !filepath.IsLocal(rel) {
 			t.Errorf("--state-dir=%s isn't in %s", o.stateDir, o.kubeletDir)
 		}
 	}

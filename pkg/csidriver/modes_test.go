@@ -1,15 +1,8 @@
-package main
+package csidriver
 
 import (
-	"flag"
-	"io"
-	"log/slog"
 	"strings"
 	"testing"
-
-	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
-	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 func TestModes(t *testing.T) {
@@ -50,7 +43,7 @@ func TestModes(t *testing.T) {
 		"a node that listens at no host:port": {with(node, "--peer-listen=9808"), "--peer-listen"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := parse(tc.args, env(nil), io.Discard)
+			_, err := parse(program(), tc.args, env(nil))
 			if ok := err == nil; ok != (tc.says == "") || !ok && !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("%q: %v, want %q", tc.args, err, tc.says)
 			}
@@ -58,26 +51,14 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// central is storage that every process reaches, and so needs no router.
-type central struct{}
-
-func (central) flags(*flag.FlagSet)                      {}
-func (central) kind() backend.Backend                    { return (*memory.Backend)(nil) }
-func (central) check(options, func(string) string) error { return nil }
-func (central) open(options, mounter.Images, *slog.Logger) (backend.Backend, error) {
-	return memory.New(memory.Config{}), nil
-}
-
 func TestCentralStorageHasNoPeers(t *testing.T) {
-	o := options{backend: "central", backends: map[string]storage{"central": central{}}, peers: peerFlags{client: "router"}}
 	for _, m := range []mode{modeAll, modeController, modeNode} {
-		o.mode = m
-		if err := o.checkMode(); err != nil {
+		args := []string{"--backend=central", "--mode=" + string(m)}
+		if _, err := parse(program(), args, env(nil)); err != nil {
 			t.Errorf("%s: %v", m, err)
 		}
 	}
-	o.peers.peers, o.mode = "a:1", modeController
-	if err := o.checkMode(); err == nil || !strings.Contains(err.Error(), "--peers") {
+	if _, err := parse(program(), []string{"--backend=central", "--mode=controller", "--peers=a:1"}, env(nil)); err == nil || !strings.Contains(err.Error(), "--peers") {
 		t.Errorf("with peers: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package csidriver
 
 import (
 	"cmp"
@@ -10,8 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/logsafe"
@@ -19,11 +17,11 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// domain is that of drivers which are given no name. They are called after their backend.
-const domain = "csi.causeway.dev"
-
-// options are the flags, with defaults filled in. docs/flags.md is made from their usage.
+// options are the values of the flags, with defaults filled in. docs/flags.md is made from their
+// usage.
 type options struct {
+	program      Program
+	command      string // name of the program in messages
 	mode         mode
 	peers        peerFlags
 	endpoint     string
@@ -31,7 +29,6 @@ type options struct {
 	driverName   string
 	nodeID       string
 	backend      string
-	backends     map[string]storage // that may be chosen, with their flags
 	kubeletDir   string
 	stateDir     string
 	httpEndpoint string
@@ -42,19 +39,51 @@ type options struct {
 	showVersion  bool
 }
 
-// flags declares the flags on set.
-func (o *options) flags(set *flag.FlagSet) {
-	o.backends = backends()
-	for _, s := range o.backends {
-		s.flags(set)
+// flags declares the flags of p on set. Errors: a flag that is defined twice.
+func (o *options) flags(p Program, set *flag.FlagSet) error {
+	o.program = p
+	o.common(set)
+	for _, b := range p.Backends {
+		if err := b.flags(set); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// flags declares the flags of b on set. Errors: a flag that is defined twice.
+func (b Backend) flags(set *flag.FlagSet) (err error) {
+	if b.Flags == nil {
+		return nil
+	}
+	own := flag.NewFlagSet("", flag.ContinueOnError)
+	own.SetOutput(io.Discard)
+	defer func() { // the package flag panics
+		if v := recover(); v != nil {
+			err = fmt.Errorf("invalid program: flags of backend %q: %v", b.Name, v)
+		}
+	}()
+	b.Flags(own)
+	own.VisitAll(func(f *flag.Flag) {
+		if set.Lookup(f.Name) != nil && err == nil {
+			err = fmt.Errorf("invalid program: flag --%s of backend %q is defined twice", f.Name, b.Name)
+		}
+		if err == nil {
+			set.Var(f.Value, f.Name, f.Usage)
+		}
+	})
+	return err
+}
+
+// common declares the flags that every driver has.
+func (o *options) common(set *flag.FlagSet) {
 	set.StringVar((*string)(&o.mode), "mode", string(modeAll), "what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; node, for the kubelet. docs/node-local-storage.md")
 	o.peers.flags(set)
 	set.StringVar(&o.endpoint, "endpoint", "", "where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
 	set.BoolVar(&o.allowTCP, "allow-tcp", false, "permit a TCP endpoint, which has no protection of its own: for trials on one machine")
-	set.StringVar(&o.driverName, "driver-name", "", "`name` of the driver, as in CSIDriver objects and storage classes (default: <backend>."+domain+")")
+	set.StringVar(&o.driverName, "driver-name", "", "`name` of the driver, as in CSIDriver objects and storage classes (default: "+o.program.defaultNames()+")")
 	set.StringVar(&o.nodeID, "node-id", "", "`name` of this node, as Kubernetes knows it (default: the host name)")
-	set.StringVar(&o.backend, "backend", "hostpath", "where volumes are kept: "+o.backendNames())
+	set.StringVar(&o.backend, "backend", o.program.Backends[0].Name, "where volumes are kept: "+o.program.backendNames())
 	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's `directory`: nothing is mounted outside it")
 	set.StringVar(&o.stateDir, "state-dir", "", "`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: <kubelet-dir>/plugins/<driver-name>.state)")
 	set.StringVar(&o.httpEndpoint, "http-endpoint", "", "`host:port` for /metrics, /healthz and /readyz (default: none)")
@@ -65,16 +94,18 @@ func (o *options) flags(set *flag.FlagSet) {
 	set.BoolVar(&o.showVersion, "version", false, "print the version and exit")
 }
 
-// parse reads the command line, and checks all that can be checked without touching the machine. Usage goes to out.
-func parse(args []string, getenv func(string) string, out io.Writer) (options, error) {
-	var o options
-	set := flag.NewFlagSet("driver", flag.ContinueOnError)
+// parse reads the command line, and checks everything that can be checked without touching the
+// machine. Usage goes to env.Stderr.
+func parse(p Program, args []string, env Environment) (options, error) {
+	o := options{command: env.Command}
+	set := flag.NewFlagSet(env.Command, flag.ContinueOnError)
 	set.SetOutput(io.Discard)
-	o.flags(set)
+	if err := o.flags(p, set); err != nil {
+		return o, err
+	}
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		usage(set, out)
-		fmt.Fprint(out, "Other commands, each with --help:\n  driver certs\n    \tmakes certificates for the router and for nodes\n  driver orphans\n    \tlists volumes and snapshots that no object of the cluster names\n")
+		usage(set, env)
 		return o, err
 	case err != nil:
 		return o, fmt.Errorf("%w (--help lists the flags)", err)
@@ -83,15 +114,16 @@ func parse(args []string, getenv func(string) string, out io.Writer) (options, e
 	case o.showVersion:
 		return o, nil
 	}
-	if err := o.fillIn(getenv); err != nil {
+	if err := o.fillIn(env.Getenv); err != nil {
 		return o, err
 	}
 	return o, o.check()
 }
 
-func usage(set *flag.FlagSet, out io.Writer) {
-	fmt.Fprintf(out, "The Causeway CSI driver. Flags of %s:\n", set.Name())
-	listFlags(set, out)
+func usage(set *flag.FlagSet, env Environment) {
+	fmt.Fprintf(env.Stderr, "%s is a CSI driver. Flags:\n", env.Command)
+	listFlags(set, env.Stderr)
+	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tmakes certificates for the router and for nodes\n  %[1]s orphans\n    \tlists volumes and snapshots that no object of the cluster names\n", env.Command)
 }
 
 // listFlags lists the flags, each with two dashes.
@@ -109,7 +141,9 @@ func listFlags(set *flag.FlagSet, out io.Writer) {
 // fillIn sets what was not said and depends on other flags, the environment or the machine.
 func (o *options) fillIn(getenv func(string) string) error {
 	plugins := filepath.Join(o.kubeletDir, "plugins")
-	o.driverName = cmp.Or(o.driverName, o.backend+"."+domain)
+	if chosen, ok := o.program.backend(o.backend); ok {
+		o.driverName = cmp.Or(o.driverName, o.program.driverName(chosen))
+	}
 	o.endpoint = cmp.Or(o.endpoint, getenv("CSI_ENDPOINT"), "unix://"+filepath.Join(plugins, o.driverName, "csi.sock"))
 	o.stateDir = cmp.Or(o.stateDir, filepath.Join(plugins, o.driverName+".state"))
 	if o.nodeID == "" {
@@ -127,11 +161,10 @@ func (o *options) check() error {
 	if err := cmp.Or(cleanPath("kubelet-dir", &o.kubeletDir), cleanPath("state-dir", &o.stateDir)); err != nil {
 		return err
 	}
-	s, ok := o.backends[o.backend]
-	if !ok {
-		return fmt.Errorf("--backend=%s: there is only %s", o.backend, o.backendNames())
+	if _, ok := o.program.backend(o.backend); !ok {
+		return fmt.Errorf("--backend=%s: there is only %s", o.backend, o.program.backendNames())
 	}
-	if err := s.check(*o, func(path string) string { return path }); err != nil {
+	if err := o.checkBackend(); err != nil {
 		return err
 	}
 	if err := o.checkMode(); err != nil {
@@ -170,21 +203,23 @@ func cleanPath(flag string, path *string) error {
 	return nil
 }
 
-// resolved returns path without links, or path itself where it can't be told.
-func resolved(path string) string {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
+// checkBackend calls Check of the chosen backend.
+func (o *options) checkBackend() error {
+	if b := o.chosen(); b.Check != nil {
+		return b.Check(o.config())
 	}
-	return path
+	return nil
 }
 
-// nested reports whether two clean paths are the same or one is below the other.
-func nested(a, b string) bool {
-	under := func(path, dir string) bool {
-		rel, err := filepath.Rel(dir, path)
-		return err == nil && filepath.IsLocal(rel)
-	}
-	return under(a, b) || under(b, a)
+// chosen returns the backend of --backend, which check has found.
+func (o *options) chosen() Backend {
+	b, _ := o.program.backend(o.backend)
+	return b
+}
+
+// config returns the Config of the flags.
+func (o *options) config() Config {
+	return Config{DriverName: o.driverName, Version: o.program.version(), NodeID: o.nodeID, KubeletDir: o.kubeletDir, StateDir: o.stateDir}
 }
 
 // logger returns the logger that the flags describe.
@@ -196,20 +231,3 @@ func (o options) logger(out io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(out, handler))
 }
 
-// version is set by the build of images: -ldflags "-X main.version=v1.2.3".
-var version = ""
-
-// release returns the version of this build.
-func release() string {
-	if version != "" {
-		return version
-	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return cmp.Or(info.Main.Version, "(devel)")
-	}
-	return "(devel)"
-}
-
-func versionLine() string {
-	return fmt.Sprintf("causeway driver %s, CSI v1.13.0, %s %s/%s", release(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
-}

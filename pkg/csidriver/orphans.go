@@ -1,4 +1,4 @@
-package main
+package csidriver
 
 import (
 	"cmp"
@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -18,13 +17,13 @@ import (
 	"github.com/causeway-csi/causeway/pkg/orphans"
 )
 
-// Exit codes of driver orphans, beside 0 and 2.
+// Exit codes of the command orphans, beside 0 and 2.
 const (
 	exitNoConclusion = 1
 	exitOrphans      = 3
 )
 
-// orphansFlags are the flags of driver orphans. docs/orphans.md is made from their usage.
+// orphansFlags are the flags of the command orphans. docs/orphans.md is made from their usage.
 type orphansFlags struct {
 	endpoint string
 	output   string
@@ -42,16 +41,16 @@ func (o *orphansFlags) flags(set *flag.FlagSet) {
 	set.BoolVar(&o.find.NoneNamed, "expect-none-named", false, "no object names anything that the driver holds: call all of it orphans")
 }
 
-// parseOrphans reads the command line of driver orphans. Usage goes to out.
-func parseOrphans(args []string, getenv func(string) string, out io.Writer) (orphansFlags, error) {
+// parseOrphans reads the command line of the command orphans. Usage goes to env.Stderr.
+func parseOrphans(p Program, args []string, env Environment) (orphansFlags, error) {
 	o := orphansFlags{find: orphans.Options{Page: 1000}}
-	set := flag.NewFlagSet("driver orphans", flag.ContinueOnError)
+	set := flag.NewFlagSet("orphans", flag.ContinueOnError)
 	set.SetOutput(io.Discard)
 	o.flags(set)
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintln(out, "driver orphans lists volumes and snapshots that no object of the cluster names. It reads the objects from stdin:\n  (sleep 60; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … -- driver orphans\nIts flags:")
-		listFlags(set, out)
+		fmt.Fprintf(env.Stderr, "%[1]s orphans lists volumes and snapshots that no object of the cluster names. It reads the objects from stdin:\n  (sleep 60; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … -- %[1]s orphans\nIts flags:\n", env.Command)
+		listFlags(set, env.Stderr)
 		return o, err
 	case err != nil:
 		return o, fmt.Errorf("%w (orphans --help lists the flags)", err)
@@ -62,7 +61,8 @@ func parseOrphans(args []string, getenv func(string) string, out io.Writer) (orp
 	case o.find.Call < 0 || o.find.Settle < 0:
 		return o, errors.New("--timeout and --settle can't be negative")
 	}
-	serves, err := parse(nil, getenv, io.Discard)
+	env.Stderr = io.Discard
+	serves, err := parse(p, nil, env)
 	if o.endpoint = cmp.Or(o.endpoint, serves.endpoint); o.endpoint == "" {
 		return o, fmt.Errorf("--endpoint is needed: %w", err)
 	}
@@ -72,25 +72,23 @@ func parseOrphans(args []string, getenv func(string) string, out io.Writer) (orp
 	return o, nil
 }
 
-// findOrphans is driver orphans. It returns the exit code.
-func findOrphans(args []string, getenv func(string) string, in io.Reader, out, log io.Writer) int {
-	o, err := parseOrphans(args, getenv, log)
+// findOrphans is the command orphans. It returns the exit code.
+func findOrphans(p Program, args []string, env Environment) int {
+	o, err := parseOrphans(p, args, env)
 	if errors.Is(err, flag.ErrHelp) {
-		return 0
+		return exitOK
 	}
 	if err != nil {
-		fmt.Fprintln(log, "driver:", err)
-		return 2
+		fmt.Fprintf(env.Stderr, "%s: %v\n", env.Command, err)
+		return exitUsage
 	}
-	if getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent) // it runs in the container of a driver, with that one's limits
-	}
+	env.tune(gcPercent) // it runs in the container of a driver, with the limits of that container
 	o.find.Listed = func(volumes, snapshots int) {
-		fmt.Fprintf(log, "the driver holds %d volumes and %d snapshots: now reading the objects from stdin\n", volumes, snapshots)
+		fmt.Fprintf(env.Stderr, "the driver holds %d volumes and %d snapshots: now reading the objects from stdin\n", volumes, snapshots)
 	}
-	report, err := o.run(in, out)
+	report, err := o.run(env.Stdin, env.Stdout)
 	if err != nil {
-		fmt.Fprintln(log, "driver:", err)
+		fmt.Fprintf(env.Stderr, "%s: %v\n", env.Command, err)
 		return exitNoConclusion
 	}
 	switch {
@@ -99,7 +97,7 @@ func findOrphans(args []string, getenv func(string) string, in io.Reader, out, l
 	case !report.Judged():
 		return exitNoConclusion
 	}
-	return 0
+	return exitOK
 }
 
 // run finds orphans and prints them.

@@ -1,9 +1,8 @@
-package main
+package csidriver
 
 import (
 	"errors"
 	"flag"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,7 +12,7 @@ import (
 )
 
 func TestOrphansDefaults(t *testing.T) {
-	o, err := parseOrphans(nil, env(nil), io.Discard)
+	o, err := parseOrphans(program(), nil, env(nil))
 	if err != nil || o.endpoint != "unix:///var/lib/kubelet/plugins/hostpath.csi.causeway.dev/csi.sock" || o.output != "text" {
 		t.Errorf("%+v, %v", o, err)
 	}
@@ -21,19 +20,21 @@ func TestOrphansDefaults(t *testing.T) {
 		t.Errorf("%+v, want the safe side", f)
 	}
 	csiEndpoint := env(map[string]string{"CSI_ENDPOINT": "unix:///csi/csi.sock"})
-	if o, err = parseOrphans(nil, csiEndpoint, io.Discard); err != nil || o.endpoint != "unix:///csi/csi.sock" {
+	if o, err = parseOrphans(program(), nil, csiEndpoint); err != nil || o.endpoint != "unix:///csi/csi.sock" {
 		t.Errorf("CSI_ENDPOINT isn't used: %+v, %v", o, err)
 	}
-	if o, err = parseOrphans([]string{"--endpoint=unix:///x.sock"}, csiEndpoint, io.Discard); err != nil || o.endpoint != "unix:///x.sock" {
+	if o, err = parseOrphans(program(), []string{"--endpoint=unix:///x.sock"}, csiEndpoint); err != nil || o.endpoint != "unix:///x.sock" {
 		t.Errorf("--endpoint isn't used: %+v, %v", o, err)
 	}
 	for _, bad := range []string{"--output=yaml", "--endpoint=/csi.sock", "--settle=-1s", "--timeout=-1s", "--no-such-flag", "stray", "--delete"} {
-		if _, err := parseOrphans([]string{bad}, env(nil), io.Discard); err == nil || strings.Contains(err.Error(), "\n") {
+		if _, err := parseOrphans(program(), []string{bad}, env(nil)); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want an error of one line", bad, err)
 		}
 	}
 	var help strings.Builder
-	if _, err := parseOrphans([]string{"--help"}, env(nil), &help); !errors.Is(err, flag.ErrHelp) || !strings.Contains(help.String(), "sleep 60") || !strings.Contains(help.String(), "--expect-no-groups") {
+	asked := env(nil)
+	asked.Stderr = &help
+	if _, err := parseOrphans(program(), []string{"--help"}, asked); !errors.Is(err, flag.ErrHelp) || !strings.Contains(help.String(), "sleep 60") || !strings.Contains(help.String(), "--expect-no-groups") {
 		t.Errorf("%v: %s", err, help.String())
 	}
 }
@@ -49,7 +50,7 @@ func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
 		documented[m[1]] = true
 	}
 	var o orphansFlags
-	set := flag.NewFlagSet("driver orphans", flag.ContinueOnError)
+	set := flag.NewFlagSet("orphans", flag.ContinueOnError)
 	o.flags(set)
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {

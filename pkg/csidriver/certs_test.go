@@ -1,4 +1,4 @@
-package main
+package csidriver
 
 import (
 	"flag"
@@ -14,11 +14,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// runCerts runs `driver certs` and returns its exit code and what it said.
+// runCerts runs the command certs and returns its exit code and output.
 func runCerts(args ...string) (code int, out, errOut string) {
-	var o, e strings.Builder
-	code = certs(args, &o, &e)
-	return code, o.String(), e.String()
+	return execute(program(), append([]string{"certs"}, args...)...)
 }
 
 func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
@@ -109,7 +107,7 @@ func TestTheDocumentedCertsFlagsAreTheFlags(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `--([a-z-]+)").FindAllStringSubmatch(string(page), -1) {
 		documented = append(documented, m[1])
 	}
-	set := flag.NewFlagSet("driver certs", flag.ContinueOnError)
+	set := flag.NewFlagSet("certs", flag.ContinueOnError)
 	set.SetOutput(io.Discard)
 	new(certsFlags).flags(set)
 	set.VisitAll(func(f *flag.Flag) {

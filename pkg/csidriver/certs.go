@@ -1,4 +1,4 @@
-package main
+package csidriver
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// certsFlags are those of `driver certs`. docs/certificates.md is made from their usage.
+// certsFlags are the flags of the command certs. docs/certificates.md is made from their usage.
 type certsFlags struct {
 	dir    string
 	client string
@@ -38,38 +38,39 @@ func (c *certsFlags) flags(set *flag.FlagSet) {
 	set.BoolVar(&c.renew, "renew", false, "replace the router's certificate and those that are named, with the same CA; without it, what is there stays")
 }
 
-// certs is `driver certs`: it makes certificates and says on out what to do with them. It returns the exit code.
-func certs(args []string, out, errOut io.Writer) int {
+// certs is the command certs: it makes certificates, and prints commands that use them. It returns
+// the exit code.
+func certs(args []string, env Environment) int {
 	var c certsFlags
-	o, err := c.parse(args, errOut)
+	o, err := c.parse(args, env)
 	if errors.Is(err, flag.ErrHelp) {
-		return 0
+		return exitOK
 	}
 	if err != nil {
-		fmt.Fprintln(errOut, "driver certs:", err)
-		return 2
+		fmt.Fprintf(env.Stderr, "%s certs: %v\n", env.Command, err)
+		return exitUsage
 	}
 	made, err := peertls.Make(c.dir, o)
 	if err != nil {
-		fmt.Fprintln(errOut, "driver certs:", err)
-		return 1
+		fmt.Fprintf(env.Stderr, "%s certs: %v\n", env.Command, err)
+		return exitError
 	}
 	for _, m := range made {
-		c.tell(out, m)
+		c.tell(env.Stdout, m)
 	}
-	return 0
+	return exitOK
 }
 
 // parse reads the flags, and checks all that can be checked without touching the machine.
-func (c *certsFlags) parse(args []string, out io.Writer) (peertls.MakeOptions, error) {
-	set := flag.NewFlagSet("driver certs", flag.ContinueOnError)
+func (c *certsFlags) parse(args []string, env Environment) (peertls.MakeOptions, error) {
+	set := flag.NewFlagSet("certs", flag.ContinueOnError)
 	set.SetOutput(io.Discard)
 	c.flags(set)
 	o := peertls.MakeOptions{}
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintln(out, "driver certs makes certificates for the router and for nodes. Its flags:")
-		listFlags(set, out)
+		fmt.Fprintf(env.Stderr, "%s certs makes certificates for the router and for nodes. Its flags:\n", env.Command)
+		listFlags(set, env.Stderr)
 		return o, err
 	case err != nil:
 		return o, fmt.Errorf("%w (--help lists the flags)", err)

@@ -1,4 +1,4 @@
-package main
+package csidriver
 
 import (
 	"errors"
@@ -44,10 +44,10 @@ func (p *peerFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&p.forgotten, "forgotten-nodes", "", "mode controller: `file` with a node on each line that is gone for good: what it held can then be deleted; read again when it changes")
 }
 
-// nodeLocal reports whether the chosen backend's storage lives on nodes, so that a controller is a router. It is the only
-// place that asks.
+// nodeLocal reports whether the chosen backend is a backend.NodeLocal, so that a controller is a
+// router. No other function decides that.
 func (o *options) nodeLocal() bool {
-	_, ok := o.backends[o.backend].kind().(backend.NodeLocal)
+	_, ok := o.chosen().Type.(backend.NodeLocal)
 	return ok
 }
 
@@ -130,9 +130,9 @@ func (p *peerFlags) find() (router.Peers, error) {
 
 // router returns what the router is to be. What the nodes can do is read off the backend's type.
 func (p *instance) router(report func(message string, err error)) (router.Config, error) {
-	kind := p.backends[p.backend].kind()
+	kind := p.chosen().Type
 	cfg := router.Config{
-		Name: p.driverName, Release: release(), TopologyKey: driver.TopologyKey(p.driverName),
+		Name: p.driverName, Release: p.program.version(), TopologyKey: driver.TopologyKey(p.driverName),
 		Plugin: driver.PluginCapabilities(kind), Controller: driver.ControllerCapabilities(kind),
 		Names: peertls.Names, Report: report, DialOptions: p.traces.Client,
 	}

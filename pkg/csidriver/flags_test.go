@@ -1,26 +1,55 @@
-package main
+package csidriver
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"io"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/backendtest/memory"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 )
 
-func env(m map[string]string) func(string) string { return func(k string) string { return m[k] } }
+// program is Causeway's, with a second backend whose storage every process reaches.
+func program() Program {
+	var f hostpath.Flags
+	return Program{Name: "hostpath.csi.causeway.dev", Version: "v1.2.3", Backends: []Backend{
+		{
+			Name: "hostpath", Type: (*hostpath.Backend)(nil), Flags: f.Declare,
+			Check: func(c Config) error { return f.Check(c.KubeletDir, c.StateDir) },
+			Open:  func(Config) (backend.Backend, error) { return nil, errors.New("only the flags are tested") },
+		},
+		{
+			Name: "central", DriverName: "central.csi.causeway.dev", Type: (*memory.Backend)(nil),
+			Open: func(Config) (backend.Backend, error) { return memory.New(memory.Config{}), nil },
+		},
+	}}
+}
+
+// env returns an Environment with these variables and without streams.
+func env(variables map[string]string) Environment {
+	return Environment{Command: "driver", Getenv: func(k string) string { return variables[k] }, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard}
+}
+
+// execute runs p and returns its exit code and output.
+func execute(p Program, args ...string) (code int, stdout, stderr string) {
+	var out, errOut strings.Builder
+	e := env(nil)
+	e.Stdout, e.Stderr = &out, &errOut
+	code = Run(context.Background(), p, args, e)
+	return code, out.String(), errOut.String()
+}
 
 func TestDefaults(t *testing.T) {
-	o, err := parse(nil, env(nil), io.Discard)
+	o, err := parse(program(), nil, env(nil))
 	if err != nil {
 		t.Fatal(err)
-	}
-	if h := o.backends["hostpath"].(*hostpathFlags); h.init || h.adopt {
-		t.Errorf("%+v", h)
 	}
 	for got, want := range map[string]string{
 		o.endpoint:   "unix:///var/lib/kubelet/plugins/hostpath.csi.causeway.dev/csi.sock",
@@ -35,28 +64,13 @@ func TestDefaults(t *testing.T) {
 	if o.nodeID == "" || o.allowTCP || o.httpEndpoint != "" || o.verbosity != 0 {
 		t.Errorf("%+v", o)
 	}
-	o, err = parse([]string{"--kubelet-dir=/k/", "--driver-name=x.example", "--node-id=n"}, env(nil), io.Discard)
+	o, err = parse(program(), []string{"--kubelet-dir=/k/", "--driver-name=x.example", "--node-id=n"}, env(nil))
 	if err != nil || o.endpoint != "unix:///k/plugins/x.example/csi.sock" || o.stateDir != "/k/plugins/x.example.state" || o.nodeID != "n" {
 		t.Errorf("%+v, %v", o, err)
 	}
-	o, err = parse(nil, env(map[string]string{"CSI_ENDPOINT": "unix:///x.sock"}), io.Discard)
+	o, err = parse(program(), nil, env(map[string]string{"CSI_ENDPOINT": "unix:///x.sock"}))
 	if err != nil || o.endpoint != "unix:///x.sock" {
 		t.Errorf("CSI_ENDPOINT is not used: %+v, %v", o, err)
-	}
-}
-
-const someRoot = "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11"
-
-// TestNoRootIsLostUnlessSaid: a name that is empty would be that of a root whose identity says nothing.
-func TestNoRootIsLostUnlessSaid(t *testing.T) {
-	for args, want := range map[string][]string{"": nil, "--lost-roots=": nil, "--lost-roots=" + strings.ToUpper(someRoot): {someRoot}} {
-		o, err := parse(strings.Fields(args), env(nil), io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := o.backends["hostpath"].(*hostpathFlags).lost; !slices.Equal(got, want) {
-			t.Errorf("%q: got %q, want %q", args, got, want)
-		}
 	}
 }
 
@@ -95,10 +109,10 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"a root around the kubelet's":  {[]string{"--root=/var/lib"}, "--kubelet-dir"},
 		"everything as the root":       {[]string{"--root=/"}, "--root"},
 		"a lost root that is a path":   {[]string{"--lost-roots=/var/lib/causeway"}, "is no UUID"},
-		"a lost root without a name":   {[]string{"--lost-roots=" + someRoot + ","}, "is no UUID"},
+		"a lost root without a name":   {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"}, "is no UUID"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := parse(tc.args, env(nil), io.Discard); err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
+			if _, err := parse(program(), tc.args, env(nil)); err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v: %v, want one line with %q in it", tc.args, err, tc.says)
 			}
 		})
@@ -107,20 +121,20 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		{"--root=/var/lib/kubelet2"}, {"--root=/x", "--state-dir=/xy"}, {"--endpoint=tcp://127.0.0.1:0", "--allow-tcp"},
 		{"--version", "--root=relative"}, {"--metadata-block-size=65536"}, {"--metadata-block-size=0"},
 	} {
-		if _, err := parse(args, env(nil), io.Discard); err != nil {
+		if _, err := parse(program(), args, env(nil)); err != nil {
 			t.Errorf("%v: %v", args, err)
 		}
 	}
 }
 
 func TestHelp(t *testing.T) {
-	var out strings.Builder
-	if _, err := parse([]string{"--help"}, env(nil), &out); !errors.Is(err, flag.ErrHelp) {
-		t.Errorf("parse = %v", err)
+	code, _, help := execute(program(), "--help")
+	if code != 0 {
+		t.Errorf("exit %d: %s", code, help)
 	}
 	for _, want := range []string{"--endpoint unix:///path.sock\n", "(default: /var/lib/kubelet)", "--allow-tcp"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is not in %s", want, out.String())
+		if !strings.Contains(help, want) {
+			t.Errorf("%q is not in %s", want, help)
 		}
 	}
 }
@@ -137,7 +151,9 @@ func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
 	}
 	var o options
 	set := flag.NewFlagSet("driver", flag.ContinueOnError)
-	o.flags(set)
+	if err := o.flags(program(), set); err != nil {
+		t.Fatal(err)
+	}
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
 			t.Errorf("--%s is not in docs/flags.md", f.Name)

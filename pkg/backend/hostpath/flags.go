@@ -1,0 +1,79 @@
+package hostpath
+
+import (
+	"flag"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// Flags are the fields of a Config that an operator sets.
+type Flags struct {
+	Root  string
+	Init  bool
+	Adopt bool
+	Lost  []string
+}
+
+// Declare declares the flags on set.
+func (f *Flags) Declare(set *flag.FlagSet) {
+	set.StringVar(&f.Root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
+	set.BoolVar(&f.Init, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
+	set.BoolVar(&f.Adopt, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
+	set.Var((*uuidList)(&f.Lost), "lost-roots", "hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root that is there now is taken as at a first start")
+}
+
+// uuidList is a flag's value: UUIDs, separated by commas.
+type uuidList []string
+
+func (u *uuidList) String() string { return strings.Join(*u, ",") }
+
+func (u *uuidList) Set(list string) error {
+	*u = nil
+	if list == "" {
+		return nil
+	}
+	for _, s := range strings.Split(list, ",") {
+		id, err := uuid.Parse(s)
+		if err != nil {
+			return fmt.Errorf("%q is no UUID: %w", s, err)
+		}
+		*u = append(*u, id.String())
+	}
+	return nil
+}
+
+// Check makes Root clean, and returns an error unless it is an absolute path outside of the
+// kubelet's directory and of the state directory, which are clean absolute paths: what is mounted
+// or recorded in the root would be lost with its disk. Links are followed as far as they exist.
+func (f *Flags) Check(kubeletDir, stateDir string) error {
+	if !filepath.IsAbs(f.Root) {
+		return fmt.Errorf("--root=%s: the path is not absolute", f.Root)
+	}
+	f.Root = filepath.Clean(f.Root)
+	for _, other := range []struct{ flag, dir string }{{"kubelet-dir", kubeletDir}, {"state-dir", stateDir}} {
+		if nested(f.Root, other.dir) || nested(resolved(f.Root), resolved(other.dir)) {
+			return fmt.Errorf("--root=%s and --%s=%s: one is in the other", f.Root, other.flag, other.dir)
+		}
+	}
+	return nil
+}
+
+// resolved returns path without links, or path itself if it does not exist.
+func resolved(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	return path
+}
+
+// nested reports whether two clean paths are the same or one is below the other.
+func nested(a, b string) bool {
+	under := func(path, dir string) bool {
+		rel, err := filepath.Rel(dir, path)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	return under(a, b) || under(b, a)
+}

@@ -1,0 +1,261 @@
+// Package csidriver is the program around a backend: a driver author registers the backend and
+// gets a CSI driver with flags, endpoints, metrics, traces, signals and, for storage on nodes, a
+// router.
+//
+// A whole program:
+//
+//	func main() {
+//		csidriver.Main(csidriver.Program{
+//			Name:    "disk.csi.example.com",
+//			Version: version,
+//			Backends: []csidriver.Backend{{
+//				Name:  "disk",
+//				Flags: flags,
+//				Open:  open,
+//			}},
+//		})
+//	}
+//
+// The flags of every driver are in docs/flags.md of this module. A program also has the commands
+// certs and orphans, each with --help.
+package csidriver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/driver"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// Program describes a driver.
+type Program struct {
+	// Name is the default of --driver-name: a domain name of at most 63 bytes that belongs to the
+	// author (CSI spec v1.13, GetPluginInfo). It is in every PersistentVolume, so it never changes.
+	Name string
+
+	// Version is the vendor_version of GetPluginInfo. "" is the version of the main module in the
+	// build information.
+	Version string
+
+	// Backends are the values of --backend. The first one is the default. There is at least one.
+	Backends []Backend
+}
+
+// Backend registers a kind of storage with a Program.
+type Backend struct {
+	// Name is the value of --backend: letters, digits and "-".
+	Name string
+
+	// DriverName is the default of --driver-name with this backend. "" is Program.Name.
+	DriverName string
+
+	// Type is a nil pointer of the type that Open returns, or nil. The capabilities of a backend
+	// are read from its type where none is open, which is the case in a router. It must be set if
+	// the type is a backend.NodeLocal.
+	Type backend.Backend
+
+	// Flags declares the backend's flags. All backends' flags exist whichever backend is chosen,
+	// so each usage text starts with the backend's name. It may be nil.
+	Flags func(set *flag.FlagSet)
+
+	// Check returns an error that names an invalid flag. It may be nil. It is called before
+	// anything on the machine is changed, and again when the state directory exists. Images and
+	// Log of c are nil.
+	Check func(c Config) error
+
+	// Open opens the storage. It is called once, in a process that serves the backend. If the
+	// result is an io.Closer, it is closed after the last call.
+	Open func(c Config) (backend.Backend, error)
+
+	// Helpers is for backends of this module, which work in helper processes.
+	Helpers []helper.Task
+}
+
+// Config is the part of the command line that is common to all backends.
+type Config struct {
+	DriverName string // as GetPluginInfo returns it
+	Version    string // as GetPluginInfo returns it
+	NodeID     string // name of this node in Kubernetes; not a path, at most 256 bytes
+	KubeletDir string // absolute path: nothing is mounted outside it
+	StateDir   string // absolute path of a directory that survives a reboot; not below the storage
+
+	// Images works on the images of this node. It is nil with --mode=controller.
+	Images mounter.Images
+
+	// Log is the program's log.
+	Log *slog.Logger
+}
+
+// Environment is what a program reads and writes beside its arguments.
+type Environment struct {
+	Command        string // name of the program in messages
+	Getenv         func(key string) string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+
+	// Set by Main, for a process that does nothing else.
+	exit      func(code int)
+	gcPercent func(percent int) int
+}
+
+// Exit codes of Run.
+const (
+	exitOK    = 0
+	exitError = 1 // the driver cannot go on
+	exitUsage = 2 // a mistake on the command line or in the Program; nothing was changed
+)
+
+// Main runs p with the arguments, the environment and the signals of the process, and exits. It
+// must be the first call in main: the process may be a helper of another one. SIGTERM and SIGINT
+// end the driver after the calls under way, at the latest after --drain-timeout; a second signal
+// ends it at once.
+func Main(p Program) {
+	tasks := [][]helper.Task{mounter.HelperTasks()}
+	for _, b := range p.Backends {
+		tasks = append(tasks, b.Helpers)
+	}
+	helper.Main(tasks...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(Run(ctx, p, os.Args[1:], Environment{
+		Command: strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe"),
+		Getenv:  os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		exit: os.Exit, gcPercent: debug.SetGCPercent,
+	}))
+}
+
+// Run runs p until ctx is done and returns the exit code: 0; 1 if the driver cannot go on; 2 for a
+// mistake in args or in p, in which case nothing on the machine was changed. The reason is on
+// env.Stderr. Images need helper processes, which only a process that calls Main can start.
+func Run(ctx context.Context, p Program, args []string, env Environment) int {
+	if err := p.check(); err != nil {
+		fmt.Fprintf(env.Stderr, "%s: %v\n", env.Command, err)
+		return exitUsage
+	}
+	if len(args) > 0 && args[0] == "certs" {
+		return certs(args[1:], env)
+	}
+	if len(args) > 0 && args[0] == "orphans" {
+		return findOrphans(p, args[1:], env)
+	}
+	o, err := parse(p, args, env)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitOK
+	case err != nil:
+		fmt.Fprintf(env.Stderr, "%s: %v\n", env.Command, err)
+		return exitUsage
+	case o.showVersion:
+		fmt.Fprintln(env.Stdout, p.versionLine(env.Command))
+		return exitOK
+	}
+	env.tune(o.gcPercent())
+	log := o.logger(env.Stderr)
+	if err := run(ctx, o, log, env.exit); err != nil {
+		log.Error("the driver can't go on", "error", err)
+		return exitError
+	}
+	return exitOK
+}
+
+// check returns an error that names a mistake of the author in p.
+func (p Program) check() error {
+	if len(p.Backends) == 0 {
+		return errors.New("invalid program: it has no backend, must be at least one")
+	}
+	names := map[string]bool{}
+	for i, b := range p.Backends {
+		switch {
+		case b.Name == "" || strings.Trim(b.Name, nameCharacters) != "":
+			return fmt.Errorf("invalid program: invalid name %q of backend %d: must be letters, digits and \"-\"", b.Name, i)
+		case names[b.Name]:
+			return fmt.Errorf("invalid program: two backends have the name %q", b.Name)
+		case b.Open == nil:
+			return fmt.Errorf("invalid program: backend %q has no function Open", b.Name)
+		}
+		names[b.Name] = true
+		if err := driver.CheckName(p.driverName(b)); err != nil {
+			return fmt.Errorf("invalid program: backend %q: %w", b.Name, err)
+		}
+	}
+	return new(options).flags(p, flag.NewFlagSet("", flag.ContinueOnError))
+}
+
+const nameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
+
+// driverName returns the default of --driver-name with b.
+func (p Program) driverName(b Backend) string {
+	if b.DriverName != "" {
+		return b.DriverName
+	}
+	return p.Name
+}
+
+// defaultNames returns the defaults of --driver-name, for a person.
+func (p Program) defaultNames() string {
+	if len(p.Backends) == 1 {
+		return p.driverName(p.Backends[0])
+	}
+	var names []string
+	for _, b := range p.Backends {
+		names = append(names, p.driverName(b)+" with --backend="+b.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// backendNames returns the names of all backends, for a person.
+func (p Program) backendNames() string {
+	var names []string
+	for _, b := range p.Backends {
+		names = append(names, b.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// backend returns the backend of a name.
+func (p Program) backend(name string) (Backend, bool) {
+	i := slices.IndexFunc(p.Backends, func(b Backend) bool { return b.Name == name })
+	if i < 0 {
+		return Backend{}, false
+	}
+	return p.Backends[i], true
+}
+
+// version returns the version of this build.
+func (p Program) version() string {
+	if p.Version != "" {
+		return p.Version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return cmp.Or(info.Main.Version, "(devel)")
+	}
+	return "(devel)"
+}
+
+func (p Program) versionLine(command string) string {
+	return fmt.Sprintf("%s %s, CSI v1.13.0, %s %s/%s", command, p.version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// tune sets the percentage of the garbage collector, unless GOGC does or other code has the process
+// too.
+func (e Environment) tune(percent int) {
+	if e.gcPercent != nil && e.Getenv("GOGC") == "" {
+		e.gcPercent(percent)
+	}
+}
