@@ -68,7 +68,7 @@ bench-cluster: ## measure how long pods with claims take to be ready, beside pod
 	@$(GO) -C test/cluster run ./bench
 own-driver: ## do what docs/write-your-own-driver.md says, in a scratch copy
 	@./hack/own-driver
-generate: ## make the Go files of pkg/peer/peer.proto anew; needs protoc
+generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
 	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars

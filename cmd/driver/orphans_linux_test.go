@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/causeway-csi/causeway/pkg/orphans"
+	"github.com/causeway-csi/causeway/internal/orphans"
 )
 
 // create makes a volume and returns its ID.

@@ -57,10 +57,10 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/internal/quota":     {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/record":    {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
-	"pkg/peer":                       {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
-	"pkg/peertls":                    {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"pkg/orphans":                    {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
-	"pkg/router":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "pkg/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"internal/peer":                  {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
+	"internal/peertls":               {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"internal/orphans":               {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
+	"internal/router":                {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/sidecar/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
 	"pkg/sidecar/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
 	"pkg/sidecar":                    {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
@@ -72,12 +72,14 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/sidecar/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
 	"pkg/sidecar/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
 	"pkg/sidecar/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
-	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "pkg/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
+	"pkg/csidriver":                  {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
+	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
 }
 
 // never are imports that even a wide prefix above doesn't allow.
 var never = map[string][]string{
-	"pkg/driver": {module + "pkg/backend/"},
+	"pkg/csidriver": {module + "pkg/backend/"},
+	"pkg/driver":    {module + "pkg/backend/"},
 }
 
 type pkg struct {
@@ -177,7 +179,7 @@ func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
 		}
 	}
 	for _, p := range list(t, "linux", "-deps", "./cmd/csi-sidecars", "./cmd/csi-sidecars-node") {
-		if hasPrefix(p.ImportPath, []string{module + "pkg/driver", module + "pkg/backend", module + "pkg/mounter", module + "pkg/router"}) {
+		if hasPrefix(p.ImportPath, []string{module + "pkg/driver", module + "pkg/backend", module + "pkg/mounter", module + "internal/router"}) {
 			t.Errorf("the sidecars contain %s", p.ImportPath)
 		}
 	}
@@ -220,6 +222,7 @@ func TestWhatTheCodeNeverDoes(t *testing.T) {
 		}
 		test := strings.HasSuffix(path, "_test.go")
 		product := !test && strings.HasPrefix(path, filepath.Join(root, "pkg")+string(filepath.Separator))
+		version := strings.HasPrefix(path, filepath.Join(root, "pkg", "csidriver")) // it prints the platform
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.FuncDecl:
@@ -236,7 +239,7 @@ func TestWhatTheCodeNeverDoes(t *testing.T) {
 					t.Errorf("%s: RemoveAll also deletes what is mounted below: use Remove for an empty directory, and for more"+
 						" something that enters no mount, as removeTree of pkg/backend/hostpath", files.Position(n.Pos()))
 				}
-				if x, ok := n.X.(*ast.Ident); ok && product && x.Name == "runtime" && n.Sel.Name == "GOOS" && !strings.HasSuffix(path, "_other.go") {
+				if x, ok := n.X.(*ast.Ident); ok && product && !version && x.Name == "runtime" && n.Sel.Name == "GOOS" && !strings.HasSuffix(path, "_other.go") {
 					t.Errorf("%s: runtime.GOOS", files.Position(n.Pos()))
 				}
 			}

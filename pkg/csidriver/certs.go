@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

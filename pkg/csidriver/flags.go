@@ -230,4 +230,3 @@ func (o options) logger(out io.Writer) *slog.Logger {
 	}
 	return slog.New(slog.NewTextHandler(out, handler))
 }
-

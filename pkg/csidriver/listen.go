@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/causeway-csi/causeway/internal/connlimit"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/peertls"
 )
 
 // listeners are the endpoints of a process. Those on the network have limits, so that strangers leave

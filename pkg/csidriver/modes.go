@@ -10,10 +10,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/causeway-csi/causeway/internal/peertls"
+	"github.com/causeway-csi/causeway/internal/router"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/peertls"
-	"github.com/causeway-csi/causeway/pkg/router"
 )
 
 // mode is what of the driver a process is.

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/causeway-csi/causeway/internal/orphans"
 	"github.com/causeway-csi/causeway/pkg/driver"
-	"github.com/causeway-csi/causeway/pkg/orphans"
 )
 
 // Exit codes of the command orphans, beside 0 and 2.

@@ -18,10 +18,10 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/connlimit"
 	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/internal/router"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/router"
 )
 
 // gcPercent makes the garbage collector run more than twice as often as by default: it runs on every node, where memory is the

@@ -24,7 +24,7 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `("+metricPrefix+"[a-z_]+)").FindAllStringSubmatch(string(page), -1) {
 		documented[m[1]] = true
 	}
-	maps.DeleteFunc(documented, func(name string, _ bool) bool { // pkg/router's, and cmd/driver's
+	maps.DeleteFunc(documented, func(name string, _ bool) bool { // internal/router's, and pkg/csidriver's
 		return strings.HasPrefix(name, metricPrefix+"router_") || strings.HasPrefix(name, metricPrefix+"peer_") || name == metricPrefix+"dropped_connections_total"
 	})
 	d := startDriver(t)

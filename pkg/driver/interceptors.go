@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/causeway-csi/causeway/internal/guard"
-	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/internal/peer"
 )
 
 // recoverPanics turns a panic into an error: one bad call must not end the others.

@@ -8,8 +8,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/peer"
 )
 
 // locks keeps two calls from changing the same volume, snapshot, group or path at the same time. The second one doesn't wait: it is

@@ -13,12 +13,12 @@ import (
 	header "google.golang.org/grpc/metadata"
 
 	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/peer"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// What a node with storage of its own offers its router, over the network: see pkg/peer and pkg/router.
+// What a node with storage of its own offers its router, over the network: see internal/peer and internal/router.
 
 // peerAge is how long a connection from the router may last. The router makes new ones well before that, so this ends
 // those of somebody whose certificate doesn't count any more.

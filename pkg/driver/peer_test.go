@@ -13,7 +13,7 @@ import (
 	grpcheader "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/test/figures"
 	"github.com/causeway-csi/causeway/test/simnode"
 )

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
 func TestTwoWithTheSameIdentityAreBothRefused(t *testing.T) {

@@ -30,7 +30,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/namespace"
-	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
 // patience is how long is waited for what comes in the end.

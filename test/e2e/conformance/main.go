@@ -60,7 +60,7 @@ func run(ctx context.Context, results string) error {
 	}
 	for _, step := range []func() error{
 		func() error { return c.sanity(ctx, "./pkg/driver") },
-		func() error { return c.sanity(ctx, "./pkg/router") },
+		func() error { return c.sanity(ctx, "./internal/router") },
 		func() error { return c.own(ctx) },
 		func() error { return c.storage(ctx, results) },
 	} {
@@ -194,7 +194,7 @@ var groups = []struct{ prefix, backend, about string }{
 	{"pkg/backend/hostpath", "hostpath", "the backend and its contract"},
 	{"pkg/backend/backendtest/memory", "memory", "the backend and its contract"},
 	{"test/crash", "hostpath", "crashes (those of make test)"},
-	{"pkg/router", "hostpath", "the router"},
+	{"internal/router", "hostpath", "the router"},
 	{"pkg/sidecar", "none", "csi-sidecars"},
 	{"cmd/csi-sidecars", "none", "csi-sidecars, the program"},
 	{"pkg/mounter", "none", "mounting"},

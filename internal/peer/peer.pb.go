@@ -2,7 +2,7 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        v3.21.12
-// source: pkg/peer/peer.proto
+// source: internal/peer/peer.proto
 
 // What the driver on a node offers its router beside CSI. Both may be of different releases: a field or a call is only
 // ever added, and what an older node answers with UNIMPLEMENTED, the router does without.
@@ -65,11 +65,11 @@ func (x SnapshotPartRequest_Step) String() string {
 }
 
 func (SnapshotPartRequest_Step) Descriptor() protoreflect.EnumDescriptor {
-	return file_pkg_peer_peer_proto_enumTypes[0].Descriptor()
+	return file_internal_peer_peer_proto_enumTypes[0].Descriptor()
 }
 
 func (SnapshotPartRequest_Step) Type() protoreflect.EnumType {
-	return &file_pkg_peer_peer_proto_enumTypes[0]
+	return &file_internal_peer_peer_proto_enumTypes[0]
 }
 
 func (x SnapshotPartRequest_Step) Number() protoreflect.EnumNumber {
@@ -78,7 +78,7 @@ func (x SnapshotPartRequest_Step) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotPartRequest_Step.Descriptor instead.
 func (SnapshotPartRequest_Step) EnumDescriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{2, 0}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{2, 0}
 }
 
 type LocateRequest struct {
@@ -91,7 +91,7 @@ type LocateRequest struct {
 
 func (x *LocateRequest) Reset() {
 	*x = LocateRequest{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[0]
+	mi := &file_internal_peer_peer_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -103,7 +103,7 @@ func (x *LocateRequest) String() string {
 func (*LocateRequest) ProtoMessage() {}
 
 func (x *LocateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[0]
+	mi := &file_internal_peer_peer_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -116,7 +116,7 @@ func (x *LocateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateRequest.ProtoReflect.Descriptor instead.
 func (*LocateRequest) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{0}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *LocateRequest) GetCreate() *csi.CreateVolumeRequest {
@@ -138,7 +138,7 @@ type LocateResponse struct {
 
 func (x *LocateResponse) Reset() {
 	*x = LocateResponse{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[1]
+	mi := &file_internal_peer_peer_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -150,7 +150,7 @@ func (x *LocateResponse) String() string {
 func (*LocateResponse) ProtoMessage() {}
 
 func (x *LocateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[1]
+	mi := &file_internal_peer_peer_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -163,7 +163,7 @@ func (x *LocateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateResponse.ProtoReflect.Descriptor instead.
 func (*LocateResponse) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{1}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *LocateResponse) GetVolumeId() string {
@@ -195,7 +195,7 @@ type SnapshotPartRequest struct {
 
 func (x *SnapshotPartRequest) Reset() {
 	*x = SnapshotPartRequest{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[2]
+	mi := &file_internal_peer_peer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +207,7 @@ func (x *SnapshotPartRequest) String() string {
 func (*SnapshotPartRequest) ProtoMessage() {}
 
 func (x *SnapshotPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[2]
+	mi := &file_internal_peer_peer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +220,7 @@ func (x *SnapshotPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPartRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotPartRequest) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{2}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SnapshotPartRequest) GetStep() SnapshotPartRequest_Step {
@@ -263,7 +263,7 @@ type SnapshotPartResponse struct {
 
 func (x *SnapshotPartResponse) Reset() {
 	*x = SnapshotPartResponse{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[3]
+	mi := &file_internal_peer_peer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -275,7 +275,7 @@ func (x *SnapshotPartResponse) String() string {
 func (*SnapshotPartResponse) ProtoMessage() {}
 
 func (x *SnapshotPartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[3]
+	mi := &file_internal_peer_peer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -288,7 +288,7 @@ func (x *SnapshotPartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPartResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotPartResponse) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{3}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SnapshotPartResponse) GetDone() SnapshotPartRequest_Step {
@@ -320,7 +320,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[4]
+	mi := &file_internal_peer_peer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -332,7 +332,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[4]
+	mi := &file_internal_peer_peer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -345,7 +345,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{4}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Part) GetGroup() *csi.VolumeGroupSnapshot {
@@ -385,7 +385,7 @@ type GetPartRequest struct {
 
 func (x *GetPartRequest) Reset() {
 	*x = GetPartRequest{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[5]
+	mi := &file_internal_peer_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +397,7 @@ func (x *GetPartRequest) String() string {
 func (*GetPartRequest) ProtoMessage() {}
 
 func (x *GetPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[5]
+	mi := &file_internal_peer_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +410,7 @@ func (x *GetPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPartRequest.ProtoReflect.Descriptor instead.
 func (*GetPartRequest) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{5}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetPartRequest) GetGroupSnapshotId() string {
@@ -430,7 +430,7 @@ type SettlePartRequest struct {
 
 func (x *SettlePartRequest) Reset() {
 	*x = SettlePartRequest{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[6]
+	mi := &file_internal_peer_peer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +442,7 @@ func (x *SettlePartRequest) String() string {
 func (*SettlePartRequest) ProtoMessage() {}
 
 func (x *SettlePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[6]
+	mi := &file_internal_peer_peer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +455,7 @@ func (x *SettlePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettlePartRequest.ProtoReflect.Descriptor instead.
 func (*SettlePartRequest) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{6}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SettlePartRequest) GetGroupSnapshotId() string {
@@ -480,7 +480,7 @@ type SettlePartResponse struct {
 
 func (x *SettlePartResponse) Reset() {
 	*x = SettlePartResponse{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[7]
+	mi := &file_internal_peer_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +492,7 @@ func (x *SettlePartResponse) String() string {
 func (*SettlePartResponse) ProtoMessage() {}
 
 func (x *SettlePartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[7]
+	mi := &file_internal_peer_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +505,7 @@ func (x *SettlePartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettlePartResponse.ProtoReflect.Descriptor instead.
 func (*SettlePartResponse) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{7}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{7}
 }
 
 type DiscardPartRequest struct {
@@ -518,7 +518,7 @@ type DiscardPartRequest struct {
 
 func (x *DiscardPartRequest) Reset() {
 	*x = DiscardPartRequest{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[8]
+	mi := &file_internal_peer_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -530,7 +530,7 @@ func (x *DiscardPartRequest) String() string {
 func (*DiscardPartRequest) ProtoMessage() {}
 
 func (x *DiscardPartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[8]
+	mi := &file_internal_peer_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -543,7 +543,7 @@ func (x *DiscardPartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardPartRequest.ProtoReflect.Descriptor instead.
 func (*DiscardPartRequest) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{8}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DiscardPartRequest) GetGroupSnapshotId() string {
@@ -568,7 +568,7 @@ type DiscardPartResponse struct {
 
 func (x *DiscardPartResponse) Reset() {
 	*x = DiscardPartResponse{}
-	mi := &file_pkg_peer_peer_proto_msgTypes[9]
+	mi := &file_internal_peer_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -580,7 +580,7 @@ func (x *DiscardPartResponse) String() string {
 func (*DiscardPartResponse) ProtoMessage() {}
 
 func (x *DiscardPartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pkg_peer_peer_proto_msgTypes[9]
+	mi := &file_internal_peer_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -593,14 +593,14 @@ func (x *DiscardPartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardPartResponse.ProtoReflect.Descriptor instead.
 func (*DiscardPartResponse) Descriptor() ([]byte, []int) {
-	return file_pkg_peer_peer_proto_rawDescGZIP(), []int{9}
+	return file_internal_peer_peer_proto_rawDescGZIP(), []int{9}
 }
 
-var File_pkg_peer_peer_proto protoreflect.FileDescriptor
+var File_internal_peer_peer_proto protoreflect.FileDescriptor
 
-const file_pkg_peer_peer_proto_rawDesc = "" +
+const file_internal_peer_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x13pkg/peer/peer.proto\x12\x10causeway.peer.v1\x1a\tcsi.proto\"D\n" +
+	"\x18internal/peer/peer.proto\x12\x10causeway.peer.v1\x1a\tcsi.proto\"D\n" +
 	"\rLocateRequest\x123\n" +
 	"\x06create\x18\x01 \x01(\v2\x1b.csi.v1.CreateVolumeRequestR\x06create\"^\n" +
 	"\x0eLocateResponse\x12\x1b\n" +
@@ -646,20 +646,20 @@ const file_pkg_peer_peer_proto_rawDesc = "" +
 	"\vDiscardPart\x12$.causeway.peer.v1.DiscardPartRequest\x1a%.causeway.peer.v1.DiscardPartResponseb\x06proto3"
 
 var (
-	file_pkg_peer_peer_proto_rawDescOnce sync.Once
-	file_pkg_peer_peer_proto_rawDescData []byte
+	file_internal_peer_peer_proto_rawDescOnce sync.Once
+	file_internal_peer_peer_proto_rawDescData []byte
 )
 
-func file_pkg_peer_peer_proto_rawDescGZIP() []byte {
-	file_pkg_peer_peer_proto_rawDescOnce.Do(func() {
-		file_pkg_peer_peer_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_pkg_peer_peer_proto_rawDesc), len(file_pkg_peer_peer_proto_rawDesc)))
+func file_internal_peer_peer_proto_rawDescGZIP() []byte {
+	file_internal_peer_peer_proto_rawDescOnce.Do(func() {
+		file_internal_peer_peer_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_internal_peer_peer_proto_rawDesc), len(file_internal_peer_peer_proto_rawDesc)))
 	})
-	return file_pkg_peer_peer_proto_rawDescData
+	return file_internal_peer_peer_proto_rawDescData
 }
 
-var file_pkg_peer_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pkg_peer_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
-var file_pkg_peer_peer_proto_goTypes = []any{
+var file_internal_peer_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_internal_peer_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_internal_peer_peer_proto_goTypes = []any{
 	(SnapshotPartRequest_Step)(0),                // 0: causeway.peer.v1.SnapshotPartRequest.Step
 	(*LocateRequest)(nil),                        // 1: causeway.peer.v1.LocateRequest
 	(*LocateResponse)(nil),                       // 2: causeway.peer.v1.LocateResponse
@@ -676,7 +676,7 @@ var file_pkg_peer_peer_proto_goTypes = []any{
 	(*csi.CreateVolumeGroupSnapshotRequest)(nil), // 13: csi.v1.CreateVolumeGroupSnapshotRequest
 	(*csi.VolumeGroupSnapshot)(nil),              // 14: csi.v1.VolumeGroupSnapshot
 }
-var file_pkg_peer_peer_proto_depIdxs = []int32{
+var file_internal_peer_peer_proto_depIdxs = []int32{
 	11, // 0: causeway.peer.v1.LocateRequest.create:type_name -> csi.v1.CreateVolumeRequest
 	12, // 1: causeway.peer.v1.LocateResponse.room:type_name -> csi.v1.GetCapacityResponse
 	0,  // 2: causeway.peer.v1.SnapshotPartRequest.step:type_name -> causeway.peer.v1.SnapshotPartRequest.Step
@@ -701,27 +701,27 @@ var file_pkg_peer_peer_proto_depIdxs = []int32{
 	0,  // [0:7] is the sub-list for field type_name
 }
 
-func init() { file_pkg_peer_peer_proto_init() }
-func file_pkg_peer_peer_proto_init() {
-	if File_pkg_peer_peer_proto != nil {
+func init() { file_internal_peer_peer_proto_init() }
+func file_internal_peer_peer_proto_init() {
+	if File_internal_peer_peer_proto != nil {
 		return
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pkg_peer_peer_proto_rawDesc), len(file_pkg_peer_peer_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_peer_peer_proto_rawDesc), len(file_internal_peer_peer_proto_rawDesc)),
 			NumEnums:      1,
 			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
-		GoTypes:           file_pkg_peer_peer_proto_goTypes,
-		DependencyIndexes: file_pkg_peer_peer_proto_depIdxs,
-		EnumInfos:         file_pkg_peer_peer_proto_enumTypes,
-		MessageInfos:      file_pkg_peer_peer_proto_msgTypes,
+		GoTypes:           file_internal_peer_peer_proto_goTypes,
+		DependencyIndexes: file_internal_peer_peer_proto_depIdxs,
+		EnumInfos:         file_internal_peer_peer_proto_enumTypes,
+		MessageInfos:      file_internal_peer_peer_proto_msgTypes,
 	}.Build()
-	File_pkg_peer_peer_proto = out.File
-	file_pkg_peer_peer_proto_goTypes = nil
-	file_pkg_peer_peer_proto_depIdxs = nil
+	File_internal_peer_peer_proto = out.File
+	file_internal_peer_peer_proto_goTypes = nil
+	file_internal_peer_peer_proto_depIdxs = nil
 }

@@ -23,11 +23,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/peer"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 	"github.com/causeway-csi/causeway/pkg/driver"
 	"github.com/causeway-csi/causeway/pkg/mounter"
-	"github.com/causeway-csi/causeway/pkg/peer"
-	"github.com/causeway-csi/causeway/pkg/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

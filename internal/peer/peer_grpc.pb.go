@@ -2,7 +2,7 @@
 // versions:
 // - protoc-gen-go-grpc v1.6.0
 // - protoc             v3.21.12
-// source: pkg/peer/peer.proto
+// source: internal/peer/peer.proto
 
 // What the driver on a node offers its router beside CSI. Both may be of different releases: a field or a call is only
 // ever added, and what an older node answers with UNIMPLEMENTED, the router does without.
@@ -287,5 +287,5 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 			ClientStreams: true,
 		},
 	},
-	Metadata: "pkg/peer/peer.proto",
+	Metadata: "internal/peer/peer.proto",
 }

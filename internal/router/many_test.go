@@ -12,7 +12,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/causeway-csi/causeway/pkg/peertls"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 	"github.com/causeway-csi/causeway/test/simnode"
 )

@@ -24,9 +24,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/causeway-csi/causeway/internal/peer"
+	"github.com/causeway-csi/causeway/internal/peertls"
 	"github.com/causeway-csi/causeway/internal/regular"
-	"github.com/causeway-csi/causeway/pkg/peer"
-	"github.com/causeway-csi/causeway/pkg/peertls"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/internal/peer"
 )
 
 // CreateVolume goes to the node of the content source, if there is one: no sidecar passes on where a snapshot is, and

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 

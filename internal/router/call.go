@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/causeway-csi/causeway/pkg/peer"
+	"github.com/causeway-csi/causeway/internal/peer"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
