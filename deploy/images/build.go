@@ -73,16 +73,12 @@ func environment(platform string) []string {
 	}
 }
 
-// build builds the programs of products for a platform into dir, all at once. Those that are there already and are up to
-// date stay. The Go command's own stamp of the version is left out: it depends on which tags a clone has.
+// build builds the programs of products for a platform into dir. Programs that are up to date stay. The Go command's own
+// stamp of the version is left out: it depends on which tags a clone has.
 func build(ctx context.Context, root, dir, platform string, v version, products []product) error {
 	flags := ldflags
 	for _, variable := range []string{"main.version", module + "/pkg/sidecar.version"} {
 		flags += " -X " + variable + "=" + v.program()
-	}
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o", dir + string(filepath.Separator)}
-	for _, p := range products {
-		args = append(args, "./cmd/"+p.name)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -95,14 +91,31 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	if e := strings.TrimSpace(string(experiment)); e != "" {
 		return fmt.Errorf("the go command is set to GOEXPERIMENT=%s, which makes other programs: go env -u GOEXPERIMENT", e)
 	}
-	_, err = output(ctx, root, environment(platform), "go", args...)
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o"}
+	together := append(slices.Clone(args), dir+string(filepath.Separator)) // the linkers run side by side
+	goos, _, _ := strings.Cut(platform, "/")
+	for _, p := range products {
+		from, pkg := p.pkg(root)
+		if from == root {
+			together = append(together, pkg)
+			continue
+		}
+		if _, err := output(ctx, from, environment(platform), "go", append(slices.Clone(args), filepath.Join(dir, p.executable(goos)), pkg)...); err != nil {
+			return err
+		}
+	}
+	if strings.HasSuffix(together[len(together)-1], string(filepath.Separator)) {
+		return nil
+	}
+	_, err = output(ctx, root, environment(platform), "go", together...)
 	return err
 }
 
 // licences returns the licences of all modules that a program is made of, and that of Go, each text once.
 func licences(ctx context.Context, root, platform string, p product) ([]byte, error) {
-	list, err := output(ctx, root, environment(platform), "go", "list", "-deps", "-tags", tags,
-		"-f", "{{with .Module}}{{.Path}}{{with .Version}} {{.}}{{end}}\t{{.Dir}}{{end}}", "./cmd/"+p.name)
+	from, pkg := p.pkg(root)
+	list, err := output(ctx, from, environment(platform), "go", "list", "-deps", "-tags", tags,
+		"-f", "{{with .Module}}{{.Path}}{{with .Version}} {{.}}{{end}}\t{{.Dir}}{{end}}", pkg)
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +134,9 @@ func licences(ctx context.Context, root, platform string, p product) ([]byte, er
 			continue // the standard library's packages have no module
 		}
 		found, err := licenceFiles(dir)
+		if err == nil && len(found) == 0 && dir != p.source { // an author may not have chosen a licence yet
+			err = fmt.Errorf("no licence in %s", dir)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
@@ -140,7 +156,7 @@ func licences(ctx context.Context, root, platform string, p product) ([]byte, er
 
 var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([-.].*)?$`)
 
-// licenceFiles returns the texts of a module's licences, which are in its first directory.
+// licenceFiles returns the texts of the licences in the first directory of a module.
 func licenceFiles(dir string) (texts []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -155,9 +171,6 @@ func licenceFiles(dir string) (texts []string, err error) {
 			return nil, err
 		}
 		texts = append(texts, strings.TrimSpace(string(content)))
-	}
-	if len(texts) == 0 {
-		return nil, fmt.Errorf("no licence in %s", dir)
 	}
 	return texts, nil
 }

@@ -54,6 +54,7 @@ func run(ctx context.Context, args []string) error {
 	platforms := flags.String("platforms", "linux/amd64,linux/arm64,windows/amd64", "what to make images for")
 	flags.StringVar(&m.out, "out", filepath.Join(root, "bin", "images"), "directory for the images")
 	flags.StringVar(&m.windowsBase, "windows-base", "", "image of a registry that Windows images are put on, with its digest: "+windowsBase+"@sha256:…")
+	source := flags.String("driver-source", "", "directory of a main package that uses pkg/csidriver: the image driver gets that program; relative to the working directory")
 	lock := flags.Bool("lock", false, "don't make images, but find the newest packages of Debian for "+lockName)
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -61,7 +62,7 @@ func run(ctx context.Context, args []string) error {
 	if *lock {
 		return renew(ctx, filepath.Join(root, lockName))
 	}
-	if m.products, err = choose(flags.Args()); err != nil {
+	if m.products, err = choose(flags.Args(), *source); err != nil {
 		return err
 	}
 	m.platforms = strings.Split(*platforms, ",")
@@ -92,8 +93,17 @@ func findRoot() (string, error) {
 	}
 }
 
-// choose returns the products that have names, or all.
-func choose(names []string) (chosen []product, err error) {
+// choose returns the products that have names, or all. The driver is built of source, unless that is "".
+func choose(names []string, source string) (chosen []product, err error) {
+	products := slices.Clone(products)
+	if source != "" {
+		if _, err := os.Stat(source); err != nil {
+			return nil, fmt.Errorf("--driver-source: %w", err)
+		}
+		if products[0].source, err = filepath.Abs(source); err != nil {
+			return nil, err
+		}
+	}
 	for _, n := range names {
 		i := slices.IndexFunc(products, func(p product) bool { return p.name == n })
 		if i < 0 {

@@ -27,12 +27,23 @@ type product struct {
 	user        string // on Linux
 	tools       bool   // whether its Linux image has tools
 	windows     bool
+
+	// source is the directory of the main package, absolute. "" is cmd/<name> of this module.
+	source string
+}
+
+// pkg returns the main package, and the directory in which the go command finds it.
+func (p product) pkg(root string) (dir, pkg string) {
+	if p.source != "" {
+		return p.source, "."
+	}
+	return root, "./cmd/" + p.name
 }
 
 var products = []product{
-	{"driver", "CSI driver for clusters that mix Linux and Windows nodes", "0:0", true, true}, // it mounts
-	{"csi-sidecars", "All CSI sidecars for controllers in one program (KEP-4958)", nonroot, false, false},
-	{"csi-sidecars-node", "The CSI sidecars for nodes in one program (KEP-4958)", nonroot, false, true},
+	{name: "driver", description: "CSI driver for clusters that mix Linux and Windows nodes", user: "0:0", tools: true, windows: true}, // it mounts
+	{name: "csi-sidecars", description: "All CSI sidecars for controllers in one program (KEP-4958)", user: nonroot},
+	{name: "csi-sidecars-node", description: "The CSI sidecars for nodes in one program (KEP-4958)", user: nonroot, windows: true},
 }
 
 // tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in its source.
