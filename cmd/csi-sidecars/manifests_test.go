@@ -107,7 +107,7 @@ func TestTheChartsRights(t *testing.T) {
 	}
 	for i, o := range all {
 		if o != without[i] {
-			all[i] = "{{- if .Values.hostpath.csiDriver.storageCapacity }}\n" + o + "\n{{- else }}\n" + without[i] + "\n{{- end }}"
+			all[i] = `{{- if include "causeway.trait" (dict "root" . "name" "storageCapacity") }}` + "\n" + o + "\n{{- else }}\n" + without[i] + "\n{{- end }}"
 		}
 	}
 	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor", "--leader-election",

@@ -165,6 +165,12 @@ imagePullSecrets:
 {{- end -}}
 
 {{/* Refuses what no schema can: values that don't go together. */}}
+{{/* Whether hostpath.csiDriver has a trait: what the values say, or what hostpath has and a backend of one's own may not. "true" or "". */}}
+{{- define "causeway.trait" -}}
+{{- $said := index .root.Values.hostpath.csiDriver .name -}}
+{{- if kindIs "bool" $said -}}{{ if $said }}true{{ end }}{{- else if not .root.Values.hostpath.backendArgs -}}true{{- end -}}
+{{- end -}}
+
 {{- define "causeway.validate" -}}
 {{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* no kind is known without a cluster */}}
 {{- range $name, $has := dict "snapshotClass" "snapshot.storage.k8s.io/v1/VolumeSnapshotClass" "groupSnapshotClass" "groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass" -}}
@@ -179,7 +185,7 @@ imagePullSecrets:
 {{- if not (regexMatch (ternary "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" "^[a-z]([a-z0-9-]*[a-z0-9])?$" (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version)) (include "causeway.fullname" .)) -}}
 {{- fail (printf "the release's name begins all names, and a Service can't be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
 {{- end -}}
-{{- range .Values.hostpath.extraArgs -}}
+{{- range concat .Values.hostpath.extraArgs .Values.hostpath.backendArgs -}}
 {{- if and $.Values.hostpath.enabled (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
 {{- fail "hostpath.extraArgs: --peer-client goes with certificates.source: secrets. The certificates that the chart makes are for causeway-router" -}}
 {{- end -}}
