@@ -1,5 +1,7 @@
 # Every target is one line. hack/go finds a Go that is new enough, or fetches one.
 GO ?= ./hack/go
+# go.work is for editors.
+export GOWORK = off
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
 # Tests wait for disks as much as they compute: one package more than there are cores keeps those busy.
 PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
@@ -22,7 +24,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -66,8 +68,10 @@ bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: doc
 	@$(GO) -C test/sidecars run ./bench
 bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/benchmarks.md
 	@$(GO) -C test/cluster run ./bench
-own-driver: ## do what docs/write-your-own-driver.md says, in a scratch copy
+own-driver: ## run the commands of docs/write-your-own-driver.md outside of this tree
 	@./hack/own-driver
+own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
+	@./hack/own-driver --cluster
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
