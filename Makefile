@@ -11,6 +11,8 @@ PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 dar
 MODULES = test/cluster test/sidecars test/e2e deploy/images
 # Of Kubernetes' suite everything is compiled as its program is, or it would be compiled a second time, which takes minutes.
 SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
+# Of these modules go.work has the kit, whose version in their go.mod is that of a release.
+EXAMPLES = ./examples/minimal/...
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
 SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
 
@@ -88,8 +90,10 @@ vet: ## go vet for every platform
 	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet $$($(GO) list ./... | grep -v -e /sidecar -e /csi-sidecars$$); done
 	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $(SIDECARS); done
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
+	echo "vet the examples"; GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...
 lint: ## gofmt and staticcheck
 	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; $(GO) tool -modfile=tools/go.mod staticcheck ./...
 	set -e; for m in $(MODULES); do $(GO) -C $$m tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...; done
+	GOWORK=$(CURDIR)/go.work $$($(GO) tool -modfile=tools/go.mod -n staticcheck) $(EXAMPLES)
 	$(SUITE) tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...
