@@ -8,16 +8,17 @@ PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
 # Modules of their own, so that the product's go.mod stays small. Their tests run on Linux.
-MODULES = test/cluster test/sidecars test/e2e deploy/images
+MODULES = test/cluster sidecars/test test/e2e deploy/images
 # Of Kubernetes' suite everything is compiled as its program is, or it would be compiled a second time, which takes minutes.
 SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
 # Of these modules go.work has the kit, whose version in their go.mod is that of a release.
 EXAMPLES = ./examples/minimal/...
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
-SIDECARS = ./pkg/sidecar/... ./cmd/csi-sidecars ./cmd/csi-sidecars-node
+SIDECARS = $(GO) -C sidecars
 
 # gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
 TAGS = grpcnotrace
+LDFLAGS = -s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/sidecars/internal/sidecar.version=$(VERSION)
 
 # Images: the tag, what they are for, and more flags, as --windows-base=… (docs/images.md).
 VERSION = dev
@@ -35,6 +36,7 @@ cluster-demo: ## start a Kubernetes cluster on this machine, install the driver,
 	@$(GO) -C test/cluster run ./demo
 test: ## run all tests, with the race detector where there is a C compiler
 	$(GO) test -p $(PACKAGES) $(RACE) ./...
+	$(SIDECARS) test -p $(PACKAGES) $(RACE) ./...
 crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
 hostile: ## do to the driver what tenants can do, and measure what others notice: make test does a short form
@@ -43,7 +45,7 @@ test-vm: ## run the tests that need another kernel, such as one with project quo
 	@$(GO) run ./test/vm
 test-sidecars: ## run csi-sidecars before a real API server, and apply the manifests to one, which is built once (10 minutes, cold)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
-	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C test/sidecars test -timeout 20m ./...
+	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C sidecars/test test -timeout 20m ./...
 test-images: ## build the images for this machine and run what is in them; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
 test-cluster: ## break a real cluster on this machine in every way that the docs speak of, and upgrade the chart on one; root, Debian
@@ -57,7 +59,8 @@ e2e-full: ## run all of Kubernetes' storage specs
 conformance: ## run csi-sanity, our own tests and all of the storage suite, and write docs/conformance.md (CONFORMANCE=--storage=DIR takes earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
-	$(GO) build -trimpath -ldflags='-s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/pkg/sidecar.version=$(VERSION)' -tags $(TAGS) -o bin/ ./cmd/...
+	$(GO) build -trimpath -ldflags='$(LDFLAGS)' -tags $(TAGS) -o bin/ ./cmd/...
+	$(SIDECARS) build -trimpath -ldflags='$(LDFLAGS)' -tags $(TAGS) -o $(CURDIR)/bin/ ./cmd/...
 images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
 	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
 images-lock: ## take the newest packages of Debian 12 for the images: deploy/images/debian.lock
@@ -67,7 +70,7 @@ bench: ## measure the driver beside the old way: docs/benchmarks.md
 bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md
 	@$(GO) run ./test/bench-router
 bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/benchmarks.md
-	@$(GO) -C test/sidecars run ./bench
+	@$(GO) -C sidecars/test run ./bench
 bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/benchmarks.md
 	@$(GO) -C test/cluster run ./bench
 own-driver: ## run the commands of docs/write-your-own-driver.md outside of this tree
@@ -77,23 +80,23 @@ own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, 
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
-	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
+	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
 generate-manifest: ## make the objects in docs/sidecars-manifests.md anew
-	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheManifestPageIsTrue ./cmd/csi-sidecars
+	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheManifestPageIsTrue ./cmd/csi-sidecars
 generate-rbac: ## make the chart's roles anew
-	CAUSEWAY_GENERATE=1 $(GO) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
+	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
 chart: ## render what is made of the chart anew: deploy/linux, deploy/windows, its README, the tests' files
 	@$(GO) -C test/cluster run ./chart/render
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)
 vet: ## go vet for every platform
-	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet $$($(GO) list ./... | grep -v -e /sidecar -e /csi-sidecars$$); done
-	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(GO) vet $(SIDECARS); done
+	set -e; for p in $(PLATFORMS); do echo "vet $$p"; export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; $(GO) vet ./...; done
+	set -e; for p in linux/amd64 windows/amd64; do echo "vet the sidecars for $$p"; GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(SIDECARS) vet ./...; done
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
 	echo "vet the examples"; GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...
 lint: ## gofmt and staticcheck
 	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; $(GO) tool -modfile=tools/go.mod staticcheck ./...
-	set -e; for m in $(MODULES); do $(GO) -C $$m tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...; done
+	set -e; for m in sidecars $(MODULES); do $(GO) -C $$m tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...; done
 	GOWORK=$(CURDIR)/go.work $$($(GO) tool -modfile=tools/go.mod -n staticcheck) $(EXAMPLES)
 	$(SUITE) tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...

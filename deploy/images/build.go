@@ -77,7 +77,7 @@ func environment(platform string) []string {
 // stamp of the version is left out: it depends on which tags a clone has.
 func build(ctx context.Context, root, dir, platform string, v version, products []product) error {
 	flags := ldflags
-	for _, variable := range []string{"main.version", module + "/pkg/sidecar.version"} {
+	for _, variable := range []string{"main.version", module + "/sidecars/internal/sidecar.version"} {
 		flags += " -X " + variable + "=" + v.program()
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -91,24 +91,26 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	if e := strings.TrimSpace(string(experiment)); e != "" {
 		return fmt.Errorf("the go command is set to GOEXPERIMENT=%s, which makes other programs: go env -u GOEXPERIMENT", e)
 	}
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o"}
-	together := append(slices.Clone(args), dir+string(filepath.Separator)) // the linkers run side by side
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o", dir + string(filepath.Separator)}
 	goos, _, _ := strings.Cut(platform, "/")
+	packages := map[string][]string{} // by the directory of the module, whose linkers run side by side
 	for _, p := range products {
-		from, pkg := p.pkg(root)
-		if from == root {
-			together = append(together, pkg)
+		if p.source != "" { // of which the program has another name
+			own := append(slices.Clone(args[:len(args)-1]), filepath.Join(dir, p.executable(goos)), ".")
+			if _, err := output(ctx, p.source, environment(platform), "go", own...); err != nil {
+				return err
+			}
 			continue
 		}
-		if _, err := output(ctx, from, environment(platform), "go", append(slices.Clone(args), filepath.Join(dir, p.executable(goos)), pkg)...); err != nil {
+		from, pkg := p.pkg(root)
+		packages[from] = append(packages[from], pkg)
+	}
+	for from, pkgs := range packages {
+		if _, err := output(ctx, from, environment(platform), "go", slices.Concat(args, pkgs)...); err != nil {
 			return err
 		}
 	}
-	if strings.HasSuffix(together[len(together)-1], string(filepath.Separator)) {
-		return nil
-	}
-	_, err = output(ctx, root, environment(platform), "go", together...)
-	return err
+	return nil
 }
 
 // licences returns the licences of all modules that a program is made of, and that of Go, each text once.
@@ -134,6 +136,9 @@ func licences(ctx context.Context, root, platform string, p product) ([]byte, er
 			continue // the standard library's packages have no module
 		}
 		found, err := licenceFiles(dir)
+		if err == nil && len(found) == 0 && dir == filepath.Join(root, p.module) { // the module of the root has it
+			found, err = licenceFiles(root)
+		}
 		if err == nil && len(found) == 0 && dir != p.source { // an author may not have chosen a licence yet
 			err = fmt.Errorf("no licence in %s", dir)
 		}

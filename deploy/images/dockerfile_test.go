@@ -61,10 +61,13 @@ func TestDockerfilesMakeTheSameImages(t *testing.T) {
 	golang := "golang:" + regexp.MustCompile(`(?m)^version=go(\S+)$`).FindStringSubmatch(string(pinned))[1] + "-bookworm"
 	for goos, base := range map[string]string{"linux": "gcr.io/distroless/static-debian12", "windows": windowsBase} {
 		all := stages(t, goos)
-		build := all["build"].argument("RUN CGO_ENABLED=0 ")
-		for _, want := range []string{" -trimpath ", " -buildvcs=false ", " -tags " + tags + " ", `"` + ldflags + " -X main.version=$VERSION -X " + module + `/pkg/sidecar.version=$VERSION"`} {
-			if !strings.Contains(build, want) {
-				t.Errorf("%s: the build has no %s: %s", goos, want, build)
+		builds := slices.DeleteFunc(slices.Clone(all["build"].lines), func(l string) bool { return !strings.HasPrefix(l, "RUN CGO_ENABLED=0 ") })
+		if len(builds) != 2 {
+			t.Errorf("%s: %d modules are built, want 2", goos, len(builds))
+		}
+		for _, want := range []string{" -trimpath ", " -buildvcs=false ", " -tags " + tags + " ", `"` + ldflags + " -X main.version=$VERSION -X " + module + `/sidecars/internal/sidecar.version=$VERSION"`} {
+			if i := slices.IndexFunc(builds, func(b string) bool { return !strings.Contains(b, want) }); i >= 0 {
+				t.Errorf("%s: a build has no %s: %s", goos, want, builds[i])
 			}
 		}
 		if goos == "linux" {
@@ -141,7 +144,7 @@ func TestProgramsAreBuiltAsByMakeBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"\nTAGS = " + tags + "\n", "build -trimpath -ldflags='" + ldflags + " -X main.version=$(VERSION) -X " + module + "/pkg/sidecar.version=$(VERSION)' -tags $(TAGS) "} {
+	for _, want := range []string{"\nTAGS = " + tags + "\n", "\nLDFLAGS = " + ldflags + " -X main.version=$(VERSION) -X " + module + "/sidecars/internal/sidecar.version=$(VERSION)\n", " build -trimpath -ldflags='$(LDFLAGS)' -tags $(TAGS) "} {
 		if !strings.Contains(string(makefile), want) {
 			t.Errorf("the Makefile has no %q", want)
 		}

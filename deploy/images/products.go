@@ -2,6 +2,7 @@ package main
 
 import (
 	"io/fs"
+	"path/filepath"
 	"slices"
 
 	"github.com/causeway-csi/causeway/deploy/images/debian"
@@ -28,7 +29,10 @@ type product struct {
 	tools       bool   // whether its Linux image has tools
 	windows     bool
 
-	// source is the directory of the main package, absolute. "" is cmd/<name> of this module.
+	// module is the directory of the module whose cmd/<name> is the main package, relative to the sources.
+	module string
+
+	// source is the directory of another main package, absolute.
 	source string
 }
 
@@ -37,13 +41,13 @@ func (p product) pkg(root string) (dir, pkg string) {
 	if p.source != "" {
 		return p.source, "."
 	}
-	return root, "./cmd/" + p.name
+	return filepath.Join(root, p.module), "./cmd/" + p.name
 }
 
 var products = []product{
 	{name: "driver", description: "CSI driver for clusters that mix Linux and Windows nodes", user: "0:0", tools: true, windows: true}, // it mounts
-	{name: "csi-sidecars", description: "All CSI sidecars for controllers in one program (KEP-4958)", user: nonroot},
-	{name: "csi-sidecars-node", description: "The CSI sidecars for nodes in one program (KEP-4958)", user: nonroot, windows: true},
+	{name: "csi-sidecars", description: "All CSI sidecars for controllers in one program (KEP-4958)", user: nonroot, module: "sidecars"},
+	{name: "csi-sidecars-node", description: "The CSI sidecars for nodes in one program (KEP-4958)", user: nonroot, windows: true, module: "sidecars"},
 }
 
 // tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in its source.

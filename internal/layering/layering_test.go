@@ -25,55 +25,55 @@ var logging = []string{"log", "log/slog", "k8s.io/klog/v2"}
 
 // kubernetes is what a controller of csi-sidecars works with. None of them imports another, or the driver.
 var kubernetes = []string{
-	module + "pkg/sidecar", "k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "k8s.io/csi-translation-lib", "k8s.io/apiserver/pkg/util/feature",
+	module + "sidecars/internal/sidecar", module + "sidecars/internal/kube", "k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "k8s.io/csi-translation-lib", "k8s.io/apiserver/pkg/util/feature",
 	"github.com/container-storage-interface/spec", "github.com/kubernetes-csi/external-snapshotter", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync",
 }
 
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
-	"internal/beneath":               {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
-	"internal/connlimit":             {nil, logging},
-	"internal/crashpoint":            {nil, logging},
-	"internal/fair":                  {nil, append([]string{"os/exec"}, logging...)},
-	"internal/flood":                 {nil, logging},
-	"internal/guard":                 {nil, logging},
-	"internal/hang":                  {[]string{"golang.org/x/sys"}, logging},
-	"internal/helper":                {[]string{"golang.org/x/sys"}, logging},
-	"internal/logsafe":               {nil, logging},
-	"internal/manifests":             {[]string{"sigs.k8s.io/yaml"}, logging},
-	"internal/namespace":             {nil, logging},
-	"internal/regular":               {nil, logging},
-	"internal/sized":                 {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
-	"internal/testdisk":              {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
-	"internal/unprivileged":          {nil, logging},
-	"pkg/volumeid":                   {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                    {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
-	"pkg/backend":                    {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/backendtest":        {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
-	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/copier":    {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/extents":   {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/quota":     {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/record":    {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath":           {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
-	"internal/peer":                  {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
-	"internal/peertls":               {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"internal/orphans":               {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
-	"internal/router":                {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"pkg/sidecar/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
-	"pkg/sidecar/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "pkg/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
-	"pkg/sidecar":                    {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
-	"pkg/sidecar/kube":               {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
-	"pkg/sidecar/attacher":           {append([]string{"github.com/kubernetes-csi/external-attacher/v4"}, kubernetes...), []string{"os/exec", "log"}},
-	"pkg/sidecar/provisioner":        {append([]string{"github.com/kubernetes-csi/external-provisioner/v6", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13", "sigs.k8s.io/gateway-api/pkg/client", "k8s.io/component-base/metrics/legacyregistry"}, kubernetes...), []string{"os/exec", "log"}},
-	"pkg/sidecar/resizer":            {append([]string{"github.com/kubernetes-csi/external-resizer/v2", "github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
-	"pkg/sidecar/snapshotter":        {kubernetes, []string{"os/exec", "log"}},
-	"pkg/sidecar/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
-	"pkg/sidecar/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
-	"pkg/sidecar/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
-	"pkg/csidriver":                  {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
-	"pkg/driver":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
+	"internal/beneath":                     {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
+	"internal/connlimit":                   {nil, logging},
+	"internal/crashpoint":                  {nil, logging},
+	"internal/fair":                        {nil, append([]string{"os/exec"}, logging...)},
+	"internal/flood":                       {nil, logging},
+	"internal/guard":                       {nil, logging},
+	"internal/hang":                        {[]string{"golang.org/x/sys"}, logging},
+	"internal/helper":                      {[]string{"golang.org/x/sys"}, logging},
+	"internal/logsafe":                     {nil, logging},
+	"internal/manifests":                   {[]string{"sigs.k8s.io/yaml"}, logging},
+	"internal/namespace":                   {nil, logging},
+	"internal/regular":                     {nil, logging},
+	"internal/sized":                       {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
+	"internal/testdisk":                    {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
+	"internal/unprivileged":                {nil, logging},
+	"pkg/volumeid":                         {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
+	"pkg/backend":                          {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/backendtest":              {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
+	"pkg/backend/backendtest/memory":       {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/copier":          {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/extents":         {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/quota":           {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/record":          {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath":                 {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
+	"internal/peer":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
+	"internal/peertls":                     {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"internal/orphans":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
+	"internal/router":                      {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"pkg/csidriver":                        {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
+	"sidecars/internal/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
+	"sidecars/internal/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
+	"sidecars/internal/sidecar":            {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
+	"sidecars/internal/kube":               {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/attacher":           {append([]string{"github.com/kubernetes-csi/external-attacher/v4"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/provisioner":        {append([]string{"github.com/kubernetes-csi/external-provisioner/v6", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13", "sigs.k8s.io/gateway-api/pkg/client", "k8s.io/component-base/metrics/legacyregistry"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/resizer":            {append([]string{"github.com/kubernetes-csi/external-resizer/v2", "github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/snapshotter":        {kubernetes, []string{"os/exec", "log"}},
+	"sidecars/internal/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
+	"sidecars/internal/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
+	"pkg/driver":                           {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
 }
 
 // never are imports that even a wide prefix above doesn't allow.
@@ -90,11 +90,17 @@ type pkg struct {
 	Standard   bool
 }
 
-// list runs go list in the module's root for an operating system.
-func list(t *testing.T, goos string, args ...string) []pkg {
+// Directories of modules, relative to the root.
+const (
+	kit      = "."
+	sidecars = "sidecars"
+)
+
+// list runs go list in the directory of a module for an operating system.
+func list(t *testing.T, dir, goos string, args ...string) []pkg {
 	t.Helper()
 	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Imports,GoFiles,Standard"}, args...)...)
-	cmd.Dir = filepath.Join("..", "..")
+	cmd.Dir = filepath.Join("..", "..", dir)
 	cmd.Env = append(os.Environ(), "GOOS="+goos, "CGO_ENABLED=0")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -121,7 +127,7 @@ func hasPrefix(path string, prefixes []string) bool {
 func TestWhoImportsWhom(t *testing.T) {
 	for _, goos := range []string{"linux", "windows", "darwin"} {
 		seen := map[string]bool{}
-		for _, p := range list(t, goos, "./pkg/...", "./internal/...") {
+		for _, p := range append(list(t, kit, goos, "./pkg/...", "./internal/..."), list(t, sidecars, goos, "./internal/...")...) {
 			name := strings.TrimPrefix(p.ImportPath, module)
 			if len(p.GoFiles) == 0 {
 				continue
@@ -155,7 +161,7 @@ func TestWhoImportsWhom(t *testing.T) {
 // mappings and disks, with arguments from a request. csi-proxy v2.0.0-alpha.2 uses WMI through COM, and
 // no package of it that a driver needs imports os/exec: it may be used on Windows.
 func TestWindowsRunsNoPrograms(t *testing.T) {
-	for _, p := range list(t, "windows", "-deps", "./cmd/driver") {
+	for _, p := range list(t, kit, "windows", "-deps", "./cmd/driver") {
 		if p.ImportPath == "os/exec" || strings.HasPrefix(p.ImportPath, "k8s.io/mount-utils") {
 			t.Errorf("the Windows driver contains %s", p.ImportPath)
 		}
@@ -164,7 +170,7 @@ func TestWindowsRunsNoPrograms(t *testing.T) {
 
 // TestTheProductHasNoTestDependencies: what is needed for tests stays out of the driver.
 func TestTheProductHasNoTestDependencies(t *testing.T) {
-	for _, p := range list(t, "linux", "-deps", "./cmd/...") {
+	for _, p := range append(list(t, kit, "linux", "-deps", "./cmd/..."), list(t, sidecars, "linux", "-deps", "./cmd/...")...) {
 		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes"}) {
 			t.Errorf("a product contains %s", p.ImportPath)
 		}
@@ -173,12 +179,12 @@ func TestTheProductHasNoTestDependencies(t *testing.T) {
 
 // TestTheDriverDoesNotKnowKubernetes: the sidecars do, and they know no storage.
 func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
-	for _, p := range list(t, "linux", "-deps", "./cmd/driver") {
-		if hasPrefix(p.ImportPath, []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", module + "pkg/sidecar"}) {
+	for _, p := range list(t, kit, "linux", "-deps", "./cmd/driver") {
+		if hasPrefix(p.ImportPath, []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", module + "sidecars"}) {
 			t.Errorf("the driver contains %s", p.ImportPath)
 		}
 	}
-	for _, p := range list(t, "linux", "-deps", "./cmd/csi-sidecars", "./cmd/csi-sidecars-node") {
+	for _, p := range list(t, sidecars, "linux", "-deps", "./cmd/...") {
 		if hasPrefix(p.ImportPath, []string{module + "pkg/driver", module + "pkg/backend", module + "pkg/mounter", module + "internal/router"}) {
 			t.Errorf("the sidecars contain %s", p.ImportPath)
 		}
@@ -187,7 +193,7 @@ func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
 
 // TestTheNodeBinaryIsSmall: it runs on every node, with at most 20 MB of file and 20 MiB of memory. Each of these costs megabytes.
 func TestTheNodeBinaryIsSmall(t *testing.T) {
-	for _, p := range list(t, "linux", "-deps", "./cmd/csi-sidecars-node") {
+	for _, p := range list(t, sidecars, "linux", "-deps", "./cmd/csi-sidecars-node") {
 		if hasPrefix(p.ImportPath, []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/component-base", "go.opentelemetry.io", "go.uber.org/zap", "net/http/pprof", "os/exec"}) {
 			t.Errorf("the binary for nodes contains %s", p.ImportPath)
 		}
@@ -221,7 +227,7 @@ func TestWhatTheCodeNeverDoes(t *testing.T) {
 			return err
 		}
 		test := strings.HasSuffix(path, "_test.go")
-		product := !test && strings.HasPrefix(path, filepath.Join(root, "pkg")+string(filepath.Separator))
+		product := !test && (strings.HasPrefix(path, filepath.Join(root, "pkg")+string(filepath.Separator)) || strings.HasPrefix(path, filepath.Join(root, sidecars, "internal")+string(filepath.Separator)))
 		version := strings.HasPrefix(path, filepath.Join(root, "pkg", "csidriver")) // it prints the platform
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {

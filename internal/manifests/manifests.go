@@ -10,8 +10,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Linux returns the directory of the manifests, seen from cmd/…, where tests of programs run.
-func Linux() string { return filepath.Join("..", "..", "deploy", "linux") }
+// Linux returns the directory of the manifests, which is in the repository's root: a directory above
+// the one in which a test runs.
+func Linux() string {
+	for root := ".."; len(root) < len("../../../../.."); root = filepath.Join(root, "..") {
+		if dir := filepath.Join(root, "deploy", "linux"); exists(dir) {
+			return dir
+		}
+	}
+	return filepath.Join("deploy", "linux")
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
 
 // workload is what is read of a Deployment or a DaemonSet. Kubernetes' own types would be compiled for every platform.
 type workload struct {

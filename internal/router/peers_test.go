@@ -17,7 +17,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -224,7 +223,8 @@ func TestTwoWithOneIdentity(t *testing.T) {
 	}
 }
 
-// metrics returns the router's, by their names with the values of their labels.
+// metrics returns the values of the router's metrics, by name and label values. Labels are in the
+// reverse order of their names.
 func (c *cluster) metrics() map[string]float64 {
 	c.Helper()
 	registry := prometheus.NewRegistry()
@@ -239,7 +239,7 @@ func (c *cluster) metrics() map[string]float64 {
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			name := f.GetName()
-			for _, l := range slices.SortedFunc(slices.Values(m.GetLabel()), func(a, b *dto.LabelPair) int { return strings.Compare(b.GetName(), a.GetName()) }) {
+			for _, l := range slices.Backward(m.GetLabel()) {
 				name += " " + l.GetValue()
 			}
 			values[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()

@@ -547,7 +547,7 @@ func TestRights(t *testing.T) {
 	s := &server{Server: apiserver.Server{T: t}, helm: programs(t)}
 	sidecars := filepath.Join(t.TempDir(), "csi-sidecars")
 	build := exec.CommandContext(t.Context(), "go", "build", "-tags=grpcnotrace", "-o", sidecars, "./cmd/csi-sidecars")
-	build.Dir, build.Env = Sources(), append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	build.Dir, build.Env = filepath.Join(Sources(), "sidecars"), append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

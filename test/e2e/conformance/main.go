@@ -195,8 +195,8 @@ var groups = []struct{ prefix, backend, about string }{
 	{"pkg/backend/backendtest/memory", "memory", "the backend and its contract"},
 	{"test/crash", "hostpath", "crashes (those of make test)"},
 	{"internal/router", "hostpath", "the router"},
-	{"pkg/sidecar", "none", "csi-sidecars"},
-	{"cmd/csi-sidecars", "none", "csi-sidecars, the program"},
+	{"sidecars/internal", "none", "csi-sidecars"},
+	{"sidecars/cmd", "none", "csi-sidecars, the program"},
 	{"pkg/mounter", "none", "mounting"},
 	{"", "none", "the rest"},
 }
@@ -204,7 +204,12 @@ var groups = []struct{ prefix, backend, about string }{
 // own runs the repository's own tests.
 func (c *collector) own(ctx context.Context) error {
 	fmt.Fprintln(os.Stderr, "conformance: the repository's own tests, which take minutes")
-	out, failed := c.command(ctx, "go", "test", "-count=1", "-json", "-skip=^TestSanity$", "./...").Output()
+	var out []byte
+	var failed error
+	for _, module := range []string{".", "sidecars"} {
+		printed, err := c.command(ctx, "go", "-C", module, "test", "-count=1", "-json", "-skip=^TestSanity$", "./...").Output()
+		out, failed = append(out, printed...), errors.Join(failed, err)
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/causeway-csi/causeway/internal/manifests"
+)
+
+// manifestArgs returns the arguments of csi-sidecars in deploy/linux.
+func manifestArgs(t *testing.T) []string {
+	t.Helper()
+	return manifests.Args(t, "controller.yaml", "csi-sidecars")
+}
+
+// withSnapshotController is what the component snapshot-controller makes of the arguments. test/cluster/manifests holds it to that.
+func withSnapshotController(args []string) []string {
+	args = slices.Clone(args)
+	args[0] += ",snapshot-controller"
+	return append(args, "--snapshot-controller-kube-api-qps=100", "--snapshot-controller-kube-api-burst=200")
+}
+
+func TestTheManifestsCommandLineIsRead(t *testing.T) {
+	args := manifestArgs(t)
+	for _, args := range [][]string{args, withSnapshotController(args)} {
+		if err := command().Check(args); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
+// runs runs a command line in this process, and returns what it prints.
+func runs(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var files [2]*os.File
+	for i := range files {
+		file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		files[i] = file
+	}
+	out, complaint := os.Stdout, os.Stderr
+	os.Stdout, os.Stderr = files[0], files[1]
+	code = command().Main(args)
+	os.Stdout, os.Stderr = out, complaint
+	var texts [2]string
+	for i, file := range files {
+		text, err := os.ReadFile(file.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[i] = string(text)
+	}
+	return texts[0], texts[1], code
+}
+
+// Names that stand for what the chart puts in their places.
+const (
+	fullname  = "fullname-of-the-release"
+	namespace = "namespace-of-the-release"
+)
+
+// rights returns what csi-sidecars rbac prints for a service account of the chart, as one template for each object.
+func rights(t *testing.T, name string, args ...string) []string {
+	t.Helper()
+	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace, "--service-account=" + name + "-controller", "--driver-attach=false"}, args...)
+	text, complaint, code := runs(t, line...)
+	if code != 0 {
+		t.Fatalf("%q ends with %d: %s", line, code, complaint)
+	}
+	objects := strings.Split(strings.TrimSuffix(text, "\n"), "\n---\n")
+	for i, o := range objects {
+		o = named.ReplaceAllString(o, "$0\n  labels: {{- include \"causeway.labels\" . | nindent 4 }}")
+		objects[i] = strings.NewReplacer(fullname, `{{ include "causeway.fullname" . }}`, namespace, `{{ include "causeway.namespace" . }}`).Replace(o)
+	}
+	return objects
+}
+
+// named is the name of an object, and where it is.
+var named = regexp.MustCompile(`(?m)^metadata:\n  name: .*(\n  namespace: .*)?$`)
+
+// template makes a template of a chart, for some values only.
+func template(condition string, objects []string) string {
+	return "{{- if " + condition + " }}\n# Made by make generate-rbac: what csi-sidecars rbac prints for the flags of this controller.\n" + strings.Join(objects, "\n---\n") + "\n{{- end }}\n"
+}
+
+// TestTheChartsRights compares the chart's roles with what the flags need, or writes them. test/cluster/chart compares what
+// Helm makes of them.
+func TestTheChartsRights(t *testing.T) {
+	args := manifestArgs(t)
+	all := rights(t, fullname, args...)
+	more := slices.DeleteFunc(rights(t, fullname, withSnapshotController(args)...), func(o string) bool { return slices.Contains(all, o) })
+	for _, o := range more {
+		if !strings.Contains(o, "-snapshot-controller\n") {
+			t.Errorf("the snapshot controller's rights are also in\n%s", o)
+		}
+	}
+	without := rights(t, fullname, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.Contains(a, "capacity") })...)
+	if len(without) != len(all) {
+		t.Fatalf("without capacity there are %d objects, else %d", len(without), len(all))
+	}
+	for i, o := range all {
+		if o != without[i] {
+			all[i] = `{{- if include "causeway.trait" (dict "root" . "name" "storageCapacity") }}` + "\n" + o + "\n{{- else }}\n" + without[i] + "\n{{- end }}"
+		}
+	}
+	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor", "--leader-election",
+		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets")
+	for path, want := range map[string]string{
+		"hostpath/rbac.yaml":                     template(".Values.hostpath.enabled", all),
+		"hostpath/rbac-snapshot-controller.yaml": template("and .Values.hostpath.enabled .Values.snapshotController.enabled", more),
+		"smb/rbac.yaml":                          template(".Values.smb.enabled", smb),
+	} {
+		path = filepath.Join("..", "..", "..", "charts", "causeway", "templates", path)
+		if os.Getenv("CAUSEWAY_GENERATE") != "" {
+			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if have, err := os.ReadFile(path); err != nil || string(have) != want {
+			t.Errorf("%s, %v, isn't what csi-sidecars rbac prints: run make generate-rbac", path, err)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+// Package attacher runs kubernetes-csi/external-attacher: it makes VolumeAttachment objects true by ControllerPublishVolume
+// and ControllerUnpublishVolume.
+package attacher
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/external-attacher/v4/pkg/attacher"
+	upstream "github.com/kubernetes-csi/external-attacher/v4/pkg/controller"
+	"k8s.io/client-go/util/workqueue"
+	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/kube"
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+type controller struct {
+	cluster       *kube.Cluster
+	limits        kube.Limits
+	retry         kube.Retry
+	timeout       time.Duration
+	resync        time.Duration
+	reconcile     time.Duration
+	workers       int
+	maxEntries    int
+	defaultFSType string
+}
+
+// New returns the attacher.
+func New(c *kube.Cluster) sidecar.Controller { return &controller{cluster: c} }
+
+func (c *controller) Name() string { return "attacher" }
+
+func (c *controller) About() string {
+	return "Attaches volumes to nodes and detaches them, as VolumeAttachment objects say."
+}
+
+func (c *controller) Flags(f *sidecar.Flags) {
+	f.Duration(&c.timeout, "timeout", 15*time.Second, "how long one call that attaches or detaches may take")
+	f.Int(&c.workers, "worker-threads", 10, "how many volumes are attached or detached at once")
+	f.Old("worker-threads", "worker-thread") // as in the KEP's manifest
+	c.retry.Flags(f)
+	c.limits.Flags(f)
+	f.Duration(&c.resync, "resync", 10*time.Minute, "how often all objects are looked at again")
+	f.Duration(&c.reconcile, "reconcile-sync", time.Minute, "how often attachments are compared with what the driver lists, where it lists them")
+	f.Int(&c.maxEntries, "max-entries", 0, "`entries` of a page when the driver lists volumes; 0 leaves it to the driver")
+	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose PersistentVolume doesn't say one")
+}
+
+func (c *controller) Validate() error {
+	if err := kube.Positive("worker-threads", c.workers); err != nil {
+		return err
+	}
+	if err := kube.Positive("timeout", c.timeout); err != nil {
+		return err
+	}
+	if err := c.retry.Validate(); err != nil {
+		return err
+	}
+	c.cluster.Resync(c.resync)
+	return c.limits.Validate()
+}
+
+func (c *controller) Needs() sidecar.Needs {
+	return sidecar.Needs{Driver: true, Capabilities: true, Cluster: true,
+		Lock: func(driver string) string { return "external-attacher-leader-" + driver }}
+}
+
+// Rules is kube.Ruled's.
+func (c *controller) Rules(d kube.Rights) kube.Rules { return kube.AttacherRules(d.Secrets) }
+
+// Build makes upstream's controller. For a driver that attaches nothing that is the one which calls everything attached: such
+// objects exist where the CSIDriver object doesn't say attachRequired: false, and pods wait for them.
+func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
+	client := c.cluster.Client(c.Name(), c.limits).Kube
+	informers := c.cluster.Informers()
+	attachments, volumes := informers.Storage().V1().VolumeAttachments(), informers.Core().V1().PersistentVolumes()
+	lists := env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] && env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES]
+	var handler upstream.Handler
+	if env.Controller[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
+		handler = upstream.NewCSIHandler(client, env.Driver,
+			attacher.NewAttacher(env.Conn), attacher.NewVolumeLister(env.Conn, c.maxEntries),
+			volumes.Lister(), informers.Storage().V1().CSINodes().Lister(), attachments.Lister(),
+			&c.timeout,
+			env.Controller[csi.ControllerServiceCapability_RPC_PUBLISH_READONLY],
+			env.Controller[csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER],
+			csitrans.New(), c.defaultFSType)
+	} else {
+		klog.InfoS("The driver attaches nothing: attachments are only noted", "driver", env.Driver)
+		handler, lists = upstream.NewTrivialHandler(client), false
+	}
+	limiter := func() workqueue.TypedRateLimiter[string] {
+		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
+	}
+	attach := upstream.NewCSIAttachController(klog.Background(), client, env.Driver, handler, attachments, volumes,
+		limiter(), limiter(), lists, c.reconcile)
+	return sidecar.RunnerFunc(func(ctx context.Context) error {
+		var workers sync.WaitGroup
+		attach.Run(ctx, c.workers, &workers)
+		workers.Wait()
+		return nil
+	}), nil
+}

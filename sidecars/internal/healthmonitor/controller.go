@@ -1,0 +1,107 @@
+package healthmonitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/kube"
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+type controller struct {
+	cluster     *kube.Cluster
+	limits      kube.Limits
+	options     Options
+	nodeWatcher bool
+	unused      time.Duration
+}
+
+// New returns the health monitor.
+func New(c *kube.Cluster) sidecar.Controller { return &controller{cluster: c} }
+
+func (c *controller) Name() string { return "health-monitor" }
+
+func (c *controller) About() string {
+	return "Writes what the driver says of its volumes' health into the status of claims, into events and into metrics."
+}
+
+// Flags has the names and defaults of upstream's csi-external-health-monitor-controller.
+func (c *controller) Flags(f *sidecar.Flags) {
+	o := &c.options
+	f.Duration(&o.ListInterval, "list-volumes-interval", 5*time.Minute, "how long after a round the next one begins, where the driver can list")
+	f.Duration(&o.GetInterval, "monitor-interval", time.Minute, "the same where each volume is asked for, and after a list that failed")
+	f.Duration(&o.Timeout, "timeout", 15*time.Second, "how long one call to the driver may take")
+	f.Int(&o.Workers, "worker-threads", 10, "how many volumes are asked for, and how many claims are written, at a time")
+	f.Int(&o.PageSize, "max-entries", 500, "how many volumes a page of a list may have; 0 leaves it to the driver")
+	f.Bool(&o.PodEvents, "pod-events", true, "make events on the pods that use a volume, too; that needs a cache of all pods")
+	c.limits.Flags(f)
+	f.Bool(&c.nodeWatcher, "enable-node-watcher", false, "refused if true: the driver itself says which volumes are inaccessible, and upstream's own watcher is gone since the redesign of KEP-1432")
+	f.Duration(&c.unused, "volume-list-add-interval", 5*time.Minute, "taken and ignored, so that upstream's manifests work: there is no queue to add to")
+	f.Duration(&c.unused, "node-list-add-interval", 5*time.Minute, "taken and ignored, as there is no node watcher")
+}
+
+func (c *controller) Validate() error {
+	o := c.options
+	switch {
+	case c.nodeWatcher:
+		return errors.New("--enable-node-watcher: there is no node watcher; take the flag away")
+	case o.PageSize < 0 || o.PageSize > maxPageSize:
+		return fmt.Errorf("--max-entries=%d: it must be 0 to %d", o.PageSize, maxPageSize)
+	}
+	return errors.Join(kube.Positive("list-volumes-interval", o.ListInterval), kube.Positive("monitor-interval", o.GetInterval),
+		kube.Positive("timeout", o.Timeout), kube.Positive("worker-threads", o.Workers), c.limits.Validate())
+}
+
+// maxPageSize keeps a page, with a few kilobytes a volume, within what is good for memory.
+const maxPageSize = 10_000
+
+// Needs has the lock of upstream's monitor, so that the two never write at the same time.
+func (*controller) Needs() sidecar.Needs {
+	return sidecar.Needs{
+		Driver: true, Capabilities: true, Cluster: true,
+		Lock: func(driver string) string { return "external-health-monitor-leader-" + driver },
+	}
+}
+
+func (c *controller) Build(_ context.Context, e *sidecar.Env) (sidecar.Runner, error) {
+	if _, err := sourceOf(e.Driver, e.Controller, nil); err != nil {
+		return nil, err // before a client and informers are made
+	}
+	client, events := c.cluster.Client(c.Name(), c.limits).Kube, record.NewBroadcaster()
+	monitor, err := NewMonitor(Config{
+		Options: c.options, Driver: e.Driver, Capabilities: e.Controller, Conn: e.Conn,
+		Client: client, Informers: c.cluster.Informers(), Register: e.HTTP.Register,
+		// The component is that of upstream's events.
+		Recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "csi-pv-monitor-controller-" + e.Driver}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sidecar.RunnerFunc(func(ctx context.Context) error {
+		defer events.Shutdown()
+		events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events(corev1.NamespaceAll)})
+		return monitor.Run(ctx)
+	}), nil
+}
+
+// Rules is kube.Ruled's. Secrets aren't among them: Kubernetes has no place to name those of a health call, so none are sent.
+func (c *controller) Rules(kube.Rights) kube.Rules {
+	read := []string{"get", "list", "watch"}
+	rules := []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"persistentvolumes", "persistentvolumeclaims"}, Verbs: read},
+		{APIGroups: []string{""}, Resources: []string{"persistentvolumeclaims/status"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	}
+	if c.options.PodEvents {
+		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read})
+	}
+	return kube.Rules{Cluster: rules}
+}

@@ -1,0 +1,270 @@
+// Package kube is what the controllers of csi-sidecars share of Kubernetes: one transport under clients of their own, one set
+// of informers, one election, one way to say which rights they need.
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	snapshots "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
+	snapshotscheme "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned/scheme"
+	snapinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
+	cliflag "k8s.io/component-base/cli/flag"
+	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// Cluster is the API server and what everybody has of it in common. Its flags are read first, then Connect is called, then
+// controllers are built with it, then Run starts informers and elections.
+type Cluster struct {
+	kubeconfig, master string
+	gates              map[string]bool
+	election           election
+	resync             time.Duration // of shared informers
+
+	config    *rest.Config // without limits: see Client
+	transport http.RoundTripper
+	informers informers.SharedInformerFactory
+	snapshots snapinformers.SharedInformerFactory
+	fail      func(error)
+	server    *sidecar.Server
+	migrated  atomic.Bool // the driver took over from an in-tree one
+	own       []factory   // of single controllers
+	await     []cache.InformerSynced
+}
+
+// factory is what informer factories of all APIs have in common.
+type factory interface{ Start(stop <-chan struct{}) }
+
+// New returns a cluster whose flags aren't read yet.
+func New() *Cluster { return &Cluster{resync: time.Hour} }
+
+// Flags declares those of the whole process.
+func (c *Cluster) Flags(f *sidecar.Flags) {
+	f.String(&c.kubeconfig, "kubeconfig", "", "the `file` that says where the API server is and who we are (default: $KUBECONFIG, else the pod's service account)")
+	f.String(&c.master, "master", "", "the API server's `address`, instead of the one in --kubeconfig")
+	f.Declare(func(s *flag.FlagSet) {
+		s.Var(cliflag.NewMapStringBool(&c.gates), "feature-gates", "upstream's gates, as `name=true,…`, for all controllers: "+strings.Join(knownGates(), "; "))
+	})
+	c.election.flags(f)
+}
+
+// Validate refuses gates and elections that can't be meant.
+func (c *Cluster) Validate(on []sidecar.Controller) error {
+	if err := c.checkGates(); err != nil {
+		return err
+	}
+	return c.election.validate(on)
+}
+
+// Resync asks that shared informers show their handlers everything again at least so often. It is called before Connect.
+func (c *Cluster) Resync(every time.Duration) {
+	if every > 0 {
+		c.resync = min(c.resync, every)
+	}
+}
+
+// Connect makes the clients and empty informers. It waits for nobody: the API server may be away.
+func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string, fail func(error)) error {
+	var err error
+	if c.config, err = c.restConfig(); err != nil {
+		return fmt.Errorf("where the API server is: %w", err)
+	}
+	if c.transport, err = rest.TransportFor(c.config); err != nil {
+		return fmt.Errorf("the way to the API server: %w", err)
+	}
+	// Upstream's mains add these types too, so that events can name snapshots. The table isn't locked: it must be now,
+	// before anything runs.
+	if err := snapshotscheme.AddToScheme(scheme.Scheme); err != nil {
+		return err
+	}
+	shared := c.Client("informers", unlimited)
+	c.informers = informers.NewSharedInformerFactoryWithOptions(shared.Kube, c.resync, informers.WithTransform(slim))
+	c.snapshots = snapinformers.NewSharedInformerFactoryWithOptions(shared.Snapshots, c.resync, snapinformers.WithTransform(slim))
+	if err := c.applyGates(ctx, shared); err != nil {
+		return err
+	}
+	c.fail, c.server, c.election.fail = fail, s, fail
+	c.migrated.Store(csitrans.New().IsMigratedCSIDriverByName(driver))
+	catchExits(fail)
+	measure(s)
+	if c.election.on {
+		s.Health("leader-election", c.election.check)
+	}
+	return nil
+}
+
+func (c *Cluster) restConfig() (*rest.Config, error) {
+	path := cmp.Or(c.kubeconfig, os.Getenv("KUBECONFIG"))
+	if path == "" && c.master == "" {
+		config, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, fmt.Errorf("%w: say --kubeconfig where this isn't a pod", err)
+		}
+		return config, err
+	}
+	return clientcmd.BuildConfigFromFlags(c.master, path)
+}
+
+// Informers are everybody's. What a controller asks of them before Run is watched; objects are slimmed (see slim) and must
+// not be changed.
+func (c *Cluster) Informers() informers.SharedInformerFactory { return c.informers }
+
+// SnapshotInformers are everybody's, for the API of snapshots.
+func (c *Cluster) SnapshotInformers() snapinformers.SharedInformerFactory { return c.snapshots }
+
+// Own adds a factory that only one controller has. It is started and stopped with the shared ones, and what is named of it is
+// full before any controller runs.
+func (c *Cluster) Own(f factory, await ...cache.InformerSynced) {
+	c.own, c.await = append(c.own, f), append(c.await, await...)
+}
+
+// Transform is what shared informers do to objects, for factories that Own takes.
+func (c *Cluster) Transform() cache.TransformFunc { return slim }
+
+// start starts all informers that somebody has asked for. It may be called again.
+func (c *Cluster) start(stop <-chan struct{}) {
+	c.informers.Start(stop)
+	c.snapshots.Start(stop)
+	for _, f := range c.own {
+		f.Start(stop)
+	}
+}
+
+// full returns when all informers of Kubernetes' own kinds have read everything once, or ctx is done. Upstream's controllers
+// wait for some of theirs only; with a half-read one, a volume that is attached looks as if it weren't, and is deleted. Those
+// of snapshots are waited for by their controllers, as their CRDs may be missing.
+func (c *Cluster) full(ctx context.Context) bool {
+	said := time.Now()
+	for {
+		pause, cancel := context.WithTimeout(ctx, time.Second)
+		var missing []string
+		for kind, ok := range c.informers.WaitForCacheSync(pause.Done()) {
+			if !ok {
+				missing = append(missing, kind.Elem().Name())
+			}
+		}
+		if !cache.WaitForCacheSync(pause.Done(), c.await...) {
+			missing = append(missing, "those of one controller")
+		}
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case len(missing) == 0:
+			c.server.Ready("")
+			return true
+		}
+		slices.Sort(missing)
+		c.server.Ready("reading objects: " + strings.Join(missing, ", "))
+		if time.Since(said) > stillWaiting {
+			said = time.Now()
+			klog.InfoS("Still reading objects, without which no controller runs. The lines above say why, if the API server refuses", "kinds", missing)
+		}
+	}
+}
+
+// stillWaiting is how often the log says what is missing.
+const stillWaiting = 30 * time.Second
+
+// Limits is how much of the API server a controller may use. Each has its own, so that none starves another.
+type Limits struct {
+	QPS   float64 // requests a second, on average
+	Burst int
+}
+
+// unlimited is for informers, of which there are few, and elections, which must not wait for anybody.
+var unlimited = Limits{QPS: -1}
+
+// Flags declares upstream's two.
+func (l *Limits) Flags(f *sidecar.Flags) {
+	f.Float(&l.QPS, "kube-api-qps", 5, "`requests` a second to the API server, on average, for this controller alone")
+	f.Int(&l.Burst, "kube-api-burst", 10, "`requests` to the API server that may come at once")
+}
+
+// Validate refuses limits with which nothing would ever be sent.
+func (l *Limits) Validate() error {
+	if l.QPS > 0 && l.Burst < 1 {
+		return fmt.Errorf("--kube-api-burst=%d: at least 1 is needed to send anything", l.Burst)
+	}
+	return nil
+}
+
+// Clients are one controller's.
+type Clients struct {
+	Kube      kubernetes.Interface
+	Snapshots snapshots.Interface
+	Config    *rest.Config // with the same limits, for upstream code that makes more clients; only to read, as writes aren't fenced
+}
+
+// Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport.
+// name is what the API server's audit log says after csi-sidecars/.
+func (c *Cluster) Client(name string, l Limits) Clients {
+	config := rest.CopyConfig(c.config)
+	config.QPS, config.Burst = float32(l.QPS), l.Burst
+	config.UserAgent = "csi-sidecars/" + name
+	way := transport.NewUserAgentRoundTripper(config.UserAgent, c.transport)
+	if name != electing {
+		way = fenced{way, c.Leads}
+	}
+	over := &http.Client{Transport: way}
+	core := rest.CopyConfig(config)
+	core.ContentType = runtime.ContentTypeProtobuf
+	// Neither fails: they parse the address, which rest.TransportFor and BuildConfigFromFlags have done.
+	return Clients{
+		Kube:      must(kubernetes.NewForConfigAndClient(core, over)),
+		Snapshots: must(snapshots.NewForConfigAndClient(config, over)),
+		Config:    config,
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// Retry is how long a controller waits after a failure.
+type Retry struct{ Start, Max time.Duration }
+
+// Flags declares upstream's two.
+func (r *Retry) Flags(f *sidecar.Flags) {
+	f.Duration(&r.Start, "retry-interval-start", time.Second, "how long the first retry waits. Each further one waits twice as long, up to retry-interval-max")
+	f.Duration(&r.Max, "retry-interval-max", 5*time.Minute, "how long a retry waits at most")
+}
+
+// Validate refuses intervals that would retry without pause.
+func (r *Retry) Validate() error {
+	if r.Start <= 0 || r.Max < r.Start {
+		return fmt.Errorf("--retry-interval-start=%v, --retry-interval-max=%v: the first must be above zero and not above the second", r.Start, r.Max)
+	}
+	return nil
+}
+
+// Positive refuses numbers with which nothing would run.
+func Positive[T int | float64 | time.Duration](name string, v T) error {
+	if v <= 0 {
+		return fmt.Errorf("--%s=%v: it must be above zero", name, v)
+	}
+	return nil
+}

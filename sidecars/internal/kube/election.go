@@ -1,0 +1,405 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/tools/record"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// electing is the name of elections' client.
+const electing = "leader-election"
+
+// What --leader-election-mode may be.
+const (
+	single        = "single"
+	perController = "per-controller"
+)
+
+// election is how replicas agree on who works.
+type election struct {
+	on        bool
+	mode      string
+	namespace string
+	labels    map[string]string
+	lease     time.Duration
+	renew     time.Duration
+	retry     time.Duration
+
+	identity string
+	dogs     sync.Map    // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
+	terms    sync.Map    // *term: one for each lease that parts run under
+	fail     func(error) // ends the process: ErrLost
+}
+
+// flags declares upstream's, and the mode.
+func (e *election) flags(f *sidecar.Flags) {
+	f.Bool(&e.on, "leader-election", false, "elect one replica; the others wait")
+	f.String(&e.mode, "leader-election-mode", single, "single: one lease for all controllers, csi-sidecars-<driver>. per-controller: those of upstream's binaries, for as long as some of these still run")
+	f.String(&e.namespace, "leader-election-namespace", "", "where leases are (default: $POD_NAMESPACE, else the pod's own namespace, else default)")
+	f.Declare(func(s *flag.FlagSet) {
+		s.Var(cliflag.NewMapStringString(&e.labels), "leader-election-labels", "labels for leases, as `key=value,…`")
+	})
+	f.Duration(&e.lease, "leader-election-lease-duration", 15*time.Second, "how long others wait for a leader that is silent before they take over")
+	f.Duration(&e.renew, "leader-election-renew-deadline", 10*time.Second, "how long a leader tries to renew its lease before it ends itself")
+	f.Duration(&e.retry, "leader-election-retry-period", 5*time.Second, "how often a leader renews, and others look")
+}
+
+// validate refuses what can't work: durations that client-go refuses, and elections of nobody.
+func (e *election) validate(on []sidecar.Controller) error {
+	if !slices.Contains([]string{single, perController}, e.mode) {
+		return fmt.Errorf("--leader-election-mode=%s: it is %s or %s", e.mode, single, perController)
+	}
+	if !e.on {
+		if e.mode == perController {
+			return errors.New("--leader-election-mode is set, but nobody is elected: add --leader-election, or take it away")
+		}
+		return nil
+	}
+	if !slices.ContainsFunc(on, func(k sidecar.Controller) bool { return k.Needs().Cluster }) {
+		return errors.New("--leader-election is set, but no controller that is on is ever elected: take it away")
+	}
+	if e.lease%time.Second != 0 {
+		return fmt.Errorf("--leader-election-lease-duration=%v: leases last whole seconds", e.lease)
+	}
+	const jitter = leaderelection.JitterFactor
+	if e.lease <= e.renew || float64(e.renew) <= jitter*float64(e.retry) || e.retry <= 0 {
+		return fmt.Errorf("--leader-election-lease-duration=%v must be longer than --leader-election-renew-deadline=%v, and that longer than %v times --leader-election-retry-period=%v", e.lease, e.renew, jitter, e.retry)
+	}
+	return nil
+}
+
+// Elected reports whether replicas are elected.
+func (c *Cluster) Elected() bool { return c.election.on }
+
+// ownNamespace is that of leases.
+func (e *election) ownNamespace() string {
+	if e.namespace != "" {
+		return e.namespace
+	}
+	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
+		return ns
+	}
+	if data, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace"); err == nil && len(strings.TrimSpace(string(data))) > 0 {
+		return strings.TrimSpace(string(data))
+	}
+	return metav1.NamespaceDefault
+}
+
+// who is this process among the replicas. Upstream's is the host's name, which two processes on one host's network share.
+func (e *election) who() (string, error) {
+	if e.identity == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return "", err
+		}
+		e.identity = host + "_" + uuid.NewString()
+	}
+	return e.identity, nil
+}
+
+// lockName makes the name of a lease as csi-lib-utils makes it, so that it is the same one: what isn't a letter, a digit or -
+// becomes -, and a last - gets an X behind it.
+func lockName(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		return '-'
+	}, name)
+	if strings.HasSuffix(name, "-") {
+		name += "X"
+	}
+	return name
+}
+
+// lease is one election: which controllers it is for, and which leases upstream's binaries would hold for the same work.
+type lease struct {
+	name  string
+	parts []*sidecar.Part
+	// others are the leases under which another process may do this work: in single mode those of
+	// upstream's sidecars, else the single one.
+	others []string
+	// old is, in single mode, the lease of upstream's sidecar, by controller.
+	old map[string]string
+	// dead are those of others whose holder went away without giving them up: when they were renewed last.
+	dead map[string]metav1.MicroTime
+}
+
+// combined is the name of the one lease.
+func combined(driver string) string { return lockName("csi-sidecars-" + driver) }
+
+// leases says who is elected by what.
+func (e *election) leases(driver string, parts []*sidecar.Part) []lease {
+	var all []lease
+	one := lease{name: combined(driver), old: map[string]string{}}
+	for _, p := range parts {
+		n := p.Needs()
+		switch {
+		case n.OnePerCluster: // another driver's process may have it too
+			all = append(all, lease{name: lockName(n.Lock(driver)), parts: []*sidecar.Part{p}})
+		case e.mode == perController && n.Lock != nil:
+			all = append(all, lease{name: lockName(n.Lock(driver)), parts: []*sidecar.Part{p}, others: []string{combined(driver)}})
+		case e.mode == perController: // one of ours, which upstream hasn't
+			all = append(all, lease{name: lockName("csi-sidecars-" + p.Name() + "-" + driver), parts: []*sidecar.Part{p}, others: []string{combined(driver)}})
+		default:
+			one.parts = append(one.parts, p)
+			if n.Lock != nil {
+				one.old[p.Name()] = lockName(n.Lock(driver))
+				one.others = append(one.others, lockName(n.Lock(driver)))
+			}
+		}
+	}
+	if len(one.parts) > 0 {
+		all = append(all, one)
+	}
+	return all
+}
+
+// Run starts informers and parts, each when its lease is held, until ctx is done. See sidecar.Cluster.
+func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part, patience time.Duration, start func(context.Context, *sidecar.Part) error) error {
+	// Informers go on while controllers finish what they do.
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var tidied sync.Once
+	lead := func(ctx context.Context, parts []*sidecar.Part) error {
+		c.start(watching.Done())
+		if !c.full(ctx) {
+			return nil
+		}
+		tidied.Do(func() { go tidy(ctx) })
+		return all(ctx, parts, patience, start)
+	}
+	if !c.election.on {
+		return lead(ctx, parts)
+	}
+	client := c.Client(electing, unlimited).Kube
+	if _, err := c.election.who(); err != nil { // once, before several ask
+		return err
+	}
+	leases := c.election.leases(driver, parts)
+	if !c.mayElect(ctx, client, leases) {
+		return nil
+	}
+	return c.elect(ctx, client, leases, lead)
+}
+
+// elect holds all elections until ctx is done, or one of them ends: that ends all. No lease is given up before the work under all
+// of them has ended, since who doesn't lead may neither call nor write, and one process has one fence.
+func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases []lease, lead leadFunc) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var group errgroup.Group
+	var working sync.WaitGroup
+	working.Add(len(leases))
+	for _, l := range leases {
+		done := sync.OnceFunc(working.Done)
+		group.Go(func() error {
+			defer cancel()
+			defer done()
+			err := c.election.under(ctx, client, l, lead, func() { done(); cancel(); working.Wait() })
+			if errors.Is(err, sidecar.ErrLost) {
+				c.fail(err) // at once: the other elections end in peace
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}
+
+// mayElect returns when the leases can be read, or ctx is done. Who isn't allowed to is never ready, so that no rollout replaces
+// somebody who is. It reports whether they can.
+func (c *Cluster) mayElect(ctx context.Context, client kubernetes.Interface, leases []lease) bool {
+	var said time.Time
+	for {
+		var err error
+		for _, l := range leases {
+			if _, asked := c.election.get(ctx, client, l.name); asked != nil {
+				err = asked
+			}
+		}
+		if err == nil {
+			c.server.Ready("")
+			return true
+		}
+		c.server.Ready("waiting for the lease: " + err.Error())
+		if time.Since(said) > stillWaiting {
+			said = time.Now()
+			klog.FromContext(ctx).Error(err, "Still waiting for the lease: csi-sidecars rbac prints the rights that it takes", "namespace", c.election.ownNamespace())
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(c.election.retry):
+		}
+	}
+}
+
+// settled is how long controllers take to look at everything once.
+const settled = 10 * time.Second
+
+// tidy gives the memory back in which objects were decoded that informers keep little of. Go would do so within minutes for what
+// it takes to be too much, and keep the rest, though nothing as large comes again.
+func tidy(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(settled):
+		debug.FreeOSMemory()
+	}
+}
+
+// all runs parts until ctx is done, and waits for them then, at most as long as patience.
+func all(ctx context.Context, parts []*sidecar.Part, patience time.Duration, start func(context.Context, *sidecar.Part) error) error {
+	var group errgroup.Group
+	for _, p := range parts {
+		group.Go(func() error { return start(ctx, p) })
+	}
+	over := make(chan error, 1)
+	go func() { over <- group.Wait() }()
+	select {
+	case err := <-over:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-over:
+		return err
+	case <-time.After(patience):
+		// Known: external-snapshotter v8.7.0 never shuts its queue for group snapshots down, so its workers never end.
+		klog.FromContext(ctx).Info("Controllers still run at the end of their time", "shutdownTimeout", patience, "controllers", stillRunning(parts))
+		return nil
+	}
+}
+
+func stillRunning(parts []*sidecar.Part) []string {
+	var names []string
+	for _, p := range parts {
+		if p.Running() {
+			names = append(names, p.Name())
+		}
+	}
+	return names
+}
+
+// under waits for a lease, runs lead while it is held, then together, and gives the lease up. ErrLost: it was lost meanwhile.
+func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead leadFunc, together func()) error {
+	if e.mode == perController {
+		if l.dead = e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
+			return nil
+		}
+	}
+	lock, quiet, err := e.lock(ctx, client, l.name)
+	if err != nil {
+		return err
+	}
+	defer quiet()
+	holding, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	giveUp := func() { end(nil) }
+	t := &term{Interface: lock, lasts: e.lease, lost: func() { end(sidecar.ErrLost) }}
+	e.terms.Store(l.name, t)
+	var once sync.Once
+	led := make(chan error, 1)
+	elector, err := e.elector(l.name, t, leaderelection.LeaderCallbacks{
+		OnStartedLeading: func(held context.Context) {
+			begun := false
+			once.Do(func() { begun = true })
+			if !begun {
+				return // told to end in this very moment
+			}
+			leading, cancel := both(ctx, held)
+			defer cancel()
+			klog.FromContext(ctx).Info("Leading", "lease", l.name, "namespace", e.ownNamespace())
+			err := e.alone(leading, client, l, lead)
+			led <- err
+			together()
+			giveUp()
+		},
+		OnStoppedLeading: func() {},
+		OnNewLeader: func(identity string) {
+			klog.FromContext(ctx).Info("There is a leader", "lease", l.name, "identity", identity)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	// Who doesn't lead has nothing to finish.
+	defer context.AfterFunc(ctx, func() { once.Do(func() { led <- nil; giveUp() }) })()
+	elector.Run(holding)
+	if holding.Err() == nil || context.Cause(holding) == sidecar.ErrLost {
+		return fmt.Errorf("%w: %s", sidecar.ErrLost, l.name)
+	}
+	return <-led
+}
+
+// both is done when either is.
+func both(a, b context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(a)
+	stop := context.AfterFunc(b, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// lock makes the lease's lock, whose changes are events of the lease. What it returns second ends those.
+func (e *election) lock(ctx context.Context, client kubernetes.Interface, name string) (*resourcelock.LeaseLock, func(), error) {
+	who, err := e.who()
+	if err != nil {
+		return nil, nil, err
+	}
+	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx))) // the last one is that it was given up
+	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events(e.ownNamespace())})
+	return &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.ownNamespace(), Name: name},
+		Client:     client.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: who, EventRecorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: name})},
+		Labels:     e.labels,
+	}, events.Shutdown, nil
+}
+
+// beyond is how long after its lease's end a leader may still be called healthy.
+const beyond = 20 * time.Second
+
+func (e *election) elector(name string, lock resourcelock.Interface, then leaderelection.LeaderCallbacks) (*leaderelection.LeaderElector, error) {
+	dog := leaderelection.NewLeaderHealthzAdaptor(beyond)
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Name: name, Lock: lock, Callbacks: then, WatchDog: dog, ReleaseOnCancel: true,
+		LeaseDuration: e.lease, RenewDeadline: e.renew, RetryPeriod: e.retry,
+	})
+	if err == nil {
+		dog.SetLeaderElection(elector) // which only client-go's RunOrDie does by itself
+		e.dogs.Store(name, dog)
+	}
+	return elector, err
+}
+
+// check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.
+func (e *election) check(context.Context) (state string, err error) {
+	e.dogs.Range(func(name, dog any) bool {
+		if bad := dog.(*leaderelection.HealthzAdaptor).Check(&http.Request{}); bad != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", name, bad))
+		}
+		return true
+	})
+	return "ok", err
+}

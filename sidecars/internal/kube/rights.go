@@ -1,0 +1,87 @@
+package kube
+
+import (
+	"cmp"
+	"io"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// Rights is what rules depend on that no flag of a controller says: what the driver does. What it doesn't needs no rights.
+type Rights struct {
+	RBAC
+	Secrets   bool // classes name secrets
+	Topology  bool // volumes aren't everywhere
+	Attach    bool // volumes are attached
+	Snapshots bool // and volumes are made of them
+	Groups    bool // snapshots of groups
+}
+
+// Ruled is a controller that needs rights.
+type Ruled interface {
+	sidecar.Controller
+	Rules(Rights) Rules
+}
+
+// flags declares the flags that say who gets rights, and what the driver does.
+func (r *Rights) flags(f *sidecar.Flags, name, account string) {
+	f.String(&r.Prefix, "name", "", name)
+	f.String(&r.ServiceAccount, "service-account", "", account)
+	f.String(&r.Namespace, "namespace", "", "namespace of the pods, of their service account, and of the leases unless --leader-election-namespace names another (default: that one, else default)")
+	f.Bool(&r.Secrets, "driver-secrets", false, "the driver's classes name secrets, which are read in every namespace")
+	f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes aren't everywhere, so nodes are watched")
+	f.Bool(&r.Attach, "driver-attach", true, "the driver attaches volumes, so nothing is deleted that is attached")
+	f.Bool(&r.Snapshots, "driver-snapshots", true, "the driver takes snapshots, and makes volumes of them")
+	f.Bool(&r.Groups, "driver-groups", true, "the driver takes snapshots of groups")
+}
+
+// RBACCommand prints the rights that the chosen controllers need with the given flags, and no more.
+func (c *Cluster) RBACCommand() sidecar.Subcommand {
+	var r Rights
+	return sidecar.Subcommand{
+		About: "print the rights that the controllers need with these flags, as kubectl apply takes them",
+		Flags: func(f *sidecar.Flags) {
+			r.flags(f, "what the objects' names begin with; two drivers must not have the same (default: <namespace>-<service-account>)",
+				"service account that gets the rights (default: csi-sidecars)")
+		},
+		Run: func(on []sidecar.Controller, _ []string, out io.Writer) error {
+			r.Namespace = c.namespaceFor(r)
+			r.ServiceAccount = cmp.Or(r.ServiceAccount, "csi-sidecars")
+			r.Prefix = cmp.Or(r.Prefix, r.Namespace+"-"+r.ServiceAccount)
+			text, err := documents(c.rights(r, on))
+			if err != nil {
+				return err
+			}
+			_, err = out.Write(text)
+			return err
+		},
+	}
+}
+
+// namespaceFor returns the namespace of the pods. It reads flags only: the environment of the
+// command is not the pod's.
+func (c *Cluster) namespaceFor(r Rights) string {
+	return cmp.Or(r.Namespace, c.election.namespace, metav1.NamespaceDefault)
+}
+
+// rights returns the roles that the controllers need, and their bindings. r has no empty name.
+func (c *Cluster) rights(r Rights, on []sidecar.Controller) []any {
+	var grants []Grant
+	for _, k := range on {
+		if ruled, ok := k.(Ruled); ok {
+			grants = append(grants, Grant{k.Name(), ruled.Rules(r)})
+		}
+	}
+	if !c.election.on {
+		return r.objects(grants)
+	}
+	elected := Grant{"leader-election", ElectionRules()}
+	leases := cmp.Or(c.election.namespace, r.Namespace)
+	if leases == r.Namespace {
+		return r.objects(append(grants, elected))
+	}
+	apart := RBAC{Prefix: r.Prefix + "-leases", Namespace: leases, ServiceAccount: r.ServiceAccount, AccountIn: r.Namespace}
+	return append(r.objects(grants), apart.objects([]Grant{elected})...)
+}

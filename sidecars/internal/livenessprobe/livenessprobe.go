@@ -1,0 +1,125 @@
+// Package livenessprobe answers the kubelet's HTTP probe with what the CSI driver says of itself: Identity.Probe.
+package livenessprobe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/rpc"
+	"golang.org/x/sync/singleflight"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// New returns the controller "livenessprobe".
+func New() sidecar.Controller { return &controller{port: "9808"} } // upstream's
+
+type controller struct {
+	timeout time.Duration
+	port    sidecar.Address
+}
+
+func (*controller) Name() string { return "livenessprobe" }
+
+func (*controller) About() string {
+	return "Answers the kubelet's liveness probe of the driver's container by asking the driver itself."
+}
+
+func (c *controller) Flags(f *sidecar.Flags) {
+	f.Duration(&c.timeout, "probe-timeout", 3*time.Second, "how long the driver may take to answer one probe")
+	f.Var(&c.port, "health-port", "port, or `host:port`, where /healthz answers for the driver; 0 for none. It stays apart from --http-endpoint, whose"+
+		" /healthz answers for this process: neither container is to be killed for the other's fault. There, /healthz/livenessprobe says the same")
+}
+
+func (c *controller) Validate() error {
+	if c.timeout <= 0 {
+		return fmt.Errorf("probe-timeout %v: it must be more than nothing", c.timeout)
+	}
+	return nil
+}
+
+func (*controller) Needs() sidecar.Needs { return sidecar.Needs{Driver: true} }
+
+func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
+	return &runner{controller: c, conn: env.Conn, socket: env.Socket}, nil
+}
+
+// runner asks the driver when the kubelet asks the runner.
+type runner struct {
+	*controller
+	conn    *grpc.ClientConn
+	socket  *sidecar.Socket
+	running singleflight.Group
+	failing atomic.Bool
+}
+
+// Run serves the health port until ctx is done. The driver needn't be there.
+func (r *runner) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	if address := r.port.Listen(); address != "" {
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /healthz", r.healthz)
+		if err := sidecar.Serve(ctx, address, mux, stop); err != nil {
+			return fmt.Errorf("health-port: %w: give each controller that has one, and --http-endpoint, a port of its own, or 0", err)
+		}
+		klog.FromContext(ctx).Info("Answering for the driver", "address", address, "path", "/healthz")
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (r *runner) healthz(w http.ResponseWriter, req *http.Request) {
+	note, err := r.Check(req.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	fmt.Fprintln(w, cmp.Or(note, "ok"))
+}
+
+var errNotReady = errors.New("the driver says that it isn't ready")
+
+// Check asks the driver once, for at most the probe's timeout. Callers that come while a probe is under way share its answer,
+// so that a driver that hangs has one probe at a time. The note is not empty if the driver could not be asked and may be healthy.
+func (r *runner) Check(ctx context.Context) (note string, err error) {
+	select {
+	case answer := <-r.running.DoChan("", func() (any, error) { return r.probe() }):
+		note, _ = answer.Val.(string)
+		return note, answer.Err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+// probe has no caller's context: it goes on when the first caller hangs up. A lack of permission is this process's failure and
+// passes. With an error the kubelet would kill the driver, which does not help. Package sidecar logs it and is not ready.
+func (r *runner) probe() (note string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
+	defer cancel()
+	ready, err := rpc.Probe(ctx, r.conn) // a driver that does not say is ready: CSI spec v1.13, ProbeResponse
+	// UNAVAILABLE is also the code for a failed dial. The last dial succeeded if it came from the driver.
+	if denied := r.socket.Denied(); denied != nil && status.Code(err) == codes.Unavailable {
+		return "the driver was not asked: " + denied.Error(), nil
+	}
+	if err == nil && !ready {
+		err = errNotReady
+	}
+	// The kubelet asks every few seconds, and its event has no reason: log one line when it begins and one when it ends.
+	switch was := r.failing.Swap(err != nil); {
+	case err != nil && !was:
+		klog.Background().Error(err, "The driver fails its probe")
+	case err == nil && was:
+		klog.Background().Info("The driver passes its probe again")
+	}
+	return "", err
+}

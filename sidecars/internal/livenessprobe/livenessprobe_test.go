@@ -1,0 +1,239 @@
+package livenessprobe
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// guard is how long a test waits for what must come, before it says that it hangs.
+const guard = 20 * time.Second
+
+// driver is one whose health a test decides.
+type driver struct {
+	csi.UnimplementedIdentityServer
+	ready  *wrapperspb.BoolValue
+	Err    error
+	hang   chan struct{} // answers wait until it is closed, whatever their caller does. nil: they don't wait
+	probes atomic.Int32
+}
+
+func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	d.probes.Add(1)
+	if d.hang != nil {
+		<-d.hang
+	}
+	return &csi.ProbeResponse{Ready: d.ready}, d.Err
+}
+
+// serve makes the driver answer at path. It returns what ends it.
+func (d *driver) serve(t *testing.T, path string) func() {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	csi.RegisterIdentityServer(server, d)
+	var done sync.WaitGroup
+	done.Go(func() { server.Serve(l) })
+	return sync.OnceFunc(func() { server.Stop(); done.Wait() })
+}
+
+// socketPath is one short enough for a socket.
+func socketPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "live")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "csi.sock")
+}
+
+// probing is a controller that is built, for the driver at path.
+func probing(t *testing.T, path string, c *controller) *runner {
+	t.Helper()
+	socket := sidecar.NewSocket(path)
+	fast := backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}
+	conn, err := grpc.NewClient("passthrough:///csi", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: fast, MinConnectTimeout: guard}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	built, err := c.Build(t.Context(), &sidecar.Env{Conn: conn, Socket: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return built.(*runner)
+}
+
+// failure is the error of a check.
+func failure(_ string, err error) error { return err }
+
+// get asks /healthz as the kubelet does.
+func get(r *runner) (int, string) {
+	answer := httptest.NewRecorder()
+	r.healthz(answer, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+	return answer.Code, answer.Body.String()
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(guard); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it never came to be that %s", what)
+		}
+	}
+}
+
+func TestHealthzSaysWhatTheDriverSays(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		driver *driver
+		code   int
+		body   string
+	}{
+		{"a driver that is ready is healthy", &driver{ready: wrapperspb.Bool(true)}, 200, "ok"},
+		{"a driver that doesn't say is ready, by the spec", &driver{}, 200, "ok"},
+		{"a driver that isn't ready fails", &driver{ready: wrapperspb.Bool(false)}, 500, "isn't ready"},
+		{"a driver with an error fails, and the error is told", &driver{Err: status.Error(codes.FailedPrecondition, "no mount.cifs")}, 500, "no mount.cifs"},
+		{"a driver whose error has the code of a failed dial fails", &driver{Err: status.Error(codes.Unavailable, "no storage")}, 500, "no storage"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := socketPath(t)
+			defer c.driver.serve(t, path)()
+			code, body := get(probing(t, path, &controller{timeout: guard}))
+			if code != c.code || !strings.Contains(body, c.body) {
+				t.Errorf("/healthz answers %d %q, want %d %q", code, body, c.code, c.body)
+			}
+		})
+	}
+}
+
+func TestADriverThatHangs(t *testing.T) {
+	path := socketPath(t)
+	d := &driver{hang: make(chan struct{})}
+	defer d.serve(t, path)()
+	r := probing(t, path, &controller{timeout: guard})
+	first, leave := context.WithCancel(t.Context())
+	answers := make(chan error, 2)
+	go func() { answers <- failure(r.Check(first)) }()
+	eventually(t, "the driver is asked", func() bool { return d.probes.Load() > 0 })
+	go func() { answers <- failure(r.Check(first)) }()
+	leave()
+	for range 2 {
+		if err := <-answers; !errors.Is(err, context.Canceled) {
+			t.Errorf("who hangs up is told %v, want %v", err, context.Canceled)
+		}
+	}
+	for range 100 {
+		r.Check(first) // each joins what is under way, and leaves
+	}
+	// What was sent before is at the driver when this one's answer is back.
+	if _, err := csi.NewIdentityClient(r.conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Fatal(err)
+	}
+	if got := d.probes.Load(); got != 1 {
+		t.Errorf("the driver that hangs was asked %d times, want 1", got)
+	}
+	close(d.hang)
+	if _, err := r.Check(t.Context()); err != nil {
+		t.Errorf("the driver answers again, but the probe says %v", err)
+	}
+}
+
+func TestAProbeEndsInTime(t *testing.T) {
+	path := socketPath(t)
+	d := &driver{hang: make(chan struct{})}
+	defer d.serve(t, path)()
+	defer close(d.hang)
+	if code, body := get(probing(t, path, &controller{timeout: time.Millisecond})); code != 500 || !strings.Contains(body, "DeadlineExceeded") {
+		t.Errorf("/healthz of a driver that hangs answers %d %q", code, body)
+	}
+}
+
+// freePort is one that nobody has at the moment.
+func freePort(t *testing.T) sidecar.Address {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return sidecar.Address(l.Addr().String())
+}
+
+func TestTheHealthPortAnswersBeforeThereIsADriver(t *testing.T) {
+	path, port := socketPath(t), freePort(t)
+	r := probing(t, path, &controller{timeout: guard, port: port})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	answer := func(want int) func() bool {
+		return func() bool {
+			response, err := http.Get("http://" + string(port) + "/healthz")
+			if err != nil {
+				return false
+			}
+			defer response.Body.Close()
+			io.Copy(io.Discard, response.Body)
+			return response.StatusCode == want
+		}
+	}
+	eventually(t, "/healthz fails without a driver", answer(500))
+	defer (&driver{}).serve(t, path)()
+	eventually(t, "/healthz passes with a driver", answer(200))
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run = %v", err)
+	}
+	eventually(t, "the health port is closed", func() bool {
+		conn, err := net.Dial("tcp", string(port))
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
+}
+
+func TestAHealthPortThatIsTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	r := probing(t, socketPath(t), &controller{timeout: guard, port: sidecar.Address(l.Addr().String())})
+	if err := r.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "a port of its own") {
+		t.Errorf("Run = %v, want an error that says what to do", err)
+	}
+}
+
+func TestAProbeNeedsTime(t *testing.T) {
+	if err := (&controller{}).Validate(); err == nil {
+		t.Error("a probe-timeout of nothing is accepted")
+	}
+}

@@ -1,0 +1,158 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/capacity"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/capacity/topology"
+	upstream "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/owner"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-base/metrics/legacyregistry"
+	lib "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/kube"
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// capacityFlags are for CSIStorageCapacity objects, from which the scheduler knows where there is room.
+type capacityFlags struct {
+	on        bool
+	immediate bool
+	poll      time.Duration
+	level     int
+	threads   int
+	limits    kube.Limits
+	all       *sidecar.Flags
+}
+
+func (c *capacityFlags) flags(f *sidecar.Flags) {
+	c.all = f
+	f.Bool(&c.on, "enable-capacity", false, "publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
+	f.Bool(&c.immediate, "capacity-for-immediate-binding", false, "publish it for classes with immediate binding, too; the scheduler doesn't need that")
+	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "how often the driver is asked how much room there is")
+	f.Int(&c.level, "capacity-ownerref-level", 1, "who owns those objects, from the pod $POD_NAME on: -1 nobody, 0 the pod, 1 its StatefulSet or DaemonSet, 2 its Deployment")
+	f.Int(&c.threads, "capacity-threads", 1, "how many of those objects are worked on at once")
+	f.Float(&c.limits.QPS, "kube-api-capacity-qps", 1, "`requests` a second to the API server for those objects, on average")
+	f.Int(&c.limits.Burst, "kube-api-capacity-burst", 5, "`requests` to the API server for those objects that may come at once")
+}
+
+func (c *capacityFlags) validate() error {
+	switch {
+	case !c.on:
+		return c.all.Need("enable-capacity", "capacity-for-immediate-binding", "capacity-poll-interval", "capacity-ownerref-level", "capacity-threads", "kube-api-capacity-qps", "kube-api-capacity-burst")
+	case c.poll <= 0:
+		return fmt.Errorf("--capacity-poll-interval=%v: it must be above zero", c.poll)
+	}
+	return c.limits.Validate()
+}
+
+// pod is where the objects are made, and the name from which their owner is found, as the environment says.
+func (c *capacityFlags) pod(getenv func(string) string) (namespace, name string, err error) {
+	namespace, name = getenv("NAMESPACE"), getenv("POD_NAME")
+	switch {
+	case namespace == "":
+		err = errors.New("--enable-capacity needs the namespace for its objects in the environment: NAMESPACE")
+	case c.level >= 0 && name == "":
+		err = errors.New("--enable-capacity needs the pod's name in the environment, to find who owns its objects: POD_NAME (or --capacity-ownerref-level=-1)")
+	}
+	return namespace, name, err
+}
+
+// publishRoom adds the controller for room, and returns a provisioner that tells it when room may have changed. It has clients
+// of its own: a cluster with many nodes has many such objects, and claims must not wait for them.
+func (c *controller) publishRoom(env *sidecar.Env, p place, making lib.Provisioner, together *runs) (lib.Provisioner, error) {
+	f := c.capacity
+	namespace, pod, err := f.pod(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	own := c.cluster.Client(c.Name()+"-capacity", f.limits)
+	owned, err := c.owner(own, namespace, pod)
+	if err != nil {
+		return nil, err
+	}
+	id := "external-provisioner"
+	if c.nodes.on {
+		id = shorten(id, p.node.NodeName, validation.DNS1035LabelMaxLength)
+	}
+	mine := labels.Set{capacity.DriverNameLabel: env.Driver, capacity.ManagedByLabel: id}.String()
+	factory := informers.NewSharedInformerFactoryWithOptions(own.Kube, upstream.ResyncPeriodOfCsiNodeInformer,
+		informers.WithNamespace(namespace), informers.WithTransform(c.cluster.Transform()),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
+	c.cluster.Own(factory)
+	where := c.segments(env.Driver, own, p)
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[capacity.QueueKey](c.retry.Start, c.retry.Max),
+		workqueue.TypedRateLimitingQueueConfig[capacity.QueueKey]{Name: "csistoragecapacity"})
+	room := capacity.NewCentralCapacityController(csi.NewControllerClient(env.Conn), env.Driver,
+		capacity.NewV1ClientFactory(own.Kube), // v6.4.0 takes own.Kube.StorageV1() here
+		queue, owned, id, namespace, where,
+		c.cluster.Informers().Storage().V1().StorageClasses(), factory.Storage().V1().CSIStorageCapacities(),
+		f.poll, f.immediate, c.timeout)
+	if err := legacyregistry.CustomRegister(room); err != nil {
+		return nil, fmt.Errorf("metrics of room: %w", err)
+	}
+	*together = append(*together,
+		func(ctx context.Context, _ *sync.WaitGroup) { where.RunWorker(ctx); <-ctx.Done() },
+		func(ctx context.Context, workers *sync.WaitGroup) { room.Run(ctx, f.threads, workers) })
+	return capacity.NewProvisionWrapper(making, room), nil
+}
+
+// segments are the parts of the cluster that room is counted for.
+func (c *controller) segments(driver string, own kube.Clients, p place) topology.Informer {
+	if p.node != nil {
+		var here topology.Segment
+		for key, value := range p.node.NodeInfo.GetAccessibleTopology().GetSegments() {
+			here = append(here, topology.SegmentEntry{Key: key, Value: value})
+		}
+		return topology.NewFixedNodeTopology(&here)
+	}
+	shared := c.cluster.Informers()
+	return topology.NewNodeTopology(driver, own.Kube, shared.Core().V1().Nodes(), shared.Storage().V1().CSINodes(),
+		workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(), workqueue.TypedRateLimitingQueueConfig[string]{Name: "csitopology"}))
+}
+
+// owner finds who owns the objects: with it, Kubernetes deletes them. nil for nobody.
+func (c *controller) owner(own kube.Clients, namespace, pod string) (*metav1.OwnerReference, error) {
+	level := c.capacity.level
+	if level < 0 {
+		return nil, nil
+	}
+	ref, err := owner.Lookup(own.Config, namespace, pod, schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, level)
+	if err != nil {
+		return nil, fmt.Errorf("--capacity-ownerref-level=%d: who owns the pod %s/%s: %w", level, namespace, pod, err)
+	}
+	return ref, nil
+}
+
+// shorten joins two parts of a label's value with -, and keeps to a length in letters: a digest takes the place of what
+// doesn't fit, so that two nodes don't become one. It gives the names that upstream gives, as the objects outlive the process.
+func shorten(base, suffix string, most int) string {
+	digest := func(s string) string {
+		h := fnv.New32a()
+		h.Write([]byte(s))
+		return fmt.Sprintf("%08x", h.Sum32())
+	}
+	name := base + "-" + suffix
+	if len(name) <= most {
+		return name
+	}
+	const dashes, digits = 2, 8
+	if keep := most - len(suffix) - dashes - digits; keep > 0 {
+		return base[:keep] + "-" + digest(base) + "-" + suffix
+	}
+	return base[:min(len(base), most-1-digits)] + "-" + digest(name)
+}

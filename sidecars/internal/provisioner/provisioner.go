@@ -1,0 +1,271 @@
+// Package provisioner runs kubernetes-csi/external-provisioner: it makes volumes for claims and deletes those of volumes
+// nobody claims, by CreateVolume and DeleteVolume, and publishes how much room there is.
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/pprof"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	upstream "github.com/kubernetes-csi/external-provisioner/v6/pkg/controller"
+	"github.com/kubernetes-csi/external-provisioner/v6/pkg/features"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/util/workqueue"
+	csitrans "k8s.io/csi-translation-lib"
+	"k8s.io/klog/v2"
+	lib "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+	libmetrics "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller/metrics"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/kube"
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+type controller struct {
+	cluster           *kube.Cluster
+	limits            kube.Limits
+	retry             kube.Retry
+	timeout           time.Duration
+	workers           int
+	prefix            string
+	uuidLength        int
+	cloningThreads    int
+	sweep             time.Duration
+	strictTopology    bool
+	immediateTopology bool
+	metadata          bool
+	defaultFSType     string
+	publishReadOnly   bool
+	keepMode          bool
+	pprof             bool
+	capacity          capacityFlags
+	nodes             nodeFlags
+}
+
+// New returns the provisioner.
+func New(c *kube.Cluster) sidecar.Controller { return &controller{cluster: c} }
+
+func (c *controller) Name() string { return "provisioner" }
+
+func (c *controller) About() string {
+	return "Makes volumes for claims, deletes them again, and publishes how much room there is where."
+}
+
+func (c *controller) Flags(f *sidecar.Flags) {
+	f.Duration(&c.timeout, "timeout", 10*time.Second, "how long one call to the driver may take")
+	f.Int(&c.workers, "worker-threads", 100, "how many volumes are made, and how many are deleted, at once")
+	c.retry.Flags(f)
+	c.limits.Flags(f)
+	f.String(&c.prefix, "volume-name-prefix", "pvc", "what a volume's name begins with")
+	f.Int(&c.uuidLength, "volume-name-uuid-length", -1, "`letters` of the claim's UID in a volume's name; -1 keeps them all")
+	f.Bool(&c.strictTopology, "strict-topology", false, "with late binding, offer the driver the selected node only")
+	f.Bool(&c.immediateTopology, "immediate-topology", true, "with immediate binding, offer the driver all nodes; false makes no demands")
+	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of claim and volume")
+	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose class doesn't say one")
+	f.Bool(&c.publishReadOnly, "controller-publish-readonly", false, "mark volumes of read-only claims so that they are attached read-only")
+	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true, "refuse a claim that would make a block device of a snapshot of files, or the reverse, without the annotation that allows it")
+	f.Int(&c.cloningThreads, "cloning-protection-threads", 1, "how many sources of clones are released at once")
+	f.Duration(&c.sweep, "snapshot-orphan-sweep-interval", 5*time.Minute, "how often snapshots are freed of finalizers that nobody needs any more; 0 for never")
+	f.Bool(&c.pprof, "enable-pprof", false, "serve Go's profiles at /debug/pprof/ on --http-endpoint, for the whole process")
+	c.capacity.flags(f)
+	c.nodes.flags(f)
+}
+
+func (c *controller) Validate() error {
+	for name, n := range map[string]int{"worker-threads": c.workers, "cloning-protection-threads": c.cloningThreads, "capacity-threads": c.capacity.threads} {
+		if err := kube.Positive(name, n); err != nil {
+			return err
+		}
+	}
+	if err := kube.Positive("timeout", c.timeout); err != nil {
+		return err
+	}
+	if c.prefix == "" {
+		return errors.New("--volume-name-prefix is empty: a name must begin with something")
+	}
+	if err := c.retry.Validate(); err != nil {
+		return err
+	}
+	if err := c.capacity.validate(); err != nil {
+		return err
+	}
+	if err := c.nodes.validate(c.cluster.Elected()); err != nil {
+		return err
+	}
+	return c.limits.Validate()
+}
+
+func (c *controller) Needs() sidecar.Needs {
+	return sidecar.Needs{Driver: true, Capabilities: true, Cluster: true,
+		Lock: func(driver string) string { return strings.ReplaceAll(driver, "/", "-") }}
+}
+
+// Rules is kube.Ruled's.
+func (c *controller) Rules(d kube.Rights) kube.Rules {
+	return kube.ProvisionerRules(kube.ProvisionerRuleOptions{
+		Secrets: d.Secrets, Topology: d.Topology, Publish: d.Attach, Snapshots: d.Snapshots, SnapshotSweeper: d.Snapshots && c.sweep > 0,
+		Attributes:     c.cluster.Gate(features.VolumeAttributesClass),
+		CrossNamespace: c.cluster.Gate(features.CrossNamespaceVolumeDataSource),
+		NodeDeployment: c.nodes.on, Capacity: c.capacity.on, CapacityOwner: c.capacity.level,
+	})
+}
+
+// runs are what starts together: upstream's controllers under one wait group.
+type runs []func(ctx context.Context, workers *sync.WaitGroup)
+
+// Build makes upstream's four controllers: for claims and volumes, for sources of clones, for snapshots' finalizers, and for
+// room.
+func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
+	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME] {
+		return nil, fmt.Errorf("%w: it makes no volumes", sidecar.ErrNotSupported)
+	}
+	clients := c.cluster.Client(c.Name(), c.limits)
+	place, err := c.place(env, clients)
+	if err != nil {
+		return nil, err
+	}
+	var together runs
+	making := c.making(env, clients, place)
+	if c.capacity.on {
+		if making, err = c.publishRoom(env, place, making, &together); err != nil {
+			return nil, err
+		}
+	}
+	c.claims(ctx, env, clients, making, &together)
+	c.finalizers(ctx, env, clients, &together)
+	if c.pprof {
+		profile(env.HTTP.Mux)
+	}
+	return together, nil
+}
+
+// making is upstream's translation of claims into CSI calls.
+func (c *controller) making(env *sidecar.Env, clients kube.Clients, p place) lib.Provisioner {
+	informers := c.cluster.Informers()
+	var remembered *upstream.InMemoryStore
+	if p.topology {
+		remembered = upstream.NewInMemoryStore()
+	}
+	identity := strconv.FormatInt(time.Now().UnixMilli(), 10) + "-" + strconv.Itoa(rand.IntN(10000)) + "-" + env.Driver
+	if c.nodes.on {
+		identity += "-" + p.node.NodeName
+	}
+	translator := csitrans.New()
+	return upstream.NewCSIProvisioner(
+		clients.Kube, c.timeout, identity, c.prefix, c.uuidLength, env.Conn, clients.Snapshots,
+		env.Driver, env.Plugin, env.Controller, inTree(translator, env.Driver),
+		c.strictTopology, c.immediateTopology, translator,
+		informers.Storage().V1().StorageClasses().Lister(), p.csiNodes, p.nodes,
+		informers.Core().V1().PersistentVolumeClaims().Lister(), p.attachments, c.grants(clients),
+		c.metadata, c.defaultFSType, p.node, c.publishReadOnly, c.keepMode, remembered)
+}
+
+// inTree is the name of the in-tree driver that this one replaces, or empty.
+func inTree(t csitrans.CSITranslator, driver string) string {
+	if !t.IsMigratedCSIDriverByName(driver) {
+		return ""
+	}
+	name, err := t.GetInTreeNameFromCSIName(driver)
+	if err != nil {
+		klog.ErrorS(err, "The name of the in-tree driver is unknown, so its volumes are left alone", "driver", driver)
+		return ""
+	}
+	return name
+}
+
+// claims adds the controller for claims and volumes. All its informers are everybody's: upstream's main lets the library make
+// two of its own.
+func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.Clients, making lib.Provisioner, together *runs) {
+	informers := c.cluster.Informers()
+	claims := informers.Core().V1().PersistentVolumeClaims()
+	counted := libmetrics.New("controller")
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(counted.PersistentVolumeClaimProvisionTotal, counted.PersistentVolumeClaimProvisionFailedTotal,
+		counted.PersistentVolumeClaimProvisionDurationSeconds, counted.PersistentVolumeDeleteTotal,
+		counted.PersistentVolumeDeleteFailedTotal, counted.PersistentVolumeDeleteDurationSeconds)
+	env.HTTP.Measure(kube.Always(registry, c.Name()))
+	options := []func(*lib.ProvisionController) error{
+		lib.LeaderElection(false), // the process is elected
+		lib.FailedProvisionThreshold(0),
+		lib.FailedDeleteThreshold(0),
+		lib.RateLimiter(c.limiter()),
+		lib.Threadiness(c.workers),
+		lib.CreateProvisionedPVLimiter(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		lib.ClaimsInformer(claims.Informer()),
+		lib.VolumesInformer(informers.Core().V1().PersistentVolumes().Informer()),
+		lib.ClassesInformer(informers.Storage().V1().StorageClasses().Informer()),
+		lib.RetryIntervalMax(c.retry.Max),
+		lib.AddFinalizer(true),
+		lib.MetricsInstance(counted),
+	}
+	if name := inTree(csitrans.New(), env.Driver); name != "" {
+		options = append(options, lib.AdditionalProvisionerNames([]string{name}))
+	}
+	// Its context is that of events. What controllers finish after they were told to end is to have events, too, as upstream's has.
+	provision := lib.NewProvisionController(context.WithoutCancel(ctx), clients.Kube, env.Driver, making, options...)
+	*together = append(*together, func(ctx context.Context, workers *sync.WaitGroup) {
+		provision.ControllerWaitGroup(workers)
+		provision.Run(ctx)
+	})
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(), workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
+	if clones := upstream.NewCloningProtectionController(clients.Kube, claims.Lister(), claims.Informer(), queue, env.Controller); clones != nil {
+		*together = append(*together, func(ctx context.Context, workers *sync.WaitGroup) {
+			clones.Run(ctx, c.cloningThreads, workers)
+		})
+	}
+}
+
+// finalizers adds the controller that frees snapshots, where the cluster has any. Its informer is its own: upstream gives no
+// way to share it.
+func (c *controller) finalizers(ctx context.Context, env *sidecar.Env, clients kube.Clients, together *runs) {
+	if c.sweep <= 0 || !c.cluster.Serves(ctx, "snapshot.storage.k8s.io/v1", "VolumeSnapshot") {
+		return
+	}
+	claims := c.cluster.Informers().Core().V1().PersistentVolumeClaims().Lister()
+	if sweeps := upstream.NewSnapshotFinalizerController(clients.Snapshots, claims, env.Controller, c.sweep); sweeps != nil {
+		*together = append(*together, optional(sweeps.Run))
+	}
+}
+
+// optional makes a run that may return early one that doesn't: upstream's sweeper does where it may not list snapshots.
+func optional(run func(context.Context, *sync.WaitGroup)) func(context.Context, *sync.WaitGroup) {
+	return func(ctx context.Context, workers *sync.WaitGroup) {
+		run(ctx, workers)
+		<-ctx.Done()
+	}
+}
+
+func (c *controller) limiter() workqueue.TypedRateLimiter[string] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
+}
+
+// Run is sidecar.Runner's. Upstream's controllers run until all have ended; one that returns early ends the others.
+func (r runs) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var all, workers sync.WaitGroup
+	for _, run := range r {
+		all.Go(func() {
+			defer cancel()
+			run(ctx, &workers)
+		})
+	}
+	all.Wait()
+	workers.Wait()
+	return nil
+}
+
+func profile(mux *http.ServeMux) {
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+}

@@ -1,0 +1,279 @@
+package registrar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/rpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+// Between two tries to get the driver's name. The longest is how long a driver that comes late may go unregistered.
+const (
+	firstPause   = 50 * time.Millisecond
+	longestPause = 5 * time.Second
+)
+
+// courtesy is how long the kubelet may take to begin a connection, and at the end to read its last answer. Both hold up the end.
+// The kubelet itself waits as long for an answer.
+const courtesy = time.Second
+
+// runner registers one driver.
+type runner struct {
+	*controller
+	conn    *grpc.ClientConn
+	driver  *sidecar.Socket
+	served  atomic.Pointer[served]
+	problem sidecar.Problem
+}
+
+// served is what the kubelet finds.
+type served struct{ name, socket string }
+
+// Run registers the driver as soon as it reports its name, and keeps it registered until ctx is done. A failure to register is
+// in the log and in Ready, and Run tries again. Run does not end for it, because the process also answers the driver's liveness
+// probe: the kubelet would kill a healthy driver.
+func (r *runner) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	if err := r.serveHealth(ctx, stop); err != nil {
+		return err
+	}
+	name, err := r.name(ctx)
+	if err != nil {
+		return err
+	}
+	return r.register(ctx, served{name: name, socket: filepath.Join(r.registry, name+"-reg.sock")}, stop)
+}
+
+// Ready returns why the driver is not registered.
+func (r *runner) Ready() error { return r.problem.Err() }
+
+// serveHealth answers on the port of our own, where there is one.
+func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
+	address := r.port.Listen()
+	if address == "" {
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, req *http.Request) {
+		if _, err := r.Check(req.Context()); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	if err := sidecar.Serve(ctx, address, mux, failed); err != nil {
+		return fmt.Errorf("health-port: %w: give each controller that has one, and --http-endpoint, a port of its own, or 0", err)
+	}
+	return nil
+}
+
+// nameFormat is CSI's of a driver's name: GetPluginInfoResponse, CSI spec v1.13. It becomes part of a path here.
+var nameFormat = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9])?$`)
+
+// name asks the driver for its name until the driver reports one that CSI allows, or ctx is done.
+func (r *runner) name(ctx context.Context) (string, error) {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		name, err := r.ask(ctx)
+		switch {
+		case err == nil && nameFormat.MatchString(name):
+			r.problem.Report(ctx, "", nil)
+			return name, nil
+		case err == nil:
+			r.problem.Report(ctx, "Cannot register the driver", fmt.Errorf("invalid driver name %q: CSI allows letters, digits, dots and dashes, at most 63", name))
+		case r.driver.Denied() == nil: // the socket logs that itself
+			klog.FromContext(ctx).Info("Waiting for the driver to tell its name", "err", err, "again", pause)
+		}
+		select {
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (r *runner) ask(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	return rpc.GetDriverName(ctx, r.conn)
+}
+
+// register serves the socket until ctx is done, and removes it then.
+func (r *runner) register(ctx context.Context, s served, failed func(error)) error {
+	server := grpc.NewServer(grpc.ConnectionTimeout(courtesy)) // else 2 minutes
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer end(server)
+	refusals := make(chan error, 1)
+	registerapi.RegisterRegistrationServer(server, &registration{
+		info: &registerapi.PluginInfo{
+			Type: registerapi.CSIPlugin, Name: s.name, Endpoint: r.endpoint,
+			SupportedVersions: []string{"1.0.0"}, // of registration; all there is
+		},
+		registered: func() { r.problem.Report(ctx, "", nil) },
+		refusals:   refusals,
+	})
+	open := func() (net.Listener, error) {
+		l, err := r.open(s.socket)
+		if err != nil {
+			return nil, err
+		}
+		r.served.Store(&s) // before the kubelet can have it
+		serving.Go(func() {
+			if err := server.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
+				failed(fmt.Errorf("the registration socket %s: %w", s.socket, err))
+			}
+		})
+		klog.FromContext(ctx).Info("Serving the registration socket", "socket", s.socket, "driver", s.name)
+		return l, nil
+	}
+	return r.watch(ctx, s, open, refusals)
+}
+
+// open makes the registration socket. An error has the remedy.
+func (r *runner) open(socket string) (net.Listener, error) {
+	if len(socket) > maxSocketPath {
+		return nil, fmt.Errorf("the registration socket %s has a path of %d bytes, but a socket's has at most %d: mount plugins_registry at a shorter path, and name that with --plugin-registration-path", socket, len(socket), maxSocketPath)
+	}
+	l, err := listen(socket)
+	if err == nil {
+		return l, nil
+	}
+	err = fmt.Errorf("the registration socket %s: %w", socket, sidecar.ExplainDenied(err, r.registry, sidecar.MayAddFile))
+	switch info, missing := os.Stat(r.registry); {
+	case errors.Is(missing, fs.ErrNotExist), missing == nil && !info.IsDir():
+		err = fmt.Errorf("%w: %s must be a directory: mount the kubelet's plugins_registry there, or name its path with --plugin-registration-path", err, r.registry)
+	case errors.Is(err, syscall.EROFS):
+		err = fmt.Errorf("%w: remove readOnly from the mount of %s", err, r.registry)
+	}
+	return nil, err
+}
+
+// watch makes the socket, and makes it again when it is gone, until ctx is done. The kubelet forgets a driver when its socket
+// goes, also when another pod of the driver or an administrator removed it (node-driver-registrar#57). A socket that another pod
+// put in this place stays, so that two pods do not compete; this one is made again when that one goes. The kubelet does not retry
+// a driver that it refused until the socket is a new one, so a refusal removes the socket until the next look.
+func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener, error), refusals <-chan error) error {
+	tick := time.NewTicker(r.every)
+	defer tick.Stop()
+	var l net.Listener
+	refused := false
+	for {
+		if _, err := os.Lstat(s.socket); l == nil || errors.Is(err, fs.ErrNotExist) {
+			if l != nil && r.problem.Err() == nil {
+				klog.FromContext(ctx).Info("The registration socket is gone, though this process did not remove it", "socket", s.socket)
+			}
+			next, err := open()
+			if err != nil || !refused { // a refusal lasts until the kubelet takes the driver
+				r.problem.Report(ctx, "Cannot register the driver", err)
+			}
+			if err == nil {
+				if l != nil {
+					l.Close() // after the new one: its inode's number is taken until then, so it doesn't remove the new one
+				}
+				l = next
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case err := <-refusals:
+			r.problem.Report(ctx, "Cannot register the driver", err)
+			refused = true
+			r.served.Store(nil)
+			if l != nil {
+				l.Close()
+				l = nil
+			}
+			tick.Reset(r.every)
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-tick.C:
+			}
+		case <-tick.C:
+		}
+	}
+}
+
+// end lets answers under way be read, closes the socket and removes it.
+func end(server *grpc.Server) {
+	hard := time.AfterFunc(courtesy, server.Stop)
+	defer hard.Stop()
+	server.GracefulStop()
+}
+
+// Check asks the socket what the kubelet would ask. It passes while there is no socket yet, since a new process would not help.
+func (r *runner) Check(ctx context.Context) (note string, err error) { return "", r.check(ctx) }
+
+func (r *runner) check(ctx context.Context) error {
+	s := r.served.Load()
+	if s == nil {
+		return nil
+	}
+	if _, err := os.Lstat(s.socket); err != nil {
+		return fmt.Errorf("the registration socket: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	conn, err := connect(s.socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{}); err != nil {
+		return fmt.Errorf("the registration socket %s: %w", s.socket, err)
+	}
+	return nil
+}
+
+// connect returns a connection to a socket that is made when it is used first.
+func connect(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///registration", // else Windows paths are taken for URLs
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}))
+}
+
+// registration is what the kubelet asks.
+type registration struct {
+	registerapi.UnimplementedRegistrationServer
+	info       *registerapi.PluginInfo
+	registered func()
+	refusals   chan<- error
+}
+
+func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return r.info, nil
+}
+
+func (r *registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	if s.GetPluginRegistered() {
+		klog.Background().Info("The kubelet registered the driver", "driver", r.info.GetName())
+		r.registered()
+		return &registerapi.RegistrationStatusResponse{}, nil
+	}
+	select {
+	case r.refusals <- fmt.Errorf("the kubelet refused the driver %s: %s", r.info.GetName(), s.GetError()):
+	default: // an earlier refusal is being handled
+	}
+	return &registerapi.RegistrationStatusResponse{}, nil
+}

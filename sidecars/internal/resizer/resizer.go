@@ -1,0 +1,146 @@
+// Package resizer runs kubernetes-csi/external-resizer: it grows volumes, and changes those with a VolumeAttributesClass, by
+// ControllerExpandVolume and ControllerModifyVolume.
+package resizer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/controller"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/features"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/modifier"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/modifycontroller"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/resizer"
+	"github.com/kubernetes-csi/external-resizer/v2/pkg/util"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/kube"
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+type sidecarController struct {
+	cluster       *kube.Cluster
+	flags         *sidecar.Flags
+	limits        kube.Limits
+	retry         kube.Retry
+	timeout       time.Duration
+	resizeTimeout time.Duration
+	modifyTimeout time.Duration
+	resync        time.Duration
+	workers       int
+	metadata      bool
+	handleInUse   bool
+}
+
+// New returns the resizer.
+func New(c *kube.Cluster) sidecar.Controller { return &sidecarController{cluster: c} }
+
+func (c *sidecarController) Name() string { return "resizer" }
+
+func (c *sidecarController) About() string {
+	return "Grows volumes whose claims ask for more, and changes those whose claims name another VolumeAttributesClass."
+}
+
+func (c *sidecarController) Flags(f *sidecar.Flags) {
+	c.flags = f
+	f.Duration(&c.timeout, "timeout", 10*time.Second, "how long one call may take. If it is set, it wins over resize-timeout and modify-timeout")
+	f.Duration(&c.resizeTimeout, "resize-timeout", 10*time.Second, "how long one call that grows a volume may take")
+	f.Duration(&c.modifyTimeout, "modify-timeout", 10*time.Second, "how long one call that changes a volume may take")
+	f.Int(&c.workers, "workers", 10, "how many volumes are grown, and how many are changed, at once")
+	f.Old("workers", "worker-threads")
+	c.retry.Flags(f)
+	c.limits.Flags(f)
+	f.Duration(&c.resync, "resync-period", 10*time.Minute, "how often all objects are looked at again")
+	f.Bool(&c.metadata, "extra-modify-metadata", false, "tell the driver the names of claim and volume when one is changed")
+	f.Bool(&c.handleInUse, "handle-volume-inuse-error", true, "watch pods, so that a volume which must be unused to grow is tried again when it is")
+}
+
+func (c *sidecarController) Validate() error {
+	for name, d := range map[string]time.Duration{"timeout": c.timeout, "resize-timeout": c.resizeTimeout, "modify-timeout": c.modifyTimeout} {
+		if err := kube.Positive(name, d); err != nil {
+			return err
+		}
+	}
+	if err := kube.Positive("workers", c.workers); err != nil {
+		return err
+	}
+	if err := c.retry.Validate(); err != nil {
+		return err
+	}
+	return c.limits.Validate()
+}
+
+func (c *sidecarController) Needs() sidecar.Needs {
+	return sidecar.Needs{Driver: true, Capabilities: true, Cluster: true,
+		Lock: func(driver string) string { return "external-resizer-" + util.SanitizeName(driver) }}
+}
+
+// timeouts are those of growing and changing. Upstream's --timeout wins over both where it is said. Said for all controllers, it
+// doesn't win over one that is said for this one.
+func (c *sidecarController) timeouts() (resize, modify time.Duration) {
+	pick := func(name string, own time.Duration) time.Duration {
+		if c.flags.SaidHere("timeout") || c.flags.Said("timeout") && !c.flags.SaidHere(name) {
+			return c.timeout
+		}
+		return own
+	}
+	return pick("resize-timeout", c.resizeTimeout), pick("modify-timeout", c.modifyTimeout)
+}
+
+// Rules is kube.Ruled's.
+func (c *sidecarController) Rules(d kube.Rights) kube.Rules {
+	return kube.ResizerRules(d.Secrets, c.handleInUse, c.cluster.Gate(features.VolumeAttributesClass))
+}
+
+// Build makes upstream's two controllers, or the one of them that the driver has a use for.
+func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
+	if !env.Plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
+		return nil, fmt.Errorf("%w: it has no controller service", sidecar.ErrNotSupported)
+	}
+	client := c.cluster.Client(c.Name(), c.limits).Kube
+	driver := overConn{env.Conn}
+	resizeTimeout, modifyTimeout := c.timeouts()
+	limiter := func() workqueue.TypedRateLimiter[string] {
+		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
+	}
+	var runs []func(int, context.Context, *sync.WaitGroup)
+	grow, err := resizer.NewResizerFromClient(driver, resizeTimeout, client, env.Driver)
+	switch {
+	case err == nil:
+		runs = append(runs, controller.NewResizeController(grow.Name(), grow, client, c.resync, c.cluster.Informers(), limiter(), c.handleInUse, c.retry.Max).Run)
+	case !errors.Is(err, resizer.ResizeNotSupportErr):
+		return nil, err
+	}
+	change, err := modifier.NewModifierFromClient(driver, modifyTimeout, client, c.cluster.Informers(), c.metadata, env.Driver)
+	switch {
+	case err == nil && utilfeature.DefaultFeatureGate.Enabled(features.VolumeAttributesClass):
+		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync, c.retry.Max, c.metadata, c.cluster.Informers(), limiter()).Run)
+	case err != nil && !errors.Is(err, modifier.ModifyNotSupportErr):
+		return nil, err
+	}
+	if len(runs) == 0 {
+		return nil, fmt.Errorf("%w: it neither grows nor changes volumes", sidecar.ErrNotSupported)
+	}
+	return sidecar.RunnerFunc(func(ctx context.Context) error { return c.together(ctx, runs) }), nil
+}
+
+// together runs both until both have ended. One that returns early ends the other.
+func (c *sidecarController) together(ctx context.Context, runs []func(int, context.Context, *sync.WaitGroup)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var both, workers sync.WaitGroup
+	for _, run := range runs {
+		both.Go(func() {
+			defer cancel()
+			run(c.workers, ctx, &workers)
+		})
+	}
+	both.Wait()
+	workers.Wait()
+	return nil
+}

@@ -1,0 +1,169 @@
+// Package snapshotter runs kubernetes-csi/external-snapshotter's csi-snapshotter: it makes VolumeSnapshotContent and
+// VolumeGroupSnapshotContent objects true by CreateSnapshot, CreateVolumeGroupSnapshot and their like.
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	snapinformers "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions"
+	groups "github.com/kubernetes-csi/external-snapshotter/client/v8/informers/externalversions/volumegroupsnapshot/v1"
+	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/features"
+	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/group_snapshotter"
+	upstream "github.com/kubernetes-csi/external-snapshotter/v8/pkg/sidecar-controller"
+	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/snapshotter"
+	"github.com/kubernetes-csi/external-snapshotter/v8/pkg/utils"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/causeway-csi/causeway/sidecars/internal/kube"
+	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
+)
+
+type controller struct {
+	cluster        *kube.Cluster
+	limits         kube.Limits
+	retry          kube.Retry
+	timeout        time.Duration
+	resync         time.Duration
+	workers        int
+	prefix         string
+	uuidLength     int
+	groupPrefix    string
+	groupLength    int
+	metadata       bool
+	nodeDeployment bool
+}
+
+// New returns the snapshotter.
+func New(c *kube.Cluster) sidecar.Controller { return &controller{cluster: c} }
+
+func (c *controller) Name() string { return "snapshotter" }
+
+func (c *controller) About() string {
+	return "Takes and deletes snapshots, and snapshots of groups, as VolumeSnapshotContent objects say."
+}
+
+func (c *controller) Flags(f *sidecar.Flags) {
+	f.Duration(&c.timeout, "timeout", time.Minute, "how long one call to the driver may take")
+	f.Int(&c.workers, "worker-threads", 10, "how many snapshots, and how many groups, are worked on at once")
+	c.retry.Flags(f)
+	c.limits.Flags(f)
+	f.Duration(&c.resync, "resync-period", 15*time.Minute, "how often all objects are looked at again")
+	f.String(&c.prefix, "snapshot-name-prefix", "snapshot", "what a snapshot's name begins with")
+	f.Int(&c.uuidLength, "snapshot-name-uuid-length", -1, "`letters` of the UID in a snapshot's name; -1 keeps them all")
+	f.String(&c.groupPrefix, "groupsnapshot-name-prefix", "groupsnapshot", "what a group snapshot's name begins with")
+	f.Int(&c.groupLength, "groupsnapshot-name-uuid-length", -1, "`letters` of the UID in a group snapshot's name; -1 keeps them all")
+	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of the objects a snapshot is for")
+	f.Bool(&c.nodeDeployment, "node-deployment", false, "this is one of many, one on each node ($NODE_NAME), and takes the snapshots of its node's volumes only")
+}
+
+func (c *controller) Validate() error {
+	if err := kube.Positive("worker-threads", c.workers); err != nil {
+		return err
+	}
+	if err := kube.Positive("timeout", c.timeout); err != nil {
+		return err
+	}
+	switch {
+	case c.prefix == "":
+		return errors.New("--snapshot-name-prefix is empty: a name must begin with something")
+	case c.groupPrefix == "":
+		return errors.New("--groupsnapshot-name-prefix is empty: a name must begin with something")
+	case c.nodeDeployment && c.cluster.Elected():
+		return errors.New("--node-deployment with --leader-election: one on each node, or one for all? Take one away")
+	}
+	if err := c.retry.Validate(); err != nil {
+		return err
+	}
+	return c.limits.Validate()
+}
+
+func (c *controller) Needs() sidecar.Needs {
+	return sidecar.Needs{Driver: true, Capabilities: true, Cluster: true,
+		Lock: func(driver string) string {
+			return "external-snapshotter-leader-" + strings.ReplaceAll(driver, "/", "-")
+		}}
+}
+
+// Rules is kube.Ruled's.
+func (c *controller) Rules(d kube.Rights) kube.Rules {
+	return kube.SnapshotterRules(d.Secrets, d.Groups && c.cluster.Gate(features.VolumeGroupSnapshot))
+}
+
+// Build makes upstream's controller, with groups where gate, driver and CRDs allow them.
+func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
+	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
+		return nil, fmt.Errorf("%w: it takes no snapshots", sidecar.ErrNotSupported)
+	}
+	if kinds := []string{"VolumeSnapshotContent", "VolumeSnapshotClass"}; !c.cluster.Serves(ctx, api, kinds...) {
+		c.cluster.Await(ctx, api, kinds...)
+		return nil, fmt.Errorf("%w: CRDs for %s: install those in charts/causeway/crds", sidecar.ErrNotInstalled, api)
+	}
+	if c.nodeDeployment && os.Getenv("NODE_NAME") == "" {
+		return nil, errors.New("--node-deployment needs the node's name in the environment: NODE_NAME")
+	}
+	clients := c.cluster.Client(c.Name(), c.limits)
+	contents := c.contents(clients)
+	withGroups := c.groups(ctx, env)
+	var takesGroups group_snapshotter.GroupSnapshotter
+	var groupContents groups.VolumeGroupSnapshotContentInformer
+	var groupClasses groups.VolumeGroupSnapshotClassInformer
+	if withGroups {
+		takesGroups = group_snapshotter.NewGroupSnapshotter(env.Conn)
+		groupContents = contents.Groupsnapshot().V1().VolumeGroupSnapshotContents()
+		groupClasses = c.cluster.SnapshotInformers().Groupsnapshot().V1().VolumeGroupSnapshotClasses()
+	}
+	limiter := func() workqueue.TypedRateLimiter[string] {
+		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
+	}
+	take := upstream.NewCSISnapshotSideCarController(clients.Snapshots, clients.Kube, env.Driver,
+		contents.Snapshot().V1().VolumeSnapshotContents(), c.cluster.SnapshotInformers().Snapshot().V1().VolumeSnapshotClasses(),
+		snapshotter.NewSnapshotter(env.Conn), takesGroups,
+		c.timeout, c.resync, c.prefix, c.uuidLength, c.groupPrefix, c.groupLength, c.metadata,
+		limiter(), withGroups, groupContents, groupClasses, limiter())
+	return sidecar.RunnerFunc(func(ctx context.Context) error {
+		var workers sync.WaitGroup
+		take.Run(c.workers, ctx.Done(), &workers)
+		workers.Wait() // with groups for ever, in v8.7.0: whoever waits for us has a bound
+		return nil
+	}), nil
+}
+
+const api = "snapshot.storage.k8s.io/v1"
+
+// contents are everybody's informers, or, on a node of its own, those of the node's contents.
+func (c *controller) contents(clients kube.Clients) snapinformers.SharedInformerFactory {
+	if !c.nodeDeployment {
+		return c.cluster.SnapshotInformers()
+	}
+	mine := labels.Set{utils.VolumeSnapshotContentManagedByLabel: os.Getenv("NODE_NAME")}.String()
+	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync, snapinformers.WithTransform(c.cluster.Transform()),
+		snapinformers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
+	c.cluster.Own(own)
+	return own
+}
+
+// groups reports whether group snapshots are worked on. Upstream watches them for drivers that take none, too; here that would
+// be two watches for nothing.
+func (c *controller) groups(ctx context.Context, env *sidecar.Env) bool {
+	switch {
+	case !c.cluster.Gate(features.VolumeGroupSnapshot):
+		return false
+	case !env.Group[csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT]:
+		klog.InfoS("The driver takes no snapshots of groups", "driver", env.Driver)
+		return false
+	case !c.cluster.Serves(ctx, "groupsnapshot.storage.k8s.io/v1", "VolumeGroupSnapshotContent", "VolumeGroupSnapshotClass"):
+		klog.InfoS("The cluster lacks the CRDs for snapshots of groups: install them and start again to have those")
+		return false
+	}
+	return true
+}

@@ -1,0 +1,129 @@
+package fails
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/causeway-csi/causeway/sidecars/test/rig"
+	"github.com/causeway-csi/causeway/test/cluster/controlplane"
+)
+
+func TestADriverThatDiesIsComeBackTo(t *testing.T) {
+	s := newScene(t)
+	r := s.start(works)
+	r.says(`"Controller starts"`)
+	s.claim(0, 10)
+	s.bound(10)
+
+	var made atomic.Int32 // what the driver has done without having said so
+	dead := make(chan struct{})
+	s.driver.Hook(func(ctx context.Context, c *rig.Call) error {
+		if c.Method == "CreateVolume" {
+			made.Add(1)
+			<-dead
+		}
+		return nil
+	})
+	s.claim(10, 11)
+	s.until("the claim is in flight", func(context.Context) error {
+		if made.Load() == 0 {
+			return fmt.Errorf("it isn't")
+		}
+		return nil
+	})
+	time.AfterFunc(100*time.Millisecond, func() { close(dead) }) // the service ends when its calls have
+	if err := s.driver.Stop(); err != nil {
+		t.Log(err)
+	}
+	r.ends(1)
+	if !contains(r, "the connection to the driver was lost") {
+		t.Error("it doesn't say why it ended")
+	}
+	s.released()
+
+	next := s.start(works) // as the kubelet does, before the driver is back
+	if body := next.answers("/readyz", http.StatusServiceUnavailable); body != "waiting for the driver at "+s.driver.Socket+"\n" {
+		t.Errorf("it isn't ready as %s", body)
+	}
+	next.answers("/healthz", http.StatusOK)
+	s.driver.Hook(nil)
+	if err := s.driver.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	next.says(`"Controller starts"`)
+	next.healthy()
+	s.bound(11)
+	s.emptied()
+}
+
+// ownPlane is a plane whose API server may be stopped.
+func ownPlane(t *testing.T) *rig.Plane {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	p, err := rig.StartPlane(ctx, controlplane.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func (s *scene) serverBack() {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	defer cancel()
+	if err := s.plane.StartAPIServer(ctx); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func TestAnAPIServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	s := sceneOn(t, ownPlane(t))
+	leader := s.start(works)
+	leader.says(`"Controller starts"`)
+	patient := s.patiently(works)
+	patient.waits()
+	s.claim(0, 10)
+	s.bound(10)
+
+	s.plane.StopAPIServer()
+	leader.ends(1)
+	if !contains(leader, "the lease was lost") {
+		t.Error("it doesn't say that it lost its lease")
+	}
+	next := s.patiently(works)
+	next.says("Still waiting for the API server")
+	next.answers("/healthz", http.StatusOK)
+	if body := next.answers("/readyz", http.StatusServiceUnavailable); body != "waiting for the API server\n" {
+		t.Errorf("it isn't ready as %s", body)
+	}
+	s.serverBack()
+	s.claim(10, 20)
+	s.bound(20)
+
+	// Shorter than a renew deadline: who leads now goes on.
+	s.plane.StopAPIServer()
+	s.serverBack()
+	s.claim(20, 30)
+	s.bound(30)
+	s.alone()
+	for _, r := range []*replica{patient, next} {
+		if ended(r) {
+			t.Errorf("process %d ended, though its lease is longer than that", r.Pid())
+		}
+		r.healthy()
+	}
+	s.emptied()
+}
+
+// patiently starts csi-sidecars with leases that outlast a restart of the API server on a busy machine.
+func (s *scene) patiently(args ...string) *replica {
+	s.Helper()
+	return s.start(append(args, "--leader-election-lease-duration=62s", "--leader-election-renew-deadline=60s")...)
+}

@@ -1,0 +1,188 @@
+package fails
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"regexp"
+	"syscall"
+	"testing"
+	"time"
+
+	groupv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/causeway-csi/causeway/sidecars/test/rig"
+)
+
+// many is how many claims there are when something fails.
+const many = 200
+
+// pair starts two replicas, of which the first leads.
+func (s *scene) pair(args ...string) (leader, other *replica) {
+	s.Helper()
+	leader = s.start(args...)
+	leader.leads()
+	other = s.start(args...)
+	other.waits()
+	return leader, other
+}
+
+// load lets claims arrive, and returns when some of them are in the driver's hands. What it returns waits for all.
+func (s *scene) load() (all func()) {
+	s.Helper()
+	s.slow(300 * time.Millisecond)
+	s.claim(0, many/4)
+	s.called(10)
+	rest := make(chan struct{})
+	go func() {
+		defer close(rest)
+		s.claim(many/4, many)
+	}()
+	return func() { <-rest }
+}
+
+// settled is the end of each of these tests.
+func (s *scene) settled() {
+	s.Helper()
+	s.bound(many)
+	s.alone()
+	s.emptied()
+}
+
+func TestALeaderThatIsToldToEndHandsOver(t *testing.T) {
+	s := newScene(t)
+	leader, other := s.pair(works)
+	all := s.load()
+	leader.send(syscall.SIGTERM)
+	leader.ends(0)
+	all()
+	other.leads()
+	s.settled()
+	other.send(syscall.SIGTERM)
+	other.ends(0)
+	s.released()
+}
+
+func TestALeaderThatIsKilledIsReplaced(t *testing.T) {
+	s := newScene(t)
+	leader, other := s.pair(works)
+	all := s.load()
+	leader.send(syscall.SIGKILL)
+	leader.ends(-1)
+	all()
+	other.leads()
+	s.settled()
+}
+
+// A stopped process doesn't see its lease end, and believes that it leads when it goes on: with calls that it was about to make,
+// and for a whole renew deadline, if it only asked client-go.
+func TestALeaderThatWasAsleepDoesNothingMore(t *testing.T) {
+	s := newScene(t)
+	leader, other := s.pair(works)
+	all := s.load()
+	leader.send(syscall.SIGSTOP)
+	asleep := time.Now()
+	other.leads()
+	all()
+	s.bound(many)
+	s.claim(many, many+20) // which the sleeper hears of when it wakes
+	awake := time.Now()
+	leader.send(syscall.SIGCONT)
+	leader.ends(1)
+	for _, c := range s.driver.Calls("CreateVolume") {
+		if c.PID == leader.Pid() && c.Start.After(awake) {
+			t.Errorf("%s: a call of the old leader %v after it woke up", c.VolumeName(), c.Start.Sub(awake))
+		}
+		if c.PID == leader.Pid() && c.Start.After(asleep.Add(time.Second)) && c.Start.Before(awake) {
+			t.Errorf("%s: a call of a process that sleeps", c.VolumeName())
+		}
+	}
+	s.bound(many + 20)
+	s.alone()
+	s.emptied()
+}
+
+// A driver that finishes what it was asked, though nobody waits for it any more, is the ordinary one.
+func TestADriverThatFinishesForAKilledLeaderMakesNothingTwice(t *testing.T) {
+	s := newScene(t)
+	leader, other := s.pair(works)
+	all := s.load()
+	s.driver.Hook(func(_ context.Context, c *rig.Call) error {
+		if c.Method == "CreateVolume" {
+			time.Sleep(500 * time.Millisecond)
+		}
+		return nil
+	})
+	leader.send(syscall.SIGKILL)
+	leader.ends(-1)
+	all()
+	other.leads()
+	s.settled()
+}
+
+// stopped ends a leader in the middle of its work, and has another finish it.
+func (s *scene) stopped(before func(*replica), args ...string) {
+	s.Helper()
+	leader, other := s.pair(args...)
+	all := s.load()
+	before(leader)
+	leader.send(syscall.SIGTERM)
+	took := leader.ends(0)
+	s.Logf("the process ended %v after SIGTERM", took.Round(time.Millisecond))
+	if took > hung {
+		s.Errorf("it took %v", took)
+	}
+	if l, err := s.lease(s.Context(), s.combined()); err != nil || holder(l) == leader.identity() {
+		s.Error("the lease isn't released: ", errors.Join(err))
+	}
+	all()
+	other.leads()
+	s.settled()
+}
+
+func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) {
+	newScene(t).stopped(func(*replica) {}, works)
+}
+
+// Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer. When
+// a release ends them, this fails: docs/sidecars.md speaks of it.
+func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
+	s := newScene(t)
+	var first *replica
+	s.stopped(func(leader *replica) {
+		first = leader
+		s.groupOfNobody()
+		s.until("the workers for groups to begin", func(context.Context) error {
+			if !worked.MatchString(leader.answers("/metrics", http.StatusOK)) {
+				return errors.New("nothing was worked on")
+			}
+			return nil
+		})
+	}, "--controllers=provisioner,snapshotter")
+	first.says("Controllers still run at the end of their time")
+}
+
+// worked matches the count of what the workers for groups have looked at, from one on.
+var worked = regexp.MustCompile(`workqueue_work_duration_seconds_count\{[^}]*name="csi-snapshotter-groupsnapshotcontent"[^}]*\} [1-9]`)
+
+// groupOfNobody makes an object that the workers for groups look at, and leave alone.
+func (s *scene) groupOfNobody() {
+	s.Helper()
+	groups := s.plane.Snapshots.GroupsnapshotV1().VolumeGroupSnapshotContents()
+	_, err := groups.Create(s.Context(), &groupv1.VolumeGroupSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: s.dashed()},
+		Spec: groupv1.VolumeGroupSnapshotContentSpec{
+			Driver: "nobody.example.com", DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain,
+			VolumeGroupSnapshotRef: corev1.ObjectReference{Name: "group", Namespace: "default"},
+			Source: groupv1.VolumeGroupSnapshotContentSource{
+				GroupSnapshotHandles: &groupv1.GroupSnapshotHandles{VolumeGroupSnapshotHandle: "group", VolumeSnapshotHandles: []string{"snapshot"}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+}
