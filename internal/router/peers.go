@@ -14,7 +14,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/peer"
 
 	"github.com/causeway-csi/causeway/internal/guard"
@@ -51,7 +51,7 @@ type node struct {
 	digests  []string // that its IDs may carry
 	segments map[string]string
 	address  string
-	conn     *line
+	conn     *connection
 	calls    atomic.Int64 // in flight
 }
 
@@ -59,7 +59,7 @@ func (n *node) String() string { return fmt.Sprintf("%s (%s)", n.id, n.address) 
 
 // Run finds nodes and keeps connections to them until ctx is done.
 func (r *Router) Run(ctx context.Context) {
-	defer r.lines.channel.Close()
+	defer r.end()
 	defer r.keeping.Wait()
 	for {
 		r.panicked(guard.Do(func() error { r.find(ctx); return nil }))
@@ -155,7 +155,7 @@ func (r *Router) keep(ctx context.Context, p *place) {
 			retire(n)
 			return
 		}
-		if err != nil && current != nil && !isClosed(current.conn.lost) {
+		if err != nil && current != nil && !current.conn.lost() {
 			err = nil // it was to be renewed, and does as it is
 			n = current
 		}
@@ -185,12 +185,10 @@ func (r *Router) keep(ctx context.Context, p *place) {
 func (r *Router) hold(ctx context.Context, n *node) error {
 	renew, cancel := context.WithTimeout(ctx, renewEvery/2+rand.N(renewEvery/2))
 	defer cancel()
-	select {
-	case <-n.conn.lost:
-		return n.conn.why
-	case <-renew.Done():
-		return nil
+	if n.conn.WaitForStateChange(renew, connectivity.Ready) {
+		return errLost
 	}
+	return nil
 }
 
 // met notes who is at a place instead of was, or why nobody is.
@@ -265,7 +263,7 @@ func (r *Router) meet(ctx context.Context, address string) (n *node, err error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, meetLimit)
 	defer cancel()
-	conn, err := r.lines.over(ctx, raw)
+	conn, err := r.connect(raw)
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
 	}
@@ -313,28 +311,6 @@ func (r *Router) believe(who *csi.NodeGetInfoResponse, from *peer.Peer) error {
 	}
 	return nil
 }
-
-// channel returns what the connections to all nodes share.
-func (r *Router) channel() (*lines, error) {
-	return newLines(append([]grpc.DialOption{
-		grpc.WithTransportCredentials(r.cfg.Credentials),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit, PermitWithoutStream: true}),
-		grpc.WithNoProxy(), grpc.WithMaxHeaderListSize(maxHeader),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage)),
-		// There are many of these, and each is idle for most of the time. What is read, TLS has in a buffer already.
-		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize),
-		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
-	}, r.cfg.DialOptions...)...)
-}
-
-// Sizes in bytes. Those of messages and windows are the nodes' own.
-const (
-	maxMessage = 16 << 20
-	maxAnswer  = 1 << 20  // of what is no list, so that one node can't take much of the router's memory
-	maxHeader  = 64 << 10 // with the text of an error; a longer one takes gRPC seconds to read
-	bufferSize = 4 << 10
-	window     = 1 << 20
-)
 
 // retire closes a connection when no call uses it any more. One that has just been looked up may be about to.
 func retire(n *node) {

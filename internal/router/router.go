@@ -5,7 +5,7 @@
 // know it asks. A restart, or a second router beside it, changes nothing. What it holds in memory are connections, and
 // since when somebody is silent.
 //
-// peers.go finds the nodes and keeps a line to each (lines.go), view.go is who answers at one moment, controller.go,
+// peers.go finds the nodes and keeps a connection to each (conn.go), view.go is who answers at one moment, controller.go,
 // create.go, list.go, group.go and metadata.go are the calls. The rules that they follow were found by reading the
 // sidecars: see docs/node-local-storage.md.
 package router
@@ -74,7 +74,8 @@ type Router struct {
 	cfg     Config
 	started time.Time
 	metrics *metrics
-	lines   *lines
+	life    context.Context // ends with Run
+	end     context.CancelFunc
 
 	mu      sync.Mutex
 	places  map[string]*place // by address
@@ -99,10 +100,9 @@ func New(cfg Config) (*Router, error) {
 		cfg.Report = func(string, error) {}
 	}
 	r := &Router{cfg: cfg, started: time.Now(), places: map[string]*place{}, gone: map[string]gone{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
+	r.life, r.end = context.WithCancel(context.Background())
 	r.view.Store(r.look())
-	var err error
-	r.lines, err = r.channel()
-	return r, err
+	return r, nil
 }
 
 // Register makes server serve the router's services: Identity, Controller, and GroupController and SnapshotMetadata if
