@@ -115,6 +115,10 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 
 // licences returns the licences of all modules that a program is made of, and that of Go, each text once.
 func licences(ctx context.Context, root, platform string, p product) ([]byte, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, err
+	}
 	from, pkg := p.pkg(root)
 	list, err := output(ctx, from, environment(platform), "go", "list", "-deps", "-tags", tags,
 		"-f", "{{with .Module}}{{.Path}}{{with .Version}} {{.}}{{end}}\t{{.Dir}}{{end}}", pkg)

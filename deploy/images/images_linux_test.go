@@ -157,7 +157,7 @@ func TestAProgramIsTheSameFromAnotherDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := t.TempDir()
-	for _, dir := range []string{"cmd", "pkg", "internal"} {
+	for _, dir := range []string{"cmd", "pkg", "internal", "sidecars"} {
 		if err := os.CopyFS(filepath.Join(copied, dir), os.DirFS(filepath.Join(here, dir))); err != nil {
 			t.Fatal(err)
 		}
