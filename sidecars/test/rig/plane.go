@@ -18,8 +18,8 @@ type Plane struct {
 	Snapshots snapshots.Interface
 }
 
-// crds is where the CRDs are in the product.
-const crds = "charts/causeway/crds"
+// crds is the directory of the CRDs, relative to the module of csi-sidecars.
+const crds = "../charts/causeway/crds"
 
 // StartPlane starts one. Close ends it.
 func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {
