@@ -19,9 +19,11 @@ func ExampleRun() {
 		Name:    "disk.csi.example.com",
 		Version: "v1.0.0",
 		Backends: []csidriver.Backend{{
-			Name:  "disk",
-			Flags: func(set *flag.FlagSet) { set.StringVar(&dir, "disk-dir", "/var/lib/disk", "disk: `directory` of the volumes") },
-			Open:  func(csidriver.Config) (backend.Backend, error) { return memory.New(memory.Config{Dir: dir}), nil },
+			Name: "disk",
+			Flags: func(set *flag.FlagSet) {
+				set.StringVar(&dir, "disk-dir", "/var/lib/disk", "disk: `directory` of the volumes")
+			},
+			Open: func(csidriver.Config) (backend.Backend, error) { return memory.New(memory.Config{Dir: dir}), nil },
 		}},
 	}
 	env := csidriver.Environment{Command: "mydriver", Getenv: os.Getenv, Stdout: &strings.Builder{}, Stderr: os.Stdout}
