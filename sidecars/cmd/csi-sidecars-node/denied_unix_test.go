@@ -190,7 +190,7 @@ func TestAHealthyDriverOutlivesASidecarWithoutPermission(t *testing.T) {
 		t.Fatal(err)
 	}
 	chmod(registry, 0o777)
-	answers(t, log, "http://"+own+"/readyz", 200, "ok")
+	answers(t, log, "http://"+own+"/readyz", 503, "the kubelet has not registered the driver yet") // there is none
 	answers(t, log, "http://"+own+"/healthz/node-driver-registrar", 200, "running")
 	if _, err := os.Lstat(filepath.Join(registry, "csi.example.com-reg.sock")); err != nil {
 		t.Error(err)

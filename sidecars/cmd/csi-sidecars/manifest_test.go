@@ -162,6 +162,32 @@ func TestProbesFindTheirPorts(t *testing.T) {
 	}
 }
 
+// A probe that ends before livenessprobe does, or a SIGKILL before the end of the process, would harm
+// what the flags allow.
+func TestTheTimesOfTheManifestFollowTheFlags(t *testing.T) {
+	text := printed(t, example, "--livenessprobe-probe-timeout=30s", "--shutdown-timeout=60s")
+	deployment, nodes := find[*appsv1.Deployment](t, text).Spec.Template.Spec, find[*appsv1.DaemonSet](t, text).Spec.Template.Spec
+	for name, pod := range map[string]corev1.PodSpec{"Deployment": deployment, "DaemonSet": nodes} {
+		if got := container(t, pod, "driver").LivenessProbe.TimeoutSeconds; got != 32 {
+			t.Errorf("%s: the driver's probe waits for %d s, want 32", name, got)
+		}
+	}
+	if args := container(t, nodes, "csi-sidecars-node").Args; !slices.Contains(args, "--livenessprobe-probe-timeout=30s") {
+		t.Errorf("csi-sidecars-node has %q", args)
+	}
+	if grace := deployment.TerminationGracePeriodSeconds; grace == nil || *grace != 70 {
+		t.Errorf("the grace period is %v, want 70 s", grace)
+	}
+	if plain := find[*appsv1.Deployment](t, printed(t, example)).Spec.Template.Spec; plain.TerminationGracePeriodSeconds != nil || container(t, plain, "driver").LivenessProbe.TimeoutSeconds != 5 {
+		t.Errorf("without the flags: %+v", plain)
+	}
+	for _, off := range []string{"--livenessprobe-health-port=", "--livenessprobe-health-port=:0"} {
+		if p := container(t, find[*appsv1.Deployment](t, printed(t, example, off)).Spec.Template.Spec, "driver").LivenessProbe; p != nil {
+			t.Errorf("%s: the driver has the probe %+v of a port that is closed", off, p)
+		}
+	}
+}
+
 func TestTheCSIDriverSaysWhatTheFlagsSay(t *testing.T) {
 	for args, want := range map[string][2]bool{
 		"":                      {true, false},

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,9 +41,12 @@ type driverManifest struct {
 	args        []string // for csi-sidecars, without those that the manifest sets itself
 	port        int      // of --http-endpoint
 	probe       int      // of livenessprobe in the Deployment; 0 if it is off
-	elected     bool
-	leases      string // --leader-election-namespace
-	capacity    bool   // CSIStorageCapacity objects are published
+
+	probeTimeout time.Duration // of livenessprobe; 0: its default
+	shutdown     time.Duration // --shutdown-timeout; 0: its default
+	elected      bool
+	leases       string // --leader-election-namespace
+	capacity     bool   // CSIStorageCapacity objects are published
 }
 
 // ManifestCommand prints the objects that run a CSI driver with csi-sidecars.
@@ -180,12 +184,27 @@ func (m *driverManifest) takeArgs(args []string) (err error) {
 		return err
 	}
 	m.capacity, _ = strconv.ParseBool(cmp.Or(argument(args, "provisioner-enable-capacity"), argument(args, "enable-capacity")))
-	return m.takeProbe(cmp.Or(argument(args, "livenessprobe-health-port"), argument(args, "health-port"), "9808"))
+	for _, flag := range []string{"probe-timeout", "livenessprobe-probe-timeout"} {
+		if d, err := time.ParseDuration(argument(args, flag)); err == nil {
+			m.probeTimeout = d
+		}
+	}
+	if d, err := time.ParseDuration(argument(args, "shutdown-timeout")); err == nil {
+		m.shutdown = d
+	}
+	address := "9808"
+	for _, flag := range []string{"health-port", "livenessprobe-health-port"} {
+		if slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--"+flag+"=") }) {
+			address = argument(args, flag)
+		}
+	}
+	return m.takeProbe(address)
 }
 
-// takeProbe takes the port of livenessprobe, which has the form :9808 or 9808. 0 turns it off.
+// takeProbe takes the port of livenessprobe, which has the form :9808 or 9808. No port, and port 0,
+// turn it off.
 func (m *driverManifest) takeProbe(address string) (err error) {
-	if !slices.Contains(m.controllers, "livenessprobe") || address == "0" {
+	if !slices.Contains(m.controllers, "livenessprobe") || slices.Contains([]string{"", "0", ":0"}, address) {
 		return nil
 	}
 	if !strings.Contains(address, ":") {

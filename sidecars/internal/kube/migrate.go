@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -45,12 +46,7 @@ func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lea
 	if len(l.others) == 0 {
 		return lead(ctx, l.parts)
 	}
-	done, err := true, error(nil)
-	if e.mode == perController {
-		err = e.stillFree(ctx, client, l)
-	} else {
-		done, err = e.migrated(ctx, client, l)
-	}
+	done, err := e.look(ctx, client, l)
 	switch {
 	case ctx.Err() != nil:
 		return nil
@@ -63,6 +59,28 @@ func (e *election) alone(ctx context.Context, client kubernetes.Interface, l lea
 		func(ctx context.Context) error { return lead(ctx, l.parts) },
 		func(ctx context.Context) error { return e.guard(ctx, client, l) })
 }
+
+// look reports whether the parts of a lease may start, or else must migrate. It asks until the API
+// server answers: the lease limits how long that may take. Errors: that of stillFree.
+func (e *election) look(ctx context.Context, client kubernetes.Interface, l lease) (done bool, err error) {
+	for {
+		if e.mode == perController {
+			done, err = true, e.stillFree(ctx, client, l)
+		} else {
+			done, err = e.migrated(ctx, client, l)
+		}
+		if err == nil || errors.Is(err, errTaken) {
+			return done, err
+		}
+		klog.FromContext(ctx).Error(err, "The leases are not known yet", "lease", l.name)
+		if !pause(ctx, e.retry) {
+			return false, err
+		}
+	}
+}
+
+// errTaken: another process does the same work.
+var errTaken = errors.New("the work is taken")
 
 // together runs functions until all have returned. The first that returns ends the others.
 func together(ctx context.Context, run ...func(context.Context) error) error {
@@ -83,7 +101,7 @@ func together(ctx context.Context, run ...func(context.Context) error) error {
 func (e *election) stillFree(ctx context.Context, client kubernetes.Interface, l lease) error {
 	busy, err := e.held(ctx, client, l)
 	if err == nil && busy != nil {
-		err = fmt.Errorf("%s has the lease %s. This process ends, and a new one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+		err = fmt.Errorf("%w: %s has the lease %s. This process ends, and a new one waits until that one does", errTaken, *busy.Spec.HolderIdentity, busy.Name)
 	}
 	return err
 }
@@ -121,8 +139,8 @@ func (e *election) migrate(ctx context.Context, client kubernetes.Interface, l l
 	return err
 }
 
-// complete marks the lease when all old leases are taken, releases them, and then guards them until
-// ctx is done.
+// complete marks the lease when all old leases are taken, and releases them: those that did not exist
+// before at once, the others after the handover. It guards the leases until ctx is done.
 func (e *election) complete(ctx context.Context, client kubernetes.Interface, l lease, taken <-chan *hold) error {
 	log := klog.FromContext(ctx)
 	var fresh, old []*hold
@@ -144,16 +162,21 @@ func (e *election) complete(ctx context.Context, client kubernetes.Interface, l 
 			return nil
 		}
 	}
-	releaseAll(fresh) // nobody waits for a lease that did not exist
-	if len(old) > 0 {
-		log.Info("All old leases are taken", "lease", l.name, "heldFor", e.handover())
-		if !pause(ctx, e.handover()) {
+	giveUp(fresh) // nobody waits for a lease that did not exist
+	return together(ctx,
+		func(ctx context.Context) error { return e.guard(ctx, client, l) },
+		func(ctx context.Context) error {
+			if len(old) > 0 {
+				log.Info("All old leases are taken", "lease", l.name, "heldFor", e.handover())
+				if !pause(ctx, e.handover()) {
+					return nil
+				}
+				giveUp(old)
+			}
+			log.Info("Migrated: the old leases are released", "lease", l.name)
+			<-ctx.Done()
 			return nil
-		}
-		releaseAll(old)
-	}
-	log.Info("Migrated: the old leases are released", "lease", l.name)
-	return e.guard(ctx, client, l)
+		})
 }
 
 // note marks the lease as the one that replaces the old leases.
@@ -198,7 +221,18 @@ func (e *election) held(ctx context.Context, client kubernetes.Interface, l leas
 	return nil, nil
 }
 
-// releaseAll releases leases, all at the same time. An entry may be nil.
+// giveUp releases leases while their work continues under the own lease. An entry may be nil.
+func giveUp(holds []*hold) {
+	for _, h := range holds {
+		if h != nil {
+			h.forget()
+		}
+	}
+	releaseAll(holds)
+}
+
+// releaseAll releases leases, all at the same time. An entry may be nil. Work that still runs may
+// neither call nor write when the term of such a lease is over.
 func releaseAll(holds []*hold) {
 	var released sync.WaitGroup
 	for _, h := range holds {

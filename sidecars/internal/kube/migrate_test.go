@@ -246,6 +246,45 @@ func TestAnOldReplicaDoesNotGetALeaseDuringTheHandover(t *testing.T) {
 	})
 }
 
+// An old sidecar that comes back during the handover gets a lease that did not exist before, and this
+// process ends at once, not after the handover.
+func TestAnOldSidecarThatComesBackDuringTheHandoverEndsTheProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""))
+		r := begin(t, quick(single), c)
+		r.starts("a", "b", "c")
+		until(t, c, "new", "marked", marked)
+		until(t, c, "old-b", "released", free)
+		began := time.Now()
+		write(t, c, paper("old-b", "old"))
+		if err := <-r.ended; err == nil || !strings.Contains(err.Error(), "old has taken the lease old-b") {
+			t.Errorf("the end is %v", err)
+		}
+		if took := time.Since(began); took > 3*time.Second { // in the bubble's time; the handover is 20 s
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// The API server may be away for a moment just after the lease was won.
+func TestALookAtOldLeasesIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fake.NewClientset(noted())
+		failures := 3
+		c.PrependReactor("get", "leases", func(ktesting.Action) (bool, runtime.Object, error) {
+			if failures--; failures >= 0 {
+				return true, nil, apierrors.NewInternalError(errors.New("leader changed"))
+			}
+			return false, nil, nil
+		})
+		r := begin(t, quick(single), c)
+		r.starts("a", "b", "c")
+		if err := r.end(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestWaitingForOldLeasesEndsWhenTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", "old"))

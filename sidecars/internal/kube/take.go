@@ -21,6 +21,7 @@ import (
 type hold struct {
 	existed bool // before this process took it
 	release func()
+	forget  func() // makes the work independent of the lease, before release
 }
 
 // take waits until an old lease has no living holder, takes it, and renews it until it is released.
@@ -46,7 +47,10 @@ func (e *election) take(ctx context.Context, client kubernetes.Interface, name, 
 		}
 		klog.FromContext(ctx).Info("Taking the lease of an old sidecar", "lease", name, "lastHolder", holder)
 		release, err := e.renewing(ctx, client, name)
-		return &hold{existed: l.Name != "", release: release}, err
+		if err != nil {
+			return nil, err
+		}
+		return &hold{existed: l.Name != "", release: release, forget: func() { e.terms.Delete(name) }}, nil
 	}
 }
 
@@ -96,7 +100,6 @@ func (e *election) renewing(ctx context.Context, client kubernetes.Interface, na
 		elector.Run(until)
 	}()
 	release = func() {
-		e.terms.Delete(name) // the work under it has ended, or goes on under the other leases
 		e.dogs.Delete(name)
 		end()
 		<-ended

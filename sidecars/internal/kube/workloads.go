@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -104,12 +105,14 @@ func (m *driverManifest) deployment() *appsv1.Deployment {
 		NodeSelector:       map[string]string{corev1.LabelOSStable: "linux"},
 		SecurityContext:    podSecurity(),
 		Containers:         []corev1.Container{m.sidecars()},
+
+		TerminationGracePeriodSeconds: m.grace(),
 	}
 	if m.driver != "" {
 		driver := m.driverContainer("--endpoint=$(CSI_ENDPOINT)")
 		driver.VolumeMounts = []corev1.VolumeMount{{Name: socketVolume, MountPath: socketDir}}
 		if m.probe != 0 {
-			driver.LivenessProbe = probe("/healthz", intstr.FromInt(m.probe))
+			driver.LivenessProbe = m.driverProbe(m.probe)
 		}
 		pod.Containers = []corev1.Container{driver, m.sidecars()}
 		pod.Volumes = []corev1.Volume{{Name: socketVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
@@ -151,7 +154,7 @@ func (m *driverManifest) daemonSet() *appsv1.DaemonSet {
 	both := corev1.MountPropagationBidirectional
 	driver := m.driverContainer("--endpoint=$(CSI_ENDPOINT)", "--nodeid=$(NODE_NAME)")
 	driver.Env = append(driver.Env, fieldEnv("NODE_NAME", "spec.nodeName"))
-	driver.LivenessProbe = probe("/healthz", intstr.FromInt(nodeProbe))
+	driver.LivenessProbe = m.driverProbe(nodeProbe)
 	driver.SecurityContext = &corev1.SecurityContext{Privileged: &yes} // the API server takes Bidirectional for no other container
 	driver.VolumeMounts = []corev1.VolumeMount{
 		{Name: pluginVolume, MountPath: socketDir},
@@ -196,6 +199,9 @@ func (m *driverManifest) nodeSidecars() corev1.Container {
 		"--node-driver-registrar-plugin-registration-path=" + registrationDir,
 		fmt.Sprintf("--livenessprobe-health-port=%d", nodeProbe),
 	}
+	if m.probeTimeout > 0 {
+		c.Args = append(c.Args, "--livenessprobe-probe-timeout="+m.probeTimeout.String())
+	}
 	c.Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: nodePort}, {Name: "driver-probe", ContainerPort: nodeProbe}}
 	c.VolumeMounts = []corev1.VolumeMount{
 		{Name: pluginVolume, MountPath: socketDir, ReadOnly: true},
@@ -237,6 +243,25 @@ func probe(at string, port intstr.IntOrString) *corev1.Probe {
 		ProbeHandler:   corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: at, Port: port}},
 		TimeoutSeconds: 5, PeriodSeconds: 10, FailureThreshold: 6,
 	}
+}
+
+// driverProbe asks livenessprobe, and waits for longer than livenessprobe waits for the driver.
+func (m *driverManifest) driverProbe(port int) *corev1.Probe {
+	p := probe("/healthz", intstr.FromInt(port))
+	if m.probeTimeout > 0 {
+		p.TimeoutSeconds = int32(m.probeTimeout/time.Second) + 2
+		p.PeriodSeconds = max(p.PeriodSeconds, p.TimeoutSeconds)
+	}
+	return p
+}
+
+// grace returns the time from SIGTERM to SIGKILL, in seconds, or nil for Kubernetes' 30.
+func (m *driverManifest) grace() *int64 {
+	const spare = 10
+	if seconds := int64(m.shutdown/time.Second) + spare; seconds > corev1.DefaultTerminationGracePeriodSeconds {
+		return &seconds
+	}
+	return nil
 }
 
 func podSecurity() *corev1.PodSecurityContext {

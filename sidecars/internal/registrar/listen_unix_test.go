@@ -69,10 +69,10 @@ func TestARegistryThatMayNotBeWritten(t *testing.T) {
 	}
 	k := watch(t, n.registry, nil)
 	p := n.start(t, true)
-	eventually(t, "the registrar is not ready", func() bool { return p.Ready() != nil })
-	if err := p.Ready().Error(); !strings.Contains(err, "mode 0500: set runAsUser: 0 for this container, or give a group write and search permission") {
-		t.Errorf("Ready = %s", err)
-	}
+	eventually(t, "the registrar is not ready, with the remedy", func() bool {
+		err := p.Ready()
+		return err != nil && strings.Contains(err.Error(), "mode 0500: set runAsUser: 0 for this container, or give a group write and search permission")
+	})
 	k.takes(t, func() {
 		if err := os.Chmod(n.registry, 0o700); err != nil {
 			t.Fatal(err)

@@ -455,13 +455,28 @@ func TestWhatCannotBeServed(t *testing.T) {
 	}
 }
 
+// A rollout must not go on over nodes whose driver is not registered.
+func TestOnlyARegisteredDriverIsReady(t *testing.T) {
+	n := newNode(t)
+	p := n.start(t, true)
+	if err := p.Ready(); err == nil || !strings.Contains(err.Error(), "has not told its name") {
+		t.Errorf("Ready = %v without a driver", err)
+	}
+	(&driver{name: "csi.example.com"}).serve(t, n.csi)
+	eventually(t, "the socket is there", func() bool { return p.served.Load() != nil })
+	if err := p.Ready(); err == nil || !strings.Contains(err.Error(), "--root-dir") {
+		t.Errorf("Ready = %v without a kubelet", err)
+	}
+	p.end(t)
+}
+
 func TestARegistryThatComesLate(t *testing.T) {
 	n := newNode(t)
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
 	n.registry = filepath.Join(n.registry, "late")
 	k := watch(t, n.registry, nil)
 	p := n.start(t, true)
-	eventually(t, "the registrar is not ready", func() bool { return p.Ready() != nil })
+	eventually(t, "the registrar is not ready", func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), "must be a directory") })
 	k.takes(t, func() {
 		if err := os.Mkdir(n.registry, 0o755); err != nil {
 			t.Fatal(err)

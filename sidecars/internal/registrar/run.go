@@ -41,6 +41,7 @@ type runner struct {
 	driver  *sidecar.Socket
 	served  atomic.Pointer[served]
 	problem sidecar.Problem
+	taken   atomic.Bool // the kubelet has registered the driver by the present socket
 }
 
 // served is what the kubelet finds.
@@ -63,7 +64,17 @@ func (r *runner) Run(ctx context.Context) error {
 }
 
 // Ready returns why the driver is not registered.
-func (r *runner) Ready() error { return r.problem.Err() }
+func (r *runner) Ready() error {
+	switch err := r.problem.Err(); {
+	case err != nil:
+		return err
+	case r.taken.Load():
+		return nil
+	case r.served.Load() == nil:
+		return errors.New("the driver has not told its name yet")
+	}
+	return fmt.Errorf("the kubelet has not registered the driver yet: %s must be plugins_registry below the kubelet's --root-dir", r.registry)
+}
 
 // serveHealth answers on the port of our own, where there is one.
 func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
@@ -127,12 +138,17 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 			Type: registerapi.CSIPlugin, Name: s.name, Endpoint: r.endpoint,
 			SupportedVersions: []string{"1.0.0"}, // of registration; all there is
 		},
-		registered: func() { r.problem.Report(ctx, "", nil) },
-		refusals:   refusals,
+		registered: func() {
+			r.taken.Store(true)
+			r.problem.Report(ctx, "", nil)
+		},
+		refusals: refusals,
 	})
 	open := func() (net.Listener, error) {
+		r.taken.Store(false)
 		l, err := r.open(s.socket)
 		if err != nil {
+			r.served.Store(nil) // a new process would not help
 			return nil, err
 		}
 		r.served.Store(&s) // before the kubelet can have it
@@ -174,9 +190,9 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 	tick := time.NewTicker(r.every)
 	defer tick.Stop()
 	var l net.Listener
-	refused := false
+	opened, refused := false, false
 	for {
-		if _, err := os.Lstat(s.socket); l == nil || errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(s.socket); !opened || errors.Is(err, fs.ErrNotExist) {
 			if l != nil && r.problem.Err() == nil {
 				klog.FromContext(ctx).Info("The registration socket is gone, though this process did not remove it", "socket", s.socket)
 			}
@@ -188,7 +204,7 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 				if l != nil {
 					l.Close() // after the new one: its inode's number is taken until then, so it doesn't remove the new one
 				}
-				l = next
+				l, opened = next, true
 			}
 		}
 		select {
@@ -197,6 +213,7 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 		case err := <-refusals:
 			r.problem.Report(ctx, "Cannot register the driver", err)
 			refused = true
+			r.taken.Store(false)
 			r.served.Store(nil)
 			if l != nil {
 				l.Close()

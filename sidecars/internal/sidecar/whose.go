@@ -49,6 +49,7 @@ var methods = map[string]string{
 	"GetVolumeGroupSnapshot":     "snapshotter",
 	"ControllerListVolumeHealth": "health-monitor",
 	"ControllerGetVolumeHealth":  "health-monitor",
+	"ControllerGetVolume":        "health-monitor",
 }
 
 // ofMethod returns the controller that makes a call, such as /csi.v1.Controller/CreateVolume, or nothing where several do.
