@@ -476,7 +476,10 @@ func TestARegistryThatComesLate(t *testing.T) {
 	n.registry = filepath.Join(n.registry, "late")
 	k := watch(t, n.registry, nil)
 	p := n.start(t, true)
-	eventually(t, "the registrar is not ready", func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), "must be a directory") })
+	eventually(t, "the registrar is not ready", func() bool {
+		err := p.Ready()
+		return err != nil && strings.Contains(err.Error(), "must be a directory")
+	})
 	k.takes(t, func() {
 		if err := os.Mkdir(n.registry, 0o755); err != nil {
 			t.Fatal(err)
