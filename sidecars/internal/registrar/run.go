@@ -151,7 +151,8 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 			r.served.Store(nil) // a new process would not help
 			return nil, err
 		}
-		r.served.Store(&s) // before the kubelet can have it
+		now := s
+		r.served.Store(&now) // before the kubelet can have it
 		serving.Go(func() {
 			if err := server.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
 				failed(fmt.Errorf("the registration socket %s: %w", s.socket, err))
@@ -245,6 +246,15 @@ func (r *runner) check(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
+	err := r.asks(ctx, s)
+	if r.served.Load() != s { // this process closed the socket meanwhile, after a refusal
+		return nil
+	}
+	return err
+}
+
+// asks asks a registration socket what the kubelet would ask.
+func (r *runner) asks(ctx context.Context, s *served) error {
 	if _, err := os.Lstat(s.socket); err != nil {
 		return fmt.Errorf("the registration socket: %w", err)
 	}
