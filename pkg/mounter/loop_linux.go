@@ -1,7 +1,6 @@
 package mounter
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -163,36 +162,29 @@ func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 }
 
 // configureFree gives a free device its file, and returns the device. Errors: unix.EBUSY if it is not
-// free any more.
+// free any more. It does not open the device exclusively: if another process was faster, its mount(2)
+// would fail for that moment. LOOP_CONFIGURE claims the device itself.
 func configureFree(n int, config *unix.LoopConfig, o loopOptions) (*os.File, error) {
-	flag := os.O_RDWR
-	if o.readOnly {
-		flag = os.O_RDONLY
-	}
-	// While it is open exclusively, no other process can give it a file.
-	claimed, err := os.OpenFile(loopPath(n), flag|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	dev, err := openLoop(n, o.readOnly)
 	if err != nil {
 		return nil, err
 	}
-	defer claimed.Close() // or it could not be mounted
-	if err := give(claimed, config); err != nil {
-		return nil, err
+	if err := unix.IoctlLoopConfigure(int(dev.Fd()), config); err != nil {
+		dev.Close()
+		return nil, &fs.PathError{Op: "LOOP_CONFIGURE", Path: dev.Name(), Err: err}
 	}
-	return openLoop(n, o.readOnly)
+	if err := reset(dev, o.readOnly); err != nil {
+		return nil, errors.Join(err, setAutoclear(dev, true), dev.Close()) // the kernel detaches it
+	}
+	return dev, nil
 }
 
-// give gives a device its file, if it has none. The kernel may keep what was said of the number before.
-func give(dev *os.File, config *unix.LoopConfig) error {
-	if _, err := unix.IoctlLoopGetStatus64(int(dev.Fd())); !errors.Is(err, unix.ENXIO) {
-		return &fs.PathError{Op: "LOOP_GET_STATUS64", Path: dev.Name(), Err: cmp.Or(err, error(unix.EBUSY))}
-	}
+// reset sets what the kernel may keep from the file that the device had before.
+func reset(dev *os.File, readOnly bool) error {
 	if err := unix.IoctlSetInt(int(dev.Fd()), unix.BLKRASET, oldReadAhead); err != nil {
 		return &fs.PathError{Op: "BLKRASET", Path: dev.Name(), Err: err}
 	}
-	if err := unix.IoctlLoopConfigure(int(dev.Fd()), config); err != nil {
-		return &fs.PathError{Op: "LOOP_CONFIGURE", Path: dev.Name(), Err: err}
-	}
-	return setDeviceReadOnly(dev, config.Info.Flags&unix.LO_FLAGS_READ_ONLY != 0)
+	return setDeviceReadOnly(dev, readOnly)
 }
 
 // of returns the number of the device that has a file. Errors: ErrNoAnswer if it cannot be told, as

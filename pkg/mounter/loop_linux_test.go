@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -202,6 +203,54 @@ func TestOneImageIsAttachedOnce(t *testing.T) {
 		}
 		await(t, "nothing is attached any more", func() bool { return len(b.loops()) == 0 })
 	}
+}
+
+// TestTheMountOfAFasterProgramDoesNotFail when the driver was offered the same free device: mount(2)
+// refuses a device that is open exclusively.
+func TestTheMountOfAFasterProgramDoesNotFail(t *testing.T) {
+	b := newLoopBench(t)
+	theirs, ours := b.image("theirs", "ext4"), b.image("ours", "")
+	file, err := os.Open(ours.Source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	out, err := exec.Command("losetup", "-f", "--show", theirs.Source).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := strings.TrimSpace(string(out))
+	defer b.run(Mount{Source: device}, "losetup", "-d")
+	n, _ := loopNumber(device)
+	over := make(chan struct{})
+	var late sync.WaitGroup
+	late.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			config := unix.LoopConfig{Fd: uint32(file.Fd()), Size: 512}
+			if dev, err := configureFree(n, &config, loopOptions{sector: 512}); !errors.Is(err, unix.EBUSY) {
+				t.Errorf("configureFree = %v, %v, want EBUSY", dev, err)
+				return
+			}
+		}
+	})
+	dir := b.path("theirs")
+	mkdir(t, dir)
+	for range 200 {
+		if err := unix.Mount(device, dir, "ext4", 0, ""); err != nil {
+			t.Errorf("mount: %v", err)
+			break
+		}
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(over)
+	late.Wait()
 }
 
 // TestADevicesFileIsAskedForAnew when the kernel has given it another one.
