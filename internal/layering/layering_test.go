@@ -48,7 +48,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/testdisk":                    {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"internal/unprivileged":                {nil, logging},
 	"pkg/volumeid":                         {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":                          {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest":              {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory":       {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},

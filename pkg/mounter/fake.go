@@ -84,7 +84,7 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 		}
 	}
 	m = effective(m)
-	if m.Kind == Disk {
+	if m.isNode() && m.Kind != Device {
 		return f.mountDisk(m, at, path)
 	}
 	return f.put(m, at, path)
@@ -157,6 +157,9 @@ func (f *Fake) checkSource(m Mount) error {
 	if info.IsDir() != (m.Kind == Directory) {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: errors.New("a file where a directory is needed, or the other way round")}
 	}
+	if m.Kind == BlockDevice {
+		return f.checkDevice(m, info.Size())
+	}
 	if m.Kind != Image {
 		return nil
 	}
@@ -173,6 +176,41 @@ func (f *Fake) checkSource(m Mount) error {
 		}
 	}
 	return nil
+}
+
+// checkDevice makes the filesystem of a BlockDevice if its file, which plays the device, is blank.
+func (f *Fake) checkDevice(m Mount, size int64) error {
+	if size < m.Size {
+		return fmt.Errorf("%w: %s has %d bytes, and the volume %d", ErrDevice, m.Source, size, m.Size)
+	}
+	if m.isNode() {
+		return nil
+	}
+	if err := CheckFormat(m.FSType, m.Format); err != nil {
+		return err
+	}
+	if m.Serial == "" {
+		return fmt.Errorf("%w: the storage gives no serial number of %s", ErrDevice, m.Source)
+	}
+	file, err := os.OpenFile(m.Source, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	head := make([]byte, fakeUUID)
+	if _, err := io.ReadFull(file, head); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	if strings.Trim(string(head), "\x00") != "" {
+		if _, err := readFake(m); err != nil {
+			return fmt.Errorf("%w: it is not formatted: %w", ErrDevice, err)
+		}
+		return nil
+	}
+	if m.ReadOnly {
+		return fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
+	}
+	return f.Format(context.Background(), file, m.FSType)
 }
 
 // What stands at the start of an image for a filesystem: this, with its type after it, and where its UUID is.
@@ -359,6 +397,9 @@ func (f *Fake) Remove(ctx context.Context, path string) error {
 }
 
 func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
+	if m.Kind == BlockDevice && m.Source == "" { // it is not attached
+		return false, nil
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.look(path); errors.Is(err, fs.ErrNotExist) {
@@ -449,7 +490,7 @@ func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	if m, ok := f.at(path); ok && (m.Kind == Disk || m.Kind == Device) {
+	if m, ok := f.at(path); ok && m.isNode() {
 		info, err := os.Stat(m.Source)
 		if err != nil {
 			return Usage{}, err
@@ -508,7 +549,7 @@ func (f *Fake) noLinks(source string) error {
 
 // effective returns m with the options that count in the end, so that two mounts can be compared.
 func effective(m Mount) Mount {
-	if m.Kind == Disk || m.Kind == Device {
+	if m.isNode() {
 		return m
 	}
 	on := map[string]bool{"nosuid": true}

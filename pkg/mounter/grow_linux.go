@@ -17,6 +17,9 @@ import (
 )
 
 func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
+	if m.Kind == BlockDevice && !m.isNode() {
+		return l.growBlockDevice(ctx, m, path)
+	}
 	if m.Kind != Image && m.Kind != Disk {
 		return nil
 	}

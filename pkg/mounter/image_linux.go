@@ -237,9 +237,9 @@ const backingName = "backing"
 // maxBacking bounds the size of that file, in bytes: two numbers and what separates them.
 const maxBacking = 64
 
-// writeBacking writes that the device at d has the file b. Errors: ErrNotEmpty if another file is in
-// the way.
-func (d place) writeBacking(b backing) error {
+// writeBacking writes that the device at d has the file b, and further numbers. Errors: ErrNotEmpty
+// if another file is in the way.
+func (d place) writeBacking(b backing, more ...any) error {
 	if _, there, err := d.readBacking(); err != nil {
 		return err
 	} else if there {
@@ -252,7 +252,7 @@ func (d place) writeBacking(b backing) error {
 		return &fs.PathError{Op: "create", Path: d.backingPath(), Err: err}
 	}
 	f := os.NewFile(uintptr(fd), d.backingPath())
-	_, err = fmt.Fprintln(f, b.dev, b.ino)
+	_, err = fmt.Fprintln(f, append([]any{b.dev, b.ino}, more...)...)
 	return errors.Join(err, f.Close())
 }
 
@@ -260,32 +260,38 @@ func (d place) writeBacking(b backing) error {
 // nothing was mounted after it. there is false if there is no such file.
 // Errors: ErrNotEmpty if another file has its name.
 func (d place) readBacking() (b backing, there bool, err error) {
+	b, _, there, err = d.readBackingFlag()
+	return b, there, err
+}
+
+// readBackingFlag is readBacking, with the number after those two: 0 if there is none.
+func (d place) readBackingFlag() (b backing, flag int, there bool, err error) {
 	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, d.backingPath())
 	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return b, false, nil
+		return b, 0, false, nil
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO): // a link, a socket
-		return b, false, foreign
+		return b, 0, false, foreign
 	case err != nil:
-		return b, false, &fs.PathError{Op: "open", Path: d.backingPath(), Err: err}
+		return b, 0, false, &fs.PathError{Op: "open", Path: d.backingPath(), Err: err}
 	}
 	f := os.NewFile(uintptr(fd), d.backingPath())
 	defer f.Close()
 	at, err := statFD(fd)
 	if err != nil {
-		return b, false, &fs.PathError{Op: "statx", Path: d.backingPath(), Err: err}
+		return b, 0, false, &fs.PathError{Op: "statx", Path: d.backingPath(), Err: err}
 	}
 	if at.kind() != unix.S_IFREG || at.size > maxBacking {
-		return b, false, foreign
+		return b, 0, false, foreign
 	}
-	switch n, err := fmt.Fscan(f, &b.dev, &b.ino); {
-	case err == nil:
-		return b, true, nil
+	switch n, err := fmt.Fscan(f, &b.dev, &b.ino, &flag); {
+	case err == nil, n == 2:
+		return b, flag, true, nil
 	case at.size == 0 || n > 0: // torn, by a power cut
-		return backing{}, true, nil
+		return backing{}, 0, true, nil
 	}
-	return backing{}, false, foreign
+	return backing{}, 0, false, foreign
 }
 
 // removeBacking removes the file that readBacking reads.
@@ -331,14 +337,13 @@ func (l *linux) dropStale(ctx context.Context, d place) error {
 	return d.unmount(ctx, 0)
 }
 
-// mountDevice mounts the node of a block device that a Disk made on the file at p. Read-only is a
+// mountDevice mounts the node of a block device, once more, on the file at p. Read-only is a
 // property of the device, and so of all its targets.
 func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) error {
-	n, ok := l.loops.number(src.state)
-	if !ok || src.kind() != unix.S_IFBLK {
-		return fmt.Errorf("mount %s at %s: it is not a loop device", m.Source, p.path)
+	if src.kind() != unix.S_IFBLK {
+		return fmt.Errorf("mount %s at %s: it is not a block device", m.Source, p.path)
 	}
-	dev, err := openLoop(n, true)
+	dev, err := openDevice(src.fd, 0)
 	if err != nil {
 		return err
 	}
@@ -483,9 +488,11 @@ func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 		return err
 	}
 	if at.mounted {
+		writable := d.becomesWritable(at)
 		if err := l.releaseDevice(ctx, d, at); err != nil {
 			return err
 		}
+		writable()
 	}
 	l.known.forget(d.path)
 	_, there, err := d.readBacking()
@@ -560,6 +567,34 @@ func (l *linux) onlyNode(d place, n int) (bool, error) {
 		}
 	}
 	return alone, nil
+}
+
+// deviceUsage returns the size of the block device that is mounted at p, or in it as DeviceName. ok
+// says that there is one.
+func (p place) deviceUsage() (u Usage, ok bool, err error) {
+	at, err := p.stat()
+	if err == nil && !at.mounted && at.kind() == unix.S_IFDIR {
+		if p, err = p.disk(); err != nil {
+			return u, false, nil
+		}
+		defer p.close()
+		at, err = p.stat()
+	}
+	if err != nil || !at.mounted || at.kind() != unix.S_IFBLK {
+		return u, false, nil
+	}
+	fd, err := p.openPath()
+	if err != nil {
+		return u, true, err
+	}
+	defer unix.Close(fd)
+	dev, err := openDevice(fd, 0)
+	if err != nil {
+		return u, true, err
+	}
+	defer dev.Close()
+	size, err := sizeOf(dev)
+	return Usage{TotalBytes: int64(size)}, true, err
 }
 
 // loop returns the number of the loop device that is mounted at p as a device.

@@ -33,28 +33,46 @@ const (
 	Disk Kind = "disk"
 	// Device is a block device that is mounted already, once more: the path is a file.
 	Device Kind = "device"
+	// BlockDevice is a block device of this machine, such as a disk that was attached to it: the
+	// filesystem on it, which is made where the device is blank, or, with no FSType, the device
+	// itself, as a Disk. Linux only.
+	BlockDevice Kind = "block-device"
 )
 
-// DeviceName is the name of the block device in the directory at which a Disk is mounted.
+// DeviceName is the name of the block device in the directory at which a Disk, or a BlockDevice
+// without a filesystem, is mounted.
 const DeviceName = "device"
 
 // Mount says what is to be at a path.
 type Mount struct {
 	Kind      Kind
 	Source    string   // the absolute path of what is mounted
-	FSType    string   // of an Image: one of FSTypes
+	FSType    string   // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
 	Sector    int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
 	Options   []string // mount options, each of which passed CheckOptions; none for a Disk or Device
 	ReadOnly  bool     // enforced by the kernel, whatever Options say
 	Buffered  bool     // of an Image or Disk: its blocks go through this machine's page cache, once more
 	ReadAhead int      // of an Image or Disk: how far its device is read ahead, in bytes; 0 is the kernel's default
-	Tenant    string   // of an Image: the namespace of its claim, for fair shares; "" where it is not known
+	Tenant    string   // of an Image or BlockDevice: the namespace of its claim, for fair shares; "" where it is not known
+
+	// Serial is what the storage knows a BlockDevice by: a serial number or another name that no
+	// other device ever has. Only a device that has one is formatted.
+	Serial string
+	// Format are further arguments of mkfs for a BlockDevice, each of which passed CheckFormat.
+	Format []string
+	// Size is the least size of a BlockDevice, in bytes; 0: any.
+	Size int64
+}
+
+// isNode reports whether m shows a block device and no filesystem.
+func (m Mount) isNode() bool {
+	return m.Kind == Disk || m.Kind == Device || (m.Kind == BlockDevice && m.FSType == "")
 }
 
 // Again returns the Mount that shows at a further path what m shows at path.
 func (m Mount) Again(path string) Mount {
 	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
-	if m.Kind == Disk {
+	if m.isNode() {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
@@ -116,6 +134,7 @@ var (
 	ErrFrozen   = errors.New("still frozen")                // whoever writes to it hangs, until it can be thawed
 	ErrNoAnswer = errors.New("a device does not answer")    // and may be the one that matters
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
+	ErrDevice   = errors.New("device cannot be used")       // a BlockDevice with other data, too small, or unreadable; it is as it was
 )
 
 // Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a process
@@ -134,6 +153,13 @@ type Mounter interface {
 	// nothing of it is mounted anywhere, and path is as it was. A dead or deleted mount at path is
 	// replaced. Errors: ErrPath, also if path was moved or replaced during the call, ErrConflict,
 	// ErrNotEmpty, ErrOption, ErrReadOnly, ErrFormat, ErrBusy.
+	//
+	// Mount makes the filesystem of a BlockDevice if the device is blank and m is not read-only. A
+	// device is blank if all places where filesystems, volume managers and partition tables keep
+	// their signatures were read, and hold zeroes. A device that Mount began to format before, and
+	// that nobody has used since, is formatted once more. Every other device without the filesystem
+	// is ErrDevice, and stays as it was. So does one that is mounted elsewhere, or that another
+	// program has open exclusively: ErrBusy.
 	Mount(ctx context.Context, m Mount, path string) error
 
 	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount
@@ -156,8 +182,10 @@ type Mounter interface {
 	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
 	Siblings(ctx context.Context, path string) ([]string, error)
 
-	// Grow makes the filesystem or device that m shows at path as large as its image, while it is used. A Directory
-	// has nothing to grow. Errors: ErrBusy where this machine can grow it only when it is mounted the next time.
+	// Grow makes the filesystem or device that m shows at path as large as its image, or as its
+	// BlockDevice, while it is used. A Directory has nothing to grow, nor has a BlockDevice without a
+	// filesystem. Errors: ErrBusy where this machine can grow it only when it is mounted the next
+	// time, ErrReadOnly.
 	Grow(ctx context.Context, m Mount, path string) error
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
@@ -261,7 +289,11 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	allowed := directoryOptions
 	switch k {
 	case Directory:
-	case Image:
+	case BlockDevice, Image:
+		if k == BlockDevice && fsType == "" {
+			allowed = nil
+			break
+		}
 		own, ok := imageOptions[fsType]
 		if !ok {
 			return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
@@ -275,6 +307,29 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	for i, o := range options {
 		if !slices.Contains(allowed, o) {
 			return fmt.Errorf("%w: number %d of %d (allowed: %s)", ErrOption, i+1, len(options), cmp.Or(strings.Join(allowed, ", "), "none"))
+		}
+	}
+	return nil
+}
+
+// formatOptions are the arguments of mkfs that a backend may give for a filesystem. Each has a value.
+// What names a file or a further device is not among them.
+var formatOptions = map[string][]string{
+	"ext4":  {"-b", "-E", "-i", "-I", "-N", "-O", "-T"},
+	"xfs":   {"-b", "-i", "-m", "-n", "-s"},
+	"btrfs": {"-m", "-n", "-O", "-s"},
+}
+
+// CheckFormat returns ErrOption for arguments of mkfs that a BlockDevice with a filesystem of a type
+// may not have. They are pairs of an option and its value, such as "-i", "8192".
+func CheckFormat(fsType string, arguments []string) error {
+	allowed := formatOptions[fsType]
+	for i, a := range arguments {
+		switch {
+		case i%2 == 0 && (!slices.Contains(allowed, a) || i+1 == len(arguments)):
+			return fmt.Errorf("%w: invalid argument %.32q of mkfs.%.32s: must be one of %q, with a value", ErrOption, a, fsType, allowed)
+		case i%2 == 1 && (a == "" || strings.HasPrefix(a, "-") || strings.ContainsAny(a, "/\x00")):
+			return fmt.Errorf("%w: invalid value %.32q of the argument %s of mkfs.%.32s: must not start with - or hold a slash", ErrOption, a, arguments[i-1], fsType)
 		}
 	}
 	return nil

@@ -31,12 +31,13 @@ type linux struct {
 	state     string // a directory of its own, for the records of what is frozen
 	known     known
 	loops     loops
-	layers    asks[string, layer] // of overlays, by path
-	opens     asks[int, struct{}] // of the roots of filesystems, by mount ID
-	images    locks[backing]      // held by calls that mount, unmount, change or freeze an image
-	syncs     locks[backing]      // held by calls that unmount an image, or write it out before a freeze; taken before images
-	helpers   helper.Pool         // for system calls that a tenant can make hang
-	freezers  helper.Pool         // for freezes: they never keep a helper from a thaw
+	layers    asks[string, layer]  // of overlays, by path
+	opens     asks[int, struct{}]  // of the roots of filesystems, by mount ID
+	looks     asks[fileID, looked] // at what is on block devices, by number
+	images    locks[backing]       // held by calls that mount, unmount, change or freeze an image
+	syncs     locks[backing]       // held by calls that unmount an image, or write it out before a freeze; taken before images
+	helpers   helper.Pool          // for system calls that a tenant can make hang
+	freezers  helper.Pool          // for freezes: they never keep a helper from a thaw
 	stalls    stalls
 	checks    *fair.Slots   // for e2fsck and resize2fs
 	growths   *fair.Slots   // for growths of mounted filesystems
@@ -82,15 +83,17 @@ func New(dir, state string) (Host, error) {
 
 // mayMount returns an error if this process lacks CAP_SYS_ADMIN: without it the first mount would fail, much later.
 func mayMount() error {
-	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var caps [2]unix.CapUserData
-	if err := unix.Capget(&head, &caps[0]); err != nil {
-		return fmt.Errorf("capget: %w", err)
-	}
-	if caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
+	if !hasCapability(unix.CAP_SYS_ADMIN) {
 		return fmt.Errorf("%w: mounting needs CAP_SYS_ADMIN: run as root, in Kubernetes in a privileged container", fs.ErrPermission)
 	}
 	return nil
+}
+
+// hasCapability reports whether this process has a capability below 32.
+func hasCapability(number uint) bool {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	return unix.Capget(&head, &caps[0]) == nil && caps[0].Effective&(1<<number) != 0
 }
 
 // checkKernel returns an error for a kernel without openat2 (5.6) or STATX_ATTR_MOUNT_ROOT (5.8).
@@ -224,6 +227,8 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return l.mountDisk(ctx, m, src, p)
 	case Device:
 		return l.mountDevice(ctx, m, src, p)
+	case BlockDevice:
+		return l.mountBlockDevice(ctx, m, src, p, attr)
 	}
 	return l.mountDirectory(m, src, p, attr)
 }
@@ -236,9 +241,12 @@ func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release fu
 		return src, nil, err
 	}
 	var unlock func()
-	if m.Kind == Image || m.Kind == Disk {
+	switch m.Kind {
+	case Image, Disk:
 		unlock, err = l.images.lock(ctx, at.backing())
-	} else {
+	case BlockDevice:
+		unlock, err = l.images.lock(ctx, at.deviceKey())
+	default:
 		unlock, err = l.hold(ctx, at, &l.images)
 	}
 	if err != nil {
@@ -478,12 +486,20 @@ func (p place) removeFile(known bool) error {
 }
 
 func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
+	if m.Kind == BlockDevice && m.Source == "" { // it is not attached
+		return false, nil
+	}
 	src, err := l.statSource(m.Source)
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", path, err)
 	}
+	if m.Kind == BlockDevice && m.isNode() {
+		return l.rawMounted(path, src.device)
+	}
 	return l.shows(path, func(at state) (bool, error) {
 		switch m.Kind {
+		case BlockDevice:
+			return onDevice(at, src.device)
 		case Image, Disk:
 			return l.loops.holds(at, src.backing())
 		case Device:
@@ -625,6 +641,9 @@ func (l *linux) Usage(_ context.Context, path string) (Usage, error) {
 	defer p.close()
 	if n, ok := p.loop(); ok {
 		return loopUsage(n)
+	}
+	if u, ok, err := p.deviceUsage(); ok || err != nil {
+		return u, err
 	}
 	var st unix.Statfs_t
 	if err := p.statfs(&st); err != nil {

@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asFreezer) != "" {
 		os.Exit(freezer())
 	}
+	if os.Getenv(asMounter) != "" {
+		os.Exit(mountAndDie())
+	}
 	noNamespace = namespace.Enter()
 	code := m.Run()
 	if freezerDir != "" {

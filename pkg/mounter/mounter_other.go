@@ -23,3 +23,6 @@ func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
 
 // HelperTasks are none: nothing is frozen here.
 func HelperTasks() []helper.Task { return nil }
+
+// FindDevice refuses: disks are attached to Linux nodes only.
+func FindDevice(string) (string, error) { return "", errors.ErrUnsupported }

@@ -38,7 +38,7 @@ func attributes(m Mount) (attributeSet, error) {
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return attributeSet{}, err
 	}
-	if m.Kind == Disk || m.Kind == Device {
+	if m.isNode() {
 		return attributeSet{}, nil // nodev would make it useless
 	}
 	a := attributeSet{

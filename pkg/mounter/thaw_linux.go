@@ -80,6 +80,10 @@ func (l *linux) thawLeft() error {
 	tried := make(chan struct{}, len(records))
 	for _, r := range records {
 		path := filepath.Join(l.state, r.Name())
+		if r.IsDir() { // of records of other things
+			tried <- struct{}{}
+			continue
+		}
 		if strings.HasPrefix(r.Name(), unfinished) {
 			removeUnfinished(path)
 			tried <- struct{}{}

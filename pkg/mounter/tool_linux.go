@@ -38,25 +38,41 @@ const (
 	left   toolEnd = false
 )
 
-// tool runs a program on a disk, which is its last argument. It has no input, so it cannot ask.
-// While a program that was given up still runs, the image counts as stalled. Errors:
-// errors.ErrUnsupported if the program is not installed; *exec.ExitError; ErrStalled if it makes no
-// progress, or an earlier one still runs; those of ctx.
+// tool runs a program on a disk, which is its last argument. Errors: those of output.
 func (l *linux) tool(ctx context.Context, d disk, end toolEnd, name string, args ...string) error {
-	if err := errors.Join(ctx.Err(), l.stalls.check(d.image)); err != nil {
-		return err
+	out, err := l.output(ctx, d, end, nil, name, append(args, diskPath)...)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return fmt.Errorf("%w: %.400s", err, bytes.TrimSpace(out))
 	}
-	cmd := exec.Command(name, append(args, "/proc/self/fd/3")...)
-	cmd.ExtraFiles = []*os.File{d.file}
+	return err
+}
+
+// diskPath is the path of the disk in a program that output runs. That of the first of its files is
+// filePath.
+const (
+	diskPath = "/proc/self/fd/3"
+	filePath = "/proc/self/fd/4"
+)
+
+// output runs a program that has a disk and files, and returns what the program writes. It has no
+// input, so it cannot ask. While a program that was given up still runs, the image counts as stalled.
+// Errors: errors.ErrUnsupported if the program is not installed; *exec.ExitError; ErrStalled if it
+// makes no progress, or an earlier one still runs; those of ctx.
+func (l *linux) output(ctx context.Context, d disk, end toolEnd, files []*os.File, name string, args ...string) ([]byte, error) {
+	if err := errors.Join(ctx.Err(), l.stalls.check(d.image)); err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(name, args...)
+	cmd.ExtraFiles = append([]*os.File{d.file}, files...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = l.toolLimit / 10 // for children that have its output
 	err := cmd.Start()
 	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, name)
+		return nil, fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, name)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -65,17 +81,17 @@ func (l *linux) tool(ctx context.Context, d disk, end toolEnd, name string, args
 	}()
 	why := awaitProgress(ctx, ended, cmd.Process.Pid, l.toolLimit)
 	if why != nil && !l.endTool(d, end, cmd, ended) {
-		return fmt.Errorf("%w: %s on %s: %w", ErrStalled, name, d.path, why)
+		return nil, fmt.Errorf("%w: %s on %s: %w", ErrStalled, name, d.path, why)
 	}
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return nil, ctx.Err()
 	case why != nil:
-		return fmt.Errorf("%w: %s on %s: %w", ErrStalled, name, d.path, why)
+		return nil, fmt.Errorf("%w: %s on %s: %w", ErrStalled, name, d.path, why)
 	case err != nil:
-		return fmt.Errorf("%s: %w: %.400s", name, err, bytes.TrimSpace(out.Bytes()))
+		err = fmt.Errorf("%s: %w", name, err)
 	}
-	return nil
+	return out.Bytes(), err
 }
 
 // endTool ends a program that is given up, and reports whether it has ended. Otherwise the image is

@@ -1,0 +1,228 @@
+package mounter
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+)
+
+// A disk that a tool cannot read looks blank to it. So nothing is taken for blank here that was not
+// read: every place where a known filesystem, volume manager or partition table keeps a signature,
+// or a copy of its superblock, must be read without an error, and must hold zeroes.
+
+const (
+	// edge is how much is read at both ends of a device, in bytes. Both labels of zfs at an end, the
+	// superblocks of mdraid and both partition tables of GPT lie in it.
+	edge = 1 << 20
+	// copySize is how much is read at each place that lies between, in bytes.
+	copySize = 4096
+)
+
+// region is a part of a device, in bytes.
+type region struct{ offset, length int64 }
+
+// regions returns what must be read of a device of size bytes: both ends, and the places between
+// where a filesystem keeps copies of its superblock.
+func regions(size int64) []region {
+	all := []region{{0, min(edge, size)}}
+	if size > edge {
+		all = append(all, region{max(edge, size-edge), min(edge, size-edge)})
+	}
+	for _, offset := range copies(size) {
+		if offset >= edge && offset+copySize <= size-edge {
+			all = append(all, region{offset, copySize})
+		}
+	}
+	return all
+}
+
+// copies returns where filesystems keep copies of their superblocks on a device of size bytes.
+func copies(size int64) []int64 {
+	all := []int64{
+		64 << 20, 256 << 30, // btrfs: Documentation/filesystems/btrfs of its own tools, "btrfs-ondisk"
+		1 << 20, 2 << 20, 4 << 20, // the second header of LUKS2: its specification, 2.2
+		1 << 40, 2 << 40, 3 << 40, // xfs, allocation groups of the largest size
+	}
+	const maxGroup = 65528 // blocks: EXT2_MAX_BLOCKS_PER_GROUP of e2fsprogs
+	for block := int64(1024); block <= 64<<10; block *= 2 {
+		offset := min(8*block, maxGroup) * block // the second group of ext4: fs/ext4/super.c of Linux
+		if block == 1024 {
+			offset += block // whose first block is number 1
+		}
+		all = append(all, offset)
+	}
+	const groups = 4 // of a new xfs: calc_default_ag_geometry in libfrog of xfsprogs
+	group := (size/copySize + groups - 1) / groups * copySize
+	for i := range int64(groups) {
+		all = append(all, i*group)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// signature is what stands on a device at an offset, which counts from its end if it is negative.
+type signature struct {
+	name   string
+	offset int64
+	magic  string
+}
+
+// Names of contents. Those of filesystems that an attached disk may have are in FSTypes.
+const (
+	extFamily    = "ext4" // or ext2, ext3: blkid(8) tells them apart
+	unfinishedFS = "an unfinished btrfs"
+	unknownData  = "data of an unknown format"
+	partitions   = "a partition table (MBR) or a boot sector"
+)
+
+// signatures are looked for in this order: what ends with a boot sector may be a filesystem.
+// Sources: magic numbers of libblkid, and the specifications of LUKS, GPT and LVM2.
+var signatures = slices.Concat([]signature{
+	{"a LUKS volume", 0, "LUKS\xba\xbe"},
+	{"a GPT partition table", 512, "EFI PART"},
+	{"a GPT partition table", 4096, "EFI PART"},
+	{"the copy of a GPT partition table", -512, "EFI PART"},
+	{"the copy of a GPT partition table", -4096, "EFI PART"},
+	{"an LVM2 physical volume", 0, "LABELONE"},
+	{"an LVM2 physical volume", 512, "LABELONE"},
+	{"an LVM2 physical volume", 1024, "LABELONE"},
+	{"an LVM2 physical volume", 1536, "LABELONE"},
+	{"a member of an mdraid array", 0, "\xfc\x4e\x2b\xa9"},
+	{"a member of an mdraid array", 4096, "\xfc\x4e\x2b\xa9"},
+	{"a bcache device", 4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"},
+	{"xfs", 0, "XFSB"},
+	{extFamily, 1024 + 0x38, "\x53\xef"},
+	{"btrfs", btrfsStart + 64, "_BHRfS_M"},
+	{unfinishedFS, btrfsStart + 64, "!BHRfS_M"}, // BTRFS_MAGIC_TEMPORARY of btrfs-progs
+	{"f2fs", 1024, "\x10\x20\xf5\xf2"},
+	{"swap space", 4096 - 10, "SWAPSPACE2"},
+	{"swap space", 65536 - 10, "SWAPSPACE2"},
+	{"iso9660", 32769, "CD001"},
+	{"ntfs", 3, "NTFS    "},
+	{"exfat", 3, "EXFAT   "},
+	{"vfat", 54, "FAT1"},
+	{"vfat", 82, "FAT32"},
+}, luksCopies(), zfsLabels(), []signature{{partitions, 510, "\x55\xaa"}})
+
+const (
+	btrfsStart = 64 << 10
+	extStart   = 1024
+)
+
+// luksCopies are where the second header of LUKS2 can be.
+func luksCopies() (all []signature) {
+	for offset := int64(16 << 10); offset <= 4<<20; offset *= 2 {
+		all = append(all, signature{"the second header of a LUKS volume", offset, "SKUL\xba\xbe"})
+	}
+	return all
+}
+
+// zfsLabels are where a zfs keeps its uberblocks: the second half of each of its labels at the start.
+func zfsLabels() (all []signature) {
+	for offset := int64(128 << 10); offset < 256<<10; offset += 1024 {
+		for _, magic := range []string{"\x0c\xb1\xba\x00\x00\x00\x00\x00", "\x00\x00\x00\x00\x00\xba\xb1\x0c"} {
+			all = append(all, signature{"a member of a zfs pool", offset, magic})
+		}
+	}
+	return all
+}
+
+// content is what a device holds, as far as its signatures tell.
+type content struct {
+	blank bool
+	name  string // of what was found, for a person; one of FSTypes if that is what it is
+	id    string // of a filesystem of FSTypes, complete or not: its UUID
+	// fresh says of a filesystem that mkfs has not ended, or that it was never mounted for writing.
+	fresh bool
+}
+
+// examine reads a device of size bytes. An error says which bytes cannot be read.
+func examine(dev io.ReaderAt, size int64) (content, error) {
+	if size < edge {
+		return content{}, fmt.Errorf("it has %d bytes: a device must have at least %d", size, edge)
+	}
+	blank := true
+	for _, r := range regions(size) {
+		data := make([]byte, r.length)
+		if _, err := dev.ReadAt(data, r.offset); err != nil && !(errors.Is(err, io.EOF) && r.offset+r.length == size) {
+			return content{}, fmt.Errorf("cannot read bytes %d to %d: %w", r.offset, r.offset+r.length, err)
+		}
+		blank = blank && len(bytes.Trim(data, "\x00")) == 0
+	}
+	if blank {
+		return content{blank: true, name: "nothing"}, nil
+	}
+	found := content{name: unknownData}
+	for _, s := range append(signatures, raidAt(size)...) {
+		is, err := s.on(dev, size)
+		if err != nil {
+			return content{}, err
+		}
+		if is {
+			found.name = s.name
+			break
+		}
+	}
+	return found, found.read(dev)
+}
+
+// raidAt are the superblocks of mdraid whose places depend on the size: versions 1.0 and 0.90, md(4).
+func raidAt(size int64) []signature {
+	const name, magic = "a member of an mdraid array", "\xfc\x4e\x2b\xa9"
+	return []signature{
+		{name, size/512&^7*512 - 8<<10, magic},
+		{name, size&^(64<<10-1) - 64<<10, magic},
+	}
+}
+
+// on reports whether the signature is on a device of size bytes.
+func (s signature) on(dev io.ReaderAt, size int64) (bool, error) {
+	at := s.offset
+	if at < 0 {
+		at += size
+	}
+	data := make([]byte, len(s.magic))
+	if at < 0 || at+int64(len(data)) > size {
+		return false, nil
+	}
+	if _, err := dev.ReadAt(data, at); err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("cannot read bytes %d to %d: %w", at, at+int64(len(data)), err)
+	}
+	return string(data) == s.magic, nil
+}
+
+// read reads which filesystem a device has, and whether it is fresh.
+func (c *content) read(dev io.ReaderAt) error {
+	var id, fresh region
+	switch c.name {
+	case extFamily:
+		id, fresh = region{extStart + 0x68, 16}, region{extStart + 0x2c, 10} // s_uuid; s_mtime, s_wtime, s_mnt_count
+	case "xfs":
+		id, fresh = region{32, 16}, region{126, 1} // sb_uuid, sb_inprogress
+	case "btrfs", unfinishedFS:
+		id, fresh = region{btrfsStart + 32, 16}, region{btrfsStart + 64, 1} // fsid, the magic number
+	default:
+		return nil
+	}
+	uuid, mark := make([]byte, id.length), make([]byte, fresh.length)
+	if _, err := dev.ReadAt(uuid, id.offset); err != nil {
+		return fmt.Errorf("cannot read the UUID of the %s: %w", c.name, err)
+	}
+	if _, err := dev.ReadAt(mark, fresh.offset); err != nil {
+		return fmt.Errorf("cannot read the superblock of the %s: %w", c.name, err)
+	}
+	c.id = hex.EncodeToString(uuid)
+	switch c.name {
+	case extFamily:
+		never := make([]byte, 4)
+		c.fresh = bytes.Equal(mark[:4], never) && bytes.Equal(mark[8:], never[:2])
+	case "xfs":
+		c.fresh = mark[0] != 0
+	case unfinishedFS:
+		c.fresh = true
+	}
+	return nil
+}

@@ -1,0 +1,594 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	mount "k8s.io/mount-utils"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/fair"
+)
+
+// A BlockDevice is mounted with mount-utils, which runs blkid, mkfs and fsck, behind a guard of its
+// own: see examine. The mount itself is made as all others are, on a descriptor.
+
+// claimTime is how long a device may be in use by a program that only looks at it, such as udev.
+const claimTime = 200 * time.Millisecond
+
+// deviceKey is what the locks and the stalls know a block device by. No file has inode 0.
+func (s state) deviceKey() backing { return backing{unix.Mkdev(s.device.major, s.device.minor), 0} }
+
+// mountBlockDevice mounts the filesystem on a block device, or its node in the directory at p.
+func (l *linux) mountBlockDevice(ctx context.Context, m Mount, src source, p place, attr attributeSet) error {
+	if src.kind() != unix.S_IFBLK {
+		return fmt.Errorf("%w: %s is %s, must be a block device", ErrDevice, m.Source, typeName(src.kind()))
+	}
+	dev, err := openDevice(src.fd, 0)
+	if err != nil {
+		return err
+	}
+	defer dev.Close() // while it is open, no other device gets its number
+	if err := l.checkDevice(m, src, dev); err != nil {
+		return err
+	}
+	if m.isNode() {
+		return l.mountRaw(ctx, m, src, p)
+	}
+	o := attr.fresh(m.FSType, m.Options)
+	t, done, err := p.prepare(unix.S_IFDIR, func(at state, root int) (bool, error) {
+		same, err := onDevice(at, src.device)
+		return same, errors.Join(err, verifyFlags(root, o.shown))
+	})
+	if done || err != nil {
+		return err
+	}
+	defer t.close()
+	crashpoint.Reached("device:target-made")
+	return t.failed(m, l.mountAttached(ctx, m, src, dev, t, o))
+}
+
+// openDevice opens a block device for reading. fd is an O_PATH descriptor of its node.
+func openDevice(fd, flags int) (*os.File, error) {
+	path := procPath(fd)
+	dev, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(dev), path), nil
+}
+
+// checkDevice returns an error for a device that cannot be used as m says, whatever is on it.
+func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
+	size, err := sizeOf(dev)
+	if err != nil {
+		return err
+	}
+	if int64(size) < m.Size {
+		return fmt.Errorf("%w: %s has %d bytes, and the volume %d: is it another disk?", ErrDevice, m.Source, size, m.Size)
+	}
+	if m.isNode() { // where a mount of the node makes it read-only, or not
+		return nil
+	}
+	readOnly, err := isReadOnly(dev)
+	if err == nil && readOnly && !m.ReadOnly {
+		err = fmt.Errorf("%w: %s", ErrReadOnly, m.Source)
+	}
+	return errors.Join(err, CheckFormat(m.FSType, m.Format), l.stalls.check(src.deviceKey()))
+}
+
+// plan is what is done with a device.
+type plan struct {
+	size      int64
+	formatted *formatting // the record of the format that is to be made; nil: it has its filesystem
+	wipe      bool        // a format that died has left something
+}
+
+// mountAttached formats the device if that may be done, and mounts the filesystem on t.
+func (l *linux) mountAttached(ctx context.Context, m Mount, src source, dev *os.File, t target, o fresh) error {
+	leave, err := l.checks.Acquire(ctx, fair.Claim{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	what, err := l.inspect(ctx, m, src)
+	if err != nil {
+		return err
+	}
+	p := &programs{
+		linux: l, ctx: ctx, fsType: m.FSType, format: what.formatted != nil, repair: what.formatted == nil,
+		disk: disk{file: dev, image: src.deviceKey(), path: m.Source, tenant: m.Tenant},
+	}
+	if err := l.agree(m, p, what); err != nil {
+		return err
+	}
+	if err := l.begin(m, dev, what); err != nil {
+		return err
+	}
+	options := m.Options
+	if m.ReadOnly { // mount-utils then neither formats nor repairs
+		options = append([]string{"ro"}, options...)
+	}
+	last := &lastStep{step: func() error {
+		if p.failed != nil {
+			return p.failed
+		}
+		if err := l.finish(m, dev, what); err != nil {
+			return err
+		}
+		r := filesystemRecipe(m.Source, m.FSType, o)
+		r.record = func(root int) error { return l.confirmDevice(t, src, root) }
+		return l.attach(t, r)
+	}}
+	safe := mount.NewSafeFormatAndMount(last, p)
+	err = safe.FormatAndMountSensitiveWithFormatOptions(diskPath, t.path, m.FSType, options, nil, what.arguments(m))
+	switch {
+	case last.err != nil:
+		return last.err
+	case p.failed != nil:
+		return p.failed
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	return nil
+}
+
+// lastStep is what mount-utils has for mounting: it calls MountSensitive alone, when the device has
+// its filesystem.
+type lastStep struct {
+	mount.Interface // nil
+	step            func() error
+	err             error
+}
+
+// MountSensitive mounts what the step is about.
+func (s *lastStep) MountSensitive(string, string, string, []string, []string) error {
+	s.err = s.step()
+	return s.err
+}
+
+// inspect reads what is on a device, which nobody else may have in use, and returns what is to be
+// done with it. Errors: ErrBusy, ErrDevice.
+func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) {
+	if m.Serial == "" {
+		return plan{}, fmt.Errorf("%w: the storage gives no serial number of %s", ErrDevice, m.Source)
+	}
+	a, err := l.looks.ask(src.device, func() (looked, error) { return lookAt(src.device) })
+	if err != nil {
+		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
+	}
+	found, err := a.wait(ctx)
+	switch {
+	case errors.Is(err, errNoAnswer):
+		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
+	case errors.Is(err, unix.EBUSY):
+		return plan{}, fmt.Errorf("%w: %s is mounted or used elsewhere%s", ErrBusy, m.Source, usersOf(src.device))
+	case err != nil:
+		return plan{}, fmt.Errorf("%w: %s: %w", ErrDevice, m.Source, err)
+	}
+	record, err := l.readFormatting(m.Serial)
+	if err != nil {
+		return plan{}, err
+	}
+	what := plan{size: found.size}
+	switch again := found.unfinished(record); {
+	case (found.blank || again) && m.ReadOnly:
+		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
+	case found.blank || again:
+		what.formatted, what.wipe = newFormatting(m, found.size), again
+	case found.name != m.FSType:
+		return plan{}, fmt.Errorf("%w: %s has %s, not %s: it is not formatted, as this may be somebody's data. If nobody"+
+			" needs it, wipe the device: wipefs --all, or blkdiscard", ErrDevice, m.Source, found.name, m.FSType)
+	case record != nil: // of a format that ended, or that the volume has seen on another node since
+		return what, l.removeFormatting(m.Serial)
+	}
+	return what, nil
+}
+
+// looked is what lookAt has found on a device.
+type looked struct {
+	content
+	size int64
+}
+
+// lookAt reads what is on a device. It has the device for itself meanwhile: that of a filesystem that
+// is mounted, here or in another mount namespace, or of a member of an array, is unix.EBUSY.
+func lookAt(device fileID) (looked, error) {
+	dev, err := claim(device)
+	if err != nil {
+		return looked{}, err
+	}
+	defer dev.Close()
+	size, err := sizeOf(dev)
+	if err != nil {
+		return looked{}, err
+	}
+	c, err := examine(dev, int64(size))
+	return looked{c, int64(size)}, errors.Join(err, sameSize(dev, int64(size)))
+}
+
+// claim opens a device exclusively. It waits for a program that has it for a moment.
+func claim(device fileID) (*os.File, error) {
+	for end := time.Now().Add(claimTime); ; time.Sleep(claimTime / 20) {
+		dev, err := openNumber(device, unix.O_EXCL)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return dev, err
+		}
+	}
+}
+
+// openNumber opens a device for reading, by the kernel's own name for it.
+func openNumber(device fileID, flags int) (*os.File, error) {
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", device.major, device.minor))
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join("/dev", strings.ReplaceAll(filepath.Base(link), "!", "/"))
+	dev, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	at, err := statFD(int(dev.Fd()))
+	if err == nil && (at.kind() != unix.S_IFBLK || at.device != device) {
+		err = fmt.Errorf("%s is another device now", path)
+	}
+	if err != nil {
+		dev.Close()
+		return nil, err
+	}
+	return dev, nil
+}
+
+// sameSize returns an error if a device has another size by now: what was read of it, counted from
+// its end, means nothing then.
+func sameSize(dev *os.File, size int64) error {
+	now, err := sizeOf(dev)
+	if err == nil && int64(now) != size {
+		err = fmt.Errorf("%w: its size changed from %d to %d bytes meanwhile", ErrDevice, size, now)
+	}
+	return err
+}
+
+// usersOf returns where a device is mounted here, for an error.
+func usersOf(device fileID) string {
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return uint32(i.Major) != device.major || uint32(i.Minor) != device.minor, false
+	})
+	if err != nil || len(infos) == 0 {
+		return ""
+	}
+	return ", at " + infos[0].Mountpoint
+}
+
+// agree asks blkid what is on the device, too. Errors: ErrDevice if it finds something else than examine
+// has found; then nothing is changed.
+func (l *linux) agree(m Mount, p *programs, what plan) error {
+	if what.wipe { // and both will find nothing
+		return nil
+	}
+	found, err := (&mount.SafeFormatAndMount{Exec: p}).GetDiskFormat(diskPath)
+	if err != nil {
+		return fmt.Errorf("%w: %s: blkid: %w", ErrDevice, m.Source, err)
+	}
+	want := m.FSType
+	if what.formatted != nil {
+		want = ""
+	}
+	if found != want {
+		return fmt.Errorf("%w: %s: blkid found %q on it, must be %q", ErrDevice, m.Source, found, want)
+	}
+	return nil
+}
+
+// begin writes the record of a format, and then makes a device blank on which an earlier one died.
+func (l *linux) begin(m Mount, dev *os.File, what plan) error {
+	if what.formatted == nil {
+		return nil
+	}
+	if _, err := exec.LookPath("mkfs." + m.FSType); err != nil {
+		return fmt.Errorf("%w: mkfs.%s is not installed", errors.ErrUnsupported, m.FSType)
+	}
+	if err := sameSize(dev, what.size); err != nil {
+		return err
+	}
+	if err := l.writeFormatting(what.formatted); err != nil {
+		return fmt.Errorf("record that %s is being formatted: %w", m.Source, err)
+	}
+	crashpoint.Reached("device:recorded")
+	if !what.wipe {
+		return nil
+	}
+	if err := wipe(dev, what.size); err != nil {
+		return fmt.Errorf("wipe %s: %w", m.Source, err)
+	}
+	return nil
+}
+
+// arguments are those of mkfs beside the ones that mount-utils gives it.
+func (w plan) arguments(m Mount) []string {
+	if w.formatted == nil {
+		return nil
+	}
+	if m.FSType == "xfs" {
+		return append([]string{"-m", "uuid=" + w.formatted.uuid()}, m.Format...)
+	}
+	return append([]string{"-U", w.formatted.uuid()}, m.Format...)
+}
+
+// finish makes a new filesystem durable, and then removes its record: had the record outlived the
+// first mount, a later one would destroy data.
+func (l *linux) finish(m Mount, dev *os.File, what plan) error {
+	if what.formatted == nil {
+		return nil
+	}
+	crashpoint.Reached("device:formatted")
+	if err := dev.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", m.Source, err)
+	}
+	crashpoint.Reached("device:synced")
+	if err := l.removeFormatting(m.Serial); err != nil {
+		return fmt.Errorf("remove the record that %s is being formatted: %w", m.Source, err)
+	}
+	crashpoint.Reached("device:unrecorded")
+	return nil
+}
+
+// confirmDevice returns an error unless the filesystem that was mounted is on the device, and
+// remembers its path.
+func (l *linux) confirmDevice(t target, src source, root int) error {
+	crashpoint.Reached("device:mounted")
+	at, err := statFD(root)
+	if err != nil {
+		return err
+	}
+	same, err := onDevice(at, src.device)
+	if err == nil && !same {
+		err = fmt.Errorf("%w: another device was mounted", ErrDevice)
+	}
+	return errors.Join(err, l.rememberAs(t.path, root))
+}
+
+// onDevice reports whether the filesystem that is mounted at a place is on a block device. The device
+// number of a btrfs is its own, so the mount table tells its device.
+func onDevice(at state, device fileID) (bool, error) {
+	switch {
+	case at.kind() != unix.S_IFDIR:
+		return false, nil
+	case at.id.major != 0:
+		return at.id.major == device.major && at.id.minor == device.minor, nil
+	}
+	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		found := uint64(i.ID) == at.mount
+		return !found, found
+	})
+	if err != nil || len(infos) == 0 {
+		return false, err
+	}
+	if !filepath.IsAbs(infos[0].Source) { // a filesystem without a device
+		return false, nil
+	}
+	named, err := stat(unix.AT_FDCWD, infos[0].Source, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil && named.kind() == unix.S_IFBLK && named.device == device, err
+}
+
+// mountRaw mounts the node of a block device in the directory at p, as that of a Disk. A mounted node
+// does not hold its device, so the number of a disk that is gone may become another one's. A file
+// beside the node tells them apart.
+func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p place) error {
+	d, made, err := p.prepareDisk()
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err = l.mountRawAt(ctx, m, src, d); err == nil {
+		return nil
+	}
+	at, look := statFD(d.parent)
+	return errors.Join(err, look, target{place: p, fd: d.parent, id: at.id, made: made}.discard())
+}
+
+func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) error {
+	if at, err := d.stat(); err == nil && at.mounted {
+		if is, err := d.isRaw(at, src.device); is || err != nil {
+			return err
+		}
+		if at.kind() == unix.S_IFBLK { // of a device that is gone, or of another one
+			if err := d.unmount(ctx, 0); err != nil {
+				return err
+			}
+		}
+	}
+	if err := l.unused(m, src); err != nil {
+		return err
+	}
+	t, done, err := d.prepare(unix.S_IFREG, func(state, int) (bool, error) { return false, nil })
+	if done || err != nil {
+		return err
+	}
+	defer t.close()
+	readOnly, err := readOnlyFlag(src)
+	if err == nil {
+		err = d.writeBacking(rawIdentity(src.device), readOnly)
+	}
+	if err == nil {
+		r := nodeRecipe(src.fd, src.device)
+		r.record = func(root int) error { return errors.Join(mark(t.fd), l.rememberAs(t.path, root)) }
+		if err = l.attach(t, r); err != nil && t.made {
+			err = errors.Join(err, d.removeBacking())
+		}
+	}
+	return t.failed(m, err)
+}
+
+// readOnlyFlag returns 1 for a device that is read-only, else 0.
+func readOnlyFlag(src source) (int, error) {
+	dev, err := openDevice(src.fd, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer dev.Close()
+	readOnly, err := isReadOnly(dev)
+	if readOnly {
+		return 1, err
+	}
+	return 0, err
+}
+
+// becomesWritable returns what makes the BlockDevice writable whose node is mounted at d, once it is
+// unmounted: a target may have made it read-only, and the kernel keeps that. A device that was
+// read-only when it was staged stays so.
+func (d place) becomesWritable(at state) func() {
+	nothing := func() {}
+	is, err := d.isRaw(at, at.device)
+	_, wasReadOnly, _, failed := d.readBackingFlag()
+	if !is || err != nil || failed != nil || wasReadOnly != 0 {
+		return nothing
+	}
+	dev, err := openNumber(at.device, 0) // not through the node: that would keep it mounted
+	if err != nil {
+		return nothing
+	}
+	return func() {
+		defer dev.Close()
+		setDeviceReadOnly(dev, false)
+	}
+}
+
+// unused returns ErrBusy for a device that somebody has for himself.
+func (l *linux) unused(m Mount, src source) error {
+	dev, err := claim(src.device)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w: %s is mounted or used elsewhere%s", ErrBusy, m.Source, usersOf(src.device))
+	}
+	if err != nil {
+		return err
+	}
+	return dev.Close()
+}
+
+// isRaw reports whether the node that is mounted at d is that of a device, as it is attached now.
+func (d place) isRaw(at state, device fileID) (bool, error) {
+	if at.kind() != unix.S_IFBLK || at.device != device {
+		return false, nil
+	}
+	b, there, err := d.readBacking()
+	if errors.Is(err, ErrNotEmpty) {
+		err = nil
+	}
+	return there && b == rawIdentity(device), err
+}
+
+// rawIdentity is what the file beside the node of a BlockDevice says: the number of the device, and
+// how often the kernel had made a disk before it (diskseq, Linux 5.15). No file on a loop device has
+// such a name as its backing.
+func rawIdentity(device fileID) backing {
+	text, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/diskseq", device.major, device.minor))
+	sequence, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return backing{unix.Mkdev(device.major, device.minor), sequence}
+}
+
+// rawMounted reports whether a device's node is mounted at path, as a target, or in it, as staged.
+func (l *linux) rawMounted(path string, device fileID) (bool, error) {
+	is := false
+	_, err := l.shows(path, func(at state) (bool, error) { is = at.kind() == unix.S_IFBLK && at.device == device; return is, nil })
+	if err != nil || !is {
+		return false, err
+	}
+	p, err := l.open(path)
+	if err != nil {
+		return false, err
+	}
+	defer p.close()
+	d, err := p.disk()
+	if errors.Is(err, ErrPath) { // a file: a target
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer d.close()
+	at, err := d.stat()
+	if err != nil {
+		return false, err
+	}
+	return d.isRaw(at, device)
+}
+
+// growBlockDevice grows the filesystem on a block device that is mounted at path.
+func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error {
+	src, release, err := l.lockSource(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer release()
+	p, err := l.open(path)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	fd, err := p.openPath()
+	if err != nil {
+		return err
+	}
+	dir := os.NewFile(uintptr(fd), path)
+	defer dir.Close()
+	at, err := statFD(fd)
+	if err != nil {
+		return err
+	}
+	if same, err := onDevice(at, src.device); err != nil || !same {
+		return errors.Join(fmt.Errorf("%w: %s does not show %s", ErrPath, path, m.Source), err)
+	}
+	if flags, err := flagsOf(fd); err != nil || flags&unix.ST_RDONLY != 0 {
+		return errors.Join(fmt.Errorf("%w: %s", ErrReadOnly, path), err)
+	}
+	dev, err := openDevice(src.fd, 0)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	if err := l.resize(ctx, m, disk{file: dev, image: src.deviceKey(), path: m.Source, tenant: m.Tenant}, dir); err != nil {
+		return fmt.Errorf("grow the %s at %s: %w", m.FSType, path, err)
+	}
+	return nil
+}
+
+// resize grows the filesystem that is mounted at dir to the size of its device.
+func (l *linux) resize(ctx context.Context, m Mount, d disk, dir *os.File) error {
+	leave, err := l.growths.Acquire(ctx, fair.Claim{Kind: "grow", Tenant: m.Tenant, Volume: m.Source})
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if m.FSType == "ext4" { // resize2fs takes its time to find out that there is nothing to do
+		size, err := sizeOf(d.file)
+		if err != nil {
+			return err
+		}
+		if super, err := readExt4(d.file); err != nil || super.full(size) {
+			return err
+		}
+	}
+	p := &programs{linux: l, ctx: ctx, disk: d, files: []*os.File{dir}, fsType: m.FSType}
+	_, err = mount.NewResizeFs(p).Resize(diskPath, filePath)
+	switch {
+	case p.failed != nil:
+		return p.failed
+	case err != nil && m.FSType == "ext4" && !hasCapability(unix.CAP_SYS_RESOURCE):
+		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", ErrBusy, err)
+	}
+	return err
+}

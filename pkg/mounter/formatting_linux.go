@@ -1,0 +1,156 @@
+package mounter
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/regular"
+)
+
+// A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. It may be
+// formatted once more only if it is certain that nobody has used it. So a record is written before
+// mkfs starts, which names the device by the serial number that the backend gives it, and the UUID
+// that the new filesystem gets. The record is removed, durably, before that filesystem is first
+// mounted. It stays behind if the volume moves to another node meanwhile; then the UUID, and that
+// filesystem's own mark of its first use, tell that the record no longer counts: see content.unfinished.
+
+// formatsDir is the directory of these records, in the state directory of the mounter.
+const formatsDir = "formats"
+
+// formatting is such a record.
+type formatting struct {
+	Serial string `json:"serial"`
+	FSType string `json:"fsType"`
+	UUID   string `json:"uuid"` // 32 hexadecimal digits
+	Size   int64  `json:"size"` // of the device, in bytes
+}
+
+// unfinished reports whether the device's content is that of a format which the record is of, and
+// which has not ended.
+func (c content) unfinished(f *formatting) bool {
+	if f == nil {
+		return false
+	}
+	own := c.fresh && c.id == f.UUID
+	return c.name == unknownData || (own && c.name == f.FSType) || (own && c.name == unfinishedFS && f.FSType == btrfs)
+}
+
+// uuid returns the UUID as mkfs takes it.
+func (f *formatting) uuid() string {
+	u := f.UUID
+	return u[:8] + "-" + u[8:12] + "-" + u[12:16] + "-" + u[16:20] + "-" + u[20:]
+}
+
+// newFormatting returns the record of a format that begins now.
+func newFormatting(m Mount, size int64) *formatting {
+	id := make([]byte, 16)
+	rand.Read(id)
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // version 4: RFC 9562
+	return &formatting{Serial: m.Serial, FSType: m.FSType, UUID: hex.EncodeToString(id), Size: size}
+}
+
+// formatPath returns the path of the record for the device with a serial number.
+func (l *linux) formatPath(serial string) string {
+	sum := sha256.Sum256([]byte(serial))
+	return filepath.Join(l.state, formatsDir, hex.EncodeToString(sum[:])+".json")
+}
+
+// readFormatting returns the record of a device, or nil.
+func (l *linux) readFormatting(serial string) (*formatting, error) {
+	path := l.formatPath(serial)
+	data, err := regular.ReadFile(path, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var f formatting
+	if err == nil {
+		err = json.Unmarshal(data, &f)
+	}
+	if err == nil && (f.Serial != serial || len(f.UUID) != 32) {
+		err = errors.New("it is of another device, or damaged")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: the record of its format, %s: %w", ErrDevice, path, err)
+	}
+	return &f, nil
+}
+
+// writeFormatting writes a record durably.
+func (l *linux) writeFormatting(f *formatting) (err error) {
+	path := l.formatPath(f.Serial)
+	dir := filepath.Dir(path)
+	if err := os.Mkdir(dir, 0o700); err == nil {
+		err = persistDir(filepath.Dir(dir))
+		if err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	data, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(dir, unfinished+"*")
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(file.Name()))
+	}
+	return persistDir(dir)
+}
+
+// removeFormatting removes the record of a device durably. No record is no error.
+func (l *linux) removeFormatting(serial string) error {
+	path := l.formatPath(serial)
+	switch err := os.Remove(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	return persistDir(filepath.Dir(path))
+}
+
+// wipe writes zeroes to the places that are read before a device is formatted: what a format that
+// died has left there must not be taken for a filesystem.
+func wipe(dev *os.File, size int64) error {
+	file, err := os.OpenFile(procPath(int(dev.Fd())), os.O_WRONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for _, r := range regions(size) {
+		if _, err := file.WriteAt(make([]byte, r.length), r.offset); err != nil {
+			return err
+		}
+	}
+	return file.Sync()
+}
+
+// persistDir makes the names in a directory durable.
+func persistDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}

@@ -1,0 +1,96 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	utilexec "k8s.io/utils/exec"
+)
+
+// programs runs the programs that mount-utils calls for one device, under the supervision of
+// linux.output, and only those that may run: mount-utils decides by blkid(8) alone, which takes a
+// disk that it cannot read for a blank one.
+type programs struct {
+	utilexec.Interface // nil: mount-utils calls no other method than Command
+	*linux
+	ctx    context.Context
+	disk   disk
+	files  []*os.File
+	fsType string
+	format bool // mkfs may run
+	repair bool // fsck may run
+	failed error
+}
+
+// Command returns a program that has not started.
+func (p *programs) Command(name string, args ...string) utilexec.Cmd {
+	return &program{programs: p, name: name, args: args}
+}
+
+// program is one of them.
+type program struct {
+	utilexec.Cmd // nil: mount-utils calls no other method than CombinedOutput
+	*programs
+	name string
+	args []string
+}
+
+// CombinedOutput runs the program. Its errors are those that mount-utils expects. An error that
+// mount-utils would only log is kept, too.
+func (p *program) CombinedOutput() ([]byte, error) {
+	ctx, end := p.ctx, killed
+	switch {
+	case strings.HasPrefix(p.name, "mkfs."):
+		if !p.format {
+			return nil, p.keep(fmt.Errorf("%w: %s found no filesystem on a device that has one", ErrDevice, "blkid"))
+		}
+		ctx = context.WithoutCancel(ctx) // begun anew at each retry, it might never end
+	case p.name == "fsck":
+		return p.fsck()
+	case p.name == "resize2fs", p.name == "xfs_growfs", p.name == "btrfs":
+		ctx, end = context.WithoutCancel(ctx), left
+	}
+	out, err := p.output(ctx, p.disk, end, p.files, p.name, p.args...)
+	return out, p.convert(err)
+}
+
+// fsck repairs an ext4 as fsck(8) would, and grows it, which may not be possible while it is mounted.
+// There is nothing to do for the others: fsck.xfs(8), fsck.btrfs(8).
+func (p *program) fsck() ([]byte, error) {
+	if !p.repair {
+		return nil, p.keep(fmt.Errorf("%w: blkid found a filesystem on a blank device", ErrDevice))
+	}
+	if p.fsType != "ext4" {
+		return nil, nil
+	}
+	err := p.check(p.ctx, p.disk)
+	if err == nil {
+		err = p.growOffline(p.ctx, p.disk)
+	}
+	if err != nil {
+		return nil, p.keep(err)
+	}
+	return nil, nil
+}
+
+// keep notes the first error that ends the whole work.
+func (p *programs) keep(err error) error {
+	if p.failed == nil {
+		p.failed = err
+	}
+	return err
+}
+
+func (p *programs) convert(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return utilexec.CodeExitError{Err: err, Code: exit.ExitCode()}
+	}
+	if err != nil {
+		p.keep(err)
+	}
+	return err
+}
