@@ -81,8 +81,11 @@ type Access struct {
 	Context  map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
 	Secrets  map[string]string
 
-	// Attachment is what Attach returned for this node, as the CO hands it on: nil where the driver only asks. To a
-	// backend that doesn't attach it means nothing.
+	// Attachment is what Attach returned for this node, as the CO passes it to NodeStageVolume and
+	// NodePublishVolume. The driver remembers it for other questions about a volume that is staged
+	// here. It is nil for a volume that is not staged here, and in a controller: then an Attacher
+	// whose volumes are disks of the node returns a mounter.BlockDevice without Source. To a backend
+	// that does not attach, it means nothing.
 	Attachment map[string]string
 }
 
@@ -170,7 +173,8 @@ type Inliner interface {
 // cloud. It knows the nodes by the IDs that NodeGetInfo returns on them. Both methods may run on any node.
 type Attacher interface {
 	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.Attachment: nothing secret,
-	// and the same when it is called again. With o.Access.ReadOnly, what Mount says for it is read-only.
+	// and the same when it is called again. Of a disk that is the serial number: Mount finds the disk
+	// by it (mounter.FindDevice), as the name of a disk is another one on each node and after each boot. With o.Access.ReadOnly, what Mount says for it is read-only.
 	// Errors: ErrNotFound for an unknown volume, an inline one and an unknown node; ErrExists if the volume is on that
 	// node already, but with another Capability or Access.ReadOnly; ErrInUse, with the ID of another node, if it is
 	// there and the two can't share it; ErrInvalid for a use that the volume can't serve; ErrExhausted if the node

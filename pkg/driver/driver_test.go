@@ -50,6 +50,7 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		mounter.ErrOption:        codes.InvalidArgument,
 		mounter.ErrConflict:      codes.AlreadyExists,
 		mounter.ErrBusy:          codes.FailedPrecondition,
+		mounter.ErrDevice:        codes.FailedPrecondition,
 		mounter.ErrStalled:       codes.Unavailable,
 		mounter.ErrNoAnswer:      codes.Unavailable,
 		mounter.ErrNotEmpty:      codes.FailedPrecondition,

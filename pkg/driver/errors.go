@@ -46,6 +46,7 @@ var statusCodes = []struct {
 	{backend.ErrPrecondition, codes.FailedPrecondition},
 	{errPrecondition, codes.FailedPrecondition},
 	{mounter.ErrBusy, codes.FailedPrecondition},
+	{mounter.ErrDevice, codes.FailedPrecondition},
 	{mounter.ErrStalled, codes.Unavailable},
 	{mounter.ErrNoAnswer, codes.Unavailable},
 	{mounter.ErrNotEmpty, codes.FailedPrecondition},

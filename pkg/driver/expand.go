@@ -82,11 +82,7 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 
 // whatIsAt returns what is mounted at path, if that is the volume. Errors: ErrNotFound.
 func (n *node) whatIsAt(ctx context.Context, id, path string) (mounter.Mount, error) {
-	what, err := n.anyUse(ctx, id)
-	if err != nil {
-		return what, err
-	}
-	there, err := n.mounter.Mounted(ctx, what, path)
+	what, there, err := n.mountedAs(ctx, id, path)
 	if errors.Is(err, mounter.ErrPath) || (err == nil && !there) {
 		err = fmt.Errorf("%w: volume %.128q at %.128q", backend.ErrNotFound, id, path)
 	}

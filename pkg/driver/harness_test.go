@@ -62,6 +62,7 @@ type testDriver struct {
 	backend            *hostpath.Backend
 	memory             *memory.Backend // in place of hostpath; see inMemory
 	local              bool            // see onOneNode
+	disks              backend.Backend // in place of hostpath, if not nil; see startWithDisks
 	driver             *Driver
 	conn               *grpc.ClientConn
 	stop               func()
@@ -175,6 +176,8 @@ func (d *testDriver) serve() {
 func (d *testDriver) openStorage() (storage backend.Backend, closeStorage func() error) {
 	d.Helper()
 	switch {
+	case d.disks != nil:
+		return d.disks, func() error { return nil }
 	case d.memory != nil && d.local:
 		return oneNode{Backend: d.memory}, func() error { return nil }
 	case d.memory != nil:

@@ -62,8 +62,12 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	if err != nil {
 		return err
 	}
-	st := staging{VolumeID: id, Use: u.digest()}
-	if old, ok := n.stagings.at(path); ok && old != st {
+	attachment, err := attachmentText(u.Attachment)
+	if err != nil {
+		return err
+	}
+	st := staging{VolumeID: id, Use: u.digest(), Attachment: attachment}
+	if old, ok := n.stagings.at(path); ok && !old.like(st) {
 		if there, err := n.mounter.Occupied(ctx, path); err != nil {
 			return err
 		} else if there {
@@ -168,8 +172,11 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	if err := n.asStaged(req, u, published); err != nil {
 		return err
 	}
+	if what.ReadOnly && !u.ReadOnly {
+		return fmt.Errorf("%w: it was attached, or is, for reading only", mounter.ErrReadOnly)
+	}
 	from := what.Again(staging)
-	from.ReadOnly = u.ReadOnly // who asks for writing, and can't have it, is told so
+	from.ReadOnly = u.ReadOnly // a writable publish of a read-only volume fails
 	if u.oneTarget() && !published {
 		if err := n.onlyTarget(ctx, from.Source, target); err != nil {
 			return err
@@ -200,7 +207,7 @@ func (n *node) asStaged(req *csi.NodePublishVolumeRequest, u use, published bool
 	if !ok && len(n.stagings.liveOf(req.GetVolumeId())) > 0 {
 		return fmt.Errorf("%w: it is not staged at %s", errPrecondition, req.GetStagingTargetPath())
 	}
-	if !ok || old == (staging{VolumeID: req.GetVolumeId(), Use: u.digest()}) {
+	if !ok || old.like(staging{VolumeID: req.GetVolumeId(), Use: u.digest()}) {
 		return nil
 	}
 	class := errPrecondition
@@ -345,11 +352,7 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
 	}
 	for path, time := range n.stagings.liveOf(id) {
-		what, err := n.anyUse(ctx, id)
-		if err != nil {
-			break // the backend has said what is wrong
-		}
-		there, err := n.mounter.Mounted(ctx, what, path)
+		_, there, err := n.mountedAs(ctx, id, path) // of an error, the backend has said what is wrong
 		// If that mount isn't live any more, this driver has begun to unstage it meanwhile.
 		if err == nil && !there && n.stagings.liveOf(id)[path] == time {
 			conditions = append(conditions, backend.Condition{
@@ -383,13 +386,31 @@ func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorage
 	return resp, nil
 }
 
-// anyUse returns what is mounted where a volume is used, whatever it is used as.
-func (n *node) anyUse(ctx context.Context, id string) (mounter.Mount, error) {
-	what, err := n.backend.Mount(ctx, id, backend.Access{})
-	if errors.Is(err, backend.ErrInvalid) { // it has no filesystem
-		return n.backend.Mount(ctx, id, backend.Access{Block: true})
+// mountedAs returns what a volume is mounted as at path, and whether it is mounted there. The backend
+// gets the publish context with which the volume was staged. No request says whether the volume is
+// used as a block device, and a backend may serve both uses.
+func (n *node) mountedAs(ctx context.Context, id, path string) (what mounter.Mount, there bool, err error) {
+	a := backend.Access{Attachment: n.stagings.attachment(id)}
+	what, err = n.backend.Mount(ctx, id, a)
+	if err == nil {
+		if there, err = n.mounter.Mounted(ctx, what, path); there || err != nil {
+			return what, there, err
+		}
 	}
-	return what, err
+	noFilesystem := errors.Is(err, backend.ErrInvalid)
+	if err != nil && !noFilesystem {
+		return what, false, err
+	}
+	a.Block = true
+	device, err := n.backend.Mount(ctx, id, a)
+	if errors.Is(err, backend.ErrInvalid) && !noFilesystem {
+		return what, false, nil
+	}
+	if err != nil {
+		return what, false, err
+	}
+	there, err = n.mounter.Mounted(ctx, device, path)
+	return device, there, err
 }
 
 // notInline returns an error if id is that of an inline volume: its pod has it for itself, and no

@@ -17,11 +17,27 @@ import (
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
-// staging is what is remembered of a volume that was staged: with which capability. Whether it is staged still, only
-// the kernel knows.
+// staging is what is remembered of a volume that was staged: with which capability, and the publish
+// context, which CSI passes to no later call about the volume but NodePublishVolume. Whether the volume
+// is still staged, only the kernel knows.
 type staging struct {
-	VolumeID string `json:"volumeID"`
-	Use      digest `json:"use"`
+	VolumeID   string `json:"volumeID"`
+	Use        digest `json:"use"`
+	Attachment string `json:"attachment,omitempty"` // a publish context, as JSON with sorted keys; "": none
+}
+
+// attachmentText returns a publish context as staging keeps it.
+func attachmentText(attachment map[string]string) (string, error) {
+	if len(attachment) == 0 {
+		return "", nil
+	}
+	text, err := json.Marshal(attachment)
+	return string(text), err
+}
+
+// like reports whether two are of the same volume, with the same capability.
+func (st staging) like(other staging) bool {
+	return st.VolumeID == other.VolumeID && st.Use == other.Use
 }
 
 // stagingFile is the content of its file.
@@ -126,6 +142,19 @@ func (s *stagings) at(path string) (staging, bool) {
 	defer s.mu.Unlock()
 	st, ok := s.byPath[path]
 	return st, ok
+}
+
+// attachment returns the publish context with which a volume was staged, or nil.
+func (s *stagings) attachment(id string) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.byPath {
+		var attachment map[string]string
+		if st.VolumeID == id && st.Attachment != "" && json.Unmarshal([]byte(st.Attachment), &attachment) == nil {
+			return attachment
+		}
+	}
+	return nil
 }
 
 // liveOf returns the paths at which a volume is mounted, if nobody else has unmounted it, and when that was: two that
