@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
 const diskSize = 320 << 20
@@ -110,6 +112,9 @@ func TestABlankDeviceIsFormattedOnce(t *testing.T) {
 				m, staging, target := b.attachDisk("disk", fsType, diskSize), b.path("staging"), b.path("target")
 				m.Options = []string{"noatime"}
 				b.mount(m, staging)
+				if left := b.records(); len(left) > 0 {
+					t.Errorf("it is mounted, and a record would let it be formatted again: %q", left)
+				}
 				id := idOnDisk(t, m.Source)
 				write(t, filepath.Join(staging, "file"), "data")
 				b.mount(m, staging) // again
@@ -647,6 +652,21 @@ func TestARecordDestroysNothingThatWasUsedSince(t *testing.T) {
 	}
 }
 
+// TestARecordDestroysNothingThatSomebodyElseMade: an ext4 can have files before it was ever mounted.
+func TestARecordDestroysNothingThatSomebodyElseMade(t *testing.T) {
+	b := newLoopBench(t)
+	m := b.attachDisk("disk", "ext4", diskSize)
+	b.dieIn(m, dying["before it begins"].script)
+	files := t.TempDir()
+	write(t, filepath.Join(files, "file"), "data")
+	runTool(t, "mkfs.ext4", "-q", "-d", files, m.Source)
+	b.mount(m, b.path("staging"))
+	if read(t, b.path("staging", "file")) != "data" {
+		t.Error("the data are gone")
+	}
+	b.unmount(b.path("staging"))
+}
+
 // TestMkfsRunsOnlyOnABlankDevice: mount-utils would run it wherever blkid finds nothing.
 func TestMkfsRunsOnlyOnABlankDevice(t *testing.T) {
 	b := newLoopBench(t)
@@ -680,4 +700,60 @@ func TestArgumentsOfMkfsCount(t *testing.T) {
 		t.Errorf("it has %d inodes, %v", u.TotalInodes, err)
 	}
 	b.unmount(b.path("staging"))
+}
+
+// crashes are the steps at which a driver dies, and whether the filesystem is not made anew then.
+var crashes = []struct {
+	point string
+	kept  []string // filesystems
+}{
+	{"device:target-made", nil},
+	{"device:recorded", nil},
+	{"device:formatted", []string{"btrfs", "xfs"}}, // an ext4 does not tell whether mkfs has ended
+	{"device:synced", []string{"btrfs", "xfs"}},
+	{"device:unrecorded", FSTypes()},
+	{"device:mounted", FSTypes()},
+}
+
+func TestADriverThatDiesAtAnyStepMountsTheDiskTheNextTime(t *testing.T) {
+	for _, crash := range crashes {
+		for _, fsType := range FSTypes() {
+			t.Run(crash.point+", "+fsType, func(t *testing.T) {
+				b := newLoopBench(t)
+				m, staging := b.attachDisk("disk", fsType, diskSize), b.path("staging")
+				bin, err := buildFreezer()
+				if err != nil {
+					t.Fatal(err)
+				}
+				order, err := json.Marshal(mountProcess{b.kubelet, b.state(), staging, m})
+				if err != nil {
+					t.Fatal(err)
+				}
+				cmd := exec.Command(bin)
+				cmd.Env = append(os.Environ(), asMounter+"="+string(order), crashpoint.Env+"="+crash.point)
+				out, err := cmd.CombinedOutput()
+				if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != -1 {
+					t.Fatalf("the process ended with %v and said %s", err, out)
+				}
+				id := ""
+				if crash.kept != nil {
+					id = idOnDisk(t, m.Source)
+				}
+				b.mount(m, staging)
+				if slices.Contains(crash.kept, fsType) && idOnDisk(t, m.Source) != id {
+					t.Error("the filesystem was made anew")
+				}
+				if left := b.records(); len(left) > 0 {
+					t.Errorf("records are left: %q", left)
+				}
+				write(t, filepath.Join(staging, "file"), "data")
+				b.unmount(staging)
+				b.mount(m, staging)
+				if read(t, filepath.Join(staging, "file")) != "data" {
+					t.Error("the data are gone")
+				}
+				b.unmount(staging)
+			})
+		}
+	}
 }
