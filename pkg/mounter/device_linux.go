@@ -46,6 +46,9 @@ func (l *linux) mountBlockDevice(ctx context.Context, m Mount, src source, p pla
 		return l.mountRaw(ctx, m, src, p)
 	}
 	o := attr.fresh(m.FSType, m.Options)
+	if m.FSType == "xfs" { // a disk that was made from a snapshot has the UUID of its source
+		o.text = append(o.text, "nouuid")
+	}
 	t, done, err := p.prepare(unix.S_IFDIR, func(at state, root int) (bool, error) {
 		same, err := onDevice(at, src.device)
 		return same, errors.Join(err, verifyFlags(root, o.shown))
@@ -180,6 +183,9 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	if err != nil {
 		return plan{}, err
 	}
+	if err := aloneOfItsKind(m, found.content); err != nil {
+		return plan{}, err
+	}
 	what := plan{size: found.size}
 	switch again := found.unfinished(record); {
 	case (found.blank || again) && m.ReadOnly:
@@ -193,6 +199,23 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 		return what, l.removeFormatting(m.Serial)
 	}
 	return what, nil
+}
+
+// aloneOfItsKind returns ErrBusy for a btrfs while another device with the same UUID is mounted, such
+// as the source of a snapshot. The kernel takes the two for one filesystem: fs/btrfs/volumes.c of
+// Linux, device_list_add. Linux 6.7 and newer tells them apart, with a temporary UUID.
+func aloneOfItsKind(m Mount, c content) error {
+	if c.name != btrfs {
+		return nil
+	}
+	id := (&formatting{UUID: c.id}).uuid()
+	switch _, err := os.Stat("/sys/fs/btrfs/" + id); {
+	case err == nil:
+		return fmt.Errorf("%w: %s has the UUID %s of a btrfs that is mounted here: use it on another node", ErrBusy, m.Source, id)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	return nil
 }
 
 // looked is what lookAt has found on a device.

@@ -354,6 +354,37 @@ func TestADeviceThatIsMountedElsewhereIsRefused(t *testing.T) {
 	}
 }
 
+// TestACopyOfADiskIsMountedBesideIt is about disks that are made from snapshots.
+func TestACopyOfADiskIsMountedBesideIt(t *testing.T) {
+	for _, fsType := range FSTypes() {
+		t.Run(fsType, func(t *testing.T) {
+			b := newLoopBench(t)
+			m, staging, other := b.attachDisk("disk", fsType, diskSize), b.path("staging"), b.path("other")
+			b.mount(m, staging)
+			write(t, filepath.Join(staging, "file"), "data")
+			b.unmount(staging)
+			clone := b.attachDisk("clone", fsType, diskSize)
+			runTool(t, "dd", "if="+m.Source, "of="+clone.Source, "bs=1M", "conv=fsync", "status=none")
+			b.mount(m, staging)
+			if fsType == btrfs {
+				b.refused(clone, other, ErrBusy)
+				b.unmount(staging)
+			}
+			b.mount(clone, other)
+			write(t, filepath.Join(other, "file"), "changed")
+			if fsType != btrfs && read(t, filepath.Join(staging, "file")) != "data" {
+				t.Error("the disk shows what was written to its copy")
+			}
+			b.unmount(staging, other)
+			b.mount(m, staging)
+			if read(t, filepath.Join(staging, "file")) != "data" {
+				t.Error("the disk has what was written to its copy")
+			}
+			b.unmount(staging)
+		})
+	}
+}
+
 func TestADeviceWhoseSizeChangesIsNotFormatted(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.attachDisk("disk", "ext4", diskSize)
