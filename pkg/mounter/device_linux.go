@@ -71,7 +71,7 @@ func openDevice(fd, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(dev), path), nil
 }
 
-// checkDevice returns an error for a device that cannot be used as m says, whatever is on it.
+// checkDevice returns an error for a device that cannot be used as m says. It does not read the device.
 func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	size, err := sizeOf(dev)
 	if err != nil {
@@ -160,8 +160,8 @@ func (s *lastStep) MountSensitive(string, string, string, []string, []string) er
 	return s.err
 }
 
-// inspect reads what is on a device, which nobody else may have in use, and returns what is to be
-// done with it. Errors: ErrBusy, ErrDevice.
+// inspect reads a device that no other program uses, and returns the plan for it. Errors: ErrBusy,
+// ErrDevice, ErrNoAnswer.
 func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) {
 	if m.Serial == "" {
 		return plan{}, fmt.Errorf("%w: the storage gives no serial number of %s", ErrDevice, m.Source)
@@ -193,8 +193,8 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	case found.blank || again:
 		what.formatted, what.wipe = newFormatting(m, found.size), again
 	case found.name != m.FSType:
-		return plan{}, fmt.Errorf("%w: %s has %s, not %s: it is not formatted, as this may be somebody's data. If nobody"+
-			" needs it, wipe the device: wipefs --all, or blkdiscard", ErrDevice, m.Source, found.name, m.FSType)
+		return plan{}, fmt.Errorf("%w: %s has %s, not %s: it is not formatted, as the data may be needed. If they are"+
+			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.name, m.FSType)
 	case record != nil: // of a format that ended, or that the volume has seen on another node since
 		return what, l.removeFormatting(m.Serial)
 	}
@@ -293,8 +293,7 @@ func usersOf(device fileID) string {
 	return ", at " + infos[0].Mountpoint
 }
 
-// agree asks blkid what is on the device, too. Errors: ErrDevice if it finds something else than examine
-// has found; then nothing is changed.
+// agree asks blkid for the content of the device, too. Errors: ErrDevice if blkid and examine differ.
 func (l *linux) agree(m Mount, p *programs, what plan) error {
 	if what.wipe { // and both will find nothing
 		return nil
@@ -313,7 +312,7 @@ func (l *linux) agree(m Mount, p *programs, what plan) error {
 	return nil
 }
 
-// begin writes the record of a format, and then makes a device blank on which an earlier one died.
+// begin writes the record of a format. Then it makes a device blank on which an earlier format died.
 func (l *linux) begin(m Mount, dev *os.File, what plan) error {
 	if what.formatted == nil {
 		return nil
@@ -408,8 +407,8 @@ func onDevice(at state, device fileID) (bool, error) {
 }
 
 // mountRaw mounts the node of a block device in the directory at p, as that of a Disk. A mounted node
-// does not hold its device, so the number of a disk that is gone may become another one's. A file
-// beside the node tells them apart.
+// does not hold its device, so the number of a disk that is gone may become the number of another
+// disk. A file beside the node tells them apart.
 func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p place) error {
 	d, made, err := p.prepareDisk()
 	if err != nil {
@@ -428,7 +427,7 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) er
 		if is, err := d.isRaw(at, src.device); is || err != nil {
 			return err
 		}
-		if at.kind() == unix.S_IFBLK { // of a device that is gone, or of another one
+		if at.kind() == unix.S_IFBLK { // of a device that is gone, or of another device
 			if err := d.unmount(ctx, 0); err != nil {
 				return err
 			}
@@ -490,7 +489,7 @@ func (d place) becomesWritable(at state) func() {
 	}
 }
 
-// unused returns ErrBusy for a device that somebody has for himself.
+// unused returns ErrBusy for a device that another program has open exclusively.
 func (l *linux) unused(m Mount, src source) error {
 	dev, err := claim(src.device)
 	if errors.Is(err, unix.EBUSY) {

@@ -17,7 +17,7 @@ import (
 )
 
 // A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. It may be
-// formatted once more only if it is certain that nobody has used it. So a record is written before
+// formatted once more only if it is certain that it was never used. So a record is written before
 // mkfs starts, which names the device by the serial number that the backend gives it, and the UUID
 // that the new filesystem gets. The record is removed, durably, before that filesystem is first
 // mounted. It stays behind if the volume moves to another node meanwhile; then the UUID, and that

@@ -11,9 +11,9 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// programs runs the programs that mount-utils calls for one device, under the supervision of
-// linux.output, and only those that may run: mount-utils decides by blkid(8) alone, which takes a
-// disk that it cannot read for a blank one.
+// programs runs the programs that mount-utils calls for a device, under the supervision of
+// linux.output. It refuses mkfs and fsck where the content of the device does not permit them:
+// mount-utils decides by blkid(8) alone, which takes a disk that it cannot read for blank.
 type programs struct {
 	utilexec.Interface // nil: mount-utils calls no other method than Command
 	*linux
@@ -31,7 +31,7 @@ func (p *programs) Command(name string, args ...string) utilexec.Cmd {
 	return &program{programs: p, name: name, args: args}
 }
 
-// program is one of them.
+// program is a program that has not started.
 type program struct {
 	utilexec.Cmd // nil: mount-utils calls no other method than CombinedOutput
 	*programs
@@ -46,7 +46,7 @@ func (p *program) CombinedOutput() ([]byte, error) {
 	switch {
 	case strings.HasPrefix(p.name, "mkfs."):
 		if !p.format {
-			return nil, p.keep(fmt.Errorf("%w: %s found no filesystem on a device that has one", ErrDevice, "blkid"))
+			return nil, p.keep(fmt.Errorf("%w: blkid found no filesystem on a device that has one", ErrDevice))
 		}
 		ctx = context.WithoutCancel(ctx) // begun anew at each retry, it might never end
 	case p.name == "fsck":
