@@ -24,7 +24,9 @@ type differ struct {
 func differing(s *subject) *differ {
 	s.Helper()
 	d := &differ{snapshotter: snapshotting(s), Differ: optional[backend.Differ](s)}
-	switch d.where(d.create(d.request("pvc-0")).ID).Kind {
+	m, end := d.where(d.create(d.request("pvc-0")).ID)
+	end()
+	switch m.Kind {
 	case mounter.Directory:
 		snapshot := d.snap("snap-0", d.create(d.request("pvc-0")).ID).ID
 		d.refuses(snapshot, snapshot, 0, backend.ErrInvalid)
@@ -87,9 +89,11 @@ func (d *differ) cut(name, volume string) image {
 	if err != nil {
 		d.Fatal(err)
 	}
-	if i.bytes, err = os.ReadFile(d.where(look.ID).Source); err != nil {
+	m, end := d.where(look.ID)
+	if i.bytes, err = os.ReadFile(m.Source); err != nil {
 		d.Fatal(err)
 	}
+	end()
 	i.bytes = i.bytes[:v.Size]
 	d.delete(look.ID)
 	return i
@@ -98,7 +102,9 @@ func (d *differ) cut(name, volume string) image {
 // scribble writes, and zeroes, here and there.
 func (d *differ) scribble(volume string, size int64, seed uint64) {
 	d.Helper()
-	m, random := d.where(volume), rand.New(rand.NewPCG(seed, 0))
+	m, end := d.where(volume)
+	defer end()
+	random := rand.New(rand.NewPCG(seed, 0))
 	for i := range 12 {
 		p := make([]byte, 1+random.Int64N(48<<10))
 		at := d.start + random.Int64N(size-d.start-int64(len(p))+1)
@@ -112,6 +118,14 @@ func (d *differ) scribble(volume string, size int64, seed uint64) {
 		}
 		d.writeAt(m, at, p)
 	}
+}
+
+// writeTo writes to a volume.
+func (d *differ) writeTo(volume string, at int64, p []byte) {
+	d.Helper()
+	m, end := d.where(volume)
+	defer end()
+	d.writeAt(m, at, p)
 }
 
 // allocated and delta return what is reported of target as it is, on top of what base holds.
@@ -204,7 +218,7 @@ func changes(s *subject) {
 	same := bytes.Repeat([]byte("16 bytes, always"), 16<<10) // at the old end, and in what is added
 	for i := range 3 {
 		d.scribble(v.ID, v.Size, uint64(i))
-		d.writeAt(d.where(v.ID), v.Size-int64(len(same)), same)
+		d.writeTo(v.ID, v.Size-int64(len(same)), same)
 		images = append(images, d.cut(fmt.Sprint("snap-", i), v.ID))
 	}
 	if e, ok := s.Backend.(backend.Expander); ok {
@@ -214,7 +228,7 @@ func changes(s *subject) {
 		}
 		images = append(images, d.cut("grown", v.ID))
 		d.scribble(v.ID, size, 7)
-		d.writeAt(d.where(v.ID), v.Size, same)
+		d.writeTo(v.ID, v.Size, same)
 		images = append(images, d.cut("grown, and written to", v.ID))
 	}
 	d.delete(v.ID)

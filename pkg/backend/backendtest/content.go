@@ -22,14 +22,39 @@ var pieces = []int64{1 * MiB, Size - maxText}
 // maxText is how long a text may be, in bytes.
 const maxText = 4096
 
-// where returns what to mount.
-func (s *subject) where(id string) mounter.Mount {
+// where returns what to mount so that the content of a volume is at its source, until end is called.
+func (s *subject) where(id string) (m mounter.Mount, end func()) {
 	s.Helper()
-	m, err := s.Mount(context.Background(), id, backend.Access{Block: s.access.Block})
+	return s.use(id, backend.Access{Block: s.access.Block})
+}
+
+// use returns what to mount for an access, until end is called. A disk that has no source yet is
+// attached to the first node until then.
+func (s *subject) use(id string, access backend.Access) (m mounter.Mount, end func()) {
+	s.Helper()
+	ctx := context.Background()
+	m, err := s.Mount(ctx, id, access)
 	if err != nil {
 		s.Fatalf("Mount(%q): %v", id, err)
 	}
-	return m
+	a, attaches := s.Backend.(backend.Attacher)
+	if m.Source != "" || m.Kind != mounter.BlockDevice || !attaches {
+		return m, func() {}
+	}
+	o := alone(Nodes[0])
+	o.Access = access
+	if access.Attachment, err = a.Attach(ctx, id, o); err != nil {
+		s.Fatalf("Attach(%q): %v", id, err)
+	}
+	if m, err = s.Mount(ctx, id, access); err != nil || m.Source == "" || m.Serial == "" {
+		s.Fatalf("Mount(%q) of an attached disk = %+v, %v, want a source and a serial number", id, m, err)
+	}
+	return m, func() {
+		s.Helper()
+		if err := a.Detach(ctx, id, Nodes[0], nil); err != nil {
+			s.Fatalf("Detach(%q): %v", id, err)
+		}
+	}
 }
 
 // files are the two of a directory.
@@ -40,7 +65,8 @@ func files(m mounter.Mount) []string {
 // write puts a text into the volume, in place of what was there.
 func (s *subject) write(id, text string) {
 	s.Helper()
-	m := s.where(id)
+	m, end := s.where(id)
+	defer end()
 	if m.Kind != mounter.Directory {
 		for _, at := range pieces {
 			s.writeAt(m, at, append([]byte(text), make([]byte, maxText-len(text))...))
@@ -83,7 +109,8 @@ func (s *subject) holds(id, want string) {
 // read returns a piece of what is in the volume.
 func (s *subject) read(id string, piece int) string {
 	s.Helper()
-	m := s.where(id)
+	m, end := s.where(id)
+	defer end()
 	if m.Kind == mounter.Directory {
 		text, err := os.ReadFile(files(m)[piece])
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

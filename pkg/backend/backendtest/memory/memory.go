@@ -51,6 +51,10 @@ type Config struct {
 	Size  int64    // bytes of all volumes and snapshots together
 	Nodes []string // IDs of the nodes that volumes can be attached to
 	Limit int64    // how many volumes one node takes; 0 is any number
+
+	// Attached makes a volume without a filesystem a disk that must be attached, before its node has a
+	// device: a mounter.BlockDevice. A file plays that device.
+	Attached bool
 }
 
 // Backend is the storage. The zero value is not usable: see New.
@@ -253,6 +257,12 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	m := mounter.Mount{Kind: v.data.kind(), Source: v.data.path, Options: a.Options, ReadOnly: a.ReadOnly || readOnly}
 	if m.Kind == mounter.Disk {
 		m.Sector = sector
+	}
+	if m.Kind == mounter.Disk && b.cfg.Attached {
+		m.Kind, m.Sector, m.Serial = mounter.BlockDevice, 0, v.id
+		if a.Attachment == nil {
+			m.Source = ""
+		}
 	}
 	return m, nil
 }

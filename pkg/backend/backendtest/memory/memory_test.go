@@ -30,6 +30,15 @@ func TestMemoryKeepsTheContract(t *testing.T) {
 	})
 }
 
+func TestMemoryKeepsTheContractOfAttachedDisks(t *testing.T) {
+	kind := backendtest.Kind{Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true}
+	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Images) func() backend.Backend {
+		b := storage(t)
+		b.cfg.Attached = true
+		return func() backend.Backend { return b }
+	})
+}
+
 // TestEveryInterfaceHasItsExample looks for every interface of package backend among those that memory.go says it has.
 func TestEveryInterfaceHasItsExample(t *testing.T) {
 	source, err := os.ReadFile("memory.go")
