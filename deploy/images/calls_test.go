@@ -61,12 +61,15 @@ func driverFiles(t *testing.T) (files []string) {
 	return files
 }
 
-// runs are the functions that run a program, and the index of the argument that names it. l.tool is
-// the mounter's.
+// runs are the functions that run a program, and the index of the argument that names it.
 var runs = map[string]int{
 	"exec.Command": 0, "exec.CommandContext": 1, "exec.LookPath": 0, "os.StartProcess": 0,
-	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0, "l.tool": 3,
+	"syscall.Exec": 0, "syscall.ForkExec": 0, "syscall.StartProcess": 0, "unix.Exec": 0,
 }
+
+// methods are the mounter's methods that run a program, and the same index. Each takes the name as its
+// parameter called name.
+var methods = map[string]int{"tool": 3, "output": 4}
 
 // programs returns the programs that a file runs, with where, and the places where that can't be told.
 func programs(file string) (calls map[string]string, unknown []string, err error) {
@@ -94,8 +97,8 @@ func programs(file string) (calls map[string]string, unknown []string, err error
 				calls[unquote(arg)] = where
 				return true
 			case *ast.Ident:
-				if ok && f.Name.Name == "tool" && arg.Name == "name" {
-					return true // whoever calls it has the name
+				if ok && isMethod(f) && arg.Name == "name" {
+					return true // its callers have the name
 				}
 			case *ast.IndexExpr: // command[0], of a list of commands in the function or the file
 				found := commands(decl)
@@ -134,10 +137,27 @@ func program(n ast.Node) ast.Expr {
 			function = x.Name + "." + f.Sel.Name
 		}
 	}
-	if i, ok := runs[function]; ok && i < len(call.Args) {
+	i, ok := runs[function]
+	if method, is := call.Fun.(*ast.SelectorExpr); is && !ok { // of any receiver
+		i, ok = methods[method.Sel.Name]
+	}
+	if ok && i < len(call.Args) {
 		return call.Args[i]
 	}
 	return nil
+}
+
+// isMethod reports whether a function is one of methods, of the mounter's type linux.
+func isMethod(f *ast.FuncDecl) bool {
+	if _, ok := methods[f.Name.Name]; !ok || f.Recv == nil || len(f.Recv.List) != 1 {
+		return false
+	}
+	pointer, ok := f.Recv.List[0].Type.(*ast.StarExpr)
+	if !ok {
+		return false
+	}
+	receiver, ok := pointer.X.(*ast.Ident)
+	return ok && receiver.Name == "linux"
 }
 
 func isCmd(t ast.Expr) bool {

@@ -41,10 +41,10 @@ var allowed = map[string]string{
 	"csi-sidecars":      `^/csi-sidecars$ ^/usr/bin/csi-sidecars$ ^/usr/share/sbom/csi-sidecars\.spdx\.json$ ^/usr/share/doc/causeway-csi-sidecars/copyright$`,
 	"csi-sidecars-node": `^/csi-sidecars-node$ ^/usr/bin/csi-sidecars-node$ ^/usr/share/sbom/csi-sidecars-node\.spdx\.json$ ^/usr/share/doc/causeway-csi-sidecars-node/copyright$`,
 	"driver": `^/driver$ ^/usr/bin/driver$ ^/usr/share/sbom/driver\.spdx\.json$ ^/usr/share/doc/causeway-driver/copyright$
-		^/sbin/(mkfs\.ext4|mke2fs|e2fsck|resize2fs|tune2fs|mkfs\.xfs|mkfs\.btrfs)$ ^/usr/sbin/xfs_db$ ^/bin/btrfstune$
+		^/sbin/(blkid|mkfs\.ext4|mke2fs|e2fsck|resize2fs|tune2fs|mkfs\.xfs|mkfs\.btrfs)$ ^/usr/sbin/xfs_(db|growfs)$ ^/bin/btrfs(tune)?$
 		^/etc/mke2fs\.conf$
 		^/(lib64/ld-linux-x86-64|lib/ld-linux-aarch64)\.so\.[12]$
-		^(/usr)?/lib/(x86_64|aarch64)-linux-gnu/(ld-linux-x86-64|ld-linux-aarch64|lib(blkid|bsd|c|com_err|e2p|edit|ext2fs|gcc_s|inih|md|tinfo|udev|urcu|uuid))\.so\.[0-9.]+$
+		^(/usr)?/lib/(x86_64|aarch64)-linux-gnu/(ld-linux-x86-64|ld-linux-aarch64|lib(blkid|bsd|c|com_err|e2p|edit|ext2fs|gcc_s|inih|lzo2|md|tinfo|udev|urcu|uuid|z|zstd))\.so\.[0-9.]+$
 		^/usr/share/doc/[a-z0-9-]+(/copyright)?$
 		^/var/lib/dpkg/status\.d/[a-z0-9-]+$`,
 }

@@ -52,9 +52,10 @@ var products = []product{
 
 // tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in its source.
 var tools = []string{
+	"/sbin/blkid",
 	"/sbin/mkfs.ext4", "/sbin/e2fsck", "/sbin/resize2fs", "/sbin/tune2fs",
-	"/sbin/mkfs.xfs", "/usr/sbin/xfs_db",
-	"/sbin/mkfs.btrfs", "/bin/btrfstune",
+	"/sbin/mkfs.xfs", "/usr/sbin/xfs_db", "/usr/sbin/xfs_growfs",
+	"/sbin/mkfs.btrfs", "/bin/btrfstune", "/bin/btrfs",
 }
 
 // configs are what tools read.
@@ -75,9 +76,9 @@ const (
 // packages are those that the lock has: of the tools, of what they need, and of the base.
 var packages = []string{
 	"base-files", authorities,
-	"e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1", "libuuid1",
+	"util-linux", "e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1", "libuuid1",
 	"xfsprogs", "libinih1", "liburcu8", "libedit2", "libtinfo6", "libbsd0", "libmd0",
-	"btrfs-progs", "libudev1", "libgcc-s1", "gcc-12-base", // the last one has the copyright of the one before
+	"btrfs-progs", "libudev1", "liblzo2-2", "libzstd1", "zlib1g", "libgcc-s1", "gcc-12-base", // the last one has the copyright of the one before
 	"libc6",
 }
 

@@ -257,6 +257,16 @@ func (c container) on(t *testing.T, disk *os.File, args ...string) {
 	}
 }
 
+// blkid makes sure that the container's blkid finds a filesystem in a file, called as mount-utils calls it.
+func (c container) blkid(t *testing.T, disk *os.File, want string) {
+	t.Helper()
+	cmd := c.command(t, "0", "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", "/proc/self/fd/3")
+	cmd.ExtraFiles = []*os.File{disk}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "\nTYPE="+want+"\n") {
+		t.Errorf("blkid: %v: %q, want the type %s", err, out, want)
+	}
+}
+
 // emptyDisk returns a file with holes.
 func emptyDisk(t *testing.T, size int64) *os.File {
 	t.Helper()
@@ -288,6 +298,7 @@ func TestAnExt4IsMadeCheckedGrownAndRenamed(t *testing.T) {
 	if features := binary.LittleEndian.Uint32(at(t, disk, superblock+0x5c, 4)); features&0x1000 != 0 {
 		t.Errorf("the features %x are too new for old nodes", features)
 	}
+	c.blkid(t, disk, "ext4")
 	c.on(t, disk, "e2fsck", "-p")
 	if err := disk.Truncate(128 << 20); err != nil {
 		t.Fatal(err)
@@ -313,6 +324,7 @@ func TestAnXFSIsMadeAndRenamed(t *testing.T) {
 	if features := binary.BigEndian.Uint32(at(t, disk, 216, 4)); string(at(t, disk, 0, 4)) != "XFSB" || features&0x20 != 0 {
 		t.Errorf("%q with features %x", at(t, disk, 0, 4), features)
 	}
+	c.blkid(t, disk, "xfs")
 	before := at(t, disk, 32, 16)
 	c.on(t, disk, "xfs_db", "-f", "-x", "-c", "uuid generate")
 	if bytes.Equal(before, at(t, disk, 32, 16)) {
@@ -323,6 +335,8 @@ func TestAnXFSIsMadeAndRenamed(t *testing.T) {
 func TestABtrfsIsMadeAndRenamed(t *testing.T) {
 	c, disk := unpackImage(t, "driver"), emptyDisk(t, 256<<20)
 	c.on(t, disk, "mkfs.btrfs", "-q", "-f")
+	c.blkid(t, disk, "btrfs")
+	c.on(t, disk, "btrfs", "inspect-internal", "dump-super")
 	const superblock = 64 << 10
 	before := at(t, disk, superblock+32, 16)
 	c.on(t, disk, "btrfstune", "-f", "-m")

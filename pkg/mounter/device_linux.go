@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -317,8 +316,8 @@ func (l *linux) begin(m Mount, dev *os.File, what plan) error {
 	if what.formatted == nil {
 		return nil
 	}
-	if _, err := exec.LookPath("mkfs." + m.FSType); err != nil {
-		return fmt.Errorf("%w: mkfs.%s is not installed", errors.ErrUnsupported, m.FSType)
+	if err := canFormat(m.FSType); err != nil {
+		return err
 	}
 	if err := sameSize(dev, what.size); err != nil {
 		return err

@@ -722,6 +722,20 @@ func TestMkfsRunsOnlyOnABlankDevice(t *testing.T) {
 	}
 }
 
+// TestOtherProgramsDoNotRun: the image of the driver may not have them.
+func TestOtherProgramsDoNotRun(t *testing.T) {
+	l, err := New(t.TempDir(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{{"true"}, {"mkfs.vfat"}, {"blkid"}, {"btrfs", "device", "delete"}, {"btrfs", "filesystem"}} {
+		p := &programs{linux: l.(*linux), ctx: context.Background(), format: true, repair: true}
+		if _, err := p.Command(command[0], command[1:]...).CombinedOutput(); !errors.Is(err, errors.ErrUnsupported) || p.failed == nil {
+			t.Errorf("%q = %v, %v, want ErrUnsupported", command, err, p.failed)
+		}
+	}
+}
+
 func TestArgumentsOfMkfsCount(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.attachDisk("disk", "ext4", diskSize)

@@ -138,6 +138,18 @@ var formats = map[string][]string{
 	btrfs:  {"mkfs.btrfs", "-q", "-f"},
 }
 
+// canFormat returns errors.ErrUnsupported if the program that makes a filesystem is not installed.
+func canFormat(fsType string) error {
+	command, ok := formats[fsType]
+	if !ok {
+		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+	}
+	if _, err := exec.LookPath(command[0]); err != nil {
+		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, command[0])
+	}
+	return nil
+}
+
 func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error {
 	command, ok := formats[fsType]
 	if !ok {

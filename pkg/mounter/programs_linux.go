@@ -6,10 +6,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	utilexec "k8s.io/utils/exec"
 )
+
+// permitted are the commands that mount-utils may run on a device, as they begin. It calls no others
+// for what linux needs of it. The name of each program is a string here: a test in deploy/images looks
+// for it in the image of the driver.
+var permitted = [][]string{
+	{"blkid", "-p"},
+	{"mkfs.ext4"}, {"mkfs.xfs"}, {"mkfs.btrfs"},
+	{"resize2fs"}, {"xfs_growfs"}, {"btrfs", "filesystem", "resize"},
+}
 
 // programs runs the programs that mount-utils calls for a device, under the supervision of
 // linux.output. It refuses mkfs and fsck where the content of the device does not permit them:
@@ -54,8 +64,13 @@ func (p *program) CombinedOutput() ([]byte, error) {
 	case p.name == "resize2fs", p.name == "xfs_growfs", p.name == "btrfs":
 		ctx, end = context.WithoutCancel(ctx), left
 	}
-	out, err := p.output(ctx, p.disk, end, p.files, p.name, p.args...)
-	return out, p.convert(err)
+	for _, command := range permitted {
+		if args := command[1:]; p.name == command[0] && len(p.args) >= len(args) && slices.Equal(p.args[:len(args)], args) {
+			out, err := p.output(ctx, p.disk, end, p.files, command[0], p.args...)
+			return out, p.convert(err)
+		}
+	}
+	return nil, p.keep(fmt.Errorf("%w: mount-utils calls %s %q", errors.ErrUnsupported, p.name, p.args))
 }
 
 // fsck repairs an ext4 as fsck(8) would, and grows it, which may not be possible while it is mounted.
