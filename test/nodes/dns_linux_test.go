@@ -1,14 +1,13 @@
 package nodes
 
 import (
+	"bytes"
 	"encoding/binary"
 	"io"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
-
-	"golang.org/x/net/dns/dnsmessage"
 )
 
 // nameServer answers for one name, with what the test says.
@@ -101,41 +100,43 @@ func (s *nameServer) serveStreams() {
 	}
 }
 
-// answer returns the answer to a question, of at most so many bytes, or nil if there is to be none.
-func (s *nameServer) answer(question []byte, most int) []byte {
+// answer returns the answer to a query, of at most so many bytes, or nil if the server is silent:
+// RFC 1035, 4.1.
+func (s *nameServer) answer(query []byte, most int) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var parser dnsmessage.Parser
-	header, err := parser.Start(question)
-	if err != nil || s.silent {
+	const headerSize = 12
+	if s.silent || len(query) < headerSize {
 		return nil
 	}
-	asked, err := parser.Question()
-	if err != nil {
+	name, rest, ok := bytes.Cut(query[headerSize:], []byte{0}) // the root ends the name
+	if !ok || len(rest) < 4 {
 		return nil
 	}
-	reply := dnsmessage.Message{
-		Header:    dnsmessage.Header{ID: header.ID, Response: true, Authoritative: true, RecursionDesired: header.RecursionDesired, RecursionAvailable: true},
-		Questions: []dnsmessage.Question{asked},
-	}
+	const response, authoritative, truncated, recursionDesired, recursionAvailable, nameError = 0x8000, 0x400, 0x200, 0x100, 0x80, 3
+	flags := binary.BigEndian.Uint16(query[2:])&recursionDesired | response | authoritative | recursionAvailable
+	const typeA, classInternet, nameOfQuestion, lifetime, size = 1, 1, 0xc000 | headerSize, 0, 4
+	var answers []byte
 	switch {
-	case asked.Name.String() != nodesName+".":
-		reply.RCode = dnsmessage.RCodeNameError
-	case asked.Type == dnsmessage.TypeA:
+	case string(name) != "\x05nodes\x04test": // nodesName
+		flags |= nameError
+	case binary.BigEndian.Uint16(rest) == typeA:
 		for _, a := range s.addresses {
-			reply.Answers = append(reply.Answers, dnsmessage.Resource{
-				Header: dnsmessage.ResourceHeader{Name: asked.Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET},
-				Body:   &dnsmessage.AResource{A: netip.MustParseAddr(a).As4()},
-			})
+			address := netip.MustParseAddr(a).As4()
+			for _, field := range []uint16{nameOfQuestion, typeA, classInternet, lifetime, lifetime, size} {
+				answers = binary.BigEndian.AppendUint16(answers, field)
+			}
+			answers = append(answers, address[:]...)
 		}
 	}
-	packed, err := reply.Pack()
-	if err == nil && len(packed) > most {
-		reply.Truncated, reply.Answers = true, nil
-		packed, err = reply.Pack()
+	const answerSize = 16
+	question := query[headerSize : headerSize+len(name)+1+4]
+	if headerSize+len(question)+len(answers) > most {
+		flags, answers = flags|truncated, nil
 	}
-	if err != nil {
-		return nil
+	reply := bytes.Clone(query[:2]) // the ID
+	for _, field := range []uint16{flags, 1, uint16(len(answers) / answerSize), 0, 0} {
+		reply = binary.BigEndian.AppendUint16(reply, field)
 	}
-	return packed
+	return append(append(reply, question...), answers...)
 }
