@@ -172,9 +172,10 @@ type Inliner interface {
 // Attacher is a Backend whose volumes must be attached to a node before they can be mounted there, as the disks of a
 // cloud. It knows the nodes by the IDs that NodeGetInfo returns on them. Both methods may run on any node.
 type Attacher interface {
-	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.Attachment: nothing secret,
-	// and the same when it is called again. Of a disk that is the serial number: Mount finds the disk
-	// by it (mounter.FindDevice), as the name of a disk is another one on each node and after each boot. With o.Access.ReadOnly, what Mount says for it is read-only.
+	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.Attachment:
+	// nothing secret, and the same when it is called again. Of a disk that is the serial number, by
+	// which Mount finds the disk (mounter.FindDevice): the name of a disk is another one on each node
+	// and after each boot. With o.Access.ReadOnly, what Mount says for it is read-only.
 	// Errors: ErrNotFound for an unknown volume, an inline one and an unknown node; ErrExists if the volume is on that
 	// node already, but with another Capability or Access.ReadOnly; ErrInUse, with the ID of another node, if it is
 	// there and the two can't share it; ErrInvalid for a use that the volume can't serve; ErrExhausted if the node
