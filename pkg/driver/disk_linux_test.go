@@ -307,3 +307,38 @@ func TestAnAttachedDiskWithOtherDataIsRefused(t *testing.T) {
 		t.Error(errors.Unwrap(err))
 	}
 }
+
+// TestTheFilesystemOfADiskIsNotShared: several nodes that write to it would destroy it.
+func TestTheFilesystemOfADiskIsNotShared(t *testing.T) {
+	d := startWithDisks(t)
+	for name, row := range map[string]struct {
+		use      *csi.VolumeCapability
+		readOnly bool
+		want     codes.Code
+	}{
+		"many writers":              {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false, codes.InvalidArgument},
+		"one writer beside readers": {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER), false, codes.InvalidArgument},
+		"attached for reading":      {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), true, codes.OK},
+		"many readers":              {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), false, codes.OK},
+		"a block device":            {blockUse(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false, codes.OK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := d.create(name, row.use)
+			publish, err := v.attach("node-1", func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = row.readOnly })
+			if codeOf(err) != row.want {
+				t.Errorf("attach = %v, want %v", err, row.want)
+			}
+			if row.want == codes.OK {
+				d.want(codes.OK, v.detach("node-1"))
+				return
+			}
+			if publish, err = d.disks.(*disks).Attach(context.Background(), v.id, backend.AttachOptions{Node: "node-1"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := (attached{v, publish}).stage(); codeOf(err) != row.want {
+				t.Errorf("stage = %v, want %v", err, row.want)
+			}
+			d.want(codes.OK, v.detach("node-1"))
+		})
+	}
+}

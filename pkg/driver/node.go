@@ -62,6 +62,9 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	if err != nil {
 		return err
 	}
+	if err := checkShared(what, u.manyNodes() && !what.ReadOnly); err != nil {
+		return err
+	}
 	attachment, err := attachmentText(u.Attachment)
 	if err != nil {
 		return err
