@@ -95,6 +95,10 @@ type Config struct {
 	KubeletDir string // absolute path: nothing is mounted outside it
 	StateDir   string // absolute path of a directory that survives a reboot; not below the storage
 
+	// Controller reports whether this process serves the controller services: with --mode=node it
+	// does so for a backend.NodeLocal only.
+	Controller bool
+
 	// Images works on the images of this node. It is nil with --mode=controller.
 	Images mounter.Images
 

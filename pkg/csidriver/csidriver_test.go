@@ -91,6 +91,26 @@ func TestATypeThatIsNotTheBackendsIsNamed(t *testing.T) {
 	}
 }
 
+func TestABackendIsToldWhetherItServesTheController(t *testing.T) {
+	p := Program{Name: "x.example", Backends: []Backend{
+		{Name: "anywhere", Open: openNothing},
+		{Name: "local", Open: openNothing, Type: local{}},
+	}}
+	for _, row := range []struct {
+		mode    mode
+		backend string
+		want    bool
+	}{
+		{modeAll, "anywhere", true}, {modeController, "anywhere", true}, {modeNode, "anywhere", false},
+		{modeAll, "local", true}, {modeNode, "local", true},
+	} {
+		o := &options{program: p, backend: row.backend, mode: row.mode}
+		if got := o.config().Controller; got != row.want {
+			t.Errorf("Controller = %v with --mode=%s and --backend=%s", got, row.mode, row.backend)
+		}
+	}
+}
+
 func TestRunEndsWithItsContext(t *testing.T) {
 	dir, err := os.MkdirTemp("", "csi")
 	if err != nil {

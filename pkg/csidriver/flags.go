@@ -219,7 +219,10 @@ func (o *options) chosen() Backend {
 
 // config returns the Config of the flags.
 func (o *options) config() Config {
-	return Config{DriverName: o.driverName, Version: o.program.version(), NodeID: o.nodeID, KubeletDir: o.kubeletDir, StateDir: o.stateDir}
+	return Config{
+		DriverName: o.driverName, Version: o.program.version(), NodeID: o.nodeID, KubeletDir: o.kubeletDir, StateDir: o.stateDir,
+		Controller: o.mode != modeNode || o.nodeLocal(),
+	}
 }
 
 // logger returns the logger that the flags describe.
