@@ -12,7 +12,7 @@ MODULES = test/cluster sidecars/test test/e2e deploy/images
 # Of Kubernetes' suite everything is compiled as its program is, or it would be compiled a second time, which takes minutes.
 SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
 # Of these modules go.work has the kit, whose version in their go.mod is that of a release.
-EXAMPLES = ./examples/minimal/...
+EXAMPLES = ./examples/attached/... ./examples/minimal/...
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
 SIDECARS = $(GO) -C sidecars
 

@@ -488,7 +488,9 @@ func block(s *subject) {
 	if m, err := s.Mount(ctx, v.ID, backend.Access{}); !attached && !errors.Is(err, backend.ErrInvalid) { // a disk serves both
 		s.Errorf("Mount of a block volume as a filesystem = %+v, %v", m, err)
 	}
-	s.refused(s.request("pvc-1"), backend.ErrExists)
+	if !attached {
+		s.refused(s.request("pvc-1"), backend.ErrExists)
+	}
 	staging := filepath.Join(s.kubelet, "staging")
 	if err := s.mounter.Mount(ctx, m, staging); err != nil {
 		s.Fatal(err)

@@ -1,0 +1,181 @@
+//go:build linux
+
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// A disk is attached to a node if a loop device of its image has the label of the two. So on one
+// machine, which plays all nodes, a node finds its own disks only. The number of a loop device says
+// nothing: it is another disk's after a boot.
+
+// label is what the kernel keeps as the file name of the loop device of a disk on a node. It has the
+// serial number, and a digest of the volume and the node: 53 bytes, of 63 that the kernel keeps.
+func label(serial, volume, node string) string {
+	sum := sha256.Sum256([]byte(node + "\x00" + volume))
+	return serial + "@" + hex.EncodeToString(sum[:16])
+}
+
+// loop is a loop device with a label.
+type loop struct {
+	path               string
+	readOnly, vanishes bool // vanishes: it is detached when the last program closes it
+}
+
+// findLoop returns the loop device with a label. Errors: fs.ErrNotExist; ErrPrecondition if there are
+// two, of which neither is taken.
+func findLoop(label string) (loop, error) {
+	names, err := filepath.Glob("/sys/block/loop*/loop") // those that have a file
+	if err != nil {
+		return loop{}, err
+	}
+	var found []loop
+	for _, name := range names {
+		l := loop{path: filepath.Join("/dev", filepath.Base(filepath.Dir(name)))}
+		dev, err := os.Open(l.path)
+		if errors.Is(err, unix.ENXIO) {
+			continue
+		} else if err != nil {
+			return l, err
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+		dev.Close()
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EIO) { // detached meanwhile, or on a dead filesystem
+			continue
+		} else if err != nil {
+			return l, &fs.PathError{Op: "LOOP_GET_STATUS64", Path: l.path, Err: err}
+		}
+		if unix.ByteSliceToString(info.File_name[:]) == label {
+			l.readOnly, l.vanishes = info.Flags&unix.LO_FLAGS_READ_ONLY != 0, info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
+			found = append(found, l)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return loop{}, fmt.Errorf("%w: a disk with the label %s", fs.ErrNotExist, label)
+	case 1:
+		return found[0], nil
+	}
+	return loop{}, fmt.Errorf("%w: %s and %s have the same label %s", backend.ErrPrecondition, found[0].path, found[1].path, label)
+}
+
+// plug attaches an image under a label, unless it is attached already.
+func plug(image, label string, readOnly bool) error {
+	old, err := findLoop(label)
+	switch {
+	case err == nil && (old.vanishes || old.readOnly != readOnly):
+		return fmt.Errorf("%w: %s is being detached", backend.ErrUnavailable, old.path)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	flag, config := os.O_RDWR, unix.LoopConfig{}
+	if readOnly {
+		flag, config.Info.Flags = os.O_RDONLY, unix.LO_FLAGS_READ_ONLY
+	}
+	file, err := os.OpenFile(image, flag, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	config.Fd = uint32(file.Fd())
+	copy(config.Info.File_name[:], label)
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	for range 100 {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return &fs.PathError{Op: "LOOP_CTL_GET_FREE", Path: control.Name(), Err: err}
+		}
+		err = configure(fmt.Sprintf("/dev/loop%d", n), flag, &config)
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		time.Sleep(time.Millisecond) // another program was faster
+	}
+	return fmt.Errorf("%w: no loop device is free", backend.ErrUnavailable)
+}
+
+func configure(path string, flag int, config *unix.LoopConfig) error {
+	dev, err := os.OpenFile(path, flag, 0)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	if err := unix.IoctlLoopConfigure(int(dev.Fd()), config); err != nil {
+		return &fs.PathError{Op: "LOOP_CONFIGURE", Path: path, Err: err}
+	}
+	return nil
+}
+
+// unplug detaches what has a label. Errors: ErrInUse while it is mounted; ErrUnavailable while a
+// program has it open.
+func unplug(label string) error {
+	l, err := findLoop(label)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	dev, err := os.OpenFile(l.path, os.O_RDONLY|unix.O_EXCL, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w: %s is mounted: unstage the volume first", backend.ErrInUse, l.path)
+	} else if err != nil {
+		return err
+	}
+	err = dev.Sync() // what was written to the device must reach the image
+	if err == nil {
+		err = unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0)
+	}
+	if err = errors.Join(err, dev.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
+		return err
+	}
+	for wait := time.Millisecond; wait < 2*time.Second; wait *= 2 { // udev may look at it
+		if _, err := findLoop(label); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		time.Sleep(wait)
+	}
+	return fmt.Errorf("%w: %s is still open", backend.ErrUnavailable, l.path)
+}
+
+// replug tells the loop device with a label, if there is one, that its image has grown.
+func replug(label string) error {
+	l, err := findLoop(label)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	dev, err := os.Open(l.path)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	return unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0)
+}
+
+// findDisk returns the path of the device that a node has of a volume, and whether it is read-only.
+// With the disks of a real cloud, mounter.FindDevice does that, by the serial number alone. Errors:
+// ErrPrecondition if the node does not have it, or two of it.
+func findDisk(serial, volume, node string) (path string, readOnly bool, err error) {
+	l, err := findLoop(label(serial, volume, node))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: no disk of this node has the serial number %.64q", backend.ErrPrecondition, serial)
+	}
+	return l.path, l.readOnly, err
+}
