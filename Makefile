@@ -73,8 +73,9 @@ bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: doc
 	@$(GO) -C sidecars/test run ./bench
 bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/benchmarks.md
 	@$(GO) -C test/cluster run ./bench
-own-driver: ## run the commands of docs/write-your-own-driver.md outside of this tree
+own-driver: ## run the commands of docs/write-your-own-driver.md and docs/attached-disks.md outside of this tree
 	@./hack/own-driver
+	@./hack/own-driver docs/attached-disks.md
 own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
 	@./hack/own-driver --cluster
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
