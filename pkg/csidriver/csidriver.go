@@ -96,7 +96,8 @@ type Config struct {
 	StateDir   string // absolute path of a directory that survives a reboot; not below the storage
 
 	// Controller reports whether this process serves the controller services: with --mode=node it
-	// does so for a backend.NodeLocal only.
+	// does so for a backend.NodeLocal only. Of an Attacher whose volumes are disks (mounter.BlockDevice),
+	// a process without them calls Mount and NodeLimit alone, so it needs no access to the storage.
 	Controller bool
 
 	// Images works on the images of this node. It is nil with --mode=controller.

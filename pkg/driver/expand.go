@@ -58,14 +58,11 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err := checkRange(req.GetCapacityRange()); err != nil {
 		return nil, err
 	}
-	v, err := n.backend.Get(ctx, id, req.GetSecrets())
+	what, err := n.whatIsAt(ctx, id, path)
 	if err != nil {
 		return nil, err
 	}
-	if v.Size < req.GetCapacityRange().GetRequiredBytes() {
-		return nil, fmt.Errorf("%w: volume %.128q has %d bytes: the controller has to expand it first", backend.ErrOutOfRange, id, v.Size)
-	}
-	what, err := n.whatIsAt(ctx, id, path)
+	size, err := n.sizeFor(ctx, req, &what)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +74,22 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err := n.mounter.Grow(ctx, what, path); err != nil {
 		return nil, fmt.Errorf("expand volume %.128q: %w", id, err)
 	}
-	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Size}, nil
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
+}
+
+// sizeFor returns the size of a volume, in bytes, which must be large enough for the request. Of a
+// disk, the Mounter asks the disk: on a node the backend may not reach its storage.
+func (n *node) sizeFor(ctx context.Context, req *csi.NodeExpandVolumeRequest, what *mounter.Mount) (int64, error) {
+	required := req.GetCapacityRange().GetRequiredBytes()
+	if what.Kind == mounter.BlockDevice {
+		what.Size = max(what.Size, required)
+		return what.Size, nil
+	}
+	v, err := n.backend.Get(ctx, req.GetVolumeId(), req.GetSecrets())
+	if err == nil && v.Size < required {
+		err = fmt.Errorf("%w: volume %.128q has %d bytes: the controller has to expand it first", backend.ErrOutOfRange, req.GetVolumeId(), v.Size)
+	}
+	return v.Size, err
 }
 
 // whatIsAt returns what is mounted at path, if that is the volume. Errors: ErrNotFound.

@@ -72,12 +72,8 @@ func openDevice(fd, flags int) (*os.File, error) {
 
 // checkDevice returns an error for a device that cannot be used as m says. It does not read the device.
 func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
-	size, err := sizeOf(dev)
-	if err != nil {
+	if err := largeEnough(m, dev); err != nil {
 		return err
-	}
-	if int64(size) < m.Size {
-		return fmt.Errorf("%w: %s has %d bytes, and the volume %d: is it another disk?", ErrDevice, m.Source, size, m.Size)
 	}
 	if m.isNode() { // where a mount of the node makes it read-only, or not
 		return nil
@@ -87,6 +83,15 @@ func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 		err = fmt.Errorf("%w: %s", ErrReadOnly, m.Source)
 	}
 	return errors.Join(err, CheckFormat(m.FSType, m.Format), l.stalls.check(src.deviceKey()))
+}
+
+// largeEnough returns an error for a device that is smaller than m says.
+func largeEnough(m Mount, dev *os.File) error {
+	size, err := sizeOf(dev)
+	if err == nil && int64(size) < m.Size {
+		err = fmt.Errorf("%w: %s has %d bytes, and the volume %d: is it another disk, or has the node not seen that it grew?", ErrDevice, m.Source, size, m.Size)
+	}
+	return err
 }
 
 // plan is what is done with a device.
@@ -548,13 +553,22 @@ func (l *linux) rawMounted(path string, device fileID) (bool, error) {
 	return d.isRaw(at, device)
 }
 
-// growBlockDevice grows the filesystem on a block device that is mounted at path.
+// growBlockDevice grows the filesystem on a block device that is mounted at path. The device itself
+// has grown before.
 func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error {
 	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
 		return err
 	}
 	defer release()
+	dev, err := openDevice(src.fd, 0)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	if err := largeEnough(m, dev); err != nil || m.isNode() {
+		return err
+	}
 	p, err := l.open(path)
 	if err != nil {
 		return err
@@ -576,15 +590,30 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 	if flags, err := flagsOf(fd); err != nil || flags&unix.ST_RDONLY != 0 {
 		return errors.Join(fmt.Errorf("%w: %s", ErrReadOnly, path), err)
 	}
-	dev, err := openDevice(src.fd, 0)
-	if err != nil {
-		return err
+	if m.FSType, err = fsTypeOf(fd); err != nil { // the caller may not know it, where a class has another one than the default
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	defer dev.Close()
 	if err := l.resize(ctx, m, disk{file: dev, image: src.deviceKey(), path: m.Source, tenant: m.Tenant}, dir); err != nil {
 		return fmt.Errorf("grow the %s at %s: %w", m.FSType, path, err)
 	}
 	return nil
+}
+
+// fsTypeOf returns the type of the filesystem at fd, one of FSTypes: statfs(2).
+func fsTypeOf(fd int) (string, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return "", err
+	}
+	switch st.Type {
+	case unix.EXT4_SUPER_MAGIC:
+		return "ext4", nil
+	case unix.XFS_SUPER_MAGIC:
+		return "xfs", nil
+	case unix.BTRFS_SUPER_MAGIC:
+		return btrfs, nil
+	}
+	return "", fmt.Errorf("%w: type %#x of statfs(2)", ErrFormat, st.Type)
 }
 
 // resize grows the filesystem that is mounted at dir to the size of its device.

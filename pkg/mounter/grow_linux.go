@@ -17,7 +17,7 @@ import (
 )
 
 func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
-	if m.Kind == BlockDevice && !m.isNode() {
+	if m.Kind == BlockDevice {
 		return l.growBlockDevice(ctx, m, path)
 	}
 	if m.Kind != Image && m.Kind != Disk {

@@ -183,9 +183,10 @@ type Mounter interface {
 	Siblings(ctx context.Context, path string) ([]string, error)
 
 	// Grow makes the filesystem or device that m shows at path as large as its image, or as its
-	// BlockDevice, while it is used. A Directory has nothing to grow, nor has a BlockDevice without a
+	// BlockDevice, while it is used. Of a BlockDevice with an FSType, the filesystem that is mounted
+	// counts, whichever type it has. A Directory has nothing to grow, nor has a BlockDevice without a
 	// filesystem. Errors: ErrBusy where this machine can grow it only when it is mounted the next
-	// time, ErrReadOnly.
+	// time, ErrReadOnly, ErrDevice for a BlockDevice that is smaller than m.Size.
 	Grow(ctx context.Context, m Mount, path string) error
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
