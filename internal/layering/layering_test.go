@@ -74,6 +74,9 @@ var rooms = map[string]struct{ may, not []string }{
 	"sidecars/internal/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
 	"pkg/driver":                           {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
+
+	// The parts of hostpath know nothing of each other, of volumes or of CSI.
+	"pkg/backend/hostpath/internal/jobs": {[]string{module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
 }
 
 // never are imports that even a wide prefix above doesn't allow.

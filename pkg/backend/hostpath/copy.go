@@ -14,6 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -55,7 +56,22 @@ type copying struct {
 	accept consistency
 	raw    bool // an image without a filesystem: it cannot be frozen
 	claim  fair.Claim
-	me     *work
+	job    *copyJob
+}
+
+// copyJob is the job of one copy.
+type copyJob struct {
+	*jobs.Job
+	cut time.Time // point in time of the data, or of the start of a copy that has no such point
+}
+
+// report notes the state of the copy.
+func (j *copyJob) report(r copyReport) {
+	p := jobs.Progress{Bytes: r.Bytes, Held: r.Held}
+	if r.Idle >= stallAfter {
+		p.Stall = fmt.Sprintf(", no progress at %q since %s", r.Entry, time.Now().Add(-r.Idle).UTC().Format(time.RFC3339))
+	}
+	j.Report(p)
 }
 
 // copied is what came of it.
@@ -166,10 +182,10 @@ func (c copying) watched(leave func(), run func(report func(copyReport)) (copier
 	if err := c.troubles.check(c.claim); err != nil {
 		return copier.Copied, err
 	}
-	c.me.cut = time.Now()
+	c.job.cut = time.Now()
 	w := watch{troubles: &c.troubles, claim: c.claim, leave: leave, after: min(stallAfter, c.exec.limit)}
 	how, err := run(func(r copyReport) {
-		c.me.report(r)
+		c.job.report(r)
 		w.report(r)
 	})
 	var gone <-chan struct{}
@@ -199,7 +215,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	defer func() { clone.close() }()
 	ordered := false
 	err = c.cfg.Images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit, func(limit context.Context) error {
-		c.me.cut, ordered = time.Now(), true
+		c.job.cut, ordered = time.Now(), true
 		if c.raw { // writes to it continue: only one clone of the whole is of one moment
 			return clone.whole(ctx)
 		}
@@ -222,7 +238,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 		}
 	}
 	c.count.unfrozen.Add(1)
-	c.me.cut = time.Now()
+	c.job.cut = time.Now()
 	return c.explain(clone.whole(ctx))
 }
 
@@ -277,7 +293,7 @@ func (b *Backend) stalled(c fair.Claim, err error) error {
 
 // unmounted copies an image that nobody writes to, and makes sure that nobody did.
 func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
-	defer c.works.hold(c.live)()
+	defer c.jobs.Hold(c.live)()
 	before, err := c.quiet(src)
 	if err != nil {
 		return copier.Copied, err

@@ -165,7 +165,7 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 	if err := c.troubles.check(c.claim); err != nil {
 		return err
 	}
-	c.me.cut = time.Now()
+	c.job.cut = time.Now()
 	src, err := c.source()
 	if err != nil {
 		return err
@@ -256,7 +256,7 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 	got.how, err = c.watched(leave, func(report func(copyReport)) (copier.How, error) {
 		return c.exec.tree(ctx, src, dst, report)
 	})
-	got.held = c.me.held.Load()
+	got.held = c.job.Progress().Held
 	crashpoint.Reached("copy:tree")
 	return got, err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -90,7 +91,7 @@ func (g *group) fits(sources, all []string) error {
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
 	g, err := b.makeGroup(o, &group{ID: volumeid.New(volumeid.Group, b.cfg.Node, o.Name), Name: o.Name}, func(t *taking) error {
 		what := "volumes " + strings.Join(t.sources, ", ")
-		return b.works.do(ctx, b.life, &b.done, t.group.ID, what, t.sources, func(ctx context.Context, _ *work) error { return t.run(ctx) })
+		return b.runOrJoin(ctx, t.group.ID, what, t.sources, func(ctx context.Context, _ *jobs.Job) error { return t.run(ctx) })
 	})
 	if err != nil {
 		return backend.Group{}, err
@@ -196,7 +197,7 @@ func (t *taking) run(ctx context.Context) (err error) {
 	if err := asked(ctx, t.durable); err != nil {
 		return err
 	}
-	if err := t.commit(t.life); err != nil { // whoever asked need not wait for it
+	if err := t.commit(t.jobs.Context()); err != nil { // whoever asked need not wait for it
 		return err
 	}
 	t.index.putSnapshots(t.group, t.snapshots...)
@@ -383,11 +384,12 @@ func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 // lostMember returns the error for a group without one of its members: another call may be deleting it. Once that call is
 // done, the group isn't in the index.
 func (b *Backend) lostMember(g *group, why error) error {
-	err := b.works.leaving(g.ID)
-	if err == nil {
-		_, err = b.index.group(g.ID)
+	deleting := b.jobs.InExclusiveUse(g.ID)
+	if !deleting {
+		_, err := b.index.group(g.ID)
+		deleting = err != nil
 	}
-	if err != nil {
+	if deleting {
 		return fmt.Errorf("%w: group %s is being deleted", backend.ErrBusy, g.ID)
 	}
 	return fmt.Errorf("group %s has lost a member: %v", g.ID, why) // it isn't the group that isn't found
@@ -427,7 +429,7 @@ func (b *Backend) removeGroup(id string, may func(*group) error) error {
 	if err != nil {
 		return err
 	}
-	release, err := b.works.alone(id)
+	release, err := b.exclusive(id)
 	if err != nil {
 		return err
 	}
@@ -442,7 +444,7 @@ func (b *Backend) removeGroup(id string, may func(*group) error) error {
 	case err != nil:
 		return err
 	}
-	leave, err := b.works.alone(g.members()...)
+	leave, err := b.exclusive(g.members()...)
 	if err != nil {
 		return err
 	}

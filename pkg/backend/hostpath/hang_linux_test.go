@@ -17,6 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 	"github.com/causeway-csi/causeway/internal/testdisk"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -333,16 +334,16 @@ func TestACopyWithoutProgressSaysWhere(t *testing.T) {
 	all := troubles{warn: func(volume, reason, message string) {
 		warnings = append(warnings, volume+" "+reason+" "+message)
 	}}
-	me, w := &work{}, watch{troubles: &all, claim: fair.Claim{Volume: "v"}, leave: func() {}, after: stallAfter}
+	job, w := &copyJob{Job: new(jobs.Job)}, watch{troubles: &all, claim: fair.Claim{Volume: "v"}, leave: func() {}, after: stallAfter}
 	for _, tc := range []struct {
 		idle time.Duration
 		want string
 	}{{0, ""}, {time.Hour, "held"}, {time.Hour, "held"}, {0, ""}} {
 		before := time.Now().Add(-tc.idle).Truncate(time.Second)
 		r := copyReport{Bytes: 50, Idle: tc.idle, Entry: "held"}
-		me.report(r)
+		job.report(r)
 		w.report(r)
-		if got := me.progress(); !strings.HasPrefix(got, "50 bytes so far") || strings.Contains(got, `no progress at "held" since `) != (tc.want != "") {
+		if got := job.Progress().String(); !strings.HasPrefix(got, "50 bytes so far") || strings.Contains(got, `no progress at "held" since `) != (tc.want != "") {
 			t.Errorf("after %s without progress a call that joins is told %q", tc.idle, got)
 		}
 		conditions := all.conditions("v")

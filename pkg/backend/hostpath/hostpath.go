@@ -34,6 +34,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -79,10 +80,7 @@ type Config struct {
 // Backend keeps volumes below a root directory. It serves one root, exclusively.
 type Backend struct {
 	cfg   Config
-	life  context.Context // ends with Close: of what goes on in the background
-	stop  context.CancelFunc
-	done  sync.WaitGroup
-	works *works
+	jobs  *jobs.Jobs
 	exec  executor
 	slots slots
 	wake  chan struct{} // the trash has an entry
@@ -136,11 +134,10 @@ func New(cfg Config) (*Backend, error) {
 	if !filepath.IsAbs(cfg.Root) || filepath.Clean(cfg.Root) != cfg.Root {
 		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	b := &Backend{cfg: cfg, life: ctx, stop: stop, works: newWorks(), slots: newSlots(), wake: make(chan struct{}, 1)}
+	b := &Backend{cfg: cfg, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
 	b.troubles.warn = cfg.Warn
-	b.done.Go(func() {
+	b.jobs.Go(func(ctx context.Context) {
 		s := b.open(ctx)
 		if s == nil {
 			return
@@ -153,8 +150,7 @@ func New(cfg Config) (*Backend, error) {
 
 // Close stops the work in the background, copies too, and gives the root up. No call may be running.
 func (b *Backend) Close() error {
-	b.stop()
-	b.done.Wait()
+	b.jobs.Close()
 	b.exec.close()
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -21,6 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -781,7 +782,7 @@ func TestAFreezeThatStaysIsTold(t *testing.T) {
 	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration, cut func(context.Context) error) error {
 		return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
 	}}
-	c := copying{Backend: w.open(), store: &store{}, me: &work{}}
+	c := copying{Backend: w.open(), store: &store{}, job: &copyJob{Job: new(jobs.Job)}}
 	src, dst := w.file("src"), w.file("dst")
 	if err := c.cut(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {
 		t.Errorf("cut = %v, want ErrFrozen", err)

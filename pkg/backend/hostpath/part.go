@@ -33,7 +33,7 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, o.Name)
 	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut}, func(t *taking) error {
 		t.frozen, t.durable = o.Frozen, o.Durable
-		return b.works.own(ctx, b.life, &b.done, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run)
+		return classified(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
 	})
 	if err != nil {
 		return backend.Part{}, err
@@ -87,7 +87,7 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	if _, err := b.index.part(id); err != nil { // perhaps one that is being made
 		return err
 	}
-	release, err := b.works.alone(id) // or it could be discarded meanwhile
+	release, err := b.exclusive(id) // or it could be discarded meanwhile
 	if err != nil {
 		return err
 	}

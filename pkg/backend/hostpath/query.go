@@ -267,7 +267,7 @@ func (b *Backend) Metrics() []backend.Metric {
 	volumes, inline, snapshots, groups, promised := len(x.volumes.byID), len(x.inline), len(x.snapshots.byID), len(x.groups.byID), x.promised
 	broken := len(x.volumes.broken) + len(x.snapshots.broken) + len(x.groups.broken)
 	b.index.mu.RUnlock()
-	copies, copied := b.works.progress()
+	work := b.jobs.Stats()
 	var disk space
 	var room int64
 	if s, err := b.ready(); err == nil {
@@ -288,10 +288,10 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("snapshot_groups", "Groups of snapshots.", float64(groups)),
 		gauge("unreadable_records", "Volumes, snapshots and groups whose record can't be used; they are left alone.", float64(broken)),
 		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(promised)),
-		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(copies)),
-		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", copied),
+		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(work.Running)),
+		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", work.Bytes),
 		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be made or took too long.", b.count.unfrozen.Load()),
-		counter("copy_errors_total", "Copies that failed.", b.works.failed.Load()),
+		counter("copy_errors_total", "Copies that failed.", work.Failed),
 		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.total)),
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),
 		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),

@@ -12,6 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -57,7 +58,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	id := cmp.Or(from.Snapshot, from.Volume)
 	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
 	v.namespace = o.Namespace
-	err = b.works.do(ctx, b.life, &b.done, v.ID, what, []string{id}, func(ctx context.Context, me *work) error {
+	err = b.runOrJoin(ctx, v.ID, what, []string{id}, func(ctx context.Context, job *jobs.Job) error {
 		if old, err := b.index.find(v.ID); err == nil { // made just before this work began
 			return old.fits(v, o)
 		}
@@ -65,7 +66,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		if err != nil {
 			return err
 		}
-		c := copying{Backend: b, store: s, from: path.Join(snapshotsDir, id), accept: accept, me: me}
+		c := copying{Backend: b, store: s, from: path.Join(snapshotsDir, id), accept: accept, job: &copyJob{Job: job}}
 		c.claim = fair.Claim{Kind: kindRestore, Tenant: o.Namespace, Volume: id}
 		if from.Volume != "" {
 			c.from, c.live, c.claim.Kind = path.Join(volumesDir, id), id, kindClone

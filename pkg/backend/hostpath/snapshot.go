@@ -12,6 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -61,8 +62,8 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	if n.Accept != frozen {
 		what += ", consistency " + string(n.Accept)
 	}
-	err = b.works.do(ctx, b.life, &b.done, n.ID, what, []string{n.Source}, func(ctx context.Context, me *work) error {
-		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source}, me)
+	err = b.runOrJoin(ctx, n.ID, what, []string{n.Source}, func(ctx context.Context, job *jobs.Job) error {
+		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source}, &copyJob{Job: job})
 	})
 	if err != nil {
 		return backend.Snapshot{}, err
@@ -89,7 +90,7 @@ func (n *snapshot) fits(want *snapshot) error {
 }
 
 // takeSnapshot makes n of its volume, and takes it into the index.
-func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim fair.Claim, me *work) error {
+func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim fair.Claim, job *copyJob) error {
 	if old, err := b.index.snapshot(n.ID); err == nil { // made just before this work began
 		return old.fits(n)
 	}
@@ -98,7 +99,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 		return err
 	}
 	defer b.traffic.begin()()
-	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, claim: claim, me: me}
+	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, claim: claim, job: job}
 	reserved := c.estimate(v)
 	if err := b.reserve(s, reserved); err != nil {
 		return err
@@ -109,7 +110,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 		if err != nil {
 			return err
 		}
-		n.Created = me.cut.UTC()
+		n.Created = job.cut.UTC()
 		n.took(got)
 		b.index.release(reserved)
 		reserved = 0
@@ -179,7 +180,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 	if err != nil {
 		return err
 	}
-	release, err := b.works.alone(id)
+	release, err := b.exclusive(id)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/mounter"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
 // everywhere runs a test on a root of each filesystem.
@@ -356,9 +357,7 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 	if err := b.Delete(context.Background(), v.ID, nil); !errors.Is(err, backend.ErrInUse) {
 		t.Errorf("Delete of the source: %v, want ErrInUse", err)
 	}
-	id := ""
-	for id = range b.works.running {
-	}
+	id := volumeid.New(volumeid.Snapshot, b.Node(), o.Name)
 	if err := b.DeleteSnapshot(context.Background(), id, nil); !errors.Is(err, backend.ErrInUse) {
 		t.Errorf("DeleteSnapshot of what is being made: %v, want ErrInUse", err)
 	}
@@ -390,7 +389,7 @@ func TestACopyOfWhatIsWrittenToMeanwhileIsThrownAway(t *testing.T) {
 	if _, err := b.Snapshot(ctx, o); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	w.eventually("waiting", func() bool { return b.works.mayMount(v.ID) != nil })
+	w.eventually("waiting", func() bool { return b.jobs.Held(v.ID) })
 	time.Sleep(20 * time.Millisecond) // a clock tick of the filesystem
 	w.write(w.disk(v.ID), 0, []byte("sneaky"))
 	finish()

@@ -156,7 +156,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
-	if err := b.works.exists(v.ID); err != nil {
+	if err := classified(b.jobs.Free(v.ID)); err != nil {
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = now(), o.Namespace
@@ -367,7 +367,7 @@ func (b *Backend) remove(id string, inline bool) error {
 	if err != nil {
 		return err
 	}
-	release, err := b.works.alone(id)
+	release, err := b.exclusive(id)
 	if err != nil {
 		return err
 	}
@@ -452,8 +452,8 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 			return mounter.Mount{}, fmt.Errorf("%w: volume %s has no such %.64q in its context", backend.ErrInvalid, v.ID, key)
 		}
 	}
-	if err := b.works.mayMount(v.ID); err != nil {
-		return mounter.Mount{}, err
+	if b.jobs.Held(v.ID) {
+		return mounter.Mount{}, fmt.Errorf("%w: volume %s is being copied, and its disk can't be written to meanwhile", backend.ErrBusy, v.ID)
 	}
 	b.traffic.touch()
 	m, err := v.mount(s.dataPath(v), a)

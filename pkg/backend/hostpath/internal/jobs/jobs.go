@@ -1,0 +1,351 @@
+// Package jobs runs work that may take longer than the call that asks for it. A job goes on when its
+// caller gives up, a later call for the same object joins it, and the sources that it reads cannot be
+// deleted meanwhile. The package knows objects by their IDs only.
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/guard"
+)
+
+const (
+	// notice is how long before its deadline a call that has joined a job returns: its error then tells
+	// the caller how far the job is.
+	notice = 500 * time.Millisecond
+	// remembered is the time for which the error of a job is kept for a call that asks again.
+	remembered = 5 * time.Minute
+)
+
+// ErrStopped says that a job ended because of Close.
+var ErrStopped = errors.New("the driver is shutting down")
+
+// Reason is why a call cannot have an object now.
+type Reason int
+
+const (
+	Busy    Reason = iota // a job or a call works on the object, and the same call may succeed later
+	Differs               // a job makes the object from other sources than the call asks for
+	InUse                 // a job makes the object or reads it
+)
+
+// Conflict is the error of a call that cannot have an object now.
+type Conflict struct {
+	Reason  Reason
+	Message string
+}
+
+func (c *Conflict) Error() string { return c.Message }
+
+func conflict(reason Reason, format string, args ...any) error {
+	return &Conflict{reason, fmt.Sprintf(format, args...)}
+}
+
+// Jobs are the jobs of one backend, and the exclusive use of objects. Its methods may be called by
+// many goroutines.
+type Jobs struct {
+	ctx  context.Context // of all background work; ends with Close
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu        sync.Mutex
+	running   map[string]*Job // by the ID of the object that is made; a failed job stays until a call got its error
+	readers   map[string]int  // number of jobs that read an object, by its ID
+	exclusive map[string]bool // objects of which one call has exclusive use
+	held      map[string]int  // objects that must not be written to
+
+	copied atomic.Int64 // bytes, of all jobs that have ended
+	failed atomic.Int64
+}
+
+// New returns Jobs without any job. The caller calls Close.
+func New() *Jobs {
+	ctx, stop := context.WithCancel(context.Background())
+	return &Jobs{
+		ctx: ctx, stop: stop,
+		running: map[string]*Job{}, readers: map[string]int{}, exclusive: map[string]bool{}, held: map[string]int{},
+	}
+}
+
+// Close cancels all background work and waits for its end.
+func (j *Jobs) Close() {
+	j.stop()
+	j.done.Wait()
+}
+
+// Context returns a context that ends with Close.
+func (j *Jobs) Context() context.Context { return j.ctx }
+
+// Go runs a task in the background. Its context ends with Close, which waits for it.
+func (j *Jobs) Go(task func(ctx context.Context)) { j.done.Go(func() { task(j.ctx) }) }
+
+// Job makes one object.
+type Job struct {
+	what     string        // the sources and properties of the object: a call joins only if its own are equal
+	sources  []string      // IDs
+	done     chan struct{} // closed when err is set
+	err      error
+	failed   time.Time
+	progress atomic.Pointer[Progress]
+}
+
+// Progress is how far a job is.
+type Progress struct {
+	Bytes int64  // that are copied
+	Held  int64  // bytes of the disk that the copy takes, as if it shared none of them
+	Stall string // where and since when there is no progress, for people; "" while there is
+}
+
+// Report notes how far the job is.
+func (job *Job) Report(p Progress) { job.progress.Store(&p) }
+
+// Progress returns what was reported last.
+func (job *Job) Progress() Progress {
+	if p := job.progress.Load(); p != nil {
+		return *p
+	}
+	return Progress{}
+}
+
+func (p Progress) String() string { return fmt.Sprintf("%d bytes so far%s", p.Bytes, p.Stall) }
+
+// RunOrJoin makes the object with this ID by run, in the background, or waits for the job that makes it
+// already. run reads the sources, which are IDs; its context ends with Close. what describes sources
+// and properties: a job for something else is a Conflict.
+//
+// RunOrJoin returns the error of run. If ctx ends first, the call that started the job gets the error
+// of ctx, and a call that joined it a Conflict.
+func (j *Jobs) RunOrJoin(ctx context.Context, id, what string, sources []string, run func(ctx context.Context, job *Job) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	job, joined, err := j.begin(id, what, sources)
+	if err != nil {
+		return err
+	}
+	if joined {
+		return j.join(ctx, id, job)
+	}
+	j.Go(func(life context.Context) {
+		err := guard.Do(func() error { return run(life, job) })
+		if life.Err() != nil && err != nil {
+			err = ErrStopped
+		}
+		j.end(id, job, err)
+	})
+	select {
+	case <-job.done:
+		return j.result(id, job)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// join waits for a job that another call has started.
+func (j *Jobs) join(ctx context.Context, id string, job *Job) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		wait, cancel := context.WithDeadline(ctx, deadline.Add(-min(notice, time.Until(deadline)/2)))
+		defer cancel()
+		ctx = wait
+	}
+	select {
+	case <-job.done:
+		return j.result(id, job)
+	case <-ctx.Done():
+		return conflict(Busy, "it is being made from %s, %s", job.what, job.Progress())
+	}
+}
+
+// Run makes the object with this ID by run, as part of the call: the context of run ends with ctx and
+// with Close, and no call joins. Errors: that of run, Conflict while a job makes the object.
+func (j *Jobs) Run(ctx context.Context, id, what string, sources []string, run func(ctx context.Context) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	job, joined, err := j.begin(id, what, sources)
+	c := (*Conflict)(nil)
+	switch {
+	case joined, errors.As(err, &c) && c.Reason == Differs:
+		return conflict(Busy, "it is being made by another call")
+	case err != nil:
+		return err
+	}
+	j.done.Add(1)
+	defer j.done.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(j.ctx, cancel)()
+	err = guard.Do(func() error { return run(ctx) })
+	if j.ctx.Err() != nil && err != nil {
+		err = fmt.Errorf("%w: %w", ErrStopped, err)
+	}
+	j.end(id, job, err)
+	return j.result(id, job)
+}
+
+// begin returns the job that makes the object: a new one, or one that runs already or has just failed.
+func (j *Jobs) begin(id, what string, sources []string) (job *Job, joined bool, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for other, job := range j.running {
+		if job.ended() && time.Since(job.failed) > remembered {
+			delete(j.running, other)
+		}
+	}
+	if job := j.running[id]; job != nil {
+		if job.what == what {
+			return job, true, nil
+		}
+		if !job.ended() {
+			return nil, false, conflict(Differs, "it is being made from %s", job.what)
+		}
+	}
+	for _, source := range sources {
+		if j.exclusive[source] {
+			return nil, false, conflict(Busy, "%s is being deleted", source)
+		}
+	}
+	for _, source := range sources {
+		j.readers[source]++
+	}
+	job = &Job{what: what, sources: sources, done: make(chan struct{})}
+	j.running[id] = job
+	return job, false, nil
+}
+
+// end releases the sources of a job and notes its result.
+func (j *Jobs) end(id string, job *Job, err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, source := range job.sources {
+		decrement(j.readers, source)
+	}
+	j.copied.Add(job.Progress().Bytes)
+	if err != nil {
+		j.failed.Add(1)
+		job.failed = time.Now()
+	} else {
+		delete(j.running, id) // the object exists now
+	}
+	job.err = err
+	close(job.done)
+}
+
+// result returns the result of a job that has ended. If it failed, the next call starts another one.
+func (j *Jobs) result(id string, job *Job) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.running[id] == job {
+		delete(j.running, id)
+	}
+	return job.err
+}
+
+func (job *Job) ended() bool {
+	select {
+	case <-job.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Free returns a Conflict while a job makes the object with this ID. It forgets a job that failed.
+func (j *Jobs) Free(id string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	job := j.running[id]
+	if job == nil || job.ended() {
+		delete(j.running, id)
+		return nil
+	}
+	return conflict(Differs, "it is being made from %s", job.what)
+}
+
+// Exclusive gives the caller exclusive use of objects until it calls release: no job reads or makes
+// them. Errors: Conflict.
+func (j *Jobs) Exclusive(ids ...string) (release func(), err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, id := range ids {
+		job := j.running[id]
+		switch {
+		case job != nil && !job.ended():
+			return nil, conflict(InUse, "%.128s is being made from %s", id, job.what)
+		case j.readers[id] > 0:
+			return nil, conflict(InUse, "%.128s is being copied", id)
+		case j.exclusive[id]:
+			return nil, conflict(Busy, "another call is deleting %.128s, or settling it", id)
+		}
+	}
+	for _, id := range ids {
+		delete(j.running, id)
+		j.exclusive[id] = true
+	}
+	return func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		for _, id := range ids {
+			delete(j.exclusive, id)
+		}
+	}, nil
+}
+
+// InExclusiveUse reports whether a call has exclusive use of the object with this ID.
+func (j *Jobs) InExclusiveUse(id string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.exclusive[id]
+}
+
+// Hold marks an object as one that must not be written to, until the caller calls release.
+func (j *Jobs) Hold(id string) (release func()) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.held[id]++
+	return func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		decrement(j.held, id)
+	}
+}
+
+// Held reports whether the object with this ID must not be written to.
+func (j *Jobs) Held(id string) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.held[id] > 0
+}
+
+// Stats are figures of all jobs.
+type Stats struct {
+	Running int   // jobs
+	Bytes   int64 // copied by all jobs, ended ones included
+	Failed  int64 // jobs
+}
+
+// Stats returns the figures of now.
+func (j *Jobs) Stats() Stats {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s := Stats{Bytes: j.copied.Load(), Failed: j.failed.Load()}
+	for _, job := range j.running {
+		if !job.ended() {
+			s.Running++
+			s.Bytes += job.Progress().Bytes
+		}
+	}
+	return s
+}
+
+// decrement lowers a count, and deletes it at 0.
+func decrement(counts map[string]int, id string) {
+	if counts[id]--; counts[id] == 0 {
+		delete(counts, id)
+	}
+}
