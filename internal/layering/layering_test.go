@@ -76,7 +76,8 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/driver":                           {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
 
 	// The parts of hostpath know nothing of each other, of volumes or of CSI.
-	"pkg/backend/hostpath/internal/jobs": {[]string{module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath/internal/jobs":    {[]string{module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
 }
 
 // never are imports that even a wide prefix above doesn't allow.

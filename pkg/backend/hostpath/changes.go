@@ -74,7 +74,7 @@ func (b *Backend) findImage(id string) (*snapshot, *store, error) {
 func (b *Backend) openImage(s *store, n *snapshot) (*os.File, error) {
 	file, err := s.root.OpenFile(path.Join(snapshotsDir, n.ID, imageFile), os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, gone := b.index.snapshot(n.ID); gone != nil { // deleted just now
+		if _, gone := b.snapshot(n.ID); gone != nil { // deleted just now
 			return nil, gone
 		}
 	}

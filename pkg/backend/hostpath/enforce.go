@@ -138,7 +138,7 @@ func (b *Backend) makeMarked(m quota.Mechanism, half *beneath.Dir, v *volume) er
 		return err
 	}
 	defer parent.Close()
-	mark, err := quota.Make(m, parent, dataDir, quota.Options{Mode: dataMode, Volume: v.ID, Taken: b.index.projectTaken})
+	mark, err := quota.Make(m, parent, dataDir, quota.Options{Mode: dataMode, Volume: v.ID, Taken: b.catalog.ProjectTaken})
 	v.Mark = &mark
 	return err
 }
@@ -357,9 +357,12 @@ func (b *Backend) unenforced(s *store, v *volume) []backend.Condition {
 // heal gives directories their limits back, as quotas may have been off and on again, and takes away what the kernel
 // keeps of subvolumes that are gone.
 func (b *Backend) heal(ctx context.Context, s *store) {
-	for _, v := range b.index.enforced() {
+	for _, v := range b.catalog.Volumes() {
 		if ctx.Err() != nil {
 			return
+		}
+		if !v.Enforced {
+			continue
 		}
 		b.panicked(guard.Do(func() error {
 			if u, err := b.look(s, v); err == nil && !u.Holds(v.Size) {
@@ -380,7 +383,7 @@ func (b *Backend) again(s *store, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
 		_ = b.limit(s, v, v.Size)
 		was = v
-		v, _ = b.index.find(v.key())
+		v, _ = b.volume(v.Key())
 	}
 }
 
@@ -407,7 +410,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	if err != nil {
 		return u, false, err
 	}
-	v, err := b.index.find(id)
+	v, err := b.volume(id)
 	if err != nil {
 		return u, false, err
 	}

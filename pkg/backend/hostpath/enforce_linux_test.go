@@ -171,7 +171,7 @@ func heldToItsSize(w *world) {
 
 	data, err := os.Open(w.path(volumesDir, v.ID, dataDir))
 	must(err)
-	must(quota.Set(data, *b.index.volumes.byID[v.ID].Mark, 0))
+	must(quota.Set(data, *known(b.volume(v.ID)).Mark, 0))
 	must(data.Close())
 	if sick, err := b.Health(ctx, v.ID); err != nil || len(sick) != 1 || sick[0].Reason != "SizeNotEnforced" {
 		w.Errorf("Health = %v, %v", sick, err)
@@ -235,7 +235,7 @@ func TestProjectsAreGivenUpByDeletesAtTheSameTime(t *testing.T) {
 		before := map[string]uint32{}
 		for i := range volumes {
 			v := w.held(b, fmt.Sprint(i), mib, required)
-			before[v.ID] = b.index.volumes.byID[v.ID].Mark.Project
+			before[v.ID] = known(b.volume(v.ID)).Mark.Project
 		}
 		var wg sync.WaitGroup
 		for id := range before {
@@ -249,7 +249,7 @@ func TestProjectsAreGivenUpByDeletesAtTheSameTime(t *testing.T) {
 		w.emptied()
 		for i := range volumes { // one that is in use still is not taken again
 			v := w.held(b, fmt.Sprint(i), mib, required)
-			if now := b.index.volumes.byID[v.ID].Mark.Project; now != before[v.ID] {
+			if now := known(b.volume(v.ID)).Mark.Project; now != before[v.ID] {
 				w.Errorf("volume %d had the project %d, which has its limit still, and has %d", i, before[v.ID], now)
 			}
 		}

@@ -17,7 +17,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	if err != nil {
 		return 0, false, err
 	}
-	v, err := b.index.persistent(id)
+	v, err := b.persistent(id)
 	if err != nil {
 		return 0, false, err
 	}
@@ -31,19 +31,19 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err) // not ErrExhausted, too: that has another code
 	}
 	if err := b.grow(ctx, s, &larger); err != nil {
-		b.index.release(larger.Size - v.Size)
+		b.catalog.Release(larger.Size - v.Size)
 		return 0, false, infeasible(err)
 	}
 	crashpoint.Reached("expand:grown")
 	if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &larger); err != nil {
 		if v.Kind == image { // its file is as large, durably, and a start finds it so
-			b.index.put(&larger)
+			b.catalog.PutVolume(&larger)
 		} else {
-			b.index.release(larger.Size - v.Size)
+			b.catalog.Release(larger.Size - v.Size)
 		}
 		return 0, false, infeasible(err)
 	}
-	b.index.put(&larger)
+	b.catalog.PutVolume(&larger)
 	return larger.Size, node, nil
 }
 

@@ -280,14 +280,15 @@ func (g *garden) weed(t *testing.T) {
 	}
 }
 
+// isBroken reports whether an object that was looked up has a record that cannot be used.
+func isBroken[T any](_ T, err error) bool { return err != nil && !errors.Is(err, backend.ErrNotFound) }
+
 // start opens a backend, makes every call for the planted object, and makes sure that the good ones
 // are served.
 func (g *garden) start(t *testing.T, id, dir string, planted map[string]string) {
 	b := g.open(t)
 	defer b.Close()
-	b.index.mu.RLock()
-	broken := b.index.volumes.broken[id] != nil || b.index.snapshots.broken[id] != nil || b.index.groups.broken[id] != nil
-	b.index.mu.RUnlock()
+	broken := isBroken(b.volume(id)) || isBroken(b.snapshot(id)) || isBroken(b.group(id))
 	ctx := context.Background()
 	g.served(t, b)
 	_, _, listErr := b.List(ctx, "", 10)

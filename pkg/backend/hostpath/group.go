@@ -110,7 +110,7 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 	}
 	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
 	t.claim = fair.Claim{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}
-	switch old, err := b.index.group(g.ID); {
+	switch old, err := b.group(g.ID); {
 	case err == nil:
 		return old, old.fits(t.sources, g.All)
 	case !errors.Is(err, backend.ErrNotFound):
@@ -122,13 +122,13 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 	if err := begin(t); err != nil {
 		return nil, err
 	}
-	return b.index.group(g.ID)
+	return b.group(g.ID)
 }
 
 // groupable returns the volumes with these IDs. Errors: ErrNotFound; ErrPrecondition if there is no one moment for them.
 func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err error) {
 	for _, id := range ids {
-		v, err := b.index.persistent(id)
+		v, err := b.persistent(id)
 		switch {
 		case err != nil:
 			return nil, err
@@ -165,7 +165,7 @@ type taking struct {
 
 // run makes the group of its volumes, and takes it into the index.
 func (t *taking) run(ctx context.Context) (err error) {
-	if old, err := t.index.group(t.group.ID); err == nil { // made just before this work began
+	if old, err := t.Backend.group(t.group.ID); err == nil { // made just before this work began
 		return old.fits(t.sources, t.group.All)
 	}
 	defer t.traffic.begin()()
@@ -177,7 +177,7 @@ func (t *taking) run(ctx context.Context) (err error) {
 	defer func() {
 		switch {
 		case errors.Is(err, errHalf):
-			t.index.breakGroup(t.group.ID, err)
+			t.catalog.BreakGroup(t.group.ID, err)
 		case err != nil:
 			err = errors.Join(exhausted(err), t.undo(err))
 		}
@@ -200,7 +200,7 @@ func (t *taking) run(ctx context.Context) (err error) {
 	if err := t.commit(t.jobs.Context()); err != nil { // whoever asked need not wait for it
 		return err
 	}
-	t.index.putSnapshots(t.group, t.snapshots...)
+	t.catalog.PutGroup(t.group, t.snapshots...)
 	return nil
 }
 
@@ -362,7 +362,7 @@ func (t *taking) close() error {
 // undo takes everything away that was made, after the error why.
 func (t *taking) undo(why error) error {
 	failed := t.close()
-	t.index.release(t.reserved)
+	t.catalog.Release(t.reserved)
 	for _, m := range t.group.Members {
 		failed = errors.Join(failed, t.store.drop(m.Half, why))
 	}
@@ -372,7 +372,7 @@ func (t *taking) undo(why error) error {
 func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 	group := backend.Group{ID: g.ID, Created: g.Created}
 	for _, m := range g.Members {
-		n, err := b.index.snapshot(m.ID)
+		n, err := b.snapshot(m.ID)
 		if err != nil {
 			return group, b.lostMember(g, err)
 		}
@@ -386,7 +386,7 @@ func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 func (b *Backend) lostMember(g *group, why error) error {
 	deleting := b.jobs.InExclusiveUse(g.ID)
 	if !deleting {
-		_, err := b.index.group(g.ID)
+		_, err := b.group(g.ID)
 		deleting = err != nil
 	}
 	if deleting {
@@ -400,7 +400,7 @@ func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string, _ m
 	if _, err := b.ready(); err != nil {
 		return backend.Group{}, err
 	}
-	g, err := b.index.group(id)
+	g, err := b.group(id)
 	if err == nil {
 		err = g.hasMembers(snapshots)
 	}
@@ -434,7 +434,7 @@ func (b *Backend) removeGroup(id string, may func(*group) error) error {
 		return err
 	}
 	defer release()
-	g, err := b.index.group(id)
+	g, err := b.group(id)
 	if err == nil {
 		err = may(g)
 	}
@@ -458,10 +458,10 @@ func (b *Backend) removeGroup(id string, may func(*group) error) error {
 		if err := b.trash(s, path.Join(snapshotsDir, m.ID)); err != nil {
 			return err
 		}
-		if n, err := b.index.snapshot(m.ID); err == nil {
-			b.index.dropSnapshot(n)
+		if n, err := b.snapshot(m.ID); err == nil {
+			b.catalog.DropSnapshot(n)
 		}
 	}
-	b.index.dropGroup(id)
+	b.catalog.DropGroup(id)
 	return nil
 }

@@ -86,7 +86,7 @@ type Backend struct {
 	wake  chan struct{} // the trash has an entry
 
 	troubles troubles
-	index    index
+	catalog  index
 	count    counters
 	traffic  traffic
 	emptying time.Time // start of the slice in which the trash is emptied

@@ -71,8 +71,8 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 			t.Errorf("StorageHealth with %d free inodes = %+v, %v", free, c, err)
 		}
 	}
-	if b.index.promised != v.Size {
-		t.Errorf("%d bytes are promised, want those of the one volume", b.index.promised)
+	if b.catalog.Reserved() != v.Size {
+		t.Errorf("%d bytes are promised, want those of the one volume", b.catalog.Reserved())
 	}
 	if ready, err := b.Probe(context.Background()); !ready || err != nil {
 		t.Errorf("Probe = %v, %v: a full disk is no reason to restart", ready, err)
@@ -94,12 +94,12 @@ func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
 	b := w.open()
 	refused := func(name string, size int64) {
 		t.Helper()
-		promised := b.index.promised
+		promised := b.catalog.Reserved()
 		if _, err := b.Create(ctx, backend.CreateOptions{Name: name, Required: size}); !errors.Is(err, backend.ErrExhausted) {
 			t.Errorf("Create of %d bytes beside %d that are promised = %v, want ErrExhausted", size, promised, err)
 		}
-		if left := append(w.names(stagingDir), w.names(trashDir)...); len(left) > 0 || b.index.promised != promised {
-			t.Errorf("after a refusal %v are left, and %d bytes are promised, before %d", left, b.index.promised, promised)
+		if left := append(w.names(stagingDir), w.names(trashDir)...); len(left) > 0 || b.catalog.Reserved() != promised {
+			t.Errorf("after a refusal %v are left, and %d bytes are promised, before %d", left, b.catalog.Reserved(), promised)
 		}
 	}
 	refused("larger than the disk", 65*mib)
@@ -109,15 +109,15 @@ func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
 		if full = errors.Is(err, backend.ErrExhausted); err != nil && !full {
 			t.Fatal(err)
 		}
-		if b.index.promised > 64*mib {
-			t.Fatalf("%d bytes are promised of a disk of %d", b.index.promised, 64*mib)
+		if b.catalog.Reserved() > 64*mib {
+			t.Fatalf("%d bytes are promised of a disk of %d", b.catalog.Reserved(), 64*mib)
 		}
 		if !full {
 			last = v
 		}
 	}
-	if b.index.promised < 48*mib {
-		t.Errorf("%d bytes are promised: the disk has room for more", b.index.promised)
+	if b.catalog.Reserved() < 48*mib {
+		t.Errorf("%d bytes are promised: the disk has room for more", b.catalog.Reserved())
 	}
 	refused("one more", 8*mib)
 	if err := b.Delete(ctx, last.ID, nil); err != nil {

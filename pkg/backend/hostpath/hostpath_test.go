@@ -21,6 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -221,14 +222,14 @@ func TestFilesAreFoundAgainByTheNextProcess(t *testing.T) {
 	if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, "f"), []byte("data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	promised := b.index.promised
+	promised := b.catalog.Reserved()
 	b.Close()
 	b = w.open()
 	if again := w.create(b, "pvc-1"); again.ID != v.ID || again.Size != v.Size {
 		t.Errorf("found %+v, want %+v", again, v)
 	}
-	if b.index.promised != promised {
-		t.Errorf("%d bytes are promised, before %d", b.index.promised, promised)
+	if b.catalog.Reserved() != promised {
+		t.Errorf("%d bytes are promised, before %d", b.catalog.Reserved(), promised)
 	}
 	if data, err := os.ReadFile(w.path(volumesDir, v.ID, dataDir, "f")); string(data) != "data" {
 		t.Errorf("the file holds %q, %v", data, err)
@@ -668,13 +669,21 @@ func TestRoomThatIsLeft(t *testing.T) {
 func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
 	var x index
 	huge := content{Size: 1 << 62}
-	x.replace(contents{volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge}, {ID: "c", content: huge}}})
-	if x.promised <= 0 {
-		t.Errorf("promised = %d", x.promised)
+	x.Replace(contents{Volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge}, {ID: "c", content: huge}}})
+	if x.Reserved() <= 0 {
+		t.Errorf("reserved = %d", x.Reserved())
 	}
-	if err := x.reserve(1, func(p int64) int64 { return space{total: 1 << 40, free: 1 << 40}.available(p, true) }); !errors.Is(err, backend.ErrExhausted) {
-		t.Errorf("reserve = %v", err)
+	if err := x.Reserve(1, func(p int64) int64 { return space{total: 1 << 40, free: 1 << 40}.available(p, true) }); !errors.As(err, new(*catalog.Full)) {
+		t.Errorf("Reserve = %v", err)
 	}
+}
+
+// known returns an object that a lookup must have found.
+func known[T any](object T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return object
 }
 
 // TestNoPathHasAName: an ID is a digest, so that a name cannot lead out of the root.
@@ -770,8 +779,8 @@ func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
 				t.Errorf("once more: %d, %v, want %d", size, err, want)
 			}
 			b = w.restart(b)
-			if got, err := b.Get(ctx, v.ID, nil); err != nil || got.Size != want || b.index.promised != want {
-				t.Errorf("after a restart it has %d bytes, %v, and %d are promised, want %d", got.Size, err, b.index.promised, want)
+			if got, err := b.Get(ctx, v.ID, nil); err != nil || got.Size != want || b.catalog.Reserved() != want {
+				t.Errorf("after a restart it has %d bytes, %v, and %d are promised, want %d", got.Size, err, b.catalog.Reserved(), want)
 			}
 		})
 	}

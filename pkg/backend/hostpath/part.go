@@ -33,7 +33,7 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, o.Name)
 	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut}, func(t *taking) error {
 		t.frozen, t.durable = o.Frozen, o.Durable
-		return classified(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
+		return unblocked(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
 	})
 	if err != nil {
 		return backend.Part{}, err
@@ -51,7 +51,7 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	if _, err := b.ready(); err != nil {
 		return backend.Part{}, err
 	}
-	g, err := b.index.part(id)
+	g, err := b.part(id)
 	if err != nil {
 		return backend.Part{}, err
 	}
@@ -59,8 +59,8 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 }
 
 // part returns the group with this ID, if it is a part.
-func (x *index) part(id string) (*group, error) {
-	g, err := x.group(id)
+func (b *Backend) part(id string) (*group, error) {
+	g, err := b.group(id)
 	if err == nil {
 		err = g.of(g.Cut)
 	}
@@ -84,7 +84,7 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := b.index.part(id); err != nil { // perhaps one that is being made
+	if _, err := b.part(id); err != nil { // perhaps one that is being made
 		return err
 	}
 	release, err := b.exclusive(id) // or it could be discarded meanwhile
@@ -92,7 +92,7 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 		return err
 	}
 	defer release()
-	g, err := b.index.part(id)
+	g, err := b.part(id)
 	if err == nil {
 		err = g.of(cut)
 	}
@@ -106,7 +106,7 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 		return fmt.Errorf("%w: settle group %s: %w", backend.ErrUnavailable, id, err)
 	}
 	crashpoint.Reached("part:settled")
-	b.index.putSnapshots(&next)
+	b.catalog.PutGroup(&next)
 	return nil
 }
 

@@ -232,8 +232,8 @@ func TestPartsOnTwoNodesAreOfOneMoment(t *testing.T) {
 // left makes sure that there is nothing of a part.
 func (n *node) left(id string, promised int64) {
 	n.Helper()
-	if got := slices.Concat(n.names(stagingDir), n.names(snapshotsDir), n.names(groupsDir)); len(got) > 0 || n.index.promised != promised {
-		n.Errorf("left: %v, %d bytes", got, n.index.promised-promised)
+	if got := slices.Concat(n.names(stagingDir), n.names(snapshotsDir), n.names(groupsDir)); len(got) > 0 || n.catalog.Reserved() != promised {
+		n.Errorf("left: %v, %d bytes", got, n.catalog.Reserved()-promised)
 	}
 	if _, err := n.GetPart(context.Background(), id); !errors.Is(err, backend.ErrNotFound) {
 		n.Errorf("GetPart = %v, want ErrNotFound", err)
@@ -249,7 +249,7 @@ func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
 	id, file := n.disk("v")
 	var last atomic.Uint64
 	defer inTurns(t, &last, file)()
-	promised, nobody := n.index.promised, errors.New("nobody has answered")
+	promised, nobody := n.catalog.Reserved(), errors.New("nobody has answered")
 	for name, tc := range map[string]struct {
 		late func(ctx context.Context) error
 		want error
@@ -289,7 +289,7 @@ func TestCloseEndsAPartAndLeavesNothing(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()
 	o := partOf(w.images(b, "a", "b")...)
-	promised := b.index.promised
+	promised := b.catalog.Reserved()
 	for _, hook := range []*func(context.Context) error{&o.Frozen, &o.Durable} {
 		o.Frozen, o.Durable = nil, nil
 		closed := make(chan error)

@@ -20,7 +20,7 @@ func (b *Backend) List(_ context.Context, after string, limit int) (page []backe
 	if _, err := b.ready(); err != nil {
 		return nil, false, err
 	}
-	b.index.after(after, func(_ string, v *volume, _ error) bool {
+	b.catalog.VolumesAfter(after, func(_ string, v *volume, _ error) bool {
 		switch {
 		case v == nil:
 			return true
@@ -59,9 +59,7 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	b.index.mu.RLock()
-	defer b.index.mu.RUnlock()
-	room := disk.offered(b.index.promised, s.whole)
+	room := disk.offered(b.catalog.Reserved(), s.whole)
 	return backend.Capacity{Available: room, Maximum: room}, nil
 }
 
@@ -74,7 +72,11 @@ func (b *Backend) reserve(s *store, size int64) error {
 	if disk.readOnly {
 		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.path)
 	}
-	return b.index.reserve(size, func(promised int64) int64 { return disk.available(promised, s.whole) })
+	err = b.catalog.Reserve(size, func(reserved int64) int64 { return disk.available(reserved, s.whole) })
+	if err != nil {
+		err = fmt.Errorf("%w: %w", backend.ErrExhausted, err)
+	}
+	return err
 }
 
 // space is the room of a filesystem.
@@ -124,7 +126,7 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	if err != nil {
 		return nil, err
 	}
-	v, err := b.index.find(id)
+	v, err := b.volume(id)
 	if errors.Is(err, backend.ErrNotFound) {
 		return nil, err
 	}
@@ -148,7 +150,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 	var volumes []*volume
 	var broken []error
 	var ids []string
-	b.index.after(after, func(id string, v *volume, err error) bool {
+	b.catalog.VolumesAfter(after, func(id string, v *volume, err error) bool {
 		ids, volumes, broken = append(ids, id), append(volumes, v), append(broken, err)
 		return true
 	})
@@ -262,17 +264,13 @@ func condition(s backend.Severity, reason, format string, a ...any) []backend.Co
 
 // Metrics returns what the index and the filesystem say now.
 func (b *Backend) Metrics() []backend.Metric {
-	b.index.mu.RLock()
-	x := &b.index
-	volumes, inline, snapshots, groups, promised := len(x.volumes.byID), len(x.inline), len(x.snapshots.byID), len(x.groups.byID), x.promised
-	broken := len(x.volumes.broken) + len(x.snapshots.broken) + len(x.groups.broken)
-	b.index.mu.RUnlock()
+	objects := b.catalog.Stats()
 	work := b.jobs.Stats()
 	var disk space
 	var room int64
 	if s, err := b.ready(); err == nil {
 		if disk, err = s.space(); err == nil {
-			room = disk.offered(promised, s.whole)
+			room = disk.offered(objects.Reserved, s.whole)
 		}
 	}
 	gauge := func(name, help string, value float64) backend.Metric {
@@ -282,12 +280,12 @@ func (b *Backend) Metrics() []backend.Metric {
 		return backend.Metric{Name: name, Help: help, Value: float64(value), Counter: true}
 	}
 	all := []backend.Metric{
-		gauge("volumes", "Volumes made by CreateVolume.", float64(volumes)),
-		gauge("inline_volumes", "Inline ephemeral volumes.", float64(inline)),
-		gauge("snapshots", "Snapshots, members of groups too.", float64(snapshots)),
-		gauge("snapshot_groups", "Groups of snapshots.", float64(groups)),
-		gauge("unreadable_records", "Volumes, snapshots and groups whose record can't be used; they are left alone.", float64(broken)),
-		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(promised)),
+		gauge("volumes", "Volumes made by CreateVolume.", float64(objects.Volumes)),
+		gauge("inline_volumes", "Inline ephemeral volumes.", float64(objects.Hidden)),
+		gauge("snapshots", "Snapshots, members of groups too.", float64(objects.Snapshots)),
+		gauge("snapshot_groups", "Groups of snapshots.", float64(objects.Groups)),
+		gauge("unreadable_records", "Volumes, snapshots and groups whose record can't be used; they are left alone.", float64(objects.Broken)),
+		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(objects.Reserved)),
 		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(work.Running)),
 		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", work.Bytes),
 		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be made or took too long.", b.count.unfrozen.Load()),

@@ -33,7 +33,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		return backend.Volume{}, err
 	}
 	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: now()}
-	switch old, err := b.index.find(v.ID); {
+	switch old, err := b.volume(v.ID); {
 	case err == nil: // what it was made from may be gone, but it was of that kind, and no larger
 		source := old.content
 		source.Size = 0
@@ -59,7 +59,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
 	v.namespace = o.Namespace
 	err = b.runOrJoin(ctx, v.ID, what, []string{id}, func(ctx context.Context, job *jobs.Job) error {
-		if old, err := b.index.find(v.ID); err == nil { // made just before this work began
+		if old, err := b.volume(v.ID); err == nil { // made just before this work began
 			return old.fits(v, o)
 		}
 		source, err := b.contentOf(from) // now that it can't be deleted
@@ -82,13 +82,13 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 // contentOf returns what is in the snapshot or volume to copy.
 func (b *Backend) contentOf(from origin) (content, error) {
 	if from.Volume != "" {
-		v, err := b.index.persistent(from.Volume)
+		v, err := b.persistent(from.Volume)
 		if err != nil {
 			return content{}, err
 		}
 		return v.content, nil
 	}
-	n, err := b.index.snapshot(from.Snapshot)
+	n, err := b.snapshot(from.Snapshot)
 	if err != nil {
 		return content{}, err
 	}

@@ -157,7 +157,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	if err != nil {
 		return err
 	}
-	v, err := b.index.persistent(id)
+	v, err := b.persistent(id)
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 		if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &next); err != nil {
 			return err
 		}
-		b.index.put(&next)
+		b.catalog.PutVolume(&next)
 	}
 	crashpoint.Reached("modify:recorded")
 	return b.apply(ctx, s, &next)

@@ -49,13 +49,13 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 		return backend.Snapshot{}, err
 	}
 	n := &snapshot{ID: volumeid.New(volumeid.Snapshot, b.cfg.Node, o.Name), Name: o.Name, Source: o.Source, Accept: accept}
-	switch old, err := b.index.snapshot(n.ID); {
+	switch old, err := b.snapshot(n.ID); {
 	case err == nil:
 		return old.public(), old.fits(n)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Snapshot{}, err
 	}
-	if _, err := b.index.persistent(o.Source); err != nil {
+	if _, err := b.persistent(o.Source); err != nil {
 		return backend.Snapshot{}, err
 	}
 	what := "volume " + n.Source
@@ -91,10 +91,10 @@ func (n *snapshot) fits(want *snapshot) error {
 
 // takeSnapshot makes n of its volume, and takes it into the index.
 func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim fair.Claim, job *copyJob) error {
-	if old, err := b.index.snapshot(n.ID); err == nil { // made just before this work began
+	if old, err := b.snapshot(n.ID); err == nil { // made just before this work began
 		return old.fits(n)
 	}
-	v, err := b.index.persistent(n.Source) // now that it can't be deleted
+	v, err := b.persistent(n.Source) // now that it can't be deleted
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 		}
 		n.Created = job.cut.UTC()
 		n.took(got)
-		b.index.release(reserved)
+		b.catalog.Release(reserved)
 		reserved = 0
 		if err := b.reserve(s, n.Held); err != nil {
 			return err
@@ -122,15 +122,15 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 	})
 	switch {
 	case errors.Is(err, errHalf): // its promise stays, too
-		b.index.breakSnapshot(n.ID, err)
+		b.catalog.BreakSnapshot(n.ID, err)
 		return err
 	case err != nil:
 		b.wakeTrash()
-		b.index.release(reserved)
+		b.catalog.Release(reserved)
 		return exhausted(err)
 	}
 	crashpoint.Reached("snapshot:placed")
-	b.index.putSnapshots(nil, n)
+	b.catalog.PutSnapshot(n)
 	return nil
 }
 
@@ -170,7 +170,7 @@ func (b *Backend) findSnapshot(id string) (*snapshot, *store, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	n, err := b.index.snapshot(id)
+	n, err := b.snapshot(id)
 	return n, s, err
 }
 
@@ -185,7 +185,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 		return err
 	}
 	defer release()
-	n, err := b.index.snapshot(id)
+	n, err := b.snapshot(id)
 	switch {
 	case errors.Is(err, backend.ErrNotFound):
 		return nil
@@ -198,7 +198,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 	if err := b.trash(s, path.Join(snapshotsDir, n.ID)); err != nil {
 		return err
 	}
-	b.index.dropSnapshot(n)
+	b.catalog.DropSnapshot(n)
 	return nil
 }
 
@@ -207,7 +207,7 @@ func (b *Backend) ListSnapshots(_ context.Context, source, after string, limit i
 	if _, err := b.ready(); err != nil {
 		return nil, false, err
 	}
-	b.index.snapshotsAfter(source, after, func(n *snapshot) bool {
+	b.catalog.SnapshotsAfter(source, after, func(n *snapshot) bool {
 		if more = len(page) == limit; !more {
 			page = append(page, n.public())
 		}

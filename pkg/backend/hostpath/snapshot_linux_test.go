@@ -143,11 +143,11 @@ func TestASnapshotKeepsWhatWasThere(t *testing.T) {
 				t.Errorf("%s holds %q, want %q", id, got[5*mib:5*mib+6], want)
 			}
 		}
-		if got := b.index.snapshots.byID[n.ID].Cloned; got != f.Reflinks {
+		if got := known(b.snapshot(n.ID)).Cloned; got != f.Reflinks {
 			t.Errorf("it was cloned: %v, want %v", got, f.Reflinks)
 		}
 		if f.Reflinks { // 4 KiB of data, and what the filesystem adds; never its 8 MiB
-			if held := b.index.snapshots.byID[n.ID].Held; held < 4096 || held > mib {
+			if held := known(b.snapshot(n.ID)).Held; held < 4096 || held > mib {
 				t.Errorf("it holds %d bytes", held)
 			}
 		}
@@ -155,18 +155,16 @@ func TestASnapshotKeepsWhatWasThere(t *testing.T) {
 		if _, err := again.Restore(ctx, n.ID, deviceOptions("restored", 16*mib)); err != nil {
 			t.Errorf("a retry after a restart: %v", err)
 		}
-		for _, n := range again.index.snapshots.byID {
-			if err := again.DeleteSnapshot(ctx, n.ID, nil); err != nil {
-				t.Fatal(err)
-			}
+		if err := again.DeleteSnapshot(ctx, n.ID, nil); err != nil {
+			t.Fatal(err)
 		}
 		for _, v := range []backend.Volume{restored, clone} {
 			if err := again.Delete(ctx, v.ID, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if again.index.promised != 0 {
-			t.Errorf("%d bytes are promised to nothing", again.index.promised)
+		if again.catalog.Reserved() != 0 {
+			t.Errorf("%d bytes are promised to nothing", again.catalog.Reserved())
 		}
 		w.emptied()
 	})
@@ -298,8 +296,8 @@ func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
 	if _, err := b.Clone(ctx, v.ID, deviceOptions("c", 0)); !errors.Is(err, backend.ErrPrecondition) {
 		t.Errorf("Clone = %v, want ErrPrecondition", err)
 	}
-	if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.index.promised != v.Size {
-		t.Errorf("left: %v, and %d bytes", got, b.index.promised-v.Size)
+	if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.catalog.Reserved() != v.Size {
+		t.Errorf("left: %v, and %d bytes", got, b.catalog.Reserved()-v.Size)
 	}
 	o := backend.SnapshotOptions{Name: "n", Source: v.ID, Parameters: map[string]string{consistencyKey: string(none)}}
 	if _, err := b.Snapshot(ctx, o); err != nil {
@@ -410,8 +408,8 @@ func TestCloseEndsACopyAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := w.restart(b)
-	if got := w.names(volumesDir); len(got) != 1 || again.index.promised != v.Size {
-		t.Errorf("left: %v, %d bytes", got, again.index.promised)
+	if got := w.names(volumesDir); len(got) != 1 || again.catalog.Reserved() != v.Size {
+		t.Errorf("left: %v, %d bytes", got, again.catalog.Reserved())
 	}
 	w.emptied()
 }
@@ -474,8 +472,8 @@ func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 				t.Fatalf("Snapshot = %v, want ErrExhausted", err)
 			}
 			w.emptied()
-			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.index.promised != v.Size {
-				t.Errorf("left: %v, %d bytes", got, b.index.promised-v.Size)
+			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.catalog.Reserved() != v.Size {
+				t.Errorf("left: %v, %d bytes", got, b.catalog.Reserved()-v.Size)
 			}
 			if _, err := b.Clone(ctx, v.ID, backend.CreateOptions{Name: "c", Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) {
 				t.Errorf("Clone = %v, want ErrExhausted", err)
@@ -668,8 +666,8 @@ func TestACloneOfAnImageWhoseGrowthWasInterrupted(t *testing.T) {
 	}
 	b = w.restart(b)
 	clone, err := b.Clone(context.Background(), v.ID, deviceOptions("clone", 0))
-	if err != nil || clone.Size != 16*mib || b.index.promised != 32*mib {
-		t.Errorf("Clone = %+v, %v, and %d bytes are promised", clone, err, b.index.promised)
+	if err != nil || clone.Size != 16*mib || b.catalog.Reserved() != 32*mib {
+		t.Errorf("Clone = %+v, %v, and %d bytes are promised", clone, err, b.catalog.Reserved())
 	}
 }
 
@@ -691,9 +689,9 @@ func TestASnapshotOfASubvolumeThatNobodyCountsHoldsItsSize(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Size: 300 * mib})
 	b := w.open()
 	v := w.create(b, "v")
-	before := b.index.promised
+	before := b.catalog.Reserved()
 	w.snapshot(b, v, "n")
-	if held := b.index.promised - before; held != v.Size {
+	if held := b.catalog.Reserved() - before; held != v.Size {
 		t.Errorf("it holds %d bytes of the volume's %d", held, v.Size)
 	}
 }
@@ -723,7 +721,7 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
 		ids := w.images(b, "a", "b", "c")
-		before := b.index.promised
+		before := b.catalog.Reserved()
 		if !f.Reflinks {
 			if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids}); !errors.Is(err, backend.ErrPrecondition) {
 				t.Errorf("SnapshotGroup = %v, want ErrPrecondition", err)
@@ -735,12 +733,12 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 			if !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", what, err, want)
 			}
-			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir), w.names(groupsDir)); len(got) > 0 || b.index.promised != before {
-				t.Errorf("%s has left %v, %d bytes", what, got, b.index.promised-before)
+			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir), w.names(groupsDir)); len(got) > 0 || b.catalog.Reserved() != before {
+				t.Errorf("%s has left %v, %d bytes", what, got, b.catalog.Reserved()-before)
 			}
 		}
 		_, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), w.create(b, "d").ID)})
-		before = b.index.promised
+		before = b.catalog.Reserved()
 		nothing("a group with a directory", err, backend.ErrPrecondition)
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), "none")})
 		nothing("a group with an unknown volume", err, backend.ErrNotFound)
@@ -803,7 +801,7 @@ func TestADamagedGroupKeepsItsMembers(t *testing.T) {
 		t.Fatal(err)
 	}
 	b = w.open()
-	if got := len(b.index.snapshots.byID); got != 2 {
+	if got := b.catalog.Stats().Snapshots; got != 2 {
 		t.Errorf("%d members are left", got)
 	}
 	if _, err := b.GetGroup(context.Background(), g.ID, nil, nil); err == nil || errors.Is(err, backend.ErrNotFound) {

@@ -30,18 +30,18 @@ const (
 // which it fails is reported and left alone; the others are served.
 func (b *Backend) load(s *store) (err error) {
 	var c contents
-	if c.groups, c.brokenGroups, err = readRecords(s, groupsDir, partFormat, (*group).check); err != nil {
+	if c.Groups, c.BrokenGroups, err = readRecords(s, groupsDir, partFormat, (*group).check); err != nil {
 		return err
 	}
-	c.groups = s.finishAll(c.groups, c.brokenGroups)
-	if err := b.sweepStaging(s, c.brokenGroups); err != nil {
+	c.Groups = s.finishAll(c.Groups, c.BrokenGroups)
+	if err := b.sweepStaging(s, c.BrokenGroups); err != nil {
 		return err
 	}
-	if c.snapshots, c.brokenSnapshots, err = readRecords(s, snapshotsDir, snapshotFormat, (*snapshot).check); err != nil {
+	if c.Snapshots, c.BrokenSnapshots, err = readRecords(s, snapshotsDir, snapshotFormat, (*snapshot).check); err != nil {
 		return err
 	}
-	c.snapshots = b.sweepMembers(s, c.snapshots, c.brokenSnapshots)
-	c.volumes, c.brokenVolumes, err = readRecords(s, volumesDir, volumeFormat, func(v *volume, dir string) error {
+	c.Snapshots = b.sweepMembers(s, c.Snapshots, c.BrokenSnapshots)
+	c.Volumes, c.BrokenVolumes, err = readRecords(s, volumesDir, volumeFormat, func(v *volume, dir string) error {
 		err := v.check(dir)
 		if err == nil {
 			s.measure(v)
@@ -58,12 +58,12 @@ func (b *Backend) load(s *store) (err error) {
 			return err
 		}
 	}
-	for _, broken := range []map[string]error{c.brokenVolumes, c.brokenSnapshots, c.brokenGroups} {
+	for _, broken := range []map[string]error{c.BrokenVolumes, c.BrokenSnapshots, c.BrokenGroups} {
 		for _, err := range broken {
 			b.panicked(err)
 		}
 	}
-	b.index.replace(c)
+	b.catalog.Replace(c)
 	return nil
 }
 
@@ -290,7 +290,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *store) error {
 			if err := b.pace(ctx, 0); err != nil {
 				return err
 			}
-			return b.exec.remove(ctx, trash, name, b.index.projectTaken, func(files int) error { return b.pace(ctx, files) })
+			return b.exec.remove(ctx, trash, name, b.catalog.ProjectTaken, func(files int) error { return b.pace(ctx, files) })
 		})
 		if err != nil {
 			b.panicked(err)

@@ -150,13 +150,13 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err := v.plan(o, nil); err != nil {
 		return backend.Volume{}, err
 	}
-	switch old, err := b.index.find(v.key()); {
+	switch old, err := b.volume(v.Key()); {
 	case err == nil:
 		return old.public(), old.fits(v, o)
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
-	if err := classified(b.jobs.Free(v.ID)); err != nil {
+	if err := unblocked(b.jobs.Free(v.ID)); err != nil {
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = now(), o.Namespace
@@ -167,14 +167,6 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	return v.public(), err
 }
 
-// key is what the index knows v by.
-func (v *volume) key() string {
-	if v.Inline {
-		return v.Name
-	}
-	return v.ID
-}
-
 // keep promises room to v, makes it, and takes it into the index.
 func (b *Backend) keep(s *store, v *volume, make func() error) error {
 	if err := b.reserve(s, v.Size); err != nil {
@@ -182,13 +174,13 @@ func (b *Backend) keep(s *store, v *volume, make func() error) error {
 	}
 	switch err := make(); {
 	case errors.Is(err, errHalf): // its promise stays, too
-		b.index.breaks(v.key(), err)
+		b.catalog.BreakVolume(v.Key(), err)
 		return err
 	case err != nil:
-		b.index.release(v.Size)
+		b.catalog.Release(v.Size)
 		return exhausted(err)
 	}
-	b.index.put(v)
+	b.catalog.PutVolume(v)
 	return nil
 }
 
@@ -340,7 +332,7 @@ func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backen
 	if _, err := b.ready(); err != nil {
 		return backend.Volume{}, err
 	}
-	v, err := b.index.find(id)
+	v, err := b.volume(id)
 	if err != nil {
 		return backend.Volume{}, err
 	}
@@ -372,7 +364,7 @@ func (b *Backend) remove(id string, inline bool) error {
 		return err
 	}
 	defer release()
-	v, err := b.index.find(id)
+	v, err := b.volume(id)
 	if errors.Is(err, backend.ErrNotFound) || (err == nil && v.Inline != inline) {
 		return nil
 	}
@@ -385,12 +377,12 @@ func (b *Backend) remove(id string, inline bool) error {
 	}
 	crashpoint.Reached("delete:checked")
 	// What is in the trash may be emptied at once, and its project be given up: no volume has it any more.
-	b.index.yield(v)
+	b.catalog.YieldProject(v)
 	if err := b.trash(s, path.Join(volumesDir, v.ID)); err != nil {
-		b.index.put(v)
+		b.catalog.PutVolume(v)
 		return err
 	}
-	b.index.drop(v)
+	b.catalog.DropVolume(v)
 	return nil
 }
 
@@ -443,7 +435,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err != nil {
 		return mounter.Mount{}, err
 	}
-	v, err := b.index.find(id)
+	v, err := b.volume(id)
 	if err != nil {
 		return mounter.Mount{}, err
 	}
