@@ -78,6 +78,7 @@ var rooms = map[string]struct{ may, not []string }{
 	// The parts of hostpath know nothing of each other, of volumes or of CSI.
 	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath/internal/jobs":    {[]string{module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath/internal/store":   {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
 }
 
 // never are imports that even a wide prefix above doesn't allow.

@@ -63,7 +63,7 @@ func (b *Backend) Delta(ctx context.Context, base, target string, from int64, _ 
 }
 
 // findImage returns the snapshot with this ID if it is of an image. Errors: ErrNotFound, ErrInvalid.
-func (b *Backend) findImage(id string) (*snapshot, *store, error) {
+func (b *Backend) findImage(id string) (*snapshot, *root, error) {
 	n, s, err := b.findSnapshot(id)
 	if err == nil && n.Kind != image {
 		err = fmt.Errorf("%w: snapshot %s is of a directory, and has no blocks", backend.ErrInvalid, id)
@@ -71,8 +71,8 @@ func (b *Backend) findImage(id string) (*snapshot, *store, error) {
 	return n, s, err
 }
 
-func (b *Backend) openImage(s *store, n *snapshot) (*os.File, error) {
-	file, err := s.root.OpenFile(path.Join(snapshotsDir, n.ID, imageFile), os.O_RDONLY, 0)
+func (b *Backend) openImage(s *root, n *snapshot) (*os.File, error) {
+	file, err := s.Dir().OpenFile(path.Join(snapshotsDir, n.ID, imageFile), os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, gone := b.snapshot(n.ID); gone != nil { // deleted just now
 			return nil, gone

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -299,14 +297,6 @@ func (g *group) checkPart(id volumeid.ID) error {
 		if _, ok := slices.BinarySearch(g.All, volume); part && !ok {
 			return damaged("members and all: volume %s is not among those of all parts", volume)
 		}
-	}
-	return nil
-}
-
-// check returns an error for an identity that names no root.
-func (i *identity) check() error {
-	if id, err := uuid.Parse(i.UUID); err != nil || id.String() != i.UUID {
-		return damaged("uuid: %.64q is no UUID of a root", i.UUID)
 	}
 	return nil
 }

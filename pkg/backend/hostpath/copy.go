@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
@@ -50,7 +49,7 @@ const freezeLimit = 5 * time.Second
 // copying is the making of one copy.
 type copying struct {
 	*Backend
-	store  *store
+	store  *root
 	from   string // directory of what is copied, below the root
 	live   string // ID of the volume, if it is one: it may be written to meanwhile. "" for a snapshot
 	accept consistency
@@ -115,7 +114,7 @@ func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got
 
 // image copies an image in a moment where the disk can.
 func (c copying) image(ctx context.Context, half *beneath.Dir) (got copied, err error) {
-	src, err := c.store.root.OpenFile(path.Join(c.from, imageFile), os.O_RDONLY, 0)
+	src, err := c.store.Dir().OpenFile(path.Join(c.from, imageFile), os.O_RDONLY, 0)
 	if err != nil {
 		return got, missing(err)
 	}
@@ -323,7 +322,7 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 }
 
 // path is the absolute path of the image.
-func (c copying) path() string { return filepath.Join(c.store.real, c.from, imageFile) }
+func (c copying) path() string { return c.store.Real(c.from, imageFile) }
 
 // missing explains why data cannot be opened that a record says is there.
 func missing(err error) error {
@@ -331,29 +330,4 @@ func missing(err error) error {
 		return fmt.Errorf("the data to copy is missing: %w", err)
 	}
 	return misplaced(err)
-}
-
-// canReflink finds out whether files below the root can share blocks.
-func (s *store) canReflink() (bool, error) {
-	var files [2]*os.File
-	for i := range files {
-		name := path.Join(stagingDir, "probe-"+random())
-		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return false, err
-		}
-		defer f.Close()
-		defer s.root.Remove(name)
-		files[i] = f
-	}
-	if _, err := files[0].Write(make([]byte, 4096)); err != nil {
-		return false, err
-	}
-	switch err := copier.Clone(files[0], files[1]); {
-	case errors.Is(err, errors.ErrUnsupported):
-		return false, nil
-	case err != nil:
-		return false, err
-	}
-	return true, nil
 }

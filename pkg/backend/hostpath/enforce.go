@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
-	"sync"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
@@ -32,8 +30,8 @@ const contextPromised = "promised"
 
 // mechanism returns by what directories can be held to their sizes. With quota.ErrNotEnforced they can't be, and why
 // says what a person can do; the kind may be that of a subvolume all the same.
-func (s *store) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
-	root, err := s.root.OpenDirFile(".")
+func (s *root) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
+	root, err := s.Dir().OpenDirFile(".")
 	if err != nil {
 		return m, err
 	}
@@ -45,50 +43,9 @@ func (s *store) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
 	return m, err
 }
 
-// canSubvolume finds out whether subvolumes can be made and removed below the root: not by everybody on every btrfs.
-func (s *store) canSubvolume() (bool, error) {
-	staging, err := s.root.OpenDirFile(stagingDir)
-	if err != nil {
-		return false, err
-	}
-	defer staging.Close()
-	name := "probe-" + random()
-	if _, err := quota.Make(quota.Mechanism{Kind: quota.Subvolume}, staging, name, quota.Options{Mode: 0o700}); err != nil {
-		return false, err
-	}
-	if err := quota.Discard(staging, name, nil); err != nil {
-		_ = s.root.Remove(path.Join(stagingDir, name)) // else the next start sweeps it
-		return false, err
-	}
-	return true, nil
-}
-
-// ability is something that the root's filesystem can do or not, which is found out once.
-type ability struct {
-	mu         sync.Mutex
-	known, yes bool
-}
-
-// get returns what probe says. A disk that is full or read-only says nothing: it is asked again the next time.
-func (a *ability) get(probe func() (bool, error)) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.known {
-		yes, err := probe()
-		a.yes, a.known = yes, !isFull(err) && !isReadOnly(err)
-	}
-	return a.yes
-}
-
-// subvolumes reports whether subvolumes can be made and removed below the root.
-func (s *store) subvolumes() bool { return s.subvolume.get(s.canSubvolume) }
-
-// reflinks reports whether files below the root can share blocks.
-func (s *store) reflinks() bool { return s.reflink.get(s.canReflink) }
-
 // admit returns by what the directory of v can be held to its size, and why it can't be. It notes that in v.
 // Errors: ErrExhausted if that is required, as another node may be able to; the context's.
-func (s *store) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, err error) {
+func (s *root) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, err error) {
 	m, why = s.mechanism(ctx)
 	switch wanted := v.set(enforceKey); {
 	case ctx.Err() != nil:
@@ -103,7 +60,7 @@ func (s *store) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, e
 
 // makeDirectory makes the directory of a volume in half, held to its size if that is what v wants and what can be. It
 // is empty, or holds what fill puts into it, if that isn't nil.
-func (b *Backend) makeDirectory(ctx context.Context, s *store, half *beneath.Dir, v *volume, fill func(dir *os.File) error) error {
+func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir, v *volume, fill func(dir *os.File) error) error {
 	m, why, err := s.admit(ctx, v)
 	if err != nil {
 		return err
@@ -186,7 +143,7 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 // source opens the directory that is copied, as a path only: a helper opens it for reading.
 // Errors: ErrPrecondition if that hangs.
 func (c copying) source() (*os.File, error) {
-	src, err := c.store.root.OpenDirPath(path.Join(c.from, dataDir))
+	src, err := c.store.Dir().OpenDirPath(path.Join(c.from, dataDir))
 	if err != nil {
 		return nil, missing(err)
 	}
@@ -202,7 +159,7 @@ func (c copying) source() (*os.File, error) {
 
 // heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
 // counts that, and with simple quotas, which count what is shared elsewhere, it is the size of what it was made of.
-func (s *store) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
+func (s *root) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
 	if m, why := s.mechanism(ctx); why != nil || m.Simple {
 		return what.Size, nil
 	}
@@ -263,7 +220,7 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 
 // enforceAnew makes the limit of a directory what its settings say, as they have changed.
 // Errors: ErrInvalid if it is required and can't be.
-func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
+func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 	if v.Kind != directory {
 		return nil
 	}
@@ -271,7 +228,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
 	if why == nil && v.Mark == nil {
 		why = errors.New("the volume was made without")
 	}
-	dir, err := s.root.OpenDir(path.Dir(s.dataName(v)))
+	dir, err := s.Dir().OpenDir(path.Dir(s.dataName(v)))
 	if err != nil {
 		return err
 	}
@@ -292,7 +249,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *store, v *volume) error {
 
 // raise makes the limit of a directory, if it has one, its size, which has grown. Where quotas are off for a while, a
 // start gives the limit back.
-func (b *Backend) raise(ctx context.Context, s *store, v *volume) error {
+func (b *Backend) raise(ctx context.Context, s *root, v *volume) error {
 	if !v.Enforced {
 		return nil
 	}
@@ -306,8 +263,8 @@ func (b *Backend) raise(ctx context.Context, s *store, v *volume) error {
 }
 
 // limit gives the directory of v a limit, or none if size is 0.
-func (b *Backend) limit(s *store, v *volume, size int64) error {
-	return b.limitIn(s.root, s.dataName(v), v, size)
+func (b *Backend) limit(s *root, v *volume, size int64) error {
+	return b.limitIn(s.Dir(), s.dataName(v), v, size)
 }
 
 // limitIn is limit for the directory called name in dir.
@@ -332,7 +289,7 @@ func openMarked(dir *beneath.Dir, name string, v *volume) (*os.File, error) {
 }
 
 // unenforced says what is wrong with the limit of a directory, or nothing.
-func (b *Backend) unenforced(s *store, v *volume) []backend.Condition {
+func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 	if v.Kind != directory {
 		return nil
 	}
@@ -356,7 +313,7 @@ func (b *Backend) unenforced(s *store, v *volume) []backend.Condition {
 
 // heal gives directories their limits back, as quotas may have been off and on again, and takes away what the kernel
 // keeps of subvolumes that are gone.
-func (b *Backend) heal(ctx context.Context, s *store) {
+func (b *Backend) heal(ctx context.Context, s *root) {
 	for _, v := range b.catalog.Volumes() {
 		if ctx.Err() != nil {
 			return
@@ -371,7 +328,7 @@ func (b *Backend) heal(ctx context.Context, s *store) {
 			return nil
 		}))
 	}
-	if root, err := s.root.OpenDirFile("."); err == nil {
+	if root, err := s.Dir().OpenDirFile("."); err == nil {
 		defer root.Close()
 		_ = quota.Sweep(root) // it is for tidiness only
 	}
@@ -379,7 +336,7 @@ func (b *Backend) heal(ctx context.Context, s *store) {
 
 // again sets the limit of a directory that has lost it. It takes no lock, and looks whether the volume has changed
 // meanwhile. What can't be mended stays in its health.
-func (b *Backend) again(s *store, v *volume) {
+func (b *Backend) again(s *root, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
 		_ = b.limit(s, v, v.Size)
 		was = v
@@ -387,8 +344,8 @@ func (b *Backend) again(s *store, v *volume) {
 	}
 }
 
-func (b *Backend) look(s *store, v *volume) (quota.Usage, error) {
-	data, err := openMarked(s.root, s.dataName(v), v)
+func (b *Backend) look(s *root, v *volume) (quota.Usage, error) {
+	data, err := openMarked(s.Dir(), s.dataName(v), v)
 	if err != nil {
 		return quota.Usage{}, err
 	}
@@ -424,24 +381,10 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	if err != nil || q.Limit == 0 {
 		return u, false, err
 	}
-	disk, err := s.space()
+	disk, err := s.Space()
 	if err != nil {
 		return u, false, err
 	}
 	free := max(0, q.Limit-q.Used)
-	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.free)}, true, nil
-}
-
-// discardData takes the limit of its size from the data in an entry of the trash or of staging/,
-// which root holds, so that it can be removed. taken reports whether a volume has a project.
-func discardData(root *beneath.Dir, entry string, taken func(uint32) bool) error {
-	dir, err := root.OpenDirFile(entry)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrType) { // a file that the driver did not make
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return quota.Discard(dir, dataDir, taken)
+	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.Free)}, true, nil
 }

@@ -48,3 +48,6 @@ type givenUp struct {
 }
 
 func (g *givenUp) Unwrap() error { return g.error }
+
+// Gone is closed when the helper has ended.
+func (g *givenUp) Gone() <-chan struct{} { return g.gone }

@@ -12,6 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/helper"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -371,7 +372,7 @@ var removeTask = helper.Task{Name: "remove", Background: true, Run: func(j *help
 		}
 		return taken || err != nil
 	}
-	if err := discardData(trash, name, taken); err != nil {
+	if err := store.DiscardData(trash, name, taken); err != nil {
 		return nil, err
 	}
 	files := 0

@@ -10,6 +10,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/helper"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -82,7 +83,7 @@ func (e *executor) remove(ctx context.Context, trash *os.File, name string, take
 		return err
 	}
 	defer dir.Close()
-	if err := discardData(dir, name, taken); err != nil {
+	if err := store.DiscardData(dir, name, taken); err != nil {
 		return err
 	}
 	return errors.Join(removeTree(trash, name, func() error { return removed(1) }), ctx.Err())

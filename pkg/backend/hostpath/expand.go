@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
 // Expand raises the promise to a volume, and makes an image longer: first the file, then the record, so that no record
@@ -35,7 +35,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 		return 0, false, infeasible(err)
 	}
 	crashpoint.Reached("expand:grown")
-	if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &larger); err != nil {
+	if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &larger); err != nil {
 		if v.Kind == image { // its file is as large, durably, and a start finds it so
 			b.catalog.PutVolume(&larger)
 		} else {
@@ -50,7 +50,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 // infeasible turns the errors of a disk that is full or that allows no such file into ErrOutOfRange: it is final, so that
 // the user may ask for less.
 func infeasible(err error) error {
-	if isFull(err) || isTooLarge(err) {
+	if store.IsFull(err) || store.IsTooLarge(err) {
 		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
 	}
 	return err
@@ -72,15 +72,15 @@ func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 }
 
 // grow makes the data of the volume as large as v says, durably.
-func (b *Backend) grow(ctx context.Context, s *store, v *volume) error {
+func (b *Backend) grow(ctx context.Context, s *root, v *volume) error {
 	if v.Kind == image {
 		return s.growImage(v)
 	}
 	return b.raise(ctx, s, v)
 }
 
-func (s *store) growImage(v *volume) error {
-	file, err := s.root.OpenFile(s.dataName(v), os.O_RDWR, 0)
+func (s *root) growImage(v *volume) error {
+	file, err := s.Dir().OpenFile(s.dataName(v), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -126,7 +126,7 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 }
 
 // groupable returns the volumes with these IDs. Errors: ErrNotFound; ErrPrecondition if there is no one moment for them.
-func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err error) {
+func (b *Backend) groupable(s *root, ids []string) (volumes []*volume, err error) {
 	for _, id := range ids {
 		v, err := b.persistent(id)
 		switch {
@@ -150,7 +150,7 @@ func (b *Backend) groupable(s *store, ids []string) (volumes []*volume, err erro
 // taking is the making of a group, or of a part of one.
 type taking struct {
 	*Backend
-	store     *store
+	store     *root
 	group     *group
 	sources   []string    // IDs of its volumes, sorted
 	snapshots []*snapshot // as g.Members
@@ -176,7 +176,7 @@ func (t *taking) run(ctx context.Context) (err error) {
 	}
 	defer func() {
 		switch {
-		case errors.Is(err, errHalf):
+		case errors.Is(err, store.ErrUndecided):
 			t.catalog.BreakGroup(t.group.ID, err)
 		case err != nil:
 			err = errors.Join(exhausted(err), t.undo(err))
@@ -220,18 +220,19 @@ func (t *taking) open(v *volume) error {
 		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, nameOfMember(t.group.ID, v.ID)), Name: v.ID, Source: v.ID, Accept: frozen,
 		content: v.content, Group: t.group.ID,
 	}
-	m := member{ID: n.ID, Source: v.ID, Half: path.Join(stagingDir, n.ID+"-"+random())}
-	if err := t.store.root.Mkdir(m.Half, 0o700); err != nil {
+	half, err := t.store.NewIncomplete(n.ID)
+	if err != nil {
 		return err
 	}
+	m := member{ID: n.ID, Source: v.ID, Half: half}
 	t.group.Members, t.snapshots = append(t.group.Members, m), append(t.snapshots, n)
 	t.images = append(t.images, t.store.dataPath(v))
-	src, err := t.store.root.OpenFile(path.Join(volumesDir, v.ID, imageFile), os.O_RDONLY, 0)
+	src, err := t.store.Dir().OpenFile(path.Join(volumesDir, v.ID, imageFile), os.O_RDONLY, 0)
 	if err != nil {
 		return missing(err)
 	}
 	t.files = append(t.files, [2]*os.File{src})
-	dst, err := t.store.root.OpenFile(path.Join(m.Half, imageFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	dst, err := t.store.Dir().OpenFile(path.Join(m.Half, imageFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -296,50 +297,35 @@ func (t *taking) record() error {
 			return err
 		}
 		t.reserved += n.Held
-		if err := t.store.recordMember(t.group.Members[i].Half, n); err != nil {
+		if err := t.store.RecordIncomplete(t.group.Members[i].Half, snapshotFormat, n); err != nil {
 			return err
 		}
 	}
-	return errors.Join(t.close(), t.store.root.Sync(stagingDir))
-}
-
-// recordMember writes the record of a member that is in staging/.
-func (s *store) recordMember(half string, n *snapshot) error {
-	dir, err := s.root.OpenDir(half)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := snapshotFormat.Create(dir, recordFile, n); err != nil {
-		return err
-	}
-	return dir.Sync(".")
+	return errors.Join(t.close(), t.store.Sync(stagingDir))
 }
 
 // commit makes the group: with its record, all of its members are there.
 func (t *taking) commit(ctx context.Context) error {
 	slices.SortFunc(t.group.Members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
-	err := t.store.place(ctx, groupsDir, t.group.ID, func(half *beneath.Dir) error {
-		return t.group.format().Create(half, recordFile, t.group)
+	err := t.store.make(ctx, groupsDir, t.group.ID, func(half *beneath.Dir) error {
+		return store.WriteRecord(half, t.group.format(), t.group)
 	})
 	if err != nil {
 		return err
 	}
 	crashpoint.Reached("group:committed")
-	if err := errors.Join(t.store.finish(t.group), t.store.root.Sync(snapshotsDir)); err != nil {
-		return fmt.Errorf("%w: %w", errHalf, err)
+	if err := errors.Join(t.store.finish(t.group), t.store.Sync(snapshotsDir)); err != nil {
+		return available(fmt.Errorf("%w: %w", store.ErrUndecided, err))
 	}
 	crashpoint.Reached("group:finished")
 	return nil
 }
 
-// finish renames the members of a group that is committed into their places, where they aren't there. The caller syncs.
-func (s *store) finish(g *group) error {
+// finish renames the members of a group that is committed into their places, if they are not there. The
+// caller syncs.
+func (s *root) finish(g *group) error {
 	for _, m := range g.Members {
-		if _, err := s.root.Lstat(m.Half); errors.Is(err, fs.ErrNotExist) {
-			continue // it is in its place
-		}
-		if err := s.root.Rename(m.Half, path.Join(snapshotsDir, m.ID)); err != nil {
+		if err := s.MoveIn(m.Half, snapshotsDir, m.ID); err != nil {
 			return err
 		}
 	}
@@ -364,7 +350,7 @@ func (t *taking) undo(why error) error {
 	failed := t.close()
 	t.catalog.Release(t.reserved)
 	for _, m := range t.group.Members {
-		failed = errors.Join(failed, t.store.drop(m.Half, why))
+		failed = errors.Join(failed, t.store.Drop(m.Half, why))
 	}
 	return failed
 }
@@ -450,12 +436,12 @@ func (b *Backend) removeGroup(id string, may func(*group) error) error {
 	}
 	defer leave()
 	defer b.traffic.begin()()
-	if err := b.trash(s, path.Join(groupsDir, id)); err != nil {
+	if err := b.trash(s, groupsDir, id); err != nil {
 		return err
 	}
 	crashpoint.Reached("group:ended")
 	for _, m := range g.Members {
-		if err := b.trash(s, path.Join(snapshotsDir, m.ID)); err != nil {
+		if err := b.trash(s, snapshotsDir, m.ID); err != nil {
 			return err
 		}
 		if n, err := b.snapshot(m.ID); err == nil {

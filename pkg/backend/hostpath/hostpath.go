@@ -23,30 +23,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 const (
-	volumesDir   = "volumes"
-	snapshotsDir = "snapshots"
-	groupsDir    = "groups"
-	stagingDir   = "staging"
-	trashDir     = "trash"
-	recordFile   = "record.json"
-	dataDir      = "data"
-	imageFile    = "image.raw"
+	volumesDir   = store.Volumes
+	snapshotsDir = store.Snapshots
+	groupsDir    = store.Groups
+	stagingDir   = store.Incomplete
+	trashDir     = store.Trash
+	recordFile   = store.Record
+	dataDir      = store.Data
+	imageFile    = store.Image
 )
 
 // Pauses until a root that can't be used is opened again: after an error, and after a panic, which
@@ -92,8 +89,8 @@ type Backend struct {
 	emptying time.Time // start of the slice in which the trash is emptied
 
 	mu     sync.Mutex
-	store  *store // nil until the root is open and read
-	reason error  // why it isn't yet
+	store  *root // nil until the root is open and read
+	reason error // why it isn't yet
 }
 
 var (
@@ -113,20 +110,6 @@ var (
 	_ backend.PartSnapshotter  = (*Backend)(nil)
 	_ backend.Differ           = (*Backend)(nil)
 )
-
-// store is an open root.
-type store struct {
-	path    string // of the root, as it was configured: for messages
-	real    string // the same without links, for the Mounter, which follows none
-	root    *beneath.Dir
-	info    fs.FileInfo // of the root
-	lock    *os.File
-	parked  *parked
-	whole   bool // the root is the top of a filesystem, all of which is ours
-	reflink ability
-
-	subvolume ability
-}
 
 // New returns a Backend that opens its root in the background, and goes on trying until it can: Probe tells. Until
 // then every call is ErrUnavailable. Close ends it.
@@ -158,14 +141,14 @@ func (b *Backend) Close() error {
 		return nil
 	}
 	defer func() { b.store, b.reason = nil, errors.New("the driver is shutting down") }()
-	return b.store.close()
+	return b.store.Close()
 }
 
 // Node returns the name of the node that holds the volumes.
 func (b *Backend) Node() string { return b.cfg.Node }
 
 // open returns the root when it can be served, or nil when ctx is done first.
-func (b *Backend) open(ctx context.Context) *store {
+func (b *Backend) open(ctx context.Context) *root {
 	for {
 		start := time.Now()
 		s, err := guard.Value(b.openOnce)
@@ -191,17 +174,19 @@ func (b *Backend) open(ctx context.Context) *store {
 }
 
 // openOnce opens the root and reads it.
-func (b *Backend) openOnce() (*store, error) {
-	s, err := openStore(b.cfg)
+func (b *Backend) openOnce() (*root, error) {
+	s, err := openRoot(b.cfg)
 	if err != nil {
 		return nil, err
 	}
 	loaded := false
 	defer func() {
 		if !loaded { // also after a panic: the next try needs the lock
-			s.close()
+			s.Close()
 		}
 	}()
+	s.reflinks()
+	s.subvolumes()
 	if err := b.load(s); err != nil {
 		return nil, err
 	}
@@ -224,7 +209,7 @@ func (b *Backend) panicked(err error) bool {
 }
 
 // ready returns the open root if it is in its place still, or ErrUnavailable.
-func (b *Backend) ready() (*store, error) {
+func (b *Backend) ready() (*root, error) {
 	b.mu.Lock()
 	s, reason := b.store, b.reason
 	b.mu.Unlock()
@@ -246,142 +231,12 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 		return false, nil
 	}
 	if s != nil {
-		reason = errors.Join(s.inPlace(), s.writable())
+		reason = errors.Join(s.inPlace(), s.Writable())
 	}
 	if reason != nil {
 		return false, fmt.Errorf("%w: %w", backend.ErrNotReady, reason)
 	}
 	return true, nil
-}
-
-// openStore opens the root, makes sure that it is the right one and that no other process serves it, and makes its
-// directories. It never makes the root itself: where a data disk isn't mounted, that would hide it.
-func openStore(cfg Config) (_ *store, err error) {
-	s := &store{path: cfg.Root, parked: &parked{freed: make(chan struct{}, 1), names: map[string]string{}}}
-	if s.root, err = beneath.Open(cfg.Root); err != nil {
-		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
-	}
-	opened := false
-	defer func() {
-		if !opened { // also after a panic: the next try needs the lock
-			s.close()
-		}
-	}()
-	if s.info, err = s.root.Stat(); err != nil {
-		return nil, err
-	}
-	if s.real, err = filepath.EvalSymlinks(cfg.Root); err != nil {
-		return nil, err
-	}
-	if err = s.inPlace(); err != nil {
-		return nil, err
-	}
-	if s.lock, err = lockRoot(s.root); err != nil {
-		return nil, fmt.Errorf("%s: %w", cfg.Root, err)
-	}
-	if err = identify(s.root, cfg); err != nil {
-		return nil, err
-	}
-	for _, dir := range []string{volumesDir, snapshotsDir, groupsDir, stagingDir, trashDir} {
-		if err = s.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
-	}
-	if err = s.root.Sync("."); err != nil {
-		return nil, err
-	}
-	// Where it can't be told whose the filesystem is, it isn't ours: then less room is offered, never more.
-	s.whole, err = mounter.IsFilesystem(cfg.Root)
-	if errors.Is(err, errors.ErrUnsupported) {
-		err = nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	s.reflinks()
-	s.subvolumes()
-	opened = true
-	return s, nil
-}
-
-func (s *store) close() error {
-	err := s.root.Close()
-	if s.lock != nil {
-		err = errors.Join(err, unlockRoot(s.lock))
-	}
-	return err
-}
-
-// inPlace returns an error if a path of the root leads to another directory than the one that is
-// open: its disk was unmounted, another one was mounted over it, or a link in the path was changed.
-func (s *store) inPlace() error {
-	paths := []string{s.path}
-	if s.real != s.path {
-		paths = append(paths, s.real)
-	}
-	for _, path := range paths {
-		info, err := os.Stat(path)
-		if err != nil {
-			return fmt.Errorf("%w: the root: %w", backend.ErrUnavailable, err)
-		}
-		if !os.SameFile(info, s.info) {
-			return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver", backend.ErrUnavailable, path)
-		}
-	}
-	return nil
-}
-
-// writable returns an error if no file can be made. A full disk is no such error: its volumes are served as ever.
-func (s *store) writable() error {
-	name := path.Join(stagingDir, "probe-"+random())
-	f, err := s.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		err = errors.Join(f.Close(), s.root.Remove(name))
-	}
-	if err == nil || isFull(err) {
-		return nil
-	}
-	if in := (*fs.PathError)(nil); errors.As(err, &in) {
-		err = in.Err // without the name, so that the same trouble has the same words
-	}
-	return fmt.Errorf("the root %s can't be written to: %w", s.path, err)
-}
-
-// dataPath returns the absolute path of the volume's data, without links: the source of its mounts.
-func (s *store) dataPath(v *volume) string {
-	return filepath.Join(s.real, filepath.FromSlash(s.dataName(v)))
-}
-
-// dataName returns the path of the volume's data below the root.
-func (s *store) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
-
-// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in
-// its place, a link for example.
-func (s *store) data(v *volume) (fs.FileInfo, error) {
-	want := fs.ModeDir
-	if v.Kind == image {
-		want = 0
-	}
-	return s.root.Check(s.dataName(v), want)
-}
-
-// obstructed is what health and errors say about an element of the wrong type in the path of a volume's data.
-const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a backup"
-
-// misplaced turns ErrType, of an element in the path of data, into ErrPrecondition.
-func misplaced(err error) error {
-	if errors.Is(err, beneath.ErrType) {
-		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
-	}
-	return err
-}
-
-// dataFile returns the name of the data of a volume or snapshot in its directory.
-func (c *content) dataFile() string {
-	if c.Kind == image {
-		return imageFile
-	}
-	return dataDir
 }
 
 // counters are what Metrics reports beside what is in the index.

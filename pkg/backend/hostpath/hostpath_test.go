@@ -17,12 +17,13 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
@@ -427,6 +428,18 @@ func TestAnAdoptedDiskIsntTheOneThatItsOldNodeLost(t *testing.T) {
 // uuids are what a driver says that misses a root.
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
+const identityFile = store.IdentityFile
+
+var identityFormat = record.Format{Version: 1}
+
+// identity is the content of identityFile.
+type identity struct {
+	UUID    string    `json:"uuid"`
+	Node    string    `json:"node"`
+	Release string    `json:"release"`
+	Created time.Time `json:"created"`
+}
+
 // nameless writes an identity that is whole, and names nothing.
 func nameless(w *world, path string) {
 	w.Helper()
@@ -442,13 +455,12 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	w.open().Close()
 	unmounted := 0
 	unmount := func() (id string) {
-		root, err := beneath.Open(w.cfg.Root)
+		file, err := os.ReadFile(w.path(identityFile))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer root.Close()
-		had, err := readIdentity(root, identityFile)
-		if err != nil {
+		var had identity
+		if err := identityFormat.Decode(file, &had); err != nil {
 			t.Fatal(err)
 		}
 		unmounted++
@@ -641,31 +653,6 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 	}
 }
 
-func TestRoomThatIsLeft(t *testing.T) {
-	const G = 1 << 30
-	for name, tc := range map[string]struct {
-		disk     space
-		promised int64
-		whole    bool
-		want     int64
-	}{
-		"empty and whole":              {space{total: 100 * G, free: 100 * G}, 0, true, 100 * G},
-		"promised, not used":           {space{total: 100 * G, free: 100 * G}, 40 * G, true, 60 * G},
-		"promised and used":            {space{total: 100 * G, free: 60 * G}, 40 * G, true, 60 * G},
-		"more used than promised":      {space{total: 100 * G, free: 10 * G}, 40 * G, true, 10 * G},
-		"shared with others":           {space{total: 100 * G, free: 60 * G}, 40 * G, false, 20 * G},
-		"promised more than there is":  {space{total: 100 * G, free: 90 * G}, 140 * G, true, 0},
-		"shared and promised too much": {space{total: 100 * G, free: 30 * G}, 40 * G, false, 0},
-		"read-only":                    {space{total: 100 * G, free: 60 * G, readOnly: true}, 0, true, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := tc.disk.available(tc.promised, tc.whole); got != tc.want {
-				t.Errorf("available = %d, want %d", got, tc.want)
-			}
-		})
-	}
-}
-
 func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
 	var x index
 	huge := content{Size: 1 << 62}
@@ -673,7 +660,7 @@ func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
 	if x.Reserved() <= 0 {
 		t.Errorf("reserved = %d", x.Reserved())
 	}
-	if err := x.Reserve(1, func(p int64) int64 { return space{total: 1 << 40, free: 1 << 40}.available(p, true) }); !errors.As(err, new(*catalog.Full)) {
+	if err := x.Reserve(1, func(p int64) int64 { return store.Space{Total: 1 << 40, Free: 1 << 40, Whole: true}.Available(p) }); !errors.As(err, new(*catalog.Full)) {
 		t.Errorf("Reserve = %v", err)
 	}
 }
@@ -791,7 +778,7 @@ func TestAFreezeThatStaysIsTold(t *testing.T) {
 	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration, cut func(context.Context) error) error {
 		return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
 	}}
-	c := copying{Backend: w.open(), store: &store{}, job: &copyJob{Job: new(jobs.Job)}}
+	c := copying{Backend: w.open(), store: &root{Store: new(store.Store)}, job: &copyJob{Job: new(jobs.Job)}}
 	src, dst := w.file("src"), w.file("dst")
 	if err := c.cut(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {
 		t.Errorf("cut = %v, want ErrFrozen", err)

@@ -28,8 +28,8 @@ func setNamespace(dir *beneath.Dir, namespace string) {
 }
 
 // namespaceOf returns the namespace of the volume's claim, or "".
-func (s *store) namespaceOf(v *volume) string {
-	dir, err := s.root.OpenDirFile(volumesDir + "/" + v.ID)
+func (s *root) namespaceOf(v *volume) string {
+	dir, err := s.Dir().OpenDirFile(volumesDir + "/" + v.ID)
 	if err != nil {
 		return ""
 	}

@@ -389,7 +389,8 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 			w.record(path.Join(groupsDir, g.ID), file, err)
 			first, second := w.member(g, 0), w.member(g, 1)
 			w.record(path.Join(stagingDir, "unknown"), nil, nil) // its record may have been a member's
-			if err := os.Mkdir(w.path(stagingDir, "another"), 0o700); err != nil {
+			obstructed := w.path(stagingDir, "obstructed", recordFile)
+			if err := errors.Join(os.Mkdir(w.path(stagingDir, "another"), 0o700), os.MkdirAll(obstructed, 0o700)); err != nil {
 				t.Fatal(err)
 			}
 			if err := tc.spoil(w, g); err != nil {
@@ -411,8 +412,8 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 				}
 			}
 			left := w.names(stagingDir)
-			if slices.Contains(left, "another") || !slices.Contains(left, "unknown") {
-				t.Errorf("%v is left in the staging area, want the members and the one that is not known", left)
+			if slices.Contains(left, "another") || !slices.Contains(left, "unknown") || !slices.Contains(left, "obstructed") {
+				t.Errorf("%v is left in the staging area, want the members and the two that are not known", left)
 			}
 			b.Close()
 			if err := tc.mend(w, g); err != nil {

@@ -3,7 +3,6 @@ package hostpath
 import (
 	"context"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -102,7 +101,7 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	next := *g
 	next.Settled = true
 	crashpoint.Reached("part:settling")
-	if err := s.rewrite(path.Join(groupsDir, id), partFormat, &next); err != nil { // what is there stays: others may have settled theirs
+	if err := s.Rewrite(groupsDir, id, partFormat, &next); err != nil { // what is there stays: others may have settled theirs
 		return fmt.Errorf("%w: settle group %s: %w", backend.ErrUnavailable, id, err)
 	}
 	crashpoint.Reached("part:settled")

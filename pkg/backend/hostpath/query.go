@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -55,69 +55,28 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 			return backend.Capacity{}, nil
 		}
 	}
-	disk, err := s.space()
+	disk, err := s.Space()
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	room := disk.offered(b.catalog.Reserved(), s.whole)
+	room := disk.Offered(b.catalog.Reserved())
 	return backend.Capacity{Available: room, Maximum: room}, nil
 }
 
 // reserve promises size bytes, or returns ErrExhausted.
-func (b *Backend) reserve(s *store, size int64) error {
-	disk, err := s.space()
+func (b *Backend) reserve(s *root, size int64) error {
+	disk, err := s.Space()
 	if err != nil {
 		return err
 	}
-	if disk.readOnly {
-		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.path)
+	if disk.ReadOnly {
+		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.Path())
 	}
-	err = b.catalog.Reserve(size, func(reserved int64) int64 { return disk.available(reserved, s.whole) })
+	err = b.catalog.Reserve(size, func(reserved int64) int64 { return disk.Available(reserved) })
 	if err != nil {
 		err = fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}
 	return err
-}
-
-// space is the room of a filesystem.
-type space struct {
-	total      int64 // bytes, used or free, without those for root alone
-	free       int64 // bytes
-	inodes     int64 // 0 if the filesystem has no fixed number of them
-	freeInodes int64
-	readOnly   bool
-}
-
-// volumeInodes is the number of inodes of a new volume: its directory, its record and its data.
-const volumeInodes = 3
-
-// noInodes reports whether the filesystem has too few inodes for one more volume.
-func (d space) noInodes() bool { return d.inodes > 0 && d.freeInodes < volumeInodes }
-
-// offered returns the room for new volumes that GetCapacity reports: that of available, if a volume
-// can be made.
-func (d space) offered(promised int64, whole bool) int64 {
-	if d.noInodes() {
-		return 0
-	}
-	return d.available(promised, whole)
-}
-
-// available returns what is left for new volumes.
-//
-// If the whole filesystem is ours, everything on it is in volumes: its size less what was promised is left, or less
-// than that if volumes hold more than they were promised. On a filesystem that is shared, how much of a promise is
-// used already can't be told from what others use, so all of it is taken off what is free: too little is
-// offered then, never too much.
-func (d space) available(promised int64, whole bool) int64 {
-	room := d.free - promised
-	if whole {
-		room = min(d.free, d.total-promised)
-	}
-	if d.readOnly {
-		return 0
-	}
-	return max(0, room)
 }
 
 // Health looks at the record and the directory of one volume.
@@ -170,17 +129,17 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 
 // diagnose returns what is wrong with the volume called id. err is the reason why its record cannot
 // be used, and failing are the images whose filesystems have failed, by their paths.
-func (b *Backend) diagnose(s *store, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
+func (b *Backend) diagnose(s *root, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
 	return append(b.observe(s, id, v, err, failing), b.troubles.conditions(id)...)
 }
 
 // observe returns what the volume's record, its data and its filesystem show.
-func (b *Backend) observe(s *store, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
+func (b *Backend) observe(s *root, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return condition(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
 	case err != nil:
-		dir := filepath.Join(s.path, volumesDir, id)
+		dir := s.Path(volumesDir, id)
 		if at, statErr := os.Lstat(dir); statErr != nil || !at.IsDir() { // a link may lead to another tenant's data
 			return condition(backend.Inaccessible, "RecordUnreadable", "when the driver started: %v: %s is not a directory: move the volume's directory back there, and restart the driver", err, dir)
 		}
@@ -223,7 +182,7 @@ const almostFull = 20
 func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error) {
 	if _, err := b.Probe(ctx); err != nil {
 		severity := backend.Inaccessible
-		if isReadOnly(err) {
+		if store.IsReadOnly(err) {
 			severity = backend.Degraded
 		}
 		return condition(severity, "RootUnusable", "%v", err), nil
@@ -243,17 +202,17 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	if err != nil {
 		return nil, err
 	}
-	disk, err := s.space()
+	disk, err := s.Space()
 	if err != nil {
 		return nil, err
 	}
-	if disk.free < disk.total/almostFull {
+	if disk.Free < disk.Total/almostFull {
 		all = append(all, condition(backend.Degraded, "StorageAlmostFull",
-			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or delete snapshots and volumes", disk.free, disk.total, s.path)...)
+			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or delete snapshots and volumes", disk.Free, disk.Total, s.Path())...)
 	}
-	if disk.noInodes() {
+	if disk.NoInodes() {
 		all = append(all, condition(backend.Degraded, "StorageInodesExhausted",
-			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or make the disk of %s again with more inodes (df -i)", disk.freeInodes, disk.inodes, s.path)...)
+			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or make the disk of %s again with more inodes (df -i)", disk.FreeInodes, disk.Inodes, s.Path())...)
 	}
 	return all, nil
 }
@@ -266,11 +225,11 @@ func condition(s backend.Severity, reason, format string, a ...any) []backend.Co
 func (b *Backend) Metrics() []backend.Metric {
 	objects := b.catalog.Stats()
 	work := b.jobs.Stats()
-	var disk space
+	var disk store.Space
 	var room int64
 	if s, err := b.ready(); err == nil {
-		if disk, err = s.space(); err == nil {
-			room = disk.offered(objects.Reserved, s.whole)
+		if disk, err = s.Space(); err == nil {
+			room = disk.Offered(objects.Reserved)
 		}
 	}
 	gauge := func(name, help string, value float64) backend.Metric {
@@ -290,8 +249,8 @@ func (b *Backend) Metrics() []backend.Metric {
 		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", work.Bytes),
 		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be made or took too long.", b.count.unfrozen.Load()),
 		counter("copy_errors_total", "Copies that failed.", work.Failed),
-		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.total)),
-		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.free)),
+		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.Total)),
+		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.Free)),
 		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),
 		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", time.Duration(b.count.openTime.Load()).Seconds()),
 		counter("swept_total", "Incomplete volumes and snapshots that the start found and moved to the trash.", b.count.swept.Load()),

@@ -8,6 +8,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
 // maxDepth is how deep removeTree descends, and so how many descriptors it holds.
@@ -35,7 +37,7 @@ func (r *remover) remove(dir int, name string, depth int) error {
 	case !errors.Is(err, unix.EISDIR): // EPERM: it is immutable
 		return fmt.Errorf("remove %q: %w", name, err)
 	case depth == maxDepth:
-		return unix.Renameat(dir, name, r.top, "deep-"+random())
+		return unix.Renameat(dir, name, r.top, "deep-"+store.Random())
 	}
 	if err := r.clear(dir, name, depth); err != nil {
 		return err

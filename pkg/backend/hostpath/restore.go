@@ -100,7 +100,7 @@ func (c copying) makeVolume(ctx context.Context, source content, v *volume) erro
 	defer c.traffic.begin()()
 	defer c.wakeTrash()
 	return c.keep(c.store, v, func() error {
-		return c.store.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error {
+		return c.store.make(ctx, volumesDir, v.ID, func(half *beneath.Dir) error {
 			if err := c.restore(ctx, source, half, v); err != nil {
 				return err
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +12,7 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
 // settings are the parameters that can change while a volume is used, in the form in which they are compared and kept.
@@ -149,7 +148,7 @@ func (v *volume) bytes(key string) int64 {
 // it: ErrInvalid would be final for the resizer.
 func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) (err error) {
 	defer func() {
-		if isFull(err) || isReadOnly(err) {
+		if store.IsFull(err) || store.IsReadOnly(err) {
 			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 		}
 	}()
@@ -184,7 +183,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 				return err
 			}
 		}
-		if err := s.rewrite(path.Join(volumesDir, v.ID), volumeFormat, &next); err != nil {
+		if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &next); err != nil {
 			return err
 		}
 		b.catalog.PutVolume(&next)
@@ -193,18 +192,8 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	return b.apply(ctx, s, &next)
 }
 
-// rewrite makes the record of what is in a directory below the root what thing says.
-func (s *store) rewrite(name string, format record.Format, thing any) error {
-	dir, err := s.root.OpenDir(name)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return format.Replace(dir, recordFile, thing)
-}
-
 // apply makes what is mounted of v as its settings say.
-func (b *Backend) apply(ctx context.Context, s *store, v *volume) error {
+func (b *Backend) apply(ctx context.Context, s *root, v *volume) error {
 	if v.Kind != image {
 		return nil
 	}

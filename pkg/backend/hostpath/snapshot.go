@@ -13,6 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
@@ -90,7 +91,7 @@ func (n *snapshot) fits(want *snapshot) error {
 }
 
 // takeSnapshot makes n of its volume, and takes it into the index.
-func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim fair.Claim, job *copyJob) error {
+func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim fair.Claim, job *copyJob) error {
 	if old, err := b.snapshot(n.ID); err == nil { // made just before this work began
 		return old.fits(n)
 	}
@@ -105,7 +106,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 		return err
 	}
 	n.content = v.content
-	err = s.place(ctx, snapshotsDir, n.ID, func(half *beneath.Dir) error {
+	err = s.make(ctx, snapshotsDir, n.ID, func(half *beneath.Dir) error {
 		got, err := c.run(ctx, n.content, half)
 		if err != nil {
 			return err
@@ -118,10 +119,10 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 			return err
 		}
 		reserved = n.Held
-		return snapshotFormat.Create(half, recordFile, n)
+		return store.WriteRecord(half, snapshotFormat, n)
 	})
 	switch {
-	case errors.Is(err, errHalf): // its promise stays, too
+	case errors.Is(err, store.ErrUndecided): // its promise stays, too
 		b.catalog.BreakSnapshot(n.ID, err)
 		return err
 	case err != nil:
@@ -139,7 +140,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *store, n *snapshot, claim
 func (c copying) estimate(v *volume) (held int64) {
 	switch {
 	case v.Kind == image:
-		if src, err := c.store.root.OpenFile(c.store.dataName(v), os.O_RDONLY, 0); err == nil {
+		if src, err := c.store.Dir().OpenFile(c.store.dataName(v), os.O_RDONLY, 0); err == nil {
 			defer src.Close()
 			held, _ = copier.Held(src)
 		}
@@ -165,7 +166,7 @@ func (b *Backend) GetSnapshot(_ context.Context, id string, _ map[string]string)
 	return n.public(), nil
 }
 
-func (b *Backend) findSnapshot(id string) (*snapshot, *store, error) {
+func (b *Backend) findSnapshot(id string) (*snapshot, *root, error) {
 	s, err := b.ready()
 	if err != nil {
 		return nil, nil, err
@@ -195,7 +196,7 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 		return fmt.Errorf("%w: snapshot %s is a member of group %s, and goes with it", backend.ErrInvalid, id, n.Group)
 	}
 	defer b.traffic.begin()()
-	if err := b.trash(s, path.Join(snapshotsDir, n.ID)); err != nil {
+	if err := b.trash(s, snapshotsDir, n.ID); err != nil {
 		return err
 	}
 	b.catalog.DropSnapshot(n)

@@ -2,13 +2,10 @@ package hostpath
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,6 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -162,18 +160,18 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	v.Created, v.namespace = now(), o.Namespace
 	defer b.traffic.begin()()
 	err = b.keep(s, v, func() error {
-		return s.place(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.fill(ctx, s, half, v) })
+		return s.make(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.fill(ctx, s, half, v) })
 	})
 	return v.public(), err
 }
 
 // keep promises room to v, makes it, and takes it into the index.
-func (b *Backend) keep(s *store, v *volume, make func() error) error {
+func (b *Backend) keep(s *root, v *volume, make func() error) error {
 	if err := b.reserve(s, v.Size); err != nil {
 		return err
 	}
 	switch err := make(); {
-	case errors.Is(err, errHalf): // its promise stays, too
+	case errors.Is(err, store.ErrUndecided): // its promise stays, too
 		b.catalog.BreakVolume(v.Key(), err)
 		return err
 	case err != nil:
@@ -187,60 +185,8 @@ func (b *Backend) keep(s *store, v *volume, make func() error) error {
 // now is what a record says of when.
 func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
-// errHalf says that something is in its place, but perhaps not durably, and only a start can tell.
-var errHalf = fmt.Errorf("%w: restart the driver", backend.ErrUnavailable)
-
-// place makes the directory called id in dir: fill puts into it, durably, what it is to hold. After an error there is
-// nothing of it, unless that is errHalf.
-func (s *store) place(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
-	half, err := s.prepare(ctx, id, fill)
-	if err != nil {
-		return err
-	}
-	final := path.Join(dir, id)
-	if err := s.root.Rename(half, final); err != nil {
-		return errors.Join(err, s.discard(half))
-	}
-	crashpoint.Reached("create:renamed")
-	if err := s.root.Sync(dir); err != nil {
-		if undo := s.root.Rename(final, half); undo != nil { // the next start finds it, whole
-			return fmt.Errorf("%w: %w", errHalf, errors.Join(err, undo))
-		}
-		return errors.Join(err, s.discard(half))
-	}
-	crashpoint.Reached("create:durable")
-	return nil
-}
-
-// prepare makes what fill puts into a new directory in staging/, durably but for its entry there, and returns its name.
-func (s *store) prepare(ctx context.Context, id string, fill func(half *beneath.Dir) error) (half string, err error) {
-	half = path.Join(stagingDir, id+"-"+random())
-	if err := s.root.Mkdir(half, 0o700); err != nil {
-		return "", err
-	}
-	crashpoint.Reached("create:half-made")
-	if err := errors.Join(s.filled(half, fill), ctx.Err()); err != nil {
-		return "", errors.Join(err, s.drop(half, err))
-	}
-	return half, nil
-}
-
-// filled calls fill. It leaves nothing open: Windows renames no open directory.
-func (s *store) filled(half string, fill func(half *beneath.Dir) error) error {
-	dir, err := s.root.OpenDir(half)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := fill(dir); err != nil {
-		return err
-	}
-	crashpoint.Reached("create:recorded")
-	return dir.Sync(".")
-}
-
 // fill makes the content of a new and empty volume, and its record.
-func (b *Backend) fill(ctx context.Context, s *store, half *beneath.Dir, v *volume) error {
+func (b *Backend) fill(ctx context.Context, s *root, half *beneath.Dir, v *volume) error {
 	err := error(nil)
 	if v.Kind == image {
 		err = b.makeImage(ctx, s, half, v)
@@ -256,13 +202,13 @@ func (b *Backend) fill(ctx context.Context, s *store, half *beneath.Dir, v *volu
 // record writes the record of v to its incomplete directory.
 func (v *volume) record(half *beneath.Dir) error {
 	setNamespace(half, v.namespace)
-	return volumeFormat.Create(half, recordFile, v)
+	return store.WriteRecord(half, volumeFormat, v)
 }
 
 // makeImage makes a file of the volume's size, with holes for what nobody has written, and a filesystem in it. Here,
 // where nobody has written to it yet, is the only place where that is done: what looks blank later may be a filesystem
 // on a disk that can't be read.
-func (b *Backend) makeImage(ctx context.Context, s *store, dir *beneath.Dir, v *volume) (err error) {
+func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *volume) (err error) {
 	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -273,7 +219,7 @@ func (b *Backend) makeImage(ctx context.Context, s *store, dir *beneath.Dir, v *
 	}
 	if v.FSType != "" {
 		if err := b.format(ctx, file, v); err != nil {
-			if disk, look := s.space(); look == nil && disk.free < leastFree {
+			if disk, look := s.Space(); look == nil && disk.Free < leastFree {
 				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // which a program can't say
 			}
 			return err
@@ -296,35 +242,6 @@ func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
 	}
 	defer leave()
 	return b.cfg.Images.Format(ctx, image, v.FSType)
-}
-
-// drop takes an incomplete volume, snapshot or member away, after the error why. If a helper may
-// still work on its files, drop moves them to the trash, and they stay there until the helper has
-// ended: to remove a file would wait for the helper's lock.
-func (s *store) drop(half string, why error) error {
-	g := (*givenUp)(nil)
-	if !errors.As(why, &g) {
-		return s.discard(half)
-	}
-	name := path.Base(half)
-	if err := s.root.Rename(half, path.Join(trashDir, name)); err != nil {
-		return err
-	}
-	s.parked.add(name, "a copy to it hangs", g.gone)
-	return nil
-}
-
-// discard takes an incomplete thing away: at once, or to the trash if it holds a tree.
-func (s *store) discard(half string) error {
-	if err := discardData(s.root, half, nil); err != nil { // it is tried again there
-		return s.root.Rename(half, path.Join(trashDir, path.Base(half)))
-	}
-	for _, name := range []string{path.Join(half, recordFile), path.Join(half, imageFile), path.Join(half, dataDir), half} {
-		if err := s.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return s.root.Rename(half, path.Join(trashDir, path.Base(half)))
-		}
-	}
-	return nil
 }
 
 // Get returns the volume.
@@ -378,7 +295,7 @@ func (b *Backend) remove(id string, inline bool) error {
 	crashpoint.Reached("delete:checked")
 	// What is in the trash may be emptied at once, and its project be given up: no volume has it any more.
 	b.catalog.YieldProject(v)
-	if err := b.trash(s, path.Join(volumesDir, v.ID)); err != nil {
+	if err := b.trash(s, volumesDir, v.ID); err != nil {
 		b.catalog.PutVolume(v)
 		return err
 	}
@@ -386,29 +303,9 @@ func (b *Backend) remove(id string, inline bool) error {
 	return nil
 }
 
-// trash moves something to the trash, durably.
-func (b *Backend) trash(s *store, name string) error {
-	err := s.root.Rename(name, path.Join(trashDir, path.Base(name)+"-"+random()))
-	if isReadOnly(err) {
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier try may have got this far
-		return err
-	}
-	crashpoint.Reached("delete:renamed")
-	// One fsync of the new parent makes a rename durable on ext4, xfs and btrfs.
-	if err := s.root.Sync(trashDir); err != nil {
-		return err
-	}
-	crashpoint.Reached("delete:durable")
-	b.count.trashed.Add(1)
-	b.wakeTrash()
-	return nil
-}
-
 // unused returns ErrInUse if the volume is mounted anywhere on this machine, as the kernel sees it now: there is no
 // attach to prevent a delete, and what is in the trash is removed, through any mount of it too.
-func (b *Backend) unused(s *store, v *volume) error {
+func (b *Backend) unused(s *root, v *volume) error {
 	source := filepath.Dir(s.dataPath(v))
 	if v.Kind == image {
 		source = s.dataPath(v)
@@ -463,14 +360,11 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 
 // exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.
 func exhausted(err error) error {
-	if isTooLarge(err) {
+	if store.IsTooLarge(err) {
 		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
 	}
-	if isFull(err) || isReadOnly(err) {
+	if store.IsFull(err) || store.IsReadOnly(err) {
 		return fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}
 	return err
 }
-
-// random returns a suffix that makes a name new.
-func random() string { return strings.ToLower(rand.Text()[:10]) }

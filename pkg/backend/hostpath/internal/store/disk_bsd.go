@@ -1,6 +1,6 @@
 //go:build !linux && !windows
 
-package hostpath
+package store
 
 import "golang.org/x/sys/unix"
 

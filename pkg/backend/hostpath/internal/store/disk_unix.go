@@ -1,6 +1,6 @@
 //go:build !windows
 
-package hostpath
+package store
 
 import (
 	"errors"
@@ -41,29 +41,35 @@ func unlockRoot(dir *os.File) error {
 	return errors.Join(err, dir.Close())
 }
 
-// space asks the filesystem of the root how much room it has.
-func (s *store) space() (space, error) {
+// Space asks the filesystem of the root how much room it has.
+func (s *Store) Space() (Space, error) {
 	var st unix.Statfs_t
 	raw, err := s.lock.SyscallConn()
 	if err != nil {
-		return space{}, err
+		return Space{}, err
 	}
 	var failed error
 	if err := raw.Control(func(fd uintptr) { failed = unix.Fstatfs(int(fd), &st) }); err != nil { // the root is being closed
-		return space{}, err
+		return Space{}, err
 	}
 	if failed != nil {
-		return space{}, &os.PathError{Op: "statfs", Path: s.path, Err: failed}
+		return Space{}, &os.PathError{Op: "statfs", Path: s.path, Err: failed}
 	}
 	unit, reserved := blockSize(&st), int64(st.Bfree)-int64(st.Bavail)
-	return space{
-		total:  (int64(st.Blocks) - reserved) * unit,
-		free:   int64(st.Bavail) * unit,
-		inodes: int64(st.Files), freeInodes: int64(st.Ffree),
-		readOnly: int64(st.Flags)&readOnlyFlag != 0,
+	return Space{
+		Total:  (int64(st.Blocks) - reserved) * unit,
+		Free:   int64(st.Bavail) * unit,
+		Inodes: int64(st.Files), FreeInodes: int64(st.Ffree),
+		ReadOnly: int64(st.Flags)&readOnlyFlag != 0,
+		Whole:    s.whole,
 	}, nil
 }
 
-func isFull(err error) bool     { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-func isTooLarge(err error) bool { return errors.Is(err, unix.EFBIG) }
-func isReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }
+// IsFull reports whether a disk or a quota has no room left.
+func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// IsTooLarge reports whether the filesystem allows no file of that size.
+func IsTooLarge(err error) bool { return errors.Is(err, unix.EFBIG) }
+
+// IsReadOnly reports whether the filesystem is read-only.
+func IsReadOnly(err error) bool { return errors.Is(err, unix.EROFS) }

@@ -1,4 +1,4 @@
-package hostpath
+package store
 
 import "golang.org/x/sys/unix"
 

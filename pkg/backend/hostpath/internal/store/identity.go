@@ -1,4 +1,4 @@
-package hostpath
+package store
 
 import (
 	"errors"
@@ -19,7 +19,8 @@ import (
 // nobody sees would be acknowledged, and new volumes made on the wrong disk. So a root has an identity, what was
 // served last is remembered outside it, and the first start is one that somebody asked for.
 
-const identityFile = "identity.json"
+// IdentityFile is the name of the file in the root that says which root it is.
+const IdentityFile = "identity.json"
 
 var identityFormat = record.Format{Version: 1}
 
@@ -39,9 +40,9 @@ func identify(root *beneath.Dir, cfg Config) error {
 		return err
 	}
 	defer memory.Close()
-	has, err := readIdentity(root, identityFile)
+	has, err := readIdentity(root, IdentityFile)
 	if err != nil {
-		return fmt.Errorf("%s of the root: %w", identityFile, err)
+		return fmt.Errorf("%s of the root: %w", IdentityFile, err)
 	}
 	seen, err := readIdentity(memory, filepath.Base(cfg.Seen))
 	if err != nil {
@@ -66,7 +67,7 @@ func identify(root *beneath.Dir, cfg Config) error {
 			has.UUID = uuid.NewString()
 		}
 		has.Node = cfg.Node
-		if err := identityFormat.Replace(root, identityFile, has); err != nil {
+		if err := identityFormat.Replace(root, IdentityFile, has); err != nil {
 			return err
 		}
 	}
@@ -81,7 +82,7 @@ func identify(root *beneath.Dir, cfg Config) error {
 func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 	switch {
 	case has == nil && seen != nil:
-		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, identityFile, seen.UUID)
+		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, IdentityFile, seen.UUID)
 	case has == nil:
 		return unused(root, cfg.Root)
 	case slices.Contains(cfg.Lost, has.UUID): // else it would never be missed
@@ -101,9 +102,17 @@ func unused(root *beneath.Dir, name string) error {
 		return err
 	}
 	for _, n := range slices.Sorted(slices.Values(names)) {
-		if n != "lost+found" && n != identityFile+".new" && n != lockFile {
-			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, identityFile, n)
+		if n != "lost+found" && n != IdentityFile+".new" && n != lockFile {
+			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, IdentityFile, n)
 		}
+	}
+	return nil
+}
+
+// check returns an error for an identity that names no root.
+func (i *identity) check() error {
+	if id, err := uuid.Parse(i.UUID); err != nil || id.String() != i.UUID {
+		return fmt.Errorf("%w: uuid: %.64q is no UUID of a root", record.ErrDamaged, i.UUID)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package hostpath
+package store
 
 import (
 	"errors"
@@ -29,23 +29,26 @@ func lockRoot(root *beneath.Dir) (*os.File, error) {
 
 func unlockRoot(f *os.File) error { return f.Close() }
 
-// space asks the filesystem of the root how much room it has.
-func (s *store) space() (space, error) {
+// Space asks the filesystem of the root how much room it has.
+func (s *Store) Space() (Space, error) {
 	path, err := windows.UTF16PtrFromString(s.path)
 	if err != nil {
-		return space{}, err
+		return Space{}, err
 	}
 	var free, total uint64
 	if err := windows.GetDiskFreeSpaceEx(path, &free, &total, nil); err != nil {
-		return space{}, &os.PathError{Op: "GetDiskFreeSpaceEx", Path: s.path, Err: err}
+		return Space{}, &os.PathError{Op: "GetDiskFreeSpaceEx", Path: s.path, Err: err}
 	}
-	return space{total: int64(total), free: int64(free)}, nil
+	return Space{Total: int64(total), Free: int64(free), Whole: s.whole}, nil
 }
 
-func isFull(err error) bool {
+// IsFull reports whether a disk has no room left.
+func IsFull(err error) bool {
 	return errors.Is(err, windows.ERROR_DISK_FULL) || errors.Is(err, windows.ERROR_HANDLE_DISK_FULL)
 }
 
-func isTooLarge(err error) bool { return errors.Is(err, windows.ERROR_FILE_TOO_LARGE) }
+// IsTooLarge reports whether the filesystem allows no file of that size.
+func IsTooLarge(err error) bool { return errors.Is(err, windows.ERROR_FILE_TOO_LARGE) }
 
-func isReadOnly(err error) bool { return errors.Is(err, windows.ERROR_WRITE_PROTECT) }
+// IsReadOnly reports whether the filesystem is read-only.
+func IsReadOnly(err error) bool { return errors.Is(err, windows.ERROR_WRITE_PROTECT) }

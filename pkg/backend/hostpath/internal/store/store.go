@@ -1,0 +1,197 @@
+// Package store keeps objects below a root directory: volumes, snapshots and groups, each with a
+// record and its data. It makes them durable in the right order, and knows nothing of their meaning.
+//
+//	<root>/identity.json              which root this is
+//	<root>/volumes/<id>/record.json   beside the data of the volume
+//	<root>/snapshots/<id>/record.json beside the data of the snapshot
+//	<root>/groups/<id>/record.json
+//	<root>/staging/                   incomplete objects; moved to trash/ at start
+//	<root>/trash/                     deleted objects
+//
+// An object is filled in staging/, made durable, and renamed into its place, so a SIGKILL or a power
+// cut leaves the whole object or none. A deletion is a rename to trash/. Every path is resolved by
+// package beneath, which follows no link.
+package store
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// Directories of the root.
+const (
+	Volumes    = "volumes"
+	Snapshots  = "snapshots"
+	Groups     = "groups"
+	Incomplete = "staging"
+	Trash      = "trash"
+)
+
+// Names in the directory of an object.
+const (
+	Record = "record.json"
+	Data   = "data"
+	Image  = "image.raw"
+)
+
+// ErrUnavailable says that the root cannot be used now. The object of the call may exist.
+var ErrUnavailable = errors.New("not available now")
+
+// Config says which root to open.
+type Config struct {
+	Root    string   // absolute path of an existing directory
+	Node    string   // name of this node
+	Seen    string   // file outside Root that remembers the root that was served
+	Release string   // of the driver, for people who read identity.json
+	Init    bool     // take Root if it is empty and Seen remembers nothing
+	Adopt   bool     // take Root whatever Seen remembers
+	Lost    []string // UUIDs of roots that never come back
+}
+
+// Store is an open root. Its methods may be called by many goroutines.
+type Store struct {
+	path   string // of the root, as it was configured: for messages
+	real   string // the same without links, for the Mounter, which follows none
+	dir    *beneath.Dir
+	info   fs.FileInfo // of the root
+	lock   *os.File
+	parked *Parked
+	whole  bool // the root is the top of a filesystem, all of which belongs to the store
+}
+
+// Open opens the root, makes sure that it is the right one and that no other process serves it, and
+// makes its directories. It never makes the root itself: where a data disk is not mounted, that would
+// hide the mistake. The caller closes the store.
+func Open(cfg Config) (_ *Store, err error) {
+	s := &Store{path: cfg.Root, parked: newParked()}
+	if s.dir, err = beneath.Open(cfg.Root); err != nil {
+		return nil, fmt.Errorf("the root must exist: mount its disk, or make the directory: %w", err)
+	}
+	opened := false
+	defer func() {
+		if !opened { // also after a panic: the next try needs the lock
+			s.Close()
+		}
+	}()
+	if s.info, err = s.dir.Stat(); err != nil {
+		return nil, err
+	}
+	if s.real, err = filepath.EvalSymlinks(cfg.Root); err != nil {
+		return nil, err
+	}
+	if err = s.InPlace(); err != nil {
+		return nil, err
+	}
+	if s.lock, err = lockRoot(s.dir); err != nil {
+		return nil, fmt.Errorf("%s: %w", cfg.Root, err)
+	}
+	if err = identify(s.dir, cfg); err != nil {
+		return nil, err
+	}
+	if err = s.makeDirectories(); err != nil {
+		return nil, err
+	}
+	// Where the owner of the filesystem is unknown, the store is not: it then offers less room, never more.
+	s.whole, err = mounter.IsFilesystem(cfg.Root)
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return nil, err
+	}
+	opened = true
+	return s, nil
+}
+
+func (s *Store) makeDirectories() error {
+	for _, dir := range []string{Volumes, Snapshots, Groups, Incomplete, Trash} {
+		if err := s.dir.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return s.dir.Sync(".")
+}
+
+// Close gives the root up.
+func (s *Store) Close() error {
+	err := s.dir.Close()
+	if s.lock != nil {
+		err = errors.Join(err, unlockRoot(s.lock))
+	}
+	return err
+}
+
+// Dir returns the root, for the data of objects. The store closes it.
+func (s *Store) Dir() *beneath.Dir { return s.dir }
+
+// Path returns the absolute path of an element of the root, for messages.
+func (s *Store) Path(elem ...string) string {
+	return filepath.Join(s.path, filepath.FromSlash(path.Join(elem...)))
+}
+
+// Real returns the absolute path of an element of the root without links, as the kernel shows it.
+func (s *Store) Real(elem ...string) string {
+	return filepath.Join(s.real, filepath.FromSlash(path.Join(elem...)))
+}
+
+// InPlace returns ErrUnavailable if a path of the root leads to another directory than the open one:
+// its disk was unmounted, another disk was mounted over it, or a link in the path was changed.
+func (s *Store) InPlace() error {
+	paths := []string{s.path}
+	if s.real != s.path {
+		paths = append(paths, s.real)
+	}
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			return fmt.Errorf("%w: the root: %w", ErrUnavailable, err)
+		}
+		if !os.SameFile(info, s.info) {
+			return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver", ErrUnavailable, path)
+		}
+	}
+	return nil
+}
+
+// Writable returns an error if no file can be made. A full disk is no such error: its volumes are
+// served all the same.
+func (s *Store) Writable() error {
+	f, name, err := s.Probe()
+	if err == nil {
+		err = errors.Join(f.Close(), s.dir.Remove(name))
+	}
+	if err == nil || IsFull(err) {
+		return nil
+	}
+	if in := (*fs.PathError)(nil); errors.As(err, &in) {
+		err = in.Err // without the name, so that the same reason always has the same words
+	}
+	return fmt.Errorf("the root %s can't be written to: %w", s.path, err)
+}
+
+// Probe makes an empty file, to see what the filesystem can do, and returns its path below the root.
+// The caller closes and removes it.
+func (s *Store) Probe() (file *os.File, name string, err error) {
+	name = path.Join(Incomplete, "probe-"+Random())
+	file, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	return file, name, err
+}
+
+// Sync makes the entries of directories of the root durable.
+func (s *Store) Sync(dirs ...string) error {
+	for _, dir := range dirs {
+		if err := s.dir.Sync(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Random returns a suffix that makes a name new.
+func Random() string { return strings.ToLower(rand.Text()[:10]) }

@@ -1,0 +1,163 @@
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/volumeid"
+)
+
+// load finishes the groups that were committed, moves incomplete objects of an earlier process to
+// the trash, makes durable what it finds, and reads all records into the index. An object with
+// which it fails is reported and left alone; the others are served.
+func (b *Backend) load(s *root) (err error) {
+	var c contents
+	if c.Groups, c.BrokenGroups, err = store.ReadAll(s.Store, store.Kind[group]{Dir: groupsDir, Format: partFormat, IsName: isID, Check: (*group).check}); err != nil {
+		return err
+	}
+	c.Groups = s.finishAll(c.Groups, c.BrokenGroups)
+	if err := b.sweepStaging(s, c.BrokenGroups); err != nil {
+		return err
+	}
+	if c.Snapshots, c.BrokenSnapshots, err = store.ReadAll(s.Store, store.Kind[snapshot]{Dir: snapshotsDir, Format: snapshotFormat, IsName: isID, Check: (*snapshot).check}); err != nil {
+		return err
+	}
+	c.Snapshots = b.sweepMembers(s, c.Snapshots, c.BrokenSnapshots)
+	c.Volumes, c.BrokenVolumes, err = store.ReadAll(s.Store, store.Kind[volume]{Dir: volumesDir, Format: volumeFormat, IsName: isID, Check: s.checkVolume})
+	if err != nil {
+		return err
+	}
+	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
+	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
+	if err := s.Sync(volumesDir, snapshotsDir, groupsDir, trashDir); err != nil {
+		return err
+	}
+	for _, broken := range []map[string]error{c.BrokenVolumes, c.BrokenSnapshots, c.BrokenGroups} {
+		for _, err := range broken {
+			b.panicked(err)
+		}
+	}
+	b.catalog.Replace(c)
+	return nil
+}
+
+// isID reports whether an entry of the root is an object.
+func isID(name string) bool {
+	_, err := volumeid.Parse(name)
+	return err == nil
+}
+
+// checkVolume returns an error for the record of a volume in the directory called dir. It corrects the
+// size of an image.
+func (s *root) checkVolume(v *volume, dir string) error {
+	err := v.check(dir)
+	if err == nil {
+		s.measure(v)
+	}
+	return err
+}
+
+// finishAll finishes groups that were committed, and returns those with which that worked. The
+// others are in broken then.
+func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*group) {
+	for _, g := range groups {
+		err := s.finish(g)
+		if g.Settled { // its record was renamed, too: see load
+			err = errors.Join(err, s.Sync(path.Join(groupsDir, g.ID)))
+		}
+		if err != nil {
+			broken[g.ID] = fmt.Errorf("its members can't be moved to their places: %w", err)
+			continue
+		}
+		finished = append(finished, g)
+	}
+	return finished
+}
+
+// measure makes the size of an image what its file has: a driver that died while it grew left the record behind.
+// The record stays as it is: the disk may be full, or read-only. What is wrong with a file, its health tells.
+func (s *root) measure(v *volume) {
+	if v.Kind != image {
+		return
+	}
+	info, err := s.data(v)
+	if err != nil || info.Size() <= v.Size || info.Size() > maxImage {
+		return
+	}
+	file, err := s.Dir().OpenFile(s.dataName(v), os.O_RDONLY, 0)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	if file.Sync() == nil { // or it would be as long only until the power goes
+		v.Size = info.Size()
+	}
+}
+
+// sweepStaging sweeps all entries of staging/. Members of a group that was committed and could not
+// be finished are left there, as they are the only copy; so is an entry of which that is not known.
+func (b *Backend) sweepStaging(s *root, brokenGroups map[string]error) error {
+	b.count.unswept.Store(nil)
+	names, err := s.Dir().Names(stagingDir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if len(brokenGroups) > 0 && s.isMember(name, brokenGroups) {
+			continue
+		}
+		if err := b.sweep(s, stagingDir, name); err != nil {
+			why := err.Error()
+			b.count.unswept.Store(&why)
+		}
+	}
+	return nil
+}
+
+// isMember reports whether an entry of staging/ is, or may be, a member of one of these groups.
+func (s *root) isMember(name string, groups map[string]error) bool {
+	var n snapshot
+	switch err := s.ReadIncomplete(name, snapshotFormat, &n); {
+	case errors.Is(err, fs.ErrNotExist): // a member has its record before its group is committed
+		return false
+	case err != nil: // also if a file of another type is in the place of the record
+		return true
+	}
+	return groups[n.Group] != nil
+}
+
+// sweep moves an entry that a crash left to the trash.
+func (b *Backend) sweep(s *root, dir, name string) error {
+	err := s.Sweep(dir, name)
+	if err == nil {
+		b.count.swept.Add(1)
+	}
+	return err
+}
+
+// sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots. A
+// member with which it fails is in broken then.
+func (b *Backend) sweepMembers(s *root, all []*snapshot, broken map[string]error) (left []*snapshot) {
+	for _, n := range all {
+		if n.Group == "" {
+			left = append(left, n)
+			continue
+		}
+		_, err := s.Dir().Lstat(path.Join(groupsDir, n.Group))
+		switch {
+		case err == nil:
+			left = append(left, n)
+			continue
+		case errors.Is(err, fs.ErrNotExist):
+			err = b.sweep(s, snapshotsDir, n.ID)
+		}
+		if err != nil {
+			broken[n.ID] = err
+		}
+	}
+	return left
+}

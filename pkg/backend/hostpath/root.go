@@ -1,0 +1,158 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"sync"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+)
+
+// root is an open root, and what its filesystem can do.
+type root struct {
+	*store.Store
+	reflink, subvolume ability
+}
+
+// openRoot opens the root. Errors: ErrUnavailable.
+func openRoot(cfg Config) (*root, error) {
+	s, err := store.Open(store.Config{
+		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release, Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
+	})
+	if err != nil {
+		return nil, available(err)
+	}
+	return &root{Store: s}, nil
+}
+
+// inPlace is store.InPlace. Errors: ErrUnavailable.
+func (s *root) inPlace() error { return available(s.InPlace()) }
+
+// make is store.Make. Errors: ErrUnavailable with store.ErrUndecided.
+func (s *root) make(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
+	return available(s.Make(ctx, dir, id, fill))
+}
+
+// classed is an error that also has a class of package backend, with the same words.
+type classed struct {
+	error
+	class error
+}
+
+func (c *classed) Unwrap() []error { return []error{c.error, c.class} }
+
+// available gives store.ErrUnavailable its class.
+func available(err error) error {
+	if errors.Is(err, store.ErrUnavailable) {
+		return &classed{err, backend.ErrUnavailable}
+	}
+	return err
+}
+
+// dataPath returns the absolute path of the volume's data, without links: the source of its mounts.
+func (s *root) dataPath(v *volume) string { return s.Real(s.dataName(v)) }
+
+// dataName returns the path of the volume's data below the root.
+func (s *root) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
+
+// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in
+// its place, a link for example.
+func (s *root) data(v *volume) (fs.FileInfo, error) {
+	want := fs.ModeDir
+	if v.Kind == image {
+		want = 0
+	}
+	return s.Dir().Check(s.dataName(v), want)
+}
+
+// obstructed is what health and errors say about an element of the wrong type in the path of a volume's data.
+const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a backup"
+
+// misplaced turns ErrType, of an element in the path of data, into ErrPrecondition.
+func misplaced(err error) error {
+	if errors.Is(err, beneath.ErrType) {
+		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
+	}
+	return err
+}
+
+// dataFile returns the name of the data of a volume or snapshot in its directory.
+func (c *content) dataFile() string {
+	if c.Kind == image {
+		return imageFile
+	}
+	return dataDir
+}
+
+// ability is something that the root's filesystem can do or not, which is found out once.
+type ability struct {
+	mu         sync.Mutex
+	known, yes bool
+}
+
+// get returns what probe says. A disk that is full or read-only says nothing: it is asked again the next time.
+func (a *ability) get(probe func() (bool, error)) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.known {
+		yes, err := probe()
+		a.yes, a.known = yes, !store.IsFull(err) && !store.IsReadOnly(err)
+	}
+	return a.yes
+}
+
+// subvolumes reports whether subvolumes can be made and removed below the root.
+func (s *root) subvolumes() bool { return s.subvolume.get(s.canSubvolume) }
+
+// reflinks reports whether files below the root can share blocks.
+func (s *root) reflinks() bool { return s.reflink.get(s.canReflink) }
+
+// canSubvolume finds out whether subvolumes can be made and removed below the root: not by everybody on every btrfs.
+func (s *root) canSubvolume() (bool, error) {
+	staging, err := s.Dir().OpenDirFile(stagingDir)
+	if err != nil {
+		return false, err
+	}
+	defer staging.Close()
+	name := "probe-" + store.Random()
+	if _, err := quota.Make(quota.Mechanism{Kind: quota.Subvolume}, staging, name, quota.Options{Mode: 0o700}); err != nil {
+		return false, err
+	}
+	if err := quota.Discard(staging, name, nil); err != nil {
+		_ = s.Dir().Remove(path.Join(stagingDir, name)) // else the next start sweeps it
+		return false, err
+	}
+	return true, nil
+}
+
+// canReflink finds out whether files below the root can share blocks.
+func (s *root) canReflink() (bool, error) {
+	var files [2]*os.File
+	for i := range files {
+		f, name, err := s.Probe()
+		if err != nil {
+			return false, err
+		}
+		defer f.Close()
+		defer s.Dir().Remove(name)
+		files[i] = f
+	}
+	if _, err := files[0].Write(make([]byte, 4096)); err != nil {
+		return false, err
+	}
+	switch err := copier.Clone(files[0], files[1]); {
+	case errors.Is(err, errors.ErrUnsupported):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return true, nil
+}
