@@ -175,34 +175,6 @@ func (b *Backend) findSnapshot(id string) (*snapshot, *root, error) {
 	return n, s, err
 }
 
-// DeleteSnapshot moves the snapshot to the trash.
-func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]string) error {
-	s, err := b.ready()
-	if err != nil {
-		return err
-	}
-	release, err := b.exclusive(id)
-	if err != nil {
-		return err
-	}
-	defer release()
-	n, err := b.snapshot(id)
-	switch {
-	case errors.Is(err, backend.ErrNotFound):
-		return nil
-	case err != nil:
-		return err
-	case n.Group != "":
-		return fmt.Errorf("%w: snapshot %s is a member of group %s, and goes with it", backend.ErrInvalid, id, n.Group)
-	}
-	defer b.traffic.begin()()
-	if err := b.trash(s, snapshotsDir, n.ID); err != nil {
-		return err
-	}
-	b.catalog.DropSnapshot(n)
-	return nil
-}
-
 // ListSnapshots returns snapshots from the index.
 func (b *Backend) ListSnapshots(_ context.Context, source, after string, limit int) (page []backend.Snapshot, more bool, err error) {
 	if _, err := b.ready(); err != nil {

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
@@ -254,75 +252,6 @@ func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backen
 		return backend.Volume{}, err
 	}
 	return v.public(), nil
-}
-
-// Delete moves the volume to the trash.
-func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) error {
-	return b.remove(id, false)
-}
-
-// DeleteInline moves an inline volume to the trash.
-func (b *Backend) DeleteInline(_ context.Context, handle string) error {
-	b.traffic.touch()
-	// Every volume that is unpublished gets here. One that CreateVolume made must not have to wait for the root.
-	if _, err := volumeid.Parse(handle); err == nil {
-		return nil
-	}
-	return b.remove(handle, true)
-}
-
-func (b *Backend) remove(id string, inline bool) error {
-	s, err := b.ready()
-	if err != nil {
-		return err
-	}
-	release, err := b.exclusive(id)
-	if err != nil {
-		return err
-	}
-	defer release()
-	v, err := b.volume(id)
-	if errors.Is(err, backend.ErrNotFound) || (err == nil && v.Inline != inline) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer b.traffic.begin()()
-	if err := b.unused(s, v); err != nil {
-		return err
-	}
-	crashpoint.Reached("delete:checked")
-	// What is in the trash may be emptied at once, and its project be given up: no volume has it any more.
-	b.catalog.YieldProject(v)
-	if err := b.trash(s, volumesDir, v.ID); err != nil {
-		b.catalog.PutVolume(v)
-		return err
-	}
-	b.catalog.DropVolume(v)
-	return nil
-}
-
-// unused returns ErrInUse if the volume is mounted anywhere on this machine, as the kernel sees it now: there is no
-// attach to prevent a delete, and what is in the trash is removed, through any mount of it too.
-func (b *Backend) unused(s *root, v *volume) error {
-	source := filepath.Dir(s.dataPath(v))
-	if v.Kind == image {
-		source = s.dataPath(v)
-	}
-	users, err := b.cfg.Images.Users(source)
-	if errors.Is(err, mounter.ErrPath) { // a link is in the path, which no argument of the call has caused
-		if _, at := s.data(v); at != nil {
-			return misplaced(at)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
-	}
-	if len(users) > 0 {
-		return fmt.Errorf("%w: volume %s is mounted at %s", backend.ErrInUse, v.ID, strings.Join(users[:min(3, len(users))], ", "))
-	}
-	return nil
 }
 
 // Mount returns the volume's directory, its filesystem or its device. It checks the type of the
