@@ -32,6 +32,7 @@ var kubernetes = []string{
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
+	"internal/atomicfile":                  {[]string{module + "internal/beneath"}, append([]string{"os/exec"}, logging...)},
 	"internal/beneath":                     {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
 	"internal/connlimit":                   {nil, logging},
 	"internal/crashpoint":                  {nil, logging},
@@ -48,17 +49,17 @@ var rooms = map[string]struct{ may, not []string }{
 	"internal/testdisk":                    {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
 	"internal/unprivileged":                {nil, logging},
 	"pkg/volumeid":                         {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular"}, logging}, // mkfs and e2fsck are programs
+	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, logging}, // mkfs and e2fsck are programs
 	"pkg/backend":                          {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/backendtest":              {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
 	"pkg/backend/backendtest/memory":       {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/copier":          {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/extents":         {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/internal/quota":           {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/record":          {[]string{module + "internal/beneath", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/record":          {[]string{module + "internal/beneath", module + "internal/regular", module + "internal/atomicfile"}, append([]string{"os/exec"}, logging...)},
 	"pkg/backend/hostpath":                 {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
 	"internal/peer":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
-	"internal/peertls":                     {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"internal/peertls":                     {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, append([]string{"os/exec"}, logging...)},
 	"internal/orphans":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"internal/router":                      {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/csidriver":                        {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
@@ -73,7 +74,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"sidecars/internal/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
 	"sidecars/internal/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
-	"pkg/driver":                           {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular"}, []string{"os/exec", "log"}},
+	"pkg/driver":                           {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
 
 	// The parts of hostpath know nothing of each other, of volumes or of CSI.
 	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},

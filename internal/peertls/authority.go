@@ -16,6 +16,9 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/causeway-csi/causeway/internal/atomicfile"
+	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
 const (
@@ -162,26 +165,25 @@ type file struct {
 	data []byte
 }
 
-// write writes the file durably, in place of the one that may be there: at every moment one of the two is there, whole.
+// write writes the file durably, in place of a file that may be there: at every moment one of the two
+// is there, whole.
 func (f file) write() error {
-	dir := filepath.Dir(f.path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	path := filepath.Dir(f.path)
+	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(dir, ".new-*") // mode 0600
+	dir, err := beneath.Open(path)
 	if err != nil {
 		return err
 	}
-	_, err = temp.Write(f.data)
-	if err == nil {
-		err = temp.Sync()
+	defer dir.Close()
+	w := atomicfile.Writer{Dir: dir, Temp: ".new-" + atomicfile.Random()}
+	if err := w.Write(filepath.Base(f.path), f.data); err != nil {
+		return fmt.Errorf("write %s: %w", f.path, err)
 	}
-	err = errors.Join(err, temp.Close())
-	if err == nil {
-		err = os.Rename(temp.Name(), f.path)
-	}
+	parent, err := beneath.Open(filepath.Dir(path)) // MkdirAll may have made path
 	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", f.path, err), os.Remove(temp.Name()))
+		return err
 	}
-	return errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)))
+	return errors.Join(parent.Sync("."), parent.Close())
 }

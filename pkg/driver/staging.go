@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/causeway-csi/causeway/internal/atomicfile"
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/regular"
 )
@@ -202,33 +203,14 @@ func (s *stagings) write(path string, st staging) error {
 		return err
 	}
 	name := fileOf(path)
-	if err := s.create(name+".new", data); err != nil {
-		return err
-	}
-	if err := s.dir.Rename(name+".new", name); err != nil {
+	w := atomicfile.Writer{Dir: s.dir, Volatile: true}
+	if err := w.Write(name, data); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.byPath[path] = st
 	return nil
-}
-
-// create writes a new file, in place of a leftover.
-func (s *stagings) create(name string, data []byte) error {
-	const flag = os.O_WRONLY | os.O_CREATE | os.O_EXCL
-	file, err := s.dir.OpenFile(name, flag, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		if err := s.dir.Remove(name); err != nil {
-			return err
-		}
-		file, err = s.dir.OpenFile(name, flag, 0o600)
-	}
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	return errors.Join(err, file.Close())
 }
 
 func (s *stagings) remove(path string) error {

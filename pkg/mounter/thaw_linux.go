@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/atomicfile"
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/internal/regular"
 )
@@ -38,32 +40,21 @@ func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err er
 	if err != nil {
 		return nil, "", err
 	}
-	dir, err := os.Open(l.state)
+	dir, err := beneath.Open(l.state)
 	if err != nil {
 		return nil, "", err
 	}
 	defer dir.Close()
-	file, err = os.CreateTemp(l.state, unfinished+"*.json")
-	if err != nil {
+	name := atomicfile.Random() + ".json"
+	path = filepath.Join(l.state, name)
+	w := atomicfile.Writer{Dir: dir, Temp: unfinished + name, Opened: func(f *os.File) error { // before a later driver can see it
+		return unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	}}
+	if file, err = w.Keep(name, data); err != nil {
+		if left := os.Remove(path); left != nil && !errors.Is(left, fs.ErrNotExist) {
+			err = errors.Join(err, left)
+		}
 		return nil, "", err
-	}
-	name := file.Name()
-	path = filepath.Join(l.state, strings.TrimPrefix(filepath.Base(name), unfinished))
-	if err = unix.Flock(int(file.Fd()), unix.LOCK_EX); err == nil {
-		_, err = file.Write(data)
-	}
-	if err == nil {
-		err = file.Sync()
-	}
-	if err == nil {
-		err = os.Rename(name, path) // locked before a later driver can see it
-	}
-	if err == nil {
-		name = path
-		err = dir.Sync()
-	}
-	if err != nil {
-		return nil, "", errors.Join(err, file.Close(), os.Remove(name))
 	}
 	return file, path, nil
 }

@@ -11,8 +11,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 
+	"github.com/causeway-csi/causeway/internal/atomicfile"
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/regular"
 )
@@ -87,41 +87,36 @@ func (f Format) Decode(file []byte, v any) error {
 	return nil
 }
 
-// Create writes v to a new file called name in dir, durably; only the directory is left for the caller to sync. It
-// is for directories that nobody reads yet.
+// Create writes v to a new file called name in dir, durably; only the directory is left for the caller
+// to sync. It is for directories that nobody reads yet.
 func (f Format) Create(dir *beneath.Dir, name string, v any) error {
-	file, err := f.Encode(v)
+	file, err := f.bounded(v)
 	if err != nil {
 		return err
 	}
-	if len(file) > maxSize {
-		return fmt.Errorf("a record of %d bytes could not be read again: the limit is %d", len(file), maxSize)
-	}
-	out, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = out.Write(file)
-	if err == nil {
-		err = out.Sync()
-	}
-	return errors.Join(err, out.Close())
+	return atomicfile.Create(dir, name, file)
 }
 
-// Replace writes v to the file called name in dir, durably, in place of the one that may be there: at every moment
-// one of the two is there, whole.
+// bounded is Encode, and fails for a file that Read would not take.
+func (f Format) bounded(v any) ([]byte, error) {
+	file, err := f.Encode(v)
+	if err != nil {
+		return nil, err
+	}
+	if len(file) > maxSize {
+		return nil, fmt.Errorf("a record of %d bytes could not be read again: the limit is %d", len(file), maxSize)
+	}
+	return file, nil
+}
+
+// Replace writes v to the file called name in dir, durably, in place of a file that may be there. At
+// every moment one of the two is there, whole.
 func (f Format) Replace(dir *beneath.Dir, name string, v any) error {
-	next := name + ".new"
-	if err := dir.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+	file, err := f.bounded(v)
+	if err != nil {
 		return err
 	}
-	if err := f.Create(dir, next, v); err != nil {
-		return err
-	}
-	if err := dir.Rename(next, name); err != nil {
-		return err
-	}
-	return dir.Sync(".")
+	return atomicfile.Writer{Dir: dir}.Write(name, file)
 }
 
 // Read reads the file called name in dir into v. Errors: fs.ErrNotExist, ErrDamaged, ErrNewer.

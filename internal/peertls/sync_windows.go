@@ -1,4 +1,0 @@
-package peertls
-
-// syncDir does nothing: Windows refuses to flush a directory, and NTFS journals renames by itself.
-func syncDir(string) error { return nil }
