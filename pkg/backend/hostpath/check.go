@@ -168,15 +168,6 @@ func (c *content) check() error {
 	return nil
 }
 
-// Logical block sizes of a loop device, in bytes.
-const (
-	minSector = 512
-	maxSector = 4096
-)
-
-// maxImage is the largest image, in bytes.
-const maxImage = 1 << 62
-
 func (c *content) checkImage() error {
 	_, known := minSizes[c.FSType]
 	switch {
@@ -207,7 +198,7 @@ func (n *snapshot) check(dir string) error {
 		return damaged("source: %.64q is not the ID of a volume", n.Source)
 	case n.Held < 0:
 		return damaged("held: %d", n.Held)
-	case n.Accept != frozen && n.Accept != none:
+	case n.Accept != frozen && n.Accept != anyState:
 		return damaged("consistency: %.32q", n.Accept)
 	case n.Cloned && n.Kind != image:
 		return damaged("cloned and kind: a %.32s has no blocks", n.Kind)
@@ -229,10 +220,6 @@ func (n *snapshot) check(dir string) error {
 func digestedForMember(group, volume string) []string {
 	return []string{nameOfMember(group, volume), group + " " + volume}
 }
-
-// nameOfMember returns the name from which the ID of the snapshot of a volume in a group is made.
-// The name of no other snapshot has a NUL.
-func nameOfMember(group, volume string) string { return group + "\x00" + volume }
 
 // check returns an error for the record of a group in the directory called dir.
 func (g *group) check(dir string) error {

@@ -102,7 +102,7 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		}).check(someVolume),
 		"snapshot": goodSnapshot().check(someSnapshot),
 		"snapshot of an image": with(goodSnapshot(), func(n *snapshot) {
-			n.content, n.Cloned, n.Held, n.Accept = goodImage().content, true, 4096, none
+			n.content, n.Cloned, n.Held, n.Accept = goodImage().content, true, 4096, anyState
 		}).check(someSnapshot),
 		"group":        goodGroup().check(someGroup),
 		"part":         goodPart().check(somePart),

@@ -15,33 +15,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
-
-// consistencyKey is the parameter that says what a copy of an image has to be that is mounted meanwhile.
-const consistencyKey = "consistency"
-
-// consistency is its value.
-type consistency string
-
-const (
-	// frozen: the filesystem is frozen for the moment of the copy, which is clean then. Where that can't be, or takes too
-	// long, the copy is what a power cut would leave. Where the disk can't copy in a moment, there is an error.
-	frozen consistency = "frozen"
-	// none: where the disk can't copy in a moment, the copy is made while the image is written to, and may be torn.
-	none consistency = "none"
-)
-
-func parseConsistency(parameters map[string]string) (consistency, error) {
-	switch c := consistency(parameters[consistencyKey]); c {
-	case "":
-		return frozen, nil
-	case frozen, none:
-		return c, nil
-	default:
-		return "", fmt.Errorf("%w: parameter consistency is %.64q, and there are %s and %s", backend.ErrInvalid, c, frozen, none)
-	}
-}
 
 // freezeLimit is how long a filesystem may be frozen: who writes to it waits meanwhile.
 const freezeLimit = 5 * time.Second
@@ -154,7 +130,7 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 			return copier.Copied, err
 		}
 	}
-	if c.accept == none {
+	if c.accept == anyState {
 		return c.slowly(ctx, src, dst)
 	}
 	return c.unmounted(ctx, src, dst)
@@ -275,21 +251,6 @@ func (c copying) explain(err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 }
 
-// stalled turns the error of work that was given up into ErrPrecondition, and notes it for the health
-// of the source until the helper has ended.
-func (b *Backend) stalled(c fair.Claim, err error) error {
-	g := (*givenUp)(nil)
-	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {
-		return err
-	}
-	ends := b.troubles.hang(c, time.Now(), err.Error())
-	go func() {
-		<-g.gone
-		ends()
-	}()
-	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
-}
-
 // unmounted copies an image that nobody writes to, and makes sure that nobody did.
 func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.jobs.Hold(c.live)()
@@ -324,10 +285,94 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 // path is the absolute path of the image.
 func (c copying) path() string { return c.store.Real(c.from, imageFile) }
 
-// missing explains why data cannot be opened that a record says is there.
-func missing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the data to copy is missing: %w", err)
+// subvolumeOf makes a copy of the source's data at one moment, in the directory half.
+// Errors: errors.ErrUnsupported if the data is not a subvolume.
+func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bool) error {
+	defer c.traffic.pause()()
+	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
+	if err != nil {
+		return err
 	}
-	return misplaced(err)
+	defer leave()
+	if err := c.troubles.check(c.claim); err != nil {
+		return err
+	}
+	c.job.cut = time.Now()
+	src, err := c.source()
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	parent, err := half.OpenDirFile(".")
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	if err := c.explain(c.exec.subvolume(ctx, src, parent, dataDir, readOnly)); err != nil {
+		return err
+	}
+	crashpoint.Reached("copy:subvolume")
+	return nil
+}
+
+// source opens the directory that is copied, as a path only: a helper opens it for reading.
+// Errors: ErrPrecondition if that hangs.
+func (c copying) source() (*os.File, error) {
+	src, err := c.store.Dir().OpenDirPath(path.Join(c.from, dataDir))
+	if err != nil {
+		return nil, missing(err)
+	}
+	if c.store.subvolumes() { // on btrfs an open waits for a lock that a tenant can hold
+		err = c.stalled(c.claim, c.exec.open(context.Background(), src))
+	}
+	if err != nil {
+		src.Close()
+		return nil, err
+	}
+	return src, nil
+}
+
+// heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
+// counts that, and with simple quotas, which count what is shared elsewhere, it is the size of what it was made of.
+func (s *root) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
+	if m, why := s.mechanism(ctx); why != nil || m.Simple {
+		return what.Size, nil
+	}
+	data, err := half.OpenDirFile(dataDir)
+	if err != nil {
+		return 0, err
+	}
+	defer data.Close()
+	u, err := quota.Look(data, quota.Mark{Kind: quota.Subvolume})
+	if errors.Is(err, quota.ErrNotEnforced) {
+		return what.Size, nil
+	}
+	return u.Used, err
+}
+
+// treeTo copies the directory to dst, file by file, and so at no one point in time.
+func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err error) {
+	defer c.traffic.pause()()
+	leave, err := c.slots.copies.Acquire(ctx, c.claim)
+	if err != nil {
+		return got, err
+	}
+	defer leave()
+	src, err := c.source()
+	if err != nil {
+		return got, err
+	}
+	defer src.Close()
+	got.how, err = c.watched(leave, func(report func(copyReport)) (copier.How, error) {
+		return c.exec.tree(ctx, src, dst, report)
+	})
+	got.held = c.job.Progress().Held
+	crashpoint.Reached("copy:tree")
+	return got, err
+}
+
+// took notes what came of the copy.
+func (n *snapshot) took(got copied) {
+	n.Held, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
+	n.Size = max(n.Size, got.size)
 }

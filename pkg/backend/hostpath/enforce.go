@@ -13,7 +13,6 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
@@ -22,26 +21,9 @@ import (
 // of btrfs with a quota group, where there are quotas: nobody turns them on here. On btrfs directories are subvolumes
 // in any case, for the sake of their snapshots.
 
-// contextKey is in the context of a directory whose size was not enforced when it was made, though that was preferred.
-const contextKey = "size"
-
-// contextPromised is its value.
-const contextPromised = "promised"
-
-// mechanism returns by what directories can be held to their sizes. With quota.ErrNotEnforced they can't be, and why
-// says what a person can do; the kind may be that of a subvolume all the same.
-func (s *root) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
-	root, err := s.Dir().OpenDirFile(".")
-	if err != nil {
-		return m, err
-	}
-	defer root.Close()
-	m, err = quota.Find(ctx, root)
-	if m.Kind == quota.Subvolume && !s.subvolumes() {
-		return quota.Mechanism{}, fmt.Errorf("%w: the driver may not make subvolumes", quota.ErrNotEnforced)
-	}
-	return m, err
-}
+// dataMode is the mode of a new volume's directory, which belongs to root, as on a freshly made filesystem. Pods that
+// don't run as root set fsGroup.
+const dataMode = 0o755
 
 // admit returns by what the directory of v can be held to its size, and why it can't be. It notes that in v.
 // Errors: ErrExhausted if that is required, as another node may be able to; the context's.
@@ -108,114 +90,6 @@ func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	}
 	crashpoint.Reached("quota:unset")
 	return b.limitIn(dir, dataDir, v, v.Size)
-}
-
-// subvolumeOf makes a copy of the source's data at one moment, in the directory half.
-// Errors: errors.ErrUnsupported if the data is not a subvolume.
-func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bool) error {
-	defer c.traffic.pause()()
-	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	if err := c.troubles.check(c.claim); err != nil {
-		return err
-	}
-	c.job.cut = time.Now()
-	src, err := c.source()
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	parent, err := half.OpenDirFile(".")
-	if err != nil {
-		return err
-	}
-	defer parent.Close()
-	if err := c.explain(c.exec.subvolume(ctx, src, parent, dataDir, readOnly)); err != nil {
-		return err
-	}
-	crashpoint.Reached("copy:subvolume")
-	return nil
-}
-
-// source opens the directory that is copied, as a path only: a helper opens it for reading.
-// Errors: ErrPrecondition if that hangs.
-func (c copying) source() (*os.File, error) {
-	src, err := c.store.Dir().OpenDirPath(path.Join(c.from, dataDir))
-	if err != nil {
-		return nil, missing(err)
-	}
-	if c.store.subvolumes() { // on btrfs an open waits for a lock that a tenant can hold
-		err = c.stalled(c.claim, c.exec.open(context.Background(), src))
-	}
-	if err != nil {
-		src.Close()
-		return nil, err
-	}
-	return src, nil
-}
-
-// heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
-// counts that, and with simple quotas, which count what is shared elsewhere, it is the size of what it was made of.
-func (s *root) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
-	if m, why := s.mechanism(ctx); why != nil || m.Simple {
-		return what.Size, nil
-	}
-	data, err := half.OpenDirFile(dataDir)
-	if err != nil {
-		return 0, err
-	}
-	defer data.Close()
-	u, err := quota.Look(data, quota.Mark{Kind: quota.Subvolume})
-	if errors.Is(err, quota.ErrNotEnforced) {
-		return what.Size, nil
-	}
-	return u.Used, err
-}
-
-// restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
-func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *volume) error {
-	if c.store.subvolumes() {
-		_, why, err := c.store.admit(ctx, v)
-		if err != nil {
-			return err
-		}
-		err = c.subvolumeOf(ctx, half, false)
-		if err == nil {
-			v.Mark = &quota.Mark{Kind: quota.Subvolume}
-			return c.hold(half, v, why)
-		}
-		if !errors.Is(err, errors.ErrUnsupported) {
-			return err
-		}
-	}
-	return c.makeDirectory(ctx, c.store, half, v, func(dst *os.File) error {
-		_, err := c.treeTo(ctx, dst)
-		return err
-	})
-}
-
-// treeTo copies the directory to dst, file by file, and so at no one point in time.
-func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err error) {
-	defer c.traffic.pause()()
-	leave, err := c.slots.copies.Acquire(ctx, c.claim)
-	if err != nil {
-		return got, err
-	}
-	defer leave()
-	src, err := c.source()
-	if err != nil {
-		return got, err
-	}
-	defer src.Close()
-	got.how, err = c.watched(leave, func(report func(copyReport)) (copier.How, error) {
-		return c.exec.tree(ctx, src, dst, report)
-	})
-	got.held = c.job.Progress().Held
-	crashpoint.Reached("copy:tree")
-	return got, err
 }
 
 // enforceAnew makes the limit of a directory what its settings say, as they have changed.
@@ -387,4 +261,19 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	}
 	free := max(0, q.Limit-q.Used)
 	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.Free)}, true, nil
+}
+
+// stalled turns the error of work that was given up into ErrPrecondition, and notes it for the health
+// of the source until the helper has ended.
+func (b *Backend) stalled(c fair.Claim, err error) error {
+	g := (*givenUp)(nil)
+	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {
+		return err
+	}
+	ends := b.troubles.hang(c, time.Now(), err.Error())
+	go func() {
+		<-g.gone
+		ends()
+	}()
+	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 }

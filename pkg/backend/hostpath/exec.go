@@ -20,6 +20,9 @@ const (
 	cloneLimit = time.Hour
 )
 
+// burst is the number of files that a helper removes between two messages.
+const burst = 64
+
 // errNoProgress says that a copy or a removal was given up.
 var errNoProgress = errors.New("no progress")
 

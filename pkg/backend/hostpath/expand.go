@@ -7,7 +7,6 @@ import (
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
 // Expand raises the promise to a volume, and makes an image longer: first the file, then the record, so that no record
@@ -45,30 +44,6 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	b.catalog.PutVolume(&larger)
 	return larger.Size, node, nil
-}
-
-// infeasible turns the errors of a disk that is full or that allows no such file into ErrOutOfRange: it is final, so that
-// the user may ask for less.
-func infeasible(err error) error {
-	if store.IsFull(err) || store.IsTooLarge(err) {
-		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
-	}
-	return err
-}
-
-// grown returns the size that v has to have.
-func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
-	size := max(v.Size, o.Required)
-	if v.Kind == image {
-		if size > 1<<62 {
-			return 0, fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, size)
-		}
-		size = (size + sizeUnit - 1) / sizeUnit * sizeUnit
-	}
-	if o.Limit > 0 && size > o.Limit {
-		return 0, fmt.Errorf("%w: the volume has %d bytes and would have %d, over the limit of %d", backend.ErrOutOfRange, v.Size, size, o.Limit)
-	}
-	return size, nil
 }
 
 // grow makes the data of the volume as large as v says, durably.

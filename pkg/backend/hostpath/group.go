@@ -17,7 +17,6 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -25,67 +24,6 @@ import (
 // the data of all of its members is. Its members are renamed into their places after that, and if a driver dies in
 // between, the next start does so. To delete it is to take the record away: a member without its group is deleted by
 // the next start.
-
-// A group's record.json is of version 1, the first, and that of a part (part.go) of version 2: an older release doesn't
-// know what to do with a part, and has to leave it alone. With what it knows it can go on.
-var (
-	groupFormat = record.Format{Version: 1}
-	partFormat  = record.Format{Version: 2, Upgrades: map[int]func([]byte) ([]byte, error){
-		1: func(data []byte) ([]byte, error) { return data, nil },
-	}}
-)
-
-// group is the content of a record.json below groups/.
-type group struct {
-	ID      string    `json:"id"`
-	Name    string    `json:"name"`    // given to CreateVolumeGroupSnapshot
-	Members []member  `json:"members"` // in the order of their IDs
-	Created time.Time `json:"created"`
-
-	// Of a part: see backend.Part.
-	All     []string `json:"all,omitempty"`
-	Cut     string   `json:"cut,omitempty"`
-	Settled bool     `json:"settled,omitempty"`
-}
-
-// format is the form of g's record.
-func (g *group) format() record.Format {
-	if g.isPart() {
-		return partFormat
-	}
-	return groupFormat
-}
-
-// member is one snapshot of a group.
-type member struct {
-	ID     string `json:"id"`
-	Source string `json:"source"` // ID of the volume
-	Half   string `json:"half"`   // its directory, below the root, before it was in its place
-}
-
-func (g *group) sources() []string {
-	var ids []string
-	for _, m := range g.Members {
-		ids = append(ids, m.Source)
-	}
-	return slices.Sorted(slices.Values(ids))
-}
-
-func (g *group) members() []string {
-	var ids []string
-	for _, m := range g.Members {
-		ids = append(ids, m.ID)
-	}
-	return ids
-}
-
-// fits returns ErrExists unless g is of these volumes, in the order of their IDs, and with all its parts of those.
-func (g *group) fits(sources, all []string) error {
-	if slices.Equal(g.sources(), sources) && slices.Equal(g.All, all) {
-		return nil
-	}
-	return fmt.Errorf("%w: it is of the volumes %s%s", backend.ErrExists, strings.Join(g.sources(), ", "), g.beside())
-}
 
 // SnapshotGroup cuts images at one moment, while none of their filesystems is written to.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
@@ -394,12 +332,4 @@ func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string, _ m
 		return backend.Group{}, err
 	}
 	return b.publicGroup(g)
-}
-
-// hasMembers returns ErrInvalid if snapshots are given, and aren't the members.
-func (g *group) hasMembers(snapshots []string) error {
-	if len(snapshots) == 0 || slices.Equal(g.members(), slices.Sorted(slices.Values(snapshots))) {
-		return nil
-	}
-	return fmt.Errorf("%w: the members of group %s are %s", backend.ErrInvalid, g.ID, strings.Join(g.members(), ", "))
 }

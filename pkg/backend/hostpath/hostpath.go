@@ -1,22 +1,38 @@
-// Package hostpath is the backend of storage on the node itself: a volume is a directory below one root directory, or
-// an image, a file that is a disk.
+// Package hostpath is the backend of storage on the node itself: a volume is a directory below one
+// root directory, or an image, which is a file with a filesystem or a block device in it.
 //
 // On disk:
 //
-//	<root>/identity.json         which root this is; see identity.go
+//	<root>/identity.json         which root this is
 //	<root>/volumes/<id>/         record.json, and data/ or image.raw, which is what pods see
-//	<root>/snapshots/<id>/       the same of a snapshot, which nobody sees
-//	<root>/groups/<id>/          record.json, which names the snapshots of one moment; see group.go
-//	<root>/staging/              half-made things; moved to trash/ at start
-//	<root>/trash/                deleted things, emptied in the background
+//	<root>/snapshots/<id>/       the same of a snapshot
+//	<root>/groups/<id>/          record.json, which names the snapshots of one point in time
+//	<root>/staging/              incomplete objects; moved to trash/ at start
+//	<root>/trash/                deleted objects, emptied in the background
 //
-// Everything is made in staging/, made durable, and renamed into its place: nothing half-made is
-// ever seen there, and a SIGKILL or a power cut at any moment leaves it wholly there or not at all.
-// Deleting is a rename to trash/. The records are read once, at start, into an index; what a call
-// costs doesn't grow with the number of volumes, but for the lists.
+// Each object is made in staging/, made durable, and renamed into its place. After a SIGKILL or a power
+// cut at any moment the whole object is there, or none. A deletion is a rename to trash/. The records
+// are read once, at start, so the cost of a call does not grow with the number of volumes, except for
+// lists.
 //
 // Every path below the root is resolved by package beneath, which follows no link. The content of
-// data/ belongs to tenants and is never followed either.
+// data/ belongs to tenants, and the driver never follows it either.
+//
+// This package decides, and maps errors to the classes of package backend. It calls three others, which
+// know nothing of each other: internal/store keeps objects on the disk, internal/catalog finds them in
+// memory, and internal/jobs runs copies that take longer than a call.
+//
+// Create takes this path. It plans the content of the volume from the request (content.go) and looks in
+// the catalog for a volume of that name: if there is one, it must fit the plan, and Create ends. It asks
+// jobs whether a copy is making that volume, and reserves the capacity in the catalog. Then store.Make
+// makes a directory in staging/. Create fills it with a directory that is held to its size (enforce.go)
+// or with an image and its filesystem (volume.go), and with the record. store.Make syncs it, renames it
+// to volumes/ and syncs that. Last, the volume enters the catalog. After an error up to the rename,
+// store.Make removes the incomplete directory, and Create gives the capacity back. After an error of the
+// last sync, store.Make undoes the rename. If it cannot, the result is known at the next start only:
+// until then the catalog holds the error in place of the volume, and the capacity stays reserved.
+// Restore and Clone differ in two points: a job runs the steps from the reservation on, and it fills the
+// directory with a copy.
 package hostpath
 
 import (
@@ -24,26 +40,12 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/causeway-csi/causeway/internal/guard"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
-	"github.com/causeway-csi/causeway/pkg/mounter"
-)
-
-const (
-	volumesDir   = store.Volumes
-	snapshotsDir = store.Snapshots
-	groupsDir    = store.Groups
-	stagingDir   = store.Incomplete
-	trashDir     = store.Trash
-	recordFile   = store.Record
-	dataDir      = store.Data
-	imageFile    = store.Image
 )
 
 // Pauses until a root that can't be used is opened again: after an error, and after a panic, which
@@ -52,46 +54,6 @@ const (
 	retryOpen  = 500 * time.Millisecond
 	retryPanic = 30 * time.Second
 )
-
-// Config is what a Backend needs to know. All fields but Init, Adopt, Lost, Report and Warn are required.
-type Config struct {
-	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
-	Node    string // name of this node
-	Seen    string // a file outside Root that remembers which root was served, in a directory that exists
-	Release string // of the driver, for people who read identity.json
-	Init    bool   // take Root if it is empty and nothing is remembered: a first start
-	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
-	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing, and one that is there all the
-	// same is refused, as nobody would miss it when it is gone again.
-	Lost []string
-
-	// Report is called with a panic of a task in the background, a *guard.Panic. It may be nil.
-	Report func(error)
-	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait. It may be nil.
-	Warn func(volume, reason, message string)
-
-	// Images works on images, and finds where volumes are mounted. It belongs to the Host that mounts them.
-	Images mounter.Images
-}
-
-// Backend keeps volumes below a root directory. It serves one root, exclusively.
-type Backend struct {
-	cfg   Config
-	jobs  *jobs.Jobs
-	exec  executor
-	slots slots
-	wake  chan struct{} // the trash has an entry
-
-	troubles troubles
-	catalog  index
-	count    counters
-	traffic  traffic
-	emptying time.Time // start of the slice in which the trash is emptied
-
-	mu     sync.Mutex
-	store  *root // nil until the root is open and read
-	reason error // why it isn't yet
-}
 
 var (
 	_ backend.Backend          = (*Backend)(nil)
@@ -144,9 +106,6 @@ func (b *Backend) Close() error {
 	return b.store.Close()
 }
 
-// Node returns the name of the node that holds the volumes.
-func (b *Backend) Node() string { return b.cfg.Node }
-
 // open returns the root when it can be served, or nil when ctx is done first.
 func (b *Backend) open(ctx context.Context) *root {
 	for {
@@ -194,32 +153,15 @@ func (b *Backend) openOnce() (*root, error) {
 	return s, nil
 }
 
-// panicked reports err, and returns true, if it is that of a background task that panicked.
-func (b *Backend) panicked(err error) bool {
-	if p := (*guard.Panic)(nil); !errors.As(err, &p) {
-		return false
+// openRoot opens the root. Errors: ErrUnavailable.
+func openRoot(cfg Config) (*root, error) {
+	s, err := store.Open(store.Config{
+		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release, Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
+	})
+	if err != nil {
+		return nil, available(err)
 	}
-	why := err.Error()
-	b.count.panics.Add(1)
-	b.count.lastPanic.Store(&why)
-	if b.cfg.Report != nil {
-		b.cfg.Report(err)
-	}
-	return true
-}
-
-// ready returns the open root if it is in its place still, or ErrUnavailable.
-func (b *Backend) ready() (*root, error) {
-	b.mu.Lock()
-	s, reason := b.store, b.reason
-	b.mu.Unlock()
-	switch {
-	case s != nil:
-		return s, s.inPlace()
-	case reason != nil:
-		return nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, reason)
-	}
-	return nil, fmt.Errorf("%w: the driver is still reading the records of its volumes", backend.ErrUnavailable)
+	return &root{Store: s}, nil
 }
 
 // Probe reports whether the root is open and can be written to.
@@ -237,18 +179,4 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 		return false, fmt.Errorf("%w: %w", backend.ErrNotReady, reason)
 	}
 	return true, nil
-}
-
-// counters are what Metrics reports beside what is in the index.
-type counters struct {
-	openTime     atomic.Int64           // nanoseconds
-	swept        atomic.Int64           // half-made or leftover things that the start found
-	unswept      atomic.Pointer[string] // why the start could not move an entry to the trash
-	panics       atomic.Int64           // of tasks in the background
-	lastPanic    atomic.Pointer[string]
-	trashed      atomic.Int64 // entries of trash/ that wait
-	removedFiles atomic.Int64
-	trashErrors  atomic.Int64
-	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
-	unfrozen     atomic.Int64           // cuts of mounted images without a freeze
 }

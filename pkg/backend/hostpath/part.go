@@ -14,16 +14,6 @@ import (
 // A part of a group over several nodes is a group of the volumes that are here, with an ID that is the same on all
 // nodes. It is made with two questions to whoever makes all parts, and its record says whether all are known to be there.
 
-func (g *group) isPart() bool { return g.Cut != "" }
-
-// beside says of which group g is a part, if it is one.
-func (g *group) beside() string {
-	if !g.isPart() {
-		return ""
-	}
-	return ", as a part of a group of " + strings.Join(g.All, ", ")
-}
-
 // SnapshotPart cuts images at one moment, which o.Frozen makes one for other nodes too.
 func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (backend.Part, error) {
 	if err := o.Check(); err != nil {
@@ -55,26 +45,6 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 		return backend.Part{}, err
 	}
 	return b.publicPart(g)
-}
-
-// part returns the group with this ID, if it is a part.
-func (b *Backend) part(id string) (*group, error) {
-	g, err := b.group(id)
-	if err == nil {
-		err = g.of(g.Cut)
-	}
-	return g, err
-}
-
-// of returns ErrPrecondition unless g is of that cut, and ErrNotFound if it is no part.
-func (g *group) of(cut string) error {
-	switch {
-	case !g.isPart():
-		return fmt.Errorf("%w: group %.128q is a whole one", backend.ErrNotFound, g.ID)
-	case g.Cut == cut:
-		return nil
-	}
-	return fmt.Errorf("%w: group %s is of the cut %.64q, not of %.64q", backend.ErrPrecondition, g.ID, g.Cut, cut)
 }
 
 // SettlePart writes the record anew.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -61,22 +60,6 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	}
 	room := disk.Offered(b.catalog.Reserved())
 	return backend.Capacity{Available: room, Maximum: room}, nil
-}
-
-// reserve promises size bytes, or returns ErrExhausted.
-func (b *Backend) reserve(s *root, size int64) error {
-	disk, err := s.Space()
-	if err != nil {
-		return err
-	}
-	if disk.ReadOnly {
-		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.Path())
-	}
-	err = b.catalog.Reserve(size, func(reserved int64) int64 { return disk.Available(reserved) })
-	if err != nil {
-		err = fmt.Errorf("%w: %w", backend.ErrExhausted, err)
-	}
-	return err
 }
 
 // Health looks at the record and the directory of one volume.
@@ -157,13 +140,13 @@ func (b *Backend) observe(s *root, id string, v *volume, err error, failing map[
 		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
 	}
 	if f, ok := failing[s.dataPath(v)]; ok {
-		return failed(f)
+		return conditionOf(f)
 	}
 	return b.unenforced(s, v)
 }
 
-// failed returns what a failure of the filesystem in an image is to who uses it.
-func failed(f mounter.Failure) []backend.Condition {
+// conditionOf returns the health of a volume whose image has a filesystem that failed.
+func conditionOf(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
 	case mounter.Down:
 		return condition(backend.Inaccessible, "FilesystemDown", "%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
@@ -215,54 +198,4 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or make the disk of %s again with more inodes (df -i)", disk.FreeInodes, disk.Inodes, s.Path())...)
 	}
 	return all, nil
-}
-
-func condition(s backend.Severity, reason, format string, a ...any) []backend.Condition {
-	return []backend.Condition{{Severity: s, Reason: reason, Message: fmt.Sprintf(format, a...)}}
-}
-
-// Metrics returns what the index and the filesystem say now.
-func (b *Backend) Metrics() []backend.Metric {
-	objects := b.catalog.Stats()
-	work := b.jobs.Stats()
-	var disk store.Space
-	var room int64
-	if s, err := b.ready(); err == nil {
-		if disk, err = s.Space(); err == nil {
-			room = disk.Offered(objects.Reserved)
-		}
-	}
-	gauge := func(name, help string, value float64) backend.Metric {
-		return backend.Metric{Name: name, Help: help, Value: value}
-	}
-	counter := func(name, help string, value int64) backend.Metric {
-		return backend.Metric{Name: name, Help: help, Value: float64(value), Counter: true}
-	}
-	all := []backend.Metric{
-		gauge("volumes", "Volumes made by CreateVolume.", float64(objects.Volumes)),
-		gauge("inline_volumes", "Inline ephemeral volumes.", float64(objects.Hidden)),
-		gauge("snapshots", "Snapshots, members of groups too.", float64(objects.Snapshots)),
-		gauge("snapshot_groups", "Groups of snapshots.", float64(objects.Groups)),
-		gauge("unreadable_records", "Volumes, snapshots and groups whose record can't be used; they are left alone.", float64(objects.Broken)),
-		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(objects.Reserved)),
-		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(work.Running)),
-		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", work.Bytes),
-		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be made or took too long.", b.count.unfrozen.Load()),
-		counter("copy_errors_total", "Copies that failed.", work.Failed),
-		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.Total)),
-		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.Free)),
-		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),
-		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", time.Duration(b.count.openTime.Load()).Seconds()),
-		counter("swept_total", "Incomplete volumes and snapshots that the start found and moved to the trash.", b.count.swept.Load()),
-		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
-		counter("background_panics_total", "Panics of tasks in the background, which are then run again.", b.count.panics.Load()),
-		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),
-		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.", b.count.trashErrors.Load()),
-		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.", float64(b.troubles.hanging())),
-	}
-	all = append(all, helperMetrics(b.helpers())...)
-	for _, r := range b.resources() {
-		all = append(all, r.metrics()...)
-	}
-	return all
 }

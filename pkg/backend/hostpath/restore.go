@@ -13,6 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
@@ -32,7 +33,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	if err != nil {
 		return backend.Volume{}, err
 	}
-	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: now()}
+	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: timestamp()}
 	switch old, err := b.volume(v.ID); {
 	case err == nil: // what it was made from may be gone, but it was of that kind, and no larger
 		source := old.content
@@ -155,4 +156,26 @@ func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 	}
 	defer leave()
 	return c.cfg.Images.NewUUID(ctx, file, v.FSType, v.Sector)
+}
+
+// restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
+func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *volume) error {
+	if c.store.subvolumes() {
+		_, why, err := c.store.admit(ctx, v)
+		if err != nil {
+			return err
+		}
+		err = c.subvolumeOf(ctx, half, false)
+		if err == nil {
+			v.Mark = &quota.Mark{Kind: quota.Subvolume}
+			return c.hold(half, v, why)
+		}
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+	}
+	return c.makeDirectory(ctx, c.store, half, v, func(dst *os.File) error {
+		_, err := c.treeTo(ctx, dst)
+		return err
+	})
 }

@@ -10,10 +10,20 @@ import (
 	"sync"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
-	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
+)
+
+const (
+	volumesDir   = store.Volumes
+	snapshotsDir = store.Snapshots
+	groupsDir    = store.Groups
+	stagingDir   = store.Incomplete
+	trashDir     = store.Trash
+	recordFile   = store.Record
+	dataDir      = store.Data
+	imageFile    = store.Image
 )
 
 // root is an open root, and what its filesystem can do.
@@ -22,39 +32,12 @@ type root struct {
 	reflink, subvolume ability
 }
 
-// openRoot opens the root. Errors: ErrUnavailable.
-func openRoot(cfg Config) (*root, error) {
-	s, err := store.Open(store.Config{
-		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release, Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
-	})
-	if err != nil {
-		return nil, available(err)
-	}
-	return &root{Store: s}, nil
-}
-
 // inPlace is store.InPlace. Errors: ErrUnavailable.
 func (s *root) inPlace() error { return available(s.InPlace()) }
 
 // make is store.Make. Errors: ErrUnavailable with store.ErrUndecided.
 func (s *root) make(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
 	return available(s.Make(ctx, dir, id, fill))
-}
-
-// classed is an error that also has a class of package backend, with the same words.
-type classed struct {
-	error
-	class error
-}
-
-func (c *classed) Unwrap() []error { return []error{c.error, c.class} }
-
-// available gives store.ErrUnavailable its class.
-func available(err error) error {
-	if errors.Is(err, store.ErrUnavailable) {
-		return &classed{err, backend.ErrUnavailable}
-	}
-	return err
 }
 
 // dataPath returns the absolute path of the volume's data, without links: the source of its mounts.
@@ -71,17 +54,6 @@ func (s *root) data(v *volume) (fs.FileInfo, error) {
 		want = 0
 	}
 	return s.Dir().Check(s.dataName(v), want)
-}
-
-// obstructed is what health and errors say about an element of the wrong type in the path of a volume's data.
-const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a backup"
-
-// misplaced turns ErrType, of an element in the path of data, into ErrPrecondition.
-func misplaced(err error) error {
-	if errors.Is(err, beneath.ErrType) {
-		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
-	}
-	return err
 }
 
 // dataFile returns the name of the data of a volume or snapshot in its directory.
@@ -155,4 +127,19 @@ func (s *root) canReflink() (bool, error) {
 		return false, err
 	}
 	return true, nil
+}
+
+// mechanism returns by what directories can be held to their sizes. With quota.ErrNotEnforced they can't be, and why
+// says what a person can do; the kind may be that of a subvolume all the same.
+func (s *root) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
+	root, err := s.Dir().OpenDirFile(".")
+	if err != nil {
+		return m, err
+	}
+	defer root.Close()
+	m, err = quota.Find(ctx, root)
+	if m.Kind == quota.Subvolume && !s.subvolumes() {
+		return quota.Mechanism{}, fmt.Errorf("%w: the driver may not make subvolumes", quota.ErrNotEnforced)
+	}
+	return m, err
 }

@@ -1,7 +1,6 @@
 package hostpath
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,9 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/pkg/backend"
-	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
 // settings are the parameters that can change while a volume is used, in the form in which they are compared and kept.
@@ -114,92 +111,4 @@ func onlySettings(parameters map[string]string) error {
 		}
 	}
 	return nil
-}
-
-// set returns what holds for v.
-func (v *volume) set(key string) string {
-	for _, s := range []settings{v.Mutable, v.Class} {
-		if value, ok := s[key]; ok {
-			return value
-		}
-	}
-	return knownSettings[key].standard
-}
-
-// mutableOf returns all settings of a volume, as they hold.
-func mutableOf(v *volume) map[string]string {
-	all := map[string]string{}
-	for key, known := range knownSettings {
-		if v.Kind == image || !known.images {
-			all[key] = v.set(key)
-		}
-	}
-	return all
-}
-
-// bytes returns a setting that is a number of bytes, 0 if it isn't set.
-func (v *volume) bytes(key string) int64 {
-	n, _ := strconv.ParseInt(v.set(key), 10, 64) // it was read when it was set
-	return n
-}
-
-// Modify changes settings: the record first, then what is mounted now. If only the second fails, the next mount, or the
-// same call again, does what the record says. A disk that is full or read-only is ErrUnavailable, whatever was tried on
-// it: ErrInvalid would be final for the resizer.
-func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) (err error) {
-	defer func() {
-		if store.IsFull(err) || store.IsReadOnly(err) {
-			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-		}
-	}()
-	s, err := b.ready()
-	if err != nil {
-		return err
-	}
-	v, err := b.persistent(id)
-	if err != nil {
-		return err
-	}
-	if err := onlySettings(parameters); err != nil {
-		return err
-	}
-	changes, err := readSettings(parameters, v.Kind)
-	if err != nil {
-		return err
-	}
-	next := *v
-	next.Mutable = maps.Clone(v.Mutable)
-	for key := range parameters {
-		delete(next.Mutable, key)
-	}
-	if len(changes) > 0 && next.Mutable == nil {
-		next.Mutable = settings{}
-	}
-	maps.Copy(next.Mutable, changes)
-	defer b.traffic.begin()()
-	if !maps.Equal(next.Mutable, v.Mutable) {
-		if next.set(enforceKey) != v.set(enforceKey) {
-			if err := b.enforceAnew(ctx, s, &next); err != nil {
-				return err
-			}
-		}
-		if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &next); err != nil {
-			return err
-		}
-		b.catalog.PutVolume(&next)
-	}
-	crashpoint.Reached("modify:recorded")
-	return b.apply(ctx, s, &next)
-}
-
-// apply makes what is mounted of v as its settings say.
-func (b *Backend) apply(ctx context.Context, s *root, v *volume) error {
-	if v.Kind != image {
-		return nil
-	}
-	m, err := v.mount(s.dataPath(v), backend.Access{Block: v.Block})
-	if err != nil {
-		return err
-	}
-	return b.cfg.Images.Tune(ctx, m)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"time"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
@@ -15,29 +14,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 	"github.com/causeway-csi/causeway/pkg/backend/internal/copier"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
-
-// snapshotFormat is the form of a snapshot's record.json. Version 1 is the first.
-var snapshotFormat = record.Format{Version: 1}
-
-// snapshot is the content of a record.json below snapshots/. Beside it is what a volume has: data/ or image.raw.
-type snapshot struct {
-	ID      string      `json:"id"`
-	Name    string      `json:"name"`   // given to CreateSnapshot; in a group the volume's ID
-	Source  string      `json:"source"` // ID of the volume
-	Accept  consistency `json:"consistency"`
-	content             // Size is the least that a volume made from it has
-	Cloned  bool        `json:"cloned,omitempty"` // an image: all of its blocks were the volume's own
-	Held    int64       `json:"held"`             // bytes of the disk, as if none of them were shared
-	Group   string      `json:"group,omitempty"`  // ID
-	Created time.Time   `json:"created"`          // when the data was cut
-}
-
-func (n *snapshot) public() backend.Snapshot {
-	return backend.Snapshot{ID: n.ID, Source: n.Source, Size: n.Size, Created: n.Created, Group: n.Group}
-}
 
 // Snapshot copies what is in a volume. An image is cut at one moment; a directory is copied file by file.
 func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
@@ -80,14 +58,6 @@ func snapshotParameters(parameters map[string]string) (consistency, error) {
 		}
 	}
 	return parseConsistency(parameters)
-}
-
-// fits returns ErrExists unless n is what is asked for.
-func (n *snapshot) fits(want *snapshot) error {
-	if n.Source == want.Source && n.Accept == want.Accept {
-		return nil
-	}
-	return fmt.Errorf("%w: it is of volume %s, with consistency: %s", backend.ErrExists, n.Source, n.Accept)
 }
 
 // takeSnapshot makes n of its volume, and takes it into the index.
@@ -149,12 +119,6 @@ func (c copying) estimate(v *volume) (held int64) {
 		held = u.Used
 	}
 	return max(1, held)
-}
-
-// took notes what came of the copy.
-func (n *snapshot) took(got copied) {
-	n.Held, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
-	n.Size = max(n.Size, got.size)
 }
 
 // GetSnapshot returns the snapshot.

@@ -11,10 +11,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-const (
-	retryTrash = time.Minute // until what could not be removed is tried again
-	burst      = 64          // files that are removed between two looks at the time
-)
+// retryTrash is the time until a failed removal is tried again.
+const retryTrash = time.Minute
 
 // trash moves the object called id in dir to the trash, durably. Errors: ErrUnavailable.
 func (b *Backend) trash(s *root, dir, id string) error {
@@ -50,14 +48,6 @@ func (b *Backend) emptyTrash(ctx context.Context, s *root) {
 		case <-s.Parked().Freed():
 		case <-timer:
 		}
-	}
-}
-
-// wakeTrash makes emptyTrash look.
-func (b *Backend) wakeTrash() {
-	select {
-	case b.wake <- struct{}{}:
-	default:
 	}
 }
 

@@ -195,3 +195,7 @@ func (w *watch) end(gone <-chan struct{}) {
 		}()
 	}
 }
+
+func condition(s backend.Severity, reason, format string, a ...any) []backend.Condition {
+	return []backend.Condition{{Severity: s, Reason: reason, Message: fmt.Sprintf(format, a...)}}
+}

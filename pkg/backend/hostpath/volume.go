@@ -15,105 +15,9 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
-	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
-
-// dataMode is the mode of a new volume's directory, which belongs to root, as on a freshly made filesystem. Pods that
-// don't run as root set fsGroup.
-const dataMode = 0o755
-
-// volumeFormat is the form of a volume's record.json. Version 1 is the first.
-var volumeFormat = record.Format{Version: 1}
-
-// volume is the content of a record.json. It never changes once it is in the index.
-type volume struct {
-	ID   string `json:"id"`
-	Name string `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
-	content
-	Inline  bool      `json:"inline,omitempty"`
-	From    *origin   `json:"from,omitempty"`    // nil if it was made empty
-	Class   settings  `json:"class,omitempty"`   // that it was made with
-	Mutable settings  `json:"mutable,omitempty"` // that came later, and override Class
-	Created time.Time `json:"created"`
-
-	// Of a directory: how its limit is found, nil if it can have none; whether it has one; and whether it had none when
-	// it was made, though that was preferred.
-	Mark     *quota.Mark `json:"mark,omitempty"`
-	Enforced bool        `json:"enforced,omitempty"`
-	Promised bool        `json:"promised,omitempty"`
-
-	namespace string // while it is made; see namespaceOf
-}
-
-// origin is what a volume was made from: nothing, a snapshot or a volume, either of which may be gone.
-type origin struct {
-	Snapshot string `json:"snapshot,omitempty"` // ID
-	Volume   string `json:"volume,omitempty"`   // ID
-}
-
-func (o origin) String() string {
-	switch {
-	case o.Snapshot != "":
-		return "snapshot " + o.Snapshot
-	case o.Volume != "":
-		return "volume " + o.Volume
-	}
-	return "nothing"
-}
-
-func (v *volume) origin() origin {
-	if v.From == nil {
-		return origin{}
-	}
-	return *v.From
-}
-
-func (v *volume) public() backend.Volume {
-	id := v.ID
-	if v.Inline {
-		id = v.Name
-	}
-	return backend.Volume{
-		ID: id, Size: v.Size, Parameters: v.parameters(), Mutable: v.mutable(), Inline: v.Inline,
-		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume, Context: v.context(),
-	}
-}
-
-// Most volumes have nothing but the standard in these. They share it, as a list has thousands: nobody changes it.
-var (
-	plainParameters = map[kind]map[string]string{directory: {kindKey: string(directory)}, image: {kindKey: string(image)}}
-	plainMutable    = map[kind]map[string]string{directory: mutableOf(&volume{content: content{Kind: directory}}), image: mutableOf(&volume{content: content{Kind: image}})}
-	promised        = map[string]string{contextKey: contextPromised}
-)
-
-// parameters are those that v was made with.
-func (v *volume) parameters() map[string]string {
-	if len(v.Class) == 0 {
-		return plainParameters[v.Kind]
-	}
-	all := maps.Clone(plainParameters[v.Kind])
-	maps.Copy(all, v.Class)
-	return all
-}
-
-// mutable returns what holds for v, for those who ask.
-func (v *volume) mutable() map[string]string {
-	if len(v.Class) == 0 && len(v.Mutable) == 0 {
-		return plainMutable[v.Kind]
-	}
-	return mutableOf(v)
-}
-
-// context is what the CO hands on to every use of v.
-func (v *volume) context() map[string]string {
-	if v.Promised && !v.Inline {
-		return promised
-	}
-	return nil
-}
 
 // Create makes a directory or an image. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
@@ -155,10 +59,10 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	if err := unblocked(b.jobs.Free(v.ID)); err != nil {
 		return backend.Volume{}, err
 	}
-	v.Created, v.namespace = now(), o.Namespace
+	v.Created, v.namespace = timestamp(), o.Namespace
 	defer b.traffic.begin()()
 	err = b.keep(s, v, func() error {
-		return s.make(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.fill(ctx, s, half, v) })
+		return s.make(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.makeEmpty(ctx, s, half, v) })
 	})
 	return v.public(), err
 }
@@ -180,11 +84,11 @@ func (b *Backend) keep(s *root, v *volume, make func() error) error {
 	return nil
 }
 
-// now is what a record says of when.
-func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
+// timestamp returns the time of now as records hold it.
+func timestamp() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
-// fill makes the content of a new and empty volume, and its record.
-func (b *Backend) fill(ctx context.Context, s *root, half *beneath.Dir, v *volume) error {
+// makeEmpty makes the content of a new and empty volume, and its record.
+func (b *Backend) makeEmpty(ctx context.Context, s *root, half *beneath.Dir, v *volume) error {
 	err := error(nil)
 	if v.Kind == image {
 		err = b.makeImage(ctx, s, half, v)
@@ -285,15 +189,4 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 		m.Tenant = s.namespaceOf(v)
 	}
 	return m, nil
-}
-
-// exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.
-func exhausted(err error) error {
-	if store.IsTooLarge(err) {
-		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
-	}
-	if store.IsFull(err) || store.IsReadOnly(err) {
-		return fmt.Errorf("%w: %w", backend.ErrExhausted, err)
-	}
-	return err
 }

@@ -1,0 +1,179 @@
+package hostpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/causeway-csi/causeway/internal/guard"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// Config is what a Backend needs to know. All fields but Init, Adopt, Lost, Report and Warn are required.
+type Config struct {
+	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
+	Node    string // name of this node
+	Seen    string // a file outside Root that remembers which root was served, in a directory that exists
+	Release string // of the driver, for people who read identity.json
+	Init    bool   // take Root if it is empty and nothing is remembered: a first start
+	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
+	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing, and one that is there all the
+	// same is refused, as nobody would miss it when it is gone again.
+	Lost []string
+
+	// Report is called with a panic of a task in the background, a *guard.Panic. It may be nil.
+	Report func(error)
+	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait. It may be nil.
+	Warn func(volume, reason, message string)
+
+	// Images works on images, and finds where volumes are mounted. It belongs to the Host that mounts them.
+	Images mounter.Images
+}
+
+// index is the catalog of the objects below a root, and contents its content.
+type (
+	index    = catalog.Catalog[*volume, *snapshot, *group]
+	contents = catalog.Contents[*volume, *snapshot, *group]
+)
+
+// Backend keeps volumes below a root directory. It serves one root, exclusively.
+type Backend struct {
+	cfg   Config
+	jobs  *jobs.Jobs
+	exec  executor
+	slots slots
+	wake  chan struct{} // the trash has an entry
+
+	troubles troubles
+	catalog  index
+	count    counters
+	traffic  traffic
+	emptying time.Time // start of the slice in which the trash is emptied
+
+	mu     sync.Mutex
+	store  *root // nil until the root is open and read
+	reason error // why it isn't yet
+}
+
+// counters are what Metrics reports beside what is in the index.
+type counters struct {
+	openTime     atomic.Int64           // nanoseconds
+	swept        atomic.Int64           // half-made or leftover things that the start found
+	unswept      atomic.Pointer[string] // why the start could not move an entry to the trash
+	panics       atomic.Int64           // of tasks in the background
+	lastPanic    atomic.Pointer[string]
+	trashed      atomic.Int64 // entries of trash/ that wait
+	removedFiles atomic.Int64
+	trashErrors  atomic.Int64
+	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
+	unfrozen     atomic.Int64           // cuts of mounted images without a freeze
+}
+
+// Node returns the name of the node that holds the volumes.
+func (b *Backend) Node() string { return b.cfg.Node }
+
+// ready returns the open root if it is in its place still, or ErrUnavailable.
+func (b *Backend) ready() (*root, error) {
+	b.mu.Lock()
+	s, reason := b.store, b.reason
+	b.mu.Unlock()
+	switch {
+	case s != nil:
+		return s, s.inPlace()
+	case reason != nil:
+		return nil, fmt.Errorf("%w: %w", backend.ErrUnavailable, reason)
+	}
+	return nil, fmt.Errorf("%w: the driver is still reading the records of its volumes", backend.ErrUnavailable)
+}
+
+// panicked reports err, and returns true, if it is that of a background task that panicked.
+func (b *Backend) panicked(err error) bool {
+	if p := (*guard.Panic)(nil); !errors.As(err, &p) {
+		return false
+	}
+	why := err.Error()
+	b.count.panics.Add(1)
+	b.count.lastPanic.Store(&why)
+	if b.cfg.Report != nil {
+		b.cfg.Report(err)
+	}
+	return true
+}
+
+// volume returns the volume with this ID, or the inline volume with this handle. Errors: ErrNotFound,
+// or the reason why the record cannot be used.
+func (b *Backend) volume(id string) (*volume, error) {
+	v, err := b.catalog.Volume(id)
+	return v, found(err)
+}
+
+// persistent returns the volume with this ID if it is not inline. Errors: as volume.
+func (b *Backend) persistent(id string) (*volume, error) {
+	v, err := b.volume(id)
+	if err == nil && v.Inline {
+		return nil, fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+	}
+	return v, err
+}
+
+// snapshot returns the snapshot with this ID. Errors: as volume.
+func (b *Backend) snapshot(id string) (*snapshot, error) {
+	n, err := b.catalog.Snapshot(id)
+	return n, found(err)
+}
+
+// group returns the group with this ID. Errors: as volume.
+func (b *Backend) group(id string) (*group, error) {
+	g, err := b.catalog.Group(id)
+	return g, found(err)
+}
+
+// part returns the group with this ID, if it is a part.
+func (b *Backend) part(id string) (*group, error) {
+	g, err := b.group(id)
+	if err == nil {
+		err = g.of(g.Cut)
+	}
+	return g, err
+}
+
+// runOrJoin is jobs.RunOrJoin. Errors: ErrBusy, ErrExists, ErrUnavailable, those of run and of ctx.
+func (b *Backend) runOrJoin(ctx context.Context, id, what string, sources []string, run func(ctx context.Context, job *jobs.Job) error) error {
+	return unblocked(b.jobs.RunOrJoin(ctx, id, what, sources, run))
+}
+
+// exclusive is jobs.Exclusive. Errors: ErrInUse, ErrBusy.
+func (b *Backend) exclusive(ids ...string) (release func(), err error) {
+	release, err = b.jobs.Exclusive(ids...)
+	return release, unblocked(err)
+}
+
+// reserve promises size bytes, or returns ErrExhausted.
+func (b *Backend) reserve(s *root, size int64) error {
+	disk, err := s.Space()
+	if err != nil {
+		return err
+	}
+	if disk.ReadOnly {
+		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.Path())
+	}
+	err = b.catalog.Reserve(size, func(reserved int64) int64 { return disk.Available(reserved) })
+	if err != nil {
+		err = fmt.Errorf("%w: %w", backend.ErrExhausted, err)
+	}
+	return err
+}
+
+// wakeTrash makes emptyTrash look.
+func (b *Backend) wakeTrash() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}

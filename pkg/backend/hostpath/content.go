@@ -1,0 +1,155 @@
+package hostpath
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
+)
+
+// content is what a volume or a snapshot is made of.
+type content struct {
+	Size   int64  `json:"size"` // bytes
+	Kind   kind   `json:"kind"`
+	FSType string `json:"fsType,omitempty"` // in an image; "" if there is none
+	Block  bool   `json:"block,omitempty"`  // an image may be used as a block device
+	Sector int    `json:"sector,omitempty"` // of an image, in bytes
+}
+
+// planContent returns what the volume is to be made of.
+func planContent(o backend.CreateOptions, from *content) (content, error) {
+	c := content{Kind: directory}
+	if from != nil {
+		c.Kind = from.Kind
+	}
+	if value, ok := o.Parameters[kindKey]; ok {
+		c.Kind = kind(value)
+	}
+	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
+		if _, ok := knownSettings[key]; !ok && key != kindKey && key != consistencyKey {
+			return c, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
+		}
+	}
+	if _, err := parseConsistency(o.Parameters); err != nil {
+		return c, err
+	}
+	if from != nil {
+		if from.Kind != c.Kind {
+			return c, fmt.Errorf("%w: the source is of kind %s, which can't become %.32q: take a class with kind: %[2]s", backend.ErrInvalid, from.Kind, c.Kind)
+		}
+		if (o.Required > 0 && o.Required < from.Size) || (o.Limit > 0 && o.Limit < from.Size) {
+			return c, fmt.Errorf("%w: the source has %d bytes, and a copy no less", backend.ErrOutOfRange, from.Size)
+		}
+		o.Required = max(o.Required, from.Size)
+	}
+	switch c.Kind {
+	case directory:
+		c.Size = chooseSize(o)
+		for _, a := range o.Access {
+			if err := checkDirectory(a); err != nil {
+				return c, err
+			}
+		}
+		return c, nil
+	case image:
+		return c, c.planImage(o, from)
+	}
+	return c, fmt.Errorf("%w: parameter kind is %.64q, and there are %s and %s", backend.ErrInvalid, c.Kind, directory, image)
+}
+
+// planImage says what is in the image: a filesystem, unless it is used as a block device only.
+func (c *content) planImage(o backend.CreateOptions, from *content) error {
+	c.Sector = sector
+	standard := defaultFSType
+	if from != nil {
+		c.Sector, standard = from.Sector, from.FSType
+	}
+	for _, a := range o.Access {
+		if a.Block {
+			c.Block = true
+			continue
+		}
+		fsType := cmp.Or(a.FSType, standard)
+		if c.FSType != "" && c.FSType != fsType {
+			return fmt.Errorf("%w: an image has one filesystem, not %.32q and %.32q", backend.ErrInvalid, c.FSType, fsType)
+		}
+		c.FSType = fsType
+		if err := mounter.CheckOptions(mounter.Image, fsType, a.Options); err != nil {
+			return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+		}
+	}
+	if c.Block && c.FSType != "" { // a pod could write under a mounted filesystem
+		return fmt.Errorf("%w: an image has a filesystem or is a block device, not both", backend.ErrInvalid)
+	}
+	if from != nil && c.FSType != "" && c.FSType != from.FSType {
+		return fmt.Errorf("%w: the source has the filesystem %q, which can't become %.32q", backend.ErrInvalid, from.FSType, c.FSType)
+	}
+	wanted := max(chooseSize(o), minSizes[c.FSType])
+	if wanted > maxImage {
+		return fmt.Errorf("%w: %d bytes", backend.ErrOutOfRange, wanted)
+	}
+	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
+	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[c.FSType] {
+		c.Size = down // nobody asked for more, and there may be a limit
+	}
+	if o.Limit > 0 && c.Size > o.Limit {
+		return fmt.Errorf("%w: an image has a multiple of %d bytes, with this filesystem at least %d: %d is over the limit of %d",
+			backend.ErrOutOfRange, sizeUnit, minSizes[c.FSType], c.Size, o.Limit)
+	}
+	return nil
+}
+
+// chooseSize returns a size in bytes within what o asks for.
+func chooseSize(o backend.CreateOptions) int64 {
+	switch {
+	case o.Required > 0:
+		return o.Required
+	case o.Limit > 0:
+		return min(o.Limit, defaultSize)
+	}
+	return defaultSize
+}
+
+// checkDirectory returns an error for a use that a directory doesn't have.
+func checkDirectory(a backend.Access) error {
+	switch {
+	case a.Block:
+		return fmt.Errorf("%w: a directory can't be used as a block device: take kind: image", backend.ErrInvalid)
+	case a.FSType != "":
+		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out, or take kind: image", backend.ErrInvalid, a.FSType)
+	}
+	if err := mounter.CheckOptions(mounter.Directory, "", a.Options); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+	}
+	return nil
+}
+
+// consistencyKey is the parameter for the consistency of a copy whose source image is mounted.
+const consistencyKey = "consistency"
+
+// consistency is its value.
+type consistency string
+
+const (
+	// frozen: the filesystem is frozen while it is copied, so the copy is clean. If it cannot be frozen,
+	// or the freeze takes too long, the copy is what a power cut would leave. If the disk cannot copy at
+	// one point in time, there is an error.
+	frozen consistency = "frozen"
+	// anyState: if the disk cannot copy at one point in time, the copy is made while the image is written to,
+	// and may be torn.
+	anyState consistency = "none"
+)
+
+func parseConsistency(parameters map[string]string) (consistency, error) {
+	switch c := consistency(parameters[consistencyKey]); c {
+	case "":
+		return frozen, nil
+	case frozen, anyState:
+		return c, nil
+	default:
+		return "", fmt.Errorf("%w: parameter consistency is %.64q, and there are %s and %s", backend.ErrInvalid, c, frozen, anyState)
+	}
+}

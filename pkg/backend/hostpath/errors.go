@@ -1,0 +1,91 @@
+package hostpath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/causeway-csi/causeway/internal/beneath"
+	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/catalog"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/jobs"
+	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
+)
+
+// found gives an error of a lookup its class.
+func found(err error) error {
+	if none := (*catalog.NotFound)(nil); errors.As(err, &none) {
+		return fmt.Errorf("%w: %w", backend.ErrNotFound, err)
+	}
+	return err
+}
+
+// conflicts are the classes of conflicts of jobs.
+var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists, jobs.InUse: backend.ErrInUse}
+
+// unblocked gives an error of package jobs its class.
+func unblocked(err error) error {
+	c := (*jobs.Conflict)(nil)
+	switch {
+	case errors.As(err, &c):
+		return fmt.Errorf("%w: %w", conflicts[c.Reason], err)
+	case errors.Is(err, jobs.ErrStopped):
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	}
+	return err
+}
+
+// classed is an error that also has a class of package backend, with the same words.
+type classed struct {
+	error
+	class error
+}
+
+func (c *classed) Unwrap() []error { return []error{c.error, c.class} }
+
+// available gives store.ErrUnavailable its class.
+func available(err error) error {
+	if errors.Is(err, store.ErrUnavailable) {
+		return &classed{err, backend.ErrUnavailable}
+	}
+	return err
+}
+
+// exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.
+func exhausted(err error) error {
+	if store.IsTooLarge(err) {
+		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
+	}
+	if store.IsFull(err) || store.IsReadOnly(err) {
+		return fmt.Errorf("%w: %w", backend.ErrExhausted, err)
+	}
+	return err
+}
+
+// infeasible turns the errors of a disk that is full or that allows no such file into ErrOutOfRange: it is final, so that
+// the user may ask for less.
+func infeasible(err error) error {
+	if store.IsFull(err) || store.IsTooLarge(err) {
+		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
+	}
+	return err
+}
+
+// obstructed is what health and errors say about an element of the wrong type in the path of a volume's data.
+const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a backup"
+
+// misplaced turns ErrType, of an element in the path of data, into ErrPrecondition.
+func misplaced(err error) error {
+	if errors.Is(err, beneath.ErrType) {
+		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
+	}
+	return err
+}
+
+// missing explains why data cannot be opened that a record says is there.
+func missing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the data to copy is missing: %w", err)
+	}
+	return misplaced(err)
+}
