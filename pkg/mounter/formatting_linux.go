@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/causeway-csi/causeway/internal/atomicfile"
+	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
@@ -85,36 +87,28 @@ func (l *linux) readFormatting(serial string) (*formatting, error) {
 }
 
 // writeFormatting writes a record durably.
-func (l *linux) writeFormatting(f *formatting) (err error) {
+func (l *linux) writeFormatting(f *formatting) error {
 	path := l.formatPath(f.Serial)
-	dir := filepath.Dir(path)
-	if err := os.Mkdir(dir, 0o700); err == nil {
-		err = persistDir(filepath.Dir(dir))
-		if err != nil {
+	parent := filepath.Dir(path)
+	switch err := os.Mkdir(parent, 0o700); {
+	case err == nil:
+		if err := persistDir(filepath.Dir(parent)); err != nil {
 			return err
 		}
-	} else if !errors.Is(err, fs.ErrExist) {
+	case !errors.Is(err, fs.ErrExist):
 		return err
 	}
 	data, err := json.Marshal(f)
 	if err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(dir, unfinished+"*")
+	dir, err := beneath.Open(parent)
 	if err != nil {
 		return err
 	}
-	_, err = file.Write(data)
-	if err == nil {
-		err = file.Sync()
-	}
-	if err = errors.Join(err, file.Close()); err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(file.Name()))
-	}
-	return persistDir(dir)
+	defer dir.Close()
+	w := atomicfile.Writer{Dir: dir, Temp: unfinished + atomicfile.Random()}
+	return w.Write(filepath.Base(path), data)
 }
 
 // removeFormatting removes the record of a device durably. No record is no error.
