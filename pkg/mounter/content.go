@@ -2,6 +2,7 @@ package mounter
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -135,7 +136,8 @@ type content struct {
 	blank bool
 	name  string // of what was found, for a person; one of FSTypes if that is what it is
 	id    string // of a filesystem of FSTypes, complete or not: its UUID
-	// fresh says of a filesystem that mkfs has not ended, or that it was never mounted for writing.
+	// fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted for
+	// writing.
 	fresh bool
 }
 
@@ -201,7 +203,7 @@ func (c *content) read(dev io.ReaderAt) error {
 	case extFamily:
 		id, fresh = region{extStart + 0x68, 16}, region{extStart + 0x2c, 10} // s_uuid; s_mtime, s_wtime, s_mnt_count
 	case "xfs":
-		id, fresh = region{32, 16}, region{126, 1} // sb_uuid, sb_inprogress
+		id, fresh = region{32, 16}, region{0, 512} // sb_uuid, the superblock
 	case "btrfs", unfinishedFS:
 		id, fresh = region{btrfsStart + 32, 16}, region{btrfsStart + 64, 1} // fsid, the magic number
 	default:
@@ -220,9 +222,33 @@ func (c *content) read(dev io.ReaderAt) error {
 		never := make([]byte, 4)
 		c.fresh = bytes.Equal(mark[:4], never) && bytes.Equal(mark[8:], never[:2])
 	case "xfs":
-		c.fresh = mark[0] != 0
+		c.fresh = neverMountedXFS(dev, mark)
 	case unfinishedFS:
 		c.fresh = true
 	}
 	return nil
+}
+
+// neverMountedXFS reports whether an xfs was never mounted for writing. mkfs.xfs syncs nothing before
+// its end, so a power cut may leave the superblock of a complete filesystem, and little else. It
+// leaves zeroes in the log but for one record of up to 256 KiB at its start. The first mount for
+// writing overwrites 2 MiB there before all else: xlog_clear_stale_blocks in fs/xfs/xfs_log_recover.c
+// of Linux. They are on the disk before any file is, as each write to the log begins with a flush.
+// The offsets are those of struct xfs_dsb in fs/xfs/libxfs/xfs_format.h.
+func neverMountedXFS(dev io.ReaderAt, super []byte) bool {
+	if super[126] != 0 { // sb_inprogress
+		return true
+	}
+	number := binary.BigEndian
+	block, groupBlocks := uint64(number.Uint32(super[4:])), uint64(number.Uint32(super[84:]))
+	start, blocks, shift := number.Uint64(super[48:]), uint64(number.Uint32(super[96:])), super[124]
+	written := number.Uint64(super[240:]) != 0 // sb_lsn: the superblock was in the log
+	const unused, length = 512 << 10, 64 << 10
+	if written || start == 0 || blocks*block < unused+length { // start is 0 if the log is elsewhere
+		return false
+	}
+	at := (start>>shift*groupBlocks + start&(1<<shift-1)) * block
+	log := make([]byte, length)
+	_, err := dev.ReadAt(log, int64(at)+unused)
+	return err == nil && len(bytes.Trim(log, "\x00")) == 0
 }
