@@ -632,6 +632,7 @@ func (l *linux) resize(ctx context.Context, m Mount, d disk, dir *os.File) error
 			return err
 		}
 	}
+	crashpoint.Reached("device:growing")
 	p := &programs{linux: l, ctx: ctx, disk: d, files: []*os.File{dir}, fsType: m.FSType}
 	_, err = mount.NewResizeFs(p).Resize(diskPath, filePath)
 	switch {
@@ -639,6 +640,12 @@ func (l *linux) resize(ctx context.Context, m Mount, d disk, dir *os.File) error
 		return p.failed
 	case err != nil && m.FSType == "ext4" && !hasCapability(unix.CAP_SYS_RESOURCE):
 		return fmt.Errorf("%w: without CAP_SYS_RESOURCE it can be grown only when it is staged again: %w", ErrBusy, err)
+	case err != nil:
+		return err
 	}
+	// xfs writes the copies of its superblock last, and does not flush them. xfs_repair would believe
+	// the old ones.
+	err = d.file.Sync()
+	crashpoint.Reached("device:grown")
 	return err
 }

@@ -223,9 +223,13 @@ func readExt4(dev *os.File) (ext4Super, error) {
 }
 
 // growOffline grows an ext4 that is not mounted and smaller than its device, as a volume that was
-// expanded is. It goes on when the caller has given up: a resize2fs that is killed can leave a
-// filesystem that only a person can repair.
+// expanded is. It goes on when the caller has given up: a resize2fs that is killed, or that a power cut
+// ends, can leave a filesystem that only a person can repair. So it does nothing where Grow can do it
+// later: the kernel uses its journal.
 func (l *linux) growOffline(ctx context.Context, d disk) error {
+	if hasCapability(unix.CAP_SYS_RESOURCE) {
+		return nil
+	}
 	ctx = context.WithoutCancel(ctx)
 	size, err := sizeOf(d.file)
 	if err != nil {
