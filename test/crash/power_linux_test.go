@@ -125,8 +125,24 @@ func (d *disk) written() (sectors [2]string, rest bool) {
 // cut takes the power away, and gives it back. The driver dies if it still runs.
 func (d *disk) cut() {
 	d.Helper()
-	unsynced := filepath.Join(d.root, "unsynced")
-	if err := os.WriteFile(unsynced, nil, 0o600); err != nil {
+	after := d.survivors()
+	if d.cmd != nil {
+		if err := d.cmd.Process.Kill(); err != nil {
+			d.Fatal(err)
+		}
+		d.gone()
+	}
+	d.replace(after)
+	d.lost()
+}
+
+// unsynced is a file that no power cut leaves.
+const unsynced = "unsynced"
+
+// survivors returns a copy of the disk, with what the filesystem has written to it by now.
+func (d *disk) survivors() string {
+	d.Helper()
+	if err := os.WriteFile(filepath.Join(d.root, unsynced), nil, 0o600); err != nil {
 		d.Fatal(err)
 	}
 	after := d.image + ".after"
@@ -134,18 +150,17 @@ func (d *disk) cut() {
 		before, rest := d.written()
 		d.run("cp", d.image, after)
 		if now, still := d.written(); rest && still && before == now {
-			break
+			return after
 		}
 		if time.Now().After(deadline) {
 			d.Fatal("the disk is always being written to")
 		}
 	}
-	if d.cmd != nil {
-		if err := d.cmd.Process.Kill(); err != nil {
-			d.Fatal(err)
-		}
-		d.gone()
-	}
+}
+
+// replace mounts a copy of the disk in its place. No process uses the disk any more, or soon none does.
+func (d *disk) replace(after string) {
+	d.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a helper process of the driver ends a moment later
 		err := syscall.Unmount(d.root, 0)
 		if err == nil {
@@ -159,7 +174,12 @@ func (d *disk) cut() {
 		d.Fatal(err)
 	}
 	d.mount()
-	if _, err := os.Lstat(unsynced); !errors.Is(err, fs.ErrNotExist) {
+}
+
+// lost makes sure that the disk was without power.
+func (d *disk) lost() {
+	d.Helper()
+	if _, err := os.Lstat(filepath.Join(d.root, unsynced)); !errors.Is(err, fs.ErrNotExist) {
 		d.Errorf("what nobody synced is not lost, so this was no power cut: %v", err)
 	}
 }
