@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,5 +50,43 @@ func TestADeviceIsFoundByItsSerialNumber(t *testing.T) {
 		if got, err := findDevice(sys, dev, serial); !errors.Is(err, want) {
 			t.Errorf("%s: %q, %v, want %v", serial, got, err, want)
 		}
+	}
+}
+
+// TestAnAttachedDiskIsFoundAndFormatted needs blank disks, whose serial numbers the environment has:
+// the guest of test/vm has a virtio, an NVMe and a SCSI disk.
+func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
+	serials := strings.Fields(os.Getenv("CAUSEWAY_TEST_DISKS"))
+	if len(serials) == 0 {
+		t.Skip("this machine has no disks for tests: make test-vm has some")
+	}
+	for _, serial := range serials {
+		t.Run("ext4 on "+serial, func(t *testing.T) {
+			b := newBench(t, realMounter(t))
+			path := ""
+			await(t, "the kernel finds "+serial, func() bool {
+				var err error
+				path, err = FindDevice(serial)
+				if err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Fatal(err)
+				}
+				return err == nil
+			})
+			t.Logf("%s is %s", serial, path)
+			m := Mount{Kind: BlockDevice, Source: path, FSType: "ext4", Serial: serial, Size: 64 << 20}
+			for range 2 {
+				b.mount(m, b.path("staging"))
+				if _, err := os.Stat(b.path("staging", "file")); errors.Is(err, fs.ErrNotExist) {
+					write(t, b.path("staging", "file"), "data")
+				}
+				b.unmount(b.path("staging"))
+			}
+			m.ReadOnly = true
+			b.mount(m, b.path("staging"))
+			if got := read(t, b.path("staging", "file")); got != "data" {
+				t.Errorf("the file has %q", got)
+			}
+			b.unmount(b.path("staging"))
+		})
 	}
 }

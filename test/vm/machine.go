@@ -118,6 +118,7 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 		fmt.Fprintf(&list, "%s\t%s\t%s\n", name, s.Package, s.Run)
 	}
 	a.file("/tests/list", []byte(list.String()))
+	a.file("/tests/disks", []byte(strings.Join(disks, " ")))
 	return nil
 }
 

@@ -3,7 +3,7 @@
 // install.
 //
 // The guest has a kernel, an init that is in the directory guest, the tests as static programs, and the few programs
-// that tests run, which are those of this machine. It has no disk and no network.
+// that tests run, which are those of this machine. It has blank disks with serial numbers, and no network.
 package main
 
 import (
@@ -30,15 +30,19 @@ type suite struct {
 var suites = []suite{
 	{"pkg/backend/internal/quota", "Project|^TestGroups|Struct|Numbers"},
 	{"pkg/backend/hostpath", "^TestProjects"},
-	{"pkg/mounter", "^TestImagesGrow$/^ext4$"}, // with CAP_SYS_RESOURCE, which not every root has
+	// With CAP_SYS_RESOURCE, which not every root has, and with the disks.
+	{"pkg/mounter", "^(TestImagesGrow|TestAMountedDeviceGrows|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
 }
 
 // modules are those of the kernel that tests need, beside what these depend on.
-var modules = []string{"loop", "xfs", "quota_v2", "btrfs"}
+var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "nvme"}
+
+// disks are the devices of QEMU that are disks of the guest. Their serial numbers are their names.
+var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
 
 // programs are what tests run.
 var programs = []program{
-	{"btrfs", "btrfs-progs"}, {"cp", "coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
+	{"blkid", "util-linux"}, {"blockdev", "util-linux"}, {"losetup", "mount"}, {"btrfs", "btrfs-progs"}, {"cp", "coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
 	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"resize2fs", "e2fsprogs"}, {"umount", "mount"},
 }
 

@@ -26,17 +26,39 @@ func supported() error {
 	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
 }
 
+// disks makes a file for each disk, and returns the options of QEMU for them.
+func (m *machine) disks() (options []string, err error) {
+	const size = 64 << 20 // bytes
+	options = []string{"-device", "virtio-scsi-pci"}
+	for _, name := range disks {
+		file := filepath.Join(m.dir, name)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			return nil, err
+		}
+		if err := os.Truncate(file, size); err != nil {
+			return nil, err
+		}
+		options = append(options, "-drive", "format=raw,if=none,id="+name+"-file,file="+file,
+			"-device", name+",drive="+name+"-file,serial="+name)
+	}
+	return options, nil
+}
+
 // boot runs the guest and shows what it says. It returns what the guest wrote for us. The guest is gone on return, or
 // when this process is, however it ends.
 func (m *machine) boot(ctx context.Context, limit time.Duration) (results string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest took longer than %s", limit))
 	defer cancel()
 	file := filepath.Join(m.dir, "results")
-	cmd := exec.CommandContext(ctx, emulator,
+	attached, err := m.disks()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, emulator, append(attached,
 		"-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", "2", "-m", memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", m.kernel.image, "-initrd", m.initrd, "-append", "console=ttyS0 quiet panic=-1 mitigations=off",
-		"-serial", "stdio", "-serial", "file:"+file)
+		"-serial", "stdio", "-serial", "file:"+file)...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	// It ends with the thread that started it.
 	runtime.LockOSThread()

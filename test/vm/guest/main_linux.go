@@ -38,6 +38,10 @@ func run() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
+	disks, err := lines("/tests/disks")
+	if err != nil {
+		return err
+	}
 	list, err := lines("/tests/list")
 	if err != nil {
 		return err
@@ -46,7 +50,7 @@ func run() error {
 		f := strings.Split(line, "\t")
 		fmt.Fprintf(results, "vm: begin %s\n", f[1])
 		fmt.Printf("\n== %s -run %s\n", f[1], f[2])
-		exit := test(io.MultiWriter(os.Stdout, results), f[0], f[2])
+		exit := test(io.MultiWriter(os.Stdout, results), disks[0], f[0], f[2])
 		fmt.Fprintf(results, "\nvm: end %s %s\n", f[1], exit)
 	}
 	_, err = fmt.Fprintln(results, "vm: done")
@@ -84,11 +88,11 @@ func loadModules() error {
 	return nil
 }
 
-// test runs tests and returns "0", or how they ended.
-func test(out io.Writer, program, pattern string) string {
+// test runs tests and returns "0", or how they ended. disks are the serial numbers of the guest's disks.
+func test(out io.Writer, disks, program, pattern string) string {
 	cmd := exec.Command(program, "-test.v", "-test.count=1", "-test.timeout=8m", "-test.run="+pattern)
 	cmd.Dir = "/tmp"
-	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "CAUSEWAY_MUST_MOUNT=1"}
+	cmd.Env = []string{"PATH=/bin", "HOME=/tmp", "CAUSEWAY_MUST_MOUNT=1", "CAUSEWAY_TEST_DISKS=" + disks}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
 		return err.Error()
