@@ -473,6 +473,34 @@ func TestAMountedDeviceGrows(t *testing.T) {
 	}
 }
 
+// TestAnExt4GrowsBeforeItIsMountedOnlyWhereItMust: resize2fs that is killed can leave a damaged ext4.
+func TestAnExt4GrowsBeforeItIsMountedOnlyWhereItMust(t *testing.T) {
+	t.Run("ext4", func(t *testing.T) {
+		b := newLoopBench(t)
+		m, staging := b.attachDisk("disk", "ext4", diskSize), b.path("staging")
+		b.mount(m, staging)
+		before, err := b.Usage(context.Background(), staging)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.unmount(staging)
+		b.resizeDisk(m, "disk", 2*diskSize)
+		b.mount(m, staging)
+		mounted, err := b.Usage(context.Background(), staging)
+		if grown := mounted.TotalBytes > before.TotalBytes; err != nil || grown == mayGrowExt4(t) {
+			t.Errorf("it had %d bytes and has %d when it is mounted, %v", before.TotalBytes, mounted.TotalBytes, err)
+		}
+		if err := b.Grow(context.Background(), m, staging); err != nil {
+			t.Error(err)
+		}
+		after, err := b.Usage(context.Background(), staging)
+		if err != nil || after.TotalBytes < before.TotalBytes+diskSize*9/10 {
+			t.Errorf("it had %d bytes and has %d, %v", before.TotalBytes, after.TotalBytes, err)
+		}
+		b.unmount(staging)
+	})
+}
+
 func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 	b := newLoopBench(t)
 	ctx := context.Background()

@@ -31,7 +31,7 @@ var suites = []suite{
 	{"pkg/backend/internal/quota", "Project|^TestGroups|Struct|Numbers"},
 	{"pkg/backend/hostpath", "^TestProjects"},
 	// With CAP_SYS_RESOURCE, which not every root has, and with the disks.
-	{"pkg/mounter", "^(TestImagesGrow|TestAMountedDeviceGrows|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
+	{"pkg/mounter", "^(TestImagesGrow|TestAMountedDeviceGrows|TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
 }
 
 // modules are those of the kernel that tests need, beside what these depend on.
