@@ -99,6 +99,33 @@ func Loops(t testing.TB, prefix string) (devices []string) {
 	return devices
 }
 
+// Flush writes out a file, and what was written to its loop devices. sync(2) would do the same for the
+// whole machine, and so for the disks of tests that cut the power.
+func Flush(t testing.TB, path string) {
+	t.Helper()
+	for _, name := range append(Loops(t, path), path) {
+		file, err := os.Open(name)
+		if err == nil {
+			err = errors.Join(file.Sync(), file.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Syncfs writes out the filesystem that path is on.
+func Syncfs(t testing.TB, path string) {
+	t.Helper()
+	file, err := os.Open(path)
+	if err == nil {
+		err = errors.Join(unix.Syncfs(int(file.Fd())), file.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Need skips the test where the filesystem can't be made or mounted.
 func (f Filesystem) Need(t testing.TB) {
 	t.Helper()

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/crashpoint"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 const diskSize = 320 << 20
@@ -57,7 +58,7 @@ func runTool(t *testing.T, name string, args ...string) string {
 // sumOf returns the SHA-256 of all blocks of a disk that are not zero, with their places.
 func (b *bench) sumOf(name string) [32]byte {
 	b.t.Helper()
-	unix.Sync() // the device's page cache goes to the file
+	testdisk.Flush(b.t, filepath.Join(b.storage, name))
 	f, err := os.Open(filepath.Join(b.storage, name))
 	if err != nil {
 		b.t.Fatal(err)
@@ -545,9 +546,9 @@ func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 	if ro := strings.TrimSpace(runTool(t, "blockdev", "--getro", m.Source)); ro != "0" {
 		t.Error("the disk is left read-only")
 	}
-	unix.Sync()
-	if start, err := os.ReadFile(filepath.Join(b.storage, "disk")); err != nil || !bytes.HasPrefix(start, []byte("written by a pod")) {
-		t.Error("what was written is not on the disk")
+	testdisk.Flush(t, filepath.Join(b.storage, "disk"))
+	if start := readAt(t, filepath.Join(b.storage, "disk"), 0, 16); start != "written by a pod" {
+		t.Errorf("the disk starts with %q: what was written is not on it", start)
 	}
 }
 
@@ -879,4 +880,19 @@ func TestADriverThatDiesAtAnyStepMountsTheDiskTheNextTime(t *testing.T) {
 			})
 		}
 	}
+}
+
+// readAt returns a part of a file.
+func readAt(t *testing.T, path string, offset int64, length int) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	data := make([]byte, length)
+	if _, err := f.ReadAt(data, offset); err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/internal/namespace"
+	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
 // newLoopBench is a bench on which images can be mounted.
@@ -542,10 +543,10 @@ func TestADeviceThatIsPublishedStaysAttached(t *testing.T) {
 	if err := os.WriteFile(b.path("target"), []byte("mine"), 0); err != nil {
 		t.Fatal(err)
 	}
-	unix.Sync()
 	for file, want := range map[string]string{m.Source: "mine", other.Source: "\x00\x00\x00\x00"} {
-		if got, err := os.ReadFile(file); err != nil || string(got[:4]) != want {
-			t.Errorf("%s holds %q, %v, want %q", file, got[:4], err, want)
+		testdisk.Flush(t, file)
+		if got := readAt(t, file, 0, 4); got != want {
+			t.Errorf("%s holds %q, want %q", file, got, want)
 		}
 	}
 	if err := b.Remove(ctx, b.path("target")); err != nil {

@@ -482,7 +482,7 @@ func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.eventually("possible again", func() bool { // on btrfs from the next commit on
-				unix.Sync()
+				testdisk.Syncfs(t, w.path())
 				_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 				return err == nil
 			})
