@@ -28,6 +28,7 @@ func exists(path string) bool {
 
 // workload is what is read of a Deployment or a DaemonSet. Kubernetes' own types would be compiled for every platform.
 type workload struct {
+	Kind string
 	Spec struct {
 		Template struct {
 			Spec struct {
@@ -43,6 +44,12 @@ type workload struct {
 // Args returns the arguments of a container in a file. The test fails if there is none of that name.
 func Args(t testing.TB, file, container string) []string {
 	t.Helper()
+	return ArgsOf(t, file, "", container)
+}
+
+// ArgsOf is Args for a workload of a kind, or of any kind if that is empty.
+func ArgsOf(t testing.TB, file, kind, container string) []string {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join(Linux(), file))
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +57,10 @@ func Args(t testing.TB, file, container string) []string {
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		var d workload
 		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
-			continue // another kind's
+			continue // an object of another kind, with other fields
+		}
+		if kind != "" && d.Kind != kind {
+			continue
 		}
 		for _, c := range d.Spec.Template.Spec.Containers {
 			if c.Name == container {
@@ -58,6 +68,6 @@ func Args(t testing.TB, file, container string) []string {
 			}
 		}
 	}
-	t.Fatalf("%s has no container %s", file, container)
+	t.Fatalf("%s has no %s container %s", file, kind, container)
 	return nil
 }

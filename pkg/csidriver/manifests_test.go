@@ -1,6 +1,7 @@
 package csidriver
 
 import (
+	"flag"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -35,6 +36,28 @@ func TestTheManifestsCommandLinesAreRead(t *testing.T) {
 		// What is remembered of the root must outlive the pod: it is where the kubelet's directory is mounted.
 		if rel, err := filepath.Rel(o.kubeletDir, o.stateDir); err != nil || !filepath.IsLocal(rel) {
 			t.Errorf("--state-dir=%s isn't in %s", o.stateDir, o.kubeletDir)
+		}
+	}
+}
+
+// TestTheChartsCommandLinesForAttachedDisksAreRead reads what the chart gives a backend that is not
+// NodeLocal: its controller is no router, and nobody reaches its nodes.
+func TestTheChartsCommandLinesForAttachedDisksAreRead(t *testing.T) {
+	p := program()
+	p.Backends = p.Backends[1:]
+	p.Backends[0].Flags = func(set *flag.FlagSet) {
+		set.String("cloud-dir", "", "")
+		set.Int("attach-limit", 0, "")
+	}
+	golden := filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.yaml") // from deploy/linux
+	for kind, want := range map[string]mode{"Deployment": modeController, "DaemonSet": modeNode} {
+		args := manifests.ArgsOf(t, golden, kind, "driver")
+		for i, arg := range args {
+			args[i] = strings.ReplaceAll(arg, "$(NODE_NAME)", "node-1")
+		}
+		o, err := parse(p, args, env(nil))
+		if err != nil || o.mode != want || o.routes() || o.driverName != "attached.csi.example.com" || strings.Contains(strings.Join(args, " "), "$(") {
+			t.Errorf("%s: %q: mode %s, a router: %v, %v, want %s", kind, args, o.mode, o.routes(), err, want)
 		}
 	}
 }

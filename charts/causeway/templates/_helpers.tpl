@@ -66,6 +66,11 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* Whether the driver's disks are attached to nodes: then its controller is a backend of its own and no router. "true" or "". */}}
+{{- define "causeway.attached" -}}
+{{- if and .Values.hostpath.enabled .Values.hostpath.csiDriver.attachRequired -}}true{{- end -}}
+{{- end -}}
+
 {{/* The names of the secrets for the way between router and nodes. */}}
 {{- define "causeway.routerSecret" -}}
 {{- .Values.hostpath.certificates.routerSecret | default (printf "%s-router-%s" (include "causeway.fullname" .) (include "causeway.secretSuffix" .)) -}}
@@ -208,6 +213,7 @@ imagePullSecrets:
 {{- if and .Values.hostpath.enabled (eq .Values.hostpath.driverName .Values.smb.driverName) -}}
 {{- fail "hostpath.driverName and smb.driverName are the same: two drivers need two names" -}}
 {{- end -}}
+{{- include "causeway.validateAttached" . -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.nodesDirectory (ne .Values.hostpath.certificates.source "secrets") -}}
 {{- fail "hostpath.certificates.nodesDirectory goes with source: secrets. A directory on each node is filled by you" -}}
 {{- end -}}
@@ -230,6 +236,30 @@ imagePullSecrets:
 {{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and can't be called otherwise: uninstall it first, or make another release, with classes of other names" $was) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses values that do not go together with disks that are attached, or without them. */}}
+{{- define "causeway.validateAttached" -}}
+{{- $hostpath := .Values.hostpath -}}
+{{- if include "causeway.attached" . -}}
+{{- if not $hostpath.backendArgs -}}
+{{- fail "hostpath.csiDriver.attachRequired: hostpath has no disks to attach. Set hostpath.backendArgs to the flags of your backend" -}}
+{{- end -}}
+{{- if $hostpath.forgottenNodes -}}
+{{- fail "hostpath.forgottenNodes: only a router reads it, and with hostpath.csiDriver.attachRequired there is none. Leave it empty" -}}
+{{- end -}}
+{{- if $hostpath.windows.enabled -}}
+{{- fail "hostpath.windows.enabled: disks are attached to Linux nodes only. Set it or hostpath.csiDriver.attachRequired to false" -}}
+{{- end -}}
+{{- if and $hostpath.controller.privileged (ne (int $hostpath.controller.replicas) 1) -}}
+{{- fail "hostpath.controller.privileged: one pod serves the storage of its node. Set hostpath.controller.replicas to 1" -}}
+{{- end -}}
+{{- if and $hostpath.controller.privileged (not $hostpath.controller.nodeSelector) -}}
+{{- fail "hostpath.controller.privileged: on another node the controller would find other storage. Set hostpath.controller.nodeSelector to labels of one node" -}}
+{{- end -}}
+{{- else if and $hostpath.enabled $hostpath.controller.privileged -}}
+{{- fail "hostpath.controller.privileged goes with hostpath.csiDriver.attachRequired: a router needs no storage" -}}
 {{- end -}}
 {{- end -}}
 

@@ -33,6 +33,32 @@ func TestTheManifestsCommandLineIsRead(t *testing.T) {
 	}
 }
 
+// withAttacher returns the arguments of a chart with hostpath.csiDriver.attachRequired.
+// TestTheAttachersCommandLine compares them with the chart's.
+func withAttacher(args []string) []string {
+	args = slices.Clone(args)
+	args[0] += ",attacher"
+	return append(args, "--attacher-timeout=60s", "--attacher-worker-threads=100", "--attacher-kube-api-qps=100", "--attacher-kube-api-burst=200")
+}
+
+// withoutCapacity returns the arguments of a chart without hostpath.csiDriver.storageCapacity.
+func withoutCapacity(args []string) []string {
+	return slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.Contains(a, "capacity") })
+}
+
+// TestTheAttachersCommandLine reads the command line that the chart renders for attached disks.
+func TestTheAttachersCommandLine(t *testing.T) {
+	args := manifests.Args(t, filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.yaml"), "csi-sidecars")
+	if err := command().Check(args); err != nil {
+		t.Errorf("%q: %v", args, err)
+	}
+	want := withAttacher(withoutCapacity(manifestArgs(t)))
+	slices.Sort(want)
+	if got := slices.Sorted(slices.Values(args)); !slices.Equal(got, want) {
+		t.Errorf("the chart gives csi-sidecars\n%q, its roles are for\n%q", got, want)
+	}
+}
+
 // runs runs a command line in this process, and returns what it prints.
 func runs(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
@@ -69,7 +95,7 @@ const (
 // rights returns what csi-sidecars rbac prints for a service account of the chart, as one template for each object.
 func rights(t *testing.T, name string, args ...string) []string {
 	t.Helper()
-	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace, "--service-account=" + name + "-controller", "--driver-attach=false"}, args...)
+	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace, "--service-account=" + name + "-controller"}, args...)
 	text, complaint, code := runs(t, line...)
 	if code != 0 {
 		t.Fatalf("%q ends with %d: %s", line, code, complaint)
@@ -85,6 +111,22 @@ func rights(t *testing.T, name string, args ...string) []string {
 // named is the name of an object, and where it is.
 var named = regexp.MustCompile(`(?m)^metadata:\n  name: .*(\n  namespace: .*)?$`)
 
+// choose returns a list of templates: of each of the objects as it is if a value is set, and as it is
+// without. Both lists have the same objects in the same order.
+func choose(t *testing.T, condition string, with, without []string) []string {
+	t.Helper()
+	if len(with) != len(without) {
+		t.Fatalf("%s: %d objects with it, %d without", condition, len(with), len(without))
+	}
+	all := slices.Clone(with)
+	for i, o := range without {
+		if o != with[i] {
+			all[i] = "{{- if " + condition + " }}\n" + with[i] + "\n{{- else }}\n" + o + "\n{{- end }}"
+		}
+	}
+	return all
+}
+
 // template makes a template of a chart, for some values only.
 func template(condition string, objects []string) string {
 	return "{{- if " + condition + " }}\n# Made by make generate-rbac: what csi-sidecars rbac prints for the flags of this controller.\n" + strings.Join(objects, "\n---\n") + "\n{{- end }}\n"
@@ -94,27 +136,29 @@ func template(condition string, objects []string) string {
 // Helm makes of them.
 func TestTheChartsRights(t *testing.T) {
 	args := manifestArgs(t)
-	all := rights(t, fullname, args...)
-	more := slices.DeleteFunc(rights(t, fullname, withSnapshotController(args)...), func(o string) bool { return slices.Contains(all, o) })
+	const noAttach = "--driver-attach=false"
+	both := rights(t, fullname, append(slices.Clone(args), noAttach)...)
+	more := slices.DeleteFunc(rights(t, fullname, append(withSnapshotController(args), noAttach)...), func(o string) bool { return slices.Contains(both, o) })
 	for _, o := range more {
 		if !strings.Contains(o, "-snapshot-controller\n") {
 			t.Errorf("the snapshot controller's rights are also in\n%s", o)
 		}
 	}
-	without := rights(t, fullname, slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.Contains(a, "capacity") })...)
-	if len(without) != len(all) {
-		t.Fatalf("without capacity there are %d objects, else %d", len(without), len(all))
-	}
-	for i, o := range all {
-		if o != without[i] {
-			all[i] = `{{- if include "causeway.trait" (dict "root" . "name" "storageCapacity") }}` + "\n" + o + "\n{{- else }}\n" + without[i] + "\n{{- end }}"
-		}
+	const capacity = `include "causeway.trait" (dict "root" . "name" "storageCapacity")`
+	isAttachers := func(o string) bool { return strings.Contains(o, "-attacher\n") }
+	attached := choose(t, capacity, rights(t, fullname, withAttacher(args)...), rights(t, fullname, withAttacher(withoutCapacity(args))...))
+	all := choose(t, capacity, both, rights(t, fullname, append(withoutCapacity(args), noAttach)...))
+	all = choose(t, `include "causeway.attached" .`, slices.DeleteFunc(slices.Clone(attached), isAttachers), all)
+	attached = slices.DeleteFunc(attached, func(o string) bool { return !isAttachers(o) })
+	if len(attached) == 0 {
+		t.Error("the attacher has no rights")
 	}
 	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor", "--leader-election",
-		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets")
+		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets", noAttach)
 	for path, want := range map[string]string{
 		"hostpath/rbac.yaml":                     template(".Values.hostpath.enabled", all),
 		"hostpath/rbac-snapshot-controller.yaml": template("and .Values.hostpath.enabled .Values.snapshotController.enabled", more),
+		"hostpath/rbac-attacher.yaml":            template(`include "causeway.attached" .`, attached),
 		"smb/rbac.yaml":                          template(".Values.smb.enabled", smb),
 	} {
 		path = filepath.Join("..", "..", "..", "charts", "causeway", "templates", path)

@@ -64,19 +64,26 @@ func TestFilesAreRendered(t *testing.T) {
 	}
 }
 
-// TestTheAuthorsValues: the page for authors of drivers shows what is tried here.
+// TestTheAuthorsValues: the pages for authors of drivers show the values of these tests.
 func TestTheAuthorsValues(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(Sources(), "docs", "write-your-own-driver.md"))
-	if err != nil {
-		t.Fatal(err)
+	for page, configuration := range map[string]string{"write-your-own-driver.md": "own-driver", "attached-disks.md": "attached"} {
+		text, err := os.ReadFile(filepath.Join(Sources(), "docs", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		values, err := os.ReadFile(filepath.Join(Directory(), "ci", configuration+"-values.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, shown, _ := strings.Cut(string(values), "\n"); !strings.Contains(string(text), "```yaml\n"+shown+"```\n") {
+			t.Errorf("docs/%s does not show\n%s", page, values)
+		}
 	}
-	values, err := os.ReadFile(filepath.Join(Directory(), "ci", "own-driver-values.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, shown, _ := strings.Cut(string(values), "\n"); !strings.Contains(string(page), "```yaml\n"+shown+"```\n") {
-		t.Errorf("docs/write-your-own-driver.md doesn't show %s", values)
-	}
+}
+
+// attachedWith returns values of an attached driver, with more for its controller.
+func attachedWith(controller, more string) string {
+	return "{hostpath: {backendArgs: [--a], csiDriver: {attachRequired: true}, controller: {" + controller + "}" + more + "}}"
 }
 
 func TestLint(t *testing.T) {
@@ -160,6 +167,12 @@ func TestWhatIsRefused(t *testing.T) {
 		"the release's own namespace":          {"namespace: {create: true}", "Helm needs the release's namespace before it can make any object"},
 		"two drivers of one name":              {"hostpath: {driverName: smb.csi.causeway.dev}", "two drivers need two names"},
 		"a directory that nobody fills":        {"hostpath: {certificates: {nodesDirectory: /etc/certs}}", "goes with source: secrets"},
+		"disks of hostpath that are attached":  {"hostpath: {csiDriver: {attachRequired: true}}", "hostpath has no disks to attach"},
+		"attachRequired that is a word":        {`hostpath: {backendArgs: [--a], csiDriver: {attachRequired: ""}}`, "/hostpath/csiDriver/attachRequired"},
+		"a router with privileges":             {"hostpath: {backendArgs: [--a], controller: {privileged: true}}", "a router needs no storage"},
+		"two clouds":                           {attachedWith("privileged: true, nodeSelector: {a: b}", ""), "Set hostpath.controller.replicas to 1"},
+		"a cloud on any node":                  {attachedWith("privileged: true, replicas: 1", ""), "Set hostpath.controller.nodeSelector"},
+		"a forgotten node without a router":    {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
 		"a snapshot controller without a pod":  {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}", "it runs in hostpath's controller, which is off"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,13 +187,14 @@ func TestWhatIsRefused(t *testing.T) {
 func TestWhatIsUnusual(t *testing.T) {
 	bin := programs(t)
 	for name, values := range map[string]string{
-		"a name that begins with a digit":   "hostpath: {driverName: 3par.csi.example.com}",
-		"a client of its own":               "hostpath: {extraArgs: [--peer-client=mine], certificates: {source: secrets}}",
-		"a gate that changes nothing of it": "hostpath: {controller: {extraArgs: [--feature-gates=AnnotateFsResize=false, --leader-election-lease-duration=20s]}}",
-		"a registry without a name":         "images: {registry: \"[fd00::10]:5000/causeway\"}",
-		"a size with a fraction":            "tests: {size: 1.5Gi}",
-		"an issuer that is taken back":      "hostpath: {certificates: {issuerRef: null}}",
-		"flags of a driver that is off":     "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
+		"a name that begins with a digit":    "hostpath: {driverName: 3par.csi.example.com}",
+		"a client of its own":                "hostpath: {extraArgs: [--peer-client=mine], certificates: {source: secrets}}",
+		"a gate that changes nothing of it":  "hostpath: {controller: {extraArgs: [--feature-gates=AnnotateFsResize=false, --leader-election-lease-duration=20s]}}",
+		"a registry without a name":          "images: {registry: \"[fd00::10]:5000/causeway\"}",
+		"a size with a fraction":             "tests: {size: 1.5Gi}",
+		"an issuer that is taken back":       "hostpath: {certificates: {issuerRef: null}}",
+		"disks of a cloud that is elsewhere": attachedWith("", ""),
+		"flags of a driver that is off":      "hostpath: {enabled: false, extraArgs: [--peer-client=mine]}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := renderWith(t, bin, values); err != nil {
@@ -315,16 +329,18 @@ admission: {inline: {maxSize: 2Gi}}
 // alternatives are other values for those of values.yaml for which "another" won't do, by their paths. Numbers become others, and
 // true false. Empty ones are seen elsewhere.
 var alternatives = map[string]string{
-	"commonLabels":                       `{a: b}`,
-	"env":                                `{A: b}`,
-	"images/pullSecrets":                 `[x]`,
-	"images/driver/digest":               `"sha256:x"`,
-	"log/format":                         `json`,
-	"hostpath/extraArgs":                 `[--a]`,
-	"hostpath/backendArgs":               `[--a]`,
-	"hostpath/csiDriver/storageCapacity": `false`,
-	"hostpath/csiDriver/inlineVolumes":   `false`,
-	"hostpath/forgottenNodes":            `[x]`,
+	"commonLabels":                                           `{a: b}`,
+	"env":                                                    `{A: b}`,
+	"images/pullSecrets":                                     `[x]`,
+	"images/driver/digest":                                   `"sha256:x"`,
+	"log/format":                                             `json`,
+	"hostpath/extraArgs":                                     `[--a]`,
+	"hostpath/backendArgs":                                   `[--a]`,
+	"hostpath/csiDriver/storageCapacity":                     `false`,
+	"hostpath/csiDriver/inlineVolumes":                       `false`,
+	"hostpath/csiDriver/attachRequired":                      "", // the configuration attached
+	"hostpath/controller/privileged":                         "", // the configuration attached
+	"hostpath/forgottenNodes":                                `[x]`,
 	"hostpath/storageClasses/causeway-hostpath/kind":         `image`,
 	"hostpath/storageClasses/causeway-hostpath-image/kind":   `directory`,
 	"hostpath/storageClasses/causeway-hostpath-image/fsType": `xfs`,

@@ -564,12 +564,14 @@ func TestRights(t *testing.T) {
 					continue
 				}
 				i := slices.IndexFunc(p.Spec.Template.Spec.Containers, func(c core.Container) bool { return c.Name == "csi-sidecars" })
+				args := p.Spec.Template.Spec.Containers[i].Args
 				line := []string{"rbac", "--name=" + strings.TrimSuffix(p.Metadata.Name, "-controller"), "--namespace=" + p.Metadata.Namespace,
-					"--service-account=" + p.Spec.Template.Spec.ServiceAccountName, "--driver-attach=false"}
+					"--service-account=" + p.Spec.Template.Spec.ServiceAccountName,
+					fmt.Sprintf("--driver-attach=%v", strings.Contains(args[0], ",attacher"))}
 				if backend == "smb" { // shares have passwords
 					line = append(line, "--driver-secrets")
 				}
-				out, err := exec.CommandContext(t.Context(), sidecars, append(line, p.Spec.Template.Spec.Containers[i].Args...)...).Output()
+				out, err := exec.CommandContext(t.Context(), sidecars, append(line, args...)...).Output()
 				if err != nil {
 					t.Fatalf("%q: %v", line, err)
 				}
