@@ -27,7 +27,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -78,6 +78,8 @@ own-driver: ## run the commands of docs/write-your-own-driver.md and docs/attach
 	@./hack/own-driver docs/attached-disks.md
 own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
 	@./hack/own-driver --cluster
+attached-cluster: ## deploy examples/attached on a cluster on this machine, and move a pod with its data (ATTACHED=--suite); root, Debian
+	@./hack/attached-cluster $(ATTACHED)
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
 generate-flags: ## make docs/sidecar-flags.md anew
