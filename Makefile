@@ -78,6 +78,7 @@ own-driver: ## run the commands of docs/write-your-own-driver.md and docs/attach
 	@./hack/own-driver docs/attached-disks.md
 own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
 	@./hack/own-driver --cluster
+	@./hack/own-driver docs/attached-disks.md
 attached-cluster: ## deploy examples/attached on a cluster on this machine, and move a pod with its data (ATTACHED=--suite); root, Debian
 	@./hack/attached-cluster $(ATTACHED)
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
