@@ -324,7 +324,7 @@ func TestTheFilesystemOfADiskIsNotShared(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := d.create(name, row.use)
-			publish, err := v.attach("node-1", func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = row.readOnly })
+			_, err := v.attach("node-1", func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = row.readOnly })
 			if codeOf(err) != row.want {
 				t.Errorf("attach = %v, want %v", err, row.want)
 			}
@@ -332,7 +332,8 @@ func TestTheFilesystemOfADiskIsNotShared(t *testing.T) {
 				d.want(codes.OK, v.detach("node-1"))
 				return
 			}
-			if publish, err = d.disks.(*disks).Attach(context.Background(), v.id, backend.AttachOptions{Node: "node-1"}); err != nil {
+			publish, err := d.disks.(*disks).Attach(context.Background(), v.id, backend.AttachOptions{Node: "node-1"})
+			if err != nil {
 				t.Fatal(err)
 			}
 			if err := (attached{v, publish}).stage(); codeOf(err) != row.want {
