@@ -205,7 +205,8 @@ func notTaken(s *server) {
 	}
 }
 
-// podSecurity: all pods are admitted where the chart's labels are, those of nodes only there, and all others everywhere.
+// podSecurity tests that Pod Security admits all pods where the chart's labels are, and those of nodes and of a controller with
+// hostpath.controller.privileged nowhere else.
 func podSecurity(s *server) {
 	s.Namespace("ours", s.labels)
 	for _, level := range []string{"baseline", "restricted"} {
@@ -222,7 +223,8 @@ func podSecurity(s *server) {
 			if spec.ServiceAccountName == "" {
 				spec.ServiceAccountName = "default"
 			}
-			refused := map[string]bool{"ours": false, "baseline": p.Kind == "DaemonSet", "restricted": p.Kind == "DaemonSet"}
+			privileged := p.Kind == "DaemonSet" || p.Kind == "Deployment" && c.Name == "attached"
+			refused := map[string]bool{"ours": false, "baseline": privileged, "restricted": privileged}
 			for in, want := range refused {
 				if account := in + "/" + spec.ServiceAccountName; !accounts[account] {
 					accounts[account] = true
