@@ -70,7 +70,7 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 		return err
 	}
 	st := staging{VolumeID: id, Use: u.digest(), Attachment: attachment}
-	if old, ok := n.stagings.at(path); ok && !old.like(st) {
+	if old, ok := n.stagings.at(path); ok && old != st {
 		if there, err := n.mounter.Occupied(ctx, path); err != nil {
 			return err
 		} else if there {

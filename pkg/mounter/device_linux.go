@@ -99,6 +99,7 @@ type plan struct {
 	size      int64
 	formatted *formatting // the record of the format that is to be made; nil: it has its filesystem
 	wipe      bool        // a format that died has left something
+	own       bool        // what it has left has the UUID of the record
 }
 
 // mountAttached formats the device if that may be done, and mounts the filesystem on t.
@@ -195,7 +196,7 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	case (found.blank || again) && m.ReadOnly:
 		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
 	case found.blank || again:
-		what.formatted, what.wipe = newFormatting(m, found.size), again
+		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.name != unknownData
 	case found.name != m.FSType:
 		return plan{}, fmt.Errorf("%w: %s has %s, not %s: it is not formatted, as the data may be needed. If they are"+
 			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.name, m.FSType)
@@ -299,7 +300,7 @@ func usersOf(device fileID) string {
 
 // agree asks blkid for the content of the device, too. Errors: ErrDevice if blkid and examine differ.
 func (l *linux) agree(m Mount, p *programs, what plan) error {
-	if what.wipe { // and both will find nothing
+	if what.own { // a filesystem that blkid may find, too
 		return nil
 	}
 	found, err := (&mount.SafeFormatAndMount{Exec: p}).GetDiskFormat(diskPath)
@@ -439,6 +440,11 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) er
 	}
 	if err := l.unused(m, src); err != nil {
 		return err
+	}
+	if m.Serial != "" { // what is written to the device from now on is no format that died
+		if err := l.removeFormatting(m.Serial); err != nil {
+			return err
+		}
 	}
 	t, done, err := d.prepare(unix.S_IFREG, func(state, int) (bool, error) { return false, nil })
 	if done || err != nil {

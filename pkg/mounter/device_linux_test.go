@@ -777,6 +777,44 @@ func TestARecordDestroysNothingThatSomebodyElseMade(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
+// TestARecordDestroysNothingThatIsNoFormat: the disk was used since without a filesystem, has a format
+// that blkid alone knows, or is smaller than the disk of the record.
+func TestARecordDestroysNothingThatIsNoFormat(t *testing.T) {
+	for name, use := range map[string]func(b *bench, m Mount){
+		"a pod wrote to the device": func(b *bench, m Mount) {
+			m.FSType = ""
+			b.mount(m, b.path("raw"))
+			put(b.t, m.Source, 0, "raw data of a pod")
+			b.unmount(b.path("raw"))
+		},
+		"blkid knows it": func(b *bench, m Mount) {
+			put(b.t, m.Source, 0, "\xebR\x90-FVE-FS-"+strings.Repeat("\x00", 149)+"\x3b\xd6\x67\x49\x29\x2e\xd8\x4a\x83\x99\xf6\xa3\x39\xe3\xd0\x01")
+		},
+		"it is smaller": func(b *bench, m Mount) {
+			put(b.t, m.Source, 100, "data")
+			b.resizeDisk(m, "disk", diskSize/2)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newLoopBench(t)
+			m := b.attachDisk("disk", "ext4", diskSize)
+			m.Size = 0
+			b.dieIn(m, dying["before it begins"].script)
+			use(b, m)
+			before := b.sumOf("disk")
+			b.refused(m, b.path("staging"), ErrDevice)
+			if b.sumOf("disk") != before {
+				t.Error("the disk has changed")
+			}
+		})
+	}
+}
+
+func TestADiskThatIsNotAttachedIsRefused(t *testing.T) {
+	b := newLoopBench(t)
+	b.refused(Mount{Kind: BlockDevice, FSType: "ext4", Serial: "serial"}, b.path("staging"), ErrDevice)
+}
+
 // TestMkfsRunsOnlyOnABlankDevice: mount-utils would run it wherever blkid finds nothing.
 func TestMkfsRunsOnlyOnABlankDevice(t *testing.T) {
 	b := newLoopBench(t)

@@ -37,13 +37,13 @@ type formatting struct {
 }
 
 // unfinished reports whether the device's content is that of a format which the record is of, and
-// which has not ended.
-func (c content) unfinished(f *formatting) bool {
-	if f == nil {
+// which has not ended. A device that is smaller than the one of the record is another one.
+func (f looked) unfinished(r *formatting) bool {
+	if r == nil || f.size < r.Size {
 		return false
 	}
-	own := c.fresh && c.id == f.UUID
-	return c.name == unknownData || (own && c.name == f.FSType) || (own && c.name == unfinishedFS && f.FSType == btrfs)
+	own := f.fresh && f.id == r.UUID
+	return f.name == unknownData || (own && f.name == r.FSType) || (own && f.name == unfinishedFS && r.FSType == btrfs)
 }
 
 // uuid returns the UUID as mkfs takes it.

@@ -215,6 +215,9 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 		return err
 	}
 	defer p.close()
+	if m.Kind == BlockDevice && m.Source == "" {
+		return fmt.Errorf("%w: the volume is not attached to this node: does the driver's CSIDriver have attachRequired?", ErrDevice)
+	}
 	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
 		return err
