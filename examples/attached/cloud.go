@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,8 +29,11 @@ import (
 // by a rename. So a crash leaves the old state or the new one. The size of a disk is that of its image.
 type cloud struct {
 	dir *os.File // locked
+	log *slog.Logger
 
-	mu        sync.Mutex // a call holds it: copies are made by reflink, which takes no time
+	// mu is held by every call, but not while a disk is detached: that takes as long as the disk takes
+	// to write. The driver makes one changing call at a time for each volume.
+	mu        sync.Mutex
 	disks     map[string]*disk
 	snapshots map[string]*backend.Snapshot
 }
@@ -58,8 +62,8 @@ const (
 )
 
 // openCloud opens the cloud, and attaches what was attached when the machine went down.
-func openCloud(path string) (_ *cloud, err error) {
-	c := &cloud{disks: map[string]*disk{}, snapshots: map[string]*backend.Snapshot{}}
+func openCloud(path string, log *slog.Logger) (_ *cloud, err error) {
+	c := &cloud{log: log, disks: map[string]*disk{}, snapshots: map[string]*backend.Snapshot{}}
 	if c.dir, err = os.Open(path); err != nil {
 		return nil, err
 	}
@@ -85,13 +89,14 @@ func openCloud(path string) (_ *cloud, err error) {
 	return c, c.load()
 }
 
-// load reads the records. A loop device does not survive a boot, so it is attached again.
+// load reads the records. A loop device does not survive a boot, so it is attached again. If that
+// fails, the other disks are served all the same.
 func (c *cloud) load() error {
 	if err := eachRecord(c, disksDir, func(id string, d *disk, size int64) error {
 		d.size, c.disks[id] = size, d
 		for node, a := range d.Attached {
 			if err := plug(c.image(disksDir, id), label(d.Serial, id, node), a.ReadOnly); err != nil {
-				return fmt.Errorf("attach %s to %s: %w", id, node, err)
+				c.log.Error("a disk is not attached again: restart the controller", "volume", id, "node", node, "error", err)
 			}
 		}
 		return nil
@@ -229,7 +234,7 @@ func (c *cloud) remove(dir, id string) error {
 	if err := os.RemoveAll(gone); err != nil {
 		return err
 	}
-	if err := os.Rename(c.path(dir, id), gone); err != nil {
+	if err := os.Rename(c.path(dir, id), gone); err != nil && !errors.Is(err, fs.ErrNotExist) { // moved by a call that failed later
 		return err
 	}
 	if err := errors.Join(c.settle(dir), c.settle(unfinishedDir)); err != nil {
@@ -262,10 +267,14 @@ func (c *cloud) grow(id string, d *disk, size int64) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(image.Truncate(size), image.Sync(), image.Close()); err != nil {
+		defer image.Close()
+		if err := image.Truncate(size); err != nil {
+			return err
+		}
+		d.size = size // also if the sync fails: a later call must not make the image smaller
+		if err := image.Sync(); err != nil {
 			return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 		}
-		d.size = size
 	}
 	for node := range d.Attached { // also when a call is repeated: the first may have died here
 		if err := replug(label(d.Serial, id, node)); err != nil {
@@ -292,13 +301,15 @@ func (c *cloud) attach(id string, d *disk, node string, a attachment) error {
 	return nil
 }
 
-// detach detaches a disk from a node and then removes the record of that.
+// detach detaches a disk from a node and then removes the record of that. c.mu is not held.
 func (c *cloud) detach(id string, d *disk, node string) error {
-	if _, ok := d.Attached[node]; !ok {
-		return nil
-	}
 	if err := unplug(label(d.Serial, id, node)); err != nil {
 		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := d.Attached[node]; !ok {
+		return nil
 	}
 	next := *d
 	next.Attached = maps.Clone(d.Attached)

@@ -63,7 +63,7 @@ func (o *options) open(c csidriver.Config) (backend.Backend, error) {
 		return s, nil
 	}
 	var err error
-	if s.cloud, err = openCloud(o.dir); err != nil {
+	if s.cloud, err = openCloud(o.dir, c.Log); err != nil {
 		return nil, fmt.Errorf("--cloud-dir: %w", err)
 	}
 	return s, nil

@@ -316,23 +316,26 @@ func (s *storage) Attach(_ context.Context, id string, o backend.AttachOptions) 
 
 // Detach detaches a disk from a node, or from all.
 func (s *storage) Detach(_ context.Context, id, node string, _ map[string]string) error {
-	c := s.cloud
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d, ok := c.disks[id]
-	if !ok {
-		return nil
-	}
-	nodes := []string{node}
-	if node == "" {
-		nodes = slices.Sorted(maps.Keys(d.Attached))
-	}
-	for _, node := range nodes {
-		if err := c.detach(id, d, node); err != nil {
-			return err
+	d, nodes := s.attachments(id)
+	for _, at := range nodes {
+		if node == "" || node == at {
+			if err := s.cloud.detach(id, d, at); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// attachments returns a disk, and the nodes to which it is attached: none if there is no such disk.
+func (s *storage) attachments(id string) (*disk, []string) {
+	s.cloud.mu.Lock()
+	defer s.cloud.mu.Unlock()
+	d, ok := s.cloud.disks[id]
+	if !ok {
+		return nil, nil
+	}
+	return d, slices.Sorted(maps.Keys(d.Attached))
 }
 
 // Mount returns the disk of this node. A node has no cloud to ask: it looks for the serial number.

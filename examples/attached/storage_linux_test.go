@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,7 +79,7 @@ func TestStorageKeepsTheContract(t *testing.T) {
 	backendtest.Run(t, backendtest.Kind{}, func(t *testing.T, _ mounter.Images) func() backend.Backend {
 		dir := cloudDir(t)
 		return func() backend.Backend {
-			c, err := openCloud(dir)
+			c, err := openCloud(dir, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
