@@ -304,6 +304,9 @@ func (l *linux) agree(m Mount, p *programs, what plan) error {
 		return nil
 	}
 	found, err := (&mount.SafeFormatAndMount{Exec: p}).GetDiskFormat(diskPath)
+	if p.failed != nil { // blkid has not run, or does not answer
+		return p.failed
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %s: blkid: %w", ErrDevice, m.Source, err)
 	}

@@ -33,6 +33,10 @@ func findDevice(sys, dev, serial string) (string, error) {
 	}
 	var found []string
 	for _, d := range devices {
+		// A path of an NVMe disk with several has no node: Documentation/ABI/stable/sysfs-block.
+		if hidden, _ := os.ReadFile(filepath.Join(sys, d.Name(), "hidden")); strings.TrimSpace(string(hidden)) == "1" {
+			continue
+		}
 		has, err := serialOf(filepath.Join(sys, d.Name()))
 		if err != nil {
 			return "", err

@@ -30,6 +30,8 @@ func TestADeviceIsFoundByItsSerialNumber(t *testing.T) {
 	}
 	disk("vda", "serial", "one\n", "254:0")
 	disk("nvme0n1", "device/serial", "two  \n", "254:1")
+	disk("nvme0c0n1", "device/serial", "two  \n", "254:8") // a path of nvme0n1
+	write(t, filepath.Join(sys, "nvme0c0n1", "hidden"), "1\n")
 	disk("sda", "device/vpd_pg80", "\x00\x80\x00\x05three", "254:2")
 	disk("vdb", "serial", "twice", "254:3")
 	disk("vdc", "serial", "twice", "254:4")
