@@ -81,7 +81,11 @@ func (c *controller) supports(ctx context.Context, v backend.Volume, req *csi.Va
 	}
 	for _, u := range uses {
 		u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
-		if _, err := c.backend.Mount(ctx, v.ID, u.Access); err != nil {
+		what, err := c.backend.Mount(ctx, v.ID, u.Access)
+		if err != nil {
+			return err
+		}
+		if err := checkShared(what, u.manyNodes() && !u.ReadOnly); err != nil {
 			return err
 		}
 	}

@@ -328,6 +328,10 @@ func TestTheFilesystemOfADiskIsNotShared(t *testing.T) {
 			if codeOf(err) != row.want {
 				t.Errorf("attach = %v, want %v", err, row.want)
 			}
+			valid, err := d.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{row.use}})
+			if want := row.want == codes.OK && !row.readOnly; err != nil || (valid.GetConfirmed() != nil) != want {
+				t.Errorf("ValidateVolumeCapabilities = %v, %v, want it confirmed: %v", valid, err, want)
+			}
 			if row.want == codes.OK {
 				d.want(codes.OK, v.detach("node-1"))
 				return
