@@ -165,7 +165,7 @@ func (c *cloud) canClone() error {
 	return nil
 }
 
-// make makes what is called id in dir: a record, and an image of size bytes with the content of the
+// make creates the object id in dir: a record, and an image of size bytes with the content of the
 // image from, or empty if from is "". An error other than ErrUnavailable means that nothing is left.
 func (c *cloud) make(dir, id string, record any, from string, size int64) error {
 	half := c.path(unfinishedDir, id)
@@ -228,7 +228,7 @@ func writeRecord(dir string, record any) error {
 	return syncDir(dir)
 }
 
-// remove deletes what is called id in dir. Its space is freed now, or at the next start.
+// remove deletes the object id in dir. Its space is freed now, or at the next start.
 func (c *cloud) remove(dir, id string) error {
 	gone := c.path(unfinishedDir, id)
 	if err := os.RemoveAll(gone); err != nil {

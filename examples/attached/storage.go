@@ -42,7 +42,7 @@ func (s *storage) Close() error {
 	return s.cloud.Close()
 }
 
-// idOf returns the ID of what has a name: a call that is repeated finds what it made.
+// idOf derives the ID of a disk or snapshot from its name: a call that is repeated finds what it made.
 func idOf(prefix, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return prefix + hex.EncodeToString(sum[:20])
@@ -140,7 +140,7 @@ func (d *disk) public(id string) backend.Volume {
 	return backend.Volume{ID: id, Size: d.size, Snapshot: d.Snapshot, Origin: d.Origin, Nodes: slices.Sorted(maps.Keys(d.Attached))}
 }
 
-// find returns what has an ID. Errors: ErrNotFound.
+// find looks an object up by its ID. Errors: ErrNotFound.
 func find[T any](all map[string]*T, what, id string) (*T, error) {
 	found, ok := all[id]
 	if !ok {
@@ -190,7 +190,7 @@ func (s *storage) List(_ context.Context, after string, limit int) (volumes []ba
 	return volumes, more, nil
 }
 
-// page returns up to limit IDs above after of what is wanted, and whether there are more.
+// page returns up to limit IDs of matching objects, all above the ID after, and whether there are more.
 func page[T any](all map[string]*T, after string, limit int, wanted func(*T) bool) (ids []string, more bool) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		switch {

@@ -16,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/driver"
 )
 
-// mode is what of the driver a process is.
+// mode selects the services that a process runs.
 type mode string
 
 const (

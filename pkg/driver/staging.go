@@ -158,8 +158,8 @@ func (s *stagings) attachment(id string) map[string]string {
 	return nil
 }
 
-// liveOf returns the paths at which a volume is mounted, if nobody else has unmounted it, and when that was: two that
-// are the same are one mount.
+// liveOf returns the staging paths at which a volume is mounted, each with the number of its mount:
+// two that are the same are one mount.
 func (s *stagings) liveOf(id string) map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -94,7 +94,7 @@ func largeEnough(m Mount, dev *os.File) error {
 	return err
 }
 
-// plan is what is done with a device.
+// plan holds the decision of inspect: mount, format, or wipe and format.
 type plan struct {
 	size      int64
 	formatted *formatting // the record of the format that is to be made; nil: it has its filesystem
@@ -159,7 +159,7 @@ type lastStep struct {
 	err             error
 }
 
-// MountSensitive mounts what the step is about.
+// MountSensitive runs the last step.
 func (s *lastStep) MountSensitive(string, string, string, []string, []string) error {
 	s.err = s.step()
 	return s.err

@@ -69,8 +69,7 @@ func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 const growLimit = time.Minute
 
 // growTask grows a mounted filesystem. Its files are the root of the filesystem, open as a path only,
-// and the device. It
-// waits, uninterruptibly, while the filesystem is frozen or is about to be.
+// and the device. It waits, uninterruptibly, while the filesystem is frozen or is about to be.
 var growTask = helper.Task{Name: "grow", Errors: []error{ErrBusy, ErrFormat}, Run: func(j *helper.Job) (any, error) {
 	var fsType string
 	if err := j.Request(&fsType); err != nil {
