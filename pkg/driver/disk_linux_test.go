@@ -227,7 +227,9 @@ func TestAnAttachedDiskIsStagedPublishedAndExpanded(t *testing.T) {
 		t.Errorf("it has %d bytes, and %d after a restart", before, got)
 	}
 	wanted := &csi.CapacityRange{RequiredBytes: 640 << 20}
-	_, err := v.expand(wanted)
+	_, err := v.nodeExpand(v.path("target"), wanted) // before the controller
+	d.want(codes.Unavailable, err)
+	_, err = v.expand(wanted)
 	d.want(codes.OK, err)
 	_, err = v.nodeExpand(v.path("target"), wanted)
 	if codeOf(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {

@@ -71,7 +71,11 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 			path = staging
 		}
 	}
-	if err := n.mounter.Grow(ctx, what, path); err != nil {
+	err = n.mounter.Grow(ctx, what, path)
+	if errors.Is(err, mounter.ErrDevice) { // the node may see later that its disk grew; after FAILED_PRECONDITION the kubelet gives up
+		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("expand volume %.128q: %w", id, err)
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
