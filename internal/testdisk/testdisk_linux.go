@@ -66,7 +66,7 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 		t.Fatalf("mount %s: %v: %s", f.Type, err, out)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+		if err := unmount(t, dir); err != nil && !errors.Is(err, unix.EINVAL) {
 			t.Errorf("unmount %s: %v: something is left open", dir, err)
 			unix.Unmount(dir, unix.MNT_DETACH)
 		}
@@ -74,10 +74,26 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	})
 }
 
+// detachTime is how long a loop device may keep its file after its last use here: a program that looks
+// at all loop devices, such as the driver of another test, may have it open.
+const detachTime = 20 * time.Second
+
+// unmount unmounts dir. It waits for loop devices that still hold files in dir.
+func unmount(t testing.TB, dir string) error {
+	t.Helper()
+	for deadline := time.Now().Add(detachTime); ; time.Sleep(time.Millisecond) {
+		held := Loops(t, dir+"/")
+		err := unix.Unmount(dir, 0)
+		if !errors.Is(err, unix.EBUSY) || len(held) == 0 || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 // Detached makes sure that soon no loop device holds a file whose path starts with prefix.
 func Detached(t testing.TB, prefix string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); len(Loops(t, prefix)) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(detachTime); len(Loops(t, prefix)) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("left: %v", Loops(t, prefix))
 		}

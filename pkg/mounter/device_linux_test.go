@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -44,6 +45,39 @@ func (b *bench) attachDisk(name, fsType string, size int64) Mount {
 		runTool(b.t, "losetup", "--detach", device)
 	})
 	return Mount{Kind: BlockDevice, Source: device, FSType: fsType, Serial: "serial of " + name}
+}
+
+// ownLoop returns the path of a loop device that no other test gets: LOOP_CTL_GET_FREE returns the free
+// device with the lowest number.
+func ownLoop(t *testing.T) string {
+	t.Helper()
+	control, err := os.Open("/dev/loop-control")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { control.Close() })
+	number := 1000 + os.Getpid()%100_000
+	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number); err != nil {
+		t.Fatalf("LOOP_CTL_ADD %d: %v", number, err)
+	}
+	t.Cleanup(func() {
+		untilIdle(t, func() error { return unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number) })
+	})
+	return fmt.Sprintf("/dev/loop%d", number)
+}
+
+// untilIdle repeats do while it returns EBUSY: other drivers of this machine look at all loop devices.
+func untilIdle(t *testing.T, do func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		err := do()
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
 }
 
 func runTool(t *testing.T, name string, args ...string) string {
@@ -555,14 +589,24 @@ func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 // TestANodeOfAnotherDiskIsReplaced: the number of a disk that was detached by force is soon another's.
 func TestANodeOfAnotherDiskIsReplaced(t *testing.T) {
 	b := newLoopBench(t)
-	m, staging := b.attachDisk("disk", "", diskSize), b.path("staging")
+	disk, other := filepath.Join(b.storage, "disk"), filepath.Join(b.storage, "other")
+	for _, file := range []string{disk, other} {
+		if err := errors.Join(os.WriteFile(file, []byte(file), 0o600), os.Truncate(file, diskSize)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, staging := Mount{Kind: BlockDevice, Source: ownLoop(t), Serial: "serial"}, b.path("staging")
+	runTool(t, "losetup", m.Source, disk)
+	t.Cleanup(func() { runTool(t, "losetup", "--detach", m.Source) })
 	b.mount(m, staging)
-	other := b.attachDisk("other", "", diskSize)
-	put(t, other.Source, 0, "another disk")
-	runTool(t, "losetup", "--detach", other.Source)
 	runTool(t, "losetup", "--detach", m.Source)
-	runTool(t, "losetup", m.Source, filepath.Join(b.storage, "other"))
-	runTool(t, "losetup", other.Source, filepath.Join(b.storage, "disk"))
+	untilIdle(t, func() error {
+		out, err := exec.Command("losetup", m.Source, other).CombinedOutput()
+		if strings.Contains(string(out), "Device or resource busy") {
+			return unix.EBUSY
+		}
+		return err
+	})
 	if b.mounted(m, staging) {
 		t.Fatal("the node of the disk before counts as mounted")
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 	"github.com/causeway-csi/causeway/internal/namespace"
 	"github.com/causeway-csi/causeway/internal/testdisk"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 const patience = 30 * time.Second
@@ -502,9 +503,17 @@ func (l *life) at(name string) int {
 
 func (l *life) after(name string) int { return l.at(name) + 1 }
 
-// step does the next step. One that fails stays the next.
+// step makes the next step. A step that fails stays the next. As a CO does, it repeats a call for which
+// a loop device does not answer: the device may be that of another test.
 func (l *life) step() error {
 	err := steps[l.next].do(l, context.Background())
+	for range 30 {
+		if err == nil || !strings.Contains(err.Error(), mounter.ErrNoAnswer.Error()) {
+			break
+		}
+		time.Sleep(time.Second)
+		err = steps[l.next].do(l, context.Background())
+	}
 	if err == nil {
 		l.next++
 	}

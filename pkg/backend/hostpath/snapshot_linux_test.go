@@ -223,7 +223,7 @@ func TestADirectoryIsCopiedWithAllThatIsInIt(t *testing.T) {
 }
 
 func TestASourceOfManySmallFiles(t *testing.T) {
-	const files = 100_000
+	const files = 20_000
 	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
 	b := w.open()
 	v := w.create(b, "v")
