@@ -84,6 +84,9 @@ func (s *storage) create(o backend.CreateOptions, d *disk, content func() (image
 	least := int64(unit)
 	for _, a := range o.Access {
 		m, err := mountOf(a)
+		if err == nil && a.SharedWrite && m.FSType != "" {
+			err = fmt.Errorf("%w: invalid access mode: several nodes cannot use the %s of a disk while one of them writes: create the volume read-only, or as a block device", backend.ErrInvalid, m.FSType)
+		}
 		if err != nil {
 			return backend.Volume{}, err
 		}

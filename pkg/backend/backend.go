@@ -78,8 +78,18 @@ type Access struct {
 	FSType   string   // "": the backend's choice
 	Options  []string // mount options; may hold secrets
 	ReadOnly bool
-	Context  map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
-	Secrets  map[string]string
+
+	// SharedWrite reports that the access mode lets several nodes use the volume at the same time while
+	// at least one of them writes: MULTI_NODE_MULTI_WRITER or MULTI_NODE_SINGLE_WRITER. Create, Restore
+	// and Clone return ErrInvalid for it if the volume is a disk whose filesystem only one node at a
+	// time can write (Mount returns a mounter.BlockDevice with an FSType). With Block they accept it.
+	// Mount must not refuse it: a node to which the disk is attached read-only may mount it, and the
+	// driver refuses every other node. ReadOnly is of one use, and does not change SharedWrite. A use
+	// that the driver makes up, to ask about a staged volume, has no access mode: SharedWrite is false.
+	SharedWrite bool
+
+	Context map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
+	Secrets map[string]string
 
 	// Attachment is what Attach returned for this node, as the CO passes it to NodeStageVolume and
 	// NodePublishVolume. The driver remembers it for other questions about a volume that is staged

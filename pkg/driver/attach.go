@@ -32,14 +32,15 @@ func (c *controller) attach(ctx context.Context, a backend.Attacher, id string, 
 	if err != nil {
 		return nil, err
 	}
-	if err := checkShared(what, o.ManyNodes && !o.Access.ReadOnly); err != nil {
+	if err := checkShared(what, o.Access.SharedWrite && !o.Access.ReadOnly); err != nil {
 		return nil, err
 	}
 	return a.Attach(ctx, id, o)
 }
 
 // checkShared returns ErrInvalid for a disk whose filesystem several nodes would use while one of them
-// writes to it: each has its own cache, and the data would be lost.
+// writes to it: each node has its own cache, and the data would be lost. CreateVolume cannot call it,
+// because a volume has no mount before it exists: there the backend looks at Access.SharedWrite.
 func checkShared(what mounter.Mount, shared bool) error {
 	if what.Kind == mounter.BlockDevice && what.FSType != "" && shared {
 		return fmt.Errorf("%w: several nodes cannot use the %s of a disk while one of them writes to it: attach it read-only, or as a block device", backend.ErrInvalid, what.FSType)

@@ -85,7 +85,7 @@ func (c *controller) supports(ctx context.Context, v backend.Volume, req *csi.Va
 		if err != nil {
 			return err
 		}
-		if err := checkShared(what, u.manyNodes() && !u.ReadOnly); err != nil {
+		if err := checkShared(what, u.SharedWrite); err != nil {
 			return err
 		}
 	}

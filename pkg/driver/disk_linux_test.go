@@ -194,13 +194,6 @@ func (a attached) publishAt(target string, change ...func(*csi.NodePublishVolume
 	return a.volume.publish(target, append(change, func(r *csi.NodePublishVolumeRequest) { r.PublishContext = a.publish })...)
 }
 
-func blockUse(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}
-}
-
 // size returns what NodeGetVolumeStats says at a path.
 func (a attached) size(path string) int64 {
 	a.Helper()

@@ -176,6 +176,7 @@ func (p *place) use(c *csi.VolumeCapability) (use, error) {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
 		u.ReadOnly = true
 	}
+	u.SharedWrite = u.manyNodes() && !u.ReadOnly
 	return u, p.checkMode(u.mode)
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
+	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
 // Nodes are the IDs of the nodes that a backend which attaches is to know in Run, and no others.
@@ -242,6 +243,53 @@ func attachesReadOnly(s *subject) {
 	if got, err := a.Mount(ctx, v.ID, backend.Access{Attachment: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
 		a.Errorf("Mount with an attachment that isn't the volume's = %+v, %v", got, err)
 	}
+}
+
+// hasFilesystemOfOneNode reports whether the volume is a disk whose filesystem one node at a time can
+// write.
+func (s *subject) hasFilesystemOfOneNode(id string) bool {
+	s.Helper()
+	m, err := s.Mount(context.Background(), id, backend.Access{})
+	return err == nil && m.Kind == mounter.BlockDevice && m.FSType != ""
+}
+
+func sharesNoFilesystem(s *subject) {
+	a := attaching(s)
+	v := a.create(s.request("pvc-1"))
+	if !a.hasFilesystemOfOneNode(v.ID) {
+		s.Skip("the volumes of this backend are no disks with a filesystem")
+	}
+	o := s.request("pvc-2")
+	for _, access := range [][]backend.Access{
+		{{SharedWrite: true}},
+		{{}, {SharedWrite: true}},
+		{{SharedWrite: true}, {Block: true}},
+	} {
+		o.Access = access
+		a.refused(o, backend.ErrInvalid)
+	}
+	again := s.request("pvc-1")
+	again.Access = []backend.Access{{SharedWrite: true}}
+	a.refused(again, backend.ErrInvalid, backend.ErrExists)
+
+	o.Access = []backend.Access{{Block: true, SharedWrite: true}}
+	device := a.create(o)
+	for _, node := range Nodes {
+		to := shared(node)
+		to.Access = o.Access[0]
+		a.attach(device.ID, to)
+	}
+	a.wantNodes(device.ID, Nodes...)
+	a.detach(device.ID, "")
+
+	// A node that has it read-only may mount it, though the access mode would let it write.
+	to := readOnly(shared(Nodes[0]))
+	to.Access.SharedWrite = true
+	access := backend.Access{SharedWrite: true, Attachment: a.attach(v.ID, to)}
+	if got, err := a.Mount(context.Background(), v.ID, access); err != nil || !got.ReadOnly {
+		a.Errorf("attached read-only, Mount = %+v, %v, want a read-only mount", got, err)
+	}
+	a.detach(v.ID, "")
 }
 
 func attachedStays(s *subject) {

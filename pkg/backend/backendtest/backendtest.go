@@ -100,6 +100,7 @@ var rows = map[string]func(s *subject){
 	"what is attached read-only is mounted read-only":             attachesReadOnly,
 	"an attached volume is not deleted":                           attachedStays,
 	"a node takes as many volumes as it says and no more":         attachesToTheLimit,
+	"a disk whose filesystem several nodes write is not made":     sharesNoFilesystem,
 	"many callers attach at once":                                 attachesConcurrently,
 
 	"a volume is modified, and each change can be undone":  modifies,

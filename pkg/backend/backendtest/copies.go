@@ -179,6 +179,10 @@ func copyRefused(c *copier) {
 	o = c.request("copy")
 	o.Access = []backend.Access{{FSType: "fat12"}}
 	c.refusedCopy(source, o, backend.ErrInvalid)
+	if c.hasFilesystemOfOneNode(v.ID) {
+		o.Access = []backend.Access{{SharedWrite: true}}
+		c.refusedCopy(source, o, backend.ErrInvalid)
+	}
 	o.Access = []backend.Access{{Block: !c.access.Block}} // which a backend may be able to make of it
 	if got, err := c.call(context.Background(), source, o); err == nil {
 		c.delete(got.ID)
