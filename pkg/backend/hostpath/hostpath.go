@@ -18,6 +18,9 @@
 // Every path below the root is resolved by package beneath, which follows no link. The content of
 // data/ belongs to tenants, and the driver never follows it either.
 //
+// Below the root, objects are named relative to it. Absolute paths occur in what package
+// mounter gets, and in messages.
+//
 // This package decides, and maps errors to the classes of package backend. It calls three others, which
 // know nothing of each other: internal/store keeps objects on the disk, internal/catalog finds them in
 // memory, and internal/jobs runs copies that take longer than a call.
