@@ -173,7 +173,7 @@ func Run(ctx context.Context, p Program, args []string, env Environment) int {
 	env.tune(o.gcPercent())
 	log := o.logger(env.Stderr)
 	if err := run(ctx, o, log, env.exit); err != nil {
-		log.Error("the driver can't go on", "error", err)
+		log.Error("the driver ends after an error", "error", err)
 		return exitError
 	}
 	return exitOK

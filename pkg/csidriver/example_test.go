@@ -30,6 +30,6 @@ func ExampleRun() {
 	code := csidriver.Run(context.Background(), program, []string{"--disk-dir", "/x", "--mode=everything"}, env)
 	fmt.Println("exit code", code)
 	// Output:
-	// mydriver: --mode=everything: there are all, controller and node
+	// mydriver: invalid --mode "everything": must be all, controller or node
 	// exit code 2
 }

@@ -162,7 +162,7 @@ func (o *options) check() error {
 		return err
 	}
 	if _, ok := o.program.backend(o.backend); !ok {
-		return fmt.Errorf("--backend=%s: there is only %s", o.backend, o.program.backendNames())
+		return fmt.Errorf("invalid --backend %q: must be one of %s", o.backend, o.program.backendNames())
 	}
 	if err := o.checkBackend(); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (o *options) check() error {
 		return err
 	}
 	if o.logFormat != "text" && o.logFormat != "json" {
-		return fmt.Errorf("--log-format=%s: only text and json are known", o.logFormat)
+		return fmt.Errorf("invalid --log-format %q: must be text or json", o.logFormat)
 	}
 	if o.drain < 0 {
 		return fmt.Errorf("--drain-timeout=%s: it is negative", o.drain)

@@ -39,7 +39,7 @@ func (p *peerFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&p.listen, "peer-listen", "", "mode node: `host:port` at which the router reaches the storage of this node, with mutual TLS")
 	set.StringVar(&p.peers, "peers", "", "mode controller: where the nodes are: `dns:name:port` of a headless service with publishNotReadyAddresses, or host:port,host:port")
 	set.StringVar(&p.certs, "peer-certs", "", "`directory` with ca.crt, tls.crt and tls.key for the way between controller and nodes; read again when they change")
-	set.StringVar(&p.client, "peer-client", "causeway-router", "mode node: `name` in the router's certificate; nobody else may connect")
+	set.StringVar(&p.client, "peer-client", "causeway-router", "mode node: `name` in the router's certificate; the node rejects every other client")
 	set.StringVar(&p.server, "peer-server", "", "mode controller: `name` in the certificate that all nodes have, which then trust each other (default: each node's certificate has its node ID)")
 	set.StringVar(&p.forgotten, "forgotten-nodes", "", "mode controller: `file` with a node on each line that is gone for good: what it held can then be deleted; read again when it changes")
 }
@@ -57,7 +57,7 @@ func (o *options) routes() bool { return o.mode == modeController && o.nodeLocal
 // checkMode returns an error for flags that don't go together.
 func (o *options) checkMode() error {
 	if o.mode != modeAll && o.mode != modeController && o.mode != modeNode {
-		return fmt.Errorf("--mode=%s: there are %s, %s and %s", o.mode, modeAll, modeController, modeNode)
+		return fmt.Errorf("invalid --mode %q: must be %s, %s or %s", o.mode, modeAll, modeController, modeNode)
 	}
 	p := &o.peers
 	routes, routed := o.routes(), o.nodeLocal() && o.mode == modeNode
@@ -77,7 +77,7 @@ func (o *options) checkMode() error {
 		case !f.can && f.value != "":
 			why := ""
 			if !o.nodeLocal() {
-				why = ", which has no method Node: its storage isn't that of one node"
+				why = ", which has no method Node: its storage is not that of one node"
 			}
 			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s%s", f.name, f.value, o.mode, o.backend, why)
 		}
@@ -90,7 +90,7 @@ func (p *peerFlags) check() error {
 		return fmt.Errorf("--peer-listen: %w", err)
 	}
 	if p.client == "" {
-		return errors.New("--peer-client: nobody could connect")
+		return errors.New("invalid --peer-client \"\": must be the name in the certificate of the router")
 	}
 	if p.peers != "" {
 		if _, err := p.find(); err != nil {

@@ -57,9 +57,9 @@ func parseOrphans(p Program, args []string, env Environment) (orphansFlags, erro
 	case set.NArg() > 0:
 		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
 	case o.output != "text" && o.output != "json":
-		return o, fmt.Errorf("--output=%s: only text and json are known", o.output)
+		return o, fmt.Errorf("invalid --output %q: must be text or json", o.output)
 	case o.find.Call < 0 || o.find.Settle < 0:
-		return o, errors.New("--timeout and --settle can't be negative")
+		return o, errors.New("invalid --timeout or --settle: must not be negative")
 	}
 	env.Stderr = io.Discard
 	serves, err := parse(p, nil, env)

@@ -111,7 +111,7 @@ func (p *instance) mounter() (mounter.Host, error) {
 		return nil, err
 	}
 	if shared, err := mounter.IsShared(p.kubeletDir); err == nil && !shared {
-		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods won't see them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
+		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods do not see them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
 	}
 	return mounter.New(p.kubeletDir, filepath.Join(p.stateDir, "frozen"))
 }

@@ -70,7 +70,7 @@ func checkStale(path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("there is something that is no socket: %v", info.Mode())
+		return fmt.Errorf("the file there is not a socket (%v): remove it, or choose another endpoint", info.Mode())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
@@ -80,7 +80,7 @@ func checkStale(path string) error {
 	case isRefused(err), errors.As(err, &late) && late.Timeout():
 		return nil
 	case err != nil:
-		return fmt.Errorf("can't tell whether another process serves it: %w", err)
+		return fmt.Errorf("find out whether another process serves it: %w", err)
 	case !answers(ctx, conn):
 		return nil
 	}

@@ -134,7 +134,7 @@ func (r *ranges) end() error {
 // CheckMetadataBlock returns an error for a length that Config.MetadataBlock can't have.
 func CheckMetadataBlock(bytes int64) error {
 	if bytes < 0 || bytes%minMetadataBlock != 0 {
-		return fmt.Errorf("blocks of snapshots can't have %d bytes: it must be a multiple of %d", bytes, minMetadataBlock)
+		return fmt.Errorf("invalid size of blocks %d: must be 0 or a multiple of %d", bytes, minMetadataBlock)
 	}
 	return nil
 }

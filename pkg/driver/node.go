@@ -360,7 +360,7 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 		if err == nil && !there && n.stagings.liveOf(id)[path] == time {
 			conditions = append(conditions, backend.Condition{
 				Severity: backend.Inaccessible, Reason: "StagingMountLost",
-				Message: fmt.Sprintf("somebody unmounted %s: end the pods that use the volume, so that it is staged again", path),
+				Message: fmt.Sprintf("%s is no longer mounted: delete the pods that use the volume, so that it is staged again", path),
 			})
 			break
 		}

@@ -163,7 +163,7 @@ func (p *place) use(c *csi.VolumeCapability) (use, error) {
 		return u, fmt.Errorf("%w: a volume capability says neither block nor mount", backend.ErrInvalid)
 	}
 	if c.GetMount().GetVolumeMountGroup() != "" {
-		return u, fmt.Errorf("%w: the volume mount group is set, but this driver doesn't have VOLUME_MOUNT_GROUP", backend.ErrInvalid)
+		return u, fmt.Errorf("%w: the volume mount group is set, but this driver does not have VOLUME_MOUNT_GROUP", backend.ErrInvalid)
 	}
 	flags := 0
 	for _, f := range u.Options {
@@ -194,7 +194,7 @@ func (p *place) checkMode(mode csi.VolumeCapability_AccessMode_Mode) error {
 		if !p.local {
 			return nil
 		}
-		return fmt.Errorf("%w: access mode %s: a volume on one node's storage can't be used on another", backend.ErrInvalid, mode)
+		return fmt.Errorf("%w: invalid access mode %s: must be SINGLE_NODE_…, because the volume is on the storage of one node", backend.ErrInvalid, mode)
 	}
 	return fmt.Errorf("%w: unknown access mode %d", backend.ErrInvalid, mode)
 }

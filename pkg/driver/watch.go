@@ -156,7 +156,7 @@ func (d *Driver) logSick(ctx context.Context) {
 		return err
 	})
 	if err != nil {
-		d.cfg.Log.Error("the health of volumes can't be told", "error", err)
+		d.cfg.Log.Error("cannot list the health of volumes", "error", err)
 	}
 	for _, s := range sick {
 		for _, c := range s.Conditions {

@@ -234,7 +234,7 @@ func (g *group) check(dir string) error {
 		return err
 	}
 	if len(g.Members) == 0 {
-		return damaged("members: there are none")
+		return damaged("invalid members: must be at least one")
 	}
 	for i, m := range g.Members {
 		if i > 0 && m.ID <= g.Members[i-1].ID {

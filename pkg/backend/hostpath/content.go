@@ -38,7 +38,7 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	}
 	if from != nil {
 		if from.Kind != c.Kind {
-			return c, fmt.Errorf("%w: the source is of kind %s, which can't become %.32q: take a class with kind: %[2]s", backend.ErrInvalid, from.Kind, c.Kind)
+			return c, fmt.Errorf("%w: invalid kind %.32q: must be %q, as the source is", backend.ErrInvalid, c.Kind, from.Kind)
 		}
 		if (o.Required > 0 && o.Required < from.Size) || (o.Limit > 0 && o.Limit < from.Size) {
 			return c, fmt.Errorf("%w: the source has %d bytes, and a copy no less", backend.ErrOutOfRange, from.Size)
@@ -57,7 +57,7 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	case image:
 		return c, c.planImage(o, from)
 	}
-	return c, fmt.Errorf("%w: parameter kind is %.64q, and there are %s and %s", backend.ErrInvalid, c.Kind, directory, image)
+	return c, fmt.Errorf("%w: invalid kind %.64q: must be %q or %q", backend.ErrInvalid, c.Kind, directory, image)
 }
 
 // planImage says what is in the image: a filesystem, unless it is used as a block device only.
@@ -85,7 +85,7 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 		return fmt.Errorf("%w: an image has a filesystem or is a block device, not both", backend.ErrInvalid)
 	}
 	if from != nil && c.FSType != "" && c.FSType != from.FSType {
-		return fmt.Errorf("%w: the source has the filesystem %q, which can't become %.32q", backend.ErrInvalid, from.FSType, c.FSType)
+		return fmt.Errorf("%w: invalid fsType %.32q: must be %q, the filesystem of the source", backend.ErrInvalid, c.FSType, from.FSType)
 	}
 	wanted := max(chooseSize(o), minSizes[c.FSType])
 	if wanted > maxImage {
@@ -117,7 +117,7 @@ func chooseSize(o backend.CreateOptions) int64 {
 func checkDirectory(a backend.Access) error {
 	switch {
 	case a.Block:
-		return fmt.Errorf("%w: a directory can't be used as a block device: take kind: image", backend.ErrInvalid)
+		return fmt.Errorf("%w: a directory cannot be a block device: use a class with kind: image", backend.ErrInvalid)
 	case a.FSType != "":
 		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out, or take kind: image", backend.ErrInvalid, a.FSType)
 	}
@@ -150,6 +150,6 @@ func parseConsistency(parameters map[string]string) (consistency, error) {
 	case frozen, anyState:
 		return c, nil
 	default:
-		return "", fmt.Errorf("%w: parameter consistency is %.64q, and there are %s and %s", backend.ErrInvalid, c, frozen, anyState)
+		return "", fmt.Errorf("%w: invalid consistency %.64q: must be %q or %q", backend.ErrInvalid, c, frozen, anyState)
 	}
 }

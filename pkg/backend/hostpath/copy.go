@@ -276,7 +276,7 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 		return nil, err
 	}
 	if len(users) > 0 {
-		return nil, fmt.Errorf("%w: volume %s is mounted at %s, and the filesystem of the root can't copy it in a moment: unmount it, or take a class with consistency: none, for a copy that may be torn",
+		return nil, fmt.Errorf("%w: volume %s is mounted at %s, and the filesystem of the root cannot copy it at one moment: unmount it, or use a class with consistency: none, for a copy that may be torn",
 			backend.ErrPrecondition, c.live, users[0])
 	}
 	return src.Stat()

@@ -115,7 +115,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 	case wanted != off || !v.Enforced: // it has a limit still, or never had one
 		return nil
 	case why != nil:
-		return fmt.Errorf("%w: the limit can't be taken away now: %w", backend.ErrUnavailable, why)
+		return fmt.Errorf("%w: cannot remove the limit now: %w", backend.ErrUnavailable, why)
 	}
 	v.Enforced = false
 	return b.limit(s, v, 0)
@@ -178,9 +178,9 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 		if err == nil {
 			err = fmt.Errorf("its limit is %d bytes, not %d", u.Limit, v.Size)
 		}
-		return condition(backend.Degraded, "SizeNotEnforced", "it was held to its size, and isn't now: %v", err)
+		return condition(backend.Degraded, "SizeNotEnforced", "its size was enforced, and is not now: %v", err)
 	case v.set(enforceKey) == preferred && (class || mutable): // nobody who didn't ask needs to hear it
-		return condition(backend.Degraded, "SizeNotEnforced", "its size can't be enforced here: %s", "mount the root with project quotas, or enable those of btrfs, and make it anew")
+		return condition(backend.Degraded, "SizeNotEnforced", "its size cannot be enforced here: %s", "mount the root with project quotas, or enable those of btrfs, and make it anew")
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ type Flags struct {
 // Declare declares the flags on set.
 func (f *Flags) Declare(set *flag.FlagSet) {
 	set.StringVar(&f.Root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
-	set.BoolVar(&f.Init, "init-root", false, "hostpath: take --root if it is empty and none was served here before; without it, an empty directory may be where a disk isn't mounted")
-	set.BoolVar(&f.Adopt, "adopt-root", false, "hostpath: serve --root even if it isn't the one that was served before; say it once, then take it away")
+	set.BoolVar(&f.Init, "init-root", false, "hostpath: take --root if it is empty and no root was served here before; without this flag, an empty directory is refused: it may be the mount point of a disk that is not mounted")
+	set.BoolVar(&f.Adopt, "adopt-root", false, "hostpath: serve --root even if it is not the root that was served before; set it for one start, then remove it")
 	set.Var((*uuidList)(&f.Lost), "lost-roots", "hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root that is there now is taken as at a first start")
 }
 

@@ -75,7 +75,7 @@ func (b *Backend) groupable(s *root, ids []string) (volumes []*volume, err error
 		case v.FSType == "":
 			err = fmt.Errorf("volume %s is a block device, and nothing holds writes to several of them at one moment", id)
 		case !s.reflinks():
-			err = errors.New("the filesystem of the root can't copy a file in a moment: it takes xfs with reflink=1, or btrfs")
+			err = errors.New("the filesystem of the root cannot copy a file at one moment: must be xfs with reflink=1, or btrfs")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: a group is of one moment: %w", backend.ErrPrecondition, err)

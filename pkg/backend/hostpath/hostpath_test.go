@@ -360,7 +360,7 @@ func TestTheRootsIdentity(t *testing.T) {
 		"no identity and files": {func(w *world) {
 			os.Remove(w.path(identityFile))
 			os.Remove(w.cfg.Seen)
-		}, nil, "isn't empty"},
+		}, nil, "is not empty"},
 		"a torn identity":            {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt, "damaged"},
 		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "no UUID"},
 		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.Seen) }, adopt, "no UUID"},

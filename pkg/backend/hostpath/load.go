@@ -70,7 +70,7 @@ func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*
 			err = errors.Join(err, s.Sync(path.Join(groupsDir, g.ID)))
 		}
 		if err != nil {
-			broken[g.ID] = fmt.Errorf("its members can't be moved to their places: %w", err)
+			broken[g.ID] = fmt.Errorf("move its members to their places: %w", err)
 			continue
 		}
 		finished = append(finished, g)

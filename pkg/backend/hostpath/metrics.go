@@ -32,7 +32,7 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("inline_volumes", "Inline ephemeral volumes.", float64(objects.Hidden)),
 		gauge("snapshots", "Snapshots, members of groups too.", float64(objects.Snapshots)),
 		gauge("snapshot_groups", "Groups of snapshots.", float64(objects.Groups)),
-		gauge("unreadable_records", "Volumes, snapshots and groups whose record can't be used; they are left alone.", float64(objects.Broken)),
+		gauge("unreadable_records", "Volumes, snapshots and groups whose record is unusable. They are left as they are.", float64(objects.Broken)),
 		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(objects.Reserved)),
 		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(work.Running)),
 		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", work.Bytes),

@@ -107,7 +107,7 @@ func readSettings(parameters map[string]string, k kind) (settings, error) {
 func onlySettings(parameters map[string]string) error {
 	for key := range parameters {
 		if _, ok := knownSettings[key]; !ok {
-			return fmt.Errorf("%w: unknown mutable parameter %.64q: there are %q", backend.ErrInvalid, key, slices.Sorted(maps.Keys(knownSettings)))
+			return fmt.Errorf("%w: unknown mutable parameter %.64q: must be one of %q", backend.ErrInvalid, key, slices.Sorted(maps.Keys(knownSettings)))
 		}
 	}
 	return nil

@@ -175,7 +175,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 		}
 	}
 	if b.jobs.Held(v.ID) {
-		return mounter.Mount{}, fmt.Errorf("%w: volume %s is being copied, and its disk can't be written to meanwhile", backend.ErrBusy, v.ID)
+		return mounter.Mount{}, fmt.Errorf("%w: volume %s is being copied: it can be mounted when the copy is complete", backend.ErrBusy, v.ID)
 	}
 	b.traffic.touch()
 	m, err := v.mount(s.dataPath(v), a)
@@ -183,7 +183,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 		return m, err
 	}
 	if _, err := s.data(v); err != nil {
-		return mounter.Mount{}, fmt.Errorf("the data of volume %s can't be mounted: %w", v.ID, misplaced(err))
+		return mounter.Mount{}, fmt.Errorf("cannot mount the data of volume %s: %w", v.ID, misplaced(err))
 	}
 	if v.Kind == image {
 		m.Tenant = s.namespaceOf(v)

@@ -165,7 +165,7 @@ func (b *Backend) fill(from source, o backend.CreateOptions, block bool) (d data
 	}
 	size = cmp.Or(o.Required, least, min(defaultSize, cmp.Or(o.Limit, defaultSize)))
 	if size < least || (o.Limit > 0 && size > o.Limit) {
-		return data{}, 0, fmt.Errorf("%w: there are %d bytes in %s", backend.ErrOutOfRange, least, from)
+		return data{}, 0, fmt.Errorf("%w: invalid size: must be at least the %d bytes of %s", backend.ErrOutOfRange, least, from)
 	}
 	d, err = b.newData(content, block, size)
 	return d, size, err

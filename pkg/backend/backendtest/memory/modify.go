@@ -24,7 +24,7 @@ func checkTier(parameters map[string]string, values ...string) error {
 		case key != tierKey:
 			return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		case !slices.Contains(values, value):
-			return fmt.Errorf("%w: parameter %s is %.64q, and there are %q", backend.ErrInvalid, tierKey, value, values)
+			return fmt.Errorf("%w: invalid %s %.64q: must be one of %q", backend.ErrInvalid, tierKey, value, values)
 		}
 	}
 	return nil

@@ -138,7 +138,7 @@ func howToEnforce(dir *os.File, state uint16) error {
 	case magic == unix.XFS_SUPER_MAGIC && state&accounted != 0:
 		return notEnforced("xfs counts what projects use but has no limits: mount it with prjquota, not pqnoenforce")
 	case magic == unix.XFS_SUPER_MAGIC:
-		return notEnforced("unmount the xfs, and mount it with the option prjquota (which a remount doesn't set; for / it is rootflags=prjquota on the kernel's command line)")
+		return notEnforced("unmount the xfs, and mount it with the option prjquota (which a remount does not set; for / it is rootflags=prjquota on the kernel's command line)")
 	case magic == unix.EXT4_SUPER_MAGIC && state&accounted != 0:
 		return notEnforced("ext4 counts what projects use but has no limits: mount it with the option prjquota")
 	case magic == unix.EXT4_SUPER_MAGIC:
@@ -250,7 +250,7 @@ func inProject(dir *os.File, id uint32) error {
 		return err
 	}
 	if x.project != id || x.flags&inherit == 0 {
-		return notEnforced("the directory is in project %d, inherited: %v, and was made in project %d: somebody has changed that",
+		return notEnforced("the directory is in project %d, inherited: %v, must be project %d, inherited: true: it was changed outside the driver",
 			x.project, x.flags&inherit != 0, id)
 	}
 	return nil

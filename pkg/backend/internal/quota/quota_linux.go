@@ -118,7 +118,7 @@ func Sweep(root *os.File) error {
 }
 
 func errNoKind(k Kind) error {
-	return notEnforced("the directory was made by %q, and there are %s and %s", string(k), Project, Subvolume)
+	return notEnforced("the record of the directory has the invalid kind of quota %q: must be %q or %q", string(k), Project, Subvolume)
 }
 
 // openBelow opens the directory called name in parent.
@@ -184,7 +184,7 @@ func (r request) call(file *os.File, arg unsafe.Pointer) error {
 // unprivileged explains the error of a call that only the machine's root may make.
 func unprivileged(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-		return notEnforced("quotas are for who has CAP_SYS_ADMIN on the machine, and not in a user namespace: %w", err)
+		return notEnforced("quotas need CAP_SYS_ADMIN on the machine, not in a user namespace: %w", err)
 	}
 	return err
 }
@@ -192,7 +192,7 @@ func unprivileged(err error) error {
 // removeAfter removes what was made before err, and returns both.
 func removeAfter(err error, remove func() error) error {
 	if undo := remove(); undo != nil {
-		err = errors.Join(err, fmt.Errorf("and what was made can't be removed: %w", undo))
+		err = errors.Join(err, fmt.Errorf("and removing it again failed: %w", undo))
 	}
 	return err
 }

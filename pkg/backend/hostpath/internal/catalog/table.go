@@ -33,7 +33,7 @@ func (t *table[T]) find(key string) (object T, err error) {
 		return object, nil
 	}
 	if err := t.broken[key]; err != nil {
-		return object, fmt.Errorf("%s %s can't be used: %w", t.what, key, err)
+		return object, fmt.Errorf("%s %s is unusable: %w", t.what, key, err)
 	}
 	return object, &NotFound{t.what, key}
 }

@@ -103,7 +103,7 @@ func unused(root *beneath.Dir, name string) error {
 	}
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if n != "lost+found" && n != IdentityFile+".new" && n != lockFile {
-			return fmt.Errorf("the root %s has no %s and isn't empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, IdentityFile, n)
+			return fmt.Errorf("the root %s has no %s and is not empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, IdentityFile, n)
 		}
 	}
 	return nil

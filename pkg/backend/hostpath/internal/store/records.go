@@ -68,7 +68,7 @@ func (kind Kind[T]) read(dir *beneath.Dir, name string) (*T, error) {
 	object := new(T)
 	err := kind.Format.Read(dir, path.Join(name, Record), object)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: there is none", record.ErrDamaged)
+		err = fmt.Errorf("%w: it is missing", record.ErrDamaged)
 	}
 	if err == nil {
 		err = kind.Check(object, name)

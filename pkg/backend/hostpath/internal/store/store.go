@@ -172,7 +172,7 @@ func (s *Store) Writable() error {
 	if in := (*fs.PathError)(nil); errors.As(err, &in) {
 		err = in.Err // without the name, so that the same reason always has the same words
 	}
-	return fmt.Errorf("the root %s can't be written to: %w", s.path, err)
+	return fmt.Errorf("the root %s is not writable: %w", s.path, err)
 }
 
 // Probe makes an empty file, to see what the filesystem can do, and returns its path below the root.
