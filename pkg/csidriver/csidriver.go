@@ -170,7 +170,7 @@ func Run(ctx context.Context, p Program, args []string, env Environment) int {
 		fmt.Fprintln(env.Stdout, p.versionLine(env.Command))
 		return exitOK
 	}
-	env.tune(o.gcPercent())
+	env.tune(gcPercent)
 	log := o.logger(env.Stderr)
 	if err := run(ctx, o, log, env.exit); err != nil {
 		log.Error("the driver ends after an error", "error", err)

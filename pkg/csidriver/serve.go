@@ -24,19 +24,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// gcPercent makes the garbage collector run more than twice as often as by default: it runs on every node, where memory is the
-// pods', and there is little to collect. GOGC overrides it.
-const gcPercent = 40
-
-// routerGCPercent is that of a router. What it has in memory are hundreds of connections, and it makes little garbage.
-const routerGCPercent = 30
-
-func (o *options) gcPercent() int {
-	if o.routes() {
-		return routerGCPercent
-	}
-	return gcPercent
-}
+// gcPercent is the percentage of debug.SetGCPercent. On a node the memory belongs to the pods, and a
+// router holds hundreds of connections; neither makes much garbage. GOGC overrides it.
+const gcPercent = 30
 
 // run serves until ctx is done. First it takes its endpoints: while another driver serves there, it
 // changes nothing. A driver that did not answer ends as soon as it continues: see fence.
