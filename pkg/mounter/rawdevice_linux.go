@@ -1,0 +1,160 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountRaw mounts the node of a block device in the directory at p, as that of a Disk. A mounted node
+// does not hold its device, so the number of a disk that is gone may become the number of another
+// disk. A file beside the node tells them apart.
+func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p place) error {
+	d, made, err := p.prepareDisk()
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err = l.mountRawAt(ctx, m, src, d); err == nil {
+		return nil
+	}
+	at, look := statFD(d.parent)
+	return errors.Join(err, look, target{place: p, fd: d.parent, id: at.id, made: made}.discard())
+}
+
+func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) error {
+	if at, err := d.stat(); err == nil && at.mounted {
+		if is, err := d.isRaw(at, src.device); is || err != nil {
+			return err
+		}
+		if at.kind() == unix.S_IFBLK { // of a device that is gone, or of another device
+			if err := d.unmount(ctx, 0); err != nil {
+				return err
+			}
+		}
+	}
+	if err := l.unused(m, src); err != nil {
+		return err
+	}
+	if m.Serial != "" { // what is written to the device from now on is no format that died
+		if err := l.removeFormatting(m.Serial); err != nil {
+			return err
+		}
+	}
+	t, done, err := d.prepare(unix.S_IFREG, func(state, int) (bool, error) { return false, nil })
+	if done || err != nil {
+		return err
+	}
+	defer t.close()
+	readOnly, err := readOnlyFlag(src)
+	if err == nil {
+		err = d.writeBacking(rawIdentity(src.device), readOnly)
+	}
+	if err == nil {
+		r := nodeRecipe(src.fd, src.device)
+		r.record = func(root int) error { return errors.Join(mark(t.fd), l.rememberAs(t.path, root)) }
+		if err = l.attach(t, r); err != nil && t.made {
+			err = errors.Join(err, d.removeBacking())
+		}
+	}
+	return t.failed(m, err)
+}
+
+// readOnlyFlag returns 1 for a device that is read-only, else 0.
+func readOnlyFlag(src source) (int, error) {
+	dev, err := openDevice(src.fd, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer dev.Close()
+	readOnly, err := isReadOnly(dev)
+	if readOnly {
+		return 1, err
+	}
+	return 0, err
+}
+
+// becomesWritable returns what makes the BlockDevice writable whose node is mounted at d, once it is
+// unmounted: a target may have made it read-only, and the kernel keeps that. A device that was
+// read-only when it was staged stays so.
+func (d place) becomesWritable(at state) func() {
+	nothing := func() {}
+	is, err := d.isRaw(at, at.device)
+	_, wasReadOnly, _, failed := d.readBackingFlag()
+	if !is || err != nil || failed != nil || wasReadOnly != 0 {
+		return nothing
+	}
+	dev, err := openNumber(at.device, 0) // not through the node: that would keep it mounted
+	if err != nil {
+		return nothing
+	}
+	return func() {
+		defer dev.Close()
+		setDeviceReadOnly(dev, false)
+	}
+}
+
+// unused returns ErrBusy for a device that another program has open exclusively.
+func (l *linux) unused(m Mount, src source) error {
+	dev, err := claim(src.device)
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w: %s is mounted or used elsewhere%s", ErrBusy, m.Source, usersOf(src.device))
+	}
+	if err != nil {
+		return err
+	}
+	return dev.Close()
+}
+
+// isRaw reports whether the node that is mounted at d is that of a device, as it is attached now.
+func (d place) isRaw(at state, device fileID) (bool, error) {
+	if at.kind() != unix.S_IFBLK || at.device != device {
+		return false, nil
+	}
+	b, there, err := d.readBacking()
+	if errors.Is(err, ErrNotEmpty) {
+		err = nil
+	}
+	return there && b == rawIdentity(device), err
+}
+
+// rawIdentity is what the file beside the node of a BlockDevice says: the number of the device, and
+// how often the kernel had made a disk before it (diskseq, Linux 5.15). No file on a loop device has
+// such a name as its backing.
+func rawIdentity(device fileID) backing {
+	text, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/diskseq", device.major, device.minor))
+	sequence, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return backing{unix.Mkdev(device.major, device.minor), sequence}
+}
+
+// rawMounted reports whether a device's node is mounted at path, as a target, or in it, as staged.
+func (l *linux) rawMounted(path string, device fileID) (bool, error) {
+	is := false
+	_, err := l.shows(path, func(at state) (bool, error) { is = at.kind() == unix.S_IFBLK && at.device == device; return is, nil })
+	if err != nil || !is {
+		return false, err
+	}
+	p, err := l.open(path)
+	if err != nil {
+		return false, err
+	}
+	defer p.close()
+	d, err := p.disk()
+	if errors.Is(err, ErrPath) { // a file: a target
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer d.close()
+	at, err := d.stat()
+	if err != nil {
+		return false, err
+	}
+	return d.isRaw(at, device)
+}
