@@ -374,7 +374,7 @@ func (p *process) until(call func(ctx context.Context) error) {
 			return
 		}
 		// Busy: a program of the driver that was killed may still run.
-		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted && !strings.Contains(err.Error(), "used elsewhere") {
+		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted && !strings.Contains(err.Error(), "open exclusively") {
 			p.Fatal(err)
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -69,13 +70,15 @@ func openDevice(fd, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(dev), path), nil
 }
 
-// checkDevice returns an error for a device that cannot be used as m says. It does not read the device.
+// checkDevice returns an error for a device that cannot be used as m says. It does not read the
+// device.
 func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
-	if err := largeEnough(m, dev); err != nil {
-		return err
+	err := checkSequence(m, dev)
+	if err == nil {
+		err = largeEnough(m, dev)
 	}
-	if m.isNode() { // where a mount of the node makes it read-only, or not
-		return nil
+	if err != nil || m.isNode() { // the mount of a node makes its device read-only or writable
+		return err
 	}
 	readOnly, err := isReadOnly(dev)
 	if err == nil && readOnly && !m.ReadOnly {
@@ -84,11 +87,30 @@ func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	return errors.Join(err, CheckFormat(m.FSType, m.Format), l.stalls.check(src.deviceKey()))
 }
 
-// largeEnough returns an error for a device that is smaller than m says.
+// checkSequence returns ErrDevice if dev is not the device that the backend found. The kernel tells
+// the sequence number of the open device itself (BLKGETDISKSEQ, Linux 5.15). sysfs would tell that
+// of the device which has the name or the number at that moment, and nothing of a disk that was
+// unplugged.
+func checkSequence(m Mount, dev *os.File) error {
+	if m.Sequence == 0 {
+		return nil
+	}
+	var now uint64
+	if err := ioctl(int(dev.Fd()), unix.BLKGETDISKSEQ, unsafe.Pointer(&now)); err != nil {
+		return fmt.Errorf("%w: %w", ErrDevice, &fs.PathError{Op: "BLKGETDISKSEQ", Path: m.Source, Err: err})
+	}
+	if now != m.Sequence {
+		return fmt.Errorf("%w: %s is another disk now: it has the sequence number %d, must have %d, that of the volume's disk, which"+
+			" was detached: attach it again", ErrDevice, m.Source, now, m.Sequence)
+	}
+	return nil
+}
+
+// largeEnough returns ErrDevice for a device with fewer bytes than m.Size.
 func largeEnough(m Mount, dev *os.File) error {
 	size, err := sizeOf(dev)
 	if err == nil && int64(size) < m.Size {
-		err = fmt.Errorf("%w: %s has %d bytes, and the volume %d: is it another disk, or has the node not seen that it grew?", ErrDevice, m.Source, size, m.Size)
+		err = tooSmall(m, int64(size))
 	}
 	return err
 }
@@ -179,7 +201,7 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	case errors.Is(err, errNoAnswer):
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
 	case errors.Is(err, unix.EBUSY):
-		return plan{}, fmt.Errorf("%w: %s is mounted or used elsewhere%s", ErrBusy, m.Source, usersOf(src.device))
+		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source, usersOf(src.device))
 	case err != nil:
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrDevice, m.Source, err)
 	}
@@ -205,9 +227,9 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	return what, nil
 }
 
-// aloneOfItsKind returns ErrBusy for a btrfs while another device with the same UUID is mounted, such
-// as the source of a snapshot. The kernel takes the two for one filesystem: fs/btrfs/volumes.c of
-// Linux, device_list_add. Linux 6.7 and newer tells them apart, with a temporary UUID.
+// aloneOfItsKind returns ErrBusy for a btrfs while another device with the same UUID is mounted,
+// such as the source of a snapshot. The kernel takes the two for one filesystem: fs/btrfs/volumes.c
+// of Linux, device_list_add. Linux 6.7 and newer tells them apart, with a temporary UUID.
 func aloneOfItsKind(m Mount, c content) error {
 	if c.name != btrfs {
 		return nil
@@ -228,8 +250,8 @@ type looked struct {
 	size int64
 }
 
-// lookAt reads what is on a device. It has the device for itself meanwhile: that of a filesystem that
-// is mounted, here or in another mount namespace, or of a member of an array, is unix.EBUSY.
+// lookAt reads what is on a device. It has the device for itself meanwhile: that of a filesystem
+// that is mounted, here or in another mount namespace, or of a member of an array, is unix.EBUSY.
 func lookAt(device fileID) (looked, error) {
 	dev, err := claim(device)
 	if err != nil {
@@ -297,7 +319,8 @@ func usersOf(device fileID) string {
 	return ", at " + infos[0].Mountpoint
 }
 
-// agree asks blkid for the content of the device, too. Errors: ErrDevice if blkid and examine differ.
+// agree asks blkid for the content of the device, too. Errors: ErrDevice if blkid and examine
+// differ.
 func (l *linux) agree(m Mount, p *programs, what plan) error {
 	if what.own { // a filesystem that blkid may find, too
 		return nil
@@ -319,7 +342,8 @@ func (l *linux) agree(m Mount, p *programs, what plan) error {
 	return nil
 }
 
-// begin writes the record of a format. Then it makes a device blank on which an earlier format died.
+// begin writes the record of a format. Then it makes a device blank on which an earlier format
+// died.
 func (l *linux) begin(m Mount, dev *os.File, what plan) error {
 	if what.formatted == nil {
 		return nil
@@ -387,8 +411,8 @@ func (l *linux) confirmDevice(t target, src source, root int) error {
 	return errors.Join(err, l.rememberAs(t.path, root))
 }
 
-// onDevice reports whether the filesystem that is mounted at a place is on a block device. The device
-// number of a btrfs is its own, so the mount table tells its device.
+// onDevice reports whether the filesystem that is mounted at a place is on a block device. The
+// device number of a btrfs is its own, so the mount table tells its device.
 func onDevice(at state, device fileID) (bool, error) {
 	switch {
 	case at.kind() != unix.S_IFDIR:

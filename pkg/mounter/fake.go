@@ -181,7 +181,7 @@ func (f *Fake) checkSource(m Mount) error {
 // checkDevice makes the filesystem of a BlockDevice if its file, which plays the device, is blank.
 func (f *Fake) checkDevice(m Mount, size int64) error {
 	if size < m.Size {
-		return fmt.Errorf("%w: %s has %d bytes, and the volume %d", ErrDevice, m.Source, size, m.Size)
+		return tooSmall(m, size)
 	}
 	if m.isNode() {
 		return nil

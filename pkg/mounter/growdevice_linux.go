@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 	mount "k8s.io/mount-utils"
@@ -13,8 +15,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/fair"
 )
 
-// growBlockDevice grows the filesystem on a block device that is mounted at path. The device itself
-// has grown before.
+// growBlockDevice grows the filesystem on a block device that is mounted at path. The storage has
+// made the device larger before.
 func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error {
 	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
@@ -26,7 +28,7 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 		return err
 	}
 	defer dev.Close()
-	if err := largeEnough(m, dev); err != nil || m.isNode() {
+	if err := l.seeGrowth(ctx, m, src, dev); err != nil || m.isNode() {
 		return err
 	}
 	p, err := l.open(path)
@@ -57,6 +59,45 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 		return fmt.Errorf("grow the %s at %s: %w", m.FSType, path, err)
 	}
 	return nil
+}
+
+// seeGrowth asks a SCSI disk to look at its size again, and returns ErrDevice if the device is
+// still smaller than m.Size, or is another device than m says.
+func (l *linux) seeGrowth(ctx context.Context, m Mount, src source, dev *os.File) error {
+	if err := checkSequence(m, dev); err != nil {
+		return err
+	}
+	failed := l.rescan(ctx, "/sys", src.device)
+	if err := largeEnough(m, dev); err != nil {
+		return errors.Join(err, failed)
+	}
+	return nil
+}
+
+// rescan asks a SCSI disk to look at its size again. A disk that is reached by iSCSI or Fibre
+// Channel notices only then that it grew: store_rescan_field in drivers/scsi/scsi_sysfs.c of Linux.
+// Other devices have no such file, and notice by themselves. sys is /sys, or that of a test. The
+// disk may not answer, so rescan waits for answerTime at most. Errors: ErrNoAnswer.
+func (l *linux) rescan(ctx context.Context, sys string, device fileID) error {
+	path := filepath.Join(sys, "dev/block", fmt.Sprintf("%d:%d", device.major, device.minor), "device/rescan")
+	a, err := l.rescans.ask(path, func() (struct{}, error) {
+		file, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			return struct{}{}, nil
+		}
+		if err != nil {
+			return struct{}{}, err
+		}
+		_, err = file.WriteString("1")
+		return struct{}{}, errors.Join(err, file.Close())
+	})
+	if err == nil {
+		_, err = waitFor(ctx, a, answerTime)
+	}
+	if errors.Is(err, errNoAnswer) {
+		err = fmt.Errorf("%w: write to %s: %w", ErrNoAnswer, path, err)
+	}
+	return err
 }
 
 // fsTypeOf returns the type of the filesystem at fd, one of FSTypes: statfs(2).

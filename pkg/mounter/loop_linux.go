@@ -113,7 +113,7 @@ func fits(dev *os.File, b backing, o loopOptions) error {
 	case err != nil:
 		return &fs.PathError{Op: "BLKSSZGET", Path: dev.Name(), Err: err}
 	case info.Device != b.dev || info.Inode != b.ino:
-		return fmt.Errorf("%w: %s has got another file", ErrBusy, dev.Name())
+		return fmt.Errorf("%w: another process has attached another file to %s during the call: repeat the call", ErrBusy, dev.Name())
 	case info.Offset != 0 || info.Sizelimit != 0:
 		return fmt.Errorf("%w: %s shows a part of its file only", ErrConflict, dev.Name())
 	case info.Flags&unix.LO_FLAGS_READ_ONLY != 0 && !o.readOnly:
@@ -158,7 +158,7 @@ func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 			time.Sleep(rand.N(maxLoopPause))
 		}
 	}
-	return nil, 0, fmt.Errorf("%w: no loop device is free after %d tries", ErrBusy, maxLoopTries)
+	return nil, 0, fmt.Errorf("%w: other processes took the free loop device %d times before it was attached: repeat the call", ErrBusy, maxLoopTries)
 }
 
 // configureFree gives a free device its file, and returns the device. Errors: unix.EBUSY if it is not

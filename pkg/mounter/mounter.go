@@ -62,11 +62,20 @@ type Mount struct {
 	Format []string
 	// Size is the least size of a BlockDevice, in bytes; 0: any.
 	Size int64
+	// Sequence is the sequence number that the kernel gave the BlockDevice when the backend found it,
+	// from FindDevice. Mount and Grow refuse another device under the same name. 0: not compared.
+	Sequence uint64
 }
 
 // isNode reports whether m shows a block device and no filesystem.
 func (m Mount) isNode() bool {
 	return m.Kind == Disk || m.Kind == Device || (m.Kind == BlockDevice && m.FSType == "")
+}
+
+// tooSmall is the error of a BlockDevice with fewer bytes than m.Size.
+func tooSmall(m Mount, size int64) error {
+	return fmt.Errorf("%w: %s has %d bytes, must have at least %d: attach the disk of this volume, or, if the disk grew, let the node"+
+		" see its new size", ErrDevice, m.Source, size, m.Size)
 }
 
 // Again returns the Mount that shows at a further path what m shows at path.
@@ -160,6 +169,8 @@ type Mounter interface {
 	// that nobody has used since, is formatted once more. Every other device without the filesystem
 	// is ErrDevice, and stays as it was. So does one that is mounted elsewhere, or that another
 	// program has open exclusively: ErrBusy.
+	//
+	// ErrDevice if the Sequence of a BlockDevice is another one than m's.
 	Mount(ctx context.Context, m Mount, path string) error
 
 	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount
@@ -186,7 +197,8 @@ type Mounter interface {
 	// BlockDevice, while it is used. Of a BlockDevice with an FSType, the filesystem that is mounted
 	// counts, whichever type it has. A Directory has nothing to grow, nor has a BlockDevice without a
 	// filesystem. Errors: ErrBusy where this machine can grow it only when it is mounted the next
-	// time, ErrReadOnly, ErrDevice for a BlockDevice that is smaller than m.Size.
+	// time, ErrReadOnly, ErrDevice for a BlockDevice that is smaller than m.Size, or has another
+	// Sequence.
 	Grow(ctx context.Context, m Mount, path string) error
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.

@@ -31,13 +31,14 @@ type linux struct {
 	state     string // a directory of its own, for the records of what is frozen
 	known     known
 	loops     loops
-	layers    asks[string, layer]  // of overlays, by path
-	opens     asks[int, struct{}]  // of the roots of filesystems, by mount ID
-	looks     asks[fileID, looked] // at what is on block devices, by number
-	images    locks[backing]       // held by calls that mount, unmount, change or freeze an image
-	syncs     locks[backing]       // held by calls that unmount an image, or write it out before a freeze; taken before images
-	helpers   helper.Pool          // for system calls that a tenant can make hang
-	freezers  helper.Pool          // for freezes: they never keep a helper from a thaw
+	layers    asks[string, layer]    // of overlays, by path
+	opens     asks[int, struct{}]    // of the roots of filesystems, by mount ID
+	looks     asks[fileID, looked]   // at what is on block devices, by number
+	rescans   asks[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
+	images    locks[backing]         // held by calls that mount, unmount, change or freeze an image
+	syncs     locks[backing]         // held by calls that unmount an image, or write it out before a freeze; taken before images
+	helpers   helper.Pool            // for system calls that a tenant can make hang
+	freezers  helper.Pool            // for freezes: they never keep a helper from a thaw
 	stalls    stalls
 	checks    *fair.Slots   // for e2fsck and resize2fs
 	growths   *fair.Slots   // for growths of mounted filesystems

@@ -3,6 +3,7 @@
 package mounter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -25,4 +26,6 @@ func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
 func HelperTasks() []helper.Task { return nil }
 
 // FindDevice refuses: disks are attached to Linux nodes only.
-func FindDevice(string) (string, error) { return "", errors.ErrUnsupported }
+func FindDevice(context.Context, string) (path string, sequence uint64, err error) {
+	return "", 0, errors.ErrUnsupported
+}

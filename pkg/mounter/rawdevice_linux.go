@@ -103,7 +103,7 @@ func (d place) becomesWritable(at state) func() {
 func (l *linux) unused(m Mount, src source) error {
 	dev, err := claim(src.device)
 	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%w: %s is mounted or used elsewhere%s", ErrBusy, m.Source, usersOf(src.device))
+		return fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source, usersOf(src.device))
 	}
 	if err != nil {
 		return err

@@ -1,57 +1,179 @@
 package mounter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// FindDevice returns the path of the block device with a serial number, as the kernel shows it in
-// /sys/block: of virtio, NVMe and SCSI disks. The kernel cuts some: virtio shows 20 bytes. A
-// BlockDevice has this path as its Source. Errors: fs.ErrNotExist if there is none, also if its node
-// in /dev is still missing; ErrDevice if more than one device has the number, such as the paths of a
-// multipath disk.
-func FindDevice(serial string) (string, error) { return findDevice("/sys/block", "/dev", serial) }
+// FindDevice returns the path and the sequence number of the block device with a serial number, as
+// the kernel shows it in /sys/block: of virtio, NVMe and SCSI disks. The kernel shortens some
+// serial numbers: virtio shows 20 bytes. The path and the sequence number are Source and Sequence
+// of a BlockDevice. The sequence number is 0 on Linux before 5.15, which has none.
+//
+// A device that does not answer within seconds, or cannot be read, does not hold up the search for
+// another one. Errors: fs.ErrNotExist, which is also ErrDevice, if no device has the serial number,
+// or the node of the device is missing in /dev; ErrNoAnswer if no device is known to have it, and
+// some devices did not answer or could not be read; ErrDevice if more than one device has it, such
+// as the paths of a multipath disk; those of ctx.
+func FindDevice(ctx context.Context, serial string) (path string, sequence uint64, err error) {
+	return finder{"/sys/block", "/dev", &identities}.find(ctx, serial)
+}
+
+// identities are the questions of FindDevice that the kernel has not answered yet. They outlive the
+// call, so that a device that hangs keeps one thread, however often FindDevice is called.
+var identities asks[string, identity]
+
+const (
+	// firstWait is how long FindDevice waits for one device before it asks the next one, too.
+	firstWait = 50 * time.Millisecond
+	// maxIdentityTries bounds how often the attributes of a device that is being replaced are read.
+	maxIdentityTries = 5
+)
 
 // serialFiles are the files of a device that hold its serial number:
 // Documentation/ABI/stable/sysfs-block of Linux (serial), the drivers nvme and sd.
 var serialFiles = []string{"serial", "device/serial", "device/vpd_pg80"}
 
-// findDevice is FindDevice, with other directories for tests.
-func findDevice(sys, dev, serial string) (string, error) {
+// identity is what sysfs says of a device.
+type identity struct {
+	serial   string
+	sequence uint64 // diskseq, or 0
+}
+
+// finder looks for a device by its serial number.
+type finder struct {
+	sys, dev string // /sys/block and /dev, or those of a test
+	asks     *asks[string, identity]
+}
+
+// find is FindDevice.
+func (f finder) find(ctx context.Context, serial string) (path string, sequence uint64, err error) {
 	if serial == "" {
-		return "", fmt.Errorf("%w: the serial number is empty", ErrDevice)
+		return "", 0, fmt.Errorf("%w: the serial number is empty", ErrDevice)
 	}
-	devices, err := os.ReadDir(sys)
+	found, silent, err := f.all(ctx, serial)
+	switch {
+	case err != nil:
+		return "", 0, err
+	case len(found) > 1:
+		return "", 0, fmt.Errorf("%w: %d devices have the serial number %.128q: %s", ErrDevice, len(found), serial, strings.Join(found, ", "))
+	case len(found) == 1:
+		return f.node(ctx, found[0], serial)
+	case ctx.Err() != nil:
+		return "", 0, ctx.Err()
+	case len(silent) > 0:
+		return "", 0, fmt.Errorf("%w: no other device has the serial number %.128q, but one of these may have it: %s", ErrNoAnswer, serial, strings.Join(silent, "; "))
+	}
+	return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is not attached to this node: %w", ErrDevice, serial, fs.ErrNotExist)
+}
+
+// all returns the names of the devices with a serial number, and an error text for each device that
+// did not answer or could not be read.
+func (f finder) all(ctx context.Context, serial string) (found, silent []string, err error) {
+	devices, err := os.ReadDir(f.sys)
 	if err != nil {
-		return "", err
+		return nil, nil, err
 	}
-	var found []string
+	note := func(name string, id identity, err error) {
+		switch {
+		case err != nil:
+			silent = append(silent, fmt.Sprintf("%s: %v", name, err))
+		case id.serial == serial:
+			found = append(found, name)
+		}
+	}
+	late := map[string]*answer[identity]{}
 	for _, d := range devices {
-		// A path of an NVMe disk with several has no node: Documentation/ABI/stable/sysfs-block.
-		if hidden, _ := os.ReadFile(filepath.Join(sys, d.Name(), "hidden")); strings.TrimSpace(string(hidden)) == "1" {
+		a, err := f.ask(d.Name())
+		var id identity
+		if err == nil {
+			id, err = waitFor(ctx, a, firstWait)
+		}
+		if a != nil && errors.Is(err, errNoAnswer) {
+			late[d.Name()] = a
 			continue
 		}
-		has, err := serialOf(filepath.Join(sys, d.Name()))
+		note(d.Name(), id, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime) // for all of them
+	defer cancel()
+	for name, a := range late {
+		id, err := a.wait(ctx)
+		note(name, id, err)
+	}
+	slices.Sort(found)
+	slices.Sort(silent)
+	return found, silent, nil
+}
+
+// ask begins to read the identity of a device.
+func (f finder) ask(name string) (*answer[identity], error) {
+	dir := filepath.Join(f.sys, name)
+	return f.asks.ask(dir, func() (identity, error) { return identityOf(dir) })
+}
+
+// waitFor returns an answer. Errors: errNoAnswer if it takes longer than limit.
+func waitFor[V any](ctx context.Context, a *answer[V], limit time.Duration) (V, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return a.wait(ctx)
+}
+
+// identityOf reads the identity of the device with a directory in sysfs. A device without a serial
+// number, or without a node, has an empty one. The name of a disk that is gone can become the name
+// of another disk between two reads, so the sequence number must be the same before and after.
+func identityOf(dir string) (identity, error) {
+	// A path of an NVMe disk with several has no node: Documentation/ABI/stable/sysfs-block.
+	if hidden, _ := os.ReadFile(filepath.Join(dir, "hidden")); strings.TrimSpace(string(hidden)) == "1" {
+		return identity{}, nil
+	}
+	for range maxIdentityTries {
+		before, err := sequenceIn(dir)
 		if err != nil {
-			return "", err
+			return identity{}, err
 		}
-		if has == serial {
-			found = append(found, d.Name())
+		serial, err := serialOf(dir)
+		if err != nil {
+			return identity{}, err
+		}
+		after, err := sequenceIn(dir)
+		if err != nil {
+			return identity{}, err
+		}
+		if before == after {
+			return identity{serial, after}, nil
 		}
 	}
-	switch len(found) {
-	case 0:
-		return "", fmt.Errorf("%w: a block device with the serial number %.128q", fs.ErrNotExist, serial)
-	case 1:
-		return nodeOf(sys, dev, found[0])
+	return identity{}, fmt.Errorf("it was replaced %d times while it was read", maxIdentityTries)
+}
+
+// sequenceIn returns the sequence number of the device with a directory in sysfs: diskseq, which no
+// two disks of one boot share. It returns 0 where the kernel (before Linux 5.15) has none.
+func sequenceIn(dir string) (uint64, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "diskseq"))
+	switch {
+	case isGone(err):
+		return 0, nil
+	case err != nil:
+		return 0, err
 	}
-	return "", fmt.Errorf("%w: %d devices have the serial number %.128q: %s", ErrDevice, len(found), serial, strings.Join(found, ", "))
+	return strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+}
+
+// isGone reports whether a file of sysfs does not exist, or belongs to a device that is being
+// removed.
+func isGone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOTDIR)
 }
 
 // serialOf returns the serial number of the device with a directory in sysfs, or "".
@@ -59,10 +181,10 @@ func serialOf(dir string) (string, error) {
 	for _, name := range serialFiles {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOTDIR): // or it is just going
+		case isGone(err):
 			continue
 		case err != nil: // it may be the device that is looked for
-			return "", fmt.Errorf("%w: %w", ErrDevice, err)
+			return "", err
 		}
 		const header = 4 // of the vital product data page 80h: SPC-4, 7.8.15
 		if strings.HasSuffix(name, "vpd_pg80") {
@@ -75,20 +197,35 @@ func serialOf(dir string) (string, error) {
 	return "", nil
 }
 
-// nodeOf returns the path of a device's node.
-func nodeOf(sys, dev, name string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(sys, name, "dev"))
+// node returns the path of a device's node, and the sequence number of the device. The name of the
+// device was found by its serial number, so the number is read once more, with the path at hand.
+func (f finder) node(ctx context.Context, name, serial string) (string, uint64, error) {
+	path := filepath.Join(f.dev, strings.ReplaceAll(name, "!", "/"))
+	number, err := os.ReadFile(filepath.Join(f.sys, name, "dev"))
 	if err != nil {
-		return "", err
+		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is not attached to this node any more: %w", ErrDevice, serial, err)
 	}
-	path := filepath.Join(dev, strings.ReplaceAll(name, "!", "/"))
 	at, err := stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is attached, but its node %s is missing: %w", ErrDevice, serial, path, err)
+	case err != nil:
+		return "", 0, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	want := strings.TrimSpace(string(number))
+	if at.kind() != unix.S_IFBLK || fmt.Sprintf("%d:%d", at.device.major, at.device.minor) != want {
+		return "", 0, fmt.Errorf("%w: %s is not the block device %s", ErrDevice, path, want)
+	}
+	a, err := f.ask(name)
+	var id identity
+	if err == nil {
+		id, err = waitFor(ctx, a, answerTime)
+	}
 	if err != nil {
-		return "", &fs.PathError{Op: "stat", Path: path, Err: err}
+		return "", 0, fmt.Errorf("%w: %s: %w", ErrNoAnswer, name, err)
 	}
-	number := fmt.Sprintf("%d:%d", at.device.major, at.device.minor)
-	if at.kind() != unix.S_IFBLK || number != strings.TrimSpace(string(text)) {
-		return "", fmt.Errorf("%w: %s is not the block device %s", ErrDevice, path, strings.TrimSpace(string(text)))
+	if id.serial != serial {
+		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q was replaced during the look-up: %w", ErrDevice, serial, fs.ErrNotExist)
 	}
-	return path, nil
+	return path, id.sequence, nil
 }

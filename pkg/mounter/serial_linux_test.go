@@ -1,9 +1,11 @@
 package mounter
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -43,15 +45,160 @@ func TestADeviceIsFoundByItsSerialNumber(t *testing.T) {
 		node(name, uint32(i))
 	}
 	node("vde", 99)
+	write(t, filepath.Join(sys, "vda", "diskseq"), "7\n")
+	sequences := map[string]uint64{"vda": 7}
+	look := finder{sys, dev, &asks[string, identity]{}}
 	for serial, want := range map[string]string{"one": "vda", "two": "nvme0n1", "three": "sda", "slash": "cciss/c0d0"} {
-		if got, err := findDevice(sys, dev, serial); err != nil || got != filepath.Join(dev, want) {
-			t.Errorf("%s: %q, %v, want %s", serial, got, err, want)
+		got, sequence, err := look.find(context.Background(), serial)
+		if err != nil || got != filepath.Join(dev, want) || sequence != sequences[want] {
+			t.Errorf("%s: %q, %d, %v, want %s, %d", serial, got, sequence, err, want, sequences[want])
 		}
 	}
-	for serial, want := range map[string]error{"twice": ErrDevice, "": ErrDevice, "none": fs.ErrNotExist, "no node": fs.ErrNotExist, "wrong node": ErrDevice} {
-		if got, err := findDevice(sys, dev, serial); !errors.Is(err, want) {
-			t.Errorf("%s: %q, %v, want %v", serial, got, err, want)
+	for serial, tc := range map[string]struct {
+		missing bool
+		says    string
+	}{
+		"twice": {false, "vdb, vdc"}, "": {false, "empty"}, "none": {true, "is not attached to this node"},
+		"no node": {true, "vdd is missing"}, "wrong node": {false, "not the block device"},
+	} {
+		got, _, err := look.find(context.Background(), serial)
+		if !errors.Is(err, ErrDevice) || errors.Is(err, fs.ErrNotExist) != tc.missing || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %q, %v, want ErrDevice that says %q, fs.ErrNotExist: %v", serial, got, err, tc.says, tc.missing)
 		}
+	}
+}
+
+// TestADeviceIsFoundBesideOneThatCannotTell: one device hangs, and another one cannot be read.
+func TestADeviceIsFoundBesideOneThatCannotTell(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make device nodes")
+	}
+	sys, dev := t.TempDir(), t.TempDir()
+	for _, name := range []string{"vda", "vdb", "vdc"} {
+		mkdir(t, filepath.Join(sys, name))
+	}
+	pipe := filepath.Join(sys, "vda", "serial")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	look := finder{sys, dev, &asks[string, identity]{}}
+	defer func() { // let the question end
+		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
+			await(t, "no question is open", func() bool {
+				look.asks.mu.Lock()
+				defer look.asks.mu.Unlock()
+				f.WriteString("x")
+				f.Close()
+				f, err = os.OpenFile(pipe, os.O_RDWR, 0)
+				return len(look.asks.open) == 0
+			})
+			f.Close()
+		}
+	}()
+	mkdir(t, filepath.Join(sys, "vdb", "serial")) // EISDIR
+	write(t, filepath.Join(sys, "vdc", "serial"), "one")
+	write(t, filepath.Join(sys, "vdc", "dev"), "254:0\n")
+	if err := unix.Mknod(filepath.Join(dev, "vdc"), unix.S_IFBLK|0o600, int(unix.Mkdev(254, 0))); err != nil {
+		t.Skip(err)
+	}
+	for range 2 {
+		if got, _, err := look.find(context.Background(), "one"); err != nil || got != filepath.Join(dev, "vdc") {
+			t.Errorf("find = %q, %v", got, err)
+		}
+	}
+	_, _, err := look.find(context.Background(), "two")
+	if !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "vda: does not answer") || !strings.Contains(err.Error(), "vdb: ") {
+		t.Errorf("find = %v, want ErrNoAnswer that names vda and vdb", err)
+	}
+	if len(look.asks.open) != 1 {
+		t.Errorf("%d questions are open, want 1", len(look.asks.open))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, _, err := look.find(ctx, "two"); !errors.Is(err, context.Canceled) {
+		t.Errorf("find = %v, want context.Canceled", err)
+	}
+}
+
+// TestADiskThatIsReplacedWhileItIsReadIsReadAgain: its serial number and its sequence number must be
+// those of one disk.
+func TestADiskThatIsReplacedWhileItIsReadIsReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	serial, sequence := filepath.Join(dir, "serial"), filepath.Join(dir, "diskseq")
+	write(t, sequence, "1\n")
+	if err := unix.Mkfifo(serial, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	replaced := make(chan error, 1)
+	go func() {
+		f, err := os.OpenFile(serial, os.O_WRONLY, 0) // waits for the reader
+		if err == nil {
+			_, err = f.WriteString("one")
+			err = errors.Join(err, os.WriteFile(sequence, []byte("2\n"), 0o600), os.Remove(serial),
+				os.WriteFile(serial, []byte("two"), 0o600), f.Close())
+		}
+		replaced <- err
+	}()
+	got, err := identityOf(dir)
+	if err := errors.Join(err, <-replaced); err != nil || got != (identity{"two", 2}) {
+		t.Errorf("identityOf = %+v, %v, want two, 2", got, err)
+	}
+}
+
+// TestAnotherDiskUnderTheSameNameIsRefused: the disk that the backend found is detached before Mount
+// opens it, or before Grow does.
+func TestAnotherDiskUnderTheSameNameIsRefused(t *testing.T) {
+	for _, fsType := range []string{"ext4", ""} {
+		t.Run(fsType, func(t *testing.T) {
+			b := newLoopBench(t)
+			m, staging := Mount{Kind: BlockDevice, Source: ownLoop(t), FSType: fsType, Serial: "serial"}, b.path("staging")
+			t.Cleanup(func() {
+				b.Unmount(context.Background(), staging) // if the test has failed
+				exec.Command("losetup", "--detach", m.Source).Run()
+			})
+			attach := func(name string) {
+				file := filepath.Join(b.storage, name)
+				write(t, file, "")
+				if err := os.Truncate(file, diskSize); err != nil {
+					t.Fatal(err)
+				}
+				untilIdle(t, func() error {
+					out, err := exec.Command("losetup", m.Source, file).CombinedOutput()
+					if strings.Contains(string(out), "Device or resource busy") {
+						return unix.EBUSY
+					}
+					return err
+				})
+			}
+			attach("disk")
+			find := func() uint64 {
+				sequence, err := sequenceIn(filepath.Join("/sys/block", filepath.Base(m.Source)))
+				if err != nil || sequence == 0 {
+					t.Skipf("the sequence number of %s is %d, %v", m.Source, sequence, err)
+				}
+				return sequence
+			}
+			m.Sequence = find()
+			b.mount(m, staging)
+			if err := b.Grow(context.Background(), m, staging); err != nil {
+				t.Error(err)
+			}
+			b.unmount(staging)
+			runTool(t, "losetup", "--detach", m.Source)
+			attach("other")
+			before := b.sumOf("other")
+			b.refused(m, staging, ErrDevice)
+			if b.sumOf("other") != before {
+				t.Error("the other disk was changed")
+			}
+			now := m
+			now.Sequence = find()
+			b.mount(now, staging)
+			if err := b.Grow(context.Background(), m, staging); !errors.Is(err, ErrDevice) {
+				t.Errorf("Grow = %v, want ErrDevice", err)
+			}
+			b.unmount(staging)
+		})
 	}
 }
 
@@ -65,23 +212,33 @@ func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 	for _, serial := range serials {
 		t.Run("ext4 on "+serial, func(t *testing.T) {
 			b := newBench(t, realMounter(t))
-			path := ""
+			path, sequence := "", uint64(0)
 			await(t, "the kernel finds "+serial, func() bool {
 				var err error
-				path, err = FindDevice(serial)
+				path, sequence, err = FindDevice(context.Background(), serial)
 				if err != nil && !errors.Is(err, fs.ErrNotExist) {
 					t.Fatal(err)
 				}
 				return err == nil
 			})
 			t.Logf("%s is %s", serial, path)
-			m := Mount{Kind: BlockDevice, Source: path, FSType: "ext4", Serial: serial, Size: 64 << 20}
+			if sequence == 0 {
+				t.Error("it has no sequence number")
+			}
+			m := Mount{Kind: BlockDevice, Source: path, FSType: "ext4", Serial: serial, Size: 64 << 20, Sequence: sequence}
 			for range 2 {
 				b.mount(m, b.path("staging"))
 				if _, err := os.Stat(b.path("staging", "file")); errors.Is(err, fs.ErrNotExist) {
 					write(t, b.path("staging", "file"), "data")
 				}
+				if err := b.Grow(context.Background(), m, b.path("staging")); err != nil {
+					t.Error(err)
+				}
 				b.unmount(b.path("staging"))
+			}
+			rescan := filepath.Join("/sys/block", filepath.Base(path), "device/rescan")
+			if scsi := strings.HasPrefix(filepath.Base(path), "sd"); scsi != exists(rescan) {
+				t.Errorf("%s exists: %v; a SCSI disk is asked for its size by this file", rescan, !scsi)
 			}
 			m.ReadOnly = true
 			b.mount(m, b.path("staging"))

@@ -1,0 +1,47 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestAScsiDiskIsAskedForItsSize: a file plays that of sysfs, or a pipe without a reader.
+func TestAScsiDiskIsAskedForItsSize(t *testing.T) {
+	l, sys, device := &linux{}, t.TempDir(), fileID{major: 8, minor: 16}
+	if err := l.rescan(context.Background(), sys, device); err != nil {
+		t.Errorf("a disk without the file: %v", err)
+	}
+	file := filepath.Join(sys, "dev/block/8:16/device/rescan")
+	mkdir(t, filepath.Dir(file))
+	write(t, file, "")
+	if err := l.rescan(context.Background(), sys, device); err != nil || read(t, file) != "1" {
+		t.Errorf("rescan = %v, the file has %q, want 1", err, read(t, file))
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	mkdir(t, file)
+	if err := l.rescan(context.Background(), sys, device); err == nil {
+		t.Error("an error is lost")
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	runTool(t, "mkfifo", file)
+	if err := l.rescan(context.Background(), sys, device); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("rescan of a disk that hangs = %v, want ErrNoAnswer", err)
+	}
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	await(t, "the question ends", func() bool {
+		l.rescans.mu.Lock()
+		defer l.rescans.mu.Unlock()
+		return len(l.rescans.open) == 0
+	})
+}
