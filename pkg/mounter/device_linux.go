@@ -82,7 +82,8 @@ func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	}
 	readOnly, err := isReadOnly(dev)
 	if err == nil && readOnly && !m.ReadOnly {
-		err = fmt.Errorf("%w: %s", ErrReadOnly, m.Source)
+		err = fmt.Errorf("%w: %s must be writable for this volume: attach the disk for writing; if it is attached so, a driver"+
+			" died during a read-only mount: run blockdev --setrw %s", ErrReadOnly, m.Source, m.Source)
 	}
 	return errors.Join(err, CheckFormat(m.FSType, m.Format), l.stalls.check(src.deviceKey()))
 }
@@ -156,6 +157,9 @@ func (l *linux) mountAttached(ctx context.Context, m Mount, src source, dev *os.
 			return err
 		}
 		r := filesystemRecipe(m.Source, m.FSType, o)
+		if m.ReadOnly {
+			r = unwritten(m, dev, o)
+		}
 		r.record = func(root int) error { return l.confirmDevice(t, src, root) }
 		return l.attach(t, r)
 	}}

@@ -170,7 +170,9 @@ type Mounter interface {
 	// is ErrDevice, and stays as it was. So does one that is mounted elsewhere, or that another
 	// program has open exclusively: ErrBusy.
 	//
-	// ErrDevice if the Sequence of a BlockDevice is another one than m's.
+	// A read-only Mount of a BlockDevice never writes to the device. ErrDevice if its filesystem has a
+	// log to replay: it must be mounted for writing once. ErrDevice if the Sequence of the device is
+	// another one than m's.
 	Mount(ctx context.Context, m Mount, path string) error
 
 	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount

@@ -378,6 +378,7 @@ func (c accident) String() string {
 var attachedPoints = map[string]string{
 	"device:target-made": "mount", "device:recorded": "mount", "device:formatted": "mount", "device:synced": "mount",
 	"device:unrecorded": "mount", "device:mounted": "mount", "device:growing": "grow", "device:grown": "grow",
+	"device:read-only": "mount read-only", // which writes nothing: see pkg/mounter
 }
 
 // accidents returns those of a step, which runs a program.
