@@ -45,7 +45,6 @@ func copies(size int64) []int64 {
 	all := []int64{
 		64 << 20, 256 << 30, // btrfs: Documentation/filesystems/btrfs of its own tools, "btrfs-ondisk"
 		1 << 20, 2 << 20, 4 << 20, // the second header of LUKS2: its specification, 2.2
-		1 << 40, 2 << 40, 3 << 40, // xfs, allocation groups of the largest size
 	}
 	const maxGroup = 65528 // blocks: EXT2_MAX_BLOCKS_PER_GROUP of e2fsprogs
 	for block := int64(1024); block <= 64<<10; block *= 2 {
@@ -55,10 +54,14 @@ func copies(size int64) []int64 {
 		}
 		all = append(all, offset)
 	}
-	const groups = 4 // of a new xfs: calc_default_ag_geometry in libfrog of xfsprogs
-	group := (size/copySize + groups - 1) / groups * copySize
-	for i := range int64(groups) {
-		all = append(all, i*group)
+	// A new xfs has 4 allocation groups, or, from 4 TiB on, groups of 1 TiB less one block, each with a
+	// superblock: calc_default_ag_geometry in libfrog of xfsprogs.
+	const groups, largest = 4, 1 << 40
+	for block := int64(1024); block <= 64<<10; block *= 2 {
+		group := (size/block + groups - 1) / groups * block
+		for i := range int64(groups) {
+			all = append(all, i*group, i*(largest-block))
+		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -121,7 +124,8 @@ func luksCopies() (all []signature) {
 	return all
 }
 
-// zfsLabels are where a zfs keeps its uberblocks: the second half of each of its labels at the start.
+// zfsLabels are where a zfs keeps its uberblocks: the second half of each of its labels at the
+// start.
 func zfsLabels() (all []signature) {
 	for offset := int64(128 << 10); offset < 256<<10; offset += 1024 {
 		for _, magic := range []string{"\x0c\xb1\xba\x00\x00\x00\x00\x00", "\x00\x00\x00\x00\x00\xba\xb1\x0c"} {
@@ -139,6 +143,8 @@ type content struct {
 	// fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted for
 	// writing.
 	fresh bool
+	// copies are those of superblocks, on a device with unknownData.
+	copies []superblock
 }
 
 // examine reads a device of size bytes. An error says which bytes cannot be read.
@@ -168,10 +174,16 @@ func examine(dev io.ReaderAt, size int64) (content, error) {
 			break
 		}
 	}
+	if found.name == unknownData {
+		var err error
+		found.copies, err = readCopies(dev, size)
+		return found, err
+	}
 	return found, found.read(dev)
 }
 
-// raidAt are the superblocks of mdraid whose places depend on the size: versions 1.0 and 0.90, md(4).
+// raidAt are the superblocks of mdraid whose places depend on the size: versions 1.0 and 0.90,
+// md(4).
 func raidAt(size int64) []signature {
 	const name, magic = "a member of an mdraid array", "\xfc\x4e\x2b\xa9"
 	return []signature{
@@ -229,12 +241,12 @@ func (c *content) read(dev io.ReaderAt) error {
 	return nil
 }
 
-// neverMountedXFS reports whether an xfs was never mounted for writing. mkfs.xfs syncs nothing before
-// its end, so a power cut may leave the superblock of a complete filesystem, and little else. It
-// leaves zeroes in the log but for one record of up to 256 KiB at its start. The first mount for
-// writing overwrites 2 MiB there before all else: xlog_clear_stale_blocks in fs/xfs/xfs_log_recover.c
-// of Linux. They are on the disk before any file is, as each write to the log begins with a flush.
-// The offsets are those of struct xfs_dsb in fs/xfs/libxfs/xfs_format.h.
+// neverMountedXFS reports whether an xfs was never mounted for writing. mkfs.xfs syncs nothing
+// before its end, so a power cut may leave the superblock of a complete filesystem, and little
+// else. It leaves zeroes in the log but for one record of up to 256 KiB at its start. The first
+// mount for writing overwrites 2 MiB there before all else: xlog_clear_stale_blocks in
+// fs/xfs/xfs_log_recover.c of Linux. They are on the disk before any file is, as each write to the
+// log begins with a flush. The offsets are those of struct xfs_dsb in fs/xfs/libxfs/xfs_format.h.
 func neverMountedXFS(dev io.ReaderAt, super []byte) bool {
 	if super[126] != 0 { // sb_inprogress
 		return true

@@ -142,6 +142,16 @@ func (l *linux) mountAttached(ctx context.Context, m Mount, src source, dev *os.
 	if err := l.agree(m, p, what); err != nil {
 		return err
 	}
+	err = l.carryOut(m, src, p, what, t, o)
+	if err != nil && what.formatted != nil {
+		err = errors.Join(err, l.forgetFormat(ctx, m, src, err))
+	}
+	return err
+}
+
+// carryOut formats the device if the plan says so, and mounts its filesystem on t.
+func (l *linux) carryOut(m Mount, src source, p *programs, what plan, t target, o fresh) error {
+	dev := p.disk.file
 	if err := l.begin(m, dev, what); err != nil {
 		return err
 	}
@@ -164,7 +174,7 @@ func (l *linux) mountAttached(ctx context.Context, m Mount, src source, dev *os.
 		return l.attach(t, r)
 	}}
 	safe := mount.NewSafeFormatAndMount(last, p)
-	err = safe.FormatAndMountSensitiveWithFormatOptions(diskPath, t.path, m.FSType, options, nil, what.arguments(m))
+	err := safe.FormatAndMountSensitiveWithFormatOptions(diskPath, t.path, m.FSType, options, nil, what.arguments(m))
 	switch {
 	case last.err != nil:
 		return last.err
@@ -222,9 +232,12 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
 	case found.blank || again:
 		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.name != unknownData
+		if again { // what the format before has left must not look like another volume's
+			what.formatted.UUID = record.UUID
+		}
 	case found.name != m.FSType:
-		return plan{}, fmt.Errorf("%w: %s has %s, not %s: it is not formatted, as the data may be needed. If they are"+
-			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.name, m.FSType)
+		return plan{}, fmt.Errorf("%w: %s has %s%s, not %s: it is not formatted, as the data may be needed. If they are"+
+			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.name, found.describeCopies(), m.FSType)
 	case record != nil: // of a format that ended, or that the volume has seen on another node since
 		return what, l.removeFormatting(m.Serial)
 	}

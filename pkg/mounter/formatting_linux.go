@@ -1,6 +1,7 @@
 package mounter
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -18,12 +20,13 @@ import (
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
-// A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. It may be
-// formatted once more only if it is certain that it was never used. So a record is written before
-// mkfs starts, which names the device by the serial number that the backend gives it, and the UUID
-// that the new filesystem gets. The record is removed, durably, before that filesystem is first
-// mounted. It stays behind if the volume moves to another node meanwhile; then the UUID, and that
-// filesystem's own mark of its first use, tell that the record no longer counts: see content.unfinished.
+// A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. It may
+// be formatted once more only if it is certain that it was never used. So a record is written
+// before mkfs starts, which names the device by the serial number that the backend gives it, and
+// the UUID that the new filesystem gets. The record is removed, durably, before that filesystem is
+// first mounted. It stays behind if the volume moves to another node meanwhile; then the UUID, and
+// that filesystem's own mark of its first use, tell that the record no longer counts: see
+// content.unfinished.
 
 // formatsDir is the directory of these records, in the state directory of the mounter.
 const formatsDir = "formats"
@@ -36,20 +39,34 @@ type formatting struct {
 	Size   int64  `json:"size"` // of the device, in bytes
 }
 
-// unfinished reports whether the device's content is that of a format which the record is of, and
-// which has not ended. A device that is smaller than the one of the record is another one.
+// unfinished reports whether the content of the device comes from the format of record r, and that
+// format has not ended. A device that is smaller than that of the record is another device. Data
+// of an unknown format come from it unless a copy of a superblock shows that the device had another
+// filesystem, or that this filesystem was used: the volume was on another node since.
 func (f looked) unfinished(r *formatting) bool {
 	if r == nil || f.size < r.Size {
 		return false
 	}
+	if f.name == unknownData {
+		return !slices.ContainsFunc(f.copies, func(c superblock) bool { return c.id != r.UUID || !c.fresh })
+	}
 	own := f.fresh && f.id == r.UUID
-	return f.name == unknownData || (own && f.name == r.FSType) || (own && f.name == unfinishedFS && r.FSType == btrfs)
+	return own && (f.name == r.FSType || f.name == unfinishedFS && r.FSType == btrfs)
 }
 
 // uuid returns the UUID as mkfs takes it.
 func (f *formatting) uuid() string {
 	u := f.UUID
 	return u[:8] + "-" + u[8:12] + "-" + u[12:16] + "-" + u[16:20] + "-" + u[20:]
+}
+
+// describeCopies names the first copy of a superblock, for an error.
+func (c content) describeCopies() string {
+	if len(c.copies) == 0 {
+		return ""
+	}
+	first := c.copies[0]
+	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.offset, first.name, (&formatting{UUID: first.id}).uuid())
 }
 
 // newFormatting returns the record of a format that begins now.
@@ -109,6 +126,24 @@ func (l *linux) writeFormatting(f *formatting) error {
 	defer dir.Close()
 	w := atomicfile.Writer{Dir: dir, Temp: unfinished + atomicfile.Random()}
 	return w.Write(filepath.Base(path), data)
+}
+
+// forgetFormat removes the record of a format that failed if the device is still blank. On a blank
+// device the next format needs no record, and a record that stays behind could name a device that
+// is used elsewhere since. failed is the error of the format.
+func (l *linux) forgetFormat(ctx context.Context, m Mount, src source, failed error) error {
+	if errors.Is(failed, ErrStalled) { // mkfs may write later
+		return nil
+	}
+	a, err := l.looks.ask(src.device, func() (looked, error) { return lookAt(src.device) })
+	if err != nil {
+		return nil
+	}
+	found, err := waitFor(context.WithoutCancel(ctx), a, answerTime)
+	if err != nil || !found.blank { // the record says that it was not used
+		return nil
+	}
+	return l.removeFormatting(m.Serial)
 }
 
 // removeFormatting removes the record of a device durably. No record is no error.

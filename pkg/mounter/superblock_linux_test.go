@@ -1,0 +1,151 @@
+package mounter
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// damage overwrites the first superblock of a disk.
+func damage(t *testing.T, device, with string) {
+	t.Helper()
+	put(t, device, 0, strings.Repeat(with, 128<<10))
+}
+
+// TestARecordDestroysNoDamagedFilesystem: a node recorded a format and died; another node used the
+// disk since; then the first superblock is damaged.
+func TestARecordDestroysNoDamagedFilesystem(t *testing.T) {
+	for _, name := range []string{"before it begins", "when it is done"} {
+		for _, fsType := range FSTypes() {
+			for _, with := range []string{"\x00", "x"} {
+				t.Run(fsType+", "+name+", "+map[string]string{"\x00": "zeroes", "x": "data"}[with], func(t *testing.T) {
+					b := newLoopBench(t)
+					m := b.attachDisk("disk", fsType, diskSize)
+					b.dieIn(m, dying[name].script)
+					other := newBench(t, realMounter(t)) // has no record
+					other.mount(m, other.path("staging"))
+					write(t, other.path("staging", "file"), "data")
+					other.unmount(other.path("staging"))
+					id := idOnDisk(t, m.Source)
+					damage(t, m.Source, with)
+					before := b.sumOf("disk")
+					err := b.Mount(context.Background(), m, b.path("staging"))
+					if !errors.Is(err, ErrDevice) || !strings.Contains(err.Error(), id) {
+						t.Errorf("Mount = %v, want ErrDevice that names the UUID %s", err, id)
+					}
+					if b.sumOf("disk") != before {
+						t.Error("the disk was changed")
+					}
+				})
+			}
+		}
+	}
+}
+
+// interrupted are formats of several sizes, whose first superblock was not written yet.
+var interrupted = map[string]struct {
+	fsType string
+	size   int64
+	format []string
+}{
+	"ext4":                             {"ext4", diskSize, nil},
+	"ext4, blocks of 1024":             {"ext4", diskSize, []string{"-b", "1024"}},
+	"ext4, blocks of 2048":             {"ext4", diskSize, []string{"-b", "2048"}},
+	"ext4, 1 GiB and a half":           {"ext4", 3 << 29, []string{"-b", "4096"}},
+	"xfs":                              {"xfs", diskSize, nil},
+	"xfs, blocks of 1024":              {"xfs", diskSize, []string{"-b", "size=1024"}},
+	"xfs, blocks of 1024, an odd size": {"xfs", 1000003 << 10, []string{"-b", "size=1024"}},
+	"xfs, blocks of 2048":              {"xfs", 1000006 << 10, []string{"-b", "size=2048"}},
+	"btrfs":                            {btrfs, diskSize, nil},
+	"btrfs, 1 GiB, nodes of 4096":      {btrfs, 1 << 30, []string{"-n", "4096"}},
+}
+
+func TestAnInterruptedFormatIsKnownByItsCopies(t *testing.T) {
+	for name, tc := range interrupted {
+		t.Run(name, func(t *testing.T) {
+			b := newLoopBench(t)
+			m := b.attachDisk("disk", tc.fsType, tc.size)
+			m.Format = tc.format
+			b.dieIn(m, dying["when it is done"].script)
+			damage(t, m.Source, "\x00")
+			put(t, m.Source, 0, "x") // no superblock, and not blank
+			if tc.fsType == btrfs {
+				put(t, m.Source, 64<<20+64, "!BHRfS_M")
+			}
+			dev, err := os.Open(m.Source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dev.Close()
+			f, err := b.Host.(*linux).readFormatting(m.Serial)
+			if err != nil || f == nil {
+				t.Fatalf("the record is %v, %v", f, err)
+			}
+			c, err := examine(dev, tc.size)
+			if err != nil || len(c.copies) == 0 {
+				t.Fatalf("examine = %+v, %v, want copies of superblocks", c, err)
+			}
+			for _, s := range c.copies {
+				if s.name != tc.fsType || s.id != f.UUID || !s.fresh {
+					t.Errorf("the copy at %d is %+v, want %s, %s, fresh", s.offset, s, tc.fsType, f.UUID)
+				}
+			}
+			b.mount(m, b.path("staging"))
+			if id := strings.ReplaceAll(idOnDisk(t, m.Source), "-", ""); id != f.UUID {
+				t.Errorf("the new filesystem has the UUID %s, want %s: had this format died, too, the rest of the first one would be another filesystem's", id, f.UUID)
+			}
+			b.unmount(b.path("staging"))
+		})
+	}
+}
+
+// TestALargeXFSHasItsCopiesWhereTheyAreRead: from 4 TiB on its allocation groups have another size.
+func TestALargeXFSHasItsCopiesWhereTheyAreRead(t *testing.T) {
+	for _, block := range []string{"1024", "4096"} {
+		file := filepath.Join(t.TempDir(), "xfs")
+		f, err := os.Create(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		const size = 5 << 40
+		if err := f.Truncate(size); err != nil {
+			t.Skip(err)
+		}
+		runTool(t, "mkfs.xfs", "-q", "-f", "-b", "size="+block, file)
+		all, err := readCopies(f, size)
+		if err != nil || len(all) < 4 { // the first one, too
+			t.Errorf("blocks of %s: the copies are %+v, %v, want 4 or more", block, all, err)
+		}
+	}
+}
+
+// TestAFormatThatFailsOnABlankDiskLeavesNoRecord: another node may use the disk next.
+func TestAFormatThatFailsOnABlankDiskLeavesNoRecord(t *testing.T) {
+	for name, tc := range map[string]struct {
+		script string
+		left   int
+	}{
+		"mkfs writes nothing":   {"exit 1", 0},
+		"mkfs writes something": {"for device; do :; done; dd if=/dev/urandom of=$device bs=64k count=3 conv=notrunc status=none; exit 1", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newLoopBench(t)
+			m, dir, path := b.attachDisk("disk", "ext4", diskSize), t.TempDir(), os.Getenv("PATH")
+			if err := os.WriteFile(filepath.Join(dir, "mkfs.ext4"), []byte("#!/bin/sh\n"+tc.script+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("PATH", dir+":"+path)
+			b.refused(m, b.path("staging"), ErrFormat)
+			if left := b.records(); len(left) != tc.left {
+				t.Errorf("the records are %q, want %d", left, tc.left)
+			}
+			t.Setenv("PATH", path)
+			b.mount(m, b.path("staging"))
+			b.unmount(b.path("staging"))
+		})
+	}
+}
