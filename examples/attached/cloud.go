@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,13 +15,14 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// cloud has the disks and snapshots, each in a directory of its own:
+// directoryCloud is a cloud with the disks and snapshots in a directory each:
 //
 //	<dir>/disks/<id>/{image,record.json}
 //	<dir>/snapshots/<id>/{image,record.json}
@@ -27,32 +30,27 @@ import (
 //
 // A directory is filled in unfinished, made durable, and renamed into its place. A record is replaced
 // by a rename. So a crash leaves the old state or the new one. The size of a disk is that of its image.
-type cloud struct {
-	dir *os.File // locked
-	log *slog.Logger
+// The comments of cloud say what the methods do.
+type directoryCloud struct {
+	dir   *os.File // locked
+	nodes []string // that the cloud knows; nil: any
+	limit int64    // of the disks on a node; 0: none
+	log   *slog.Logger
 
 	// mu is held by every call, but not while a disk is detached: that takes as long as the disk takes
-	// to write. The driver makes one changing call at a time for each volume.
+	// to write.
 	mu        sync.Mutex
-	disks     map[string]*disk
-	snapshots map[string]*backend.Snapshot
+	disks     map[string]record // durable ones, by ID, as the snapshots
+	snapshots map[string]backend.Snapshot
 }
 
-// disk is the record of a disk.
-type disk struct {
-	Serial   string                `json:"serial"`             // of no other disk, ever
-	Snapshot string                `json:"snapshot,omitempty"` // ID of what it was made from
-	Origin   string                `json:"origin,omitempty"`   // the same
-	Attached map[string]attachment `json:"attached"`           // by node
+// record is the record of a disk. It is replaced, not changed.
+type record struct {
+	Serial   string                `json:"serial"`
+	Snapshot string                `json:"snapshot,omitempty"`
+	Origin   string                `json:"origin,omitempty"`
+	Attached map[string]attachment `json:"attached"` // by node
 	size     int64                 // bytes
-}
-
-// attachment is how a disk is attached to a node.
-type attachment struct {
-	Capability string `json:"capability"`
-	ReadOnly   bool   `json:"readOnly"`
-	ManyNodes  bool   `json:"manyNodes"`
-	OneWriter  bool   `json:"oneWriter"`
 }
 
 // Directories and files of the cloud.
@@ -62,8 +60,8 @@ const (
 )
 
 // openCloud opens the cloud, and attaches what was attached when the machine went down.
-func openCloud(path string, log *slog.Logger) (_ *cloud, err error) {
-	c := &cloud{log: log, disks: map[string]*disk{}, snapshots: map[string]*backend.Snapshot{}}
+func openCloud(path string, nodes []string, limit int64, log *slog.Logger) (_ cloud, err error) {
+	c := &directoryCloud{nodes: nodes, limit: limit, log: log, disks: map[string]record{}, snapshots: map[string]backend.Snapshot{}}
 	if c.dir, err = os.Open(path); err != nil {
 		return nil, err
 	}
@@ -83,7 +81,7 @@ func openCloud(path string, log *slog.Logger) (_ *cloud, err error) {
 			return nil, err
 		}
 	}
-	if err := errors.Join(c.dir.Sync(), c.canClone()); err != nil {
+	if err := errors.Join(c.dir.Sync(), syncDir(c.path(disksDir)), syncDir(c.path(snapshotsDir)), c.canClone()); err != nil {
 		return nil, err
 	}
 	return c, c.load()
@@ -91,84 +89,79 @@ func openCloud(path string, log *slog.Logger) (_ *cloud, err error) {
 
 // load reads the records. A loop device does not survive a boot, so it is attached again. If that
 // fails, the other disks are served all the same.
-func (c *cloud) load() error {
-	if err := eachRecord(c, disksDir, func(id string, d *disk, size int64) error {
-		d.size, c.disks[id] = size, d
-		for node, a := range d.Attached {
-			if err := plug(c.image(disksDir, id), label(d.Serial, id, node), a.ReadOnly); err != nil {
+func (c *directoryCloud) load() error {
+	if err := eachRecord(c, disksDir, func(id string, r record, size int64) {
+		r.size = size
+		c.disks[id] = r
+		for node := range r.Attached {
+			if err := c.plug(id, node); err != nil {
 				c.log.Error("a disk is not attached again: restart the controller", "volume", id, "node", node, "error", err)
 			}
 		}
-		return nil
 	}); err != nil {
 		return err
 	}
-	return eachRecord(c, snapshotsDir, func(id string, n *backend.Snapshot, size int64) error {
-		n.ID, n.Size, c.snapshots[id] = id, size, n
-		return nil
+	return eachRecord(c, snapshotsDir, func(id string, n backend.Snapshot, size int64) {
+		n.ID, n.Size = id, size
+		c.snapshots[id] = n
 	})
 }
 
-// eachRecord calls do for everything in a directory, with its ID and the size of its image.
-func eachRecord[T any](c *cloud, dir string, do func(id string, record *T, size int64) error) error {
+// eachRecord calls do for everything in a directory, with its ID and the size of its image. A record
+// that a killed call has replaced becomes durable.
+func eachRecord[T any](c *directoryCloud, dir string, do func(id string, r T, size int64)) error {
 	entries, err := os.ReadDir(c.path(dir))
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		record := new(T)
-		data, err := os.ReadFile(c.path(dir, e.Name(), recordName))
-		if err == nil {
-			err = json.Unmarshal(data, record)
+		var r T
+		err := syncDir(c.path(dir, e.Name()))
+		data, readErr := os.ReadFile(c.path(dir, e.Name(), recordName))
+		if err = errors.Join(err, readErr); err == nil {
+			err = json.Unmarshal(data, &r)
 		}
-		if err != nil {
+		info, statErr := os.Stat(c.image(dir, e.Name()))
+		if err = errors.Join(err, statErr); err != nil {
 			return fmt.Errorf("%s: %w", c.path(dir, e.Name()), err)
 		}
-		info, err := os.Stat(c.image(dir, e.Name()))
-		if err != nil {
-			return err
-		}
-		if err := do(e.Name(), record, info.Size()); err != nil {
-			return err
-		}
+		do(e.Name(), r, info.Size())
 	}
 	return nil
 }
 
 // Close gives the directory up. What is attached stays attached.
-func (c *cloud) Close() error { return c.dir.Close() }
+func (c *directoryCloud) Close() error { return c.dir.Close() }
 
-func (c *cloud) path(elem ...string) string {
+func (c *directoryCloud) path(elem ...string) string {
 	return filepath.Join(append([]string{c.dir.Name()}, elem...)...)
 }
 
-func (c *cloud) image(dir, id string) string { return c.path(dir, id, imageName) }
+func (c *directoryCloud) image(dir, id string) string { return c.path(dir, id, imageName) }
+
+func (c *directoryCloud) lock() (unlock func()) {
+	c.mu.Lock()
+	return c.mu.Unlock
+}
 
 // canClone returns an error for a filesystem without reflinks. A copy of an attached disk that takes
 // time would not be of one moment.
-func (c *cloud) canClone() error {
-	from, err := os.CreateTemp(c.path(unfinishedDir), "")
-	if err != nil {
-		return err
+func (c *directoryCloud) canClone() error {
+	from, to := c.path(unfinishedDir, "from"), c.path(unfinishedDir, "to")
+	err := makeImage(from, "", 0)
+	if err == nil {
+		err = makeImage(to, from, 0)
 	}
-	defer os.Remove(from.Name())
-	defer from.Close()
-	to, err := os.CreateTemp(c.path(unfinishedDir), "")
 	if err != nil {
-		return err
-	}
-	defer os.Remove(to.Name())
-	defer to.Close()
-	if err := unix.IoctlFileClone(int(to.Fd()), int(from.Fd())); err != nil {
 		return fmt.Errorf("the filesystem must have reflinks, as xfs and btrfs: %w", err)
 	}
-	return nil
+	return errors.Join(os.Remove(from), os.Remove(to))
 }
 
-// make creates the object id in dir: a record, and an image of size bytes with the content of the
-// image from, or empty if from is "". An error other than ErrUnavailable means that nothing is left.
-func (c *cloud) make(dir, id string, record any, from string, size int64) error {
-	half := c.path(unfinishedDir, id)
+// make creates the object id in dir, durably: a record, and an image of size bytes with the content of
+// the image from, or empty if from is "". An error other than ErrUnavailable means that nothing is left.
+func (c *directoryCloud) make(dir, id string, record any, from string, size int64) error {
+	half, whole := c.path(unfinishedDir, id), c.path(dir, id)
 	err := os.RemoveAll(half)
 	if err == nil {
 		err = os.Mkdir(half, 0o700)
@@ -177,15 +170,18 @@ func (c *cloud) make(dir, id string, record any, from string, size int64) error 
 		err = errors.Join(makeImage(filepath.Join(half, imageName), from, size), writeRecord(half, record))
 	}
 	if err == nil {
-		err = os.Rename(half, c.path(dir, id))
+		err = os.Rename(half, whole)
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EFBIG) {
 		err = fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}
-	if err != nil {
-		return errors.Join(err, os.RemoveAll(half))
+	if err == nil {
+		if err = c.settle(dir); err == nil {
+			return nil
+		}
+		err = errors.Join(err, os.Rename(whole, half)) // nobody has seen it
 	}
-	return nil
+	return errors.Join(err, os.RemoveAll(half))
 }
 
 func makeImage(path, from string, size int64) error {
@@ -228,8 +224,11 @@ func writeRecord(dir string, record any) error {
 	return syncDir(dir)
 }
 
-// remove deletes the object id in dir. Its space is freed now, or at the next start.
-func (c *cloud) remove(dir, id string) error {
+// remove deletes the object id in dir, if it is one of all. Its space is freed now, or at the next start.
+func remove[T any](c *directoryCloud, dir, id string, all map[string]T) error {
+	if _, ok := all[id]; !ok {
+		return nil
+	}
 	gone := c.path(unfinishedDir, id)
 	if err := os.RemoveAll(gone); err != nil {
 		return err
@@ -240,16 +239,14 @@ func (c *cloud) remove(dir, id string) error {
 	if err := errors.Join(c.settle(dir), c.settle(unfinishedDir)); err != nil {
 		return err
 	}
+	delete(all, id)
 	os.RemoveAll(gone)
 	return nil
 }
 
 // settle makes the entries of a directory durable. If that fails, the outcome of the call is unknown.
-func (c *cloud) settle(dir string) error {
-	if err := syncDir(c.path(dir)); err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-	}
-	return nil
+func (c *directoryCloud) settle(dir string) error {
+	return unavailable(syncDir(c.path(dir)))
 }
 
 func syncDir(path string) error {
@@ -260,77 +257,143 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// grow makes a disk larger, on all nodes that have it, too.
-func (c *cloud) grow(id string, d *disk, size int64) error {
-	if size > d.size {
-		image, err := os.OpenFile(c.image(disksDir, id), os.O_RDWR, 0)
-		if err != nil {
-			return err
-		}
-		defer image.Close()
-		if err := image.Truncate(size); err != nil {
-			return err
-		}
-		d.size = size // also if the sync fails: a later call must not make the image smaller
-		if err := image.Sync(); err != nil {
-			return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-		}
+// find looks an object up by its ID. Errors: ErrNotFound.
+func find[T any](all map[string]T, what, id string) (T, error) {
+	found, ok := all[id]
+	if !ok {
+		return found, fmt.Errorf("%w: %s %.64q", backend.ErrNotFound, what, id)
 	}
-	for node := range d.Attached { // also when a call is repeated: the first may have died here
-		if err := replug(label(d.Serial, id, node)); err != nil {
-			return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-		}
-	}
-	return nil
+	return found, nil
 }
 
-// attach records that a disk is attached, and then attaches it: a crash between is made good by the
-// next call, or by the next start.
-func (c *cloud) attach(id string, d *disk, node string, a attachment) error {
-	if _, ok := d.Attached[node]; !ok {
-		next := *d
-		next.Attached = maps.Clone(d.Attached)
-		next.Attached[node] = a
-		if err := c.rewrite(id, d, &next); err != nil {
-			return err
+// page returns up to limit objects with IDs above after, in their order, and whether there are more.
+func page[T, U any](all map[string]T, after string, limit int, show func(id string, o T) (shown U, wanted bool)) (shown []U, more bool, err error) {
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		o, wanted := show(id, all[id])
+		switch {
+		case id <= after || !wanted:
+		case len(shown) == limit:
+			return shown, true, nil
+		default:
+			shown = append(shown, o)
 		}
 	}
-	if err := plug(c.image(disksDir, id), label(d.Serial, id, node), a.ReadOnly); err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-	}
-	return nil
+	return shown, false, nil
 }
 
-// detach detaches a disk from a node and then removes the record of that. c.mu is not held.
-func (c *cloud) detach(id string, d *disk, node string) error {
-	if err := unplug(label(d.Serial, id, node)); err != nil {
+func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
+	defer c.lock()()
+	if old, ok := c.disks[d.ID]; ok {
+		return old.disk(d.ID), nil
+	}
+	var err error
+	image, held := "", int64(0)
+	if d.Snapshot != "" {
+		var n backend.Snapshot
+		n, err = find(c.snapshots, "snapshot", d.Snapshot)
+		image, held = c.image(snapshotsDir, d.Snapshot), n.Size
+	} else if d.Origin != "" {
+		var r record
+		r, err = find(c.disks, "volume", d.Origin)
+		image, held = c.image(disksDir, d.Origin), r.size
+	}
+	if err == nil && d.Size < held {
+		err = fmt.Errorf("%w: invalid size %d: the source has %d bytes", backend.ErrOutOfRange, d.Size, held)
+	}
+	if err != nil {
+		return d, err
+	}
+	// 20 bytes are as many as virtio shows of a serial number.
+	r := record{Serial: rand.Text()[:20], Snapshot: d.Snapshot, Origin: d.Origin, Attached: map[string]attachment{}, size: d.Size}
+	if err := c.make(disksDir, d.ID, r, image, d.Size); err != nil {
+		return d, err
+	}
+	c.disks[d.ID] = r
+	return r.disk(d.ID), nil
+}
+
+// disk returns the disk of a record.
+func (r record) disk(id string) disk {
+	nodes := slices.Sorted(maps.Keys(r.Attached))
+	return disk{backend.Volume{ID: id, Size: r.size, Snapshot: r.Snapshot, Origin: r.Origin, Nodes: nodes}, r.Serial}
+}
+
+func (c *directoryCloud) Disk(_ context.Context, id string) (disk, error) {
+	defer c.lock()()
+	r, err := find(c.disks, "volume", id)
+	return r.disk(id), err
+}
+
+func (c *directoryCloud) Disks(_ context.Context, after string, limit int) (disks []disk, more bool, err error) {
+	defer c.lock()()
+	return page(c.disks, after, limit, func(id string, r record) (disk, bool) { return r.disk(id), true })
+}
+
+func (c *directoryCloud) DeleteDisk(_ context.Context, id string) error {
+	defer c.lock()()
+	if nodes := slices.Sorted(maps.Keys(c.disks[id].Attached)); len(nodes) > 0 {
+		return fmt.Errorf("%w: volume %s is attached to %q", backend.ErrInUse, id, nodes)
+	}
+	return remove(c, disksDir, id, c.disks)
+}
+
+func (c *directoryCloud) GrowDisk(_ context.Context, id string, size int64) error {
+	defer c.lock()()
+	r, err := find(c.disks, "volume", id)
+	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, ok := d.Attached[node]; !ok {
-		return nil
+	image, err := os.OpenFile(c.image(disksDir, id), os.O_RDWR, 0)
+	if err != nil {
+		return err
 	}
-	next := *d
-	next.Attached = maps.Clone(d.Attached)
-	delete(next.Attached, node)
-	return c.rewrite(id, d, &next)
+	defer image.Close()
+	if size > r.size {
+		if err := image.Truncate(size); err != nil {
+			return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
+		}
+		r.size = size // also if the sync fails: a later call must not make the image smaller
+		c.disks[id] = r
+	}
+	err = image.Sync() // also when a call is repeated: the first may have died here
+	for node := range r.Attached {
+		err = errors.Join(err, replug(label(r.Serial, id, node)))
+	}
+	return unavailable(err)
 }
 
-// rewrite replaces the record of a disk. After an error, the old record may count or the new one: the
-// caller repeats its call.
-func (c *cloud) rewrite(id string, d, next *disk) error {
-	if err := writeRecord(c.path(disksDir, id), next); err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+// AttachDisk records that a disk is attached, and then attaches it: a crash between is made good by
+// the next call, or by the next start.
+func (c *directoryCloud) AttachDisk(_ context.Context, id, node string, a attachment) error {
+	defer c.lock()()
+	r, err := find(c.disks, "volume", id)
+	if err != nil {
+		return err
 	}
-	*d = *next
-	return nil
+	if c.nodes != nil && !slices.Contains(c.nodes, node) {
+		return fmt.Errorf("%w: node %.64q, must be one of %q", backend.ErrNotFound, node, c.nodes)
+	}
+	old, ok := r.Attached[node]
+	switch {
+	case ok && old != a:
+		return fmt.Errorf("%w: the disk is attached to node %q with another capability, or read-only on one side", backend.ErrExists, node)
+	case !ok:
+		if err := errors.Join(r.shares(a), c.hasRoom(node)); err != nil {
+			return err
+		}
+		r.Attached = maps.Clone(r.Attached)
+		r.Attached[node] = a
+		if err := c.rewrite(id, r); err != nil {
+			return err
+		}
+	}
+	return unavailable(c.plug(id, node))
 }
 
 // shares returns ErrInUse if no other node can have the disk as a says.
-func (d *disk) shares(a attachment) error {
-	for _, node := range slices.Sorted(maps.Keys(d.Attached)) {
-		switch other := d.Attached[node]; {
+func (r record) shares(a attachment) error {
+	for _, node := range slices.Sorted(maps.Keys(r.Attached)) {
+		switch other := r.Attached[node]; {
 		case !a.ManyNodes || !other.ManyNodes:
 			return fmt.Errorf("%w: the disk is attached to node %q, must be on one node only", backend.ErrInUse, node)
 		case (a.OneWriter || other.OneWriter) && !a.ReadOnly && !other.ReadOnly:
@@ -340,12 +403,101 @@ func (d *disk) shares(a attachment) error {
 	return nil
 }
 
-// attachedTo returns the number of disks that a node has.
-func (c *cloud) attachedTo(node string) (n int64) {
-	for _, d := range c.disks {
-		if _, ok := d.Attached[node]; ok {
+// hasRoom returns ErrExhausted if a node cannot have one more disk.
+func (c *directoryCloud) hasRoom(node string) error {
+	n := int64(0)
+	for _, r := range c.disks {
+		if _, ok := r.Attached[node]; ok {
 			n++
 		}
 	}
-	return n
+	if c.limit > 0 && n >= c.limit {
+		return fmt.Errorf("%w: node %q has %d disks, must have at most %d", backend.ErrExhausted, node, n, c.limit)
+	}
+	return nil
+}
+
+// rewrite replaces the record of a disk. After an error, the old record may count or the new one: the
+// caller repeats its call.
+func (c *directoryCloud) rewrite(id string, r record) error {
+	if err := writeRecord(c.path(disksDir, id), r); err != nil {
+		return unavailable(err)
+	}
+	c.disks[id] = r
+	return nil
+}
+
+// plug attaches a disk to a node as its record says.
+func (c *directoryCloud) plug(id, node string) error {
+	r := c.disks[id]
+	return plug(c.image(disksDir, id), label(r.Serial, id, node), r.Attached[node].ReadOnly)
+}
+
+func (c *directoryCloud) DetachDisk(ctx context.Context, id, node string) error {
+	unlock := c.lock()
+	r := c.disks[id]
+	unlock()
+	for _, at := range slices.Sorted(maps.Keys(r.Attached)) {
+		if node == "" || node == at {
+			if err := c.detach(ctx, id, r.Serial, at); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// detach detaches a disk from a node, and then removes that from the record.
+func (c *directoryCloud) detach(ctx context.Context, id, serial, node string) error {
+	if err := unplug(ctx, label(serial, id, node)); err != nil {
+		return err
+	}
+	defer c.lock()()
+	r := c.disks[id]
+	r.Attached = maps.Clone(r.Attached)
+	delete(r.Attached, node)
+	return c.rewrite(id, r)
+}
+
+// CreateSnapshot copies by reflink.
+func (c *directoryCloud) CreateSnapshot(_ context.Context, id, source string) (n backend.Snapshot, err error) {
+	defer c.lock()()
+	if old, ok := c.snapshots[id]; ok {
+		return old, nil
+	}
+	r, err := find(c.disks, "volume", source)
+	if err != nil {
+		return n, err
+	}
+	n = backend.Snapshot{ID: id, Source: source, Size: r.size, Created: time.Now()}
+	if err := c.make(snapshotsDir, id, n, c.image(disksDir, source), r.size); err != nil {
+		return n, err
+	}
+	c.snapshots[id] = n
+	return n, nil
+}
+
+func (c *directoryCloud) Snapshot(_ context.Context, id string) (backend.Snapshot, error) {
+	defer c.lock()()
+	return find(c.snapshots, "snapshot", id)
+}
+
+func (c *directoryCloud) Snapshots(_ context.Context, source, after string, limit int) ([]backend.Snapshot, bool, error) {
+	defer c.lock()()
+	return page(c.snapshots, after, limit, func(_ string, n backend.Snapshot) (backend.Snapshot, bool) {
+		return n, source == "" || n.Source == source
+	})
+}
+
+func (c *directoryCloud) DeleteSnapshot(_ context.Context, id string) error {
+	defer c.lock()()
+	return remove(c, snapshotsDir, id, c.snapshots)
+}
+
+// unavailable marks an error after which the caller repeats its call: the call may have had its effect.
+func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 }

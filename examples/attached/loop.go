@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -124,7 +125,7 @@ func configure(path string, flag int, config *unix.LoopConfig) error {
 
 // unplug detaches what has a label. Errors: ErrInUse while it is mounted; ErrUnavailable while a
 // program has it open.
-func unplug(label string) error {
+func unplug(ctx context.Context, label string) error {
 	l, err := findLoop(label)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -144,7 +145,7 @@ func unplug(label string) error {
 	if err = errors.Join(err, dev.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
 		return err
 	}
-	for wait := time.Millisecond; wait < 2*time.Second; wait *= 2 { // udev may look at it
+	for wait := time.Millisecond; wait < 2*time.Second && ctx.Err() == nil; wait *= 2 { // udev may look at it
 		if _, err := findLoop(label); errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}

@@ -3,7 +3,8 @@
 // Command attached is a CSI driver for disks that are attached to nodes, as those of most clouds and
 // storage networks. It has three parts: storage.go translates between CSI and a cloud, cloud.go plays
 // the cloud with files of a directory, and loop.go plays the cable: an attached disk is a loop device.
-// An author replaces the last two by the calls of a real cloud, and findDisk by mounter.FindDevice.
+// An author replaces the last two by a cloud, which is an interface in storage.go, and by
+// mounter.FindDevice. EDIT marks the places in storage.go that depend on the cloud.
 package main
 
 import (
@@ -56,14 +57,15 @@ func (o *options) check(csidriver.Config) error {
 
 func (o *options) open(c csidriver.Config) (backend.Backend, error) {
 	s := &storage{node: c.NodeID, limit: o.limit}
-	if o.machines != "" {
-		s.nodes = strings.Split(o.machines, ",")
-	}
 	if !c.Controller { // a node has its loop devices, and no cloud
 		return s, nil
 	}
+	var nodes []string
+	if o.machines != "" {
+		nodes = strings.Split(o.machines, ",")
+	}
 	var err error
-	if s.cloud, err = openCloud(o.dir, c.Log); err != nil {
+	if s.cloud, err = openCloud(o.dir, nodes, o.limit, c.Log); err != nil {
 		return nil, fmt.Errorf("--cloud-dir: %w", err)
 	}
 	return s, nil

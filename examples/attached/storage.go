@@ -5,27 +5,80 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"time"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// storage is a backend.Backend, and a Lister, Expander, Snapshotter, Cloner, Attacher and Limiter.
+// storage is a backend.Backend, and a Lister, Expander, Snapshotter, Cloner, Attacher and Limiter. It
+// is what drivers for attached disks have in common. EDIT marks what depends on the cloud.
 type storage struct {
-	cloud *cloud   // nil on a node
-	node  string   // the name of this node
-	nodes []string // that the cloud knows; nil: any
-	limit int64
+	cloud cloud  // nil on a node
+	node  string // the name of this node
+	limit int64  // of the disks on a node; 0: none
 }
 
-// Disks have sizes of up to largest, in multiples of unit, in bytes.
+// cloud is what the driver needs of a cloud. Many goroutines call it, but one at a time for the changes
+// of one ID. A check and the change that depends on it are one call, so that nothing comes between.
+// After an error, the same call can be repeated. Every method can also return ErrUnavailable, which
+// says that the call may have had its effect, and the error of ctx. The errors are those of package
+// backend: the driver derives the status code from them.
+type cloud interface {
+	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.Snapshot or d.Origin if one is set. If
+	// the disk exists, CreateDisk returns it unchanged, also if it differs from d. Errors: ErrNotFound
+	// for the source, ErrOutOfRange if the source is larger than d.Size, ErrExhausted.
+	CreateDisk(ctx context.Context, d disk) (disk, error)
+	// Disk returns a disk. Errors: ErrNotFound.
+	Disk(ctx context.Context, id string) (disk, error)
+	// Disks returns up to limit disks with IDs above after, sorted, and whether there are more.
+	Disks(ctx context.Context, after string, limit int) (disks []disk, more bool, err error)
+	// DeleteDisk deletes a disk, if it exists. Errors: ErrInUse while the disk is attached.
+	DeleteDisk(ctx context.Context, id string) error
+	// GrowDisk makes a disk at least size bytes large, also on the nodes that have it. Errors:
+	// ErrNotFound; ErrOutOfRange if there is no room.
+	GrowDisk(ctx context.Context, id string, size int64) error
+	// AttachDisk attaches a disk to a node. Errors: ErrNotFound for the disk or the node, ErrExists if
+	// the disk is attached to the node in another way, ErrInUse, with the name of another node, if the
+	// two cannot share the disk, and ErrExhausted if the node has no room for a disk.
+	AttachDisk(ctx context.Context, id, node string, a attachment) error
+	// DetachDisk detaches a disk from a node, or from all nodes if node is "". An attachment or a disk
+	// that does not exist is no error. Errors: ErrInUse while the node has the disk mounted.
+	DetachDisk(ctx context.Context, id, node string) error
+
+	// CreateSnapshot copies the disk source at one moment. If the snapshot id exists, CreateSnapshot
+	// returns it unchanged, also if it is of another disk. Errors: ErrNotFound, ErrExhausted.
+	CreateSnapshot(ctx context.Context, id, source string) (backend.Snapshot, error)
+	// Snapshot returns a snapshot. Errors: ErrNotFound.
+	Snapshot(ctx context.Context, id string) (backend.Snapshot, error)
+	// Snapshots does for the snapshots of a disk, or for all if source is "", what Disks does.
+	Snapshots(ctx context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error)
+	// DeleteSnapshot deletes a snapshot, if it exists. Disks that were made from it stay.
+	DeleteSnapshot(ctx context.Context, id string) error
+
+	// Close is called after the last call.
+	Close() error
+}
+
+// disk is a disk as the cloud describes it. Nodes are those that have the disk now.
+type disk struct {
+	backend.Volume
+	Serial string // as the node sees it; no other disk has it, ever
+}
+
+// attachment is how a disk is attached to a node. It is comparable. A cloud may keep it as a tag.
+type attachment struct {
+	Capability string `json:"capability"` // of CSI; attachments of a disk to one node must have the same
+	ReadOnly   bool   `json:"readOnly"`
+	ManyNodes  bool   `json:"manyNodes"` // other nodes with ManyNodes can have the disk, too
+	OneWriter  bool   `json:"oneWriter"` // but only one of them without ReadOnly
+}
+
+// EDIT: disks have sizes of up to largest, in multiples of unit, in bytes.
 const unit, largest = 1 << 20, 16 << 40
 
 // smallest has the least sizes of disks with a filesystem, in bytes; "" is none. mkfs refuses less.
@@ -43,43 +96,60 @@ func (s *storage) Close() error {
 }
 
 // idOf derives the ID of a disk or snapshot from its name: a call that is repeated finds what it made.
+// EDIT: a cloud that chooses its IDs needs a tag or name with this text, and a search for it.
 func idOf(prefix, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return prefix + hex.EncodeToString(sum[:20])
 }
 
 // Create makes a blank disk. The node that first mounts it makes its filesystem.
-func (s *storage) Create(_ context.Context, o backend.CreateOptions) (backend.Volume, error) {
-	return s.create(o, &disk{}, func() (string, int64, error) { return "", 0, nil })
+func (s *storage) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
+	return s.create(ctx, o, backend.Volume{}, func() (int64, error) { return 0, nil })
 }
 
 // Restore makes a disk from a snapshot.
-func (s *storage) Restore(_ context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
-	return s.create(o, &disk{Snapshot: snapshot}, func() (string, int64, error) {
-		n, err := find(s.cloud.snapshots, "snapshot", snapshot)
-		if err != nil {
-			return "", 0, err
-		}
-		return s.cloud.image(snapshotsDir, snapshot), n.Size, nil
+func (s *storage) Restore(ctx context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
+	return s.create(ctx, o, backend.Volume{Snapshot: snapshot}, func() (int64, error) {
+		n, err := s.cloud.Snapshot(ctx, snapshot)
+		return n.Size, err
 	})
 }
 
 // Clone makes a disk from another one, as it is at one moment.
-func (s *storage) Clone(_ context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
-	return s.create(o, &disk{Origin: source}, func() (string, int64, error) {
-		d, err := find(s.cloud.disks, "volume", source)
-		if err != nil {
-			return "", 0, err
-		}
-		return s.cloud.image(disksDir, source), d.size, nil
+func (s *storage) Clone(ctx context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
+	return s.create(ctx, o, backend.Volume{Origin: source}, func() (int64, error) {
+		d, err := s.cloud.Disk(ctx, source)
+		return d.Size, err
 	})
 }
 
-// create finds the disk of o.Name, or makes d with what content returns: the path of an image and its
-// size in bytes.
-func (s *storage) create(o backend.CreateOptions, d *disk, content func() (image string, held int64, err error)) (backend.Volume, error) {
-	for key := range o.Parameters {
-		return backend.Volume{}, fmt.Errorf("%w: unknown parameter %.64q, must be none", backend.ErrInvalid, key)
+// create finds the disk of o.Name, or makes it from the source that v names. held returns the size of
+// the source in bytes. The source may be deleted by the time that a call is repeated.
+func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend.Volume, held func() (int64, error)) (backend.Volume, error) {
+	least, err := leastSize(o)
+	if err != nil {
+		return v, err
+	}
+	v.ID = idOf("disk-", o.Name)
+	d, err := s.cloud.Disk(ctx, v.ID)
+	if errors.Is(err, backend.ErrNotFound) {
+		if v.Size, err = sizeOfCopy(o, least, held); err == nil {
+			d, err = s.cloud.CreateDisk(ctx, disk{Volume: v})
+		}
+	}
+	if err != nil {
+		return v, err
+	}
+	if d.Snapshot != v.Snapshot || d.Origin != v.Origin || d.Size < o.Required || (o.Limit > 0 && d.Size > o.Limit) {
+		return v, fmt.Errorf("%w: with %d bytes, from snapshot %q or volume %q", backend.ErrExists, d.Size, d.Snapshot, d.Origin)
+	}
+	return d.Volume, nil
+}
+
+// leastSize returns the least size of a disk that can be used as o says, in bytes. Errors: ErrInvalid.
+func leastSize(o backend.CreateOptions) (int64, error) {
+	for key := range o.Parameters { // EDIT: read those of your storage classes
+		return 0, fmt.Errorf("%w: unknown parameter %.64q, must be none", backend.ErrInvalid, key)
 	}
 	least := int64(unit)
 	for _, a := range o.Access {
@@ -88,37 +158,23 @@ func (s *storage) create(o backend.CreateOptions, d *disk, content func() (image
 			err = fmt.Errorf("%w: invalid access mode: several nodes cannot use the %s of a disk while one of them writes: create the volume read-only, or as a block device", backend.ErrInvalid, m.FSType)
 		}
 		if err != nil {
-			return backend.Volume{}, err
+			return 0, err
 		}
 		least = max(least, smallest[m.FSType])
 	}
-	c, id := s.cloud, idOf("disk-", o.Name)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if old, ok := c.disks[id]; ok {
-		if old.Snapshot != d.Snapshot || old.Origin != d.Origin || old.size < o.Required || (o.Limit > 0 && old.size > o.Limit) {
-			return backend.Volume{}, fmt.Errorf("%w: with %d bytes, from snapshot %q or volume %q", backend.ErrExists, old.size, old.Snapshot, old.Origin)
-		}
-		return old.public(id), c.settle(disksDir)
-	}
-	image, held, err := content()
-	if err != nil {
-		return backend.Volume{}, err
-	}
-	least = max(least, held)
-	size, err := sizeOf(max(o.Required, least), o.Limit)
-	if err == nil && o.Required > 0 && o.Required < held {
-		err = fmt.Errorf("%w: invalid size %d: must be at least %d", backend.ErrOutOfRange, o.Required, held)
+	return least, nil
+}
+
+// sizeOfCopy returns the size of a new disk, which must hold what its source holds.
+func sizeOfCopy(o backend.CreateOptions, least int64, held func() (int64, error)) (int64, error) {
+	source, err := held()
+	if err == nil && o.Required > 0 && o.Required < source {
+		err = fmt.Errorf("%w: invalid size %d: must be at least %d", backend.ErrOutOfRange, o.Required, source)
 	}
 	if err != nil {
-		return backend.Volume{}, err
+		return 0, err
 	}
-	d.Serial, d.Attached, d.size = newSerial(), map[string]attachment{}, size
-	if err := c.make(disksDir, id, d, image, size); err != nil {
-		return backend.Volume{}, err
-	}
-	c.disks[id] = d
-	return d.public(id), c.settle(disksDir)
+	return sizeOf(max(o.Required, least, source), o.Limit)
 }
 
 // sizeOf returns the size of a disk for so many bytes.
@@ -133,254 +189,114 @@ func sizeOf(required, limit int64) (int64, error) {
 	return size, nil
 }
 
-// newSerial returns the serial number of a new disk: 20 bytes, as many as virtio shows.
-func newSerial() string {
-	return rand.Text()[:20]
-}
-
-// public returns the disk as the driver sees it.
-func (d *disk) public(id string) backend.Volume {
-	return backend.Volume{ID: id, Size: d.size, Snapshot: d.Snapshot, Origin: d.Origin, Nodes: slices.Sorted(maps.Keys(d.Attached))}
-}
-
-// find looks an object up by its ID. Errors: ErrNotFound.
-func find[T any](all map[string]*T, what, id string) (*T, error) {
-	found, ok := all[id]
-	if !ok {
-		return nil, fmt.Errorf("%w: %s %.64q", backend.ErrNotFound, what, id)
-	}
-	return found, nil
-}
-
 // Get returns a volume.
-func (s *storage) Get(_ context.Context, id string, _ map[string]string) (backend.Volume, error) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	d, err := find(s.cloud.disks, "volume", id)
-	if err != nil {
-		return backend.Volume{}, err
-	}
-	return d.public(id), nil
+func (s *storage) Get(ctx context.Context, id string, _ map[string]string) (backend.Volume, error) {
+	d, err := s.cloud.Disk(ctx, id)
+	return d.Volume, err
 }
 
 // Delete deletes a disk that is attached to no node.
-func (s *storage) Delete(_ context.Context, id string, _ map[string]string) error {
-	c := s.cloud
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d, ok := c.disks[id]
-	if !ok {
-		return c.settle(disksDir)
-	}
-	if len(d.Attached) > 0 {
-		return fmt.Errorf("%w: volume %s is attached to %q", backend.ErrInUse, id, slices.Sorted(maps.Keys(d.Attached)))
-	}
-	if err := c.remove(disksDir, id); err != nil {
-		return err
-	}
-	delete(c.disks, id)
-	return nil
+func (s *storage) Delete(ctx context.Context, id string, _ map[string]string) error {
+	return s.cloud.DeleteDisk(ctx, id)
 }
 
 // List returns volumes in the order of their IDs.
-func (s *storage) List(_ context.Context, after string, limit int) (volumes []backend.Volume, more bool, err error) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	ids, more := page(s.cloud.disks, after, limit, func(*disk) bool { return true })
-	for _, id := range ids {
-		volumes = append(volumes, s.cloud.disks[id].public(id))
+func (s *storage) List(ctx context.Context, after string, limit int) (volumes []backend.Volume, more bool, err error) {
+	disks, more, err := s.cloud.Disks(ctx, after, limit)
+	for _, d := range disks {
+		volumes = append(volumes, d.Volume)
 	}
-	return volumes, more, nil
-}
-
-// page returns up to limit IDs of matching objects, all above the ID after, and whether there are more.
-func page[T any](all map[string]*T, after string, limit int, wanted func(*T) bool) (ids []string, more bool) {
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		switch {
-		case id <= after || !wanted(all[id]):
-		case len(ids) == limit:
-			return ids, true
-		default:
-			ids = append(ids, id)
-		}
-	}
-	return ids, false
+	return volumes, more, err
 }
 
 // Expand grows a disk, also while it is attached. The node then grows the filesystem.
-func (s *storage) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	d, err := find(s.cloud.disks, "volume", id)
+func (s *storage) Expand(ctx context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
+	d, err := s.cloud.Disk(ctx, id)
 	if err != nil {
 		return 0, false, err
 	}
-	if size, err = sizeOf(max(o.Required, d.size), o.Limit); err != nil {
+	if size, err = sizeOf(max(o.Required, d.Size), o.Limit); err != nil {
 		return 0, false, err
 	}
-	return size, true, s.cloud.grow(id, d, size)
+	return size, true, s.cloud.GrowDisk(ctx, id, size)
 }
 
-// Snapshot copies a disk by reflink, as it is at one moment.
-func (s *storage) Snapshot(_ context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
-	for key := range o.Parameters {
+// Snapshot copies a disk, as it is at one moment.
+func (s *storage) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
+	for key := range o.Parameters { // EDIT: read those of your snapshot classes
 		return backend.Snapshot{}, fmt.Errorf("%w: unknown parameter %.64q, must be none", backend.ErrInvalid, key)
 	}
-	c, id := s.cloud, idOf("snap-", o.Name)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if old, ok := c.snapshots[id]; ok {
-		if old.Source != o.Source {
-			return backend.Snapshot{}, fmt.Errorf("%w: of volume %.64q", backend.ErrExists, old.Source)
-		}
-		return *old, c.settle(snapshotsDir)
+	n, err := s.cloud.CreateSnapshot(ctx, idOf("snap-", o.Name), o.Source)
+	if err == nil && n.Source != o.Source {
+		err = fmt.Errorf("%w: of volume %.64q", backend.ErrExists, n.Source)
 	}
-	d, err := find(c.disks, "volume", o.Source)
-	if err != nil {
-		return backend.Snapshot{}, err
-	}
-	n := &backend.Snapshot{ID: id, Source: o.Source, Size: d.size, Created: time.Now()}
-	if err := c.make(snapshotsDir, id, n, c.image(disksDir, o.Source), d.size); err != nil {
-		return backend.Snapshot{}, err
-	}
-	c.snapshots[id] = n
-	return *n, c.settle(snapshotsDir)
+	return n, err
 }
 
 // GetSnapshot returns a snapshot.
-func (s *storage) GetSnapshot(_ context.Context, id string, _ map[string]string) (backend.Snapshot, error) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	n, err := find(s.cloud.snapshots, "snapshot", id)
-	if err != nil {
-		return backend.Snapshot{}, err
-	}
-	return *n, nil
+func (s *storage) GetSnapshot(ctx context.Context, id string, _ map[string]string) (backend.Snapshot, error) {
+	return s.cloud.Snapshot(ctx, id)
 }
 
 // DeleteSnapshot deletes a snapshot. The disks that were made from it have copies of their own.
-func (s *storage) DeleteSnapshot(_ context.Context, id string, _ map[string]string) error {
-	c := s.cloud
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, ok := c.snapshots[id]; !ok {
-		return c.settle(snapshotsDir)
-	}
-	if err := c.remove(snapshotsDir, id); err != nil {
-		return err
-	}
-	delete(c.snapshots, id)
-	return nil
+func (s *storage) DeleteSnapshot(ctx context.Context, id string, _ map[string]string) error {
+	return s.cloud.DeleteSnapshot(ctx, id)
 }
 
 // ListSnapshots returns snapshots in the order of their IDs.
-func (s *storage) ListSnapshots(_ context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	ids, more := page(s.cloud.snapshots, after, limit, func(n *backend.Snapshot) bool { return source == "" || n.Source == source })
-	for _, id := range ids {
-		snapshots = append(snapshots, *s.cloud.snapshots[id])
-	}
-	return snapshots, more, nil
+func (s *storage) ListSnapshots(ctx context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error) {
+	return s.cloud.Snapshots(ctx, source, after, limit)
 }
 
-// NodeLimit returns how many disks a node takes.
+// NodeLimit returns how many disks a node takes. EDIT: it may depend on the type of the machine.
 func (s *storage) NodeLimit() int64 { return s.limit }
 
-// Attach attaches a disk to a node. The publish context is the serial number of the disk.
-func (s *storage) Attach(_ context.Context, id string, o backend.AttachOptions) (map[string]string, error) {
-	c := s.cloud
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	d, err := find(c.disks, "volume", id)
-	if err != nil {
-		return nil, err
-	}
-	if s.nodes != nil && !slices.Contains(s.nodes, o.Node) {
-		return nil, fmt.Errorf("%w: node %.64q, must be one of %q", backend.ErrNotFound, o.Node, s.nodes)
-	}
+// Attach attaches a disk to a node. The publish context has the serial number of the disk.
+func (s *storage) Attach(ctx context.Context, id string, o backend.AttachOptions) (map[string]string, error) {
 	if _, err := mountOf(o.Access); err != nil {
 		return nil, err
 	}
-	a := attachment{Capability: o.Capability, ReadOnly: o.Access.ReadOnly, ManyNodes: o.ManyNodes, OneWriter: o.OneWriter}
-	switch old, ok := d.Attached[o.Node]; {
-	case ok && old != a:
-		return nil, fmt.Errorf("%w: the disk is attached to node %q with another capability, or read-only on one side", backend.ErrExists, o.Node)
-	case !ok:
-		if err := d.shares(a); err != nil {
-			return nil, err
-		}
-		if n := c.attachedTo(o.Node); s.limit > 0 && n >= s.limit {
-			return nil, fmt.Errorf("%w: node %q has %d disks, must have at most %d", backend.ErrExhausted, o.Node, n, s.limit)
-		}
+	d, err := s.cloud.Disk(ctx, id)
+	if err != nil {
+		return nil, err
 	}
-	return map[string]string{serialKey: d.Serial}, c.attach(id, d, o.Node, a)
+	a := attachment{Capability: o.Capability, ReadOnly: o.Access.ReadOnly, ManyNodes: o.ManyNodes, OneWriter: o.OneWriter}
+	return map[string]string{serialKey: d.Serial}, s.cloud.AttachDisk(ctx, id, o.Node, a)
 }
 
 // Detach detaches a disk from a node, or from all.
-func (s *storage) Detach(_ context.Context, id, node string, _ map[string]string) error {
-	d, nodes := s.attachments(id)
-	for _, at := range nodes {
-		if node == "" || node == at {
-			if err := s.cloud.detach(id, d, at); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// attachments returns a disk, and the nodes to which it is attached: none if there is no such disk.
-func (s *storage) attachments(id string) (*disk, []string) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	d, ok := s.cloud.disks[id]
-	if !ok {
-		return nil, nil
-	}
-	return d, slices.Sorted(maps.Keys(d.Attached))
+func (s *storage) Detach(ctx context.Context, id, node string, _ map[string]string) error {
+	return s.cloud.DetachDisk(ctx, id, node)
 }
 
 // Mount returns the disk of this node. A node has no cloud to ask: it looks for the serial number.
-func (s *storage) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
+func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	m, err := mountOf(a)
 	if err != nil {
 		return m, err
 	}
-	serial := a.Attachment[serialKey]
-	if a.Attachment != nil && (serial == "" || len(a.Attachment) != 1) {
+	m.Serial = a.Attachment[serialKey]
+	if a.Attachment != nil && (m.Serial == "" || len(a.Attachment) != 1) {
 		return m, fmt.Errorf("%w: the publish context must have the key %s alone", backend.ErrInvalid, serialKey)
 	}
-	here := true
+	here := m.Serial != ""
 	if s.cloud != nil {
-		if here, err = s.known(id, serial); err != nil {
+		d, err := s.cloud.Disk(ctx, id)
+		if err == nil && here && m.Serial != d.Serial {
+			err = fmt.Errorf("%w: volume %s has another serial number", backend.ErrInvalid, id)
+		}
+		if err != nil {
 			return m, err
 		}
+		here = here && slices.Contains(d.Nodes, s.node)
 	}
-	m.Serial = serial
-	if serial == "" || !here {
+	if !here {
 		return m, nil
 	}
 	readOnly := false
-	m.Source, readOnly, err = findDisk(serial, id, s.node)
+	m.Source, readOnly, err = findDisk(m.Serial, id, s.node) // EDIT: mounter.FindDevice
 	m.ReadOnly = m.ReadOnly || readOnly
 	return m, err
-}
-
-// known returns an error for a disk that the cloud does not have, or that has another serial number.
-// here reports whether it is attached to this node.
-func (s *storage) known(id, serial string) (here bool, err error) {
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	d, err := find(s.cloud.disks, "volume", id)
-	if err == nil && serial != "" && serial != d.Serial {
-		err = fmt.Errorf("%w: volume %s has another serial number", backend.ErrInvalid, id)
-	}
-	if err != nil {
-		return false, err
-	}
-	_, here = d.Attached[s.node]
-	return here, nil
 }
 
 // mountOf returns the mount of a disk, without the disk. Errors: ErrInvalid for a use that no disk can

@@ -79,12 +79,12 @@ func TestStorageKeepsTheContract(t *testing.T) {
 	backendtest.Run(t, backendtest.Kind{}, func(t *testing.T, _ mounter.Images) func() backend.Backend {
 		dir := cloudDir(t)
 		return func() backend.Backend {
-			c, err := openCloud(dir, slog.New(slog.DiscardHandler))
+			c, err := openCloud(dir, backendtest.Nodes, 16, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { c.Close() })
-			return &storage{cloud: c, node: backendtest.Nodes[0], nodes: backendtest.Nodes, limit: 16}
+			return &storage{cloud: c, node: backendtest.Nodes[0], limit: 16}
 		}
 	})
 }
