@@ -364,30 +364,31 @@ func (c *directoryCloud) GrowDisk(_ context.Context, id string, size int64) erro
 
 // AttachDisk records that a disk is attached, and then attaches it: a crash between is made good by
 // the next call, or by the next start.
-func (c *directoryCloud) AttachDisk(_ context.Context, id, node string, a attachment) error {
+func (c *directoryCloud) AttachDisk(_ context.Context, id, node string, a attachment) (attachment, error) {
 	defer c.lock()()
 	r, err := find(c.disks, "volume", id)
 	if err != nil {
-		return err
+		return a, err
 	}
 	if c.nodes != nil && !slices.Contains(c.nodes, node) {
-		return fmt.Errorf("%w: node %.64q, must be one of %q", backend.ErrNotFound, node, c.nodes)
+		return a, fmt.Errorf("%w: node %.64q, must be one of %q", backend.ErrNotFound, node, c.nodes)
 	}
-	old, ok := r.Attached[node]
-	switch {
-	case ok && old != a:
-		return fmt.Errorf("%w: the disk is attached to node %q with another capability, or read-only on one side", backend.ErrExists, node)
-	case !ok:
+	if old, ok := r.Attached[node]; ok {
+		a.Size = old.Size
+		if a != old {
+			return a, fmt.Errorf("%w: the disk is attached to node %q with another capability, or read-only on one side", backend.ErrExists, node)
+		}
+	} else {
 		if err := errors.Join(r.shares(a), c.hasRoom(node)); err != nil {
-			return err
+			return a, err
 		}
 		r.Attached = maps.Clone(r.Attached)
 		r.Attached[node] = a
 		if err := c.rewrite(id, r); err != nil {
-			return err
+			return a, err
 		}
 	}
-	return unavailable(c.plug(id, node))
+	return a, unavailable(c.plug(id, node))
 }
 
 // shares returns ErrInUse if no other node can have the disk as a says.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	mathrand "math/rand/v2"
 	"os"
 	"os/exec"
@@ -289,6 +290,52 @@ func TestANodeTakesItsLimit(t *testing.T) {
 	}
 	if _, err := third.attach(t.Context(), "b"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestANodeRefusesASmallerDisk than the publish context says. The size there stays what it was when
+// the disk was attached.
+func TestANodeRefusesASmallerDisk(t *testing.T) {
+	cloud := cloudDir(t)
+	c, a := newProcess(t, "controller", "controller", cloud), newProcess(t, "a", "node", cloud)
+	v := c.create("v", "ext4", 64<<20)
+	publish, err := v.attach(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprint(64 << 20); publish[sizeKey] != want {
+		t.Errorf("the publish context is %q, want the size %s", publish, want)
+	}
+	for size, want := range map[string]codes.Code{
+		"67108865": codes.FailedPrecondition, // a byte more
+		"":         codes.InvalidArgument,
+		"0":        codes.InvalidArgument,
+		"-1":       codes.InvalidArgument,
+		"64Mi":     codes.InvalidArgument,
+	} {
+		if err := v.stage(t.Context(), a, map[string]string{serialKey: publish[serialKey], sizeKey: size}); status.Code(err) != want {
+			t.Errorf("stage with the size %q: %v, want %v", size, err, want)
+		}
+	}
+	if err := v.stage(t.Context(), a, map[string]string{serialKey: publish[serialKey], "colour": "blue"}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("stage with an unknown key: %v", err)
+	}
+	if _, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 128 << 20},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := v.attach(t.Context(), "a"); err != nil || !maps.Equal(again, publish) {
+		t.Errorf("attached again after growth, the publish context is %q, %v, before %q", again, err, publish)
+	}
+	for _, earlier := range []map[string]string{publish, {serialKey: publish[serialKey]}} { // from an earlier version
+		if err := errors.Join(v.stage(t.Context(), a, earlier), v.publish(a, earlier)); err != nil {
+			t.Errorf("with the publish context %q: %v", earlier, err)
+		}
+		v.goes(a)
+		if publish, err = v.attach(t.Context(), "a"); err != nil || publish[sizeKey] != fmt.Sprint(128<<20) {
+			t.Errorf("attached anew after growth, the publish context is %q, %v", publish, err)
+		}
 	}
 }
 

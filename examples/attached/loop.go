@@ -72,12 +72,14 @@ func findLoop(label string) (loop, error) {
 	return loop{}, fmt.Errorf("%w: %s and %s have the same label %s", backend.ErrPrecondition, found[0].path, found[1].path, label)
 }
 
-// plug attaches an image under a label, unless it is attached already.
+// plug attaches an image under a label. If it is attached already, the device gets the size of the image.
 func plug(image, label string, readOnly bool) error {
 	old, err := findLoop(label)
 	switch {
 	case err == nil && (old.vanishes || old.readOnly != readOnly):
 		return fmt.Errorf("%w: %s is being detached", backend.ErrUnavailable, old.path)
+	case err == nil:
+		return replug(label)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/mounter"
@@ -42,10 +43,11 @@ type cloud interface {
 	// GrowDisk makes a disk at least size bytes large, also on the nodes that have it. Errors:
 	// ErrNotFound; ErrOutOfRange if there is no room.
 	GrowDisk(ctx context.Context, id string, size int64) error
-	// AttachDisk attaches a disk to a node. Errors: ErrNotFound for the disk or the node, ErrExists if
-	// the disk is attached to the node in another way, ErrInUse, with the name of another node, if the
-	// two cannot share the disk, and ErrExhausted if the node has no room for a disk.
-	AttachDisk(ctx context.Context, id, node string, a attachment) error
+	// AttachDisk attaches a disk to a node. It returns a or, if it is repeated, the a of the first call,
+	// which may have another Size. Errors: ErrNotFound for the disk or the node, ErrExists if the disk
+	// is attached to the node in another way, ErrInUse, with the name of another node, if the two
+	// cannot share the disk, and ErrExhausted if the node has no room for a disk.
+	AttachDisk(ctx context.Context, id, node string, a attachment) (attachment, error)
 	// DetachDisk detaches a disk from a node, or from all nodes if node is "". An attachment or a disk
 	// that does not exist is no error. Errors: ErrInUse while the node has the disk mounted.
 	DetachDisk(ctx context.Context, id, node string) error
@@ -76,6 +78,9 @@ type attachment struct {
 	ReadOnly   bool   `json:"readOnly"`
 	ManyNodes  bool   `json:"manyNodes"` // other nodes with ManyNodes can have the disk, too
 	OneWriter  bool   `json:"oneWriter"` // but only one of them without ReadOnly
+
+	// Size is the size of the disk when it was attached, in bytes; 0: the cloud does not keep it.
+	Size int64 `json:"size,omitempty"`
 }
 
 // EDIT: disks have sizes of up to largest, in multiples of unit, in bytes.
@@ -84,8 +89,8 @@ const unit, largest = 1 << 20, 16 << 40
 // smallest has the least sizes of disks with a filesystem, in bytes; "" is none. mkfs refuses less.
 var smallest = map[string]int64{"": unit, "ext4": 16 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
 
-// serialKey is the only key of a publish context.
-const serialKey = "serial"
+// Keys of a publish context. One from an earlier version of the driver has no size.
+const serialKey, sizeKey = "serial", "size"
 
 // Close is called after the last call.
 func (s *storage) Close() error {
@@ -251,7 +256,7 @@ func (s *storage) ListSnapshots(ctx context.Context, source, after string, limit
 // NodeLimit returns how many disks a node takes. EDIT: it may depend on the type of the machine.
 func (s *storage) NodeLimit() int64 { return s.limit }
 
-// Attach attaches a disk to a node. The publish context has the serial number of the disk.
+// Attach attaches a disk to a node.
 func (s *storage) Attach(ctx context.Context, id string, o backend.AttachOptions) (map[string]string, error) {
 	if _, err := mountOf(o.Access); err != nil {
 		return nil, err
@@ -260,8 +265,42 @@ func (s *storage) Attach(ctx context.Context, id string, o backend.AttachOptions
 	if err != nil {
 		return nil, err
 	}
-	a := attachment{Capability: o.Capability, ReadOnly: o.Access.ReadOnly, ManyNodes: o.ManyNodes, OneWriter: o.OneWriter}
-	return map[string]string{serialKey: d.Serial}, s.cloud.AttachDisk(ctx, id, o.Node, a)
+	a := attachment{Capability: o.Capability, ReadOnly: o.Access.ReadOnly, ManyNodes: o.ManyNodes, OneWriter: o.OneWriter, Size: d.Size}
+	if a, err = s.cloud.AttachDisk(ctx, id, o.Node, a); err != nil {
+		return nil, err
+	}
+	return publishContext(d.Serial, a.Size), nil
+}
+
+// publishContext returns what a node must know of a disk: its serial number, and its least size in
+// bytes. A disk never shrinks, so the size stays right when the disk grows, and the publish context
+// stays the same: a node refuses to stage a volume again with another one.
+func publishContext(serial string, size int64) map[string]string {
+	c := map[string]string{serialKey: serial}
+	if size > 0 {
+		c[sizeKey] = strconv.FormatInt(size, 10)
+	}
+	return c
+}
+
+// readPublishContext is the reverse of publishContext. For nil it returns nothing. Errors: ErrInvalid.
+func readPublishContext(c map[string]string) (serial string, size int64, err error) {
+	for key, value := range c {
+		switch key {
+		case serialKey:
+			serial = value
+		case sizeKey:
+			if size, err = strconv.ParseInt(value, 10, 64); err != nil || size <= 0 {
+				return "", 0, fmt.Errorf("%w: invalid %s %.64q in the publish context: must be a number of bytes", backend.ErrInvalid, key, value)
+			}
+		default:
+			return "", 0, fmt.Errorf("%w: unknown key %.64q in the publish context: must be %s or %s", backend.ErrInvalid, key, serialKey, sizeKey)
+		}
+	}
+	if c != nil && serial == "" {
+		return "", 0, fmt.Errorf("%w: the publish context has no %s", backend.ErrInvalid, serialKey)
+	}
+	return serial, size, nil
 }
 
 // Detach detaches a disk from a node, or from all.
@@ -272,12 +311,11 @@ func (s *storage) Detach(ctx context.Context, id, node string, _ map[string]stri
 // Mount returns the disk of this node. A node has no cloud to ask: it looks for the serial number.
 func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	m, err := mountOf(a)
+	if err == nil {
+		m.Serial, m.Size, err = readPublishContext(a.Attachment)
+	}
 	if err != nil {
 		return m, err
-	}
-	m.Serial = a.Attachment[serialKey]
-	if a.Attachment != nil && (m.Serial == "" || len(a.Attachment) != 1) {
-		return m, fmt.Errorf("%w: the publish context must have the key %s alone", backend.ErrInvalid, serialKey)
 	}
 	here := m.Serial != ""
 	if s.cloud != nil {
