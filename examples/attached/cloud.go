@@ -44,13 +44,14 @@ type directoryCloud struct {
 	snapshots map[string]backend.Snapshot
 }
 
-// record is the record of a disk. It is replaced, not changed.
+// record is the record of a disk. It is replaced, not changed, except for plugged.
 type record struct {
 	Serial   string                `json:"serial"`
 	Snapshot string                `json:"snapshot,omitempty"`
 	Origin   string                `json:"origin,omitempty"`
 	Attached map[string]attachment `json:"attached"` // by node
 	size     int64                 // bytes
+	plugged  map[string]bool       // nodes that have a loop device of it now
 }
 
 // Directories and files of the cloud.
@@ -88,14 +89,14 @@ func openCloud(path string, nodes []string, limit int64, log *slog.Logger) (_ cl
 }
 
 // load reads the records. A loop device does not survive a boot, so it is attached again. If that
-// fails, the other disks are served all the same.
+// fails, the node does not have the disk until the next AttachDisk, but no other node can have it.
 func (c *directoryCloud) load() error {
 	if err := eachRecord(c, disksDir, func(id string, r record, size int64) {
-		r.size = size
+		r.size, r.plugged = size, map[string]bool{}
 		c.disks[id] = r
 		for node := range r.Attached {
 			if err := c.plug(id, node); err != nil {
-				c.log.Error("a disk is not attached again: restart the controller", "volume", id, "node", node, "error", err)
+				c.log.Error("a disk is not attached again: the CO must call ControllerPublishVolume", "volume", id, "node", node, "error", err)
 			}
 		}
 	}); err != nil {
@@ -304,7 +305,7 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 		return d, err
 	}
 	// 20 bytes are as many as virtio shows of a serial number.
-	r := record{Serial: rand.Text()[:20], Snapshot: d.Snapshot, Origin: d.Origin, Attached: map[string]attachment{}, size: d.Size}
+	r := record{Serial: rand.Text()[:20], Snapshot: d.Snapshot, Origin: d.Origin, Attached: map[string]attachment{}, size: d.Size, plugged: map[string]bool{}}
 	if err := c.make(disksDir, d.ID, r, image, d.Size); err != nil {
 		return d, err
 	}
@@ -314,7 +315,7 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 
 // disk returns the disk of a record.
 func (r record) disk(id string) disk {
-	nodes := slices.Sorted(maps.Keys(r.Attached))
+	nodes := slices.Sorted(maps.Keys(r.plugged))
 	return disk{backend.Volume{ID: id, Size: r.size, Snapshot: r.Snapshot, Origin: r.Origin, Nodes: nodes}, r.Serial}
 }
 
@@ -356,7 +357,7 @@ func (c *directoryCloud) GrowDisk(_ context.Context, id string, size int64) erro
 		c.disks[id] = r
 	}
 	err = image.Sync() // also when a call is repeated: the first may have died here
-	for node := range r.Attached {
+	for node := range r.plugged {
 		err = errors.Join(err, replug(label(r.Serial, id, node)))
 	}
 	return unavailable(err)
@@ -431,7 +432,11 @@ func (c *directoryCloud) rewrite(id string, r record) error {
 // plug attaches a disk to a node as its record says.
 func (c *directoryCloud) plug(id, node string) error {
 	r := c.disks[id]
-	return plug(c.image(disksDir, id), label(r.Serial, id, node), r.Attached[node].ReadOnly)
+	err := plug(c.image(disksDir, id), label(r.Serial, id, node), r.Attached[node].ReadOnly)
+	if err == nil {
+		r.plugged[node] = true
+	}
+	return err
 }
 
 func (c *directoryCloud) DetachDisk(ctx context.Context, id, node string) error {
@@ -455,6 +460,7 @@ func (c *directoryCloud) detach(ctx context.Context, id, serial, node string) er
 	}
 	defer c.lock()()
 	r := c.disks[id]
+	delete(r.plugged, node)
 	r.Attached = maps.Clone(r.Attached)
 	delete(r.Attached, node)
 	return c.rewrite(id, r)

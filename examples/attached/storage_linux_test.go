@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +76,17 @@ func unplugAll(t *testing.T, dir string) {
 	}
 }
 
+// reopen opens the storage of a directory, as a controller that was killed does.
+func reopen(t *testing.T, dir string) *storage {
+	t.Helper()
+	c, err := openCloud(dir, backendtest.Nodes, 16, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return &storage{cloud: c, node: backendtest.Nodes[0], limit: 16}
+}
+
 // anySize leaves the size out: the mounter of backendtest takes the length of a device's node for the
 // size of the device.
 type anySize struct{ *storage }
@@ -84,18 +97,73 @@ func (s anySize) Mount(ctx context.Context, id string, a backend.Access) (mounte
 	return m, err
 }
 
-// TestStorageKeepsTheContract opens the cloud anew between the calls of each test, as a controller
-// that was killed does.
+// TestStorageKeepsTheContract opens the cloud anew between the calls of each test.
 func TestStorageKeepsTheContract(t *testing.T) {
 	backendtest.Run(t, backendtest.Kind{}, func(t *testing.T, _ mounter.Images) func() backend.Backend {
 		dir := cloudDir(t)
-		return func() backend.Backend {
-			c, err := openCloud(dir, backendtest.Nodes, 16, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { c.Close() })
-			return anySize{&storage{cloud: c, node: backendtest.Nodes[0], limit: 16}}
-		}
+		return func() backend.Backend { return anySize{reopen(t, dir)} }
 	})
+}
+
+// TestADiskThatIsNotAttachedAgainIsNotPublished to its node, and not to be had by another node. The
+// device of another process has its label, so that the controller cannot attach it at its start.
+func TestADiskThatIsNotAttachedAgainIsNotPublished(t *testing.T) {
+	ctx, dir := t.Context(), cloudDir(t)
+	s := reopen(t, dir)
+	v, err := s.Create(ctx, backend.CreateOptions{Name: "v", Access: []backend.Access{{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := func(node string) backend.AttachOptions { return backend.AttachOptions{Node: node, Capability: "alone"} }
+	one, two := backendtest.Nodes[0], backendtest.Nodes[1]
+	wantNodes := func(want ...string) {
+		t.Helper()
+		got, err := s.Get(ctx, v.ID, nil)
+		all, _, listErr := s.List(ctx, "", 10)
+		if err := errors.Join(err, listErr); err != nil || !slices.Equal(got.Nodes, want) || len(all) != 1 || !slices.Equal(all[0].Nodes, want) {
+			t.Errorf("attached to %q, in the list %+v, %v, want %q", got.Nodes, all, err, want)
+		}
+	}
+	publish, err := s.Attach(ctx, v.ID, alone(one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantNodes(one)
+
+	same := label(publish[serialKey], v.ID, one)
+	reboot := func() { // with the disk attached in a way that is not the record's
+		t.Helper()
+		if err := errors.Join(s.Close(), unplug(ctx, same), plug(filepath.Join(dir, disksDir, v.ID, imageName), same, true)); err != nil {
+			t.Fatal(err)
+		}
+		s = reopen(t, dir)
+	}
+	reboot()
+	wantNodes()
+	if _, err := s.Attach(ctx, v.ID, alone(one)); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("attach while it cannot be attached: %v", err)
+	}
+	if _, err := s.Attach(ctx, v.ID, alone(two)); !errors.Is(err, backend.ErrInUse) {
+		t.Errorf("attach to another node: %v", err)
+	}
+	if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
+		t.Errorf("delete: %v", err)
+	}
+	wantNodes()
+	if err := unplug(ctx, same); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := s.Attach(ctx, v.ID, alone(one)); err != nil || !maps.Equal(again, publish) {
+		t.Errorf("attach again = %q, %v, before %q", again, err, publish)
+	}
+	wantNodes(one)
+
+	reboot()
+	if err := s.Detach(ctx, v.ID, "", nil); err != nil {
+		t.Errorf("detach of what is not published: %v", err)
+	}
+	if _, err := s.Attach(ctx, v.ID, alone(two)); err != nil {
+		t.Errorf("attach to another node after detach: %v", err)
+	}
+	wantNodes(two)
 }
