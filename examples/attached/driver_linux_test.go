@@ -366,6 +366,32 @@ func TestTwoDisksWithOneSerialNumberAreRefused(t *testing.T) {
 	}
 }
 
+// TestALoopDeviceHasANewSequenceNumberForEachFile, and it stays the same as long as the device has it.
+func TestALoopDeviceHasANewSequenceNumberForEachFile(t *testing.T) {
+	file := filepath.Join(cloudDir(t), "file")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, unit)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat("/sys/block/loop0/diskseq"); err != nil {
+		t.Skip("Linux before 5.15 has no sequence numbers")
+	}
+	seen := map[uint64]bool{0: true}
+	for range 3 {
+		if err := plug(file, t.Name(), false); err != nil {
+			t.Fatal(err)
+		}
+		l, err := findLoop(t.Name())
+		again, againErr := findLoop(t.Name())
+		if err := errors.Join(err, againErr); err != nil || l != again || seen[l.sequence] {
+			t.Errorf("found %+v and %+v, %v, want a new sequence number, not of %v", l, again, err, seen)
+		}
+		seen[l.sequence] = true
+		if err := unplug(t.Context(), t.Name()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // plugTwice attaches an image under a label that another one has.
 func plugTwice(image, label string) error {
 	if err := plug(image, "not yet "+label[:8], false); err != nil {

@@ -11,6 +11,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,7 +34,8 @@ func label(serial, volume, node string) string {
 // loop is a loop device with a label.
 type loop struct {
 	path               string
-	readOnly, vanishes bool // vanishes: it is detached when the last program closes it
+	sequence           uint64 // changes when the device gets another file; 0 before Linux 5.15
+	readOnly, vanishes bool   // vanishes: it is detached when the last program closes it
 }
 
 // findLoop returns the loop device with a label. Errors: fs.ErrNotExist; ErrPrecondition if there are
@@ -44,22 +47,11 @@ func findLoop(label string) (loop, error) {
 	}
 	var found []loop
 	for _, name := range names {
-		l := loop{path: filepath.Join("/dev", filepath.Base(filepath.Dir(name)))}
-		dev, err := os.Open(l.path)
-		if errors.Is(err, unix.ENXIO) {
-			continue
-		} else if err != nil {
+		l, has, err := look(filepath.Base(filepath.Dir(name)))
+		if err != nil {
 			return l, err
 		}
-		info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
-		dev.Close()
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EIO) { // detached meanwhile, or on a dead filesystem
-			continue
-		} else if err != nil {
-			return l, &fs.PathError{Op: "LOOP_GET_STATUS64", Path: l.path, Err: err}
-		}
-		if unix.ByteSliceToString(info.File_name[:]) == label {
-			l.readOnly, l.vanishes = info.Flags&unix.LO_FLAGS_READ_ONLY != 0, info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
+		if has == label {
 			found = append(found, l)
 		}
 	}
@@ -70,6 +62,60 @@ func findLoop(label string) (loop, error) {
 		return found[0], nil
 	}
 	return loop{}, fmt.Errorf("%w: %s and %s have the same label %s", backend.ErrPrecondition, found[0].path, found[1].path, label)
+}
+
+// look returns a loop device and its label: "" if it has no file, or its filesystem is dead. The label
+// is of the file with the sequence number.
+func look(name string) (l loop, label string, err error) {
+	l.path = filepath.Join("/dev", name)
+	dev, err := os.Open(l.path)
+	if errors.Is(err, unix.ENXIO) {
+		return l, "", nil
+	} else if err != nil { // also ENOENT, which must not pass for a device without this label
+		return l, "", fmt.Errorf("%w: %s", backend.ErrUnavailable, err)
+	}
+	defer dev.Close()
+	for range 10 {
+		l.sequence = sequence(name)
+		info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EIO) {
+			return l, "", nil
+		} else if err != nil {
+			return l, "", &fs.PathError{Op: "LOOP_GET_STATUS64", Path: l.path, Err: err}
+		}
+		if sequence(name) == l.sequence {
+			l.readOnly, l.vanishes = info.Flags&unix.LO_FLAGS_READ_ONLY != 0, info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0
+			return l, unix.ByteSliceToString(info.File_name[:]), nil
+		}
+	}
+	return l, "", fmt.Errorf("%w: %s gets one file after the other", backend.ErrUnavailable, l.path)
+}
+
+// openLoop opens the loop device with a label. As long as it is open, it keeps its file. Errors:
+// fs.ErrNotExist; ErrInUse if the device is mounted and flag has O_EXCL.
+func openLoop(label string, flag int) (*os.File, error) {
+	l, err := findLoop(label)
+	if err != nil {
+		return nil, err
+	}
+	dev, err := os.OpenFile(l.path, flag, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, fmt.Errorf("%w: %s is mounted: unstage the volume first", backend.ErrInUse, l.path)
+	} else if err != nil {
+		return nil, err
+	}
+	if now, has, err := look(filepath.Base(l.path)); err != nil || has != label || now.sequence != l.sequence {
+		dev.Close()
+		return nil, errors.Join(fmt.Errorf("%w: %s is being detached", backend.ErrUnavailable, l.path), err)
+	}
+	return dev, nil
+}
+
+// sequence returns the sequence number of a device: Documentation/ABI/stable/sysfs-block of Linux.
+func sequence(name string) uint64 {
+	text, _ := os.ReadFile(filepath.Join("/sys/block", name, "diskseq"))
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return n
 }
 
 // plug attaches an image under a label. If it is attached already, the device gets the size of the image.
@@ -128,15 +174,9 @@ func configure(path string, flag int, config *unix.LoopConfig) error {
 // unplug detaches what has a label. Errors: ErrInUse while it is mounted; ErrUnavailable while a
 // program has it open.
 func unplug(ctx context.Context, label string) error {
-	l, err := findLoop(label)
+	dev, err := openLoop(label, os.O_RDONLY|unix.O_EXCL)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	} else if err != nil {
-		return err
-	}
-	dev, err := os.OpenFile(l.path, os.O_RDONLY|unix.O_EXCL, 0)
-	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%w: %s is mounted: unstage the volume first", backend.ErrInUse, l.path)
 	} else if err != nil {
 		return err
 	}
@@ -153,32 +193,28 @@ func unplug(ctx context.Context, label string) error {
 		}
 		time.Sleep(wait)
 	}
-	return fmt.Errorf("%w: %s is still open", backend.ErrUnavailable, l.path)
+	return fmt.Errorf("%w: %s is still open", backend.ErrUnavailable, dev.Name())
 }
 
 // replug tells the loop device with a label, if there is one, that its image has grown.
 func replug(label string) error {
-	l, err := findLoop(label)
+	dev, err := openLoop(label, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
-		return err
-	}
-	dev, err := os.Open(l.path)
-	if err != nil {
 		return err
 	}
 	defer dev.Close()
 	return unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0)
 }
 
-// findDisk returns the path of the device that a node has of a volume, and whether it is read-only.
-// With the disks of a real cloud, mounter.FindDevice does that, by the serial number alone. Errors:
-// ErrPrecondition if the node does not have it, or two of it.
-func findDisk(serial, volume, node string) (path string, readOnly bool, err error) {
+// findDisk returns the device that a node has of a volume. With the disks of a real cloud,
+// mounter.FindDevice does that, by the serial number alone. Errors: ErrPrecondition if the node does
+// not have the device, or two of the same label.
+func findDisk(serial, volume, node string) (loop, error) {
 	l, err := findLoop(label(serial, volume, node))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: no disk of this node has the serial number %.64q", backend.ErrPrecondition, serial)
 	}
-	return l.path, l.readOnly, err
+	return l, err
 }

@@ -331,9 +331,8 @@ func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if !here {
 		return m, nil
 	}
-	readOnly := false
-	m.Source, readOnly, err = findDisk(m.Serial, id, s.node) // EDIT: mounter.FindDevice
-	m.ReadOnly = m.ReadOnly || readOnly
+	found, err := findDisk(m.Serial, id, s.node) // EDIT: mounter.FindDevice
+	m.Source, m.ReadOnly = found.path, m.ReadOnly || found.readOnly
 	return m, err
 }
 
