@@ -39,6 +39,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(driverEnv) != "" {
 		csidriver.Main(program())
 	}
+	if os.Getenv(stepEnv) != "" {
+		if err := step(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	mounter.Main()
 	os.Exit(m.Run())
 }
