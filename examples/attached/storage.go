@@ -332,7 +332,7 @@ func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mount
 		return m, nil
 	}
 	found, err := findDisk(m.Serial, id, s.node) // EDIT: mounter.FindDevice
-	m.Source, m.ReadOnly = found.path, m.ReadOnly || found.readOnly
+	m.Source, m.Sequence, m.ReadOnly = found.path, found.sequence, m.ReadOnly || found.readOnly
 	return m, err
 }
 

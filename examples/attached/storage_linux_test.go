@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -166,4 +167,29 @@ func TestADiskThatIsNotAttachedAgainIsNotPublished(t *testing.T) {
 		t.Errorf("attach to another node after detach: %v", err)
 	}
 	wantNodes(two)
+}
+
+// TestAMountHasTheSequenceNumberOfItsDevice, so that the mounter refuses another device that got its
+// name meanwhile.
+func TestAMountHasTheSequenceNumberOfItsDevice(t *testing.T) {
+	s := reopen(t, cloudDir(t))
+	v, err := s.Create(t.Context(), backend.CreateOptions{Name: "v", Access: []backend.Access{{}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish, err := s.Attach(t.Context(), v.ID, backend.AttachOptions{Node: s.node, Capability: "alone"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := s.Mount(t.Context(), v.ID, backend.Access{Attachment: publish})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(m.Source), "diskseq"))
+	if errors.Is(err, os.ErrNotExist) {
+		t.Skip("Linux before 5.15 has no sequence numbers")
+	}
+	if err != nil || fmt.Sprintln(m.Sequence) != string(want) {
+		t.Errorf("the mount is %+v, %v, want the sequence number %s", m, err, want)
+	}
 }
