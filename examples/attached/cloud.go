@@ -28,17 +28,17 @@ import (
 //	<dir>/snapshots/<id>/{image,record.json}
 //	<dir>/unfinished/            what was not finished, or is being deleted; removed at start
 //
-// A directory is filled in unfinished, made durable, and renamed into its place. A record is replaced
-// by a rename. So a crash leaves the old state or the new one. The size of a disk is that of its image.
-// The comments of cloud say what the methods do.
+// A directory is filled in unfinished, made durable, and renamed into its place. A record is
+// replaced by a rename. So a crash leaves the old state or the new one. The size of a disk is that
+// of its image. The comments of cloud say what the methods do.
 type directoryCloud struct {
 	dir   *os.File // locked
 	nodes []string // that the cloud knows; nil: any
 	limit int64    // of the disks on a node; 0: none
 	log   *slog.Logger
 
-	// mu is held by every call, but not while a disk is detached: that takes as long as the disk takes
-	// to write.
+	// mu is held by every call, but not while a disk is detached: that takes as long as the disk
+	// takes to write.
 	mu        sync.Mutex
 	disks     map[string]record // durable ones, by ID, as the snapshots
 	snapshots map[string]backend.Snapshot
@@ -108,8 +108,8 @@ func (c *directoryCloud) load() error {
 	})
 }
 
-// eachRecord calls do for everything in a directory, with its ID and the size of its image. A record
-// that a killed call has replaced becomes durable.
+// eachRecord calls do for everything in a directory, with its ID and the size of its image. A
+// record that a killed call has replaced becomes durable.
 func eachRecord[T any](c *directoryCloud, dir string, do func(id string, r T, size int64)) error {
 	entries, err := os.ReadDir(c.path(dir))
 	if err != nil {
@@ -145,8 +145,8 @@ func (c *directoryCloud) lock() (unlock func()) {
 	return c.mu.Unlock
 }
 
-// canClone returns an error for a filesystem without reflinks. A copy of an attached disk that takes
-// time would not be of one moment.
+// canClone returns an error for a filesystem without reflinks. A copy of an attached disk that
+// takes time would not be of one moment.
 func (c *directoryCloud) canClone() error {
 	from, to := c.path(unfinishedDir, "from"), c.path(unfinishedDir, "to")
 	err := makeImage(from, "", 0)
@@ -159,8 +159,9 @@ func (c *directoryCloud) canClone() error {
 	return errors.Join(os.Remove(from), os.Remove(to))
 }
 
-// make creates the object id in dir, durably: a record, and an image of size bytes with the content of
-// the image from, or empty if from is "". An error other than ErrUnavailable means that nothing is left.
+// make creates the object id in dir, durably: a record, and an image of size bytes with the content
+// of the image from, or empty if from is "". An error other than ErrUnavailable means that nothing
+// is left.
 func (c *directoryCloud) make(dir, id string, record any, from string, size int64) error {
 	half, whole := c.path(unfinishedDir, id), c.path(dir, id)
 	err := os.RemoveAll(half)
@@ -225,7 +226,8 @@ func writeRecord(dir string, record any) error {
 	return syncDir(dir)
 }
 
-// remove deletes the object id in dir, if it is one of all. Its space is freed now, or at the next start.
+// remove deletes the object id in dir, if it is one of all. Its space is freed now, or at the next
+// start.
 func remove[T any](c *directoryCloud, dir, id string, all map[string]T) error {
 	if _, ok := all[id]; !ok {
 		return nil
@@ -245,7 +247,8 @@ func remove[T any](c *directoryCloud, dir, id string, all map[string]T) error {
 	return nil
 }
 
-// settle makes the entries of a directory durable. If that fails, the outcome of the call is unknown.
+// settle makes the entries of a directory durable. If that fails, the outcome of the call is
+// unknown.
 func (c *directoryCloud) settle(dir string) error {
 	return unavailable(syncDir(c.path(dir)))
 }
@@ -267,7 +270,8 @@ func find[T any](all map[string]T, what, id string) (T, error) {
 	return found, nil
 }
 
-// page returns up to limit objects with IDs above after, in their order, and whether there are more.
+// page returns up to limit objects with IDs above after, in their order, and whether there are
+// more.
 func page[T, U any](all map[string]T, after string, limit int, show func(id string, o T) (shown U, wanted bool)) (shown []U, more bool, err error) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		o, wanted := show(id, all[id])
@@ -419,8 +423,8 @@ func (c *directoryCloud) hasRoom(node string) error {
 	return nil
 }
 
-// rewrite replaces the record of a disk. After an error, the old record may count or the new one: the
-// caller repeats its call.
+// rewrite replaces the record of a disk. After an error, the old record may count or the new one:
+// the caller repeats its call.
 func (c *directoryCloud) rewrite(id string, r record) error {
 	if err := writeRecord(c.path(disksDir, id), r); err != nil {
 		return unavailable(err)
@@ -501,7 +505,8 @@ func (c *directoryCloud) DeleteSnapshot(_ context.Context, id string) error {
 	return remove(c, snapshotsDir, id, c.snapshots)
 }
 
-// unavailable marks an error after which the caller repeats its call: the call may have had its effect.
+// unavailable marks an error after which the caller repeats its call: the call may have had its
+// effect.
 func unavailable(err error) error {
 	if err == nil {
 		return nil

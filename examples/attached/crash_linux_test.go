@@ -30,9 +30,9 @@ import (
 // directory of the cloud and a size in bytes as arguments.
 const stepEnv = "ATTACHED_TEST_STEP"
 
-// changes are the system calls at which a test kills a step: not ioctls that only look at a loop device,
-// since their number depends on the devices of the machine. Before the step itself, the process calls
-// getsid(2).
+// changes are the system calls at which a test kills a step: not ioctls that only look at a loop
+// device, since their number depends on the devices of the machine. Before the step itself, the
+// process calls getsid(2).
 var changes = map[uint64]string{
 	unix.SYS_WRITE: "write", unix.SYS_FSYNC: "fsync", unix.SYS_FTRUNCATE: "ftruncate", unix.SYS_IOCTL: "ioctl",
 	unix.SYS_RENAMEAT: "rename", unix.SYS_RENAMEAT2: "rename", unix.SYS_UNLINKAT: "unlink", unix.SYS_MKDIRAT: "mkdir",
@@ -76,8 +76,8 @@ func (k killed) take(step string, size int64) (err error) {
 	return err
 }
 
-// killAt runs a step in a process of its own, and kills it as it enters the nth change. It returns the
-// name of that system call, or "" if the step has ended before.
+// killAt runs a step in a process of its own, and kills it as it enters the nth change. It returns
+// the name of that system call, or "" if the step has ended before.
 func killAt(t *testing.T, n int, args ...string) string {
 	t.Helper()
 	runtime.LockOSThread() // ptrace(2) takes calls of the thread that traces only
@@ -151,8 +151,8 @@ func await(pid, n int) (at string, status syscall.WaitStatus, err error) {
 // none is no number of a system call.
 const none = ^uint64(0)
 
-// entered returns the number of the system call that a stopped thread is about to enter, or none, and
-// the second argument of the call: PTRACE_GET_SYSCALL_INFO of ptrace(2), Linux 5.3.
+// entered returns the number of the system call that a stopped thread is about to enter, or none,
+// and the second argument of the call: PTRACE_GET_SYSCALL_INFO of ptrace(2), Linux 5.3.
 func entered(thread int) (call, argument uint64, err error) {
 	const getSyscallInfo, atEntry = 0x420e, 1
 	var info [88]byte // struct ptrace_syscall_info
@@ -166,8 +166,8 @@ func entered(thread int) (call, argument uint64, err error) {
 	return binary.NativeEndian.Uint64(info[24:]), binary.NativeEndian.Uint64(info[40:]), nil
 }
 
-// TestAStepIsRepeatedAfterItsControllerWasKilled at each change that an attach, a detach or a growth
-// makes.
+// TestAStepIsRepeatedAfterItsControllerWasKilled at each change that an attach, a detach or a
+// growth makes.
 func TestAStepIsRepeatedAfterItsControllerWasKilled(t *testing.T) {
 	dir := cloudDir(t)
 	s := reopen(t, dir)

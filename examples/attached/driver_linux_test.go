@@ -373,7 +373,8 @@ func TestTwoDisksWithOneSerialNumberAreRefused(t *testing.T) {
 	}
 }
 
-// TestALoopDeviceHasANewSequenceNumberForEachFile, and it stays the same as long as the device has it.
+// TestALoopDeviceHasANewSequenceNumberForEachFile, and it stays the same as long as the device has
+// it.
 func TestALoopDeviceHasANewSequenceNumberForEachFile(t *testing.T) {
 	file := filepath.Join(cloudDir(t), "file")
 	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, unit)); err != nil {
@@ -461,8 +462,8 @@ func (p *process) until(call func(ctx context.Context) error) {
 	}
 }
 
-// TestADiskOutlivesItsDrivers: the controller is killed while it attaches and grows a disk, the node's
-// driver while it formats, mounts and grows it.
+// TestADiskOutlivesItsDrivers: the controller is killed while it attaches and grows a disk, the
+// node's driver while it formats, mounts and grows it.
 func TestADiskOutlivesItsDrivers(t *testing.T) {
 	cloud := cloudDir(t)
 	c, a, b := newProcess(t, "controller", "controller", cloud), newProcess(t, "a", "node", cloud), newProcess(t, "b", "node", cloud)

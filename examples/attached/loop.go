@@ -24,8 +24,9 @@ import (
 // machine, which plays all nodes, a node finds its own disks only. The number of a loop device says
 // nothing: it is another disk's after a boot.
 
-// label is what the kernel keeps as the file name of the loop device of a disk on a node. It has the
-// serial number, and a digest of the volume and the node: 53 bytes, of 63 that the kernel keeps.
+// label is what the kernel keeps as the file name of the loop device of a disk on a node. It has
+// the serial number, and a digest of the volume and the node: 53 bytes, of 63 that the kernel
+// keeps.
 func label(serial, volume, node string) string {
 	sum := sha256.Sum256([]byte(node + "\x00" + volume))
 	return serial + "@" + hex.EncodeToString(sum[:16])
@@ -38,8 +39,8 @@ type loop struct {
 	readOnly, vanishes bool   // vanishes: it is detached when the last program closes it
 }
 
-// findLoop returns the loop device with a label. Errors: fs.ErrNotExist; ErrPrecondition if there are
-// two, of which neither is taken.
+// findLoop returns the loop device with a label. Errors: fs.ErrNotExist; ErrPrecondition if there
+// are two, of which neither is taken.
 func findLoop(label string) (loop, error) {
 	names, err := filepath.Glob("/sys/block/loop*/loop") // those that have a file
 	if err != nil {
@@ -64,8 +65,8 @@ func findLoop(label string) (loop, error) {
 	return loop{}, fmt.Errorf("%w: %s and %s have the same label %s", backend.ErrPrecondition, found[0].path, found[1].path, label)
 }
 
-// look returns a loop device and its label: "" if it has no file, or its filesystem is dead. The label
-// is of the file with the sequence number.
+// look returns a loop device and its label: "" if it has no file, or its filesystem is dead. The
+// label is of the file with the sequence number.
 func look(name string) (l loop, label string, err error) {
 	l.path = filepath.Join("/dev", name)
 	dev, err := os.Open(l.path)
@@ -118,7 +119,8 @@ func sequence(name string) uint64 {
 	return n
 }
 
-// plug attaches an image under a label. If it is attached already, the device gets the size of the image.
+// plug attaches an image under a label. If it is attached already, the device gets the size of the
+// image.
 func plug(image, label string, readOnly bool) error {
 	old, err := findLoop(label)
 	switch {
@@ -209,8 +211,8 @@ func replug(label string) error {
 }
 
 // findDisk returns the device that a node has of a volume. With the disks of a real cloud,
-// mounter.FindDevice does that, by the serial number alone. Errors: ErrPrecondition if the node does
-// not have the device, or two of the same label.
+// mounter.FindDevice does that, by the serial number alone. Errors: ErrPrecondition if the node
+// does not have the device, or two of the same label.
 func findDisk(serial, volume, node string) (loop, error) {
 	l, err := findLoop(label(serial, volume, node))
 	if errors.Is(err, fs.ErrNotExist) {

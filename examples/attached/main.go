@@ -1,10 +1,10 @@
 //go:build linux
 
-// Command attached is a CSI driver for disks that are attached to nodes, as those of most clouds and
-// storage networks. It has three parts: storage.go translates between CSI and a cloud, cloud.go plays
-// the cloud with files of a directory, and loop.go plays the cable: an attached disk is a loop device.
-// An author replaces the last two by a cloud, which is an interface in storage.go, and by
-// mounter.FindDevice. EDIT marks the places in storage.go that depend on the cloud.
+// Command attached is a CSI driver for disks that are attached to nodes, as those of most clouds
+// and storage networks. It has three parts: storage.go translates between CSI and a cloud, cloud.go
+// plays the cloud with files of a directory, and loop.go plays the cable: an attached disk is a
+// loop device. An author replaces the last two by a cloud, which is an interface in storage.go, and
+// by mounter.FindDevice. EDIT marks the places in storage.go that depend on the cloud.
 package main
 
 import (

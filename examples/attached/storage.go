@@ -16,23 +16,23 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// storage is a backend.Backend, and a Lister, Expander, Snapshotter, Cloner, Attacher and Limiter. It
-// is what drivers for attached disks have in common. EDIT marks what depends on the cloud.
+// storage is a backend.Backend, and a Lister, Expander, Snapshotter, Cloner, Attacher and Limiter.
+// It is what drivers for attached disks have in common. EDIT marks what depends on the cloud.
 type storage struct {
 	cloud cloud  // nil on a node
 	node  string // the name of this node
 	limit int64  // of the disks on a node; 0: none
 }
 
-// cloud is what the driver needs of a cloud. Many goroutines call it, but one at a time for the changes
-// of one ID. A check and the change that depends on it are one call, so that nothing comes between.
-// After an error, the same call can be repeated. Every method can also return ErrUnavailable, which
-// says that the call may have had its effect, and the error of ctx. The errors are those of package
-// backend: the driver derives the status code from them.
+// cloud is what the driver needs of a cloud. Many goroutines call it, but one at a time for the
+// changes of one ID. A check and the change that depends on it are one call, so that nothing comes
+// between. After an error, the same call can be repeated. Every method can also return
+// ErrUnavailable, which says that the call may have had its effect, and the error of ctx. The
+// errors are those of package backend: the driver derives the status code from them.
 type cloud interface {
-	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.Snapshot or d.Origin if one is set. If
-	// the disk exists, CreateDisk returns it unchanged, also if it differs from d. Errors: ErrNotFound
-	// for the source, ErrOutOfRange if the source is larger than d.Size, ErrExhausted.
+	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.Snapshot or d.Origin if one is
+	// set. If the disk exists, CreateDisk returns it unchanged, also if it differs from d. Errors:
+	// ErrNotFound for the source, ErrOutOfRange if the source is larger than d.Size, ErrExhausted.
 	CreateDisk(ctx context.Context, d disk) (disk, error)
 	// Disk returns a disk. Errors: ErrNotFound.
 	Disk(ctx context.Context, id string) (disk, error)
@@ -43,17 +43,18 @@ type cloud interface {
 	// GrowDisk makes a disk at least size bytes large, also on the nodes that have it. Errors:
 	// ErrNotFound; ErrOutOfRange if there is no room.
 	GrowDisk(ctx context.Context, id string, size int64) error
-	// AttachDisk attaches a disk to a node. It returns a or, if it is repeated, the a of the first call,
-	// which may have another Size. Errors: ErrNotFound for the disk or the node, ErrExists if the disk
-	// is attached to the node in another way, ErrInUse, with the name of another node, if the two
-	// cannot share the disk, and ErrExhausted if the node has no room for a disk.
+	// AttachDisk attaches a disk to a node. It returns a or, if it is repeated, the a of the first
+	// call, which may have another Size. Errors: ErrNotFound for the disk or the node, ErrExists if
+	// the disk is attached to the node in another way, ErrInUse, with the name of another node, if
+	// the two cannot share the disk, and ErrExhausted if the node has no room for a disk.
 	AttachDisk(ctx context.Context, id, node string, a attachment) (attachment, error)
-	// DetachDisk detaches a disk from a node, or from all nodes if node is "". An attachment or a disk
-	// that does not exist is no error. Errors: ErrInUse while the node has the disk mounted.
+	// DetachDisk detaches a disk from a node, or from all nodes if node is "". An attachment or a
+	// disk that does not exist is no error. Errors: ErrInUse while the node has the disk mounted.
 	DetachDisk(ctx context.Context, id, node string) error
 
-	// CreateSnapshot copies the disk source at one moment. If the snapshot id exists, CreateSnapshot
-	// returns it unchanged, also if it is of another disk. Errors: ErrNotFound, ErrExhausted.
+	// CreateSnapshot copies the disk source at one moment. If the snapshot id exists,
+	// CreateSnapshot returns it unchanged, also if it is of another disk. Errors: ErrNotFound,
+	// ErrExhausted.
 	CreateSnapshot(ctx context.Context, id, source string) (backend.Snapshot, error)
 	// Snapshot returns a snapshot. Errors: ErrNotFound.
 	Snapshot(ctx context.Context, id string) (backend.Snapshot, error)
@@ -100,8 +101,8 @@ func (s *storage) Close() error {
 	return s.cloud.Close()
 }
 
-// idOf derives the ID of a disk or snapshot from its name: a call that is repeated finds what it made.
-// EDIT: a cloud that chooses its IDs needs a tag or name with this text, and a search for it.
+// idOf derives the ID of a disk or snapshot from its name: a call that is repeated finds what it
+// made. EDIT: a cloud that chooses its IDs needs a tag or name with this text, and a search for it.
 func idOf(prefix, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return prefix + hex.EncodeToString(sum[:20])
@@ -128,8 +129,8 @@ func (s *storage) Clone(ctx context.Context, source string, o backend.CreateOpti
 	})
 }
 
-// create finds the disk of o.Name, or makes it from the source that v names. held returns the size of
-// the source in bytes. The source may be deleted by the time that a call is repeated.
+// create finds the disk of o.Name, or makes it from the source that v names. held returns the size
+// of the source in bytes. The source may be deleted by the time that a call is repeated.
 func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend.Volume, held func() (int64, error)) (backend.Volume, error) {
 	least, err := leastSize(o)
 	if err != nil {
@@ -151,7 +152,8 @@ func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend
 	return d.Volume, nil
 }
 
-// leastSize returns the least size of a disk that can be used as o says, in bytes. Errors: ErrInvalid.
+// leastSize returns the least size of a disk that can be used as o says, in bytes. Errors:
+// ErrInvalid.
 func leastSize(o backend.CreateOptions) (int64, error) {
 	for key := range o.Parameters { // EDIT: read those of your storage classes
 		return 0, fmt.Errorf("%w: unknown parameter %.64q, must be none", backend.ErrInvalid, key)
@@ -283,7 +285,8 @@ func publishContext(serial string, size int64) map[string]string {
 	return c
 }
 
-// readPublishContext is the reverse of publishContext. For nil it returns nothing. Errors: ErrInvalid.
+// readPublishContext is the reverse of publishContext. For nil it returns nothing. Errors:
+// ErrInvalid.
 func readPublishContext(c map[string]string) (serial string, size int64, err error) {
 	for key, value := range c {
 		switch key {
@@ -336,8 +339,8 @@ func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mount
 	return m, err
 }
 
-// mountOf returns the mount of a disk, without the disk. Errors: ErrInvalid for a use that no disk can
-// serve.
+// mountOf returns the mount of a disk, without the disk. Errors: ErrInvalid for a use that no disk
+// can serve.
 func mountOf(a backend.Access) (mounter.Mount, error) {
 	m := mounter.Mount{Kind: mounter.BlockDevice, Options: a.Options, ReadOnly: a.ReadOnly}
 	if !a.Block {

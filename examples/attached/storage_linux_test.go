@@ -20,8 +20,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// cloudDir returns a directory on a filesystem with reflinks, for one test. When the test is over, no
-// disk of the cloud is attached.
+// cloudDir returns a directory on a filesystem with reflinks, for one test. When the test is over,
+// no disk of the cloud is attached.
 func cloudDir(t *testing.T) string {
 	t.Helper()
 	image, dir := filepath.Join(t.TempDir(), "xfs"), t.TempDir()
@@ -88,8 +88,8 @@ func reopen(t *testing.T, dir string) *storage {
 	return &storage{cloud: c, node: backendtest.Nodes[0], limit: 16}
 }
 
-// anySize leaves the size out: the mounter of backendtest takes the length of a device's node for the
-// size of the device.
+// anySize leaves the size out: the mounter of backendtest takes the length of a device's node for
+// the size of the device.
 type anySize struct{ *storage }
 
 func (s anySize) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
@@ -169,8 +169,8 @@ func TestADiskThatIsNotAttachedAgainIsNotPublished(t *testing.T) {
 	wantNodes(two)
 }
 
-// TestAMountHasTheSequenceNumberOfItsDevice, so that the mounter refuses another device that got its
-// name meanwhile.
+// TestAMountHasTheSequenceNumberOfItsDevice, so that the mounter refuses another device that got
+// its name meanwhile.
 func TestAMountHasTheSequenceNumberOfItsDevice(t *testing.T) {
 	s := reopen(t, cloudDir(t))
 	v, err := s.Create(t.Context(), backend.CreateOptions{Name: "v", Access: []backend.Access{{}}})
