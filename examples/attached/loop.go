@@ -100,6 +100,10 @@ func openLoop(label string, flag int) (*os.File, error) {
 		return nil, err
 	}
 	dev, err := os.OpenFile(l.path, flag, 0)
+	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait < time.Second; wait *= 2 {
+		time.Sleep(wait) // a program that took the device for a free one claims it for a moment: LOOP_CONFIGURE
+		dev, err = os.OpenFile(l.path, flag, 0)
+	}
 	if errors.Is(err, unix.EBUSY) {
 		return nil, fmt.Errorf("%w: %s is mounted: unstage the volume first", backend.ErrInUse, l.path)
 	} else if err != nil {

@@ -158,7 +158,11 @@ func (f *Fake) checkSource(m Mount) error {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: errors.New("a file where a directory is needed, or the other way round")}
 	}
 	if m.Kind == BlockDevice {
-		return f.checkDevice(m, info.Size())
+		size, err := sizeOfSource(m.Source)
+		if err != nil {
+			return err
+		}
+		return f.checkDevice(m, size)
 	}
 	if m.Kind != Image {
 		return nil
@@ -176,6 +180,16 @@ func (f *Fake) checkSource(m Mount) error {
 		}
 	}
 	return nil
+}
+
+// sizeOfSource returns the size in bytes of a file or of a block device, whose node has the length 0.
+func sizeOfSource(path string) (int64, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	return file.Seek(0, io.SeekEnd)
 }
 
 // checkDevice makes the filesystem of a BlockDevice if its file, which plays the device, is blank.
