@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
 	"github.com/causeway-csi/causeway/pkg/csidriver"
@@ -23,8 +24,7 @@ const fsType, smallest = "ext4", 16 << 20 // bytes
 func main() {
 	dir := ""
 	csidriver.Main(csidriver.Program{Name: "minimal.csi.example.com", Backends: []csidriver.Backend{{
-		Name: "minimal",
-		Type: (*storage)(nil),
+		Name: "minimal", Type: (*storage)(nil),
 		Flags: func(set *flag.FlagSet) {
 			set.StringVar(&dir, "dir", "/var/lib/minimal", "minimal: `directory` that holds the volumes; it must exist")
 		},
@@ -42,21 +42,17 @@ type storage struct {
 	images mounter.Images
 }
 
-func (s *storage) Node() string { return s.node }
-
+func (s *storage) Node() string          { return s.node }
 func (s *storage) path(id string) string { return filepath.Join(s.dir.Name(), id) }
 
-// Create finds the volume by its name, from which the ID is derived, or makes it. A crash leaves no
-// volume or a complete one.
+// Create finds the volume by its ID, which its name determines, or makes it, whole or not at all.
 func (s *storage) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	v := backend.Volume{ID: volumeid.New(volumeid.Volume, s.node, o.Name), Size: max(o.Required, smallest)}
 	for key := range o.Parameters {
 		return v, fmt.Errorf("%w: unknown parameter %.64q, must be none", backend.ErrInvalid, key)
 	}
-	for _, a := range o.Access {
-		if err := check(a); err != nil {
-			return v, err
-		}
+	if err := check(o.Access...); err != nil {
+		return v, err
 	}
 	old, err := s.Get(ctx, v.ID, nil)
 	switch {
@@ -69,7 +65,10 @@ func (s *storage) Create(ctx context.Context, o backend.CreateOptions) (backend.
 	case o.Limit > 0 && v.Size > o.Limit:
 		return v, fmt.Errorf("%w: a volume has at least %d bytes", backend.ErrOutOfRange, smallest)
 	}
-	return v, s.durable(mounter.CreateImage(ctx, s.images, s.path(v.ID), v.Size, fsType))
+	if err = mounter.CreateImage(ctx, s.images, s.path(v.ID), v.Size, fsType); errors.Is(err, syscall.ENOSPC) {
+		return v, fmt.Errorf("%w: %w", backend.ErrExhausted, err)
+	}
+	return v, s.durable(err)
 }
 
 // durable completes a change of the directory. If that fails, the outcome is unknown.
@@ -107,10 +106,14 @@ func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mount
 }
 
 // check returns an error for a use that no volume can serve.
-func check(a backend.Access) error {
-	err := mounter.CheckOptions(mounter.Image, fsType, a.Options)
-	if a.Block || a.FSType != "" && a.FSType != fsType || len(a.Context) > 0 || err != nil {
-		return errors.Join(fmt.Errorf("%w: a volume is mounted as %s, without a context", backend.ErrInvalid, fsType), err)
+func check(uses ...backend.Access) error {
+	for _, a := range uses {
+		if a.Block || a.FSType != "" && a.FSType != fsType || len(a.Context) > 0 {
+			return fmt.Errorf("%w: a volume must be mounted as %s and has no context", backend.ErrInvalid, fsType)
+		}
+		if err := mounter.CheckOptions(mounter.Image, fsType, a.Options); err != nil {
+			return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
+		}
 	}
 	return nil
 }

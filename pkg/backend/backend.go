@@ -4,7 +4,8 @@
 //
 // What holds for every method, and is held against a backend by backendtest:
 //   - It may be called by many goroutines. For one ID the driver makes one changing call at a time, and one Create for
-//     one name; but a Create may run beside the Delete of that volume. Snapshots and groups alike.
+//     one name; but a Create may run beside the Delete of that volume. Snapshots and groups alike. The source of a
+//     Restore, Clone or Snapshot is not locked: other calls may change or delete it meanwhile.
 //   - It may be called again with the same arguments after any outcome, even a crash, and then finishes the job or
 //     finds it done.
 //   - An error other than ErrBusy, ErrUnavailable or the context's means that the call has left nothing: to Kubernetes
@@ -29,7 +30,7 @@ var (
 	ErrExhausted   = errors.New("no room")            // not here and now; another node may have it
 	ErrOutOfRange  = errors.New("out of range")       // a size, or an offset
 	ErrBusy        = errors.New("operation pending")  // the same volume is being worked on
-	ErrUnavailable = errors.New("not available now")  // nothing was done; the same call may succeed later
+	ErrUnavailable = errors.New("not available now")  // the storage does not answer, or the outcome is unknown: the call is repeated
 	ErrNotReady    = errors.New("storage not usable") // and won't be until a person acts
 
 	// ErrPrecondition: right, but not while things are as they are; the message says which would have to change.
@@ -200,7 +201,7 @@ type Attacher interface {
 // AttachOptions is a ControllerPublishVolumeRequest that the driver has checked as far as that doesn't depend on the
 // backend.
 type AttachOptions struct {
-	Node       string // at most 256 bytes if it is the ID of a node at all
+	Node       string // node_id of the request, unchecked. That of a node is volumeid.NodeID of its --node-id
 	Access     Access // how the volume will be used there
 	Capability string // stands for the volume capability: two are equal exactly if their capabilities are; nothing secret
 	ManyNodes  bool   // the volume may be on other nodes too that have it with ManyNodes

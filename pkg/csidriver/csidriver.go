@@ -83,7 +83,7 @@ type Backend struct {
 	// result is an io.Closer, it is closed after the last call.
 	Open func(c Config) (backend.Backend, error)
 
-	// Helpers is for backends of this module, which work in helper processes.
+	// Helpers is for the backends of Causeway alone, as the type is internal to this module.
 	Helpers []helper.Task
 }
 
@@ -96,8 +96,8 @@ type Config struct {
 	StateDir   string // absolute path of a directory that survives a reboot; not below the storage
 
 	// Controller reports whether this process serves the controller services: with --mode=node it
-	// does so for a backend.NodeLocal only. Of an Attacher whose volumes are disks (mounter.BlockDevice),
-	// a process without them calls Mount and NodeLimit alone, so it needs no access to the storage.
+	// does so for a backend.NodeLocal only. If it is false, only Mount and NodeLimit of an Attacher whose
+	// volumes are disks (mounter.BlockDevice) are called, so the process needs no access to the storage.
 	Controller bool
 
 	// Images works on the images of this node. It is nil with --mode=controller.

@@ -79,12 +79,17 @@ func TestATypeThatIsNotTheBackendsIsNamed(t *testing.T) {
 	for name, b := range map[string]Backend{
 		"storage on nodes without a type": {Open: openLocal},
 		"another type":                    {Type: (*memory.Backend)(nil), Open: openLocal},
+		"no backend":                      {Open: func(Config) (backend.Backend, error) { return nil, nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			want := "must be (csidriver.local)(nil)"
+			if name == "no backend" {
+				want = "returned neither a backend nor an error"
+			}
 			b.Name = "b"
 			code, _, errOut := execute(Program{Name: "x.example", Backends: []Backend{b}}, "--mode=all",
 				"--endpoint=unix://"+filepath.Join(dir, "csi.sock"), "--kubelet-dir="+dir, "--state-dir="+filepath.Join(dir, "state"), "--node-id=n")
-			if code != 1 || !strings.Contains(errOut, "must be a nil csidriver.local") {
+			if code != 1 || !strings.Contains(errOut, want) {
 				t.Errorf("exit %d, %s", code, errOut)
 			}
 		})

@@ -147,9 +147,12 @@ func (p *instance) open(images mounter.Images) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	if store == nil {
+		return nil, fmt.Errorf("invalid program: Open of backend %q returned neither a backend nor an error", b.Name)
+	}
 	_, local := store.(backend.NodeLocal)
 	if b.Type == nil && local || b.Type != nil && reflect.TypeOf(b.Type) != reflect.TypeOf(store) {
-		return nil, errors.Join(fmt.Errorf("invalid program: Type of backend %q is %T, must be a nil %T", b.Name, b.Type, store), closeStorage(store))
+		return nil, errors.Join(fmt.Errorf("invalid program: Type of backend %q is %T, must be (%T)(nil)", b.Name, b.Type, store), closeStorage(store))
 	}
 	return store, nil
 }

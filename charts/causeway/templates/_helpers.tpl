@@ -260,6 +260,8 @@ imagePullSecrets:
 {{- end -}}
 {{- else if and $hostpath.enabled $hostpath.controller.privileged -}}
 {{- fail "hostpath.controller.privileged goes with hostpath.csiDriver.attachRequired: a router needs no storage" -}}
+{{- else if and $hostpath.enabled (or $hostpath.controller.backendArgs $hostpath.controller.secretName) -}}
+{{- fail "hostpath.controller.backendArgs and secretName go with hostpath.csiDriver.attachRequired: a router has no backend" -}}
 {{- end -}}
 {{- end -}}
 

@@ -170,6 +170,9 @@ func TestWhatIsRefused(t *testing.T) {
 		"disks of hostpath that are attached":  {"hostpath: {csiDriver: {attachRequired: true}}", "hostpath has no disks to attach"},
 		"attachRequired that is a word":        {`hostpath: {backendArgs: [--a], csiDriver: {attachRequired: ""}}`, "/hostpath/csiDriver/attachRequired"},
 		"a router with privileges":             {"hostpath: {backendArgs: [--a], controller: {privileged: true}}", "a router needs no storage"},
+		"a router with flags of a backend":     {"hostpath: {backendArgs: [--a], controller: {backendArgs: [--b]}}", "a router has no backend"},
+		"a router with credentials":            {"hostpath: {controller: {secretName: a}}", "a router has no backend"},
+		"a flag of the kit for a controller":   {attachedWith("backendArgs: [--mode=node]", ""), "/hostpath/controller/backendArgs"},
 		"two clouds":                           {attachedWith("privileged: true, nodeSelector: {a: b}", ""), "Set hostpath.controller.replicas to 1"},
 		"a cloud on any node":                  {attachedWith("privileged: true, replicas: 1", ""), "Set hostpath.controller.nodeSelector"},
 		"a forgotten node without a router":    {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
@@ -340,6 +343,8 @@ var alternatives = map[string]string{
 	"hostpath/csiDriver/inlineVolumes":                       `false`,
 	"hostpath/csiDriver/attachRequired":                      "", // the configuration attached
 	"hostpath/controller/privileged":                         "", // the configuration attached
+	"hostpath/controller/backendArgs":                        "", // the configuration attached-cloud
+	"hostpath/controller/secretName":                         "", // the configuration attached-cloud
 	"hostpath/forgottenNodes":                                `[x]`,
 	"hostpath/storageClasses/causeway-hostpath/kind":         `image`,
 	"hostpath/storageClasses/causeway-hostpath-image/kind":   `directory`,
