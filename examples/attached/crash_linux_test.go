@@ -242,7 +242,7 @@ func (k killed) wantDevice(t *testing.T, image string, data []byte, size int64) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := findDisk(d.Serial, k.id, k.node)
+	l, err := findLoop(label(d.Serial, k.id, k.node))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -214,13 +214,15 @@ func replug(label string) error {
 	return unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0)
 }
 
-// findDisk returns the device that a node has of a volume. With the disks of a real cloud,
-// mounter.FindDevice does that, by the serial number alone. Errors: ErrPrecondition if the node
-// does not have the device, or two of the same label.
-func findDisk(serial, volume, node string) (loop, error) {
-	l, err := findLoop(label(serial, volume, node))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: no disk of this node has the serial number %.64q", backend.ErrPrecondition, serial)
+// findLoops returns the finder of a node. An author replaces it by mounter.FindDevice, which needs the
+// serial number alone. Errors of the finder: ErrPrecondition if the node does not have the device, or
+// two of the same label.
+func findLoops(node string) finder {
+	return func(_ context.Context, serial, volume string) (string, uint64, bool, error) {
+		l, err := findLoop(label(serial, volume, node))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: no disk of this node has the serial number %.64q", backend.ErrPrecondition, serial)
+		}
+		return l.path, l.sequence, l.readOnly, err
 	}
-	return l, err
 }

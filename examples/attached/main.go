@@ -56,8 +56,8 @@ func (o *options) check(csidriver.Config) error {
 }
 
 func (o *options) open(c csidriver.Config) (backend.Backend, error) {
-	s := &storage{node: c.NodeID, limit: o.limit}
-	if !c.Controller { // a node has its loop devices, and no cloud
+	s := &storage{node: c.NodeID, limit: o.limit, find: findLoops(c.NodeID)} // EDIT: mounter.FindDevice
+	if !c.Controller {                                                       // a node has its loop devices, and no cloud
 		return s, nil
 	}
 	var nodes []string

@@ -22,7 +22,13 @@ type storage struct {
 	cloud cloud  // nil on a node
 	node  string // the name of this node
 	limit int64  // of the disks on a node; 0: none
+	find  finder // of the disks on this node
 }
+
+// A finder returns the device of a disk that is attached to this node: its path without links, its
+// sequence number (see mounter.Mount), and whether the cloud attached it read-only. Errors:
+// ErrPrecondition or mounter.ErrDevice if the node does not have the disk.
+type finder func(ctx context.Context, serial, volume string) (path string, sequence uint64, readOnly bool, err error)
 
 // cloud is what the driver needs of a cloud. Many goroutines call it, but one at a time for the
 // changes of one ID. A check and the change that depends on it are one call, so that nothing comes
@@ -334,8 +340,9 @@ func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if !here {
 		return m, nil
 	}
-	found, err := findDisk(m.Serial, id, s.node) // EDIT: mounter.FindDevice
-	m.Source, m.Sequence, m.ReadOnly = found.path, found.sequence, m.ReadOnly || found.readOnly
+	readOnly := false
+	m.Source, m.Sequence, readOnly, err = s.find(ctx, m.Serial, id)
+	m.ReadOnly = m.ReadOnly || readOnly
 	return m, err
 }
 

@@ -84,7 +84,7 @@ func reopen(t *testing.T, dir string) *storage {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	return &storage{cloud: c, node: backendtest.Nodes[0], limit: 16}
+	return &storage{cloud: c, node: backendtest.Nodes[0], limit: 16, find: findLoops(backendtest.Nodes[0])}
 }
 
 // TestStorageKeepsTheContract opens the cloud anew between the calls of each test.

@@ -65,7 +65,7 @@ func (s *storage) Create(ctx context.Context, o backend.CreateOptions) (backend.
 	case o.Limit > 0 && v.Size > o.Limit:
 		return v, fmt.Errorf("%w: a volume has at least %d bytes", backend.ErrOutOfRange, smallest)
 	}
-	if err = mounter.CreateImage(ctx, s.images, s.path(v.ID), v.Size, fsType); errors.Is(err, syscall.ENOSPC) {
+	if err = mounter.CreateImage(ctx, s.images, s.path(v.ID), v.Size, fsType); errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
 		return v, fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}
 	return v, s.durable(err)
@@ -80,9 +80,9 @@ func (s *storage) durable(err error) error {
 }
 
 func (s *storage) Get(_ context.Context, id string, _ map[string]string) (backend.Volume, error) {
-	_, malformed := volumeid.Parse(id)
+	parsed, malformed := volumeid.Parse(id)
 	info, err := os.Lstat(s.path(id))
-	if malformed != nil || errors.Is(err, fs.ErrNotExist) {
+	if malformed != nil || parsed.Kind != volumeid.Volume || errors.Is(err, fs.ErrNotExist) {
 		return backend.Volume{}, fmt.Errorf("%w: volume %.64q", backend.ErrNotFound, id)
 	} else if err != nil {
 		return backend.Volume{}, err
