@@ -337,6 +337,23 @@ func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	return n, own, err
 }
 
+// isStale reports whether the device node that is mounted at path was mounted for another file than b,
+// as the file beside it shows. A node without such a file is not stale.
+func isStale(path string, b backing) bool {
+	dir, name := filepath.Split(path)
+	if name != DeviceName {
+		return false
+	}
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	d := place{parent: fd, name: name, path: path}
+	defer d.close()
+	was, there, err := d.readBacking()
+	return err == nil && there && was != backing{} && was != b
+}
+
 // dropStale takes a mounted node away whose device isn't what it was.
 func (l *linux) dropStale(ctx context.Context, d place) error {
 	at, err := d.stat()

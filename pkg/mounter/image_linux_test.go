@@ -678,3 +678,36 @@ func TestADiskThatWasLeftHalfMountedIsMadeWhole(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestStaleNodeIsNoUseOfAnotherDisk: a driver died in the middle of an unmount, its device is gone, and
+// the number of the device became that of another image.
+func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
+	b := newLoopBench(t)
+	m, other := b.image("image", ""), b.image("other", "")
+	stale, staging := b.path("stale"), b.path("staging")
+	b.mount(m, stale)
+	dev, err := os.Open(filepath.Join(stale, DeviceName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dev.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(setAutoclear(dev, true), dev.Close()); err != nil || len(b.loops()) != 0 {
+		t.Fatalf("%v, attached: %v", err, b.loops())
+	}
+	b.attachAs(int(unix.Minor(st.Rdev)), other)
+	b.mount(other, staging)
+	if got, err := b.Users(other.Source); err != nil || !slices.Equal(got, []string{filepath.Join(staging, DeviceName)}) {
+		t.Errorf("Users = %v, %v", got, err)
+	}
+	b.unmount(staging)
+	if got, err := b.Users(other.Source); err != nil || len(got) != 0 {
+		t.Errorf("Users after the unmount = %v, %v", got, err)
+	}
+	if left := b.loops(); len(left) != 0 {
+		t.Errorf("attached: %v", left)
+	}
+	b.unmount(stale)
+}

@@ -346,7 +346,9 @@ func (l *loops) showsOn(id fileID, n int) {
 	l.shown[id] = n
 }
 
-// users returns where a device that has a file is mounted, sorted, or the device if it isn't.
+// users returns where the device that has the file b is mounted, sorted, or the device if it is not
+// mounted. A node that was mounted for another file does not count: the number of its device became
+// this one's later.
 func (l *loops) users(b backing) ([]string, error) {
 	n, ok, err := l.of(b)
 	if err != nil || !ok {
@@ -357,8 +359,13 @@ func (l *loops) users(b backing) ([]string, error) {
 		return nil, err
 	}
 	paths := []string{}
-	for _, i := range slices.Concat(filesystems, nodes) {
+	for _, i := range filesystems {
 		paths = append(paths, i.Mountpoint)
+	}
+	for _, i := range nodes {
+		if !isStale(i.Mountpoint, b) {
+			paths = append(paths, i.Mountpoint)
+		}
 	}
 	if len(paths) == 0 && !released(n, b) {
 		paths = append(paths, loopPath(n))
