@@ -503,19 +503,25 @@ func (l *life) at(name string) int {
 
 func (l *life) after(name string) int { return l.at(name) + 1 }
 
-// step makes the next step. A step that fails stays the next. As a CO does, it repeats a call for which
-// a loop device does not answer: the device may be that of another test.
+// step makes the next step. A step that fails stays the next.
 func (l *life) step() error {
-	err := steps[l.next].do(l, context.Background())
+	err := l.do(steps[l.next])
+	if err == nil {
+		l.next++
+	}
+	return err
+}
+
+// do makes a step. As a CO does, it repeats a call for which a loop device does not answer: the device
+// may be that of another test.
+func (l *life) do(s step) error {
+	err := s.do(l, context.Background())
 	for range 30 {
 		if err == nil || !strings.Contains(err.Error(), mounter.ErrNoAnswer.Error()) {
 			break
 		}
 		time.Sleep(time.Second)
-		err = steps[l.next].do(l, context.Background())
-	}
-	if err == nil {
-		l.next++
+		err = s.do(l, context.Background())
 	}
 	return err
 }
@@ -884,7 +890,7 @@ func TestDeathAtRandom(t *testing.T) {
 	for _, l := range lives {
 		for l != nil && l.next < len(steps) {
 			if err := l.step(); err != nil {
-				t.Fatal(err)
+				t.Fatalf("%s of %s: %v\n%s", steps[l.next].name, l.name, err, w.logged())
 			}
 		}
 	}

@@ -332,7 +332,7 @@ func (o outage) retry(l *life) error {
 		if name == "" || name == "identity" || (name == "delete snapshot" && l.snapshot == "") {
 			continue
 		}
-		if err := steps[l.at(name)].do(l, context.Background()); err != nil {
+		if err := l.do(steps[l.at(name)]); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -366,11 +366,12 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 	}
 	d.whole()
 	if o.during == "identity" {
-		must(l.create(context.Background()))
+		must(l.do(steps[l.at("create")]))
 	}
 	must(o.retry(l)) // what isn't there can be made, and what is there can be found
-	must(other.create(context.Background()))
-	must(other.delete(context.Background()))
+	for _, name := range []string{"create", "delete"} {
+		must(other.do(steps[other.at(name)]))
+	}
 	d.clean()
 	d.stop()
 }
