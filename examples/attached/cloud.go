@@ -293,14 +293,14 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 	}
 	var err error
 	image, held := "", int64(0)
-	if d.Snapshot != "" {
+	if d.SourceSnapshot != "" {
 		var n backend.Snapshot
-		n, err = find(c.snapshots, "snapshot", d.Snapshot)
-		image, held = c.image(snapshotsDir, d.Snapshot), n.Size
-	} else if d.Origin != "" {
+		n, err = find(c.snapshots, "snapshot", d.SourceSnapshot)
+		image, held = c.image(snapshotsDir, d.SourceSnapshot), n.Size
+	} else if d.SourceVolume != "" {
 		var r record
-		r, err = find(c.disks, "volume", d.Origin)
-		image, held = c.image(disksDir, d.Origin), r.size
+		r, err = find(c.disks, "volume", d.SourceVolume)
+		image, held = c.image(disksDir, d.SourceVolume), r.size
 	}
 	if err == nil && d.Size < held {
 		err = fmt.Errorf("%w: invalid size %d: the source has %d bytes", backend.ErrOutOfRange, d.Size, held)
@@ -309,7 +309,7 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 		return d, err
 	}
 	// 20 bytes are as many as virtio shows of a serial number.
-	r := record{Serial: rand.Text()[:20], Snapshot: d.Snapshot, Origin: d.Origin, Attached: map[string]attachment{}, size: d.Size, plugged: map[string]bool{}}
+	r := record{Serial: rand.Text()[:20], Snapshot: d.SourceSnapshot, Origin: d.SourceVolume, Attached: map[string]attachment{}, size: d.Size, plugged: map[string]bool{}}
 	if err := c.make(disksDir, d.ID, r, image, d.Size); err != nil {
 		return d, err
 	}
@@ -320,7 +320,7 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 // disk returns the disk of a record.
 func (r record) disk(id string) disk {
 	nodes := slices.Sorted(maps.Keys(r.plugged))
-	return disk{backend.Volume{ID: id, Size: r.size, Snapshot: r.Snapshot, Origin: r.Origin, Nodes: nodes}, r.Serial}
+	return disk{backend.Volume{ID: id, Size: r.size, SourceSnapshot: r.Snapshot, SourceVolume: r.Origin, Nodes: nodes}, r.Serial}
 }
 
 func (c *directoryCloud) Disk(_ context.Context, id string) (disk, error) {

@@ -36,7 +36,7 @@ type finder func(ctx context.Context, serial, volume string) (path string, seque
 // ErrUnavailable, which says that the call may have had its effect, and the error of ctx. The
 // errors are those of package backend: the driver derives the status code from them.
 type cloud interface {
-	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.Snapshot or d.Origin if one is
+	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.SourceSnapshot or d.SourceVolume if one is
 	// set. If the disk exists, CreateDisk returns it unchanged, also if it differs from d. Errors:
 	// ErrNotFound for the source, ErrOutOfRange if the source is larger than d.Size, ErrExhausted.
 	CreateDisk(ctx context.Context, d disk) (disk, error)
@@ -121,7 +121,7 @@ func (s *storage) Create(ctx context.Context, o backend.CreateOptions) (backend.
 
 // Restore makes a disk from a snapshot.
 func (s *storage) Restore(ctx context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
-	return s.create(ctx, o, backend.Volume{Snapshot: snapshot}, func() (int64, error) {
+	return s.create(ctx, o, backend.Volume{SourceSnapshot: snapshot}, func() (int64, error) {
 		n, err := s.cloud.Snapshot(ctx, snapshot)
 		return n.Size, err
 	})
@@ -129,7 +129,7 @@ func (s *storage) Restore(ctx context.Context, snapshot string, o backend.Create
 
 // Clone makes a disk from another one, as it is at one moment.
 func (s *storage) Clone(ctx context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
-	return s.create(ctx, o, backend.Volume{Origin: source}, func() (int64, error) {
+	return s.create(ctx, o, backend.Volume{SourceVolume: source}, func() (int64, error) {
 		d, err := s.cloud.Disk(ctx, source)
 		return d.Size, err
 	})
@@ -152,8 +152,8 @@ func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend
 	if err != nil {
 		return v, err
 	}
-	if d.Snapshot != v.Snapshot || d.Origin != v.Origin || d.Size < o.Required || (o.Limit > 0 && d.Size > o.Limit) {
-		return v, fmt.Errorf("%w: with %d bytes, from snapshot %q or volume %q", backend.ErrExists, d.Size, d.Snapshot, d.Origin)
+	if d.SourceSnapshot != v.SourceSnapshot || d.SourceVolume != v.SourceVolume || d.Size < o.Required || (o.Limit > 0 && d.Size > o.Limit) {
+		return v, fmt.Errorf("%w: with %d bytes, from snapshot %q or volume %q", backend.ErrExists, d.Size, d.SourceSnapshot, d.SourceVolume)
 	}
 	return d.Volume, nil
 }
@@ -321,7 +321,7 @@ func (s *storage) Detach(ctx context.Context, id, node string, _ map[string]stri
 func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	m, err := mountOf(a)
 	if err == nil {
-		m.Serial, m.Size, err = readPublishContext(a.Attachment)
+		m.Serial, m.Size, err = readPublishContext(a.PublishContext)
 	}
 	if err != nil {
 		return m, err

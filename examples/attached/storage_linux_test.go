@@ -170,7 +170,7 @@ func TestAMountHasTheSequenceNumberOfItsDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := s.Mount(t.Context(), v.ID, backend.Access{Attachment: publish})
+	m, err := s.Mount(t.Context(), v.ID, backend.Access{PublishContext: publish})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func (s *storage) Delete(ctx context.Context, id string, _ map[string]string) er
 	if _, err := s.Get(ctx, id, nil); errors.Is(err, backend.ErrNotFound) {
 		return s.durable(nil)
 	}
-	if users, err := s.images.Users(s.path(id)); err != nil || len(users) > 0 {
+	if users, err := s.images.MountPointsOf(s.path(id)); err != nil || len(users) > 0 {
 		return cmp.Or(err, fmt.Errorf("%w: mounted at %q", backend.ErrInUse, users))
 	}
 	return s.durable(os.Remove(s.path(id)))

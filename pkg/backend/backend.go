@@ -92,12 +92,12 @@ type Access struct {
 	Context map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
 	Secrets map[string]string
 
-	// Attachment is what Attach returned for this node, as the CO passes it to NodeStageVolume and
+	// PublishContext is what Attach returned for this node, as the CO passes it to NodeStageVolume and
 	// NodePublishVolume. The driver remembers it for other questions about a volume that is staged
 	// here. It is nil for a volume that is not staged here, and in a controller: then an Attacher
 	// whose volumes are disks of the node returns a mounter.BlockDevice without Source. To a backend
 	// that does not attach, it means nothing.
-	Attachment map[string]string
+	PublishContext map[string]string
 }
 
 // Volume is what is known of a volume.
@@ -108,8 +108,8 @@ type Volume struct {
 	Context    map[string]string // handed to every later use by the CO; never changes, holds no secrets
 	Mutable    map[string]string // of a Modifier: what can be changed, as it is now, defaults filled in
 	Inline     bool              // made by Inliner, for one pod
-	Snapshot   string            // ID of the snapshot that it was made from; it may be gone
-	Origin     string            // ID of the volume that it was cloned from; it may be gone
+	SourceSnapshot   string            // ID of the snapshot that it was made from; it may be gone
+	SourceVolume     string            // ID of the volume that it was cloned from; it may be gone
 	Nodes      []string          // of an Attacher: IDs of the nodes that it is attached to, sorted; from Get and List
 }
 
@@ -120,8 +120,8 @@ type Lister interface {
 	List(ctx context.Context, after string, limit int) (volumes []Volume, more bool, err error)
 }
 
-// Sizer is a Backend that knows how much room it has.
-type Sizer interface {
+// CapacityReporter is a Backend that knows how much room it has.
+type CapacityReporter interface {
 	// Capacity returns how much room is left for volumes such as o describes; Name, Required and Limit don't count.
 	// Room that was promised to a volume is not left. What can't be served at all has 0 bytes. Errors: ErrInvalid.
 	// CSI spec v1.13, GetCapacity.
@@ -171,7 +171,7 @@ type NodeLocal interface {
 // Inliner is a Backend that can make volumes which live as long as one pod (Kubernetes: CSI ephemeral volumes).
 type Inliner interface {
 	// CreateInline makes the volume that the kubelet calls handle, or finds it. o.Name is not used. Everything in o
-	// comes from the author of the pod. Get, Mount and Doctor then know the volume by its handle. Errors: as Create,
+	// comes from the author of the pod. Get, Mount and HealthReporter then know the volume by its handle. Errors: as Create,
 	// and ErrInvalid for a handle that isn't the kubelet's: no ID of another volume can be one.
 	CreateInline(ctx context.Context, handle string, o CreateOptions) (Volume, error)
 
@@ -183,7 +183,7 @@ type Inliner interface {
 // Attacher is a Backend whose volumes must be attached to a node before they can be mounted there, as the disks of a
 // cloud. It knows the nodes by the IDs that NodeGetInfo returns on them. Both methods may run on any node.
 type Attacher interface {
-	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.Attachment:
+	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.PublishContext:
 	// nothing secret, and the same when it is called again. Of a disk that is the serial number, by
 	// which Mount finds the disk (mounter.FindDevice): the name of a disk is another one on each node
 	// and after each boot. With o.Access.ReadOnly, what Mount says for it is read-only.
@@ -222,21 +222,21 @@ type Prober interface {
 	Probe(ctx context.Context) (ready bool, err error)
 }
 
-// Doctor is a Backend that can tell what is wrong with its volumes. CSI spec v1.13, the health RPCs.
-type Doctor interface {
+// HealthReporter is a Backend that can tell what is wrong with its volumes. CSI spec v1.13, the health RPCs.
+type HealthReporter interface {
 	// Health returns what is wrong with the volume: nothing, if it is well. Errors: ErrNotFound.
 	Health(ctx context.Context, id string) ([]Condition, error)
 
 	// ListHealth returns up to limit volumes that aren't well, with IDs above after, in order, and whether there may
 	// be more.
-	ListHealth(ctx context.Context, after string, limit int) (sick []Diagnosis, more bool, err error)
+	ListHealth(ctx context.Context, after string, limit int) (sick []VolumeHealth, more bool, err error)
 
 	// StorageHealth returns what is wrong with the storage as a whole, as this node sees it. DataLoss is none of it.
 	StorageHealth(ctx context.Context) ([]Condition, error)
 }
 
-// Measurer is a Backend that can tell how full a volume is where its mount can't.
-type Measurer interface {
+// UsageReporter is a Backend that can tell how full a volume is where its mount can't.
+type UsageReporter interface {
 	// Usage returns how full the volume is. If known is false, what its mount shows counts. Errors: ErrNotFound.
 	// CSI spec v1.13, NodeGetVolumeStats.
 	Usage(ctx context.Context, id string) (usage mounter.Usage, known bool, err error)
@@ -258,14 +258,14 @@ type Condition struct {
 	Message  string // for a person: what, and what to do
 }
 
-// Diagnosis is a volume with what is wrong with it.
-type Diagnosis struct {
+// VolumeHealth is a volume with what is wrong with it.
+type VolumeHealth struct {
 	ID         string
 	Conditions []Condition // at least one; no two with the same Severity and Reason
 }
 
-// Meter is a Backend that counts things for Prometheus.
-type Meter interface {
+// MetricsSource is a Backend that counts things for Prometheus.
+type MetricsSource interface {
 	// Metrics returns the present values. The set of names and labels is always the same.
 	Metrics() []Metric
 }

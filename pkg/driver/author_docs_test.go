@@ -37,9 +37,9 @@ var alone = map[string]backend.Backend{
 		backend.Backend
 		backend.Lister
 	}{},
-	"Sizer": struct {
+	"CapacityReporter": struct {
 		backend.Backend
-		backend.Sizer
+		backend.CapacityReporter
 	}{},
 	"Expander": struct {
 		backend.Backend
@@ -85,17 +85,17 @@ var alone = map[string]backend.Backend{
 		backend.Backend
 		backend.Prober
 	}{},
-	"Doctor": struct {
+	"HealthReporter": struct {
 		backend.Backend
-		backend.Doctor
+		backend.HealthReporter
 	}{},
-	"Meter": struct {
+	"MetricsSource": struct {
 		backend.Backend
-		backend.Meter
+		backend.MetricsSource
 	}{},
-	"Measurer": struct {
+	"UsageReporter": struct {
 		backend.Backend
-		backend.Measurer
+		backend.UsageReporter
 	}{},
 }
 

@@ -72,13 +72,13 @@ func ControllerCapabilities(b backend.Backend) *csi.ControllerGetCapabilitiesRes
 	add(lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
 	add(attaches, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
 	add(attaches && lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
-	add(is[backend.Sizer](b), csi.ControllerServiceCapability_RPC_GET_CAPACITY)
+	add(is[backend.CapacityReporter](b), csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	add(is[backend.Expander](b), csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	add(is[backend.Snapshotter](b), csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 	add(is[backend.Cloner](b), csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
 	add(is[backend.Modifier](b), csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
-	add(is[backend.Doctor](b), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
+	add(is[backend.HealthReporter](b), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
 		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
 	})}
@@ -94,7 +94,7 @@ func NodeCapabilities(b backend.Backend) *csi.NodeGetCapabilitiesResponse {
 	if is[backend.Expander](b) {
 		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	}
-	if is[backend.Doctor](b) {
+	if is[backend.HealthReporter](b) {
 		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	}
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types, func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {

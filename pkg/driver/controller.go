@@ -140,7 +140,7 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 
 // GetCapacity gets the parameters of a StorageClass as they are, secret names and all: reserved keys don't count.
 func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	sizer, ok := c.backend.(backend.Sizer)
+	sizer, ok := c.backend.(backend.CapacityReporter)
 	if !ok {
 		return c.UnimplementedControllerServer.GetCapacity(ctx, req)
 	}
@@ -168,7 +168,7 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 }
 
 func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	doctor, ok := c.backend.(backend.Doctor)
+	doctor, ok := c.backend.(backend.HealthReporter)
 	if !ok {
 		return c.UnimplementedControllerServer.ControllerGetVolumeHealth(ctx, req)
 	}
@@ -186,7 +186,7 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 }
 
 func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	doctor, ok := c.backend.(backend.Doctor)
+	doctor, ok := c.backend.(backend.HealthReporter)
 	if !ok {
 		return c.UnimplementedControllerServer.ControllerListVolumeHealth(ctx, req)
 	}

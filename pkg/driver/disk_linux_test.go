@@ -89,10 +89,10 @@ func (d *disks) Mount(_ context.Context, id string, a backend.Access) (mounter.M
 	if !a.Block {
 		m.FSType = "ext4"
 	}
-	if a.Attachment == nil {
+	if a.PublishContext == nil {
 		return m, nil
 	}
-	if m.Serial = a.Attachment["serial"]; m.Serial != "serial of "+id {
+	if m.Serial = a.PublishContext["serial"]; m.Serial != "serial of "+id {
 		return m, fmt.Errorf("%w: the attachment is another volume's", backend.ErrInvalid)
 	}
 	if v.device == "" {

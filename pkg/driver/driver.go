@@ -73,7 +73,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{cfg: cfg, locks: newLocks(), prober: &prober{backend: cfg.Backend}}
-	if meter, ok := cfg.Backend.(backend.Meter); ok {
+	if meter, ok := cfg.Backend.(backend.MetricsSource); ok {
 		if err := cfg.Registry.Register(backendMetrics{meter}); err != nil {
 			return nil, err
 		}

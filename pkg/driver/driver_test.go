@@ -121,7 +121,7 @@ func (o *odd) List(_ context.Context, _ string, limit int) ([]backend.Volume, bo
 
 func (o *odd) Health(context.Context, string) ([]backend.Condition, error) { return nil, nil }
 
-func (o *odd) ListHealth(context.Context, string, int) ([]backend.Diagnosis, bool, error) {
+func (o *odd) ListHealth(context.Context, string, int) ([]backend.VolumeHealth, bool, error) {
 	if o.sick != nil {
 		o.sick()
 	}
@@ -493,7 +493,7 @@ func TestManyCallsAtOnce(t *testing.T) {
 		}
 		d.want(codes.OK, one.unstage())
 		d.want(codes.OK, one.delete())
-		if users, err := d.mounter.Users(d.root); err != nil || len(users) != 0 {
+		if users, err := d.mounter.MountPointsOf(d.root); err != nil || len(users) != 0 {
 			t.Errorf("still mounted: %v, %v", users, err)
 		}
 		if left, err := os.ReadDir(filepath.Join(d.root, "volumes")); err != nil || len(left) != 0 {

@@ -50,7 +50,7 @@ func countCalls(registry *prometheus.Registry) (grpc.UnaryServerInterceptor, err
 }
 
 // backendMetrics is a prometheus.Collector of what a backend counts.
-type backendMetrics struct{ backend.Meter }
+type backendMetrics struct{ backend.MetricsSource }
 
 func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
 	for _, v := range m.Metrics() {

@@ -47,7 +47,7 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	u.Context, u.Secrets, u.Attachment = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
+	u.Context, u.Secrets, u.PublishContext = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
 	if err := n.stage(ctx, id, path, u); err != nil {
 		return nil, fmt.Errorf("stage volume %.128q: %w", id, err)
 	}
@@ -65,7 +65,7 @@ func (n *node) stage(ctx context.Context, id, path string, u use) error {
 	if err := checkShared(what, u.manyNodes() && !what.ReadOnly); err != nil {
 		return err
 	}
-	attachment, err := attachmentText(u.Attachment)
+	attachment, err := attachmentText(u.PublishContext)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	if err := n.notInline(ctx, req.GetVolumeId()); err != nil {
 		return err
 	}
-	u.Context, u.Secrets, u.Attachment = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
+	u.Context, u.Secrets, u.PublishContext = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
 	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
 	if err != nil {
 		return err
@@ -178,7 +178,7 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	if what.ReadOnly && !u.ReadOnly {
 		return fmt.Errorf("%w: it was attached, or is, for reading only", mounter.ErrReadOnly)
 	}
-	from := what.Again(staging)
+	from := what.BindFrom(staging)
 	from.ReadOnly = u.ReadOnly // a writable publish of a read-only volume fails
 	if u.oneTarget() && !published {
 		if err := n.onlyTarget(ctx, from.Source, target); err != nil {
@@ -222,7 +222,7 @@ func (n *node) asStaged(req *csi.NodePublishVolumeRequest, u use, published bool
 
 // onlyTarget returns an error if what is mounted at a path is published at another path than target.
 func (n *node) onlyTarget(ctx context.Context, at, target string) error {
-	others, err := n.mounter.Siblings(ctx, at)
+	others, err := n.mounter.OtherTargets(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -332,7 +332,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 
 // usage asks the backend first: a mount may show more than the volume.
 func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error) {
-	if m, ok := n.backend.(backend.Measurer); ok {
+	if m, ok := n.backend.(backend.UsageReporter); ok {
 		if u, known, err := m.Usage(ctx, id); known || err != nil {
 			return u, err
 		}
@@ -342,7 +342,7 @@ func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error
 
 // NodeGetVolumeHealth adds to what the backend knows whether a volume that was staged is mounted still.
 func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
-	doctor, ok := n.backend.(backend.Doctor)
+	doctor, ok := n.backend.(backend.HealthReporter)
 	if !ok {
 		return n.UnimplementedNodeServer.NodeGetVolumeHealth(ctx, req)
 	}
@@ -369,7 +369,7 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 }
 
 func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
-	if !is[backend.Doctor](n.backend) {
+	if !is[backend.HealthReporter](n.backend) {
 		return n.UnimplementedNodeServer.NodeGetStorageHealth(ctx, req)
 	}
 	conditions, err := n.prober.storageHealth(ctx)
@@ -393,7 +393,7 @@ func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorage
 // gets the publish context with which the volume was staged. No request says whether the volume is
 // used as a block device, and a backend may serve both uses.
 func (n *node) mountedAs(ctx context.Context, id, path string) (what mounter.Mount, there bool, err error) {
-	a := backend.Access{Attachment: n.stagings.attachment(id)}
+	a := backend.Access{PublishContext: n.stagings.attachment(id)}
 	what, err = n.backend.Mount(ctx, id, a)
 	if err == nil {
 		if there, err = n.mounter.Mounted(ctx, what, path); there || err != nil {

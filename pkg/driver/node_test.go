@@ -456,7 +456,7 @@ func TestAStageThatCantBeRememberedMountsNothing(t *testing.T) {
 		if !strings.Contains(err.Error(), d.path("state", stagingsDir)) {
 			t.Errorf("%v doesn't name the state directory", err)
 		}
-		if users, err := d.mounter.Users(v.data()); err != nil || len(users) != 0 {
+		if users, err := d.mounter.MountPointsOf(v.data()); err != nil || len(users) != 0 {
 			t.Errorf("mounted at %v, %v", users, err)
 		}
 		d.restart()

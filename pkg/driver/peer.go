@@ -83,7 +83,7 @@ func (p *peerService) Locate(ctx context.Context, req *peer.LocateRequest) (*pee
 	case !errors.Is(err, backend.ErrNotFound):
 		return nil, fmt.Errorf("look for the volume %q: %w", create.GetName(), err)
 	}
-	if !is[backend.Sizer](p.controller.backend) {
+	if !is[backend.CapacityReporter](p.controller.backend) {
 		return &peer.LocateResponse{}, nil
 	}
 	room, err := p.controller.GetCapacity(ctx, &csi.GetCapacityRequest{

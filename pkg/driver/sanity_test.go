@@ -153,7 +153,7 @@ func (r *sanityRun) check(t *testing.T, name string) {
 	}
 	for _, dir := range dirs {
 		left, err := os.ReadDir(dir)
-		if users, err2 := d.mounter.Users(dir); err != nil || err2 != nil || len(left)+len(users) > 0 {
+		if users, err2 := d.mounter.MountPointsOf(dir); err != nil || err2 != nil || len(left)+len(users) > 0 {
 			t.Errorf("%s: left in %s: %v, mounts %v, %v, %v", name, dir, left, users, err, err2)
 		}
 	}

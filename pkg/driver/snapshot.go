@@ -153,13 +153,13 @@ func (c *controller) creator(source *csi.VolumeContentSource) (func(context.Cont
 // contentSource returns what v was made from, as CSI has it: nil if it was made empty.
 func contentSource(v backend.Volume) *csi.VolumeContentSource {
 	switch {
-	case v.Snapshot != "":
+	case v.SourceSnapshot != "":
 		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.Snapshot},
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: v.SourceSnapshot},
 		}}
-	case v.Origin != "":
+	case v.SourceVolume != "":
 		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.Origin},
+			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: v.SourceVolume},
 		}}
 	}
 	return nil

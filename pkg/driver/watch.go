@@ -53,7 +53,7 @@ func (p *prober) probe(ctx context.Context) (bool, error) {
 
 // storageHealth returns what is wrong with the storage. CSI spec v1.13, NodeGetStorageHealth.
 func (p *prober) storageHealth(ctx context.Context) ([]backend.Condition, error) {
-	b, ok := p.backend.(backend.Doctor)
+	b, ok := p.backend.(backend.HealthReporter)
 	if !ok {
 		return nil, nil
 	}
@@ -145,11 +145,11 @@ func (d *Driver) logState(state, why string) {
 
 // logSick logs which volumes are unhealthy, and why.
 func (d *Driver) logSick(ctx context.Context) {
-	doctor, ok := d.cfg.Backend.(backend.Doctor)
+	doctor, ok := d.cfg.Backend.(backend.HealthReporter)
 	if !ok {
 		return
 	}
-	var sick []backend.Diagnosis
+	var sick []backend.VolumeHealth
 	var more bool
 	err := guard.Do(func() (err error) {
 		sick, more, err = doctor.ListHealth(ctx, "", watchVolumes)

@@ -153,14 +153,14 @@ func TestABlankDeviceIsFormattedOnce(t *testing.T) {
 				id := idOnDisk(t, m.Source)
 				write(t, filepath.Join(staging, "file"), "data")
 				b.mount(m, staging) // again
-				b.mount(m.Again(staging), target)
+				b.mount(m.BindFrom(staging), target)
 				for _, path := range []string{staging, target} {
 					if !b.mounted(m, path) {
 						t.Errorf("Mounted(%s) = false", path)
 					}
 				}
-				if got, err := b.Siblings(context.Background(), staging); err != nil || !slices.Equal(got, []string{target}) {
-					t.Errorf("Siblings = %q, %v", got, err)
+				if got, err := b.OtherTargets(context.Background(), staging); err != nil || !slices.Equal(got, []string{target}) {
+					t.Errorf("OtherTargets = %q, %v", got, err)
 				}
 				b.Host = realMounter(t)(b.kubelet) // a new process
 				if !b.mounted(m, staging) || !b.mounted(m, target) || b.mounted(b.attachDisk("other", fsType, diskSize), staging) {
@@ -455,7 +455,7 @@ func TestAMountedDeviceGrows(t *testing.T) {
 			ctx := context.Background()
 			m, staging, target := b.attachDisk("disk", fsType, diskSize), b.path("staging"), b.path("target")
 			b.mount(m, staging)
-			b.mount(m.Again(staging), target)
+			b.mount(m.BindFrom(staging), target)
 			write(t, filepath.Join(target, "file"), "data")
 			f, err := os.OpenFile(filepath.Join(target, "open"), os.O_CREATE|os.O_WRONLY, 0o600)
 			if err != nil {
@@ -477,7 +477,7 @@ func TestAMountedDeviceGrows(t *testing.T) {
 					f.Close()
 					b.unmount(target, staging)
 					b.mount(m, staging)
-					b.mount(m.Again(staging), target)
+					b.mount(m.BindFrom(staging), target)
 					if f, err = os.OpenFile(filepath.Join(target, "open"), os.O_WRONLY, 0); err != nil {
 						t.Fatal(err)
 					}
@@ -544,7 +544,7 @@ func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 	before := b.sumOf("disk")
 	b.mount(m, staging)
 	b.mount(m, staging)
-	b.mount(m.Again(staging), target)
+	b.mount(m.BindFrom(staging), target)
 	for _, path := range []string{staging, target} {
 		if u, err := b.Usage(ctx, path); err != nil || u.TotalBytes != diskSize || !b.mounted(m, path) {
 			t.Errorf("at %s: Usage = %+v, %v, mounted: %v", path, u, err, b.mounted(m, path))
@@ -561,7 +561,7 @@ func TestADeviceWithoutAFilesystemIsMountedAsItIs(t *testing.T) {
 	if err := b.Grow(ctx, m, staging); err != nil {
 		t.Error(err)
 	}
-	readOnly := m.Again(staging)
+	readOnly := m.BindFrom(staging)
 	readOnly.ReadOnly = true
 	b.refused(readOnly, b.path("other"), ErrReadOnly)
 	if err := b.Remove(ctx, target); err != nil || exists(target) {

@@ -25,7 +25,7 @@ func TestAFakeDeviceIsFormattedOnceOrRefused(t *testing.T) {
 	made, _ := os.ReadFile(file)
 	b.unmount(staging)
 	b.mount(m, staging)
-	b.mount(m.Again(staging), b.path("target"))
+	b.mount(m.BindFrom(staging), b.path("target"))
 	if again, _ := os.ReadFile(file); !bytes.Equal(again, made) || !b.mounted(m, b.path("target")) {
 		t.Error("it was formatted again, or is not at the target")
 	}
@@ -39,7 +39,7 @@ func TestAFakeDeviceIsFormattedOnceOrRefused(t *testing.T) {
 	raw := m
 	raw.FSType = ""
 	b.mount(raw, staging)
-	b.mount(raw.Again(staging), b.path("node"))
+	b.mount(raw.BindFrom(staging), b.path("node"))
 	if u, err := b.Usage(context.Background(), b.path("node")); err != nil || u.TotalBytes != 4096 || !b.mounted(raw, staging) {
 		t.Errorf("Usage = %+v, %v, mounted: %v", u, err, b.mounted(raw, staging))
 	}

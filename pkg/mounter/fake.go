@@ -265,7 +265,7 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 	if err := errors.Join(ctx.Err(), f.Err); err != nil {
 		return err
 	}
-	if users, _ := f.Users(image.Name()); len(users) > 0 {
+	if users, _ := f.MountPointsOf(image.Name()); len(users) > 0 {
 		return fmt.Errorf("%w: %s is at %s", ErrBusy, image.Name(), users[0])
 	}
 	if _, err := readFake(Mount{Source: image.Name(), FSType: fsType}); err != nil {
@@ -462,7 +462,7 @@ func (f *Fake) at(path string) (Mount, bool) {
 	return m, ok
 }
 
-func (f *Fake) Siblings(_ context.Context, path string) ([]string, error) {
+func (f *Fake) OtherTargets(_ context.Context, path string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.look(path); err != nil {
@@ -480,8 +480,8 @@ func (f *Fake) Siblings(_ context.Context, path string) ([]string, error) {
 	return paths, nil
 }
 
-// Users returns every path at which source or something below it is mounted, sorted.
-func (f *Fake) Users(source string) ([]string, error) {
+// MountPointsOf returns every path at which source or something below it is mounted, sorted.
+func (f *Fake) MountPointsOf(source string) ([]string, error) {
 	if err := f.noLinks(source); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}

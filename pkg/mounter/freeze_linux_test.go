@@ -426,7 +426,7 @@ func TestWhatWasWrittenToADeviceIsInItsImageAtTheCut(t *testing.T) {
 	m := b.image("image", "")
 	m.Buffered = true
 	b.mount(m, b.path("staging"))
-	b.mount(m.Again(b.path("staging")), b.path("target"))
+	b.mount(m.BindFrom(b.path("staging")), b.path("target"))
 	dev, err := os.OpenFile(b.path("target"), os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -402,7 +402,7 @@ func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place)
 	if err != nil || readOnly == m.ReadOnly {
 		return err
 	}
-	others, err := l.Siblings(ctx, m.Source)
+	others, err := l.OtherTargets(ctx, m.Source)
 	if err != nil {
 		return err
 	}

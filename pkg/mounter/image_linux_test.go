@@ -218,10 +218,10 @@ func TestImagesAreMounted(t *testing.T) {
 			if len(b.loops()) != 1 {
 				t.Errorf("attached: %v, want one device", b.loops())
 			}
-			b.mount(m.Again(staging), one)
+			b.mount(m.BindFrom(staging), one)
 			readOnly := m
 			readOnly.ReadOnly = true
-			b.mount(readOnly.Again(staging), two)
+			b.mount(readOnly.BindFrom(staging), two)
 			if err := os.WriteFile(filepath.Join(one, "f"), []byte("hello"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -240,11 +240,11 @@ func TestImagesAreMounted(t *testing.T) {
 						t.Errorf("restarted %v: Mounted doesn't tell images apart at %s", restarted, path)
 					}
 				}
-				if got, err := b.Users(m.Source); err != nil || !slices.Equal(got, []string{one, staging, two}) {
+				if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, []string{one, staging, two}) {
 					t.Errorf("restarted %v: Users = %v, %v", restarted, got, err)
 				}
-				if got, err := b.Siblings(ctx, staging); err != nil || !slices.Equal(got, []string{one, two}) {
-					t.Errorf("restarted %v: Siblings = %v, %v", restarted, got, err)
+				if got, err := b.OtherTargets(ctx, staging); err != nil || !slices.Equal(got, []string{one, two}) {
+					t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
 				}
 				b.refused(other, staging, ErrConflict)
 				b.refused(Mount{Kind: Image, Source: m.Source, FSType: fsType, Sector: 512}, staging, ErrConflict)
@@ -254,7 +254,7 @@ func TestImagesAreMounted(t *testing.T) {
 				t.Errorf("Usage = %+v, %v", u, err)
 			}
 			b.unmount(one, two, staging)
-			if got, err := b.Users(m.Source); err != nil || len(got) != 0 {
+			if got, err := b.MountPointsOf(m.Source); err != nil || len(got) != 0 {
 				t.Errorf("Users = %v, %v after all that", got, err)
 			}
 			b.mount(m, staging)
@@ -308,7 +308,7 @@ func TestDisksAreDevices(t *testing.T) {
 	staging, one, two := b.path("staging"), b.path("one"), b.path("two")
 	for range 2 {
 		b.mount(m, staging)
-		b.mount(m.Again(staging), one)
+		b.mount(m.BindFrom(staging), one)
 	}
 	if len(b.loops()) != 1 {
 		t.Errorf("attached: %v, want one device", b.loops())
@@ -342,24 +342,24 @@ func TestDisksAreDevices(t *testing.T) {
 				t.Errorf("restarted %v: Usage(%s) = %+v, %v", restarted, path, u, err)
 			}
 		}
-		if got, err := b.Users(m.Source); err != nil || !slices.Equal(got, []string{one, filepath.Join(staging, DeviceName)}) {
+		if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, []string{one, filepath.Join(staging, DeviceName)}) {
 			t.Errorf("restarted %v: Users = %v, %v", restarted, got, err)
 		}
-		if got, err := b.Siblings(ctx, m.Again(staging).Source); err != nil || !slices.Equal(got, []string{one}) {
-			t.Errorf("restarted %v: Siblings = %v, %v", restarted, got, err)
+		if got, err := b.OtherTargets(ctx, m.BindFrom(staging).Source); err != nil || !slices.Equal(got, []string{one}) {
+			t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
 		}
 	}
 	readOnly := m
 	readOnly.ReadOnly = true
-	b.refused(readOnly.Again(staging), two, ErrReadOnly)
-	b.refused(readOnly.Again(staging), one, ErrConflict)
+	b.refused(readOnly.BindFrom(staging), two, ErrReadOnly)
+	b.refused(readOnly.BindFrom(staging), one, ErrConflict)
 	if exists(two) {
 		t.Error("a refused target is left")
 	}
 	if err := b.Remove(ctx, one); err != nil || exists(one) {
 		t.Errorf("Remove = %v, target there: %v", err, exists(one))
 	}
-	b.mount(readOnly.Again(staging), two)
+	b.mount(readOnly.BindFrom(staging), two)
 	if dev, err = os.OpenFile(two, os.O_RDWR, 0); err == nil { // which the kernel permits
 		if _, err := dev.WriteAt([]byte("no"), 0); !errors.Is(err, unix.EPERM) {
 			t.Errorf("write to a read-only device: %v, want EPERM", err)
@@ -367,13 +367,13 @@ func TestDisksAreDevices(t *testing.T) {
 		dev.Close()
 	}
 	b.unmount(two)
-	b.mount(m.Again(staging), one) // and it can be written to again
+	b.mount(m.BindFrom(staging), one) // and it can be written to again
 	if dev, err = os.OpenFile(one, os.O_RDWR, 0); err != nil {
 		t.Error(err)
 	}
 	dev.Close()
 	b.unmount(one, staging)
-	if got, err := b.Users(m.Source); err != nil || len(got) != 0 || exists(filepath.Join(staging, DeviceName)) {
+	if got, err := b.MountPointsOf(m.Source); err != nil || len(got) != 0 || exists(filepath.Join(staging, DeviceName)) {
 		t.Errorf("Users = %v, %v after all that", got, err)
 	}
 	if err := b.Remove(ctx, staging); err != nil || exists(staging) {
@@ -532,7 +532,7 @@ func TestADeviceThatIsPublishedStaysAttached(t *testing.T) {
 	b := newLoopBench(t)
 	m, other := b.image("image", ""), b.image("other", "")
 	b.mount(m, b.path("staging"))
-	b.mount(m.Again(b.path("staging")), b.path("target"))
+	b.mount(m.BindFrom(b.path("staging")), b.path("target"))
 	b.mount(m, b.path("again")) // at a second staging path
 	for _, path := range []string{b.path("staging"), b.path("again")} {
 		if err := b.Unmount(ctx, path); !errors.Is(err, ErrBusy) {
@@ -565,7 +565,7 @@ func TestADevicesNumberBringsNothingFromTheLastOne(t *testing.T) {
 	readOnly := m
 	readOnly.ReadOnly = true
 	b.mount(m, b.path("staging"))
-	b.mount(readOnly.Again(b.path("staging")), b.path("target"))
+	b.mount(readOnly.BindFrom(b.path("staging")), b.path("target"))
 	b.unmount(b.path("target"), b.path("staging"))
 	for _, fsType := range FSTypes() {
 		next := b.image(fsType, fsType)
@@ -618,8 +618,8 @@ func TestADiskThatIsStagedReadOnly(t *testing.T) {
 	b.mount(m, b.path("staging"))
 	writable := m
 	writable.ReadOnly = false
-	b.refused(writable.Again(b.path("staging")), b.path("one"), ErrReadOnly)
-	b.mount(m.Again(b.path("staging")), b.path("one"))
+	b.refused(writable.BindFrom(b.path("staging")), b.path("one"), ErrReadOnly)
+	b.mount(m.BindFrom(b.path("staging")), b.path("one"))
 	b.unmount(b.path("one"), b.path("staging"))
 }
 

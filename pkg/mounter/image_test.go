@@ -166,13 +166,13 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 	run("while an image is frozen nothing else is done to it", func(t *testing.T, b *bench) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.mount(m, b.path("mounted"))
-		b.mount(m.Again(b.path("mounted")), b.path("again"))
+		b.mount(m.BindFrom(b.path("mounted")), b.path("again"))
 		for name, call := range map[string]func(ctx context.Context) error{
 			"Unmount":            func(ctx context.Context) error { return b.Unmount(ctx, b.path("mounted")) },
 			"Remove":             func(ctx context.Context) error { return b.Remove(ctx, b.path("again")) },
 			"Mount":              func(ctx context.Context) error { return b.Mount(ctx, m, b.path("other")) },
 			"Mount of idle":      func(ctx context.Context) error { return b.Mount(ctx, idle, b.path("idle")) },
-			"Mount once more":    func(ctx context.Context) error { return b.Mount(ctx, m.Again(b.path("mounted")), b.path("more")) },
+			"Mount once more":    func(ctx context.Context) error { return b.Mount(ctx, m.BindFrom(b.path("mounted")), b.path("more")) },
 			"Grow":               func(ctx context.Context) error { return b.Grow(ctx, m, b.path("mounted")) },
 			"Tune":               func(ctx context.Context) error { return b.Tune(ctx, m) },
 			"another Freeze":     func(ctx context.Context) error { return b.Freeze(ctx, "", []string{idle.Source}, eternity, nothing) },
@@ -193,7 +193,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 			}
 			b.unmount(b.path("idle"), b.path("more"), b.path("other"), b.path("again"), b.path("mounted"))
 			b.mount(m, b.path("mounted"))
-			b.mount(m.Again(b.path("mounted")), b.path("again"))
+			b.mount(m.BindFrom(b.path("mounted")), b.path("again"))
 		}
 		b.unmount(b.path("again"), b.path("mounted"))
 	})

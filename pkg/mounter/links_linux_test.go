@@ -46,7 +46,7 @@ func subjects() []subject {
 		{"device", func(b *bench) Mount {
 			m := b.image("image", "")
 			b.mount(m, b.path("staging"))
-			return m.Again(b.path("staging"))
+			return m.BindFrom(b.path("staging"))
 		}, true, 100},
 	}
 	for _, fsType := range FSTypes() {
@@ -409,7 +409,7 @@ func TestNoElementOfASourceMayBeALink(t *testing.T) {
 				if _, err := b.Mounted(ctx, m, b.path("staging")); !errors.Is(err, ErrPath) {
 					t.Errorf("%s: Mounted = %v, want ErrPath", link, err)
 				}
-				if _, err := b.Users(m.Source); !errors.Is(err, ErrPath) {
+				if _, err := b.MountPointsOf(m.Source); !errors.Is(err, ErrPath) {
 					t.Errorf("%s: Users = %v, want ErrPath", link, err)
 				}
 				if err := b.Tune(ctx, m); kind != Directory && !errors.Is(err, ErrPath) {
@@ -436,11 +436,11 @@ func TestAPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	}
 	b.Host, b.kubelet = realMounter(t)(link), link
 	b.mount(m, b.path("staging"))
-	b.mount(m.Again(b.path("staging")), b.path("target"))
+	b.mount(m.BindFrom(b.path("staging")), b.path("target"))
 	if err := errors.Join(os.Rename(b.path("staging"), b.path("moved")), os.Symlink("moved", b.path("staging"))); err != nil {
 		t.Fatal(err)
 	}
-	b.refused(m.Again(b.path("staging")), b.path("other"), ErrPath)
+	b.refused(m.BindFrom(b.path("staging")), b.path("other"), ErrPath)
 	if err := errors.Join(os.Remove(b.path("staging")), os.Rename(b.path("moved"), b.path("staging"))); err != nil {
 		t.Fatal(err)
 	}

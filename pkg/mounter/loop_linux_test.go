@@ -104,7 +104,7 @@ func TestADeviceThatDoesNotAnswerHoldsUpNoOtherImage(t *testing.T) {
 	m := b.image("other", "xfs")
 	for name, call := range map[string]func() error{
 		"Mount": func() error { return b.Mount(ctx, m, b.path("other")) },
-		"Users": func() error { _, err := b.Users(m.Source); return err },
+		"Users": func() error { _, err := b.MountPointsOf(m.Source); return err },
 		"Tune":  func() error { return b.Tune(ctx, m) },
 		"Mounted": func() error {
 			if yes, err := b.Mounted(ctx, m, b.path("other")); err != nil || !yes {
@@ -132,11 +132,11 @@ func TestADeviceThatDoesNotAnswerHoldsUpNoOtherImage(t *testing.T) {
 	}
 	// A new process knows nothing of the device, which may have the image.
 	again := realMounter(t)(b.kubelet)
-	if _, err := again.Users(m.Source); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), device) {
+	if _, err := again.MountPointsOf(m.Source); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), device) {
 		t.Errorf("Users of a new Mounter = %v, want ErrNoAnswer that names the device", err)
 	}
 	end()
-	if users, err := again.Users(m.Source); err != nil || len(users) > 0 {
+	if users, err := again.MountPointsOf(m.Source); err != nil || len(users) > 0 {
 		t.Errorf("Users when the device answers again = %v, %v", users, err)
 	}
 }
@@ -153,7 +153,7 @@ func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.mount(m, b.path("staging"))
-		b.mount(m.Again(b.path("staging")), b.path("target"))
+		b.mount(m.BindFrom(b.path("staging")), b.path("target"))
 		device := loopOf(t, m)
 		shutDown(t, b.path("disk"))
 		if restarted {
@@ -161,7 +161,7 @@ func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
 		}
 		other := b.image("other", "ext4")
 		b.mount(other, b.path("other"))
-		if users, err := b.Users(other.Source); err != nil || len(users) != 1 {
+		if users, err := b.MountPointsOf(other.Source); err != nil || len(users) != 1 {
 			t.Errorf("Users = %v, %v", users, err)
 		}
 		b.unmount(b.path("other"))

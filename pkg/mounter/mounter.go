@@ -78,8 +78,8 @@ func tooSmall(m Mount, size int64) error {
 		" see its new size", ErrDevice, m.Source, size, m.Size)
 }
 
-// Again returns the Mount that shows at a further path what m shows at path.
-func (m Mount) Again(path string) Mount {
+// BindFrom returns the Mount that shows at a further path what m shows at path.
+func (m Mount) BindFrom(path string) Mount {
 	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
 	if m.isNode() {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
@@ -184,16 +184,16 @@ type Mounter interface {
 	// any other file, ErrBusy, ErrNotEmpty.
 	Remove(ctx context.Context, path string) error
 
-	// Mounted reports whether path shows m's source, mounted by m or by m.Again. Options are not compared. No such
+	// Mounted reports whether path shows m's source, mounted by m or by m.BindFrom. Options are not compared. No such
 	// path, or a dead mount, is false.
 	Mounted(ctx context.Context, m Mount, path string) (bool, error)
 
 	// Occupied reports whether anything that is alive is mounted at path.
 	Occupied(ctx context.Context, path string) (bool, error)
 
-	// Siblings returns the other paths, sorted, that were mounted below the directory from the same source as path.
+	// OtherTargets returns the other paths, sorted, that were mounted below the directory from the same source as path.
 	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
-	Siblings(ctx context.Context, path string) ([]string, error)
+	OtherTargets(ctx context.Context, path string) ([]string, error)
 
 	// Grow makes the filesystem or device that m shows at path as large as its image, or as its
 	// BlockDevice, while it is used. Of a BlockDevice with an FSType, the filesystem that is mounted
@@ -250,13 +250,13 @@ type Images interface {
 	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.
 	Tune(ctx context.Context, m Mount) error
 
-	// Users returns every path of the machine, sorted, at which source or a directory below it is
+	// MountPointsOf returns every path of the machine, sorted, at which source or a directory below it is
 	// mounted, except for source's own mount, or at which an overlay is mounted that has one of them
 	// as a layer. Of a file it returns where the filesystem in it, or its device, is mounted; if
 	// neither is and a device has the file, that device. It asks the kernel anew and costs as much as
 	// the machine has mounts. It sees this mount namespace only. Of an overlay it sees a layer whose
 	// path was absolute and leads to it still. Errors: ErrPath if an element of source is a link.
-	Users(source string) ([]string, error)
+	MountPointsOf(source string) ([]string, error)
 
 	// Failing returns the images whose filesystems are mounted, by any process, and have failed, with
 	// the worst failure that is known of each, by their absolute paths. It asks the kernel anew. It

@@ -118,7 +118,7 @@ func (l *linux) checkKernel() error {
 }
 
 // findMounts remembers the mounts that an earlier process has made below the directory, so that
-// Siblings knows them, and marks the files of its devices, so that Remove does.
+// OtherTargets knows them, and marks the files of its devices, so that Remove does.
 func (l *linux) findMounts() error {
 	below := mountinfo.PrefixFilter(l.real)
 	var devices []string // paths of loop devices' nodes
@@ -517,7 +517,7 @@ func (l *linux) Occupied(_ context.Context, path string) (bool, error) {
 	return l.shows(path, func(state) (bool, error) { return true, nil })
 }
 
-func (l *linux) Siblings(_ context.Context, path string) ([]string, error) {
+func (l *linux) OtherTargets(_ context.Context, path string) ([]string, error) {
 	others, source := l.known.siblings(path)
 	if len(others) == 0 {
 		return nil, nil

@@ -247,20 +247,20 @@ func TestAnotherProcessesMountsAreFoundAgain(t *testing.T) {
 	b.mount(b.volume("v"), b.path("staging"))
 	b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
 	b.Host = realMounter(t)(b.kubelet) // as after a restart
-	got, err := b.Siblings(context.Background(), b.path("staging"))
+	got, err := b.OtherTargets(context.Background(), b.path("staging"))
 	if want := []string{b.path("one")}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+		t.Errorf("OtherTargets = %v, %v, want %v", got, err, want)
 	}
 	b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("two"))
-	got, err = b.Siblings(context.Background(), b.path("two"))
+	got, err = b.OtherTargets(context.Background(), b.path("two"))
 	if want := []string{b.path("one"), b.path("staging")}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+		t.Errorf("OtherTargets = %v, %v, want %v", got, err, want)
 	}
 	if err := unix.Unmount(b.path("one"), 0); err != nil { // by somebody else
 		t.Fatal(err)
 	}
-	if got, _ := b.Siblings(context.Background(), b.path("staging")); !slices.Equal(got, []string{b.path("two")}) {
-		t.Errorf("Siblings = %v, still with what somebody unmounted", got)
+	if got, _ := b.OtherTargets(context.Background(), b.path("staging")); !slices.Equal(got, []string{b.path("two")}) {
+		t.Errorf("OtherTargets = %v, still with what somebody unmounted", got)
 	}
 }
 
@@ -271,8 +271,8 @@ func TestMountsOfTwoProcessesFromOneSourceAreSiblings(t *testing.T) {
 	b.Host = realMounter(t)(b.kubelet)
 	b.mount(v, b.path("new")) // from the source itself, not from a mount that is known
 	for path, want := range map[string]string{b.path("old"): b.path("new"), b.path("new"): b.path("old")} {
-		if got, err := b.Siblings(context.Background(), path); err != nil || !slices.Equal(got, []string{want}) {
-			t.Errorf("Siblings(%s) = %v, %v, want %s", path, got, err, want)
+		if got, err := b.OtherTargets(context.Background(), path); err != nil || !slices.Equal(got, []string{want}) {
+			t.Errorf("OtherTargets(%s) = %v, %v, want %s", path, got, err, want)
 		}
 	}
 }
@@ -286,14 +286,14 @@ func TestASiblingThatCantBeLookedAtIsAnError(t *testing.T) {
 	if err := errors.Join(os.Rename(b.path("pod"), b.path("moved")), os.Symlink("moved", b.path("pod"))); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.Siblings(context.Background(), b.path("staging")); err == nil {
-		t.Errorf("Siblings = %v and no error, though one is behind a link", got)
+	if got, err := b.OtherTargets(context.Background(), b.path("staging")); err == nil {
+		t.Errorf("OtherTargets = %v and no error, though one is behind a link", got)
 	}
 	if err := errors.Join(os.Remove(b.path("pod")), os.Rename(b.path("moved"), b.path("pod"))); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.Siblings(context.Background(), b.path("staging")); err != nil || len(got) != 1 {
-		t.Errorf("Siblings = %v, %v: the error has made it forget", got, err)
+	if got, err := b.OtherTargets(context.Background(), b.path("staging")); err != nil || len(got) != 1 {
+		t.Errorf("OtherTargets = %v, %v: the error has made it forget", got, err)
 	}
 }
 
@@ -415,9 +415,9 @@ func TestAKubeletDirectoryBehindALink(t *testing.T) {
 	b.mount(b.volume("v"), b.path("old"))
 	b.Host, b.kubelet = realMounter(t)(link), link
 	b.mount(Mount{Kind: Directory, Source: b.path("old")}, b.path("new"))
-	got, err := b.Siblings(context.Background(), b.path("new"))
+	got, err := b.OtherTargets(context.Background(), b.path("new"))
 	if want := []string{b.path("old")}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+		t.Errorf("OtherTargets = %v, %v, want %v", got, err, want)
 	}
 }
 
@@ -431,7 +431,7 @@ func TestUsersSeesMountsOfSubdirectoriesAnywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Unmount(elsewhere, 0)
-	got, err := b.Users(v.Source)
+	got, err := b.MountPointsOf(v.Source)
 	if want := []string{elsewhere}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Users = %v, %v, want %v", got, err, want)
 	}
@@ -439,7 +439,7 @@ func TestUsersSeesMountsOfSubdirectoriesAnywhere(t *testing.T) {
 	if err := os.Rename(v.Source, renamed); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := b.Users(renamed); !slices.Equal(got, []string{elsewhere}) {
+	if got, _ := b.MountPointsOf(renamed); !slices.Equal(got, []string{elsewhere}) {
 		t.Errorf("Users = %v after a rename, want %v", got, elsewhere)
 	}
 }
@@ -501,10 +501,10 @@ func TestManyCallersAtOnce(t *testing.T) {
 				if err := b.Mount(context.Background(), Mount{Kind: Directory, Source: b.path("staging")}, path); err != nil {
 					t.Error(err)
 				}
-				if _, err := b.Siblings(context.Background(), b.path("staging")); err != nil {
+				if _, err := b.OtherTargets(context.Background(), b.path("staging")); err != nil {
 					t.Error(err)
 				}
-				if users, err := b.Users(filepath.Join(b.storage, "v")); err != nil || !slices.Contains(users, path) {
+				if users, err := b.MountPointsOf(filepath.Join(b.storage, "v")); err != nil || !slices.Contains(users, path) {
 					t.Errorf("Users = %v, %v, without %s", users, err, path)
 				}
 				if err := errors.Join(b.Unmount(context.Background(), path), b.Remove(context.Background(), path)); err != nil {

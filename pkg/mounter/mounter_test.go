@@ -252,7 +252,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		if _, err := b.Mounted(ctx, v, b.path("target")); !errors.Is(err, ErrPath) {
 			t.Errorf("Mounted = %v, want ErrPath", err)
 		}
-		if _, err := b.Users(v.Source); !errors.Is(err, ErrPath) {
+		if _, err := b.MountPointsOf(v.Source); !errors.Is(err, ErrPath) {
 			t.Errorf("Users = %v, want ErrPath", err)
 		}
 		if exists(b.path("target")) {
@@ -277,28 +277,28 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
 		b.mount(Mount{Kind: Directory, Source: b.path("staging"), ReadOnly: true}, b.path("two"))
 		b.mount(w, b.path("other"))
-		got, err := b.Siblings(ctx, b.path("staging"))
+		got, err := b.OtherTargets(ctx, b.path("staging"))
 		if want := []string{b.path("one"), b.path("two")}; err != nil || !slices.Equal(got, want) {
-			t.Errorf("Siblings = %v, %v, want %v", got, err, want)
+			t.Errorf("OtherTargets = %v, %v, want %v", got, err, want)
 		}
 		if !b.mounted(v, b.path("two")) || b.mounted(w, b.path("two")) {
 			t.Error("Mounted doesn't tell v from w")
 		}
-		got, err = b.Users(v.Source)
+		got, err = b.MountPointsOf(v.Source)
 		if want := []string{b.path("one"), b.path("staging"), b.path("two")}; err != nil || !slices.Equal(got, want) {
 			t.Errorf("Users = %v, %v, want %v", got, err, want)
 		}
-		if got, _ := b.Users(b.storage); len(got) != 4 {
+		if got, _ := b.MountPointsOf(b.storage); len(got) != 4 {
 			t.Errorf("Users(storage) = %v, want all four", got)
 		}
-		if got, err := b.Users(filepath.Join(b.storage, "none")); err != nil || len(got) != 0 {
+		if got, err := b.MountPointsOf(filepath.Join(b.storage, "none")); err != nil || len(got) != 0 {
 			t.Errorf("Users(none) = %v, %v, want none", got, err)
 		}
 		if err := b.Unmount(ctx, b.path("two")); err != nil {
 			t.Fatal(err)
 		}
-		if got, _ := b.Siblings(ctx, b.path("staging")); !slices.Equal(got, []string{b.path("one")}) {
-			t.Errorf("Siblings = %v after one was unmounted", got)
+		if got, _ := b.OtherTargets(ctx, b.path("staging")); !slices.Equal(got, []string{b.path("one")}) {
+			t.Errorf("OtherTargets = %v after one was unmounted", got)
 		}
 	})
 

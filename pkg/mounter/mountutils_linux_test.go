@@ -213,7 +213,7 @@ func TestMountUtilsReadsNoTableWithAWideSpace(t *testing.T) {
 		if !b.mounted(v, target) {
 			t.Errorf("Mounted(%q) = false", target)
 		}
-		if got, err := b.Users(v.Source); err != nil || !slices.Equal(got, []string{target}) {
+		if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{target}) {
 			t.Errorf("Users = %q, %v, want %q", got, err, target)
 		}
 		if err := b.Remove(t.Context(), target); err != nil {
@@ -242,7 +242,7 @@ func TestMountUtilsMountsAreOurs(t *testing.T) {
 	b.expect(mountedAt(target, 1))
 	b.mount(v, other)
 	b.mount(v, third)
-	if got, err := b.Users(v.Source); err != nil || !slices.Equal(got, []string{target, other, third}) {
+	if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{target, other, third}) {
 		t.Errorf("Users = %q, %v, want three paths", got, err)
 	}
 	b.siblings(third, other)
@@ -260,7 +260,7 @@ func TestMountUtilsMountsAreOurs(t *testing.T) {
 // siblings compares what this package has mounted from the same source as path with the wanted paths.
 func (b *bench) siblings(path string, want ...string) {
 	b.t.Helper()
-	if got, err := b.Siblings(context.Background(), path); err != nil || !slices.Equal(got, want) {
-		b.t.Errorf("Siblings(%q) = %q, %v, want %q", path, got, err, want)
+	if got, err := b.OtherTargets(context.Background(), path); err != nil || !slices.Equal(got, want) {
+		b.t.Errorf("OtherTargets(%q) = %q, %v, want %q", path, got, err, want)
 	}
 }

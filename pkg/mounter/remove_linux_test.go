@@ -54,7 +54,7 @@ func TestTheFileOfADeviceIsKnownAgain(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	b.mount(m, b.path("staging"))
-	device := m.Again(b.path("staging"))
+	device := m.BindFrom(b.path("staging"))
 	path := b.path("target")
 	old := func() { // makes the mount as the release before the mark did
 		t.Helper()
@@ -102,13 +102,13 @@ func TestAFailedMountMarksNoFile(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	b.mount(m, b.path("staging"))
-	b.mount(m.Again(b.path("staging")), b.path("target"))
+	b.mount(m.BindFrom(b.path("staging")), b.path("target"))
 	readOnly := m
 	readOnly.ReadOnly = true
 	if err := os.WriteFile(b.path("other"), nil, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	b.refused(readOnly.Again(b.path("staging")), b.path("other"), ErrReadOnly)
+	b.refused(readOnly.BindFrom(b.path("staging")), b.path("other"), ErrReadOnly)
 	if err := b.Remove(ctx, b.path("other")); !errors.Is(err, ErrPath) || !exists(b.path("other")) {
 		t.Errorf("Remove = %v, want ErrPath; the file is there: %v", err, exists(b.path("other")))
 	}

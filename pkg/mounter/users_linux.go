@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (l *linux) Users(source string) ([]string, error) {
+func (l *linux) MountPointsOf(source string) ([]string, error) {
 	src, err := l.openSource(source)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil

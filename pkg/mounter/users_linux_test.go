@@ -112,10 +112,10 @@ func TestALayerOfAnOverlayIsInUse(t *testing.T) {
 			path := filepath.Join(dir, fmt.Sprint("overlay", i))
 			used := func(what string) {
 				t.Helper()
-				if got, err := b.Users(v.Source); err != nil || !slices.Equal(got, []string{path}) {
+				if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{path}) {
 					t.Errorf("%q, %s, %s: Users = %v, %v, want %s", name, way, what, got, err, path)
 				}
-				if got, err := b.Users(other.Source); err != nil || len(got) > 0 {
+				if got, err := b.MountPointsOf(other.Source); err != nil || len(got) > 0 {
 					t.Errorf("%q, %s, %s: Users of another = %v, %v", name, way, what, got, err)
 				}
 				if err := unix.Unmount(path, 0); err != nil {
@@ -132,14 +132,14 @@ func TestALayerOfAnOverlayIsInUse(t *testing.T) {
 		b.overlay(path, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", escape.Replace(other.Source),
 			escape.Replace(filepath.Join(v.Source, "upper")), escape.Replace(filepath.Join(v.Source, "work"))))
 		for _, source := range []string{v.Source, other.Source} {
-			if got, err := b.Users(source); err != nil || !slices.Equal(got, []string{path}) {
+			if got, err := b.MountPointsOf(source); err != nil || !slices.Equal(got, []string{path}) {
 				t.Errorf("%q: Users(%s) = %v, %v", name, source, got, err)
 			}
 		}
 		if err := unix.Unmount(path, 0); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := b.Users(v.Source); err != nil || len(got) > 0 {
+		if got, err := b.MountPointsOf(v.Source); err != nil || len(got) > 0 {
 			t.Errorf("%q: Users = %v, %v after all that", name, got, err)
 		}
 	}
@@ -156,10 +156,10 @@ func TestALayerThatWasMovedIsKnownByItsName(t *testing.T) {
 	if err := os.Rename(sub, sub+"-moved"); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.Users(v.Source); err != nil || !slices.Equal(got, []string{path}) {
+	if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{path}) {
 		t.Errorf("Users = %v, %v, want %s", got, err, path)
 	}
-	if got, err := b.Users(v.Source + "-none"); err != nil || len(got) > 0 {
+	if got, err := b.MountPointsOf(v.Source + "-none"); err != nil || len(got) > 0 {
 		t.Errorf("Users of what is not there = %v, %v", got, err)
 	}
 }

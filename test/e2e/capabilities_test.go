@@ -75,7 +75,7 @@ func TestAttachedHasTheseInterfaces(t *testing.T) {
 		}
 	}
 	for _, i := range []reflect.Type{
-		reflect.TypeFor[backend.Backend](), reflect.TypeFor[backend.Lister](), reflect.TypeFor[backend.Sizer](), reflect.TypeFor[backend.Expander](),
+		reflect.TypeFor[backend.Backend](), reflect.TypeFor[backend.Lister](), reflect.TypeFor[backend.CapacityReporter](), reflect.TypeFor[backend.Expander](),
 		reflect.TypeFor[backend.Modifier](), reflect.TypeFor[backend.NodeLocal](), reflect.TypeFor[backend.Inliner](), reflect.TypeFor[backend.Attacher](),
 		reflect.TypeFor[backend.Limiter](), reflect.TypeFor[backend.Snapshotter](), reflect.TypeFor[backend.Cloner](),
 		reflect.TypeFor[backend.GroupSnapshotter](), reflect.TypeFor[backend.Differ](),

@@ -234,13 +234,13 @@ func attachesReadOnly(s *subject) {
 	ctx := context.Background()
 	v := a.create(s.request("pvc-1"))
 	for _, o := range []backend.AttachOptions{alone(Nodes[0]), readOnly(alone(Nodes[0]))} {
-		got, err := a.Mount(ctx, v.ID, backend.Access{Attachment: a.attach(v.ID, o)})
+		got, err := a.Mount(ctx, v.ID, backend.Access{PublishContext: a.attach(v.ID, o)})
 		if err != nil || got.Source == "" || got.ReadOnly != o.Access.ReadOnly {
 			a.Errorf("attached with ReadOnly %v, Mount = %+v, %v", o.Access.ReadOnly, got, err)
 		}
 		a.detach(v.ID, Nodes[0])
 	}
-	if got, err := a.Mount(ctx, v.ID, backend.Access{Attachment: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
+	if got, err := a.Mount(ctx, v.ID, backend.Access{PublishContext: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
 		a.Errorf("Mount with an attachment that isn't the volume's = %+v, %v", got, err)
 	}
 }
@@ -285,7 +285,7 @@ func sharesNoFilesystem(s *subject) {
 	// A node that has it read-only may mount it, though the access mode would let it write.
 	to := readOnly(shared(Nodes[0]))
 	to.Access.SharedWrite = true
-	access := backend.Access{SharedWrite: true, Attachment: a.attach(v.ID, to)}
+	access := backend.Access{SharedWrite: true, PublishContext: a.attach(v.ID, to)}
 	if got, err := a.Mount(context.Background(), v.ID, access); err != nil || !got.ReadOnly {
 		a.Errorf("attached read-only, Mount = %+v, %v, want a read-only mount", got, err)
 	}
@@ -349,7 +349,7 @@ func attachesConcurrently(s *subject) {
 					a.Error(err)
 					return
 				}
-				if _, err := a.Mount(ctx, v.ID, backend.Access{Attachment: attachment}); err != nil {
+				if _, err := a.Mount(ctx, v.ID, backend.Access{PublishContext: attachment}); err != nil {
 					a.Error(err)
 				}
 				a.wantNodes(v.ID, node)

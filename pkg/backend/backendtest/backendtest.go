@@ -248,7 +248,7 @@ func (s *subject) state() string {
 	if sn, ok := s.Backend.(backend.Snapshotter); ok {
 		state += fmt.Sprint(" snapshots ", (&snapshotter{s, sn}).listed(""))
 	}
-	if m, ok := s.Backend.(backend.Meter); ok {
+	if m, ok := s.Backend.(backend.MetricsSource); ok {
 		for _, v := range m.Metrics() {
 			if v.Name == "promised_bytes" || strings.HasSuffix(v.Name, "volumes") || strings.HasSuffix(v.Name, "snapshots") || strings.HasSuffix(v.Name, "groups") {
 				state += fmt.Sprintf(" %s=%v", v.Name, v.Value)
@@ -539,7 +539,7 @@ func inUse(s *subject) {
 }
 
 func capacity(s *subject) {
-	z := optional[backend.Sizer](s)
+	z := optional[backend.CapacityReporter](s)
 	room := func() backend.Capacity {
 		s.Helper()
 		c, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.kind.Parameters})
@@ -603,7 +603,7 @@ func expand(s *subject) {
 }
 
 func exhausted(s *subject) {
-	optional[backend.Sizer](s)
+	optional[backend.CapacityReporter](s)
 	o := s.request("pvc-1")
 	o.Required = 1 << 60
 	s.refused(o, backend.ErrExhausted, backend.ErrOutOfRange)
@@ -674,7 +674,7 @@ func ready(s *subject) {
 }
 
 func health(s *subject) {
-	d := optional[backend.Doctor](s)
+	d := optional[backend.HealthReporter](s)
 	ctx := context.Background()
 	v := s.create(s.request("pvc-1"))
 	if c, err := d.Health(ctx, v.ID); err != nil || len(c) != 0 {
@@ -692,7 +692,7 @@ func health(s *subject) {
 }
 
 func metrics(s *subject) {
-	m := optional[backend.Meter](s)
+	m := optional[backend.MetricsSource](s)
 	names := func() (names []string) {
 		about := map[string]string{} // what all metrics of a name have in common
 		for _, v := range m.Metrics() {

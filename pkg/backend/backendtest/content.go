@@ -43,7 +43,7 @@ func (s *subject) use(id string, access backend.Access) (m mounter.Mount, end fu
 	}
 	o := alone(Nodes[0])
 	o.Access = access
-	if access.Attachment, err = a.Attach(ctx, id, o); err != nil {
+	if access.PublishContext, err = a.Attach(ctx, id, o); err != nil {
 		s.Fatalf("Attach(%q): %v", id, err)
 	}
 	if m, err = s.Mount(ctx, id, access); err != nil || m.Source == "" || m.Serial == "" {

@@ -36,7 +36,7 @@ func restoring(test func(c *copier)) func(s *subject) {
 			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
 				return s.Backend.(backend.Snapshotter).Restore(ctx, id, o)
 			},
-			from: func(v backend.Volume) (string, string) { return v.Snapshot, v.Origin },
+			from: func(v backend.Volume) (string, string) { return v.SourceSnapshot, v.SourceVolume },
 		})
 	}
 }
@@ -52,7 +52,7 @@ func cloning(test func(c *copier)) func(s *subject) {
 			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
 				return s.Backend.(backend.Cloner).Clone(ctx, id, o)
 			},
-			from: func(v backend.Volume) (string, string) { return v.Origin, v.Snapshot },
+			from: func(v backend.Volume) (string, string) { return v.SourceVolume, v.SourceSnapshot },
 		})
 	}
 }

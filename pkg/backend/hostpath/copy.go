@@ -271,7 +271,7 @@ func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, 
 
 // quiet returns what the image looks like, or ErrPrecondition if it is mounted.
 func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
-	users, err := c.cfg.Images.Users(c.path())
+	users, err := c.cfg.Images.MountPointsOf(c.path())
 	if err != nil {
 		return nil, err
 	}

@@ -169,7 +169,7 @@ func (b *Backend) unused(s *root, v *volume) error {
 	if v.Kind == image {
 		source = s.dataPath(v)
 	}
-	users, err := b.cfg.Images.Users(source)
+	users, err := b.cfg.Images.MountPointsOf(source)
 	if errors.Is(err, mounter.ErrPath) { // a link is in the path, and no argument of the call is the reason
 		if _, at := s.data(v); at != nil {
 			return misplaced(at)

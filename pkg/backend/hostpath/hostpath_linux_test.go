@@ -339,7 +339,7 @@ func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 			if blind && strings.Contains(source, volumesDir) {
 				return nil, nil
 			}
-			return real.Users(source)
+			return real.MountPointsOf(source)
 		}}
 	})
 	v := w.create(b, "v")

@@ -53,9 +53,9 @@ type changed struct {
 // freezing is the type of Freeze.
 type freezing = func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error
 
-func (c changed) Users(source string) ([]string, error) {
+func (c changed) MountPointsOf(source string) ([]string, error) {
 	if c.users == nil {
-		return c.Images.Users(source)
+		return c.Images.MountPointsOf(source)
 	}
 	return c.users(source)
 }
@@ -627,7 +627,7 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 			panics--
 			panic("no mounts")
 		}
-		return images.Users(source)
+		return images.MountPointsOf(source)
 	}}
 	w.cfg.Report = func(err error) {
 		mu.Lock()

@@ -67,7 +67,7 @@ func (v *volume) public() backend.Volume {
 	}
 	return backend.Volume{
 		ID: id, Size: v.Size, Parameters: v.parameters(), Mutable: v.mutable(), Inline: v.Inline,
-		Snapshot: v.origin().Snapshot, Origin: v.origin().Volume, Context: v.context(),
+		SourceSnapshot: v.origin().Snapshot, SourceVolume: v.origin().Volume, Context: v.context(),
 	}
 }
 

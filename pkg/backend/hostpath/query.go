@@ -80,7 +80,7 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 }
 
 // ListHealth looks at every volume above after until it has found limit sick ones.
-func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick []backend.Diagnosis, more bool, err error) {
+func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick []backend.VolumeHealth, more bool, err error) {
 	s, err := b.ready()
 	if err != nil {
 		return nil, false, err
@@ -104,7 +104,7 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 			if len(sick) == limit {
 				return sick, true, nil
 			}
-			sick = append(sick, backend.Diagnosis{ID: id, Conditions: conditions})
+			sick = append(sick, backend.VolumeHealth{ID: id, Conditions: conditions})
 		}
 	}
 	return sick, false, nil

@@ -205,7 +205,7 @@ func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
 		if n.Group != "" {
 			continue
 		}
-		if v, err := b.Restore(ctx, n.ID, backend.CreateOptions{Name: "new", Access: []backend.Access{{}}}); err != nil || v.Snapshot != n.ID {
+		if v, err := b.Restore(ctx, n.ID, backend.CreateOptions{Name: "new", Access: []backend.Access{{}}}); err != nil || v.SourceSnapshot != n.ID {
 			t.Errorf("Restore = %+v, %v", v, err)
 		}
 		if err := b.DeleteSnapshot(ctx, n.ID, nil); err != nil {

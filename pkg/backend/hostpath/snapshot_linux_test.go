@@ -135,7 +135,7 @@ func TestASnapshotKeepsWhatWasThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := restored.Size, int64(16*mib); got != want || restored.Snapshot != n.ID || clone.Origin != v.ID {
+		if got, want := restored.Size, int64(16*mib); got != want || restored.SourceSnapshot != n.ID || clone.SourceVolume != v.ID {
 			t.Errorf("restored %+v, cloned %+v, want %d bytes", restored, clone, want)
 		}
 		for id, want := range map[string]string{restored.ID: "before", clone.ID: "after!"} {

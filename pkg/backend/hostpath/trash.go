@@ -104,7 +104,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 // unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
 func (b *Backend) unmounted(ctx context.Context, s *root, names []string) (free []string, err error) {
 	trash := s.Real(trashDir)
-	users, err := b.cfg.Images.Users(trash)
+	users, err := b.cfg.Images.MountPointsOf(trash)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (b *Backend) unmounted(ctx context.Context, s *root, names []string) (free 
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		users, failed := b.cfg.Images.Users(filepath.Join(trash, name))
+		users, failed := b.cfg.Images.MountPointsOf(filepath.Join(trash, name))
 		if failed == nil && len(users) > 0 {
 			failed = fmt.Errorf("%s is mounted at %s", filepath.Join(trash, name), users[0])
 		}

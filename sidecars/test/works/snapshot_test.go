@@ -29,8 +29,8 @@ func TestASnapshotIsTakenRestoredAndDeleted(t *testing.T) {
 	}
 
 	_, restored := l.bound("restored", from("VolumeSnapshot", snapshot.Name))
-	if v := must(l.s.driver.Storage.Get(t.Context(), restored.Spec.CSI.VolumeHandle, nil))(t); v.Snapshot != handle {
-		t.Errorf("the restored volume was made of %q, not %q", v.Snapshot, handle)
+	if v := must(l.s.driver.Storage.Get(t.Context(), restored.Spec.CSI.VolumeHandle, nil))(t); v.SourceSnapshot != handle {
+		t.Errorf("the restored volume was made of %q, not %q", v.SourceSnapshot, handle)
 	}
 
 	snapshots := world.Snapshots.SnapshotV1().VolumeSnapshots(l.name)
@@ -51,8 +51,8 @@ func TestAClaimIsCloned(t *testing.T) {
 	l := newLab(t, everything.use(t))
 	claim, volume := l.bound("claim")
 	_, clone := l.bound("clone", from("PersistentVolumeClaim", "claim"))
-	if v := must(l.s.driver.Storage.Get(t.Context(), clone.Spec.CSI.VolumeHandle, nil))(t); v.Origin != volume.Spec.CSI.VolumeHandle {
-		t.Errorf("the clone was made of %q, not %q", v.Origin, volume.Spec.CSI.VolumeHandle)
+	if v := must(l.s.driver.Storage.Get(t.Context(), clone.Spec.CSI.VolumeHandle, nil))(t); v.SourceVolume != volume.Spec.CSI.VolumeHandle {
+		t.Errorf("the clone was made of %q, not %q", v.SourceVolume, volume.Spec.CSI.VolumeHandle)
 	}
 	const finalizer = "provisioner.storage.kubernetes.io/cloning-protection"
 	if have := l.get("claim").Finalizers; !slices.Contains(have, finalizer) {

@@ -22,7 +22,7 @@ type use struct {
 	readOnly, manyNodes, oneWriter bool
 }
 
-// numberKey is the one in Access.Attachment.
+// numberKey is the one in Access.PublishContext.
 const numberKey = "number"
 
 // Attach gives the volume a number on the node.

@@ -28,7 +28,7 @@ import (
 var (
 	_ backend.Backend          = (*Backend)(nil)
 	_ backend.Lister           = (*Backend)(nil)
-	_ backend.Sizer            = (*Backend)(nil)
+	_ backend.CapacityReporter            = (*Backend)(nil)
 	_ backend.Expander         = (*Backend)(nil)
 	_ backend.Inliner          = (*Backend)(nil)
 	_ backend.Attacher         = (*Backend)(nil)
@@ -40,9 +40,9 @@ var (
 	_ backend.Differ           = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
-	_ backend.Measurer         = (*Backend)(nil)
-	_ backend.Doctor           = (*Backend)(nil)
-	_ backend.Meter            = (*Backend)(nil)
+	_ backend.UsageReporter         = (*Backend)(nil)
+	_ backend.HealthReporter           = (*Backend)(nil)
+	_ backend.MetricsSource            = (*Backend)(nil)
 )
 
 // Config is what a Backend needs.
@@ -93,7 +93,7 @@ type volume struct {
 func (v *volume) public() backend.Volume {
 	return backend.Volume{
 		ID: v.id, Size: v.size, Inline: v.inline, Parameters: v.tier.parameters(), Mutable: v.tier.mutable(),
-		Snapshot: v.from.snapshot, Origin: v.from.volume, Nodes: slices.Sorted(maps.Keys(v.nodes)),
+		SourceSnapshot: v.from.snapshot, SourceVolume: v.from.volume, Nodes: slices.Sorted(maps.Keys(v.nodes)),
 	}
 }
 
@@ -250,7 +250,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	if err := checkAccess(a, v.data.block); err != nil {
 		return mounter.Mount{}, err
 	}
-	readOnly, err := v.attachedReadOnly(a.Attachment)
+	readOnly, err := v.attachedReadOnly(a.PublishContext)
 	if err != nil {
 		return mounter.Mount{}, err
 	}
@@ -260,7 +260,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	}
 	if m.Kind == mounter.Disk && b.cfg.Attached {
 		m.Kind, m.Sector, m.Serial = mounter.BlockDevice, 0, v.id
-		if a.Attachment == nil {
+		if a.PublishContext == nil {
 			m.Source = ""
 		}
 	}
@@ -382,15 +382,15 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 }
 
 // ListHealth looks at all volumes above after.
-func (b *Backend) ListHealth(_ context.Context, after string, limit int) (sick []backend.Diagnosis, more bool, err error) {
+func (b *Backend) ListHealth(_ context.Context, after string, limit int) (sick []backend.VolumeHealth, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	sick, more = page(b.volumes, after, limit, func(v *volume) (backend.Diagnosis, bool) {
+	sick, more = page(b.volumes, after, limit, func(v *volume) (backend.VolumeHealth, bool) {
 		if v.inline {
-			return backend.Diagnosis{}, false
+			return backend.VolumeHealth{}, false
 		}
 		conditions := v.health()
-		return backend.Diagnosis{ID: v.id, Conditions: conditions}, len(conditions) > 0
+		return backend.VolumeHealth{ID: v.id, Conditions: conditions}, len(conditions) > 0
 	})
 	return sick, more, nil
 }
