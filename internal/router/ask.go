@@ -10,12 +10,12 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// together is how many nodes are asked at the same time.
+// together is the number of nodes that are asked at the same time.
 const together = 64
 
-// each asks all nodes, at the same time, and returns their answers in the order of nodes, or the error of the first one
-// in that order which gave one: of one after which the caller tries again, if there is such a one. A final error would
-// say that nothing is anywhere, and of that other node nobody knows.
+// each asks all nodes at the same time and returns their answers in the order of nodes. If several return
+// an error, each returns the first error that is not final, or else the first error: a final error would tell
+// the caller that no node has the object, which is unknown for a node with another error.
 func each[T any](ctx context.Context, nodes []*node, ask func(context.Context, *node) (T, error)) ([]T, error) {
 	answers, errs := make([]T, len(nodes)), make([]error, len(nodes))
 	if len(nodes) == 1 {
@@ -45,7 +45,7 @@ func each[T any](ctx context.Context, nodes []*node, ask func(context.Context, *
 	return answers, first
 }
 
-// final reports whether an error says to sidecars that nothing was made: they don't ask again before they forget it.
+// final reports whether sidecars take an error to mean that nothing was made, and do not repeat the call.
 func final(err error) bool {
 	switch status.Code(err) {
 	case codes.OK, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted:

@@ -18,13 +18,13 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// method is a unary call of a client C.
+// method is a unary RPC of a client C.
 type method[C any, Req, Resp proto.Message] func(C, context.Context, Req, ...grpc.CallOption) (Resp, error)
 
-// call makes a call of a node, and returns what that answers. clientOf makes the client of a connection. An error
-// has the node's own code if a handler there gave it. Otherwise it is CANCELED or DEADLINE_EXCEEDED if ctx has ended, and
-// else UNAVAILABLE: nobody knows what was done. That is so for a call that the node's driver is too old to know, too:
-// UNIMPLEMENTED would be final, and soon it will be new.
+// call calls a node and returns its answer. clientOf makes a client for a connection. An error of a
+// handler on the node keeps its code. Any other error is CANCELED or DEADLINE_EXCEEDED if ctx has ended,
+// and else UNAVAILABLE, as the outcome is unknown. A call that the node's driver does not know is also
+// UNAVAILABLE: UNIMPLEMENTED would be final, and an update of the node will end soon.
 func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *node, clientOf func(grpc.ClientConnInterface) C, m method[C, Req, Resp], req Req, options ...grpc.CallOption) (Resp, error) {
 	n.calls.Add(1)
 	defer n.calls.Add(-1)
@@ -33,8 +33,8 @@ func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *nod
 	resp, err := m(clientOf(n.conn), onward(ctx), req, append(options, grpc.Trailer(&trailer))...)
 	if err != nil {
 		err = n.judge(ctx, err, trailer)
-	} else if lie := n.lies(resp); lie != "" {
-		err = status.Errorf(codes.Unavailable, "node %s answered with %s", n, lie)
+	} else if foreign := n.foreignContent(resp); foreign != "" {
+		err = status.Errorf(codes.Unavailable, "node %s answered with %s", n, foreign)
 	}
 	r.metrics.count(n.id, status.Code(err), time.Since(start))
 	if err != nil {
@@ -54,20 +54,22 @@ func peerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, 
 	return call(ctx, r, n, peer.NewPeerClient, m, req)
 }
 
-// maxText is how much of a node's error is handed on, in bytes: it may get into logs and objects.
+// maxText is the length of a node's error message that the router passes on, in bytes: the message gets
+// into logs and objects.
 const maxText = 4 << 10
 
-// lastCode is the highest status code that there is. A node may make up others without end, and each would be counted.
+// lastCode is the highest status code of gRPC. A node could invent other codes without end, and each would
+// be a metric.
 const lastCode = codes.Unauthenticated
 
-// judge returns the error of a call as the router gives it on.
+// judge returns the error that the router returns for an error of a call.
 func (n *node) judge(ctx context.Context, err error, trailer metadata.MD) error {
 	code, text := status.Code(err), status.Convert(err).Message()
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "…"
 	}
 	switch {
-	case len(trailer.Get(peer.AnswerKey)) > 0 && code <= lastCode && code != codes.Canceled: // which is this end's word alone
+	case len(trailer.Get(peer.AnswerKey)) > 0 && code <= lastCode && code != codes.Canceled: // only this end cancels
 		return status.Error(code, text)
 	case ctx.Err() != nil:
 		return status.Errorf(status.FromContextError(ctx.Err()).Code(), "node %s: %s", n, text)
@@ -79,8 +81,8 @@ func (n *node) judge(ctx context.Context, err error, trailer metadata.MD) error 
 	return status.Errorf(codes.Unavailable, "node %s: what became of the call is not known: %s", n, text)
 }
 
-// onward returns the context of a call that is made because of another one: with its deadline, and with what it said of
-// itself, such as the context of a trace. Credentials aren't handed on.
+// onward returns the context of a call to a node: with the deadline and the metadata of the call that the
+// router serves, such as the trace context, and without credentials.
 func onward(ctx context.Context) context.Context {
 	in, ok := metadata.FromIncomingContext(ctx)
 	if !ok {
@@ -98,8 +100,9 @@ func onward(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, out)
 }
 
-// lies returns what is wrong with an answer that speaks of what another node holds, or "".
-func (n *node) lies(resp proto.Message) string {
+// foreignContent describes the part of an answer that belongs to another node. It returns "" if there is
+// none.
+func (n *node) foreignContent(resp proto.Message) string {
 	switch r := resp.(type) {
 	case *csi.CreateVolumeResponse:
 		for _, t := range r.GetVolume().GetAccessibleTopology() {
@@ -112,16 +115,16 @@ func (n *node) lies(resp proto.Message) string {
 		return n.foreign(r.GetVolume().GetVolumeId())
 	case *csi.ListVolumesResponse:
 		for _, e := range r.GetEntries() {
-			if lie := n.foreign(e.GetVolume().GetVolumeId()); lie != "" {
-				return lie
+			if foreign := n.foreign(e.GetVolume().GetVolumeId()); foreign != "" {
+				return foreign
 			}
 		}
 	case *csi.ControllerGetVolumeHealthResponse:
 		return n.foreign(r.GetVolumeHealth().GetVolumeId())
 	case *csi.ControllerListVolumeHealthResponse:
 		for _, e := range r.GetEntries() {
-			if lie := n.foreign(e.GetVolumeId()); lie != "" {
-				return lie
+			if foreign := n.foreign(e.GetVolumeId()); foreign != "" {
+				return foreign
 			}
 		}
 	case *csi.CreateSnapshotResponse:
@@ -130,8 +133,8 @@ func (n *node) lies(resp proto.Message) string {
 		return n.foreign(r.GetSnapshot().GetSnapshotId())
 	case *csi.ListSnapshotsResponse:
 		for _, e := range r.GetEntries() {
-			if lie := n.foreign(e.GetSnapshot().GetSnapshotId()); lie != "" {
-				return lie
+			if foreign := n.foreign(e.GetSnapshot().GetSnapshotId()); foreign != "" {
+				return foreign
 			}
 		}
 	case *peer.LocateResponse:
@@ -154,14 +157,14 @@ func (n *node) foreignGroup(group *csi.VolumeGroupSnapshot) string {
 
 func (n *node) foreignMembers(group *csi.VolumeGroupSnapshot) string {
 	for _, s := range group.GetSnapshots() {
-		if lie := n.foreign(s.GetSnapshotId()); lie != "" {
-			return lie
+		if foreign := n.foreign(s.GetSnapshotId()); foreign != "" {
+			return foreign
 		}
 	}
 	return ""
 }
 
-// foreign returns what is wrong with an ID that a node gave out, or "".
+// foreign describes an ID that is not one of the node's. It returns "" for an ID of the node.
 func (n *node) foreign(id string) string {
 	parsed, err := volumeid.Parse(id)
 	if err != nil {

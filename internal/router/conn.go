@@ -14,25 +14,24 @@ import (
 // Sizes in bytes. Those of messages and windows are the same as the nodes'.
 const (
 	maxMessage = 16 << 20
-	maxAnswer  = 1 << 20  // of what is no list, so that one node can't take much of the router's memory
-	maxHeader  = 64 << 10 // with the text of an error; a longer one takes gRPC seconds to read
+	maxAnswer  = 1 << 20  // of all calls but lists, so that a node cannot take much of the router's memory
+	maxHeader  = 64 << 10 // including the text of an error; gRPC takes seconds to read a longer header
 	bufferSize = 4 << 10
 	window     = 1 << 20
 )
 
 var errLost = errors.New("the connection was lost")
 
-// connection is a gRPC channel over one network connection. It never connects again: the address may
-// be that of another node by then. docs/benchmarks.md compares a channel for each node with one
-// channel for all.
+// connection is a gRPC channel over a single network connection. It never reconnects: the address may belong to
+// another node by then. docs/benchmarks.md compares a channel for each node with a shared channel.
 type connection struct {
 	*grpc.ClientConn
 	raw  net.Conn
-	stop func() bool // has Run's end not close it
+	stop func() bool // keeps the end of Run from closing the connection
 }
 
-// connect returns a channel over raw. Whoever has it must close it, which closes raw; the end of Run
-// closes it, too. raw stays the caller's after an error.
+// connect returns a channel over raw. The caller must close the channel, which closes raw; the end of Run
+// closes both, too. After an error the caller must close raw.
 func (r *Router) connect(raw net.Conn) (*connection, error) {
 	var taken atomic.Bool
 	dial := func(context.Context, string) (net.Conn, error) {
@@ -66,7 +65,7 @@ func (c *connection) close() {
 
 func (c *connection) end() {
 	c.ClientConn.Close()
-	c.raw.Close() // which the channel may not have taken
+	c.raw.Close() // the channel may not have dialed yet
 }
 
 // lost reports whether a connection that was ready is lost.

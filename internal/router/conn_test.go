@@ -17,7 +17,7 @@ import (
 // meet connects to a node beside the connections that the router keeps.
 func (c *cluster) meet(m *machine) *node {
 	c.Helper()
-	n, err := c.router.meet(context.Background(), m.address)
+	n, err := c.router.identify(context.Background(), m.address)
 	if err != nil {
 		c.Fatal(err)
 	}

@@ -20,13 +20,13 @@ type controller struct {
 	*Router
 }
 
-// hasVolumeID is a request about one volume.
+// hasVolumeID is a request about a volume.
 type hasVolumeID interface {
 	proto.Message
 	GetVolumeId() string
 }
 
-// byVolume makes a call of the node that holds a volume.
+// byVolume calls the node that holds a volume.
 func byVolume[Req hasVolumeID, Resp proto.Message](ctx context.Context, c *controller, m method[csi.ControllerClient, Req, Resp], req Req) (Resp, error) {
 	n, err := c.of("volume ID", req.GetVolumeId())
 	if err != nil {
@@ -36,16 +36,16 @@ func byVolume[Req hasVolumeID, Resp proto.Message](ctx context.Context, c *contr
 	return controllerCall(ctx, c.Router, n, m, req)
 }
 
-// isNothing reports whether an error says that what is to be deleted isn't anywhere: no node can have made it, or its node is
-// gone for good.
+// isNothing reports whether err means that an object exists nowhere: no node can have made its ID, or its
+// node is forgotten.
 func isNothing(err error) bool {
 	var m *malformed
 	var f *forgotten
 	return errors.As(err, &m) || errors.As(err, &f)
 }
 
-// isDeleted reports the same of what is to be deleted. Where its node is gone for good, the operator is told: nobody has
-// deleted anything.
+// isDeleted reports the same of an object that is to be deleted. If its node is forgotten, isDeleted tells
+// the operator, as nothing was deleted.
 func (r *Router) isDeleted(id string, err error) bool {
 	var f *forgotten
 	if errors.As(err, &f) {
@@ -70,7 +70,7 @@ func (c *controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	return byVolume(ctx, c, csi.ControllerClient.ControllerPublishVolume, req)
 }
 
-// ControllerUnpublishVolume of a volume whose node is gone for good has nothing left to do.
+// ControllerUnpublishVolume does nothing for a volume whose node is forgotten.
 func (c *controller) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.ControllerUnpublishVolume, req)
 	var gone *forgotten
@@ -96,22 +96,23 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	return byVolume(ctx, c, csi.ControllerClient.ControllerGetVolume, req)
 }
 
-// ControllerGetVolumeHealth says of a volume whose node is away that it is inaccessible, and of one whose node is gone
-// for good that its data is lost. A router that has just begun says nothing of a node yet. CSI spec v1.13, ControllerGetVolumeHealth.
+// ControllerGetVolumeHealth reports INACCESSIBLE for a volume whose node does not answer, and DATA_LOSS for
+// a volume whose node is forgotten. Until a new router has asked all nodes, it returns the error.
+// CSI spec v1.13, ControllerGetVolumeHealth.
 func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.ControllerGetVolumeHealth, req)
-	sick := &csi.VolumeHealth_VolumeHealthEntry{Message: status.Convert(err).Message()}
+	entry := &csi.VolumeHealth_VolumeHealthEntry{Message: status.Convert(err).Message()}
 	var gone *forgotten
 	switch {
 	case errors.As(err, &gone):
-		sick.Status, sick.Reason = csi.VolumeHealthErrorType_DATA_LOSS, "NodeForgotten"
+		entry.Status, entry.Reason = csi.VolumeHealthErrorType_DATA_LOSS, "NodeForgotten"
 	case status.Code(err) == codes.Unavailable && !c.view.Load().early():
-		sick.Status, sick.Reason = csi.VolumeHealthErrorType_INACCESSIBLE, "NodeUnreachable"
+		entry.Status, entry.Reason = csi.VolumeHealthErrorType_INACCESSIBLE, "NodeUnreachable"
 	default:
 		return resp, err
 	}
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{
-		VolumeId: req.GetVolumeId(), HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{sick},
+		VolumeId: req.GetVolumeId(), HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{entry},
 	}}, nil
 }
 
@@ -145,17 +146,17 @@ func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	return controllerCall(ctx, c.Router, n, csi.ControllerClient.GetSnapshot, req)
 }
 
-// silentFor is how long a node must have been silent for the room there to be none. Before that the answer is an error, on which the
-// provisioner leaves what it has published: a short absence doesn't change where pods go.
+// silentFor is the time after which the capacity of a silent node is 0. Before, GetCapacity is an error, and
+// the provisioner keeps the published capacity: a short absence does not change where pods are scheduled.
 const silentFor = 30 * time.Second
 
-// GetCapacity returns the room on the nodes that a topology includes; all, if there is none. The room for one volume is
-// that of the node which has most. CSI spec v1.13, GetCapacity.
+// GetCapacity returns the sum of the capacities of the nodes in a topology, or of all nodes if the request
+// has none. The maximum size of a volume is the largest of any node. CSI spec v1.13, GetCapacity.
 func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	v := c.view.Load()
 	nodes := v.within(req.GetAccessibleTopology())
 	if len(nodes) == 0 {
-		if !v.known { // whose room was published before this router was started, must keep it
+		if !v.known { // capacity that was published before this router started must stay
 			return nil, v.all()
 		}
 		if silence := c.silence(req.GetAccessibleTopology()); silence < silentFor {
@@ -163,27 +164,27 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 		}
 		return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 	}
-	rooms, err := each(ctx, nodes, func(ctx context.Context, n *node) (*csi.GetCapacityResponse, error) {
+	capacities, err := each(ctx, nodes, func(ctx context.Context, n *node) (*csi.GetCapacityResponse, error) {
 		return controllerCall(ctx, c.Router, n, csi.ControllerClient.GetCapacity, req)
 	})
 	if err != nil {
 		return nil, err
 	}
-	if len(rooms) == 1 {
-		return rooms[0], nil
+	if len(capacities) == 1 {
+		return capacities[0], nil
 	}
 	total := &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}
-	for _, room := range rooms {
-		total.AvailableCapacity += min(max(0, room.GetAvailableCapacity()), math.MaxInt64-total.AvailableCapacity)
-		total.MaximumVolumeSize.Value = max(total.MaximumVolumeSize.GetValue(), largest(room))
+	for _, capacity := range capacities {
+		total.AvailableCapacity += min(max(0, capacity.GetAvailableCapacity()), math.MaxInt64-total.AvailableCapacity)
+		total.MaximumVolumeSize.Value = max(total.MaximumVolumeSize.GetValue(), largest(capacity))
 	}
 	return total, nil
 }
 
-// largest returns how large one volume can be, in bytes.
-func largest(room *csi.GetCapacityResponse) int64 {
-	if m := room.GetMaximumVolumeSize(); m != nil {
+// largest returns the maximum size of a volume in bytes.
+func largest(capacity *csi.GetCapacityResponse) int64 {
+	if m := capacity.GetMaximumVolumeSize(); m != nil {
 		return m.GetValue()
 	}
-	return room.GetAvailableCapacity()
+	return capacity.GetAvailableCapacity()
 }

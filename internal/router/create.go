@@ -12,10 +12,10 @@ import (
 	"github.com/causeway-csi/causeway/internal/peer"
 )
 
-// CreateVolume goes to the node of the content source, if there is one: no sidecar passes on where a snapshot is, and
-// with its first refusal the scheduler would choose the same node again. An empty volume goes where it is wanted most and
-// nowhere else: its pod is there already. If it may be anywhere, it goes to the node with most room.
-// CSI spec v1.13, CreateVolume.
+// CreateVolume goes to the node of the content source, if the request has a source: no sidecar passes on the topology of
+// a snapshot, and after a refusal the scheduler would choose the same node again. An empty volume goes to
+// the first preferred topology and to no other, as its pod is scheduled there already. Without a
+// requirement it goes to the node with the largest capacity. CSI spec v1.13, CreateVolume.
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if req.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the name is missing")
@@ -35,11 +35,11 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if len(nodes) == 1 {
 		return controllerCall(ctx, c.Router, nodes[0], csi.ControllerClient.CreateVolume, req)
 	}
-	return c.createWhereRoomIs(ctx, req, nodes)
+	return c.createOnAny(ctx, req, nodes)
 }
 
-// createFrom makes a volume beside its source. That node refuses it with RESOURCE_EXHAUSTED if it isn't among those on
-// which the volume may be.
+// createFrom makes a volume on the node of its source. If the requirement excludes that node, the node
+// returns RESOURCE_EXHAUSTED.
 func (c *controller) createFrom(ctx context.Context, req *csi.CreateVolumeRequest, what, id string) (*csi.CreateVolumeResponse, error) {
 	n, err := c.of(what, id)
 	if err != nil {
@@ -48,9 +48,9 @@ func (c *controller) createFrom(ctx context.Context, req *csi.CreateVolumeReques
 	return controllerCall(ctx, c.Router, n, csi.ControllerClient.CreateVolume, req)
 }
 
-// candidates returns the nodes on one of which an empty volume has to be: those in the first term of the requirement, so
-// that a retry gets the same ones. Without a requirement, it is all nodes. Errors: UNAVAILABLE if a node may be among
-// them that doesn't answer; RESOURCE_EXHAUSTED if there is none, so that the scheduler chooses another one.
+// candidates returns the nodes in the first term of the requirement, so that a retry gets the same nodes.
+// Without a requirement, these are all nodes. Errors: UNAVAILABLE if a silent node may be a candidate;
+// RESOURCE_EXHAUSTED if there is no candidate, so that the scheduler chooses another node.
 func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 	v := c.view.Load()
 	wanted := r.GetPreferred()
@@ -65,7 +65,7 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 		nodes := v.within(term)
 		value, named := term.GetSegments()[c.cfg.TopologyKey]
 		switch {
-		case named && len(nodes) == 1: // the others are nothing to it, silent or not
+		case named && len(nodes) == 1: // the other nodes do not matter, silent or not
 			return nodes, nil
 		case named && c.cfg.Forgotten.segment(value):
 			continue
@@ -76,7 +76,7 @@ func (c *controller) candidates(r *csi.TopologyRequirement) ([]*node, error) {
 		if len(nodes) > 0 {
 			return nodes, nil
 		}
-		if named && len(wanted) > 0 { // its pod is placed there, so there is a node: between two addresses, it may be
+		if named && len(wanted) > 0 { // the pod is scheduled there, so the node exists; its address may be changing
 			return nil, status.Errorf(codes.Unavailable, "none of the %d nodes is in %s", len(v.nodes), describeTopology(term))
 		}
 	}
@@ -91,17 +91,18 @@ func (v *view) any() error {
 	return status.Error(codes.Unavailable, "there are no nodes")
 }
 
-// createWhereRoomIs makes a volume on the node that has one of that name, or else on the one with most room that takes
-// it. All are asked: on which one an earlier call with that name made a volume, nobody knows.
-func (c *controller) createWhereRoomIs(ctx context.Context, req *csi.CreateVolumeRequest, nodes []*node) (*csi.CreateVolumeResponse, error) {
-	// They hear what they are asked for, and not the secrets, which are for the node that makes it.
+// createOnAny makes a volume on the node that has a volume of that name already. All nodes are asked, as an
+// earlier call may have made the volume on any of them. Otherwise the node with the largest capacity gets
+// the call, and after RESOURCE_EXHAUSTED the next node.
+func (c *controller) createOnAny(ctx context.Context, req *csi.CreateVolumeRequest, nodes []*node) (*csi.CreateVolumeResponse, error) {
+	// The secrets are for the node that makes the volume alone.
 	ask := &peer.LocateRequest{Create: &csi.CreateVolumeRequest{
 		Name: req.GetName(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
 	}}
 	located, err := each(ctx, nodes, func(ctx context.Context, n *node) (*peer.LocateResponse, error) {
 		resp, err := peerCall(ctx, c.Router, n, peer.PeerClient.Locate, ask)
-		if err != nil && final(err) && status.Code(err) != codes.InvalidArgument { // which says that there is none
-			err = status.Errorf(codes.Unavailable, "node %s can't tell whether it has the name: %s", n, status.Convert(err).Message())
+		if err != nil && final(err) && status.Code(err) != codes.InvalidArgument { // the node has no volume of that name
+			err = status.Errorf(codes.Unavailable, "node %s cannot tell whether it has a volume of that name: %s", n, status.Convert(err).Message())
 		}
 		return resp, err
 	})

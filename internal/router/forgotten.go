@@ -14,9 +14,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Forgotten is a list of nodes that are gone for good, in a file: a name on each line; empty lines, and what follows a #,
-// don't count. What such a node held is lost, so it can be deleted. A node that answers isn't forgotten, whatever
-// the file says. The file is read again when it has changed.
+// Forgotten is the list of nodes that are gone for good, from a file with a name on each line. Empty lines
+// and text after a # are ignored. The volumes of a forgotten node are lost and can be deleted. A node that
+// answers is not forgotten, even if the file names it. The file is read again when it has changed.
 type Forgotten struct {
 	path   string
 	report func(message string, err error)
@@ -25,17 +25,17 @@ type Forgotten struct {
 	modified time.Time
 	size     int64
 	failed   string
-	names    map[string]string // by digest; it and segments are replaced, never changed
+	names    map[string]string // by digest; names and segments are replaced, never changed
 	segments map[string]bool
 }
 
-// OpenForgotten reads the list. It must be there: a list that is missing later stays as it was.
+// OpenForgotten reads the list. The file must exist. If the file is missing later, the list stays.
 func OpenForgotten(path string, report func(message string, err error)) (*Forgotten, error) {
 	f := &Forgotten{path: path, report: report}
 	return f, f.read()
 }
 
-// lists returns the names by digest, and whose values of the topology key they are, as the file is now.
+// lists returns the names by digest and the values of the topology key, as the file is now.
 func (f *Forgotten) lists() (names map[string]string, segments map[string]bool) {
 	if f == nil {
 		return nil, nil
@@ -59,13 +59,14 @@ func (f *Forgotten) node(id string) bool {
 	return slices.ContainsFunc(volumeid.NodeDigests(id), func(d string) bool { return names[d] != "" })
 }
 
-// segment reports whether a value of the topology key is a forgotten node's.
+// segment reports whether a value of the topology key is that of a forgotten node.
 func (f *Forgotten) segment(value string) bool {
 	_, segments := f.lists()
 	return segments[value]
 }
 
-// refresh reads the file again if it has changed, and tells what it says. What can't be read is told once, and the list stays.
+// refresh reads the file again if it has changed, and reports the new list. It reports an unreadable file
+// once and keeps the list.
 func (f *Forgotten) refresh() {
 	was := f.names
 	err := f.read()
@@ -107,7 +108,7 @@ func (f *Forgotten) read() error {
 		if err := volumeid.CheckNode(name); err != nil {
 			return fmt.Errorf("%s, line %d: %w", f.path, i+1, err)
 		}
-		for _, d := range volumeid.NodeDigests(name) { // it may be what NodeGetInfo calls a node, and so the router does
+		for _, d := range volumeid.NodeDigests(name) { // the name may be a node ID of NodeGetInfo, which is a digest for long names
 			names[d] = name
 		}
 		segments[volumeid.Segment(name)] = true

@@ -19,11 +19,12 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A group whose volumes are on one node is that node's own. One over several nodes has a part on each: no volume is written
-// to on any of them while all are cut, so there is one moment for all. Then all parts are committed, and when all are,
-// each is settled, and only then does the caller hear of the group. So what is committed and not settled was promised to nobody,
-// and a retry that finds it beside a node without a part deletes it and begins anew. What is settled is never
-// deleted in this way.
+// A group snapshot whose volumes share a node is made by that node. A group snapshot over several nodes
+// has a part on each of them. Writes to all volumes are held up on all nodes while the parts are cut, so all
+// parts are of the same moment. Then all nodes commit their parts. When all have, each node settles its part,
+// and only then the caller gets the group snapshot. A part that is committed and not settled was never
+// acknowledged: a retry that finds such a part beside a node without a part deletes it and begins anew. A
+// settled part is never deleted in this way.
 
 // groupController is the GroupController service. CSI spec v1.13, Group Controller Service RPCs.
 type groupController struct {
@@ -39,7 +40,7 @@ func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.G
 	return g.cfg.Group, nil
 }
 
-// CreateVolumeGroupSnapshot makes a group on the nodes of its volumes, all of which must answer.
+// CreateVolumeGroupSnapshot makes a group snapshot on the nodes of its volumes, all of which must answer.
 func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	if req.GetName() == "" || len(req.GetSourceVolumeIds()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the name or the source volume IDs are missing")
@@ -54,9 +55,9 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	}
 	all := slices.Sorted(slices.Values(req.GetSourceVolumeIds()))
 	if i := slices.Compact(slices.Clone(all)); len(i) != len(all) {
-		return nil, status.Error(codes.InvalidArgument, "a source volume ID is there twice")
+		return nil, status.Error(codes.InvalidArgument, "a source volume ID is repeated")
 	}
-	const tries = 2 // the second one after the rests of an earlier call were taken away
+	const tries = 2 // the second try after the parts of an earlier call were deleted
 	for range tries {
 		var group *csi.VolumeGroupSnapshot
 		if group, err = g.make(ctx, req, nodes, volumes, all); group != nil || err != nil {
@@ -66,9 +67,9 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	return nil, status.Error(codes.Aborted, "another call makes this group")
 }
 
-// byNode returns IDs by the node that holds what they are of. Errors: those of of.
+// byNode groups IDs by the node that holds their objects. Errors: those of of.
 func (g *groupController) byNode(what string, ids []string) (map[*node][]string, error) {
-	nodes, first := map[*node][]string{}, map[string]*node{} // a node that gets a new connection meanwhile is one
+	nodes, first := map[*node][]string{}, map[string]*node{} // a node that gets a new connection meanwhile counts once
 	for _, id := range ids {
 		n, err := g.of(what, id)
 		if err != nil {
@@ -88,29 +89,29 @@ func sorted[T any](nodes map[*node]T) []*node {
 	return slices.SortedFunc(maps.Keys(nodes), func(a, b *node) int { return strings.Compare(a.key(), b.key()) })
 }
 
-// making is the making of a group over nodes.
+// making is a group snapshot over several nodes that is being made.
 type making struct {
 	*groupController
 	nodes []*node
 	parts map[*node]*partMaking
 }
 
-// partMaking is the making of one part.
+// partMaking is a part that is being made.
 type partMaking struct {
 	group   string   // ID of the group
-	volumes []string // whose snapshots the part has
+	volumes []string // the source volumes of the part
 	stream  peer.Peer_SnapshotPartClient
-	part    *peer.Part // once it is there
+	part    *peer.Part // when it is committed
 }
 
-// make makes a group, or finds it. It returns nil if it found only rests, and took them away.
+// make makes a group snapshot, or finds it. It returns nil if it found parts of an earlier call and deleted them.
 func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node, volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the streams
 	m := &making{groupController: g, nodes: nodes, parts: map[*node]*partMaking{}}
 	for _, n := range nodes {
 		m.parts[n] = &partMaking{group: volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetName()), volumes: volumes[n]}
-		n.calls.Add(1) // or its connection may be closed between two steps
+		n.calls.Add(1) // keeps the connection open between two steps
 		defer n.calls.Add(-1)
 	}
 	cut := rand.Text()
@@ -139,17 +140,17 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 	if err := m.step(ctx, func(ctx context.Context, n *node, p *partMaking) error {
 		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_COMMIT})
 	}); err != nil {
-		return nil, unfinished(err)
+		return nil, retryable(err)
 	}
 	return m.settle(ctx)
 }
 
-// unfinished makes an error one that calls for a retry: some parts may be there.
-func unfinished(err error) error {
+// retryable returns err as UNAVAILABLE, after which the caller repeats the call: some parts may exist.
+func retryable(err error) error {
 	return status.Errorf(codes.Unavailable, "the group is not made on all of its nodes yet: %s", status.Convert(err).Message())
 }
 
-// step does something on all nodes at the same time.
+// step calls do for all nodes at the same time.
 func (m *making) step(ctx context.Context, do func(context.Context, *node, *partMaking) error) error {
 	_, err := each(ctx, m.nodes, func(ctx context.Context, n *node) (struct{}, error) {
 		return struct{}{}, do(ctx, n, m.parts[n])
@@ -157,19 +158,19 @@ func (m *making) step(ctx context.Context, do func(context.Context, *node, *part
 	return err
 }
 
-// step asks for a step, and waits until it is done.
+// step requests a step, and waits until it is done.
 func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.SnapshotPartRequest) (err error) {
 	start := time.Now()
 	defer func() { r.metrics.count(n.id, status.Code(err), time.Since(start)) }()
-	p.stream.Send(req) // why it failed, Recv tells
+	p.stream.Send(req) // Recv returns its error
 	resp, err := p.stream.Recv()
 	switch {
 	case err != nil:
 		return n.judge(ctx, err, p.stream.Trailer())
 	case resp.GetDone() == peer.SnapshotPartRequest_COMMIT:
 		p.part = resp.GetPart()
-		if lie := cmp.Or(n.lies(p.part), p.lie()); lie != "" {
-			return status.Errorf(codes.Unavailable, "node %s answered with %s", n, lie)
+		if wrong := cmp.Or(n.foreignContent(p.part), p.mismatch()); wrong != "" {
+			return status.Errorf(codes.Unavailable, "node %s answered with %s", n, wrong)
 		}
 	case resp.GetDone() != req.GetStep():
 		return status.Errorf(codes.Unavailable, "node %s answered step %s with %s", n, req.GetStep(), resp.GetDone())
@@ -177,8 +178,9 @@ func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.Sna
 	return nil
 }
 
-// lie returns what is wrong with a part that a node says is there, or "".
-func (p *partMaking) lie() string {
+// mismatch describes how the part of a node differs from the part that was requested. It returns "" if
+// they agree.
+func (p *partMaking) mismatch() string {
 	group := p.part.GetGroup()
 	if group.GetGroupSnapshotId() != p.group {
 		return fmt.Sprintf("a part of the group %.128q, and not of %s", group.GetGroupSnapshotId(), p.group)
@@ -189,17 +191,17 @@ func (p *partMaking) lie() string {
 	return ""
 }
 
-// undo gives up on all nodes what isn't committed, and waits until they have.
+// undo ends the uncommitted parts on all nodes, and waits until the nodes have deleted them.
 func (m *making) undo(ctx context.Context) {
 	m.step(ctx, func(_ context.Context, _ *node, p *partMaking) error {
 		if p.stream != nil && p.part == nil && p.stream.CloseSend() == nil {
-			p.stream.Recv() // until it ends, with an error
+			p.stream.Recv() // returns an error when the stream ends
 		}
 		return nil
 	})
 }
 
-// found returns the nodes on which there was a part.
+// found returns the nodes that had a part already.
 func (m *making) found() (nodes []*node) {
 	for _, n := range m.nodes {
 		if m.parts[n].part != nil {
@@ -209,20 +211,20 @@ func (m *making) found() (nodes []*node) {
 	return nodes
 }
 
-// abandon returns why a group isn't made. If that is final, nobody comes back for what an earlier call left: it is taken
-// away. What is settled was acknowledged, and stays.
-func (m *making) abandon(ctx context.Context, why error) error {
+// abandon returns the error of a group snapshot that cannot be made. After a final error the caller does not
+// return, so abandon deletes the parts of an earlier call. A settled part was acknowledged and stays.
+func (m *making) abandon(ctx context.Context, reason error) error {
 	found := m.found()
-	if !final(why) || m.settled(found) != nil {
-		return why
+	if !final(reason) || m.settled(found) != nil {
+		return reason
 	}
 	if err := m.discard(ctx, found); err != nil {
-		return unfinished(err)
+		return retryable(err)
 	}
-	return why
+	return reason
 }
 
-// settled returns one of these nodes whose part is settled, or nil.
+// settled returns a node whose part is settled, or nil.
 func (m *making) settled(found []*node) *node {
 	for _, n := range found {
 		if m.parts[n].part.GetSettled() {
@@ -232,7 +234,7 @@ func (m *making) settled(found []*node) *node {
 	return nil
 }
 
-// discard takes the parts on these nodes away.
+// discard deletes the parts on these nodes.
 func (m *making) discard(ctx context.Context, found []*node) error {
 	for _, n := range found {
 		part := m.parts[n].part
@@ -246,8 +248,8 @@ func (m *making) discard(ctx context.Context, found []*node) error {
 	return nil
 }
 
-// resume goes on with what an earlier call left: if all parts of one cut are there, they are the group. Otherwise nobody was told of
-// it, unless one of them is settled: then another one has been lost.
+// resume continues with the parts of an earlier call. All parts of the same cut are the group snapshot. An
+// incomplete set was not acknowledged, unless a part is settled: then another part has been lost.
 func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSnapshot, error) {
 	cut, complete := m.parts[found[0]].part.GetCut(), len(found) == len(m.nodes)
 	for _, n := range found {
@@ -261,13 +263,13 @@ func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSna
 			"the group was made, and node %s has its part, but another node has lost its own: delete the group snapshot", n)
 	}
 	if err := m.discard(ctx, found); err != nil {
-		return nil, unfinished(err)
+		return nil, retryable(err)
 	}
 	return nil, nil
 }
 
-// settle makes a group of parts that are all there. Nodes are told one after the other, as in discard, and in the same
-// order: if one router settled while another discards, the first node would decide for both.
+// settle settles all parts and returns the group snapshot. It calls the nodes in turn, in the
+// same order as discard: if a router settles while another discards, the first node decides.
 func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 	var parts []*peer.Part
 	for _, n := range m.nodes {
@@ -277,13 +279,13 @@ func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 			GroupSnapshotId: part.GetGroup().GetGroupSnapshotId(), Cut: part.GetCut(),
 		})
 		if err != nil {
-			return nil, unfinished(err)
+			return nil, retryable(err)
 		}
 	}
 	return merged(parts), nil
 }
 
-// merged returns the group that parts make, of which there is at least one.
+// merged returns the group snapshot of at least one part.
 func merged(parts []*peer.Part) *csi.VolumeGroupSnapshot {
 	group := proto.Clone(parts[0].GetGroup()).(*csi.VolumeGroupSnapshot)
 	for _, p := range parts[1:] {
@@ -297,7 +299,7 @@ func merged(parts []*peer.Part) *csi.VolumeGroupSnapshot {
 	return group
 }
 
-// overNodes reports whether a group's ID is of one over several nodes.
+// overNodes reports whether an ID is that of a group snapshot over several nodes.
 func overNodes(id string) bool {
 	parsed, err := volumeid.Parse(id)
 	return err == nil && parsed.Kind == volumeid.Group && parsed.Node == volumeid.NodeDigest(volumeid.SeveralNodes)
@@ -335,7 +337,7 @@ func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.G
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: group}, nil
 }
 
-// partNodes returns the nodes on which parts of a group may be. Errors: UNAVAILABLE if one of them doesn't answer.
+// partNodes returns the nodes that may have a part. Errors: UNAVAILABLE if a node does not answer.
 func (g *groupController) partNodes(snapshots []string) (map[*node][]string, error) {
 	if len(snapshots) > 0 {
 		return g.byNode("snapshot ID", snapshots)
@@ -348,7 +350,7 @@ func (g *groupController) partNodes(snapshots []string) (map[*node][]string, err
 	return nodes, v.all()
 }
 
-// lookUp returns the parts of a group that are there.
+// lookUp returns the parts of a group snapshot that exist.
 func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node][]string) (map[*node]*peer.Part, error) {
 	order := sorted(nodes)
 	found, err := each(ctx, order, func(ctx context.Context, n *node) (*peer.Part, error) {
@@ -370,7 +372,7 @@ func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node
 	return parts, err
 }
 
-// complete reports whether parts are all of a group.
+// complete reports whether parts are all parts of a group snapshot.
 func complete(parts []*peer.Part) bool {
 	if len(parts) == 0 {
 		return false
@@ -385,7 +387,7 @@ func complete(parts []*peer.Part) bool {
 	return slices.Equal(slices.Sorted(slices.Values(sources)), parts[0].GetVolumeIds())
 }
 
-// sourcesOf returns the IDs of the volumes of which a group has snapshots, in ascending order.
+// sourcesOf returns the IDs of the source volumes, in ascending order.
 func sourcesOf(group *csi.VolumeGroupSnapshot) (ids []string) {
 	for _, s := range group.GetSnapshots() {
 		ids = append(ids, s.GetSourceVolumeId())
@@ -400,8 +402,8 @@ func snapshotIDs(group *csi.VolumeGroupSnapshot) (ids []string) {
 	return slices.Sorted(slices.Values(ids))
 }
 
-// DeleteVolumeGroupSnapshot deletes the parts on the nodes of the snapshots, or on all nodes if the request has none.
-// What was on a node that is gone for good is gone.
+// DeleteVolumeGroupSnapshot deletes the parts on the nodes of the snapshots, or on all nodes if the request
+// has none. The part of a forgotten node counts as deleted.
 func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	id := req.GetGroupSnapshotId()
 	if !overNodes(id) {

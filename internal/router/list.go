@@ -13,26 +13,27 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A list of all is the list of one node after the other, in the order of their keys. A paging token is the key of the node
-// at which the next page begins, a dot, and that node's own token, which is empty where its list begins. So it stays right
-// while nodes come and go: who goes is passed over, who comes before that place is missed, as if it had come later.
+// A list of all nodes is the lists of the nodes in turn, in the order of their keys. A paging token is
+// the key of the node with which the next page begins, a dot, and the token of that node, which is empty at
+// the beginning of its list. Tokens stay valid while nodes come and go: a node that is gone is skipped, and a
+// new node with a lower key is missed.
 
-// maxPage is how many entries a page has at the most, whatever is asked for: as many as on a node.
+// maxPage is the largest number of entries in a page, also if the caller asks for more. A node has the same limit.
 const maxPage = 2000
 
-// maxNodeToken is how long a node's own token may be, in bytes: with the key it is at most 128. CSI spec v1.13, size limits.
+// maxNodeToken is the largest length of a node's token, in bytes: with the key, at most 128. CSI spec v1.13, size limits.
 const maxNodeToken = 128 - 17
 
-// longAnswer is for calls that are answered with a page.
+// longAnswer is the option of calls that return a page.
 var longAnswer = grpc.MaxCallRecvMsgSize(maxMessage)
 
 var validToken = regexp.MustCompile(`^([0-9a-v]{16})\.(.*)$`)
 
-// lister lists what one node has.
+// lister returns a page of the list of a node.
 type lister[E any] func(ctx context.Context, n *node, token string, limit int32) (entries []E, next string, err error)
 
-// list returns one page of what all nodes have. Errors: UNAVAILABLE if a node doesn't answer: a page that is short would
-// look as if everything else were gone; ABORTED for a token that isn't ours; INVALID_ARGUMENT.
+// list returns a page of the list of all nodes. Errors: UNAVAILABLE if a node does not answer, as a list
+// without its objects would mean that they are deleted; ABORTED for an invalid token; INVALID_ARGUMENT.
 func list[E any](ctx context.Context, r *Router, token string, limit int32, ask lister[E]) (entries []E, next string, err error) {
 	first, rest, err := parseToken(token)
 	switch {
@@ -49,7 +50,7 @@ func list[E any](ctx context.Context, r *Router, token string, limit int32, ask 
 	}
 	at, found := slices.BinarySearchFunc(v.nodes, first, func(n *node, key string) int { return strings.Compare(n.key(), key) })
 	if !found {
-		rest = "" // of a node that has gone
+		rest = "" // the token of a node that is gone
 	}
 	p := &page[E]{nodes: v.nodes[at:], token: rest, limit: int(limit), ask: ask}
 	for len(p.nodes) > 0 && len(p.entries) < p.limit {
@@ -63,7 +64,7 @@ func list[E any](ctx context.Context, r *Router, token string, limit int32, ask 
 	return p.entries, next, nil
 }
 
-// parseToken returns at which node a page begins, and that node's token. Errors: ABORTED.
+// parseToken returns the key of the node with which a page begins, and the token of that node. Errors: ABORTED.
 func parseToken(token string) (key, rest string, err error) {
 	if token == "" {
 		return "", "", nil
@@ -75,25 +76,25 @@ func parseToken(token string) (key, rest string, err error) {
 	return m[1], m[2], nil
 }
 
-// page is one that is being filled.
+// page is a page that is being filled.
 type page[E any] struct {
 	entries []E
 	limit   int
-	nodes   []*node // from which the rest is taken
-	token   string  // where the list of the first of them goes on
-	asked   int     // nodes so far
+	nodes   []*node // whose entries are still missing
+	token   string  // of the first of nodes
+	asked   int     // number of nodes that were read
 	ask     lister[E]
 }
 
-// answer is one node's.
+// answer is the answer of a node.
 type answer[E any] struct {
 	entries []E
 	next    string
 }
 
-// read asks the next nodes at the same time: as many as will fill the page, by what those before had. It takes what they
-// say in their order, until one has more than there is place for. That one is asked again, for as many as there is place for: a
-// token can stand at the end of a node's answer only.
+// read asks the next nodes at the same time: as many as will fill the page, judging by the nodes before. It
+// takes their answers in order, up to the first that does not fit. That node is asked again for the entries
+// that fit, as only the end of an answer has a token.
 func (p *page[E]) read(ctx context.Context) error {
 	left := p.limit - len(p.entries)
 	batch := p.nodes[:min(p.width(left), len(p.nodes))]
@@ -123,7 +124,7 @@ func (p *page[E]) read(ctx context.Context) error {
 	return nil
 }
 
-// width returns how many nodes to ask for so many entries.
+// width returns the number of nodes to ask for left entries.
 func (p *page[E]) width(left int) int {
 	switch {
 	case p.asked == 0:
@@ -158,8 +159,8 @@ func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
 
-// ListSnapshots asks one node where the request says of which snapshot or volume, and with that node's own tokens: the
-// absence of others is nothing to it. CSI spec v1.13, ListSnapshots.
+// ListSnapshots asks a single node, with the tokens of that node, if the request names a snapshot or a source
+// volume: other nodes need not answer. CSI spec v1.13, ListSnapshots.
 func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	what, id := "snapshot ID", req.GetSnapshotId()
 	if id == "" {

@@ -26,7 +26,7 @@ func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedReq
 	})
 }
 
-// GetMetadataDelta goes to the node of the target. Where the base isn't there too, that node knows no such snapshot.
+// GetMetadataDelta goes to the node of the target snapshot, which returns NOT_FOUND for a base on another node.
 func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	n, err := m.of("target snapshot ID", req.GetTargetSnapshotId())
 	if err != nil {
@@ -37,7 +37,7 @@ func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, ou
 	})
 }
 
-// pass hands on what a node answers, message by message, as fast as the caller takes them.
+// pass forwards the messages of a node's stream, as fast as the caller reads them.
 func pass[T any](r *Router, n *node, out grpc.ServerStreamingServer[T], open func() (grpc.ServerStreamingClient[T], error)) (err error) {
 	n.calls.Add(1)
 	defer n.calls.Add(-1)

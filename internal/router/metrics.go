@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// metrics are what is counted of calls, by node.
+// metrics count the calls of each node.
 type metrics struct {
 	calls   *prometheus.CounterVec
 	seconds *prometheus.CounterVec
@@ -22,10 +22,10 @@ type metrics struct {
 func newMetrics() *metrics {
 	return &metrics{
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "causeway_router_calls_total", Help: "Calls that the router made of a node, by node and status code.",
+			Name: "causeway_router_calls_total", Help: "Calls from the router to a node, by node and status code.",
 		}, []string{"node", "code"}),
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "causeway_router_call_seconds_total", Help: "How long the router waited for a node's answers, all together.",
+			Name: "causeway_router_call_seconds_total", Help: "Total time that the router waited for the answers of a node, in seconds.",
 		}, []string{"node"}),
 	}
 }
@@ -35,7 +35,7 @@ func (m *metrics) count(node string, code codes.Code, took time.Duration) {
 	m.seconds.WithLabelValues(node).Add(took.Seconds())
 }
 
-// forget drops what is counted of a node that isn't at its address any more. If it is at another one, it begins anew.
+// forget drops the counters of a node that lost its address. At another address they begin anew.
 func (m *metrics) forget(node string) {
 	m.calls.DeletePartialMatch(prometheus.Labels{"node": node})
 	m.seconds.DeletePartialMatch(prometheus.Labels{"node": node})
@@ -43,13 +43,13 @@ func (m *metrics) forget(node string) {
 
 var (
 	upDesc = prometheus.NewDesc("causeway_router_node_up",
-		"1 for a node that answers, 0 for one that has answered at this address and doesn't now, or that more than one says it is.", []string{"node", "address"}, nil)
+		"1 for a node that answers; 0 for a node that answered at this address and does not now, or that answers at several addresses.", []string{"node", "address"}, nil)
 	peersDesc = prometheus.NewDesc("causeway_router_peers",
-		"Addresses at which there is a node, by state: it answers, is silent (nobody, or nobody who can be believed), or is there twice.", []string{"state"}, nil)
-	discoveryDesc = prometheus.NewDesc("causeway_router_discovery_up", "1 if the last look for the addresses of nodes worked.", nil, nil)
+		"Addresses of nodes, by state: answers; silent (no answer, or the router rejects the identity); twice (several addresses report the same node).", []string{"state"}, nil)
+	discoveryDesc = prometheus.NewDesc("causeway_router_discovery_up", "1 if the last lookup of the nodes' addresses succeeded.", nil, nil)
 )
 
-// collector is a prometheus.Collector of what a router knows.
+// collector is a prometheus.Collector of a router.
 type collector struct{ *Router }
 
 func (c collector) Describe(out chan<- *prometheus.Desc) {
@@ -77,13 +77,13 @@ func (c collector) collect(out chan<- prometheus.Metric) {
 	defer c.mu.Unlock()
 	v := c.view.Load()
 	up := 0
-	for _, p := range c.places {
+	for _, e := range c.endpoints {
 		switch {
-		case p.node != nil && v.byDigest[p.node.key()] == p.node:
+		case e.node != nil && v.byDigest[e.node.key()] == e.node:
 			up++
-			gauge(upDesc, 1, p.last, p.address)
-		case p.last != "":
-			gauge(upDesc, 0, p.last, p.address)
+			gauge(upDesc, 1, e.last, e.address)
+		case e.last != "":
+			gauge(upDesc, 0, e.last, e.address)
 		}
 	}
 	twice := 0
@@ -93,17 +93,18 @@ func (c collector) collect(out chan<- prometheus.Metric) {
 	gauge(peersDesc, up, "answers")
 	gauge(peersDesc, len(v.silent), "silent")
 	gauge(peersDesc, twice, "twice")
-	looked := 1
-	if v.looked != nil || !v.known {
-		looked = 0
+	discovered := 1
+	if v.lookupErr != nil || !v.known {
+		discovered = 0
 	}
-	gauge(discoveryDesc, looked)
+	gauge(discoveryDesc, discovered)
 }
 
-// maxShown is how many nodes Ready names.
+// maxShown is the largest number of nodes that Ready names.
 const maxShown = 20
 
-// Ready says how many nodes answer, and which don't. That some don't is no error: those that do are served.
+// Ready returns the number of nodes that answer, and the names of the silent ones. Silent nodes are no error: the
+// others are served.
 func (r *Router) Ready(context.Context) (string, error) {
 	v := r.view.Load()
 	if !v.known {
@@ -114,15 +115,15 @@ func (r *Router) Ready(context.Context) (string, error) {
 		total += len(where)
 	}
 	lines := []string{fmt.Sprintf("ok: %d of %d nodes answer", len(v.nodes), total)}
-	if v.looked != nil {
-		lines = append(lines, fmt.Sprintf("addresses are old: %v", v.looked))
+	if v.lookupErr != nil {
+		lines = append(lines, fmt.Sprintf("addresses are old: %v", v.lookupErr))
 	}
 	for i, p := range v.silent {
 		if i == maxShown {
 			lines = append(lines, fmt.Sprintf("and %d more", len(v.silent)-i))
 			break
 		}
-		lines = append(lines, fmt.Sprintf("%s: %v", p, p.why))
+		lines = append(lines, fmt.Sprintf("%s: %v", p, p.err))
 	}
 	for _, where := range v.twice {
 		lines = append(lines, "more than one says that it is the same node: "+strings.Join(where, ", "))

@@ -21,34 +21,34 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// place is an address at which a node is to be found.
-type place struct {
-	address string
-	cancel  context.CancelFunc
-	node    *node     // who answers there, or nil
-	why     error     // nobody does
-	last    string    // ID of who was there last: for messages only, as a restart forgets it
-	told    time.Time // when the operator heard of it
+// endpoint is the address of a node.
+type endpoint struct {
+	address  string
+	cancel   context.CancelFunc
+	node     *node     // the node that answers, or nil
+	err      error     // the reason why no node answers
+	last     string    // ID of the last node that answered, for messages only: it is empty after a restart
+	reported time.Time // when err was reported
 }
 
-// gone is a node whose address isn't known any more: what it was, and since when. It may be between two pods of an update,
-// and then a list without it would be short.
+// gone is the former address of a node that has no address now. Between the two pods of an update a node
+// has none, and a list without its volumes would be wrong.
 type gone struct {
 	address string
 	since   time.Time
 }
 
-// Why no node answers at a place, beside what the network says.
+// Reasons why no node answers at an endpoint, beside errors of the network.
 var (
 	errNoAddress = errors.New("it has no address now")
 	errNotAsked  = errors.New("it was not asked yet")
 )
 
-// node is a driver that has said who it is, on one connection. If that ends, another one has to be asked anew: by then
-// its address may be another node's.
+// node is a driver that was identified on a connection. A new connection must identify its node anew:
+// the address may belong to another node by then.
 type node struct {
 	id       string   // as NodeGetInfo has it
-	digests  []string // that its IDs may carry
+	digests  []string // in the IDs of its volumes and snapshots
 	segments map[string]string
 	address  string
 	conn     *connection
@@ -71,20 +71,20 @@ func (r *Router) Run(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(lookSoon): // many may be lost at the same time
+			case <-time.After(lookSoon): // several connections may be lost at the same time
 			}
 		}
 	}
 }
 
-// panicked reports err if it is that of a background task that panicked.
+// panicked reports err, the panic of a background task, if it is not nil.
 func (r *Router) panicked(err error) {
 	if err != nil {
 		r.cfg.Report("a background task ended with a panic", err)
 	}
 }
 
-// find takes up addresses that are new and drops those that are gone.
+// find looks up the addresses of the nodes.
 func (r *Router) find(ctx context.Context) {
 	limit, cancel := context.WithTimeout(ctx, meetLimit)
 	defer cancel()
@@ -94,72 +94,72 @@ func (r *Router) find(ctx context.Context) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if was := r.looked; err != nil && (was == nil || was.Error() != err.Error()) {
-		r.cfg.Report("the addresses of the nodes can't be found; the last ones that were known stay", err)
+	if was := r.lookupErr; err != nil && (was == nil || was.Error() != err.Error()) {
+		r.cfg.Report("the lookup of the nodes' addresses failed; the known addresses stay in use", err)
 	}
-	r.looked = err
+	r.lookupErr = err
 	if err == nil {
 		r.known = true
-		r.take(ctx, addresses)
+		r.update(ctx, addresses)
 	}
 	r.show()
 }
 
-// take begins to keep addresses that are new, and ends it for the others. The caller holds mu.
-func (r *Router) take(ctx context.Context, addresses []string) {
-	there := map[string]bool{}
+// update connects to new addresses, and drops addresses that no longer exist. The caller holds mu.
+func (r *Router) update(ctx context.Context, addresses []string) {
+	exists := map[string]bool{}
 	for _, address := range addresses {
-		there[address] = true
+		exists[address] = true
 	}
-	for address, p := range r.places {
-		if !there[address] {
-			p.cancel()
-			delete(r.places, address)
-			r.leave(p)
+	for address, e := range r.endpoints {
+		if !exists[address] {
+			e.cancel()
+			delete(r.endpoints, address)
+			r.noteGone(e)
 		}
 	}
 	maps.DeleteFunc(r.gone, func(_ string, g gone) bool { return time.Since(g.since) > goneFor })
-	maps.DeleteFunc(r.lastSeen, func(_ string, last time.Time) bool { return time.Since(last) > silentFor }) // as if never seen
-	for address := range there {
-		if r.places[address] != nil {
+	maps.DeleteFunc(r.lastSeen, func(_ string, last time.Time) bool { return time.Since(last) > silentFor })
+	for address := range exists {
+		if r.endpoints[address] != nil {
 			continue
 		}
 		life, cancel := context.WithCancel(ctx)
-		p := &place{address: address, cancel: cancel, why: errNotAsked}
-		r.places[address] = p
+		e := &endpoint{address: address, cancel: cancel, err: errNotAsked}
+		r.endpoints[address] = e
 		r.keeping.Go(func() {
 			guard.Keep(life, func(err error) {
 				r.panicked(err)
-				r.met(p, nil, nil, err)
-			}, func() { r.keep(life, p) })
+				r.record(e, nil, nil, err)
+			}, func() { r.keepConnected(life, e) })
 		})
 	}
 }
 
-// leave notes that who was at a place last has no address now, as far as is known. The caller holds mu.
-func (r *Router) leave(p *place) {
-	if p.last != "" {
-		r.gone[p.last] = gone{p.address, time.Now()}
-		r.metrics.forget(p.last)
+// noteGone records that the last node of an endpoint has no address now. The caller holds mu.
+func (r *Router) noteGone(e *endpoint) {
+	if e.last != "" {
+		r.gone[e.last] = gone{e.address, time.Now()}
+		r.metrics.forget(e.last)
 	}
 }
 
-// keep holds a connection to who is at a place, until ctx is done.
-func (r *Router) keep(ctx context.Context, p *place) {
+// keepConnected keeps a connection to the node at an endpoint, until ctx is done.
+func (r *Router) keepConnected(ctx context.Context, e *endpoint) {
 	var current *node
-	defer func() { r.met(p, current, nil, context.Canceled) }()
-	pause := time.Duration(0) // after a node that didn't last
+	defer func() { r.record(e, current, nil, context.Canceled) }()
+	pause := time.Duration(0) // after a connection that lasted for less than againLast
 	for wait := againFirst; ctx.Err() == nil; {
-		n, err := r.meet(ctx, p.address)
+		n, err := r.identify(ctx, e.address)
 		if ctx.Err() != nil {
 			retire(n)
 			return
 		}
 		if err != nil && current != nil && !current.conn.lost() {
-			err = nil // it was to be renewed, and does as it is
+			err = nil // the renewal failed, and the present connection works
 			n = current
 		}
-		r.met(p, current, n, err)
+		r.record(e, current, n, err)
 		if current = n; err != nil {
 			if !sleep(ctx, wait/2+rand.N(wait/2)) {
 				return
@@ -169,8 +169,8 @@ func (r *Router) keep(ctx context.Context, p *place) {
 		}
 		wait = againFirst
 		began := time.Now()
-		if lost := r.hold(ctx, n); lost != nil {
-			r.met(p, current, nil, lost)
+		if lost := r.waitUntilLost(ctx, n); lost != nil {
+			r.record(e, current, nil, lost)
 			current = nil
 			if time.Since(began) > againLast {
 				pause = 0
@@ -181,8 +181,8 @@ func (r *Router) keep(ctx context.Context, p *place) {
 	}
 }
 
-// hold waits until a node is lost, and returns why; or until it is time for a new connection, and returns nil.
-func (r *Router) hold(ctx context.Context, n *node) error {
+// waitUntilLost returns errLost when the connection is lost, or nil when it is time for a new connection.
+func (r *Router) waitUntilLost(ctx context.Context, n *node) error {
 	renew, cancel := context.WithTimeout(ctx, renewEvery/2+rand.N(renewEvery/2))
 	defer cancel()
 	if n.conn.WaitForStateChange(renew, connectivity.Ready) {
@@ -191,71 +191,71 @@ func (r *Router) hold(ctx context.Context, n *node) error {
 	return nil
 }
 
-// met notes who is at a place instead of was, or why nobody is.
-func (r *Router) met(p *place, was, is *node, err error) {
+// record sets the node of an endpoint, instead of was, or the reason why no node answers.
+func (r *Router) record(e *endpoint, was, is *node, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if was != is {
 		retire(was)
 	}
-	if is == nil && (p.node != nil || p.why == nil) {
+	if is == nil && (e.node != nil || e.err == nil) {
 		select {
 		case r.soon <- struct{}{}:
 		default:
 		}
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		r.tell(p, err)
+		r.reportSilence(e, err)
 	}
 	if was != nil {
 		r.lastSeen[was.segments[r.cfg.TopologyKey]] = time.Now()
 	}
-	if is != nil && p.node == nil && !p.told.IsZero() {
-		p.told = time.Time{}
+	if is != nil && e.node == nil && !e.reported.IsZero() {
+		e.reported = time.Time{}
 		r.cfg.Report(is.String()+" answers", nil)
 	}
-	p.node, p.why = is, err
+	e.node, e.err = is, err
 	if is != nil {
-		if p.last != is.id { // its address is another one's now
-			r.leave(p)
+		if e.last != is.id { // another node has the address now
+			r.noteGone(e)
 		}
-		p.last = is.id
+		e.last = is.id
 	}
 	r.show()
 }
 
-// show makes who answers now what calls see, and tells the operator of nodes that are there twice when it begins. The
+// show gives calls a new view. It reports a node that answers at several addresses when that begins. The
 // caller holds mu.
 func (r *Router) show() {
-	was, is := r.view.Load(), r.look()
-	for key, where := range is.twice {
+	was, is := r.view.Load(), r.newView()
+	for key, addresses := range is.twice {
 		if was.twice[key] == nil {
-			r.cfg.Report("none of them is used", fmt.Errorf("more than one says that it is the same node: %s", strings.Join(where, ", ")))
+			r.cfg.Report("none of them is used", fmt.Errorf("more than one says that it is the same node: %s", strings.Join(addresses, ", ")))
 		}
 	}
 	r.view.Store(is)
 }
 
-// tell tells the operator why no node answers at a place: when it begins, and then once a minute if it is for another reason.
-// The caller holds mu.
-func (r *Router) tell(p *place, why error) {
-	if !p.told.IsZero() && (time.Since(p.told) < tellEvery || p.node == nil && p.why.Error() == why.Error()) {
+// reportSilence reports why no node answers at an endpoint: at the beginning, and then once a minute if the
+// reason has changed. The caller holds mu.
+func (r *Router) reportSilence(e *endpoint, reason error) {
+	if !e.reported.IsZero() && (time.Since(e.reported) < reportEvery || e.node == nil && e.err.Error() == reason.Error()) {
 		return
 	}
-	p.told = time.Now()
-	r.cfg.Report("no node answers at "+p.absent().String(), why)
+	e.reported = time.Now()
+	r.cfg.Report("no node answers at "+e.absent().String(), reason)
 }
 
-// absent returns what to say of a place where no node answers.
-func (p *place) absent() absent { return absent{p.address, p.last, p.why} }
+// absent describes an endpoint at which no node answers.
+func (e *endpoint) absent() absent { return absent{e.address, e.last, e.err} }
 
-// meet connects to an address and asks who is there.
-func (r *Router) meet(ctx context.Context, address string) (n *node, err error) {
+// identify connects to an address and asks the driver for its name and its node.
+func (r *Router) identify(ctx context.Context, address string) (n *node, err error) {
 	raw, err := (&net.Dialer{Timeout: meetLimit}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	select { // all nodes at once would keep each other from being heard in time
+	select { // all handshakes at once would exceed meetLimit
 	case r.meeting <- struct{}{}:
 		defer func() { <-r.meeting }()
 	case <-ctx.Done():
@@ -280,26 +280,26 @@ func (r *Router) meet(ctx context.Context, address string) (n *node, err error) 
 		return nil, fmt.Errorf("it is the driver %.64q, and not %s", info.GetName(), r.cfg.Name)
 	}
 	var from peer.Peer
-	who, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.Peer(&from))
+	reported, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.Peer(&from))
 	if err != nil {
 		return nil, fmt.Errorf("ask which node it is: %w", err)
 	}
-	if err := r.believe(who, &from); err != nil {
+	if err := r.verify(reported, &from); err != nil {
 		return nil, err
 	}
 	return &node{
-		id: who.GetNodeId(), digests: volumeid.NodeDigests(who.GetNodeId()), segments: who.GetAccessibleTopology().GetSegments(),
+		id: reported.GetNodeId(), digests: volumeid.NodeDigests(reported.GetNodeId()), segments: reported.GetAccessibleTopology().GetSegments(),
 		address: address, conn: conn,
 	}, nil
 }
 
-// believe returns an error for one who isn't the node that it says it is.
-func (r *Router) believe(who *csi.NodeGetInfoResponse, from *peer.Peer) error {
-	id := who.GetNodeId()
+// verify returns an error if the reported node ID and topology do not belong to the node on the connection.
+func (r *Router) verify(reported *csi.NodeGetInfoResponse, from *peer.Peer) error {
+	id := reported.GetNodeId()
 	if err := volumeid.CheckNode(id); err != nil {
 		return fmt.Errorf("it says that it is the node %.64q: %w", id, err)
 	}
-	if segment := who.GetAccessibleTopology().GetSegments()[r.cfg.TopologyKey]; segment != volumeid.Segment(id) {
+	if segment := reported.GetAccessibleTopology().GetSegments()[r.cfg.TopologyKey]; segment != volumeid.Segment(id) {
 		return fmt.Errorf("it says that it is the node %s, with the topology %s=%.64q, which is another's", id, r.cfg.TopologyKey, segment)
 	}
 	if r.cfg.Names == nil {
@@ -312,7 +312,8 @@ func (r *Router) believe(who *csi.NodeGetInfoResponse, from *peer.Peer) error {
 	return nil
 }
 
-// retire closes a connection when no call uses it any more. One that has just been looked up may be about to.
+// retire closes a connection when no call uses it. It waits for a second first, as a call may have just
+// looked the node up.
 func retire(n *node) {
 	if n == nil {
 		return
@@ -328,7 +329,7 @@ func retire(n *node) {
 	time.AfterFunc(time.Second, try)
 }
 
-// sleep waits, and reports whether ctx is not done.
+// sleep waits for d, and reports whether ctx is not done.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

@@ -161,7 +161,7 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 // TestAnOperatorIsToldOnceAMinute: of a node that is lost again and again, for reasons that differ by a port.
 func TestAnOperatorIsToldOnceAMinute(t *testing.T) {
 	c := newCluster(t)
-	p := &place{address: "10.0.0.1:1"}
+	p := &endpoint{address: "10.0.0.1:1"}
 	told := func() int {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -170,15 +170,15 @@ func TestAnOperatorIsToldOnceAMinute(t *testing.T) {
 	c.router.mu.Lock()
 	defer c.router.mu.Unlock()
 	for port := range 5 {
-		c.router.tell(p, fmt.Errorf("from port %d", port))
-		p.why = fmt.Errorf("from port %d", port)
+		c.router.reportSilence(p, fmt.Errorf("from port %d", port))
+		p.err = fmt.Errorf("from port %d", port)
 	}
 	if got := told(); got != 1 {
 		t.Errorf("told %d times", got)
 	}
-	p.told = time.Now().Add(-tellEvery)
-	c.router.tell(p, errors.New("from port 4")) // as before
-	c.router.tell(p, errors.New("another reason"))
+	p.reported = time.Now().Add(-reportEvery)
+	c.router.reportSilence(p, errors.New("from port 4")) // as before
+	c.router.reportSilence(p, errors.New("another reason"))
 	if got := told(); got != 2 {
 		t.Errorf("a minute later: told %d times", got)
 	}
@@ -270,7 +270,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	c.at("b")
-	c.await(func(v *view) bool { return len(v.silent) == 1 && v.silent[0].why == errNoAddress })
+	c.await(func(v *view) bool { return len(v.silent) == 1 && v.silent[0].err == errNoAddress })
 	for name, want := range map[string]float64{"answers": 1, "silent": 1, "twice": 0} {
 		if got := c.metrics()["causeway_router_peers "+name]; got != want {
 			t.Errorf("without an address, %s are %v, want %v", name, got, want)
@@ -731,14 +731,14 @@ func TestRenewing(t *testing.T) {
 	}()
 	<-entered
 	c.nodes["a"].heals()
-	renewed, err := c.router.meet(context.Background(), c.nodes["a"].address)
+	renewed, err := c.router.identify(context.Background(), c.nodes["a"].address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.router.mu.Lock()
-	p := c.router.places[c.nodes["a"].address]
+	p := c.router.endpoints[c.nodes["a"].address]
 	c.router.mu.Unlock()
-	c.router.met(p, first, renewed, nil)
+	c.router.record(p, first, renewed, nil)
 	if _, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil {
 		t.Error(err)
 	}

@@ -1,13 +1,14 @@
-// Package router is the controller of storage that lives on many nodes: it passes whole CSI calls to the node that they
-// are for. So sidecars run once for a cluster, in the usual place, and a node needs no access to the API.
+// Package router is the controller of storage that is on many nodes. It forwards each CSI call to the
+// node that holds the volume or snapshot. So sidecars run once for a cluster, and a node needs no
+// access to the API.
 //
-// It keeps nothing. IDs carry a digest of their node (package volumeid); the nodes say who they are; what else it must
-// know it asks. A restart, or a second router beside it, changes nothing. What it holds in memory are connections, and
-// since when somebody is silent.
+// A router stores nothing. An ID carries a digest of its node (package volumeid), each node reports its
+// own ID, and everything else is asked of the nodes. A restart or a second router changes nothing. In
+// memory are the connections, and the time at which each silent node last answered.
 //
-// peers.go finds the nodes and keeps a connection to each (conn.go), view.go is who answers at one moment, controller.go,
-// create.go, list.go, group.go and metadata.go are the calls. The rules that they follow were found by reading the
-// sidecars: see docs/node-local-storage.md.
+// peers.go finds the nodes and keeps a connection to each (conn.go). view.go has the nodes that answer
+// at a moment. controller.go, create.go, list.go, group.go and metadata.go are the calls. Their rules
+// come from reading the sidecars: docs/node-local-storage.md.
 package router
 
 import (
@@ -24,52 +25,52 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Config is what a Router needs. All fields but the last three are required.
+// Config configures a Router. All fields but the last three are required.
 type Config struct {
 	Name    string // of the driver, here and on the nodes; CSI spec v1.13, GetPluginInfo
 	Release string
 
-	// Plugin, Controller and Group are what the router says it can do: what the nodes' backend can. They don't come from
-	// the nodes, of which none may be there when a sidecar asks. Group may be nil.
+	// Plugin, Controller and Group are the capabilities of the nodes' backend, which the router returns as
+	// its own. It does not ask the nodes for them: none may answer when a sidecar asks. Group may be nil.
 	Plugin     *csi.GetPluginCapabilitiesResponse
 	Controller *csi.ControllerGetCapabilitiesResponse
 	Group      *csi.GroupControllerGetCapabilitiesResponse
 
-	TopologyKey string // under which the nodes say which one they are
+	TopologyKey string // whose value in a topology is the node
 	Peers       Peers
 	Credentials credentials.TransportCredentials
 
-	// Names returns the names that a node's certificate has: the node's ID must be one of them. If it is nil, any node
-	// that Credentials accept may be any node.
+	// Names returns the names in a node's certificate. The ID of the node must be among them. If Names is
+	// nil, a node that Credentials accept can have any ID.
 	Names func(credentials.AuthInfo) []string
 
 	Forgotten   *Forgotten                      // nil: none
-	Report      func(message string, err error) // what an operator should read, as it happens, with no error if it is good; nil: nobody does
+	Report      func(message string, err error) // receives events for the operator; err is nil for good news; Report may be nil
 	DialOptions []grpc.DialOption               // such as a stats handler that traces
 }
 
-// Peers returns the addresses, host:port, at which nodes are to be found, absent ones too. If it can't be told, the last
-// ones that were known stay.
+// Peers returns the addresses, host:port, of all nodes, also of those that do not answer. After an error
+// the router keeps the addresses that it has.
 type Peers func(context.Context) ([]string, error)
 
 // Times of the connections to nodes.
 const (
-	lookEvery  = 10 * time.Second       // for who is there
-	lookSoon   = time.Second            // after a connection was lost
-	meetLimit  = 5 * time.Second        // to connect, and then to hear who it is
-	againFirst = 250 * time.Millisecond // after which a node that doesn't answer is tried again, at first
-	againLast  = 10 * time.Second       // and in the end
-	renewEvery = 20 * time.Minute       // so that certificates count which were replaced; below the nodes' limit
-	pingEvery  = 10 * time.Second       // a connection on which nothing comes; nodes allow one every 5 s
-	pingLimit  = 5 * time.Second
-	goneFor    = 5 * time.Minute // a node that had an address, and has none, is taken for absent
-	tellEvery  = time.Minute     // an operator is told of one silent node at the most
+	lookEvery   = 10 * time.Second       // for the addresses of nodes
+	lookSoon    = time.Second            // after a connection was lost
+	meetLimit   = 5 * time.Second        // to connect, and again to identify the node
+	againFirst  = 250 * time.Millisecond // first pause before a silent node is tried again
+	againLast   = 10 * time.Second       // last pause
+	renewEvery  = 20 * time.Minute       // so that replaced certificates take effect; below the nodes' limit
+	pingEvery   = 10 * time.Second       // on an idle connection; nodes allow a ping every 5 s
+	pingLimit   = 5 * time.Second
+	goneFor     = 5 * time.Minute // for so long a node that lost its address counts as silent
+	reportEvery = time.Minute     // the router reports a single silent node at most
 )
 
-// meetings is how many nodes are asked who they are at the same time.
+// meetings is the number of nodes that are identified at the same time.
 const meetings = 32
 
-// Router passes calls to nodes. Run must run while it serves.
+// Router forwards calls to nodes. Run must run while the Router serves.
 type Router struct {
 	cfg     Config
 	started time.Time
@@ -77,21 +78,22 @@ type Router struct {
 	life    context.Context // ends with Run
 	end     context.CancelFunc
 
-	mu      sync.Mutex
-	places  map[string]*place // by address
-	gone    map[string]gone   // nodes whose address isn't known any more, by ID: more caution, and a restart does without
-	looked  error             // why the last look for addresses failed, or nil
-	known   bool              // a look has worked
-	view    atomic.Pointer[view]
-	meeting chan struct{} // held by those that ask who somebody is
-	soon    chan struct{} // somebody was lost: look for addresses
-	keeping sync.WaitGroup
+	mu        sync.Mutex
+	endpoints map[string]*endpoint // by address
+	gone      map[string]gone      // nodes that lost their address, by ID; empty after a restart
+	lookupErr error                // of the last lookup of addresses
+	known     bool                 // a lookup has succeeded
+	view      atomic.Pointer[view]
+	meeting   chan struct{} // held while a node is identified
+	soon      chan struct{} // a connection was lost: look up the addresses
+	keeping   sync.WaitGroup
 
-	// lastSeen is when a node was lost, by the value of its topology key. A restart forgets it, and waits anew.
+	// lastSeen is the time at which a node was lost, by the value of its topology key. It is empty after a
+	// restart, and silentFor begins anew.
 	lastSeen map[string]time.Time
 }
 
-// New returns a Router that isn't connected to anybody yet.
+// New returns a Router without connections.
 func New(cfg Config) (*Router, error) {
 	if cfg.Peers == nil || cfg.Credentials == nil || cfg.TopologyKey == "" {
 		return nil, errors.New("a router needs peers, credentials and a topology key")
@@ -99,14 +101,14 @@ func New(cfg Config) (*Router, error) {
 	if cfg.Report == nil {
 		cfg.Report = func(string, error) {}
 	}
-	r := &Router{cfg: cfg, started: time.Now(), places: map[string]*place{}, gone: map[string]gone{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
+	r := &Router{cfg: cfg, started: time.Now(), endpoints: map[string]*endpoint{}, gone: map[string]gone{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
 	r.life, r.end = context.WithCancel(context.Background())
-	r.view.Store(r.look())
+	r.view.Store(r.newView())
 	return r, nil
 }
 
-// Register makes server serve the router's services: Identity, Controller, and GroupController and SnapshotMetadata if
-// the capabilities have them.
+// Register registers the router's services on server: Identity and Controller, and GroupController and
+// SnapshotMetadata if the capabilities have them.
 func (r *Router) Register(server *grpc.Server) {
 	csi.RegisterIdentityServer(server, &identity{cfg: r.cfg})
 	csi.RegisterControllerServer(server, &controller{Router: r})
@@ -127,16 +129,17 @@ func offers(plugin *csi.GetPluginCapabilitiesResponse, service csi.PluginCapabil
 	return false
 }
 
-// Metrics is what the router counts, by node.
+// Metrics returns a collector of the router's metrics, which have the node as a label.
 func (r *Router) Metrics() prometheus.Collector { return collector{r} }
 
-// Static returns the same addresses every time.
+// Static returns Peers with fixed addresses.
 func Static(addresses ...string) Peers {
 	return func(context.Context) ([]string, error) { return addresses, nil }
 }
 
-// DNS returns the addresses that a name has, all with one port. For a headless service of Kubernetes these are its pods,
-// and it must have publishNotReadyAddresses: without it a node that is away vanishes, and lists come back short.
+// DNS returns Peers that resolve a name; all addresses have the same port. The name is that of a headless
+// Service of Kubernetes with publishNotReadyAddresses: without that field the addresses of silent nodes
+// vanish, and lists miss their volumes.
 func DNS(resolver *net.Resolver, name, port string) Peers {
 	return func(ctx context.Context) ([]string, error) {
 		hosts, err := resolver.LookupHost(ctx, name)
@@ -164,7 +167,8 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	return i.cfg.Plugin, nil
 }
 
-// Probe is about this process alone: the sidecars beside it would be ended with it, and none of them could help a node.
+// Probe reports on this process alone. A failure would also end the sidecars of the pod, which cannot help
+// a node.
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{}, nil
 }

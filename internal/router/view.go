@@ -15,20 +15,20 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// view is who answers at one moment. It never changes.
+// view has the nodes that answer at a moment. It never changes.
 type view struct {
-	nodes    []*node // in the order of key
-	byDigest map[string]*node
-	silent   []absent            // in the order of their addresses
-	twice    map[string][]string // by digest: the addresses at which more than one says that it is that node
-	looked   error               // why addresses may be missing
-	known    bool
+	nodes     []*node // in the order of key
+	byDigest  map[string]*node
+	silent    []absent            // in the order of their addresses
+	twice     map[string][]string // by digest: the addresses of a node that answers at several
+	lookupErr error               // of the last lookup of addresses: some may be missing
+	known     bool                // a lookup has succeeded
 }
 
 // absent is an address at which no node answers.
 type absent struct {
-	address, last string // last is who was there before, if that is known: for messages only
-	why           error
+	address, last string // last is the ID of the node that answered there before, or "": for messages only
+	err           error
 }
 
 func (a absent) String() string {
@@ -38,30 +38,30 @@ func (a absent) String() string {
 	return fmt.Sprintf("%s (%s)", a.last, a.address)
 }
 
-// key is where a node is in a list of all. It needn't be what its IDs begin with.
+// key orders the nodes in lists. It need not be the digest in the IDs of the node.
 func (n *node) key() string { return n.digests[0] }
 
-// look returns who answers now. The caller holds mu, or is alone.
-func (r *Router) look() *view {
-	v := &view{byDigest: map[string]*node{}, twice: map[string][]string{}, looked: r.looked, known: r.known}
+// newView returns the view of this moment. The caller holds mu, or is New.
+func (r *Router) newView() *view {
+	v := &view{byDigest: map[string]*node{}, twice: map[string][]string{}, lookupErr: r.lookupErr, known: r.known}
 	same := map[string][]*node{}
-	placed := map[string]bool{} // who is silent at an address isn't without one
-	for _, p := range r.places {
-		if p.node == nil {
-			v.silent = append(v.silent, p.absent())
-			placed[p.last] = true
+	addressed := map[string]bool{} // silent nodes that have an address
+	for _, e := range r.endpoints {
+		if e.node == nil {
+			v.silent = append(v.silent, e.absent())
+			addressed[e.last] = true
 			continue
 		}
-		same[p.node.key()] = append(same[p.node.key()], p.node)
+		same[e.node.key()] = append(same[e.node.key()], e.node)
 	}
 	for id, g := range r.gone {
-		if !placed[id] && !r.cfg.Forgotten.node(id) && same[volumeid.NodeDigest(id)] == nil {
+		if !addressed[id] && !r.cfg.Forgotten.node(id) && same[volumeid.NodeDigest(id)] == nil {
 			v.silent = append(v.silent, absent{g.address, id, errNoAddress})
 		}
 	}
 	slices.SortFunc(v.silent, func(a, b absent) int { return strings.Compare(a.address, b.address) })
 	for key, nodes := range same {
-		if len(nodes) > 1 { // the data may be at any of them
+		if len(nodes) > 1 { // the data may be on any of them
 			for _, n := range nodes {
 				v.twice[key] = append(v.twice[key], n.String())
 			}
@@ -73,7 +73,7 @@ func (r *Router) look() *view {
 	}
 	slices.SortFunc(v.nodes, func(a, b *node) int { return strings.Compare(a.key(), b.key()) })
 	for _, n := range v.nodes {
-		for _, d := range n.digests[1:] { // of a name that is too long to be told; a name that can be told counts more
+		for _, d := range n.digests[1:] { // the name may be a digest itself; a node with that digest as its first counts more
 			if v.byDigest[d] == nil {
 				v.byDigest[d] = n
 			}
@@ -82,18 +82,18 @@ func (r *Router) look() *view {
 	return v
 }
 
-// maxNamed is how many nodes an error names.
+// maxNamed is the largest number of nodes that an error names.
 const maxNamed = 5
 
-// all returns why not all nodes can be asked, or nil. What it says is UNAVAILABLE: nothing is known about that node, so
-// nothing can be said about all of them.
+// all returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of them is
+// possible.
 func (v *view) all() error {
 	if !v.known {
-		return status.Errorf(codes.Unavailable, "the nodes are not known yet: %v", cmp.Or(v.looked, errNotLooked))
+		return status.Errorf(codes.Unavailable, "the nodes are not known yet: %v", cmp.Or(v.lookupErr, errNotLooked))
 	}
 	var away []string
 	for _, p := range v.silent {
-		away = append(away, fmt.Sprintf("%s: %v", p, p.why))
+		away = append(away, fmt.Sprintf("%s: %v", p, p.err))
 	}
 	for _, where := range v.twice {
 		away = append(away, fmt.Sprintf("more than one says that it is the same node: %s", strings.Join(where, ", ")))
@@ -108,14 +108,14 @@ func (v *view) all() error {
 	return status.Errorf(codes.Unavailable, "not all nodes answer: %s", strings.Join(away, "; "))
 }
 
-// early reports whether somebody wasn't asked yet who it is: whoever isn't there may be that one.
+// early reports whether an address was not asked yet: a missing node may be there.
 func (v *view) early() bool {
-	return !v.known || slices.ContainsFunc(v.silent, func(a absent) bool { return a.why == errNotAsked })
+	return !v.known || slices.ContainsFunc(v.silent, func(a absent) bool { return a.err == errNotAsked })
 }
 
 var errNotLooked = errors.New("their addresses are being looked up")
 
-// owner returns the node whose IDs have this digest. Errors: UNAVAILABLE, NOT_FOUND if it is forgotten.
+// owner returns the node whose IDs have a digest. Errors: UNAVAILABLE; NOT_FOUND if the node is forgotten.
 func (r *Router) owner(digest string) (*node, error) {
 	v := r.view.Load()
 	if where := v.twice[digest]; where != nil {
@@ -129,7 +129,7 @@ func (r *Router) owner(digest string) (*node, error) {
 	}
 	for _, p := range v.silent {
 		if p.last != "" && slices.Contains(volumeid.NodeDigests(p.last), digest) {
-			return nil, status.Errorf(codes.Unavailable, "node %s does not answer: %v", p, p.why)
+			return nil, status.Errorf(codes.Unavailable, "node %s does not answer: %v", p, p.err)
 		}
 	}
 	if err := v.all(); err != nil {
@@ -139,8 +139,8 @@ func (r *Router) owner(digest string) (*node, error) {
 		"none of the %d nodes holds it, and all of them answer: if its node is gone for good, name it in --forgotten-nodes", len(v.nodes))
 }
 
-// of returns the node that an ID is of. what is what to call the ID. Errors: INVALID_ARGUMENT if there is none;
-// malformed if no node made it; those of owner.
+// of returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an empty ID;
+// malformed if no node made the ID; those of owner.
 func (r *Router) of(what, id string) (*node, error) {
 	if id == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "the %s is missing", what)
@@ -156,7 +156,7 @@ func (r *Router) of(what, id string) (*node, error) {
 	return n, err
 }
 
-// malformed says that an ID is none of a node's. It is NOT_FOUND where nothing else is said.
+// malformed is the error of an ID that no node made. Its code is NOT_FOUND.
 type malformed struct{ what, id string }
 
 func (m *malformed) Error() string {
@@ -164,7 +164,7 @@ func (m *malformed) Error() string {
 }
 func (m *malformed) GRPCStatus() *status.Status { return status.New(codes.NotFound, m.Error()) }
 
-// forgotten says that the operator has given a node up. It is NOT_FOUND where nothing else is said.
+// forgotten is the error of an ID whose node is forgotten. Its code is NOT_FOUND.
 type forgotten struct{ node string }
 
 func (f *forgotten) Error() string {
@@ -172,7 +172,7 @@ func (f *forgotten) Error() string {
 }
 func (f *forgotten) GRPCStatus() *status.Status { return status.New(codes.NotFound, f.Error()) }
 
-// within returns the nodes that a topology includes.
+// within returns the nodes in a topology.
 func (v *view) within(t *csi.Topology) (nodes []*node) {
 	for _, n := range v.nodes {
 		if n.in(t) {
@@ -182,7 +182,7 @@ func (v *view) within(t *csi.Topology) (nodes []*node) {
 	return nodes
 }
 
-// describeTopology returns a topology for a person.
+// describeTopology returns a topology for messages.
 func describeTopology(t *csi.Topology) string {
 	var terms []string
 	for key, value := range t.GetSegments() {
@@ -192,7 +192,7 @@ func describeTopology(t *csi.Topology) string {
 	return cmp.Or(strings.Join(terms, ","), "any topology")
 }
 
-// in reports whether a topology includes n.
+// in reports whether n is in a topology.
 func (n *node) in(t *csi.Topology) bool {
 	for key, value := range t.GetSegments() {
 		if n.segments[key] != value {
@@ -202,8 +202,8 @@ func (n *node) in(t *csi.Topology) bool {
 	return true
 }
 
-// silence returns for how long nobody has answered who may be in a topology: at least since the router was started, if
-// nobody has ever. One that is gone from the addresses is silent since then too.
+// silence returns the time since a node in a topology last answered. If none has answered yet, it is the
+// time since the start of the router. A node that lost its address is silent since then.
 func (r *Router) silence(t *csi.Topology) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
