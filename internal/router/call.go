@@ -22,10 +22,12 @@ import (
 type method[C any, Req, Resp proto.Message] func(C, context.Context, Req, ...grpc.CallOption) (Resp, error)
 
 // call calls a node and returns its answer. clientOf makes a client for a connection. An error of a
-// handler on the node keeps its code. Any other error is CANCELED or DEADLINE_EXCEEDED if ctx has ended,
-// and else UNAVAILABLE, as the outcome is unknown. A call that the node's driver does not know is also
-// UNAVAILABLE: UNIMPLEMENTED would be final, and an update of the node will end soon.
-func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *node, clientOf func(grpc.ClientConnInterface) C, m method[C, Req, Resp], req Req, options ...grpc.CallOption) (Resp, error) {
+// handler on the node keeps its code. Any other error is CANCELED or DEADLINE_EXCEEDED if ctx has
+// ended, and else UNAVAILABLE, as the outcome is unknown. A call that the node's driver does not
+// know is also UNAVAILABLE: UNIMPLEMENTED would be final, and an update of the node will end soon.
+func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *node,
+	clientOf func(grpc.ClientConnInterface) C, m method[C, Req, Resp], req Req,
+	options ...grpc.CallOption) (Resp, error) {
 	n.calls.Add(1)
 	defer n.calls.Add(-1)
 	start := time.Now()
@@ -45,21 +47,23 @@ func call[C any, Req, Resp proto.Message](ctx context.Context, r *Router, n *nod
 }
 
 // controllerCall makes a call of a node's Controller service.
-func controllerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, m method[csi.ControllerClient, Req, Resp], req Req, options ...grpc.CallOption) (Resp, error) {
+func controllerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node,
+	m method[csi.ControllerClient, Req, Resp], req Req, options ...grpc.CallOption) (Resp, error) {
 	return call(ctx, r, n, csi.NewControllerClient, m, req, options...)
 }
 
 // peerCall makes a call of a node's Peer service.
-func peerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, m method[peer.PeerClient, Req, Resp], req Req) (Resp, error) {
+func peerCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node,
+	m method[peer.PeerClient, Req, Resp], req Req) (Resp, error) {
 	return call(ctx, r, n, peer.NewPeerClient, m, req)
 }
 
-// maxText is the length of a node's error message that the router passes on, in bytes: the message gets
-// into logs and objects.
+// maxText is the length of a node's error message that the router passes on, in bytes: the message
+// gets into logs and objects.
 const maxText = 4 << 10
 
-// lastCode is the highest status code of gRPC. A node could invent other codes without end, and each would
-// be a metric.
+// lastCode is the highest status code of gRPC. A node could invent other codes without end, and
+// each would be a metric.
 const lastCode = codes.Unauthenticated
 
 // judge returns the error that the router returns for an error of a call.
@@ -81,8 +85,8 @@ func (n *node) judge(ctx context.Context, err error, trailer metadata.MD) error 
 	return status.Errorf(codes.Unavailable, "node %s: what became of the call is not known: %s", n, text)
 }
 
-// onward returns the context of a call to a node: with the deadline and the metadata of the call that the
-// router serves, such as the trace context, and without credentials.
+// onward returns the context of a call to a node: with the deadline and the metadata of the call
+// that the router serves, such as the trace context, and without credentials.
 func onward(ctx context.Context) context.Context {
 	in, ok := metadata.FromIncomingContext(ctx)
 	if !ok {
@@ -100,8 +104,8 @@ func onward(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, out)
 }
 
-// foreignContent describes the part of an answer that belongs to another node. It returns "" if there is
-// none.
+// foreignContent describes the part of an answer that belongs to another node. It returns "" if
+// there is none.
 func (n *node) foreignContent(resp proto.Message) string {
 	switch r := resp.(type) {
 	case *csi.CreateVolumeResponse:

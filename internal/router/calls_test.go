@@ -18,8 +18,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// TestTheConnectionIsCut cuts it before a node hears of a call, while it works on it, and before it answers. The
-// answer is one after which the caller tries again, and then there is one thing, or none.
+// TestTheConnectionIsCut cuts it before a node hears of a call, while it works on it, and before it
+// answers. The answer is one after which the caller tries again, and then there is one thing, or
+// none.
 func TestTheConnectionIsCut(t *testing.T) {
 	ctx := context.Background()
 	type world struct {
@@ -61,7 +62,9 @@ func TestTheConnectionIsCut(t *testing.T) {
 		},
 		"ControllerExpandVolume": {
 			func(w world) error {
-				_, err := w.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: w.volume, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})
+				_, err := w.ControllerExpandVolume(ctx,
+					&csi.ControllerExpandVolumeRequest{VolumeId: w.volume,
+						CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})
 				return err
 			},
 			func(w world) string {
@@ -74,7 +77,9 @@ func TestTheConnectionIsCut(t *testing.T) {
 		},
 		"ControllerModifyVolume": {
 			func(w world) error {
-				_, err := w.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: w.volume, MutableParameters: map[string]string{"enforce": "preferred"}})
+				_, err := w.ControllerModifyVolume(ctx,
+					&csi.ControllerModifyVolumeRequest{VolumeId: w.volume,
+						MutableParameters: map[string]string{"enforce": "preferred"}})
 				return err
 			},
 			func(w world) string {
@@ -93,7 +98,8 @@ func TestTheConnectionIsCut(t *testing.T) {
 		},
 		"ValidateVolumeCapabilities": {
 			func(w world) error {
-				_, err := w.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: w.volume, VolumeCapabilities: mountable()})
+				_, err := w.ValidateVolumeCapabilities(ctx,
+					&csi.ValidateVolumeCapabilitiesRequest{VolumeId: w.volume, VolumeCapabilities: mountable()})
 				return err
 			}, func(w world) string { return w.has(1, 1) },
 		},
@@ -145,7 +151,8 @@ func TestTheConnectionIsCut(t *testing.T) {
 					if err == nil {
 						break
 					}
-					if code := status.Code(err); code != codes.Aborted && code != codes.Unavailable || time.Now().After(deadline) {
+					if code := status.Code(err); code != codes.Aborted && code != codes.Unavailable ||
+						time.Now().After(deadline) {
 						t.Fatal(err)
 					}
 					time.Sleep(time.Millisecond)
@@ -184,7 +191,8 @@ func TestHealthWhileTheNodeIsAway(t *testing.T) {
 	}
 	_, err = c.ControllerListVolumeHealth(context.Background(), &csi.ControllerListVolumeHealthRequest{})
 	wantCode(t, err, codes.Unavailable, "a (")
-	_, err = c.ControllerGetVolumeHealth(context.Background(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "malformed"})
+	_, err = c.ControllerGetVolumeHealth(context.Background(),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: "malformed"})
 	wantCode(t, err, codes.NotFound)
 }
 
@@ -205,7 +213,8 @@ func TestCodesComeBackAsTheyAre(t *testing.T) {
 func TestDeadlinesAndWhatACallSaysOfItself(t *testing.T) {
 	c := newCluster(t, "a")
 	id := c.volume("v", "a")
-	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "authorization", "secret")
+	ctx := metadata.AppendToOutgoingContext(context.Background(), "x-request-id", "4711", "traceparent",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "authorization", "secret")
 	get := func(ctx context.Context) error {
 		_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
 		return err
@@ -268,10 +277,12 @@ func TestCapacity(t *testing.T) {
 	if a.GetAvailableCapacity() >= b.GetAvailableCapacity()*3/4 {
 		t.Errorf("a has %d bytes left, b %d", a.GetAvailableCapacity(), b.GetAvailableCapacity())
 	}
-	if got, want := all.GetAvailableCapacity(), a.GetAvailableCapacity()+b.GetAvailableCapacity(); got < want/10*9 || got > want/10*11 {
+	if got, want := all.GetAvailableCapacity(), a.GetAvailableCapacity()+b.GetAvailableCapacity(); got < want/10*9 ||
+		got > want/10*11 {
 		t.Errorf("all have %d bytes, want some %d", got, want)
 	}
-	if got, want := all.GetMaximumVolumeSize().GetValue(), b.GetMaximumVolumeSize().GetValue(); got < want/10*9 || got > want/10*11 {
+	if got, want := all.GetMaximumVolumeSize().GetValue(), b.GetMaximumVolumeSize().GetValue(); got < want/10*9 ||
+		got > want/10*11 {
 		t.Errorf("the largest volume has %d bytes, want some %d", got, want)
 	}
 	c.nodes["a"].stop()
@@ -282,8 +293,10 @@ func TestCapacity(t *testing.T) {
 	c.router.lastSeen["a"] = time.Now().Add(-silentFor)
 	c.router.started = time.Now().Add(-silentFor)
 	c.router.mu.Unlock()
-	for _, silent := range []*csi.Topology{topology("a"), topology("unknown"), {Segments: map[string]string{"zone": "x"}}} {
-		if got := room(silent); got.GetAvailableCapacity() != 0 || got.GetMaximumVolumeSize() == nil || got.GetMaximumVolumeSize().GetValue() != 0 {
+	for _, silent := range []*csi.Topology{topology("a"), topology("unknown"),
+		{Segments: map[string]string{"zone": "x"}}} {
+		if got := room(silent); got.GetAvailableCapacity() != 0 || got.GetMaximumVolumeSize() == nil ||
+			got.GetMaximumVolumeSize().GetValue() != 0 {
 			t.Errorf("after a long silence %s has %v", silent, got)
 		}
 	}
@@ -301,7 +314,8 @@ func TestSnapshotMetadataIsPassedOn(t *testing.T) {
 			return received[csi.GetMetadataAllocatedResponse]{s}, err
 		},
 		"delta": func(id string) (interface{ next() error }, error) {
-			s, err := c.GetMetadataDelta(context.Background(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: id, TargetSnapshotId: id})
+			s, err := c.GetMetadataDelta(context.Background(),
+				&csi.GetMetadataDeltaRequest{BaseSnapshotId: id, TargetSnapshotId: id})
 			return received[csi.GetMetadataDeltaResponse]{s}, err
 		},
 	} {

@@ -22,16 +22,17 @@ const (
 
 var errLost = errors.New("the connection was lost")
 
-// connection is a gRPC channel over a single network connection. It never reconnects: the address may belong to
-// another node by then. docs/benchmarks.md compares a channel for each node with a shared channel.
+// connection is a gRPC channel over a single network connection. It never reconnects: the address
+// may belong to another node by then. docs/benchmarks.md compares a channel for each node with a
+// shared channel.
 type connection struct {
 	*grpc.ClientConn
 	raw  net.Conn
 	stop func() bool // keeps the end of Run from closing the connection
 }
 
-// connect returns a channel over raw. The caller must close the channel, which closes raw; the end of Run
-// closes both, too. After an error the caller must close raw.
+// connect returns a channel over raw. The caller must close the channel, which closes raw; the end
+// of Run closes both, too. After an error the caller must close raw.
 func (r *Router) connect(raw net.Conn) (*connection, error) {
 	var taken atomic.Bool
 	dial := func(context.Context, string) (net.Conn, error) {
@@ -42,8 +43,10 @@ func (r *Router) connect(raw net.Conn) (*connection, error) {
 	}
 	conn, err := grpc.NewClient("passthrough:///"+raw.RemoteAddr().String(), append([]grpc.DialOption{
 		grpc.WithContextDialer(dial), grpc.WithTransportCredentials(r.cfg.Credentials),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit, PermitWithoutStream: true}),
-		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeader),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingLimit,
+			PermitWithoutStream: true}),
+		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
+		grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage)),
 		// A router has hundreds of channels, most of them idle. TLS buffers reads already.
 		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(bufferSize),

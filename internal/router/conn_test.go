@@ -24,8 +24,8 @@ func (c *cluster) meet(m *machine) *node {
 	return n
 }
 
-// TestALostConnectionIsNotMadeAgain: a channel of gRPC connects again by itself, and the address may
-// be another node's by then.
+// TestALostConnectionIsNotMadeAgain: a channel of gRPC connects again by itself, and the address
+// may be another node's by then.
 func TestALostConnectionIsNotMadeAgain(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	a, b := c.nodes["a"], c.nodes["b"]
@@ -39,7 +39,8 @@ func TestALostConnectionIsNotMadeAgain(t *testing.T) {
 	n.conn.Connect()
 	calls := b.calls.Load()
 	for range 20 {
-		_, err := controllerCall(context.Background(), c.router, n, csi.ControllerClient.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
+		_, err := controllerCall(context.Background(), c.router, n, csi.ControllerClient.DeleteVolume,
+			&csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
 		wantCode(t, err, codes.Unavailable, "a ("+a.address)
 	}
 	if got := b.calls.Load(); got != calls {
@@ -47,8 +48,8 @@ func TestALostConnectionIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-// TestAClosedConnectionIsReleased: a router that runs for months makes a new connection to each node
-// every 20 minutes.
+// TestAClosedConnectionIsReleased: a router that runs for months makes a new connection to each
+// node every 20 minutes.
 func TestAClosedConnectionIsReleased(t *testing.T) {
 	c := newCluster(t, "a")
 	n := c.meet(c.nodes["a"])
@@ -69,7 +70,8 @@ func TestTheEndOfRunClosesConnections(t *testing.T) {
 	kept, n := c.router.view.Load().nodes[0], c.meet(c.nodes["a"])
 	kept.calls.Add(1)
 	c.stop()
-	for deadline := time.Now().Add(30 * time.Second); n.conn.GetState() != connectivity.Shutdown || kept.conn.GetState() != connectivity.Shutdown; {
+	for deadline := time.Now().Add(30 * time.Second); n.conn.GetState() != connectivity.Shutdown ||
+		kept.conn.GetState() != connectivity.Shutdown; {
 		if time.Now().After(deadline) {
 			t.Fatalf("the connections are %s and %s", n.conn.GetState(), kept.conn.GetState())
 		}

@@ -27,7 +27,8 @@ type hasVolumeID interface {
 }
 
 // byVolume calls the node that holds a volume.
-func byVolume[Req hasVolumeID, Resp proto.Message](ctx context.Context, c *controller, m method[csi.ControllerClient, Req, Resp], req Req) (Resp, error) {
+func byVolume[Req hasVolumeID, Resp proto.Message](ctx context.Context, c *controller,
+	m method[csi.ControllerClient, Req, Resp], req Req) (Resp, error) {
 	n, err := c.of("volume ID", req.GetVolumeId())
 	if err != nil {
 		var none Resp
@@ -36,16 +37,16 @@ func byVolume[Req hasVolumeID, Resp proto.Message](ctx context.Context, c *contr
 	return controllerCall(ctx, c.Router, n, m, req)
 }
 
-// isNothing reports whether err means that an object exists nowhere: no node can have made its ID, or its
-// node is forgotten.
+// isNothing reports whether err means that an object exists nowhere: no node can have made its ID,
+// or its node is forgotten.
 func isNothing(err error) bool {
 	var m *malformed
 	var f *forgotten
 	return errors.As(err, &m) || errors.As(err, &f)
 }
 
-// isDeleted reports the same of an object that is to be deleted. If its node is forgotten, isDeleted tells
-// the operator, as nothing was deleted.
+// isDeleted reports the same of an object that is to be deleted. If its node is forgotten,
+// isDeleted tells the operator, as nothing was deleted.
 func (r *Router) isDeleted(id string, err error) bool {
 	var f *forgotten
 	if errors.As(err, &f) {
@@ -54,11 +55,13 @@ func (r *Router) isDeleted(id string, err error) bool {
 	return isNothing(err)
 }
 
-func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (c *controller) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	return c.cfg.Controller, nil
 }
 
-func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+func (c *controller) DeleteVolume(ctx context.Context,
+	req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.DeleteVolume, req)
 	if c.isDeleted(req.GetVolumeId(), err) {
 		return &csi.DeleteVolumeResponse{}, nil
@@ -66,12 +69,14 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	return resp, err
 }
 
-func (c *controller) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (c *controller) ControllerPublishVolume(ctx context.Context,
+	req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	return byVolume(ctx, c, csi.ControllerClient.ControllerPublishVolume, req)
 }
 
 // ControllerUnpublishVolume does nothing for a volume whose node is forgotten.
-func (c *controller) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (c *controller) ControllerUnpublishVolume(ctx context.Context,
+	req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.ControllerUnpublishVolume, req)
 	var gone *forgotten
 	if errors.As(err, &gone) {
@@ -80,26 +85,31 @@ func (c *controller) ControllerUnpublishVolume(ctx context.Context, req *csi.Con
 	return resp, err
 }
 
-func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (c *controller) ValidateVolumeCapabilities(ctx context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	return byVolume(ctx, c, csi.ControllerClient.ValidateVolumeCapabilities, req)
 }
 
-func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (c *controller) ControllerExpandVolume(ctx context.Context,
+	req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	return byVolume(ctx, c, csi.ControllerClient.ControllerExpandVolume, req)
 }
 
-func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+func (c *controller) ControllerModifyVolume(ctx context.Context,
+	req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	return byVolume(ctx, c, csi.ControllerClient.ControllerModifyVolume, req)
 }
 
-func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (c *controller) ControllerGetVolume(ctx context.Context,
+	req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	return byVolume(ctx, c, csi.ControllerClient.ControllerGetVolume, req)
 }
 
-// ControllerGetVolumeHealth reports INACCESSIBLE for a volume whose node does not answer, and DATA_LOSS for
-// a volume whose node is forgotten. Until a new router has asked all nodes, it returns the error.
-// CSI spec v1.13, ControllerGetVolumeHealth.
-func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+// ControllerGetVolumeHealth reports INACCESSIBLE for a volume whose node does not answer, and
+// DATA_LOSS for a volume whose node is forgotten. Until a new router has asked all nodes, it
+// returns the error. CSI spec v1.13, ControllerGetVolumeHealth.
+func (c *controller) ControllerGetVolumeHealth(ctx context.Context,
+	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	resp, err := byVolume(ctx, c, csi.ControllerClient.ControllerGetVolumeHealth, req)
 	entry := &csi.VolumeHealth_VolumeHealthEntry{Message: status.Convert(err).Message()}
 	var gone *forgotten
@@ -116,7 +126,8 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	}}, nil
 }
 
-func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (c *controller) CreateSnapshot(ctx context.Context,
+	req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	if req.GetName() == "" {
 		return nil, status.Error(codes.InvalidArgument, "the name is missing")
 	}
@@ -127,7 +138,8 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	return controllerCall(ctx, c.Router, n, csi.ControllerClient.CreateSnapshot, req)
 }
 
-func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (c *controller) DeleteSnapshot(ctx context.Context,
+	req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	n, err := c.of("snapshot ID", req.GetSnapshotId())
 	if c.isDeleted(req.GetSnapshotId(), err) {
 		return &csi.DeleteSnapshotResponse{}, nil
@@ -146,12 +158,14 @@ func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	return controllerCall(ctx, c.Router, n, csi.ControllerClient.GetSnapshot, req)
 }
 
-// silentFor is the time after which the capacity of a silent node is 0. Before, GetCapacity is an error, and
-// the provisioner keeps the published capacity: a short absence does not change where pods are scheduled.
+// silentFor is the time after which the capacity of a silent node is 0. Before, GetCapacity is an
+// error, and the provisioner keeps the published capacity: a short absence does not change where
+// pods are scheduled.
 const silentFor = 30 * time.Second
 
-// GetCapacity returns the sum of the capacities of the nodes in a topology, or of all nodes if the request
-// has none. The maximum size of a volume is the largest of any node. CSI spec v1.13, GetCapacity.
+// GetCapacity returns the sum of the capacities of the nodes in a topology, or of all nodes if the
+// request has none. The maximum size of a volume is the largest of any node. CSI spec v1.13,
+// GetCapacity.
 func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	v := c.view.Load()
 	nodes := v.within(req.GetAccessibleTopology())
@@ -160,7 +174,8 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 			return nil, v.all()
 		}
 		if silence := c.silence(req.GetAccessibleTopology()); silence < silentFor {
-			return nil, status.Errorf(codes.Unavailable, "no node has answered in %s, for %s", describeTopology(req.GetAccessibleTopology()), silence.Round(time.Second))
+			return nil, status.Errorf(codes.Unavailable, "no node has answered in %s, for %s",
+				describeTopology(req.GetAccessibleTopology()), silence.Round(time.Second))
 		}
 		return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 	}

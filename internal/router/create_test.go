@@ -42,7 +42,8 @@ func TestAContentSourceDecidesTheNode(t *testing.T) {
 				req := create(fmt.Sprint(name, on), on...)
 				req.VolumeContentSource = from
 				resp, err := c.CreateVolume(context.Background(), req)
-				if want := volumeid.New(volumeid.Volume, "b", req.Name); err != nil || resp.GetVolume().GetVolumeId() != want {
+				if want := volumeid.New(volumeid.Volume, "b", req.Name); err != nil ||
+					resp.GetVolume().GetVolumeId() != want {
 					t.Errorf("wanted on %q: %v, %v", on, resp, err)
 				}
 			}
@@ -122,7 +123,8 @@ func TestTopologiesThatNobodyHas(t *testing.T) {
 	}
 }
 
-// TestANodeWithoutAnAddress: between two pods of a DaemonSet a node has none, and DNS knows nothing of it.
+// TestANodeWithoutAnAddress: between two pods of a DaemonSet a node has none, and DNS knows nothing
+// of it.
 func TestANodeWithoutAnAddress(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	ctx := context.Background()
@@ -131,10 +133,11 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 	c.at("b")
 	c.await(func(v *view) bool { return len(v.nodes) == 1 && len(v.silent) == 1 && v.silent[0].err == errNoAddress })
 	for name, err := range map[string]error{
-		"list":        second(c.ListVolumes(ctx, &csi.ListVolumesRequest{})),
-		"the same":    second(c.CreateVolume(ctx, create("v", "a", "b"))),
-		"anywhere":    second(c.CreateVolume(ctx, create("w"))),
-		"that volume": second(c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})),
+		"list":     second(c.ListVolumes(ctx, &csi.ListVolumesRequest{})),
+		"the same": second(c.CreateVolume(ctx, create("v", "a", "b"))),
+		"anywhere": second(c.CreateVolume(ctx, create("w"))),
+		"that volume": second(c.DeleteVolume(ctx,
+			&csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})),
 	} {
 		t.Log(name)
 		wantCode(t, err, codes.Unavailable, "a (", errNoAddress.Error())
@@ -164,7 +167,8 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 
 func TestWithoutARequirementTheNodeHasMostRoom(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
-	for node, size := range map[string]int64{"a": 1 << 30, "b": 0, "c": 1 << 31} { // one filesystem: what is promised makes the difference
+	// one filesystem: what is promised makes the difference
+	for node, size := range map[string]int64{"a": 1 << 30, "b": 0, "c": 1 << 31} {
 		if size == 0 {
 			continue
 		}
@@ -223,7 +227,8 @@ func TestANameOfAnotherSizeIsFoundWhereItIs(t *testing.T) {
 	}
 }
 
-// TestOneNameIsMadeOnce makes a volume while another call makes it and its node can't be told from the others by room.
+// TestOneNameIsMadeOnce makes a volume while another call makes it and its node can't be told from
+// the others by room.
 func TestOneNameIsMadeOnce(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
 	begun, done := make(chan struct{}), make(chan struct{})
@@ -251,8 +256,8 @@ func TestOneNameIsMadeOnce(t *testing.T) {
 	}
 }
 
-// TestANameThatCantBeLookedForIsNotFinal: an earlier call may have made the volume on the node that doesn't say, and after
-// a final code nobody would look for it again.
+// TestANameThatCantBeLookedForIsNotFinal: an earlier call may have made the volume on the node that
+// doesn't say, and after a final code nobody would look for it again.
 func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	order := c.router.view.Load().nodes
@@ -286,7 +291,8 @@ func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument) // which a node says only of a name that it doesn't have
 }
 
-// TestSecretsAreForTheNodeThatMakesTheVolume: all are asked for the name, and the others needn't know them.
+// TestSecretsAreForTheNodeThatMakesTheVolume: all are asked for the name, and the others needn't
+// know them.
 func TestSecretsAreForTheNodeThatMakesTheVolume(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
 	var mu sync.Mutex

@@ -14,9 +14,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Forgotten is the list of nodes that are gone for good, from a file with a name on each line. Empty lines
-// and text after a # are ignored. The volumes of a forgotten node are lost and can be deleted. A node that
-// answers is not forgotten, even if the file names it. The file is read again when it has changed.
+// Forgotten is the list of nodes that are gone for good, from a file with a name on each line.
+// Empty lines and text after a # are ignored. The volumes of a forgotten node are lost and can be
+// deleted. A node that answers is not forgotten, even if the file names it. The file is read again
+// when it has changed.
 type Forgotten struct {
 	path   string
 	report func(message string, err error)
@@ -65,8 +66,8 @@ func (f *Forgotten) segment(value string) bool {
 	return segments[value]
 }
 
-// refresh reads the file again if it has changed, and reports the new list. It reports an unreadable file
-// once and keeps the list.
+// refresh reads the file again if it has changed, and reports the new list. It reports an
+// unreadable file once and keeps the list.
 func (f *Forgotten) refresh() {
 	was := f.names
 	err := f.read()
@@ -74,7 +75,8 @@ func (f *Forgotten) refresh() {
 	case err == nil:
 		f.failed = ""
 		if !maps.Equal(f.names, was) {
-			f.report(fmt.Sprintf("the forgotten nodes are now: %s", cmp.Or(strings.Join(slices.Sorted(maps.Values(f.names)), ", "), "none")), nil)
+			f.report(fmt.Sprintf("the forgotten nodes are now: %s",
+				cmp.Or(strings.Join(slices.Sorted(maps.Values(f.names)), ", "), "none")), nil)
 		}
 	case err.Error() != f.failed:
 		f.failed = err.Error()
@@ -108,7 +110,8 @@ func (f *Forgotten) read() error {
 		if err := volumeid.CheckNode(name); err != nil {
 			return fmt.Errorf("%s, line %d: %w", f.path, i+1, err)
 		}
-		for _, d := range volumeid.NodeDigests(name) { // the name may be a node ID of NodeGetInfo, which is a digest for long names
+		// the name may be a node ID of NodeGetInfo, which is a digest for long names
+		for _, d := range volumeid.NodeDigests(name) {
 			names[d] = name
 		}
 		segments[volumeid.Segment(name)] = true

@@ -19,12 +19,12 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A group snapshot whose volumes share a node is made by that node. A group snapshot over several nodes
-// has a part on each of them. Writes to all volumes are held up on all nodes while the parts are cut, so all
-// parts are of the same moment. Then all nodes commit their parts. When all have, each node settles its part,
-// and only then the caller gets the group snapshot. A part that is committed and not settled was never
-// acknowledged: a retry that finds such a part beside a node without a part deletes it and begins anew. A
-// settled part is never deleted in this way.
+// A group snapshot whose volumes share a node is made by that node. A group snapshot over several
+// nodes has a part on each of them. Writes to all volumes are held up on all nodes while the parts
+// are cut, so all parts are of the same moment. Then all nodes commit their parts. When all have,
+// each node settles its part, and only then the caller gets the group snapshot. A part that is
+// committed and not settled was never acknowledged: a retry that finds such a part beside a node
+// without a part deletes it and begins anew. A settled part is never deleted in this way.
 
 // groupController is the GroupController service. CSI spec v1.13, Group Controller Service RPCs.
 type groupController struct {
@@ -32,16 +32,20 @@ type groupController struct {
 	*Router
 }
 
-func groupCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node, m method[csi.GroupControllerClient, Req, Resp], req Req) (Resp, error) {
+func groupCall[Req, Resp proto.Message](ctx context.Context, r *Router, n *node,
+	m method[csi.GroupControllerClient, Req, Resp], req Req) (Resp, error) {
 	return call(ctx, r, n, csi.NewGroupControllerClient, m, req)
 }
 
-func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+func (g *groupController) GroupControllerGetCapabilities(context.Context,
+	*csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
 	return g.cfg.Group, nil
 }
 
-// CreateVolumeGroupSnapshot makes a group snapshot on the nodes of its volumes, all of which must answer.
-func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+// CreateVolumeGroupSnapshot makes a group snapshot on the nodes of its volumes, all of which must
+// answer.
+func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context,
+	req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	if req.GetName() == "" || len(req.GetSourceVolumeIds()) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the name or the source volume IDs are missing")
 	}
@@ -104,13 +108,16 @@ type partMaking struct {
 	part    *peer.Part // when it is committed
 }
 
-// make makes a group snapshot, or finds it. It returns nil if it found parts of an earlier call and deleted them.
-func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node, volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
+// make makes a group snapshot, or finds it. It returns nil if it found parts of an earlier call and
+// deleted them.
+func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node,
+	volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the streams
 	m := &making{groupController: g, nodes: nodes, parts: map[*node]*partMaking{}}
 	for _, n := range nodes {
-		m.parts[n] = &partMaking{group: volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetName()), volumes: volumes[n]}
+		m.parts[n] = &partMaking{group: volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetName()),
+			volumes: volumes[n]}
 		n.calls.Add(1) // keeps the connection open between two steps
 		defer n.calls.Add(-1)
 	}
@@ -121,7 +128,8 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 		if p.stream, err = peer.NewPeerClient(n.conn).SnapshotPart(onward(ctx)); err != nil {
 			return n.judge(ctx, err, nil)
 		}
-		return p.step(ctx, m.Router, n, &peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all, Cut: cut})
+		return p.step(ctx, m.Router, n,
+			&peer.SnapshotPartRequest{Step: peer.SnapshotPartRequest_BEGIN, Group: one, VolumeIds: all, Cut: cut})
 	})
 	if err != nil {
 		m.undo(ctx)
@@ -145,9 +153,11 @@ func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSn
 	return m.settle(ctx)
 }
 
-// retryable returns err as UNAVAILABLE, after which the caller repeats the call: some parts may exist.
+// retryable returns err as UNAVAILABLE, after which the caller repeats the call: some parts may
+// exist.
 func retryable(err error) error {
-	return status.Errorf(codes.Unavailable, "the group is not made on all of its nodes yet: %s", status.Convert(err).Message())
+	return status.Errorf(codes.Unavailable, "the group is not made on all of its nodes yet: %s",
+		status.Convert(err).Message())
 }
 
 // step calls do for all nodes at the same time.
@@ -178,8 +188,8 @@ func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.Sna
 	return nil
 }
 
-// mismatch describes how the part of a node differs from the part that was requested. It returns "" if
-// they agree.
+// mismatch describes how the part of a node differs from the part that was requested. It returns ""
+// if they agree.
 func (p *partMaking) mismatch() string {
 	group := p.part.GetGroup()
 	if group.GetGroupSnapshotId() != p.group {
@@ -211,8 +221,9 @@ func (m *making) found() (nodes []*node) {
 	return nodes
 }
 
-// abandon returns the error of a group snapshot that cannot be made. After a final error the caller does not
-// return, so abandon deletes the parts of an earlier call. A settled part was acknowledged and stays.
+// abandon returns the error of a group snapshot that cannot be made. After a final error the caller
+// does not return, so abandon deletes the parts of an earlier call. A settled part was acknowledged
+// and stays.
 func (m *making) abandon(ctx context.Context, reason error) error {
 	found := m.found()
 	if !final(reason) || m.settled(found) != nil {
@@ -248,8 +259,9 @@ func (m *making) discard(ctx context.Context, found []*node) error {
 	return nil
 }
 
-// resume continues with the parts of an earlier call. All parts of the same cut are the group snapshot. An
-// incomplete set was not acknowledged, unless a part is settled: then another part has been lost.
+// resume continues with the parts of an earlier call. All parts of the same cut are the group
+// snapshot. An incomplete set was not acknowledged, unless a part is settled: then another part has
+// been lost.
 func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSnapshot, error) {
 	cut, complete := m.parts[found[0]].part.GetCut(), len(found) == len(m.nodes)
 	for _, n := range found {
@@ -260,7 +272,8 @@ func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSna
 	}
 	if n := m.settled(found); n != nil {
 		return nil, status.Errorf(codes.DataLoss,
-			"the group was made, and node %s has its part, but another node has lost its own: delete the group snapshot", n)
+			"the group was made, and node %s has its part, but another node has lost its own: delete the group "+
+				"snapshot", n)
 	}
 	if err := m.discard(ctx, found); err != nil {
 		return nil, retryable(err)
@@ -295,7 +308,8 @@ func merged(parts []*peer.Part) *csi.VolumeGroupSnapshot {
 		}
 		group.ReadyToUse = group.ReadyToUse && p.GetGroup().GetReadyToUse()
 	}
-	slices.SortFunc(group.Snapshots, func(a, b *csi.Snapshot) int { return strings.Compare(a.GetSnapshotId(), b.GetSnapshotId()) })
+	slices.SortFunc(group.Snapshots,
+		func(a, b *csi.Snapshot) int { return strings.Compare(a.GetSnapshotId(), b.GetSnapshotId()) })
 	return group
 }
 
@@ -306,7 +320,8 @@ func overNodes(id string) bool {
 }
 
 // GetVolumeGroupSnapshot asks the nodes of the snapshots, or all nodes if the request has none.
-func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context,
+	req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	id := req.GetGroupSnapshotId()
 	if !overNodes(id) {
 		n, err := g.of("group snapshot ID", id)
@@ -331,8 +346,10 @@ func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.G
 		return nil, status.Errorf(codes.NotFound, "group snapshot %s: there is none, or not all of it", id)
 	}
 	group := merged(there)
-	if ids := req.GetSnapshotIds(); len(ids) > 0 && !slices.Equal(slices.Sorted(slices.Values(ids)), snapshotIDs(group)) {
-		return nil, status.Errorf(codes.InvalidArgument, "the members of group %s are %s", id, strings.Join(snapshotIDs(group), ", "))
+	if ids := req.GetSnapshotIds(); len(ids) > 0 &&
+		!slices.Equal(slices.Sorted(slices.Values(ids)), snapshotIDs(group)) {
+		return nil, status.Errorf(codes.InvalidArgument, "the members of group %s are %s", id,
+			strings.Join(snapshotIDs(group), ", "))
 	}
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: group}, nil
 }
@@ -351,7 +368,8 @@ func (g *groupController) partNodes(snapshots []string) (map[*node][]string, err
 }
 
 // lookUp returns the parts of a group snapshot that exist.
-func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node][]string) (map[*node]*peer.Part, error) {
+func (g *groupController) lookUp(ctx context.Context, id string,
+	nodes map[*node][]string) (map[*node]*peer.Part, error) {
 	order := sorted(nodes)
 	found, err := each(ctx, order, func(ctx context.Context, n *node) (*peer.Part, error) {
 		part, err := peerCall(ctx, g.Router, n, peer.PeerClient.GetPart, &peer.GetPartRequest{GroupSnapshotId: id})
@@ -359,7 +377,8 @@ func (g *groupController) lookUp(ctx context.Context, id string, nodes map[*node
 		case status.Code(err) == codes.NotFound:
 			return nil, nil
 		case err == nil && part.GetGroup().GetGroupSnapshotId() != id:
-			err = status.Errorf(codes.Unavailable, "node %s answered with a part of the group %.128q, and not of %s", n, part.GetGroup().GetGroupSnapshotId(), id)
+			err = status.Errorf(codes.Unavailable, "node %s answered with a part of the group %.128q, and not of %s", n,
+				part.GetGroup().GetGroupSnapshotId(), id)
 		}
 		return part, err
 	})
@@ -402,9 +421,10 @@ func snapshotIDs(group *csi.VolumeGroupSnapshot) (ids []string) {
 	return slices.Sorted(slices.Values(ids))
 }
 
-// DeleteVolumeGroupSnapshot deletes the parts on the nodes of the snapshots, or on all nodes if the request
-// has none. The part of a forgotten node counts as deleted.
-func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+// DeleteVolumeGroupSnapshot deletes the parts on the nodes of the snapshots, or on all nodes if the
+// request has none. The part of a forgotten node counts as deleted.
+func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context,
+	req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	id := req.GetGroupSnapshotId()
 	if !overNodes(id) {
 		n, err := g.of("group snapshot ID", id)
@@ -433,7 +453,8 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	}
 	for _, part := range parts { // before anything is deleted
 		if got, want := len(req.GetSnapshotIds()), len(part.GetVolumeIds()); got > 0 && got != want {
-			return nil, status.Errorf(codes.InvalidArgument, "group %s has %d members, and the request %d", id, want, got)
+			return nil, status.Errorf(codes.InvalidArgument, "group %s has %d members, and the request %d", id, want,
+				got)
 		}
 		for _, member := range snapshotIDs(part.GetGroup()) {
 			if len(ids) > 0 && !slices.Contains(ids, member) {
@@ -441,11 +462,12 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 			}
 		}
 	}
-	_, err = each(ctx, sorted(parts), func(ctx context.Context, n *node) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
-		one := proto.Clone(req).(*csi.DeleteVolumeGroupSnapshotRequest)
-		one.SnapshotIds = nodes[n]
-		return groupCall(ctx, g.Router, n, csi.GroupControllerClient.DeleteVolumeGroupSnapshot, one)
-	})
+	_, err = each(ctx, sorted(parts),
+		func(ctx context.Context, n *node) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+			one := proto.Clone(req).(*csi.DeleteVolumeGroupSnapshotRequest)
+			one.SnapshotIds = nodes[n]
+			return groupCall(ctx, g.Router, n, csi.GroupControllerClient.DeleteVolumeGroupSnapshot, one)
+		})
 	if err != nil {
 		return nil, err
 	}

@@ -25,9 +25,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// TestMain gives the disks of these tests a mount namespace of their own. In the machine's, any other that is made meanwhile
-// (a test of another package, the demo) would hold a copy of their mounts, and with that their loop devices. Without one,
-// the tests run where they are, and those that need a disk are skipped unless this is root.
+// TestMain gives the disks of these tests a mount namespace of their own. In the machine's, any
+// other that is made meanwhile (a test of another package, the demo) would hold a copy of their
+// mounts, and with that their loop devices. Without one, the tests run where they are, and those
+// that need a disk are skipped unless this is root.
 func TestMain(m *testing.M) {
 	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
 	if err := namespace.Enter(); err != nil {
@@ -36,7 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// groupCluster is a cluster whose nodes can cut images in a moment, and images: two on a, one on b and one on c.
+// groupCluster is a cluster whose nodes can cut images in a moment, and images: two on a, one on b
+// and one on c.
 func groupCluster(t *testing.T) (c *cluster, images []string) {
 	t.Helper()
 	dir := shortDir(t)
@@ -61,15 +63,18 @@ func (c *cluster) image(name, node string) string {
 }
 
 func (c *cluster) group(name string, volumes ...string) (*csi.VolumeGroupSnapshot, error) {
-	resp, err := c.CreateVolumeGroupSnapshot(context.Background(), &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: volumes})
+	resp, err := c.CreateVolumeGroupSnapshot(context.Background(),
+		&csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: volumes})
 	return resp.GetGroupSnapshot(), err
 }
 
 func (c *cluster) dropGroup(id string, members ...string) error {
-	return second(c.DeleteVolumeGroupSnapshot(context.Background(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
+	return second(c.DeleteVolumeGroupSnapshot(context.Background(),
+		&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
 }
 
-// wantOnDisk fails the test unless the nodes hold so many snapshots and groups. What was given up may be taken away a little later.
+// wantOnDisk fails the test unless the nodes hold so many snapshots and groups. What was given up
+// may be taken away a little later.
 func (c *cluster) wantOnDisk(snapshots, groups int) {
 	c.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -78,7 +83,8 @@ func (c *cluster) wantOnDisk(snapshots, groups int) {
 			return
 		}
 		if time.Now().After(deadline) {
-			c.Fatalf("there are the snapshots %q, want %d, groups %q, want %d, and in staging %q", s, snapshots, g, groups, h)
+			c.Fatalf("there are the snapshots %q, want %d, groups %q, want %d, and in staging %q", s, snapshots, g,
+				groups, h)
 		}
 	}
 }
@@ -90,7 +96,8 @@ func TestAGroupOverNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"); made.GetGroupSnapshotId() != want || !made.GetReadyToUse() || made.GetCreationTime() == nil {
+	if want := volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"); made.GetGroupSnapshotId() != want ||
+		!made.GetReadyToUse() || made.GetCreationTime() == nil {
 		t.Errorf("made %v", made)
 	}
 	members := snapshotIDs(made)
@@ -113,19 +120,24 @@ func TestAGroupOverNodes(t *testing.T) {
 	_, err = c.group("g", images[0], images[2])
 	wantCode(t, err, codes.AlreadyExists)
 	for _, ids := range [][]string{nil, members} {
-		got, err := c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId(), SnapshotIds: ids})
+		got, err := c.GetVolumeGroupSnapshot(ctx,
+			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId(), SnapshotIds: ids})
 		if err != nil || got.GetGroupSnapshot().String() != made.String() {
 			t.Errorf("Get with %q: %v, %v", ids, got, err)
 		}
 	}
-	_, err = c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: volumeid.New(volumeid.Group, volumeid.SeveralNodes, "none")})
+	_, err = c.GetVolumeGroupSnapshot(ctx,
+		&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: volumeid.New(volumeid.Group, volumeid.SeveralNodes,
+			"none")})
 	wantCode(t, err, codes.NotFound)
-	_, err = c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId(), SnapshotIds: members[1:]})
+	_, err = c.GetVolumeGroupSnapshot(ctx,
+		&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId(), SnapshotIds: members[1:]})
 	if code := status.Code(err); code != codes.InvalidArgument && code != codes.NotFound {
 		t.Errorf("Get with too few members: %v", err)
 	}
 	wantCode(t, c.dropGroup(made.GetGroupSnapshotId(), members[:1]...), codes.InvalidArgument)
-	wantCode(t, second(c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: members[0]})), codes.InvalidArgument)
+	wantCode(t, second(c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: members[0]})),
+		codes.InvalidArgument)
 	c.wantOnDisk(4, 3)
 
 	req := create("restored", "c", "a", "b")
@@ -138,7 +150,8 @@ func TestAGroupOverNodes(t *testing.T) {
 
 	c.nodes["b"].stop()
 	c.lost(2)
-	_, err = c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId(), SnapshotIds: members})
+	_, err = c.GetVolumeGroupSnapshot(ctx,
+		&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId(), SnapshotIds: members})
 	wantCode(t, err, codes.Unavailable, "b (")
 	wantCode(t, c.dropGroup(made.GetGroupSnapshotId(), members...), codes.Unavailable, "b (")
 	wantCode(t, c.dropGroup(made.GetGroupSnapshotId()), codes.Unavailable, "b (")
@@ -159,7 +172,8 @@ func TestAGroupOnOneNodeIsThatNodesOwn(t *testing.T) {
 	if want := volumeid.New(volumeid.Group, "a", "g"); err != nil || made.GetGroupSnapshotId() != want {
 		t.Fatalf("made %v, %v", made, err)
 	}
-	got, err := c.GetVolumeGroupSnapshot(context.Background(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId()})
+	got, err := c.GetVolumeGroupSnapshot(context.Background(),
+		&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId()})
 	if err != nil || got.GetGroupSnapshot().String() != made.String() {
 		t.Errorf("Get: %v, %v", got, err)
 	}
@@ -196,12 +210,13 @@ func TestGroupsThatCantBe(t *testing.T) {
 	c.wantOnDisk(0, 0)
 }
 
-// TestAGroupIsCutShort cuts the connection to one node at each message, makes a node die there, and has it fail there.
-// Another try makes one group of one cut, wherever the first one got.
+// TestAGroupIsCutShort cuts the connection to one node at each message, makes a node die there, and
+// has it fail there. Another try makes one group of one cut, wherever the first one got.
 func TestAGroupIsCutShort(t *testing.T) {
 	c, images := groupCluster(t)
 	n := 0
-	for _, at := range []string{"recv BEGIN", "send BEGIN", "recv CUT", "send CUT", "recv COMMIT", "send COMMIT", "SettlePart before", "SettlePart after", "DiscardPart before", "DiscardPart after"} {
+	for _, at := range []string{"recv BEGIN", "send BEGIN", "recv CUT", "send CUT", "recv COMMIT", "send COMMIT",
+		"SettlePart before", "SettlePart after", "DiscardPart before", "DiscardPart after"} {
 		for how, wrong := range map[string]func(m *machine) *fault{
 			"the connection breaks": func(m *machine) *fault { return &fault{before: m.conns.cut, after: m.conns.cut} },
 			"it fails": func(m *machine) *fault {
@@ -237,7 +252,8 @@ func TestAGroupIsCutShort(t *testing.T) {
 					t.Errorf("made %v", made)
 				}
 				c.wantOnDisk(4, 3)
-				got, err := c.GetVolumeGroupSnapshot(context.Background(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId()})
+				got, err := c.GetVolumeGroupSnapshot(context.Background(),
+					&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId()})
 				if err != nil || got.GetGroupSnapshot().String() != made.String() {
 					t.Errorf("Get: %v, %v", got, err)
 				}
@@ -267,8 +283,8 @@ func faultAt(at string, f *fault) *fault {
 	return f
 }
 
-// TestAFinalErrorLeavesNoRestsOfAGroup fails a group for good after an earlier call has made some of its parts. Nobody
-// would come back for those.
+// TestAFinalErrorLeavesNoRestsOfAGroup fails a group for good after an earlier call has made some
+// of its parts. Nobody would come back for those.
 func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	c, images := groupCluster(t)
 	b := c.nodes["b"]
@@ -324,7 +340,8 @@ func TestWhatWasAcknowledgedIsNotDiscarded(t *testing.T) {
 	_, err := c.group("g", images...)
 	wantCode(t, err, codes.DataLoss)
 	c.wantOnDisk(3, 2)
-	_, err = c.GetVolumeGroupSnapshot(context.Background(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId()})
+	_, err = c.GetVolumeGroupSnapshot(context.Background(),
+		&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: made.GetGroupSnapshotId()})
 	wantCode(t, err, codes.NotFound, "not all of it")
 	if err := c.dropGroup(made.GetGroupSnapshotId(), snapshotIDs(made)...); err != nil {
 		t.Error(err)
@@ -352,7 +369,8 @@ func TestOneGroupIsMadeByManyCallers(t *testing.T) {
 	c.wantOnDisk(4, 3)
 }
 
-// TestChangedBlocksOfAnImage compares what comes through the router with what the node itself answers.
+// TestChangedBlocksOfAnImage compares what comes through the router with what the node itself
+// answers.
 func TestChangedBlocksOfAnImage(t *testing.T) {
 	c, images := groupCluster(t)
 	ctx := context.Background()
@@ -378,7 +396,8 @@ func TestChangedBlocksOfAnImage(t *testing.T) {
 	if err != nil || len(want) < 2500 {
 		t.Fatalf("the node has %d ranges, %v", len(want), err)
 	}
-	stream, err := c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: second})
+	stream, err := c.GetMetadataDelta(ctx,
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +424,8 @@ func TestChangedBlocksOfAnImage(t *testing.T) {
 		t.Errorf("%d ranges came through the router, want %d", len(got), len(want))
 	}
 	elsewhere := c.snapshot("elsewhere", images[3])
-	stream, err = c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: elsewhere, TargetSnapshotId: second})
+	stream, err = c.GetMetadataDelta(ctx,
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: elsewhere, TargetSnapshotId: second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -413,7 +433,8 @@ func TestChangedBlocksOfAnImage(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 	c.nodes["b"].stop()
 	c.lost(2)
-	if stream, err = c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: second}); err != nil {
+	if stream, err = c.GetMetadataDelta(ctx,
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: first, TargetSnapshotId: second}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = stream.Recv()

@@ -64,7 +64,8 @@ func newCluster(t testing.TB, names ...string) *cluster {
 	return newClusterIn(t, shortDir(t), names...)
 }
 
-// shortDir returns a directory that is there until the test is over, with a short path: a socket's has 107 bytes.
+// shortDir returns a directory that is there until the test is over, with a short path: a socket's
+// has 107 bytes.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rt")
@@ -125,7 +126,8 @@ func (c *cluster) find(context.Context) ([]string, error) {
 	return slices.Clone(c.addresses), c.lookErr
 }
 
-// at makes the addresses those at which the nodes with these names are, and others, and has the router look.
+// at makes the addresses those at which the nodes with these names are, and others, and has the
+// router look.
 func (c *cluster) at(names ...string) {
 	c.mu.Lock()
 	c.addresses = nil
@@ -139,7 +141,8 @@ func (c *cluster) at(names ...string) {
 	c.look()
 }
 
-// later makes it so much later that nodes without an address don't count any more. The router must have missed them.
+// later makes it so much later that nodes without an address don't count any more. The router must
+// have missed them.
 func (c *cluster) later() {
 	c.Helper()
 	c.await(func(v *view) bool {
@@ -192,7 +195,8 @@ func (c *cluster) start(change ...func(*Config)) {
 	running.Go(func() {
 		driver.Serve(ctx, slog.New(slog.DiscardHandler), time.Second, driver.Endpoint{Server: server, Listener: l})
 	})
-	c.conn, err = grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	c.conn, err = grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -286,7 +290,8 @@ func (m *machine) start() {
 	m.mounter = mount
 	var err error
 	m.storage, err = hostpath.New(hostpath.Config{
-		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, Seen: filepath.Join(m.dir, "state", "root-identity"),
+		Root: filepath.Join(m.dir, "root"), Node: m.node, Release: "test", Init: true, Seen: filepath.Join(m.dir,
+			"state", "root-identity"),
 		Images: mount,
 	})
 	if err != nil {
@@ -303,7 +308,8 @@ func (m *machine) start() {
 	if err != nil {
 		m.Fatal(err)
 	}
-	server := d.Peer(grpc.Creds(id.Server(routerName)), grpc.ChainUnaryInterceptor(m.intercept), grpc.ChainStreamInterceptor(m.interceptStream))
+	server := d.Peer(grpc.Creds(id.Server(routerName)), grpc.ChainUnaryInterceptor(m.intercept),
+		grpc.ChainStreamInterceptor(m.interceptStream))
 	if m.address == "" {
 		m.address = "127.0.0.1:0"
 	}
@@ -321,7 +327,8 @@ func (m *machine) start() {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		d.Serve(ctx, time.Second, driver.Endpoint{Server: server, Listener: m.conns}, driver.Endpoint{Server: d.Kubelet(), Listener: socket})
+		d.Serve(ctx, time.Second, driver.Endpoint{Server: server, Listener: m.conns},
+			driver.Endpoint{Server: d.Kubelet(), Listener: socket})
 	}()
 	storage := m.storage
 	m.stop = sync.OnceFunc(func() {
@@ -348,8 +355,10 @@ func (m *machine) start() {
 // socket is the endpoint of the node's kubelet.
 func (m *machine) socket() string { return "unix://" + filepath.Join(m.dir, "csi.sock") }
 
-// intercept does what is to go wrong. It is inside of what marks the answers, but for the connection.
-func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// intercept does what is to go wrong. It is inside of what marks the answers, but for the
+// connection.
+func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
 	if method != "GetPluginInfo" && method != "NodeGetInfo" {
 		m.calls.Add(1)
@@ -381,7 +390,8 @@ func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return resp, err
 }
 
-func (m *machine) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (m *machine) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler) error {
 	m.note(stream.Context())
 	return handler(srv, faultyStream{stream, m})
 }
@@ -462,7 +472,8 @@ func mountable() []*csi.VolumeCapability {
 }
 
 func create(name string, on ...string) *csi.CreateVolumeRequest {
-	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: mountable(), CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}
+	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: mountable(),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}
 	for i, node := range on {
 		if i == 0 {
 			req.AccessibilityRequirements = &csi.TopologyRequirement{}

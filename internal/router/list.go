@@ -13,15 +13,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A list of all nodes is the lists of the nodes in turn, in the order of their keys. A paging token is
-// the key of the node with which the next page begins, a dot, and the token of that node, which is empty at
-// the beginning of its list. Tokens stay valid while nodes come and go: a node that is gone is skipped, and a
-// new node with a lower key is missed.
+// A list of all nodes is the lists of the nodes in turn, in the order of their keys. A paging token
+// is the key of the node with which the next page begins, a dot, and the token of that node, which
+// is empty at the beginning of its list. Tokens stay valid while nodes come and go: a node that is
+// gone is skipped, and a new node with a lower key is missed.
 
-// maxPage is the largest number of entries in a page, also if the caller asks for more. A node has the same limit.
+// maxPage is the largest number of entries in a page, also if the caller asks for more. A node has
+// the same limit.
 const maxPage = 2000
 
-// maxNodeToken is the largest length of a node's token, in bytes: with the key, at most 128. CSI spec v1.13, size limits.
+// maxNodeToken is the largest length of a node's token, in bytes: with the key, at most 128. CSI
+// spec v1.13, size limits.
 const maxNodeToken = 128 - 17
 
 // longAnswer is the option of calls that return a page.
@@ -32,9 +34,11 @@ var validToken = regexp.MustCompile(`^([0-9a-v]{16})\.(.*)$`)
 // lister returns a page of the list of a node.
 type lister[E any] func(ctx context.Context, n *node, token string, limit int32) (entries []E, next string, err error)
 
-// list returns a page of the list of all nodes. Errors: UNAVAILABLE if a node does not answer, as a list
-// without its objects would mean that they are deleted; ABORTED for an invalid token; INVALID_ARGUMENT.
-func list[E any](ctx context.Context, r *Router, token string, limit int32, ask lister[E]) (entries []E, next string, err error) {
+// list returns a page of the list of all nodes. Errors: UNAVAILABLE if a node does not answer, as a
+// list without its objects would mean that they are deleted; ABORTED for an invalid token;
+// INVALID_ARGUMENT.
+func list[E any](ctx context.Context, r *Router, token string, limit int32,
+	ask lister[E]) (entries []E, next string, err error) {
 	first, rest, err := parseToken(token)
 	switch {
 	case err != nil:
@@ -48,7 +52,8 @@ func list[E any](ctx context.Context, r *Router, token string, limit int32, ask 
 	if err := v.all(); err != nil {
 		return nil, "", err
 	}
-	at, found := slices.BinarySearchFunc(v.nodes, first, func(n *node, key string) int { return strings.Compare(n.key(), key) })
+	at, found := slices.BinarySearchFunc(v.nodes, first,
+		func(n *node, key string) int { return strings.Compare(n.key(), key) })
 	if !found {
 		rest = "" // the token of a node that is gone
 	}
@@ -64,14 +69,16 @@ func list[E any](ctx context.Context, r *Router, token string, limit int32, ask 
 	return p.entries, next, nil
 }
 
-// parseToken returns the key of the node with which a page begins, and the token of that node. Errors: ABORTED.
+// parseToken returns the key of the node with which a page begins, and the token of that node.
+// Errors: ABORTED.
 func parseToken(token string) (key, rest string, err error) {
 	if token == "" {
 		return "", "", nil
 	}
 	m := validToken.FindStringSubmatch(token)
 	if m == nil {
-		return "", "", status.Errorf(codes.Aborted, "the token %.64q was not handed out by this driver: start with no token", token)
+		return "", "", status.Errorf(codes.Aborted,
+			"the token %.64q was not handed out by this driver: start with no token", token)
 	}
 	return m[1], m[2], nil
 }
@@ -92,9 +99,9 @@ type answer[E any] struct {
 	next    string
 }
 
-// read asks the next nodes at the same time: as many as will fill the page, judging by the nodes before. It
-// takes their answers in order, up to the first that does not fit. That node is asked again for the entries
-// that fit, as only the end of an answer has a token.
+// read asks the next nodes at the same time: as many as will fill the page, judging by the nodes
+// before. It takes their answers in order, up to the first that does not fit. That node is asked
+// again for the entries that fit, as only the end of an answer has a token.
 func (p *page[E]) read(ctx context.Context) error {
 	left := p.limit - len(p.entries)
 	batch := p.nodes[:min(p.width(left), len(p.nodes))]
@@ -103,7 +110,8 @@ func (p *page[E]) read(ctx context.Context) error {
 	answers, err := each(ctx, batch, func(ctx context.Context, n *node) (answer[E], error) {
 		entries, next, err := p.ask(ctx, n, at[n], int32(left))
 		if err == nil && (len(entries) > left || len(entries) == 0 && next != "" || len(next) > maxNodeToken) {
-			err = status.Errorf(codes.Unavailable, "node %s answered with %d entries of %d, and a token of %d bytes", n, len(entries), left, len(next))
+			err = status.Errorf(codes.Unavailable, "node %s answered with %d entries of %d, and a token of %d bytes", n,
+				len(entries), left, len(next))
 		}
 		return answer[E]{entries, next}, err
 	})
@@ -137,8 +145,10 @@ func (p *page[E]) width(left int) int {
 
 func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	entries, next, err := list(ctx, c.Router, req.GetStartingToken(), req.GetMaxEntries(),
-		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListVolumesResponse_Entry, string, error) {
-			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListVolumes, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit}, longAnswer)
+		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListVolumesResponse_Entry, string,
+			error) {
+			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListVolumes,
+				&csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit}, longAnswer)
 			return resp.GetEntries(), resp.GetNextToken(), err
 		})
 	if err != nil {
@@ -147,10 +157,12 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
-func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+func (c *controller) ControllerListVolumeHealth(ctx context.Context,
+	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	entries, next, err := list(ctx, c.Router, req.GetStartingToken(), req.GetMaxEntries(),
 		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.VolumeHealth, string, error) {
-			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit}, longAnswer)
+			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ControllerListVolumeHealth,
+				&csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit}, longAnswer)
 			return resp.GetEntries(), resp.GetNextToken(), err
 		})
 	if err != nil {
@@ -159,9 +171,10 @@ func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
 
-// ListSnapshots asks a single node, with the tokens of that node, if the request names a snapshot or a source
-// volume: other nodes need not answer. CSI spec v1.13, ListSnapshots.
-func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+// ListSnapshots asks a single node, with the tokens of that node, if the request names a snapshot
+// or a source volume: other nodes need not answer. CSI spec v1.13, ListSnapshots.
+func (c *controller) ListSnapshots(ctx context.Context,
+	req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	what, id := "snapshot ID", req.GetSnapshotId()
 	if id == "" {
 		what, id = "source volume ID", req.GetSourceVolumeId()
@@ -177,7 +190,8 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 		return controllerCall(ctx, c.Router, n, csi.ControllerClient.ListSnapshots, req, longAnswer)
 	}
 	entries, next, err := list(ctx, c.Router, req.GetStartingToken(), req.GetMaxEntries(),
-		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListSnapshotsResponse_Entry, string, error) {
+		func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListSnapshotsResponse_Entry, string,
+			error) {
 			one := proto.Clone(req).(*csi.ListSnapshotsRequest)
 			one.StartingToken, one.MaxEntries = token, limit
 			resp, err := controllerCall(ctx, c.Router, n, csi.ControllerClient.ListSnapshots, one, longAnswer)

@@ -56,8 +56,8 @@ func (s shelves) page(rng *rand.Rand, asked *atomic.Int64) lister[string] {
 	}
 }
 
-// TestPagesAreRight lists simulated nodes while others, and what is on them, come and go: what was there all the time
-// is in the list once, and nothing is there twice.
+// TestPagesAreRight lists simulated nodes while others, and what is on them, come and go: what was
+// there all the time is in the list once, and nothing is there twice.
 func TestPagesAreRight(t *testing.T) {
 	seed := rand.Uint64()
 	for round := range 300 {
@@ -125,7 +125,8 @@ func TestPagesAreRight(t *testing.T) {
 
 // TestAPageAsksFewNodes holds what a page costs where every node has the same.
 func TestAPageAsksFewNodes(t *testing.T) {
-	for _, tc := range []struct{ nodes, each, limit, most int }{{500, 100, 1000, 14}, {10, 5000, 1000, 1}, {500, 1, 1000, 520}, {500, 0, 1000, 500}} {
+	for _, tc := range []struct{ nodes, each, limit, most int }{{500, 100, 1000, 14}, {10, 5000, 1000, 1},
+		{500, 1, 1000, 520}, {500, 0, 1000, 500}} {
 		r, nodes := &Router{}, shelves{}
 		for i := range tc.nodes {
 			name := fmt.Sprint("n", i)
@@ -139,7 +140,8 @@ func TestAPageAsksFewNodes(t *testing.T) {
 		var asked atomic.Int64
 		page := nodes.page(rand.New(rand.NewPCG(2, 0)), &asked) // a seed without short pages
 		entries, _, err := list(context.Background(), r, "", int32(tc.limit), page)
-		if want := min(tc.limit, tc.nodes*tc.each); err != nil || len(entries) != want || asked.Load() > int64(tc.most) {
+		if want := min(tc.limit, tc.nodes*tc.each); err != nil || len(entries) != want ||
+			asked.Load() > int64(tc.most) {
 			t.Errorf("%+v: %d entries, %v, with %d calls", tc, len(entries), err, asked.Load())
 		}
 	}
@@ -155,9 +157,10 @@ func TestANodeThatNeverEnds(t *testing.T) {
 		"no entries and more to come": {nil, "more"}, "more than was asked for": {make([]string, 11), ""},
 		"a token without end": {make([]string, 10), strings.Repeat("x", 1000)},
 	} {
-		_, _, err := list(context.Background(), r, "", 10, func(context.Context, *node, string, int32) ([]string, string, error) {
-			return answer.entries, answer.token, nil
-		})
+		_, _, err := list(context.Background(), r, "", 10,
+			func(context.Context, *node, string, int32) ([]string, string, error) {
+				return answer.entries, answer.token, nil
+			})
 		if status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -190,7 +193,8 @@ func TestLists(t *testing.T) {
 	for limit := range int32(9) {
 		var gotVolumes, gotSnapshots []string
 		for token := "?"; token != ""; {
-			resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: limit, StartingToken: strings.Trim(token, "?")})
+			resp, err := c.ListVolumes(ctx,
+				&csi.ListVolumesRequest{MaxEntries: limit, StartingToken: strings.Trim(token, "?")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -200,7 +204,8 @@ func TestLists(t *testing.T) {
 			token = resp.GetNextToken()
 		}
 		for token := "?"; token != ""; {
-			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: limit, StartingToken: strings.Trim(token, "?")})
+			resp, err := c.ListSnapshots(ctx,
+				&csi.ListSnapshotsRequest{MaxEntries: limit, StartingToken: strings.Trim(token, "?")})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -236,8 +241,10 @@ func TestLists(t *testing.T) {
 	}
 	for i := range 7 {
 		node := string(rune('a' + i%3))
-		volume, snapshot := volumeid.New(volumeid.Volume, node, fmt.Sprint("v", i)), volumeid.New(volumeid.Snapshot, node, fmt.Sprint("s", i))
-		for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: snapshot}, {SourceVolumeId: volume}, {SnapshotId: snapshot, SourceVolumeId: volume}} {
+		volume, snapshot := volumeid.New(volumeid.Volume, node, fmt.Sprint("v", i)), volumeid.New(volumeid.Snapshot,
+			node, fmt.Sprint("s", i))
+		for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: snapshot}, {SourceVolumeId: volume},
+			{SnapshotId: snapshot, SourceVolumeId: volume}} {
 			resp, err := c.ListSnapshots(ctx, req)
 			if node == "c" {
 				wantCode(t, err, codes.Unavailable, "c (")
@@ -246,7 +253,8 @@ func TestLists(t *testing.T) {
 			}
 		}
 	}
-	for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: "x"}, {SourceVolumeId: "x"}, {SnapshotId: volumeid.New(volumeid.Snapshot, "a", "none")}} {
+	for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: "x"}, {SourceVolumeId: "x"},
+		{SnapshotId: volumeid.New(volumeid.Snapshot, "a", "none")}} {
 		if resp, err := c.ListSnapshots(ctx, req); err != nil || len(resp.GetEntries()) > 0 {
 			t.Errorf("%v: %v, %v", req, resp, err)
 		}

@@ -17,7 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/test/simnode"
 )
 
-// TestFiveHundredNodes makes, lists and deletes volumes on as many simulated nodes, with one certificate for all.
+// TestFiveHundredNodes makes, lists and deletes volumes on as many simulated nodes, with one
+// certificate for all.
 func TestFiveHundredNodes(t *testing.T) {
 	const nodes, each, callers = 500, 20, 8
 	c := newCluster(t)
@@ -70,10 +71,12 @@ func TestFiveHundredNodes(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if _, err := c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId()}); err != nil {
+				if _, err := c.DeleteVolume(context.Background(),
+					&csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId()}); err != nil {
 					t.Error(err)
 				}
-				room, err := c.GetCapacity(context.Background(), &csi.GetCapacityRequest{AccessibleTopology: topology(node)})
+				room, err := c.GetCapacity(context.Background(),
+					&csi.GetCapacityRequest{AccessibleTopology: topology(node)})
 				if err != nil || room.GetAvailableCapacity() != int64(i) {
 					t.Errorf("%s has %v, %v", node, room, err)
 				}
@@ -81,7 +84,8 @@ func TestFiveHundredNodes(t *testing.T) {
 		})
 	}
 	calling.Wait()
-	if room, err := c.GetCapacity(context.Background(), &csi.GetCapacityRequest{}); err != nil || room.GetAvailableCapacity() != nodes*(nodes-1)/2 || room.GetMaximumVolumeSize().GetValue() != nodes-1 {
+	if room, err := c.GetCapacity(context.Background(), &csi.GetCapacityRequest{}); err != nil ||
+		room.GetAvailableCapacity() != nodes*(nodes-1)/2 || room.GetMaximumVolumeSize().GetValue() != nodes-1 {
 		t.Errorf("all have %v, %v", room, err)
 	}
 	if got := c.listed(2000); len(got) != len(want)+1 {
@@ -93,7 +97,8 @@ func TestFiveHundredNodes(t *testing.T) {
 func (c *cluster) listed(limit int32) (ids []string) {
 	c.Helper()
 	for token := "?"; token != ""; {
-		resp, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{MaxEntries: limit, StartingToken: strings.Trim(token, "?")})
+		resp, err := c.ListVolumes(context.Background(),
+			&csi.ListVolumesRequest{MaxEntries: limit, StartingToken: strings.Trim(token, "?")})
 		if err != nil {
 			c.Fatal(err)
 		}

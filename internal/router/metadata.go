@@ -16,7 +16,8 @@ type snapshotMetadata struct {
 	*Router
 }
 
-func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, out csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest,
+	out csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	n, err := m.of("snapshot ID", req.GetSnapshotId())
 	if err != nil {
 		return err
@@ -26,8 +27,10 @@ func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedReq
 	})
 }
 
-// GetMetadataDelta goes to the node of the target snapshot, which returns NOT_FOUND for a base on another node.
-func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+// GetMetadataDelta goes to the node of the target snapshot, which returns NOT_FOUND for a base on
+// another node.
+func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest,
+	out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	n, err := m.of("target snapshot ID", req.GetTargetSnapshotId())
 	if err != nil {
 		return err
@@ -38,7 +41,8 @@ func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, ou
 }
 
 // pass forwards the messages of a node's stream, as fast as the caller reads them.
-func pass[T any](r *Router, n *node, out grpc.ServerStreamingServer[T], open func() (grpc.ServerStreamingClient[T], error)) (err error) {
+func pass[T any](r *Router, n *node, out grpc.ServerStreamingServer[T],
+	open func() (grpc.ServerStreamingClient[T], error)) (err error) {
 	n.calls.Add(1)
 	defer n.calls.Add(-1)
 	start := time.Now()

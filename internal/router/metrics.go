@@ -25,7 +25,8 @@ func newMetrics() *metrics {
 			Name: "causeway_router_calls_total", Help: "Calls from the router to a node, by node and status code.",
 		}, []string{"node", "code"}),
 		seconds: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "causeway_router_call_seconds_total", Help: "Total time that the router waited for the answers of a node, in seconds.",
+			Name: "causeway_router_call_seconds_total", Help: "Total time that the router waited for the answers of " +
+				"a node, in seconds.",
 		}, []string{"node"}),
 	}
 }
@@ -43,10 +44,13 @@ func (m *metrics) forget(node string) {
 
 var (
 	upDesc = prometheus.NewDesc("causeway_router_node_up",
-		"1 for a node that answers; 0 for a node that answered at this address and does not now, or that answers at several addresses.", []string{"node", "address"}, nil)
+		"1 for a node that answers; 0 for a node that answered at this address and does not now, or that answers at "+
+			"several addresses.", []string{"node", "address"}, nil)
 	peersDesc = prometheus.NewDesc("causeway_router_peers",
-		"Addresses of nodes, by state: answers; silent (no answer, or the router rejects the identity); twice (several addresses report the same node).", []string{"state"}, nil)
-	discoveryDesc = prometheus.NewDesc("causeway_router_discovery_up", "1 if the last lookup of the nodes' addresses succeeded.", nil, nil)
+		"Addresses of nodes, by state: answers; silent (no answer, or the router rejects the identity); twice "+
+			"(several addresses report the same node).", []string{"state"}, nil)
+	discoveryDesc = prometheus.NewDesc("causeway_router_discovery_up",
+		"1 if the last lookup of the nodes' addresses succeeded.", nil, nil)
 )
 
 // collector is a prometheus.Collector of a router.
@@ -103,8 +107,8 @@ func (c collector) collect(out chan<- prometheus.Metric) {
 // maxShown is the largest number of nodes that Ready names.
 const maxShown = 20
 
-// Ready returns the number of nodes that answer, and the names of the silent ones. Silent nodes are no error: the
-// others are served.
+// Ready returns the number of nodes that answer, and the names of the silent ones. Silent nodes are
+// no error: the others are served.
 func (r *Router) Ready(context.Context) (string, error) {
 	v := r.view.Load()
 	if !v.known {

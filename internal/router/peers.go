@@ -31,8 +31,8 @@ type endpoint struct {
 	reported time.Time // when err was reported
 }
 
-// gone is the former address of a node that has no address now. Between the two pods of an update a node
-// has none, and a list without its volumes would be wrong.
+// gone is the former address of a node that has no address now. Between the two pods of an update a
+// node has none, and a list without its volumes would be wrong.
 type gone struct {
 	address string
 	since   time.Time
@@ -44,8 +44,8 @@ var (
 	errNotAsked  = errors.New("it was not asked yet")
 )
 
-// node is a driver that was identified on a connection. A new connection must identify its node anew:
-// the address may belong to another node by then.
+// node is a driver that was identified on a connection. A new connection must identify its node
+// anew: the address may belong to another node by then.
 type node struct {
 	id       string   // as NodeGetInfo has it
 	digests  []string // in the IDs of its volumes and snapshots
@@ -181,7 +181,8 @@ func (r *Router) keepConnected(ctx context.Context, e *endpoint) {
 	}
 }
 
-// waitUntilLost returns errLost when the connection is lost, or nil when it is time for a new connection.
+// waitUntilLost returns errLost when the connection is lost, or nil when it is time for a new
+// connection.
 func (r *Router) waitUntilLost(ctx context.Context, n *node) error {
 	renew, cancel := context.WithTimeout(ctx, renewEvery/2+rand.N(renewEvery/2))
 	defer cancel()
@@ -224,22 +225,24 @@ func (r *Router) record(e *endpoint, was, is *node, err error) {
 	r.show()
 }
 
-// show gives calls a new view. It reports a node that answers at several addresses when that begins. The
-// caller holds mu.
+// show gives calls a new view. It reports a node that answers at several addresses when that
+// begins. The caller holds mu.
 func (r *Router) show() {
 	was, is := r.view.Load(), r.newView()
 	for key, addresses := range is.twice {
 		if was.twice[key] == nil {
-			r.cfg.Report("none of them is used", fmt.Errorf("more than one says that it is the same node: %s", strings.Join(addresses, ", ")))
+			r.cfg.Report("none of them is used",
+				fmt.Errorf("more than one says that it is the same node: %s", strings.Join(addresses, ", ")))
 		}
 	}
 	r.view.Store(is)
 }
 
-// reportSilence reports why no node answers at an endpoint: at the beginning, and then once a minute if the
-// reason has changed. The caller holds mu.
+// reportSilence reports why no node answers at an endpoint: at the beginning, and then once a
+// minute if the reason has changed. The caller holds mu.
 func (r *Router) reportSilence(e *endpoint, reason error) {
-	if !e.reported.IsZero() && (time.Since(e.reported) < reportEvery || e.node == nil && e.err.Error() == reason.Error()) {
+	if !e.reported.IsZero() && (time.Since(e.reported) < reportEvery || e.node == nil &&
+		e.err.Error() == reason.Error()) {
 		return
 	}
 	e.reported = time.Now()
@@ -288,19 +291,22 @@ func (r *Router) identify(ctx context.Context, address string) (n *node, err err
 		return nil, err
 	}
 	return &node{
-		id: reported.GetNodeId(), digests: volumeid.NodeDigests(reported.GetNodeId()), segments: reported.GetAccessibleTopology().GetSegments(),
-		address: address, conn: conn,
+		id: reported.GetNodeId(), digests: volumeid.NodeDigests(reported.GetNodeId()),
+		segments: reported.GetAccessibleTopology().GetSegments(),
+		address:  address, conn: conn,
 	}, nil
 }
 
-// verify returns an error if the reported node ID and topology do not belong to the node on the connection.
+// verify returns an error if the reported node ID and topology do not belong to the node on the
+// connection.
 func (r *Router) verify(reported *csi.NodeGetInfoResponse, from *peer.Peer) error {
 	id := reported.GetNodeId()
 	if err := volumeid.CheckNode(id); err != nil {
 		return fmt.Errorf("it says that it is the node %.64q: %w", id, err)
 	}
 	if segment := reported.GetAccessibleTopology().GetSegments()[r.cfg.TopologyKey]; segment != volumeid.Segment(id) {
-		return fmt.Errorf("it says that it is the node %s, with the topology %s=%.64q, which is another's", id, r.cfg.TopologyKey, segment)
+		return fmt.Errorf("it says that it is the node %s, with the topology %s=%.64q, which is another's", id,
+			r.cfg.TopologyKey, segment)
 	}
 	if r.cfg.Names == nil {
 		return nil
@@ -312,8 +318,8 @@ func (r *Router) verify(reported *csi.NodeGetInfoResponse, from *peer.Peer) erro
 	return nil
 }
 
-// retire closes a connection when no call uses it. It waits for a second first, as a call may have just
-// looked the node up.
+// retire closes a connection when no call uses it. It waits for a second first, as a call may have
+// just looked the node up.
 func retire(n *node) {
 	if n == nil {
 		return

@@ -112,7 +112,8 @@ func TestARestartedRouterKnowsTheSame(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	id := c.volume("v", "b")
 	c.restart()
-	if resp, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
+	if resp, err := c.ControllerGetVolume(context.Background(),
+		&csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
 		t.Error(resp, err)
 	}
 	c.nodes["b"].stop()
@@ -158,7 +159,8 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	}
 }
 
-// TestAnOperatorIsToldOnceAMinute: of a node that is lost again and again, for reasons that differ by a port.
+// TestAnOperatorIsToldOnceAMinute: of a node that is lost again and again, for reasons that differ
+// by a port.
 func TestAnOperatorIsToldOnceAMinute(t *testing.T) {
 	c := newCluster(t)
 	p := &endpoint{address: "10.0.0.1:1"}
@@ -251,7 +253,8 @@ func (c *cluster) metrics() map[string]float64 {
 func TestMetrics(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	id := c.volume("v", "a")
-	c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "b", "none")})
+	c.ControllerGetVolume(context.Background(),
+		&csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "b", "none")})
 	c.nodes["a"].stop()
 	c.lost(1)
 	c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}) // which asks nobody
@@ -291,7 +294,8 @@ func TestWhoIsNotBelieved(t *testing.T) {
 		lie   func(m *machine)
 		words []string
 	}{
-		"another's name": {func(m *machine) { m.node = "b" }, []string{"it says that it is the node b", `certificate is for ["liar"]`}},
+		"another's name": {func(m *machine) { m.node = "b" },
+			[]string{"it says that it is the node b", `certificate is for ["liar"]`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.certify("liar")
@@ -330,11 +334,13 @@ func (i *impostor) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 }
 
 func (i *impostor) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: i.node, AccessibleTopology: &csi.Topology{Segments: map[string]string{testKey: i.segment}}}, nil
+	return &csi.NodeGetInfoResponse{NodeId: i.node,
+		AccessibleTopology: &csi.Topology{Segments: map[string]string{testKey: i.segment}}}, nil
 }
 
 // ControllerGetVolume answers with a volume of another node.
-func (i *impostor) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (i *impostor) ControllerGetVolume(_ context.Context,
+	req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	if i.long > 0 {
 		return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{
 			VolumeId: req.GetVolumeId(), VolumeContext: map[string]string{"long": strings.Repeat("x", i.long)},
@@ -350,7 +356,8 @@ func (i *impostor) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.G
 // CreateVolume answers with a volume of its own that is on another node.
 func (i *impostor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
-		VolumeId: volumeid.New(volumeid.Volume, i.node, req.GetName()), AccessibleTopology: []*csi.Topology{topology("b")},
+		VolumeId: volumeid.New(volumeid.Volume, i.node,
+			req.GetName()), AccessibleTopology: []*csi.Topology{topology("b")},
 	}}, nil
 }
 
@@ -366,7 +373,8 @@ func (i *impostor) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 		switch req.GetStep() {
 		case peer.SnapshotPartRequest_BEGIN:
 			part.Cut, part.VolumeIds = req.GetCut(), req.GetVolumeIds()
-			part.Group = i.group(volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetGroup().GetName()), req.GetGroup().GetSourceVolumeIds())
+			part.Group = i.group(volumeid.New(volumeid.Group, volumeid.SeveralNodes, req.GetGroup().GetName()),
+				req.GetGroup().GetSourceVolumeIds())
 		case peer.SnapshotPartRequest_COMMIT:
 			i.part(part)
 			resp.Part = part
@@ -380,7 +388,8 @@ func (i *impostor) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 func (i *impostor) group(id string, volumes []string) *csi.VolumeGroupSnapshot {
 	group := &csi.VolumeGroupSnapshot{GroupSnapshotId: id}
 	for _, v := range volumes {
-		group.Snapshots = append(group.Snapshots, &csi.Snapshot{SnapshotId: volumeid.New(volumeid.Snapshot, i.node, v), SourceVolumeId: v})
+		group.Snapshots = append(group.Snapshots,
+			&csi.Snapshot{SnapshotId: volumeid.New(volumeid.Snapshot, i.node, v), SourceVolumeId: v})
 	}
 	return group
 }
@@ -396,14 +405,19 @@ func (i *impostor) SettlePart(context.Context, *peer.SettlePartRequest) (*peer.S
 }
 
 // CreateVolumeGroupSnapshot answers with the ID of another node's group.
-func (i *impostor) CreateVolumeGroupSnapshot(_ context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
-	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: i.group(volumeid.New(volumeid.Group, "b", "g"), req.GetSourceVolumeIds())}, nil
+func (i *impostor) CreateVolumeGroupSnapshot(_ context.Context,
+	req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: i.group(volumeid.New(volumeid.Group, "b", "g"),
+		req.GetSourceVolumeIds())}, nil
 }
 
-// ControllerExpandVolume fails with a code and a text that its request has as its size, both of which it may make up.
-func (i *impostor) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+// ControllerExpandVolume fails with a code and a text that its request has as its size, both of
+// which it may make up.
+func (i *impostor) ControllerExpandVolume(ctx context.Context,
+	req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	grpc.SetTrailer(ctx, metadata.Pairs(peer.AnswerKey, "1"))
-	return nil, status.Error(codes.Code(req.GetCapacityRange().GetRequiredBytes()), strings.Repeat("ä", int(req.GetCapacityRange().GetLimitBytes())))
+	return nil, status.Error(codes.Code(req.GetCapacityRange().GetRequiredBytes()),
+		strings.Repeat("ä", int(req.GetCapacityRange().GetLimitBytes())))
 }
 
 func (i *impostor) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
@@ -440,10 +454,12 @@ func TestImpostors(t *testing.T) {
 		impostor
 		words []string
 	}{
-		"another driver":     {impostor{name: "other.example", node: "liar", segment: "liar"}, []string{"other.example", testName}},
-		"another's topology": {impostor{name: testName, node: "liar", segment: "b"}, []string{"liar", testKey + `="b"`}},
-		"no node":            {impostor{name: testName}, []string{"1 to 253 bytes"}},
-		"another's node":     {impostor{name: testName, node: "b", segment: "b"}, []string{"node b", `for ["liar"]`}},
+		"another driver": {impostor{name: "other.example", node: "liar", segment: "liar"},
+			[]string{"other.example", testName}},
+		"another's topology": {impostor{name: testName, node: "liar", segment: "b"},
+			[]string{"liar", testKey + `="b"`}},
+		"no node":        {impostor{name: testName}, []string{"1 to 253 bytes"}},
+		"another's node": {impostor{name: testName, node: "b", segment: "b"}, []string{"node b", `for ["liar"]`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, "b")
@@ -462,7 +478,8 @@ func TestAnAnswerThatIsAnothers(t *testing.T) {
 	address := c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar")
 	c.at("b", address)
 	c.settled(2)
-	_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "liar", "v")})
+	_, err := c.ControllerGetVolume(context.Background(),
+		&csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "liar", "v")})
 	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
 	_, err = c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
 	wantCode(t, err, codes.Unavailable, "liar (", "malformed")
@@ -478,18 +495,20 @@ func TestAnAnswerThatIsAnothers(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "liar (", "too old")
 }
 
-// TestGroupsThatAreAnothers: who deletes a group deletes what its ID says, on all nodes of its snapshots.
+// TestGroupsThatAreAnothers: who deletes a group deletes what its ID says, on all nodes of its
+// snapshots.
 func TestGroupsThatAreAnothers(t *testing.T) {
 	c := newCluster(t)
 	var addresses, volumes []string
 	lie := func(*peer.Part) {}
 	for _, node := range []string{"honest", "liar"} {
 		honest := node == "honest"
-		addresses = append(addresses, c.impersonate(&impostor{name: testName, node: node, segment: node, part: func(part *peer.Part) {
-			if !honest {
-				lie(part)
-			}
-		}}, node))
+		addresses = append(addresses, c.impersonate(&impostor{name: testName, node: node, segment: node,
+			part: func(part *peer.Part) {
+				if !honest {
+					lie(part)
+				}
+			}}, node))
 		volumes = append(volumes, volumeid.New(volumeid.Volume, node, "v"))
 	}
 	c.at(addresses...)
@@ -497,7 +516,8 @@ func TestGroupsThatAreAnothers(t *testing.T) {
 	ctx := context.Background()
 	create := &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}
 	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g")
-	if resp, err := c.CreateVolumeGroupSnapshot(ctx, create); err != nil || resp.GetGroupSnapshot().GetGroupSnapshotId() != id || len(resp.GetGroupSnapshot().GetSnapshots()) != 2 {
+	if resp, err := c.CreateVolumeGroupSnapshot(ctx, create); err != nil ||
+		resp.GetGroupSnapshot().GetGroupSnapshotId() != id || len(resp.GetGroupSnapshot().GetSnapshots()) != 2 {
 		t.Errorf("without a lie: %v, %v", resp, err)
 	}
 	for name, tc := range map[string]struct {
@@ -507,10 +527,16 @@ func TestGroupsThatAreAnothers(t *testing.T) {
 		"another group over nodes": {func(p *peer.Part) {
 			p.Group.GroupSnapshotId = volumeid.New(volumeid.Group, volumeid.SeveralNodes, "other")
 		}, "a part of the group"},
-		"another node's group": {func(p *peer.Part) { p.Group.GroupSnapshotId = volumeid.New(volumeid.Group, "honest", "g") }, "a part of the group"},
-		"no group":             {func(p *peer.Part) { p.Group = nil }, "a part of the group"},
-		"no snapshots":         {func(p *peer.Part) { p.Group.Snapshots = nil }, "a part with snapshots of []"},
-		"another's snapshot":   {func(p *peer.Part) { p.Group.Snapshots[0].SnapshotId = volumeid.New(volumeid.Snapshot, "honest", "s") }, "another node's"},
+		"another node's group": {func(p *peer.Part) {
+			p.Group.GroupSnapshotId = volumeid.New(volumeid.Group, "honest",
+				"g")
+		}, "a part of the group"},
+		"no group":     {func(p *peer.Part) { p.Group = nil }, "a part of the group"},
+		"no snapshots": {func(p *peer.Part) { p.Group.Snapshots = nil }, "a part with snapshots of []"},
+		"another's snapshot": {func(p *peer.Part) {
+			p.Group.Snapshots[0].SnapshotId = volumeid.New(volumeid.Snapshot,
+				"honest", "s")
+		}, "another node's"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lie = tc.lie
@@ -522,11 +548,13 @@ func TestGroupsThatAreAnothers(t *testing.T) {
 			}
 		})
 	}
-	_, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes[1:]})
+	_, err := c.CreateVolumeGroupSnapshot(ctx,
+		&csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes[1:]})
 	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
 }
 
-// TestAGroupKeepsItsConnections: one that no call uses may be closed, and a part is lost with its stream.
+// TestAGroupKeepsItsConnections: one that no call uses may be closed, and a part is lost with its
+// stream.
 func TestAGroupKeepsItsConnections(t *testing.T) {
 	c := newCluster(t)
 	answered := make(chan struct{})
@@ -542,29 +570,36 @@ func TestAGroupKeepsItsConnections(t *testing.T) {
 	}
 	var addresses, volumes []string
 	for node, part := range map[string]func(*peer.Part){"first": func(*peer.Part) { close(answered) }, "second": idle} {
-		addresses = append(addresses, c.impersonate(&impostor{name: testName, node: node, segment: node, part: part}, node))
+		addresses = append(addresses, c.impersonate(&impostor{name: testName, node: node, segment: node, part: part},
+			node))
 		volumes = append(volumes, volumeid.New(volumeid.Volume, node, "v"))
 	}
 	c.at(addresses...)
 	c.settled(2)
-	if _, err := c.CreateVolumeGroupSnapshot(context.Background(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}); err != nil {
+	if _, err := c.CreateVolumeGroupSnapshot(context.Background(),
+		&csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: volumes}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestWhatANodeExaggerates: one that says it has more room than there can be, or says more than there is to say.
+// TestWhatANodeExaggerates: one that says it has more room than there can be, or says more than
+// there is to say.
 func TestWhatANodeExaggerates(t *testing.T) {
 	c := newCluster(t)
-	c.at(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64, long: 2 * maxAnswer}, "much"),
-		c.impersonate(&impostor{name: testName, node: "more", segment: "more", room: math.MaxInt64 - 1, long: 1 << 10}, "more"),
+	c.at(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64,
+		long: 2 * maxAnswer}, "much"),
+		c.impersonate(&impostor{name: testName, node: "more", segment: "more", room: math.MaxInt64 - 1, long: 1 << 10},
+			"more"),
 		c.impersonate(&impostor{name: testName, node: "less", segment: "less", room: -1}, "less"))
 	c.settled(3)
 	room, err := c.GetCapacity(context.Background(), &csi.GetCapacityRequest{})
-	if err != nil || room.GetAvailableCapacity() != math.MaxInt64 || room.GetMaximumVolumeSize().GetValue() != math.MaxInt64 {
+	if err != nil || room.GetAvailableCapacity() != math.MaxInt64 ||
+		room.GetMaximumVolumeSize().GetValue() != math.MaxInt64 {
 		t.Errorf("all have %v, %v", room, err)
 	}
 	get := func(node string) error {
-		return second(c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, node, "v")}))
+		return second(c.ControllerGetVolume(context.Background(),
+			&csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, node, "v")}))
 	}
 	wantCode(t, get("much"), codes.Unavailable, "much (")
 	if err := get("more"); err != nil {
@@ -579,7 +614,8 @@ func TestErrorsThatAreMadeUp(t *testing.T) {
 	c.settled(1)
 	fail := func(code codes.Code, length int64) error {
 		return second(c.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{
-			VolumeId: volumeid.New(volumeid.Volume, "liar", "v"), CapacityRange: &csi.CapacityRange{RequiredBytes: int64(code), LimitBytes: length},
+			VolumeId: volumeid.New(volumeid.Volume, "liar",
+				"v"), CapacityRange: &csi.CapacityRange{RequiredBytes: int64(code), LimitBytes: length},
 		}))
 	}
 	wantCode(t, fail(codes.OutOfRange, 3), codes.OutOfRange, "äää")
@@ -603,7 +639,8 @@ func TestErrorsThatAreMadeUp(t *testing.T) {
 	}
 }
 
-// TestANodeThatIsLostAgainAndAgainIsLeftAlone: who says which node it is and hangs up keeps nobody busy.
+// TestANodeThatIsLostAgainAndAgainIsLeftAlone: who says which node it is and hangs up keeps nobody
+// busy.
 func TestANodeThatIsLostAgainAndAgainIsLeftAlone(t *testing.T) {
 	c := newCluster(t, "a")
 	a := c.nodes["a"]
@@ -643,10 +680,12 @@ func TestAddressesThatCantBeFoundStay(t *testing.T) {
 	c.router.mu.Unlock()
 	_, err = c.GetCapacity(context.Background(), &csi.GetCapacityRequest{AccessibleTopology: topology("a")})
 	wantCode(t, err, codes.Unavailable, "not known yet") // what is published stays
-	_, err = c.DeleteVolume(context.Background(), &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
+	_, err = c.DeleteVolume(context.Background(),
+		&csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
 	wantCode(t, err, codes.Unavailable)
 	// Of the volume's node nothing is known, and so nothing bad.
-	_, err = c.ControllerGetVolumeHealth(context.Background(), &csi.ControllerGetVolumeHealthRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
+	_, err = c.ControllerGetVolumeHealth(context.Background(),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
 	wantCode(t, err, codes.Unavailable, "not known yet")
 }
 
@@ -677,7 +716,8 @@ func TestALongName(t *testing.T) {
 	}
 }
 
-// TestALongNameIsForgotten: by the name that the cluster has for it, and by that which the router has, and says.
+// TestALongNameIsForgotten: by the name that the cluster has for it, and by that which the router
+// has, and says.
 func TestALongNameIsForgotten(t *testing.T) {
 	long := strings.Repeat(strings.Repeat("n", 49)+".", 5) + "end"
 	for name, line := range map[string]string{"the cluster's": long, "the router's": volumeid.NodeID(long)} {
@@ -780,16 +820,19 @@ func TestForgottenNodes(t *testing.T) {
 			return second(c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshot}))
 		},
 		"group": func() error {
-			return second(c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: volumeid.New(volumeid.Group, "gone", "g")}))
+			return second(c.DeleteVolumeGroupSnapshot(ctx,
+				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: volumeid.New(volumeid.Group, "gone", "g")}))
 		},
 		"group over nodes": func() error {
 			return second(c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
-				GroupSnapshotId: volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"), SnapshotIds: []string{snapshot},
+				GroupSnapshotId: volumeid.New(volumeid.Group, volumeid.SeveralNodes,
+					"g"), SnapshotIds: []string{snapshot},
 			}))
 		},
 	}
 	write("a # which answers, and so isn't gone\n\n  gone\n")
-	if resp, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume}); err != nil || resp.GetVolume().GetVolumeId() != volume {
+	if resp, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume}); err != nil ||
+		resp.GetVolume().GetVolumeId() != volume {
 		t.Errorf("while it answers: %v, %v", resp, err)
 	}
 	c.nodes["gone"].stop()
@@ -811,10 +854,12 @@ func TestForgottenNodes(t *testing.T) {
 	_, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: volume})
 	wantCode(t, err, codes.NotFound, "gone")
 	resp, err := c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: volume})
-	if sick := resp.GetVolumeHealth().GetHealthStatuses(); err != nil || len(sick) != 1 || sick[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
+	if sick := resp.GetVolumeHealth().GetHealthStatuses(); err != nil || len(sick) != 1 ||
+		sick[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
 		t.Errorf("health: %v, %v", resp, err)
 	}
-	if got, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: snapshot}); err != nil || len(got.GetEntries()) > 0 {
+	if got, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: snapshot}); err != nil ||
+		len(got.GetEntries()) > 0 {
 		t.Errorf("its snapshot: %v, %v", got, err)
 	}
 	created, err := c.CreateVolume(ctx, create("x", "gone", "a"))

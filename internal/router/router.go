@@ -1,14 +1,14 @@
-// Package router is the controller of storage that is on many nodes. It forwards each CSI call to the
-// node that holds the volume or snapshot. So sidecars run once for a cluster, and a node needs no
-// access to the API.
+// Package router is the controller of storage that is on many nodes. It forwards each CSI call to
+// the node that holds the volume or snapshot. So sidecars run once for a cluster, and a node needs
+// no access to the API.
 //
-// A router stores nothing. An ID carries a digest of its node (package volumeid), each node reports its
-// own ID, and everything else is asked of the nodes. A restart or a second router changes nothing. In
-// memory are the connections, and the time at which each silent node last answered.
+// A router stores nothing. An ID carries a digest of its node (package volumeid), each node reports
+// its own ID, and everything else is asked of the nodes. A restart or a second router changes
+// nothing. In memory are the connections, and the time at which each silent node last answered.
 //
-// peers.go finds the nodes and keeps a connection to each (conn.go). view.go has the nodes that answer
-// at a moment. controller.go, create.go, list.go, group.go and metadata.go are the calls. Their rules
-// come from reading the sidecars: docs/node-local-storage.md.
+// peers.go finds the nodes and keeps a connection to each (conn.go). view.go has the nodes that
+// answer at a moment. controller.go, create.go, list.go, group.go and metadata.go are the calls.
+// Their rules come from reading the sidecars: docs/node-local-storage.md.
 package router
 
 import (
@@ -30,8 +30,9 @@ type Config struct {
 	Name    string // of the driver, here and on the nodes; CSI spec v1.13, GetPluginInfo
 	Release string
 
-	// Plugin, Controller and Group are the capabilities of the nodes' backend, which the router returns as
-	// its own. It does not ask the nodes for them: none may answer when a sidecar asks. Group may be nil.
+	// Plugin, Controller and Group are the capabilities of the nodes' backend, which the router
+	// returns as its own. It does not ask the nodes for them: none may answer when a sidecar asks.
+	// Group may be nil.
 	Plugin     *csi.GetPluginCapabilitiesResponse
 	Controller *csi.ControllerGetCapabilitiesResponse
 	Group      *csi.GroupControllerGetCapabilitiesResponse
@@ -40,17 +41,18 @@ type Config struct {
 	Peers       Peers
 	Credentials credentials.TransportCredentials
 
-	// Names returns the names in a node's certificate. The ID of the node must be among them. If Names is
-	// nil, a node that Credentials accept can have any ID.
+	// Names returns the names in a node's certificate. The ID of the node must be among them. If
+	// Names is nil, a node that Credentials accept can have any ID.
 	Names func(credentials.AuthInfo) []string
 
-	Forgotten   *Forgotten                      // nil: none
-	Report      func(message string, err error) // receives events for the operator; err is nil for good news; Report may be nil
-	DialOptions []grpc.DialOption               // such as a stats handler that traces
+	Forgotten *Forgotten // nil: none
+	// receives events for the operator; err is nil for good news; Report may be nil
+	Report      func(message string, err error)
+	DialOptions []grpc.DialOption // such as a stats handler that traces
 }
 
-// Peers returns the addresses, host:port, of all nodes, also of those that do not answer. After an error
-// the router keeps the addresses that it has.
+// Peers returns the addresses, host:port, of all nodes, also of those that do not answer. After an
+// error the router keeps the addresses that it has.
 type Peers func(context.Context) ([]string, error)
 
 // Times of the connections to nodes.
@@ -88,8 +90,8 @@ type Router struct {
 	soon      chan struct{} // a connection was lost: look up the addresses
 	keeping   sync.WaitGroup
 
-	// lastSeen is the time at which a node was lost, by the value of its topology key. It is empty after a
-	// restart, and silentFor begins anew.
+	// lastSeen is the time at which a node was lost, by the value of its topology key. It is empty
+	// after a restart, and silentFor begins anew.
 	lastSeen map[string]time.Time
 }
 
@@ -101,14 +103,16 @@ func New(cfg Config) (*Router, error) {
 	if cfg.Report == nil {
 		cfg.Report = func(string, error) {}
 	}
-	r := &Router{cfg: cfg, started: time.Now(), endpoints: map[string]*endpoint{}, gone: map[string]gone{}, lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{}, meetings), metrics: newMetrics()}
+	r := &Router{cfg: cfg, started: time.Now(), endpoints: map[string]*endpoint{}, gone: map[string]gone{},
+		lastSeen: map[string]time.Time{}, soon: make(chan struct{}, 1), meeting: make(chan struct{},
+			meetings), metrics: newMetrics()}
 	r.life, r.end = context.WithCancel(context.Background())
 	r.view.Store(r.newView())
 	return r, nil
 }
 
-// Register registers the router's services on server: Identity and Controller, and GroupController and
-// SnapshotMetadata if the capabilities have them.
+// Register registers the router's services on server: Identity and Controller, and GroupController
+// and SnapshotMetadata if the capabilities have them.
 func (r *Router) Register(server *grpc.Server) {
 	csi.RegisterIdentityServer(server, &identity{cfg: r.cfg})
 	csi.RegisterControllerServer(server, &controller{Router: r})
@@ -137,9 +141,9 @@ func Static(addresses ...string) Peers {
 	return func(context.Context) ([]string, error) { return addresses, nil }
 }
 
-// DNS returns Peers that resolve a name; all addresses have the same port. The name is that of a headless
-// Service of Kubernetes with publishNotReadyAddresses: without that field the addresses of silent nodes
-// vanish, and lists miss their volumes.
+// DNS returns Peers that resolve a name; all addresses have the same port. The name is that of a
+// headless Service of Kubernetes with publishNotReadyAddresses: without that field the addresses of
+// silent nodes vanish, and lists miss their volumes.
 func DNS(resolver *net.Resolver, name, port string) Peers {
 	return func(ctx context.Context) ([]string, error) {
 		hosts, err := resolver.LookupHost(ctx, name)
@@ -163,12 +167,13 @@ func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return &csi.GetPluginInfoResponse{Name: i.cfg.Name, VendorVersion: i.cfg.Release}, nil
 }
 
-func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (i *identity) GetPluginCapabilities(context.Context,
+	*csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	return i.cfg.Plugin, nil
 }
 
-// Probe reports on this process alone. A failure would also end the sidecars of the pod, which cannot help
-// a node.
+// Probe reports on this process alone. A failure would also end the sidecars of the pod, which
+// cannot help a node.
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{}, nil
 }

@@ -18,7 +18,8 @@ func TestAVolumeGoesWhereItIsWantedMost(t *testing.T) {
 		if want := volumeid.New(volumeid.Volume, node, "on "+node); id != want {
 			t.Errorf("on %s: got %s, want %s", node, id, want)
 		}
-		if _, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
+		if _, err := c.ControllerGetVolume(context.Background(),
+			&csi.ControllerGetVolumeRequest{VolumeId: id}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -32,7 +33,8 @@ func TestAVolumeGoesWhereItIsWantedMost(t *testing.T) {
 func TestDeleteOfWhatNobodyMade(t *testing.T) {
 	c := newCluster(t, "a")
 	ctx := context.Background()
-	for _, id := range []string{"x", "../..", volumeid.New(volumeid.Volume, "a", "unknown"), volumeid.New(volumeid.Volume, volumeid.SeveralNodes, "v")} {
+	for _, id := range []string{"x", "../..", volumeid.New(volumeid.Volume, "a", "unknown"),
+		volumeid.New(volumeid.Volume, volumeid.SeveralNodes, "v")} {
 		if _, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
 			t.Error(err)
 		}
@@ -44,7 +46,8 @@ func TestDeleteOfWhatNobodyMade(t *testing.T) {
 	}
 	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{})
 	wantCode(t, err, codes.InvalidArgument, "volume ID")
-	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "of another node", "v")})
+	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "of another node",
+		"v")})
 	wantCode(t, err, codes.Unavailable, "forgotten-nodes")
 }
 

@@ -41,9 +41,10 @@ var mayBeSkipped = []string{
 	"Controller Publish, UnpublishVolume not supported",
 }
 
-// TestSanity runs csi-sanity against a router before three nodes, all of which hold something. It knows of one Node
-// service, so what it makes must be on that node: the one with most room. Names of snapshots it expects to be unique
-// over all nodes, which they are on each: that, too, holds where all are on one.
+// TestSanity runs csi-sanity against a router before three nodes, all of which hold something. It
+// knows of one Node service, so what it makes must be on that node: the one with most room. Names
+// of snapshots it expects to be unique over all nodes, which they are on each: that, too, holds
+// where all are on one.
 func TestSanity(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
 	for _, node := range []string{"b", "c"} {
@@ -60,7 +61,8 @@ func TestSanity(t *testing.T) {
 	ginkgo.Describe("router", func() {
 		config := sanity.NewTestConfig()
 		config.Address = endpoint
-		config.TargetPath, config.StagingPath = filepath.Join(c.nodes["a"].dir, "kubelet", "target"), filepath.Join(c.nodes["a"].dir, "kubelet", "staging")
+		config.TargetPath, config.StagingPath = filepath.Join(c.nodes["a"].dir, "kubelet",
+			"target"), filepath.Join(c.nodes["a"].dir, "kubelet", "staging")
 		config.TestVolumeSize = 64 << 20
 		config.IDGen = ids{}
 		config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(sized.Answers))
@@ -101,7 +103,8 @@ func TestSanity(t *testing.T) {
 // whole serves the router's services, and the Node service of one node, at one endpoint.
 func (c *cluster) whole(node string) (endpoint string) {
 	c.Helper()
-	toNode, err := grpc.NewClient(c.nodes[node].socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	toNode, err := grpc.NewClient(c.nodes[node].socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -110,7 +113,8 @@ func (c *cluster) whole(node string) (endpoint string) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	server := around.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	server := around.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+		handler grpc.UnaryHandler) (any, error) {
 		if !strings.HasPrefix(info.FullMethod, "/csi.v1.Node/") {
 			return handler(ctx, req)
 		}

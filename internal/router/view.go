@@ -73,7 +73,8 @@ func (r *Router) newView() *view {
 	}
 	slices.SortFunc(v.nodes, func(a, b *node) int { return strings.Compare(a.key(), b.key()) })
 	for _, n := range v.nodes {
-		for _, d := range n.digests[1:] { // the name may be a digest itself; a node with that digest as its first counts more
+		// the name may be a digest itself; a node with that digest as its first counts more
+		for _, d := range n.digests[1:] {
 			if v.byDigest[d] == nil {
 				v.byDigest[d] = n
 			}
@@ -85,8 +86,8 @@ func (r *Router) newView() *view {
 // maxNamed is the largest number of nodes that an error names.
 const maxNamed = 5
 
-// all returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of them is
-// possible.
+// all returns UNAVAILABLE unless all nodes answer: without a node, no statement about all of them
+// is possible.
 func (v *view) all() error {
 	if !v.known {
 		return status.Errorf(codes.Unavailable, "the nodes are not known yet: %v", cmp.Or(v.lookupErr, errNotLooked))
@@ -115,11 +116,13 @@ func (v *view) early() bool {
 
 var errNotLooked = errors.New("their addresses are being looked up")
 
-// owner returns the node whose IDs have a digest. Errors: UNAVAILABLE; NOT_FOUND if the node is forgotten.
+// owner returns the node whose IDs have a digest. Errors: UNAVAILABLE; NOT_FOUND if the node is
+// forgotten.
 func (r *Router) owner(digest string) (*node, error) {
 	v := r.view.Load()
 	if where := v.twice[digest]; where != nil {
-		return nil, status.Errorf(codes.Unavailable, "more than one says that it is this node: %s", strings.Join(where, ", "))
+		return nil, status.Errorf(codes.Unavailable, "more than one says that it is this node: %s",
+			strings.Join(where, ", "))
 	}
 	if n := v.byDigest[digest]; n != nil {
 		return n, nil
@@ -136,11 +139,12 @@ func (r *Router) owner(digest string) (*node, error) {
 		return nil, status.Errorf(codes.Unavailable, "no node that answers holds it: %s", status.Convert(err).Message())
 	}
 	return nil, status.Errorf(codes.Unavailable,
-		"none of the %d nodes holds it, and all of them answer: if its node is gone for good, name it in --forgotten-nodes", len(v.nodes))
+		"none of the %d nodes holds it, and all of them answer: if its node is gone for good, name it in "+
+			"--forgotten-nodes", len(v.nodes))
 }
 
-// of returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an empty ID;
-// malformed if no node made the ID; those of owner.
+// of returns the node of an ID. what names the ID in errors. Errors: INVALID_ARGUMENT for an empty
+// ID; malformed if no node made the ID; those of owner.
 func (r *Router) of(what, id string) (*node, error) {
 	if id == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "the %s is missing", what)
@@ -202,8 +206,8 @@ func (n *node) in(t *csi.Topology) bool {
 	return true
 }
 
-// silence returns the time since a node in a topology last answered. If none has answered yet, it is the
-// time since the start of the router. A node that lost its address is silent since then.
+// silence returns the time since a node in a topology last answered. If none has answered yet, it
+// is the time since the start of the router. A node that lost its address is silent since then.
 func (r *Router) silence(t *csi.Topology) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
