@@ -72,10 +72,10 @@ func TestTheKEPsCommandLinesAreRead(t *testing.T) {
 	}
 }
 
-func TestWrongCommandLinesNameTheMend(t *testing.T) {
+func TestErrorsOfTheCommandLineNameTheRemedy(t *testing.T) {
 	for _, c := range []struct{ name, args, mend string }{
 		{"an unknown flag", "--controllers=attacher --atacher-timeout=3s", "is --attacher-timeout meant?"},
-		{"an unknown controller", "--controllers=attacher,scheduler", `no controller "scheduler": there are attacher, provisioner`},
+		{"an unknown controller", "--controllers=attacher,scheduler", `unknown controller "scheduler": must be one of attacher, provisioner`},
 		{"a flag of a controller that is off", "--controllers=attacher --resizer-workers=3", "resizer is off: add it to --controllers"},
 		{"a flag that only controllers that are off have", "--controllers=attacher --strict-topology", "a flag of provisioner only"},
 		{"a prefix on a flag for all", "--controllers=attacher --attacher-kubeconfig=/x", "--kubeconfig is one for the whole process"},
@@ -86,7 +86,7 @@ func TestWrongCommandLinesNameTheMend(t *testing.T) {
 		{"one on each node and one for all", "--controllers=provisioner --leader-election --node-deployment", "Take one away"},
 		{"a renewal after the lease's end", "--controllers=attacher --leader-election --leader-election-renew-deadline=20s", "must be longer than"},
 		{"capacity flags without capacity", "--controllers=provisioner --capacity-threads=4", "without --enable-capacity"},
-		{"two names for one port", "--controllers=attacher --metrics-address=:1 --http-endpoint=:2", "only one of them"},
+		{"two names for one port", "--controllers=attacher --metrics-address=:1 --http-endpoint=:2", "set only --http-endpoint"},
 		{"no workers", "--controllers=attacher --worker-threads=0", "must be above zero"},
 		{"an unknown gate", "--controllers=attacher --feature-gates=Nothing=true", "unrecognized feature gate"},
 		{"a gate that can't be off", "--controllers=attacher --feature-gates=ReleaseLeaderElectionOnExit=false", "take it away"},
@@ -94,7 +94,7 @@ func TestWrongCommandLinesNameTheMend(t *testing.T) {
 		{"no socket", "--controllers=attacher --csi-address=", "say where the driver's socket is"},
 		{"a network address", "--controllers=attacher --csi-address=tcp://1.2.3.4:5", "only sockets in the file system"},
 		{"a value without its flag", "--controllers attacher provisioner", "flags are --name=value"},
-		{"a metrics path over health", "--controllers=attacher --metrics-path=/healthz", "not be where health is"},
+		{"a metrics path over health", "--controllers=attacher --metrics-path=/healthz", "neither /readyz nor below /healthz"},
 		{"a value that is none", "--controllers=attacher --timeout=soon", "soon"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

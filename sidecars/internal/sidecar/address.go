@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// Address is the value of a flag for a port that one controller serves by itself: 9808, or 127.0.0.1:9808 where the pod is on
-// the host's network; 0 or nothing for none. It is a flag.Value.
+// Address is a flag.Value for the port that a controller serves itself: 9808, or 127.0.0.1:9808 for
+// a pod on the network of the host. "0" and "" mean no port.
 type Address string
 
 func (a *Address) String() string { return string(*a) }
 
-// Set takes what the command line says, and refuses what can't be listened on.
-func (a *Address) Set(said string) error {
-	*a = Address(said)
+// Set sets the address. It returns an error if value is neither a port nor host:port.
+func (a *Address) Set(value string) error {
+	*a = Address(value)
 	_, err := a.split()
 	return err
 }
 
-// Listen is the address as net.Listen takes it, and empty where there is to be no port.
+// Listen returns the address for net.Listen, or "" for no port.
 func (a Address) Listen() string {
-	address, _ := a.split() // Set refused what is wrong
+	address, _ := a.split() // Set has rejected invalid values
 	return address
 }
 
@@ -41,7 +41,7 @@ func (a Address) split() (string, error) {
 	switch {
 	case err != nil || n > 65535:
 		return "", fmt.Errorf("%q is neither a port nor host:port", string(a))
-	case n <= 0: // upstream's registrar takes those below for off, too
+	case n <= 0: // as in upstream's registrar
 		return "", nil
 	}
 	return net.JoinHostPort(host, port), nil

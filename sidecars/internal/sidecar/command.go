@@ -19,14 +19,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Command is a binary: its registry of controllers and what they share.
+// Command is a binary: its registry of controllers, and the parts that they share.
 type Command struct {
 	Name        string       // of the binary
-	Controllers []Controller // all it has
-	Default     string       // what --controllers is when nothing is said
-	Logging     Logging      // nil for klog's text or JSON
-	Cluster     Cluster      // nil where no controller needs one
-	// More are further subcommands. They see the controllers that the flags choose, and start nothing.
+	Controllers []Controller // all controllers of the binary
+	Default     string       // default of --controllers
+	Logging     Logging      // nil: the text or JSON of klog
+	Cluster     Cluster      // nil if no controller needs an API server
+	// More has further subcommands, by name.
 	More map[string]Subcommand
 
 	table table
@@ -36,31 +36,36 @@ type Command struct {
 // Subcommand is a command of the binary that prints something and starts no controller.
 type Subcommand struct {
 	About string
-	Flags func(*Flags) // declares the flags that only this command has; nil for none
-	// Run gets the controllers that --controllers chooses, and the arguments as given, without the
-	// flags that only this command has.
+	Flags func(*Flags) // declares the flags of this command alone; may be nil
+	// Run gets the controllers that --controllers selects, and the arguments without the flags of
+	// this command.
 	Run func(on []Controller, args []string, out io.Writer) error
 }
 
-// Cluster is what controllers for Kubernetes share: clients, informers, elections.
+// Cluster is the part that controllers for Kubernetes share: clients, informers, elections.
 type Cluster interface {
 	Flags(*Flags)
-	// Validate reports flags that make no sense together, for those that are on.
+	// Validate returns an error for flags that contradict each other. on are the selected
+	// controllers.
 	Validate(on []Controller) error
-	// Connect makes clients. Controllers are built after it. What fails later, outside any controller, comes to fail.
+	// Connect makes clients. Controllers are built after it. fail gets later errors that belong to
+	// no controller.
 	Connect(ctx context.Context, s *Server, driver string, fail func(error)) error
-	// Run says when the process is ready, which one that waits for leadership is. It gives each part a context under which
-	// it leads, by way of start, until ctx is done. It then waits for the parts, at most as long as patience, gives its
-	// leases up, and returns. ErrLost: somebody else may lead by now.
-	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration, start func(context.Context, *Part) error) error
-	// Leads returns an error while a lease under which parts run isn't this process's any more, or was given up: nothing is
-	// asked of the driver for them then.
+	// Run reports when the process is ready; a process that waits for leadership is. It calls start
+	// for each part with a context that lasts while the part leads, until ctx is done. Then it
+	// waits for the parts, for patience at most, releases its leases, and returns. Errors: ErrLost
+	// if another process may lead.
+	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration,
+		start func(context.Context, *Part) error) error
+	// Leads returns an error after this process has lost or released a lease under which parts run.
+	// No CSI call is made for them then.
 	Leads() error
-	// Migrated is a label of CSI calls: whether a volume came from an in-tree driver. Empty where none can.
+	// Migrated returns a label of CSI calls: whether the volume is migrated from an in-tree driver,
+	// or "".
 	Migrated(context.Context) string
 }
 
-// ErrLost means that a lease was lost, so nothing may be finished in peace: another replica may be at work.
+// ErrLost reports that a lease was lost. Controllers must stop at once: another replica may lead.
 var ErrLost = errors.New("the lease was lost")
 
 // options are the flags of every binary of this kind.
@@ -72,29 +77,37 @@ type options struct {
 	metricsPath    string
 	patience       time.Duration
 	maxProcs       bool
-	maxLog         int // letters of an answer in the log
+	maxLog         int // bytes of a response in the log
 	showVersion    bool
 }
 
 func (o *options) flags(f *Flags, byDefault string) {
-	f.String(&o.controllers, "controllers", byDefault, "which controllers run: names with commas between them, `*` for all but those that must be named, -name for one less")
-	f.String(&o.csiAddress, "csi-address", "/run/csi/socket", "the CSI driver's socket: a path, unix:///path or unix:path")
-	f.String(&o.httpEndpoint, "http-endpoint", "", "`host:port` for metrics, /healthz, /healthz/<controller> and /readyz, for all controllers; none if empty")
+	f.String(&o.controllers, "controllers", byDefault,
+		"which controllers run: names with commas between them, `*` for all but those that must be named, -name for "+
+			"one less")
+	f.String(&o.csiAddress, "csi-address", "/run/csi/socket",
+		"the CSI driver's socket: a path, unix:///path or unix:path")
+	f.String(&o.httpEndpoint, "http-endpoint", "",
+		"`host:port` for metrics, /healthz, /healthz/<controller> and /readyz, for all controllers; none if empty")
 	f.String(&o.metricsAddress, "metrics-address", "", "what --http-endpoint was called before")
 	f.String(&o.metricsPath, "metrics-path", "/metrics", "where --http-endpoint has the metrics")
-	f.Duration(&o.patience, "shutdown-timeout", 4*time.Second, "how long controllers may finish what they do after SIGTERM; then leases are released and the process ends. Keep it below the pod's grace period")
-	f.Int(&o.maxLog, "max-grpc-log-length", -1, "`letters` of the driver's answers that are logged at level 5; -1 for all")
-	f.Bool(&o.maxProcs, "automaxprocs", true, "accepted as upstream's binaries have it, without effect: Go keeps to the container's CPU limit by itself")
+	f.Duration(&o.patience, "shutdown-timeout", 4*time.Second,
+		"how long controllers may finish what they do after SIGTERM; then leases are released and the process ends. "+
+			"Keep it below the pod's grace period")
+	f.Int(&o.maxLog, "max-grpc-log-length", -1,
+		"`letters` of the driver's answers that are logged at level 5; -1 for all")
+	f.Bool(&o.maxProcs, "automaxprocs", true,
+		"accepted as upstream's binaries have it, without effect: Go keeps to the container's CPU limit by itself")
 	f.Bool(&o.showVersion, "version", false, "print the version and exit")
 }
 
-// parse reads the command line into the flags, and returns the controllers that are on.
+// parse parses the command line, and returns the selected controllers.
 func (c *Command) parse(args []string) ([]Controller, error) {
 	c.declare()
 	if err := c.table.parse(args); err != nil {
 		return nil, err
 	}
-	if c.showVersion { // whatever else is missing
+	if c.showVersion { // even if required flags are missing
 		return nil, errVersion
 	}
 	on, err := choose(c.controllers, c.Controllers)
@@ -108,10 +121,11 @@ func (c *Command) parse(args []string) ([]Controller, error) {
 	return on, c.validate(on)
 }
 
-// errVersion means that nothing is asked for but the version.
+// errVersion reports that the command line asks for the version.
 var errVersion = errors.New("only the version is asked for")
 
-// Check reports what is wrong with a command line, without running anything. A command is for one command line only.
+// Check returns the error of a command line, without running anything. A Command parses a single
+// command line.
 func (c *Command) Check(args []string) error {
 	_, err := c.parse(args)
 	return err
@@ -138,17 +152,19 @@ func (c *Command) declare() {
 
 func (c *Command) validate(on []Controller) error {
 	if c.metricsAddress != "" && c.httpEndpoint != "" {
-		return errors.New("--metrics-address is the old name of --http-endpoint: say only one of them")
+		return errors.New("--metrics-address is the old name of --http-endpoint: set only --http-endpoint")
 	}
 	c.httpEndpoint = cmp.Or(c.httpEndpoint, c.metricsAddress)
 	if _, err := socketPath(c.csiAddress); err != nil {
 		return err
 	}
-	if c.metricsPath == "" || c.metricsPath[0] != '/' || c.metricsPath == "/readyz" || strings.HasPrefix(c.metricsPath, "/healthz") {
-		return fmt.Errorf("--metrics-path=%s: it must begin with /, and not be where health is", c.metricsPath)
+	if c.metricsPath == "" || c.metricsPath[0] != '/' || c.metricsPath == "/readyz" ||
+		strings.HasPrefix(c.metricsPath, "/healthz") {
+		return fmt.Errorf("invalid --metrics-path %q: must begin with /, and be neither /readyz nor below /healthz",
+			c.metricsPath)
 	}
 	if c.patience < 0 {
-		return fmt.Errorf("--shutdown-timeout=%v: it can't be negative", c.patience)
+		return fmt.Errorf("invalid --shutdown-timeout %v: must not be negative", c.patience)
 	}
 	if c.Cluster != nil {
 		if err := c.Cluster.Validate(on); err != nil {
@@ -163,7 +179,8 @@ func (c *Command) validate(on []Controller) error {
 	return nil
 }
 
-// Main is the program: it returns the exit code. 2 means that the command line is wrong and nothing was touched.
+// Main runs the program and returns the exit code: 2 for an invalid command line, in which case
+// nothing was changed.
 func (c *Command) Main(args []string) int {
 	sub, args := subcommand(args)
 	switch sub {
@@ -176,7 +193,7 @@ func (c *Command) Main(args []string) int {
 	}
 	more, known := c.More[sub]
 	if !known {
-		return c.end(fmt.Errorf("there is no command %q: help lists them", sub))
+		return c.end(fmt.Errorf("unknown command %q: help lists the commands", sub))
 	}
 	c.declare()
 	if more.Flags != nil {
@@ -189,7 +206,7 @@ func (c *Command) Main(args []string) int {
 	return c.end(err)
 }
 
-// end says why nothing is run, or not any more, and returns the exit code for it.
+// end prints err, and returns its exit code.
 func (c *Command) end(err error) int {
 	switch {
 	case err == nil:
@@ -222,7 +239,7 @@ func (c *Command) start(args []string) int {
 	return c.run(klog.NewContext(ctx, klog.Background()), on)
 }
 
-// subcommand takes a first word that is no flag off the arguments.
+// subcommand splits off the first argument if it is not a flag.
 func subcommand(args []string) (string, []string) {
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
 		return args[0], args[1:]
@@ -230,14 +247,16 @@ func subcommand(args []string) (string, []string) {
 	return "", args
 }
 
-// version is set by the build of images: -ldflags "-X github.com/causeway-csi/causeway/sidecars/internal/sidecar.version=v1.2.3".
+// version is set by the build of images: -ldflags "-X
+// github.com/causeway-csi/causeway/sidecars/internal/sidecar.version=v1.2.3".
 var version = ""
 
-// Release is the version of a release, which is also the tag of its images. It is "dev" for any
-// other build.
+// Release returns the version of a release, which is also the tag of its images, or "dev" for other
+// builds.
 func Release() string { return cmp.Or(version, "dev") }
 
-// Version is what the build said, or the module's, with the commit where it is known.
+// Version returns the version from the build or from the module, the commit if known, and the
+// version of Go.
 func Version() string {
 	if version != "" {
 		return version + " " + runtime.Version()

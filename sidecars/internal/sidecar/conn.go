@@ -24,10 +24,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// unknownDriver is what metrics say before the driver has told its name, as upstream's do.
+// unknownDriver is the label of the driver until its name is known, as in upstream's metrics.
 const unknownDriver = "unknown-driver"
 
-// socketPath takes what --csi-address may be: a path, unix:///path, and unix:path, as the KEP's manifests write it.
+// socketPath returns the path in --csi-address: a path, unix:///path, or unix:path as in the KEP's
+// manifests.
 func socketPath(address string) (string, error) {
 	path := address
 	if rest, ok := strings.CutPrefix(address, "unix:"); ok {
@@ -37,23 +38,25 @@ func socketPath(address string) (string, error) {
 	case path == "":
 		return "", errors.New("--csi-address is empty: say where the driver's socket is")
 	case strings.Contains(path, "://"):
-		return "", fmt.Errorf("--csi-address=%s: only sockets in the file system are supported: a path, or unix:///path", address)
+		return "", fmt.Errorf("--csi-address=%s: only sockets in the file system are supported: a path, or "+
+			"unix:///path", address)
 	}
 	return path, nil
 }
 
-// calls counts the driver's answers.
+// calls counts and logs the CSI calls.
 type calls struct {
 	seconds *prometheus.HistogramVec
 	driver  atomic.Pointer[string]
-	label   func(ctx context.Context) string // of migration
-	leads   func() error                     // an error is the answer to all calls that only a leader makes
-	maxLog  int                              // letters of an answer in the log; none if not positive
-	// answered says that the driver has, since a connection broke last.
+	label   func(ctx context.Context) string // label "migrated"
+	leads   func() error                     // its error fails the calls that only a leader makes
+	maxLog  int                              // bytes of a response in the log; all if not positive
+	// answered reports whether the driver has answered on the present connection.
 	answered atomic.Bool
 }
 
-// newCalls makes upstream's histogram of CSI calls, with the controller as one more label. migrated may be nil.
+// newCalls makes upstream's histogram of CSI calls with the controller as a further label. migrated
+// may be nil.
 func newCalls(migrated func(context.Context) string, maxLog int) *calls {
 	c := &calls{label: migrated, leads: func() error { return nil }, maxLog: maxLog}
 	if migrated == nil {
@@ -70,9 +73,10 @@ func newCalls(migrated func(context.Context) string, maxLog int) *calls {
 
 func (c *calls) name(driver string) { c.driver.Store(&driver) }
 
-// intercept logs a call as upstream does, at level 5 and without secrets, and counts it. The driver's name is read from its
-// own answer, whoever asked for it.
-func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// intercept logs a call at level 5 without secrets, as upstream does, and counts it. It reads the
+// name of the driver from any response that has it.
+func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	log := klog.FromContext(ctx)
 	loud := log.V(5)
 	if loud.Enabled() {
@@ -85,7 +89,8 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 	}
 	took := time.Since(start)
 	if loud.Enabled() {
-		loud.Info("GRPC response", "method", method, "response", c.cut(protosanitizer.StripSecrets(reply).String()), "err", err)
+		loud.Info("GRPC response", "method", method, "response", c.cut(protosanitizer.StripSecrets(reply).String()),
+			"err", err)
 	}
 	if err == nil {
 		c.answered.Store(true)
@@ -93,12 +98,13 @@ func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc
 	if info, ok := reply.(*csi.GetPluginInfoResponse); ok && err == nil {
 		c.name(info.GetName())
 	}
-	c.seconds.WithLabelValues(*c.driver.Load(), method, status.Code(err).String(), c.label(ctx), ofMethod(method)).Observe(took.Seconds())
+	c.seconds.WithLabelValues(*c.driver.Load(), method, status.Code(err).String(), c.label(ctx),
+		ofMethod(method)).Observe(took.Seconds())
 	return err
 }
 
-// refused returns an error where a call is one that only a leader makes, and this process isn't that any more. The code is one
-// of those after which upstream holds on to what it knew.
+// refused returns UNAVAILABLE for a call that only a leader makes, if this process does not lead.
+// After UNAVAILABLE upstream's controllers keep their state.
 func (c *calls) refused(method string) error {
 	if ofMethod(method) == "" {
 		return nil
@@ -109,7 +115,7 @@ func (c *calls) refused(method string) error {
 	return nil
 }
 
-// cut shortens what is logged of an answer.
+// cut shortens a response for the log.
 func (c *calls) cut(answer string) string {
 	if c.maxLog <= 0 || len(answer) <= c.maxLog {
 		return answer
@@ -117,18 +123,19 @@ func (c *calls) cut(answer string) string {
 	return fmt.Sprintf("%s… (%d letters)", strings.ToValidUTF8(answer[:c.maxLog], ""), len(answer))
 }
 
-// dial returns a connection to the driver's socket, which need not exist yet. Until ctx is done, dial keeps the connection up,
-// and calls lost each time a connection breaks on which the driver has answered. Calls fail at once with UNAVAILABLE while
-// there is no connection.
+// dial returns a channel to the driver's socket, which need not exist. Until ctx is done the
+// channel reconnects, and lost is called after the end of each connection on which the driver has
+// answered. Without a connection, calls fail at once with UNAVAILABLE.
 func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.ClientConn, error) {
 	retry := backoff.DefaultConfig
 	retry.MaxDelay = time.Second
 	conn, err := grpc.NewClient("passthrough:///csi",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // a socket in a directory that is the pod's own
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the directory of the socket belongs to the pod
 		grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
 		grpc.WithIdleTimeout(0),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)), // a page of 100,000 volumes is more than 4 MiB
+		// a page of 100,000 volumes is more than 4 MiB
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 		grpc.WithUnaryInterceptor(c.intercept),
 		grpc.WithStatsHandler(breaks{ended: func() {
 			if c.answered.Swap(false) && ctx.Err() == nil {
@@ -149,22 +156,23 @@ func dial(ctx context.Context, socket *Socket, c *calls, lost func()) (*grpc.Cli
 	return conn, nil
 }
 
-// leading is a connection on which nothing is sent by who doesn't lead any more, however long before it was called.
+// leading is a connection that rejects writes after leadership is lost, also those of earlier
+// calls.
 type leading struct {
 	net.Conn
 	leads func() error
 }
 
-// Write is net.Conn's.
+// Write implements net.Conn.
 func (l leading) Write(b []byte) (int, error) {
 	if err := l.leads(); err != nil {
-		l.Conn.Close() // gRPC looks for errors of reading only
+		l.Conn.Close() // gRPC ignores errors of Write
 		return 0, err
 	}
 	return l.Conn.Write(b)
 }
 
-// keep connects, and connects again, until ctx is done.
+// keep reconnects until ctx is done.
 func keep(ctx context.Context, conn *grpc.ClientConn) {
 	defer conn.Close()
 	for ctx.Err() == nil {
@@ -176,7 +184,8 @@ func keep(ctx context.Context, conn *grpc.ClientConn) {
 	}
 }
 
-// breaks is told of the end of each connection. Whoever only looks at states can miss a short one.
+// breaks is a stats.Handler that calls ended at the end of each connection. The states of a channel
+// do not show a short connection.
 type breaks struct{ ended func() }
 
 func (b breaks) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
@@ -188,10 +197,10 @@ func (b breaks) HandleConn(_ context.Context, s stats.ConnStats) {
 	}
 }
 
-// stillWaiting is how often the log repeats that the driver cannot be reached.
+// stillWaiting is the time after which the log repeats a lasting failure.
 const stillWaiting = 15 * time.Second
 
-// await returns when the connection is up.
+// await waits until the channel is connected.
 func await(ctx context.Context, conn *grpc.ClientConn, socket *Socket) error {
 	for {
 		state := conn.GetState()
@@ -210,7 +219,8 @@ func await(ctx context.Context, conn *grpc.ClientConn, socket *Socket) error {
 	}
 }
 
-// identify waits until the driver is ready, without a limit, and then asks for its name and capabilities.
+// identify waits without a limit until the driver is ready, and then reads its name and
+// capabilities.
 func identify(ctx context.Context, env *Env, timeout time.Duration) error {
 	if err := await(ctx, env.Conn, env.Socket); err != nil {
 		return err

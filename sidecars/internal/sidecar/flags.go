@@ -11,32 +11,34 @@ import (
 	"time"
 )
 
-// Flags is where one controller, or what all share, declares its flags. A controller's flag "timeout" is --attacher-timeout on
-// the command line; --timeout sets it for every controller that has one by that name and isn't told otherwise.
+// Flags declares the flags of a controller or of the process. The flag "timeout" of the attacher is
+// --attacher-timeout on the command line. --timeout sets it for every controller that has a flag of
+// that name and for which it is not set with the prefix.
 type Flags struct {
 	table *table
-	owner string // a controller, or empty for the whole process
-	apart bool   // a subcommand's own flags, which are no arguments of the process
+	owner string // a controller, or "" for the process
+	apart bool   // flags of a subcommand, which are not arguments of the process
 }
 
-// table is a command line: the one source of parsing, of help and of the page in docs.
+// table is a command line. The parser, the help and the page in docs are made from it.
 type table struct {
 	entries []*entry
 	shared  map[string]*fanOut // by name: the unprefixed form of controllers' flags
 	given   []string           // the arguments in their order, without those of entries that are apart
 }
 
-// entry is one flag of one owner.
+// entry is a flag of an owner.
 type entry struct {
 	owner, name, usage string
 	value              flag.Value
-	fallback           string // the value when nothing is said
+	fallback           string // the default
 	old                []string
-	said               string // the spelling that set it, empty if none did
+	said               string // the spelling that set the flag, or ""
 	apart              bool
 }
 
-// fanOut is an unprefixed flag that controllers have. It keeps what was said until it is known who is on.
+// fanOut is an unprefixed flag of controllers. It keeps the value until the controllers are
+// selected.
 type fanOut struct {
 	table *table
 	name  string
@@ -53,7 +55,7 @@ func (s *fanOut) Set(v string) error {
 	return nil
 }
 
-// sayer remembers that, and how, its entry was set.
+// sayer records with which spelling its entry was set.
 type sayer struct {
 	*entry
 	table    *table
@@ -61,7 +63,7 @@ type sayer struct {
 }
 
 func (s sayer) String() string {
-	if s.entry == nil { // package flag asks a zero value
+	if s.entry == nil { // package flag calls String of a zero value
 		return ""
 	}
 	return s.value.String()
@@ -75,7 +77,7 @@ func (s sayer) Set(v string) error {
 	return s.value.Set(v)
 }
 
-// note keeps an argument.
+// note records an argument.
 func (t *table) note(name, value string, isBool bool) {
 	arg := "--" + name
 	if !isBool || value != "true" {
@@ -91,47 +93,49 @@ func isBool(v flag.Value) bool {
 
 // Var declares a flag of any kind.
 func (f *Flags) Var(v flag.Value, name, usage string) {
-	f.table.entries = append(f.table.entries, &entry{owner: f.owner, name: name, usage: usage, value: v, fallback: v.String(), apart: f.apart})
+	f.table.entries = append(f.table.entries,
+		&entry{owner: f.owner, name: name, usage: usage, value: v, fallback: v.String(), apart: f.apart})
 }
 
-// adopt declares all flags of a set that somebody else filled.
+// adopt declares all flags of a flag.FlagSet.
 func (f *Flags) adopt(set *flag.FlagSet) {
 	set.VisitAll(func(g *flag.Flag) { f.Var(g.Value, g.Name, g.Usage) })
 }
 
-// Declare declares the flags that fill puts on a set, as packages outside do it.
+// Declare declares the flags that fill adds to a flag.FlagSet.
 func (f *Flags) Declare(fill func(*flag.FlagSet)) {
 	set := flag.NewFlagSet("", flag.ContinueOnError)
 	fill(set)
 	f.adopt(set)
 }
 
-// Bool declares a flag that is true or false.
+// Bool declares a boolean flag.
 func (f *Flags) Bool(p *bool, name string, value bool, usage string) {
 	f.Declare(func(s *flag.FlagSet) { s.BoolVar(p, name, value, usage) })
 }
 
-// Int declares a flag that is a whole number.
+// Int declares an integer flag.
 func (f *Flags) Int(p *int, name string, value int, usage string) {
 	f.Declare(func(s *flag.FlagSet) { s.IntVar(p, name, value, usage) })
 }
 
-// Float declares a flag that is a number.
+// Float declares a float64 flag.
 func (f *Flags) Float(p *float64, name string, value float64, usage string) {
 	f.Declare(func(s *flag.FlagSet) { s.Float64Var(p, name, value, usage) })
 }
 
-// String declares a flag that is text.
+// String declares a string flag.
 func (f *Flags) String(p *string, name, value, usage string) {
 	f.Declare(func(s *flag.FlagSet) { s.StringVar(p, name, value, usage) })
 }
 
-// Duration declares a flag that is a time, such as 10s.
+// Duration declares a duration flag, such as 10s.
 func (f *Flags) Duration(p *time.Duration, name string, value time.Duration, usage string) {
 	f.Declare(func(s *flag.FlagSet) { s.DurationVar(p, name, value, usage) })
 }
 
-// Old adds spellings that a flag had before, or has elsewhere. They work, and aren't in the help's first line.
+// Old adds former names of a flag, or its names in upstream. They work, and are not in the first
+// line of the help.
 func (f *Flags) Old(name string, spellings ...string) {
 	e := f.table.find(f.owner, name)
 	e.old = append(e.old, spellings...)
@@ -146,17 +150,17 @@ func (f *Flags) SaidHere(name string) bool {
 	return strings.HasPrefix(e.said, f.owner+"-")
 }
 
-// Need returns an error if one of the flags is set without the one that they are about.
+// Need returns an error if one of the flags is set without the flag on.
 func (f *Flags) Need(on string, flags ...string) error {
 	for _, name := range flags {
 		if e := f.table.find(f.owner, name); e.said != "" {
-			return fmt.Errorf("--%s is set without --%s, and does nothing then: add that, or take this away", e.said, on)
+			return fmt.Errorf("--%s has no effect without --%s: set both or none", e.said, on)
 		}
 	}
 	return nil
 }
 
-// find returns a flag that was declared; to ask for another is a mistake of the program.
+// find returns a declared flag. It panics for a flag that is not declared.
 func (t *table) find(owner, name string) *entry {
 	i := slices.IndexFunc(t.entries, func(e *entry) bool { return e.owner == owner && e.name == name })
 	if i < 0 {
@@ -165,7 +169,7 @@ func (t *table) find(owner, name string) *entry {
 	return t.entries[i]
 }
 
-// full is the flag's name on the command line.
+// full returns the name of the flag on the command line.
 func (e *entry) full(name string) string {
 	if e.owner == "" {
 		return name
@@ -173,7 +177,7 @@ func (e *entry) full(name string) string {
 	return e.owner + "-" + name
 }
 
-// set makes what package flag parses with. Two flags of one name are a mistake of the program, and panic there.
+// set returns a flag.FlagSet for the table. It panics if two flags have the same name.
 func (t *table) set() *flag.FlagSet {
 	set := flag.NewFlagSet("", flag.ContinueOnError)
 	set.SetOutput(io.Discard)
@@ -193,7 +197,7 @@ func (t *table) set() *flag.FlagSet {
 	return set
 }
 
-// parse reads a command line. Whose flags count is decided after: see settle.
+// parse parses a command line. settle then selects the flags that count.
 func (t *table) parse(args []string) error {
 	set := t.set()
 	switch err := set.Parse(args); {
@@ -210,15 +214,18 @@ func (t *table) parse(args []string) error {
 	return nil
 }
 
-// settle gives unprefixed flags to the controllers that are on, and refuses flags for those that are off.
+// settle sets unprefixed flags for the controllers that are on, and rejects flags of controllers
+// that are off.
 func (t *table) settle(on func(controller string) bool) error {
 	for _, e := range t.entries {
 		if e.owner != "" && e.said != "" && !on(e.owner) {
-			return fmt.Errorf("--%s is set, but %s is off: add it to --controllers, or take the flag away", e.said, e.owner)
+			return fmt.Errorf("--%s is set, but %s is off: add it to --controllers, or remove the flag", e.said,
+				e.owner)
 		}
 	}
 	names := sorted(t.shared)
-	// A flag's own name before the old spellings of others': --workers is more exact than --worker-threads where both are said.
+	// The name of a flag comes before former names of others: --workers is more exact than
+	// --worker-threads.
 	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(t.oldest(a), t.oldest(b)) })
 	for _, name := range names {
 		if s := t.shared[name]; s.said {
@@ -230,7 +237,7 @@ func (t *table) settle(on func(controller string) bool) error {
 	return nil
 }
 
-// oldest is 1 for a name that is an old spelling for somebody, else 0.
+// oldest returns 1 for a name that is a former name of a flag, else 0.
 func (t *table) oldest(name string) int {
 	if slices.ContainsFunc(t.entries, func(e *entry) bool { return e.owner != "" && slices.Contains(e.old, name) }) {
 		return 1
@@ -238,7 +245,7 @@ func (t *table) oldest(name string) int {
 	return 0
 }
 
-// spread sets an unprefixed flag for each controller that is on, has it, and was not told otherwise.
+// spread sets an unprefixed flag for each controller that is on and has no value with its prefix.
 func (t *table) spread(s *fanOut, on func(string) bool) error {
 	var owners []string
 	taken := false
@@ -260,19 +267,20 @@ func (t *table) spread(s *fanOut, on func(string) bool) error {
 		e.said = s.name
 	}
 	if !taken {
-		return fmt.Errorf("--%s is set, but it is a flag of %s only, which --controllers leaves off: add it there, or take the flag away", s.name, strings.Join(owners, ", "))
+		return fmt.Errorf("--%s is set, but it is a flag of %s only, which --controllers leaves off: add it there, "+
+			"or remove the flag", s.name, strings.Join(owners, ", "))
 	}
 	return nil
 }
 
-// unknown words the error for a flag that nobody has.
+// unknown returns the error for an unknown flag.
 func (t *table) unknown(name string) error {
 	for _, e := range t.entries {
 		if e.owner == "" && strings.HasSuffix(name, "-"+e.name) {
 			return fmt.Errorf("there is no flag --%s: --%s is one for the whole process", name, e.name)
 		}
 	}
-	best, far := "", 4 // more changes than that make another word
+	best, far := "", 4 // with more changes the words are not alike
 	for _, e := range t.entries {
 		for _, n := range []string{e.full(e.name), e.name} {
 			if d := distance(name, n); d < far {
@@ -286,7 +294,7 @@ func (t *table) unknown(name string) error {
 	return fmt.Errorf("there is no flag --%s (help lists all)", name)
 }
 
-// distance is how many letters must be added, dropped or changed to make b of a: Levenshtein's.
+// distance returns the Levenshtein distance of a and b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

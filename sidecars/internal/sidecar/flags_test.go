@@ -47,7 +47,7 @@ func TestFlagsReachWhomTheyAreFor(t *testing.T) {
 	}
 }
 
-func TestFlagsThatCannotBeMeantAreRefused(t *testing.T) {
+func TestInvalidFlagsAreRejected(t *testing.T) {
 	for _, c := range []struct{ name, args, want string }{
 		{"one that nobody has", "--nonsense=1", "there is no flag --nonsense (help lists all)"},
 		{"a letter is wrong", "--timout=1s", "there is no flag --timout: is --timeout meant?"},
@@ -60,11 +60,11 @@ func TestFlagsThatCannotBeMeantAreRefused(t *testing.T) {
 		{"a value that isn't one behind a prefix", "--red-timeout=soon", `invalid value "soon"`},
 		{"a word that is no flag", "--timeout=1s more", `"more" is neither a flag nor the value of one`},
 		{"a word behind a bool is no value of it", "--loud false", `"false" is neither`},
-		{"metrics where health is", "--metrics-path=/healthz/x", "--metrics-path=/healthz/x"},
-		{"metrics that don't begin with a slash", "--metrics-path=metrics", "it must begin with /"},
-		{"both names of the port", "--http-endpoint=:1 --metrics-address=:1", "say only one"},
+		{"metrics where health is", "--metrics-path=/healthz/x", `--metrics-path "/healthz/x"`},
+		{"metrics that don't begin with a slash", "--metrics-path=metrics", "must begin with /"},
+		{"both names of the port", "--http-endpoint=:1 --metrics-address=:1", "set only --http-endpoint"},
 		{"no socket", "--csi-address=", "--csi-address is empty"},
-		{"negative patience", "--shutdown-timeout=-1s", "it can't be negative"},
+		{"negative patience", "--shutdown-timeout=-1s", "must not be negative"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			red, blue := pair()

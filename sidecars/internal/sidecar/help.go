@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// Help prints all that the command line can have, grouped by controller.
+// Help prints all flags and commands, grouped by controller.
 func (c *Command) Help(w io.Writer) {
 	c.declare()
 	fmt.Fprintf(w, "Usage: %s [--controllers=NAME,…] [flags]\n", c.Name)
@@ -27,7 +27,8 @@ func (c *Command) Help(w io.Writer) {
 			own.print(w, "")
 		}
 	}
-	fmt.Fprint(w, "\nA controller's flag also works without its prefix: --timeout=30s is for every controller that has a timeout and isn't\ngiven one of its own. Without either, each has upstream's default.\n")
+	fmt.Fprint(w, "\nA controller's flag also works without its prefix: --timeout=30s is for every controller that "+
+		"has a timeout and isn't\ngiven one of its own. Without either, each has upstream's default.\n")
 }
 
 func byName(k Controller) string {
@@ -37,7 +38,7 @@ func byName(k Controller) string {
 	return ""
 }
 
-// print writes the flags of one owner.
+// print writes the flags of an owner.
 func (t *table) print(w io.Writer, owner string) {
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	defer tw.Flush()
@@ -56,7 +57,7 @@ func (t *table) of(owner string) []*entry {
 	return of
 }
 
-// says is the flag's usage with what else there is to know of it.
+// says returns the usage of the flag with its default and former names.
 func (e *entry) says() string {
 	text := strings.ReplaceAll(strings.TrimSpace(e.usage), "\n", " ")
 	var more []string
@@ -72,7 +73,7 @@ func (e *entry) says() string {
 	return text
 }
 
-// Markdown prints the same as tables, for docs.
+// Markdown prints the same as Markdown tables, for docs.
 func (c *Command) Markdown(w io.Writer) {
 	c.declare()
 	fmt.Fprintf(w, "## The whole process\n\n")
@@ -87,7 +88,7 @@ func (c *Command) Markdown(w io.Writer) {
 	}
 }
 
-// table has a subcommand's own flags, for those who print them.
+// table returns a table with the flags of the subcommand.
 func (s Subcommand) table() *table {
 	t := &table{}
 	if s.Flags != nil {

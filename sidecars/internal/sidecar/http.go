@@ -16,8 +16,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/connlimit"
 )
 
-// Server is the process's one port: metrics, health, and what controllers add. It answers from the start on, and before
-// anything runs.
+// Server is the HTTP port of the process: metrics, health, and handlers of controllers. It answers
+// before any controller runs.
 type Server struct {
 	Mux *http.ServeMux
 
@@ -26,12 +26,13 @@ type Server struct {
 	own       *prometheus.Registry
 	checks    map[string]Check        // by path below /healthz/
 	required  map[string]func() error // for /readyz, by name
-	notReady  string                  // empty when ready
+	notReady  string                  // reason; "" when ready
 }
 
-// newServer returns a server that isn't ready.
+// newServer returns a server that is not ready.
 func newServer(metricsPath string) *Server {
-	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]Check{}, required: map[string]func() error{}, notReady: "starting"}
+	s := &Server{Mux: http.NewServeMux(), own: prometheus.NewRegistry(), checks: map[string]Check{},
+		required: map[string]func() error{}, notReady: "starting"}
 	s.gatherers = prometheus.Gatherers{s.own}
 	s.Mux.Handle("GET "+metricsPath, http.HandlerFunc(s.metrics))
 	s.Mux.Handle("GET /healthz", http.HandlerFunc(s.healthz))
@@ -40,36 +41,36 @@ func newServer(metricsPath string) *Server {
 	return s
 }
 
-// Measure adds to what /metrics answers.
+// Measure adds metrics to /metrics.
 func (s *Server) Measure(g prometheus.Gatherer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gatherers = append(s.gatherers, g)
 }
 
-// Register adds collectors of our own to what /metrics answers.
+// Register adds collectors to /metrics.
 func (s *Server) Register(c ...prometheus.Collector) { s.own.MustRegister(c...) }
 
-// processMetrics adds those of the Go runtime and of the process, for a binary in which nobody else does.
+// processMetrics adds the metrics of the Go runtime and of the process.
 func (s *Server) processMetrics() {
 	s.Register(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// Check says how something is: a word for it, or an error if it fails.
+// Check returns a state, or an error if the check fails.
 type Check func(context.Context) (string, error)
 
-// Health adds /healthz/<name>, which also counts for /healthz unless it is optional.
+// Health adds a check at /healthz/<name>. It counts for /healthz unless it is optional.
 func (s *Server) Health(name string, check Check) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks[name] = check
 }
 
-// Ready says why /readyz fails, or, with an empty why, that it doesn't.
-func (s *Server) Ready(why string) {
+// Ready sets the reason why /readyz fails; "" means ready.
+func (s *Server) Ready(reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notReady = why
+	s.notReady = reason
 }
 
 // Require makes /readyz fail while ready returns an error.
@@ -83,17 +84,17 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	all := append(prometheus.Gatherers{}, s.gatherers...)
 	s.mu.Unlock()
-	// One bad family must not hide all others.
+	// A bad family must not hide the others.
 	promhttp.HandlerFor(all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}).ServeHTTP(w, r)
 }
 
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	why, required := s.notReady, maps.Clone(s.required)
+	reason, required := s.notReady, maps.Clone(s.required)
 	s.mu.Unlock()
 	var failed error
-	if why != "" {
-		failed = errors.New(why)
+	if reason != "" {
+		failed = errors.New(reason)
 	}
 	for _, name := range sorted(required) {
 		if err := required[name](); err != nil {
@@ -107,7 +108,8 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// optional are checks that concern somebody else, so /healthz, for which this process would be killed, leaves them out.
+// optional has the checks of other processes. /healthz leaves them out, as its failure ends this
+// process.
 var optional = map[string]bool{"livenessprobe": true}
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
@@ -146,8 +148,8 @@ func answer(w http.ResponseWriter, state string, err error) {
 	fmt.Fprintln(w, state)
 }
 
-// Serve answers on address, a "host:port", until ctx is done. It bounds connections, and the time of
-// requests. It returns once it listens, and calls failed with a later error.
+// Serve answers on address, a "host:port", until ctx is done. It bounds connections, and the time
+// of requests. It returns once it listens, and calls failed with a later error.
 func Serve(ctx context.Context, address string, h http.Handler, failed func(error)) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -13,21 +13,21 @@ import (
 	"github.com/causeway-csi/causeway/internal/logsafe"
 )
 
-// Logging is how a binary's log is set up. Its flags are for the whole process.
+// Logging sets up the log of a binary. Its flags are those of the process.
 type Logging interface {
 	Flags(*Flags)
-	// Apply returns what klog is to write with.
+	// Apply returns the logger for klog.
 	Apply() (logr.Logger, error)
 }
 
-// plainLog is the log of the binary for nodes: klog's text, or JSON by package slog. component-base's, which the other binary
-// has for all of upstream's flags, would cost it 4 MB.
+// plainLog is the log of the binary for nodes: the text of klog, or JSON of package slog. The log
+// of component-base, which the other binary has for all of upstream's flags, would add 4 MB.
 type plainLog struct {
 	text   *textlogger.Config
 	format string
 }
 
-// Flags declares those of upstream that a small binary can keep.
+// Flags declares the flags of upstream that do not need component-base.
 func (l *plainLog) Flags(f *Flags) {
 	l.text = textlogger.NewConfig()
 	f.Declare(func(s *flag.FlagSet) {
@@ -48,18 +48,19 @@ func (l *plainLog) Apply() (logr.Logger, error) {
 			return logr.Logger{}, err
 		}
 		level.Set(slog.Level(-v))
-		return logr.FromSlogHandler(slog.NewJSONHandler(logsafe.JSON(os.Stderr), &slog.HandlerOptions{Level: &level, AddSource: true})), nil
+		return logr.FromSlogHandler(slog.NewJSONHandler(logsafe.JSON(os.Stderr),
+			&slog.HandlerOptions{Level: &level, AddSource: true})), nil
 	}
-	return logr.Logger{}, fmt.Errorf("--logging-format=%s: it is text or json", l.format)
+	return logr.Logger{}, fmt.Errorf("invalid --logging-format %q: must be text or json", l.format)
 }
 
-// startLog makes log what everybody writes to, and adds the controller to each line.
+// startLog makes log the logger of klog, and adds the controller to each line.
 func startLog(log logr.Logger) {
 	klog.SetLoggerWithOptions(logr.New(newNamer(log.GetSink())), klog.ContextualLogger(true))
 }
 
-// namer adds sidecar="…" to lines of code that belongs to one. Upstream's controllers share one process here and don't say who
-// they are; some have a value "controller" already, which is something else.
+// namer adds sidecar="…" to the lines of a controller. Upstream's controllers share this process
+// and do not name themselves; some log a value "controller" with another meaning.
 type namer struct{ logr.LogSink }
 
 func newNamer(sink logr.LogSink) logr.LogSink {
@@ -70,13 +71,13 @@ func newNamer(sink logr.LogSink) logr.LogSink {
 }
 
 func named(keysAndValues []any) []any {
-	if who := OfStack(); who != "" {
-		return append([]any{"sidecar", who}, keysAndValues...)
+	if name := OfStack(); name != "" {
+		return append([]any{"sidecar", name}, keysAndValues...)
 	}
 	return keysAndValues
 }
 
-// Init is done: the sink within was made by somebody who did.
+// Init does nothing: the wrapped sink is initialized.
 func (n namer) Init(logr.RuntimeInfo) {}
 
 func (n namer) Info(level int, msg string, keysAndValues ...any) {
@@ -93,7 +94,7 @@ func (n namer) WithValues(keysAndValues ...any) logr.LogSink {
 
 func (n namer) WithName(name string) logr.LogSink { return namer{n.LogSink.WithName(name)} }
 
-// WithCallDepth keeps the file and line of a log line true where somebody wraps the logger.
+// WithCallDepth keeps file and line of log lines right if the logger is wrapped.
 func (n namer) WithCallDepth(depth int) logr.LogSink {
 	if deeper, ok := n.LogSink.(logr.CallDepthLogSink); ok {
 		return namer{deeper.WithCallDepth(depth)}

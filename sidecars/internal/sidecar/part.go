@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Part is a controller in a running process: built, skipped, running or at its end.
+// Part is a controller in a running process.
 type Part struct {
 	Controller
 	runner Runner
@@ -19,42 +19,42 @@ type Part struct {
 
 	mu    sync.Mutex
 	state string
-	why   string // it was skipped
+	note  string // reason why the controller was skipped
 	err   error
 }
 
-// say sets what /healthz/<controller> answers.
-func (p *Part) say(state string, err error) {
+// setState sets the state that /healthz/<controller> returns.
+func (p *Part) setState(state string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state, p.err = state, err
 }
 
-// State is a word for what the part does: waiting, running, skipped or ended.
+// State returns waiting, running, skipped or ended.
 func (p *Part) State() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.state
 }
 
-// built gives the part what runs. Somebody may ask for its health meanwhile.
+// built sets the runner. Health checks may run at the same time.
 func (p *Part) built(r Runner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.runner = r
 }
 
-// skip notes why a part is left out.
-func (p *Part) skip(why error) {
+// skip records that the controller is skipped.
+func (p *Part) skip(reason error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.state, p.why = skipped, why.Error()
+	p.state, p.note = skipped, reason.Error()
 }
 
-// check answers /healthz/<controller>: the runner's own check while it runs, else the part's state.
+// check is the check at /healthz/<controller>: that of the runner while it runs, else the state.
 func (p *Part) check(ctx context.Context) (string, error) {
 	p.mu.Lock()
-	state, note, err, runner := p.state, p.why, p.err, p.runner
+	state, note, err, runner := p.state, p.note, p.err, p.runner
 	p.mu.Unlock()
 	if c, ok := runner.(Checker); ok && state == running {
 		note, err = c.Check(ctx)
@@ -65,7 +65,7 @@ func (p *Part) check(ctx context.Context) (string, error) {
 	return state, err
 }
 
-// ready returns why the part is not ready, if it runs and can tell.
+// ready returns the error of a Readier that runs.
 func (p *Part) ready() error {
 	p.mu.Lock()
 	state, runner := p.state, p.runner
@@ -83,9 +83,9 @@ const (
 	ended   = "ended"
 )
 
-// Run works until ctx is done. An error names the controller, and has the stack of a panic.
+// Run runs the controller until ctx is done. Its error is a Failure.
 func (p *Part) Run(ctx context.Context) (err error) {
-	p.say(running, nil)
+	p.setState(running, nil)
 	p.up.Set(1)
 	klog.FromContext(ctx).Info("Controller starts", "name", p.Name())
 	defer func() {
@@ -93,23 +93,23 @@ func (p *Part) Run(ctx context.Context) (err error) {
 		if r := recover(); r != nil {
 			err = panicked(p.Name(), r)
 		}
-		p.say(ended, err)
+		p.setState(ended, err)
 	}()
 	err = p.runner.Run(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return nil // it was told to end; what it says of that is no failure
+		return nil // an error after the end of ctx is no failure
 	case err == nil:
-		err = errors.New("it returned, though nobody told it to end")
+		err = errors.New("it returned before the process ended")
 	}
 	return &Failure{Controller: p.Name(), Err: err}
 }
 
-// Failure is why a process ends that wasn't told to.
+// Failure is the reason why a process ends by itself.
 type Failure struct {
-	Controller string // empty if it is none in particular
+	Controller string // "" if the failure belongs to no controller
 	Err        error
-	Stack      string // of a panic, else empty
+	Stack      string // of a panic, or ""
 }
 
 func (f *Failure) Error() string {
@@ -121,7 +121,8 @@ func (f *Failure) Error() string {
 
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Panicked makes a failure of a panic that somebody else caught, with the caller's stack, and says whose it is.
+// Panicked returns the Failure for a recovered panic, with the stack of the caller and the
+// controller on it.
 func Panicked(reason any) *Failure {
 	f := panicked("", reason)
 	f.Controller = ofTrace(f.Stack)
@@ -132,5 +133,5 @@ func panicked(controller string, reason any) *Failure {
 	return &Failure{Controller: controller, Err: fmt.Errorf("panic: %v", reason), Stack: string(debug.Stack())}
 }
 
-// Running reports whether the part is at work.
+// Running reports whether the controller runs.
 func (p *Part) Running() bool { return p.State() == running }

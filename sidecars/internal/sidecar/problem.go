@@ -8,14 +8,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Problem is a failure that lasts while this process keeps trying. The log has it at once, and then at most every 15 s.
+// Problem is a failure that lasts while this process retries. It is logged at once, and then every
+// 15 s at most.
 type Problem struct {
 	mu     sync.Mutex
 	err    error
 	logged time.Time
 }
 
-// Report notes the error of the last try, and logs it with message. nil means that the last try succeeded.
+// Report records the error of the last try and logs it with message. A nil err means success.
 func (p *Problem) Report(ctx context.Context, message string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

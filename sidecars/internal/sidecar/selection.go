@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// choose reads --controllers as kube-controller-manager reads its own: names, * for all that needn't be named, and -name for
-// one less. It returns those that are on, in the registry's order.
+// choose returns the controllers that --controllers selects, in the order of the registry. The
+// syntax is that of kube-controller-manager: names, "*" for all controllers without Needs.ByName,
+// and -name to leave a controller out.
 func choose(list string, registry []Controller) ([]Controller, error) {
 	asked, err := words(list, registry)
 	if err != nil {
@@ -21,12 +22,13 @@ func choose(list string, registry []Controller) ([]Controller, error) {
 		}
 	}
 	if len(on) == 0 {
-		return nil, fmt.Errorf("--controllers=%s leaves nothing to run: name one of %s, or * for all but those that must be named", list, strings.Join(names(registry), ", "))
+		return nil, fmt.Errorf("--controllers=%s leaves nothing to run: name one of %s, or * for all but those that "+
+			"must be named", list, strings.Join(names(registry), ", "))
 	}
 	return on, nil
 }
 
-// words takes the list apart, and refuses what isn't in the registry or contradicts itself.
+// words splits the list. It rejects unknown names and contradictions.
 func words(list string, registry []Controller) (map[string]bool, error) {
 	known := names(registry)
 	asked := map[string]bool{}
@@ -37,13 +39,14 @@ func words(list string, registry []Controller) (map[string]bool, error) {
 		case word == "":
 			continue
 		case word != "*" && !slices.Contains(known, name):
-			return nil, fmt.Errorf("--controllers: there is no controller %q: there are %s", name, strings.Join(known, ", "))
+			return nil, fmt.Errorf("invalid --controllers: unknown controller %q: must be one of %s", name,
+				strings.Join(known, ", "))
 		}
 		asked[word] = true
 	}
 	for _, name := range known {
 		if asked[name] && asked["-"+name] {
-			return nil, fmt.Errorf("--controllers: both %s and -%s: take one away", name, name)
+			return nil, fmt.Errorf("invalid --controllers: both %s and -%s: remove one of them", name, name)
 		}
 	}
 	return asked, nil

@@ -18,9 +18,9 @@ func TestWhoIsOn(t *testing.T) {
 		{name: "one less of nothing is nothing", list: "-a", err: "leaves nothing to run"},
 		{name: "nothing", list: "", err: "leaves nothing to run"},
 		{name: "all less all", list: "*,-a,-b", err: "leaves nothing to run"},
-		{name: "one that isn't there", list: "c", err: `there is no controller "c": there are a, b, rare`},
-		{name: "one less that isn't there", list: "*,-c", err: `there is no controller "c"`},
-		{name: "all less is no word", list: "-*", err: `there is no controller "*"`},
+		{name: "one that isn't there", list: "c", err: `unknown controller "c": must be one of a, b, rare`},
+		{name: "one less that isn't there", list: "*,-c", err: `unknown controller "c"`},
+		{name: "all less is no word", list: "-*", err: `unknown controller "*"`},
 		{name: "yes and no", list: "a,-a", err: "both a and -a"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// Socket is the driver's socket. It keeps the error of the last dial, since gRPC passes only its text on.
+// Socket is the driver's socket. It keeps the error of the last dial, of which gRPC passes on the
+// text alone.
 type Socket struct {
 	path   string
 	denied Problem
@@ -32,9 +33,10 @@ func (s *Socket) Dial(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
-// Denied returns an error with the remedy if the last dial failed with EACCES or EPERM. The driver may be healthy then.
+// Denied returns an error with the remedy if the last dial failed with EACCES or EPERM. The driver
+// may be healthy then.
 func (s *Socket) Denied() error {
-	if s == nil { // nothing here talks to a driver
+	if s == nil { // no controller needs a driver
 		return nil
 	}
 	return s.denied.Err()
@@ -47,15 +49,15 @@ func (s *Socket) err() error {
 	return s.last
 }
 
-// What a process does with a file, as a bit of the file's mode for others.
+// Permissions that a process needs, as bits of the mode for others.
 const (
 	maySearch  = 0o1
 	mayWrite   = 0o2
 	MayAddFile = mayWrite | maySearch // in a directory
 )
 
-// ExplainDenied adds to EACCES or EPERM at a path why this process lacks the permission, and the remedy. Other errors stay as
-// they are.
+// ExplainDenied adds the reason and the remedy to EACCES and EPERM at a path. It returns other
+// errors unchanged.
 func ExplainDenied(err error, path string, need uint32) error {
 	if !isDenied(err) {
 		return err

@@ -15,7 +15,8 @@ import (
 // isDenied reports whether the error is EACCES or EPERM.
 func isDenied(err error) bool { return errors.Is(err, fs.ErrPermission) }
 
-// explain compares the process with the owner and mode of the path, or of the directory above it that bars the way.
+// explain compares the process with the owner and the mode of the path, or of the parent that
+// cannot be searched.
 func explain(err error, path string, need uint32) error {
 	at, info := path, fs.FileInfo(nil)
 	for ; ; at, need = filepath.Dir(at), maySearch {
@@ -38,7 +39,7 @@ func explain(err error, path string, need uint32) error {
 		remedy(uid, append(groups, gid), stat.Uid, int(stat.Gid), mode, need))
 }
 
-// remedy returns what to do for a process that lacks the permissions need at a file of an owner, a group and a mode.
+// remedy returns the remedy for a process that lacks the permissions need at a file.
 func remedy(uid uint32, groups []int, owner uint32, group int, mode, need uint32) string {
 	class := mode
 	switch {
@@ -54,6 +55,7 @@ func remedy(uid uint32, groups []int, owner uint32, group int, mode, need uint32
 		owner = 0
 	}
 	right := map[uint32]string{maySearch: "search", mayWrite: "write", MayAddFile: "write and search"}[need]
-	return fmt.Sprintf("set runAsUser: %d for this container, or give a group %s permission there and add the pod to that group"+
+	return fmt.Sprintf("set runAsUser: %d for this container, or give a group %s permission there and add the pod to "+
+		"that group"+
 		" (fsGroup or supplementalGroups)", owner, right)
 }

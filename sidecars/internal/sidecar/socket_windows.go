@@ -14,5 +14,6 @@ func isDenied(err error) bool {
 
 // explain names no owner: rights on Windows are a list that needs calls of their own to read.
 func explain(err error, path string, _ uint32) error {
-	return fmt.Errorf("%w: %s: run this container as the driver's account, or as NT AUTHORITY\\SYSTEM (windowsOptions.runAsUserName)", err, path)
+	return fmt.Errorf("%w: %s: run this container as the driver's account, or as NT AUTHORITY\\SYSTEM "+
+		"(windowsOptions.runAsUserName)", err, path)
 }

@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// run starts everything, and ends everything when ctx is done or something fails. It returns the exit code.
+// run runs the controllers until ctx is done or a controller fails. It returns the exit code.
 func (c *Command) run(ctx context.Context, on []Controller) int {
 	log := klog.FromContext(ctx)
 	log.Info("Starting", "binary", c.Name, "version", Version(), "controllers", names(on))
@@ -30,11 +30,12 @@ func (c *Command) run(ctx context.Context, on []Controller) int {
 	return 0
 }
 
-// release is what giving a lease up may take beyond patience.
+// release is the time for the release of leases, beyond patience.
 const release = time.Second
 
-// bounded returns when f does, and after the work has ended waits for it no longer than patience goes: some of upstream's workers
-// never end, and its constructors end a process by calls that never return here (see kube's catchExits).
+// bounded calls f, and after the end of work waits for f for patience at most: some workers of
+// upstream never end, and some of its constructors call an exit function that does not return here
+// (catchExits in package kube).
 func (s *supervisor) bounded(f func()) {
 	over := make(chan struct{})
 	go func() { defer close(over); f() }()
@@ -51,16 +52,17 @@ func (s *supervisor) bounded(f func()) {
 	}
 }
 
-// supervisor is one run of a command. Whatever fails first ends all of it: to start one upstream controller again within the
-// process isn't safe, as constructors write to package-level tables and leave handlers behind.
+// supervisor is a run of a command. The first failure ends the process: a restart of a single
+// controller is not safe, as upstream's constructors write to package-level tables and leave
+// handlers behind.
 type supervisor struct {
 	*Command
-	work    context.Context // done when the process is told to end, or something failed
+	work    context.Context // done at SIGTERM or after a failure
 	stop    context.CancelFunc
 	server  *Server
 	up      *prometheus.GaugeVec
 	failed  *prometheus.CounterVec
-	atOnce  context.Context // done when nothing may be finished in peace
+	atOnce  context.Context // done when controllers must stop without finishing: ErrLost
 	abandon context.CancelFunc
 
 	mu    sync.Mutex
@@ -70,17 +72,17 @@ type supervisor struct {
 func newSupervisor(ctx context.Context, c *Command) *supervisor {
 	s := &supervisor{Command: c, server: newServer(c.metricsPath),
 		up: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "csi_sidecars_controller_up",
-			Help: "1 while a controller runs; 0 where it waits for leadership or was skipped."}, []string{"controller"}),
+			Help: "1 while a controller runs, 0 while it waits for leadership or if it was skipped."}, []string{"controller"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "csi_sidecars_controller_failures_total",
-			Help: "How often a controller returned or panicked. The process ends after the first."}, []string{"controller", "kind"})}
+			Help: "Number of controllers that returned or panicked. The process ends after the first."}, []string{"controller", "kind"})}
 	s.work, s.stop = context.WithCancel(ctx)
 	s.atOnce, s.abandon = context.WithCancel(context.WithoutCancel(ctx))
 	s.server.Register(s.up, s.failed)
 	return s
 }
 
-// Fail ends the process, with what controllers do finished as far as patience goes. What comes after the process was told to
-// end, or after another failure, is a consequence.
+// Fail ends the process. Controllers have patience to finish. Errors after the end of work or after
+// another failure are consequences and are not reported.
 func (s *supervisor) Fail(err error) {
 	s.mu.Lock()
 	fresh := s.first == nil && s.work.Err() == nil
@@ -103,10 +105,10 @@ func (s *supervisor) failure() error {
 	return s.first
 }
 
-// terminationLog is where Kubernetes looks for a container's last words. It exists in containers only.
+// terminationLog is the file of a container's termination message. It exists in containers only.
 const terminationLog = "/dev/termination-log"
 
-// report names what failed: in the log with its stack, in the metrics, and as the container's last words.
+// report writes a failure to the log, to the metrics and to the termination message.
 func (s *supervisor) report(err error) {
 	var f *Failure
 	if !errors.As(err, &f) {
@@ -131,10 +133,10 @@ func (s *supervisor) report(err error) {
 	}
 }
 
-// all is the process from its first port to its last.
+// all opens the port, runs the controllers, and closes the port.
 func (s *supervisor) all(on []Controller) error {
 	parts := s.parts(on)
-	// The port outlives the work: while that ends, somebody may still ask how it is.
+	// The port outlives work: health is still asked for while controllers end.
 	port, closePort := context.WithCancel(context.WithoutCancel(s.work))
 	defer closePort()
 	if s.httpEndpoint != "" {
@@ -143,7 +145,7 @@ func (s *supervisor) all(on []Controller) error {
 		}
 	}
 	if !slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Cluster }) {
-		s.server.processMetrics() // else Cluster's libraries have them
+		s.server.processMetrics() // the libraries of Cluster register them, too
 	}
 	env, err := s.environment(on)
 	if err != nil {
@@ -153,12 +155,12 @@ func (s *supervisor) all(on []Controller) error {
 	if err := s.build(env, parts, &running); err != nil {
 		s.Fail(err)
 	}
-	<-s.work.Done() // all may be skipped: that is no reason to end
+	<-s.work.Done() // also if all controllers are skipped
 	running.Wait()
 	return nil
 }
 
-// parts makes a part of each controller, and adds it to /healthz and /readyz.
+// parts returns a Part for each controller, with its checks in /healthz and /readyz.
 func (s *supervisor) parts(on []Controller) []*Part {
 	var parts []*Part
 	for _, k := range on {
@@ -192,29 +194,29 @@ func (s *supervisor) environment(on []Controller) (*Env, error) {
 	env.Socket = NewSocket(path)
 	s.server.Require("csi-address", env.Socket.Denied)
 	exact := slices.ContainsFunc(on, func(k Controller) bool { return k.Needs().Capabilities })
-	// What is called at the very end, to finish something, needs the connection still.
+	// Calls that finish after the end of work need the connection.
 	env.Conn, err = dial(context.WithoutCancel(s.work), env.Socket, counted, func() { s.lostDriver(exact) })
 	return env, err
 }
 
-// lostDriver is upstream's rule: the driver that comes back may be another release, with other capabilities, so what was
-// built from them is built anew, by a new process.
+// lostDriver ends the process if controllers were built from the capabilities of the driver, as
+// upstream does: the driver may return with other capabilities.
 func (s *supervisor) lostDriver(exact bool) {
 	klog.FromContext(s.work).Info("Lost the connection to the driver")
 	if s.work.Err() != nil {
-		return // a lease that is just being given up breaks it, too, and must be waited for
+		return // the release of a lease breaks the connection, too, and must finish
 	}
 	if s.Cluster != nil && s.Cluster.Leads() != nil {
-		s.Fail(s.Cluster.Leads()) // and broke the connection itself
+		s.Fail(s.Cluster.Leads()) // the lost lease broke the connection
 		return
 	}
 	if exact {
-		s.Fail(errors.New("the connection to the driver was lost; a new process has to ask what the driver can do now"))
+		s.Fail(errors.New("the connection to the driver was lost: a new process must read its capabilities"))
 	}
 }
 
-// build builds and starts all parts: first those that work without knowing the driver, as they may have to say that it isn't
-// there.
+// build builds and starts all parts. Parts that do not need the driver's capabilities come first,
+// such as the livenessprobe, which reports that the driver is missing.
 func (s *supervisor) build(env *Env, parts []*Part, running *sync.WaitGroup) error {
 	var late, elected []*Part
 	for _, p := range parts {
@@ -241,7 +243,7 @@ func (s *supervisor) build(env *Env, parts []*Part, running *sync.WaitGroup) err
 	}
 	if len(elected) == 0 {
 		s.server.Ready("")
-	} else { // Cluster.Run says when
+	} else { // Cluster.Run reports readiness
 		running.Go(func() {
 			if err := s.Cluster.Run(s.work, env.Driver, elected, s.patience, s.start); err != nil {
 				s.Fail(err)
@@ -251,7 +253,7 @@ func (s *supervisor) build(env *Env, parts []*Part, running *sync.WaitGroup) err
 	return nil
 }
 
-// know finds out what late parts are built from.
+// know reads the capabilities of the driver and connects to the cluster.
 func (s *supervisor) know(env *Env, parts []*Part) error {
 	if slices.ContainsFunc(parts, func(p *Part) bool { return p.Needs().Capabilities }) {
 		s.server.Ready("waiting for the driver at " + env.Socket.path)
@@ -264,7 +266,7 @@ func (s *supervisor) know(env *Env, parts []*Part) error {
 	return s.Cluster.Connect(s.work, s.server, env.Driver, s.Fail)
 }
 
-// buildOne builds a part, or notes that the driver has no use for it.
+// buildOne builds a part, or skips it.
 func (s *supervisor) buildOne(env *Env, p *Part) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// play runs a command until all that notes says has happened, tells it to end, and returns its exit code.
+// play runs a command until all that notes says has happened, tells it to end, and returns its exit
+// code.
 func play(t *testing.T, c *Command, args string, until string, d *diary) int {
 	t.Helper()
 	on, err := c.parse(strings.Fields(args))
@@ -233,7 +234,8 @@ func probe(ctx context.Context, env *Env) error {
 	return err
 }
 
-// To give a lease up takes the right to call the driver first, which may break the connection before the API server has answered.
+// To give a lease up takes the right to call the driver first, which may break the connection
+// before the API server has answered.
 func TestAConnectionThatBreaksAtTheEndLeavesTimeForTheRelease(t *testing.T) {
 	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}, Cluster: &alone{leads: func() error { return ErrLost }}})
 	s.stop() // as SIGTERM does
@@ -290,7 +292,8 @@ func TestABuildThatPanicsIsNamed(t *testing.T) {
 	}
 }
 
-// A cluster that can't be reached keeps the process from being ready, and /readyz says for whom it waits.
+// A cluster that can't be reached keeps the process from being ready, and /readyz says for whom it
+// waits.
 func TestNobodyIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
 	s := newSupervisor(t.Context(), onPath(command(&alone{connect: errors.New("away")})))
 	var running sync.WaitGroup

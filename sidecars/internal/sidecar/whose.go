@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// What upstream's code does not say of itself: which controller a package, a CSI method and a queue belong to. Log lines and
-// metrics get their controller from here.
+// These tables tell which controller a package, a CSI method and a work queue belong to, for log
+// lines and metrics: upstream's code does not name its controller.
 
-// packages are import paths, the more exact ones first.
+// packages are prefixes of import paths, longer prefixes first.
 var packages = []struct{ prefix, controller string }{
 	{"github.com/kubernetes-csi/external-attacher/", "attacher"},
 	{"github.com/kubernetes-csi/external-provisioner/", "provisioner"},
@@ -29,7 +29,7 @@ var packages = []struct{ prefix, controller string }{
 	{"github.com/causeway-csi/causeway/sidecars/internal/registrar", "node-driver-registrar"},
 }
 
-// methods are CSI's, without their service.
+// methods are CSI methods without their service.
 var methods = map[string]string{
 	"CreateVolume":               "provisioner",
 	"DeleteVolume":               "provisioner",
@@ -52,16 +52,18 @@ var methods = map[string]string{
 	"ControllerGetVolume":        "health-monitor",
 }
 
-// ofMethod returns the controller that makes a call, such as /csi.v1.Controller/CreateVolume, or nothing where several do.
+// ofMethod returns the controller that calls a method, such as /csi.v1.Controller/CreateVolume, or
+// "" if several do.
 func ofMethod(full string) string {
 	return methods[full[strings.LastIndexByte(full, '/')+1:]]
 }
 
-// OfQueue returns the controller that has a work queue, by the name upstream gave it, or nothing. Those of driver and
-// operation are "<driver>-pvc" and the like.
+// OfQueue returns the controller of a work queue with a name of upstream, or "". Some names begin
+// with that of the driver, such as "<driver>-pvc".
 func OfQueue(name string) string {
 	switch {
-	case slices.Contains([]string{"claims", "volumes", "unsavedpvs", "items", "csitopology", "csistoragecapacity"}, name):
+	case slices.Contains([]string{"claims", "volumes", "unsavedpvs", "items", "csitopology", "csistoragecapacity"},
+		name):
 		return "provisioner"
 	case strings.HasPrefix(name, "csi-attacher-"):
 		return "attacher"
@@ -75,7 +77,7 @@ func OfQueue(name string) string {
 	return ""
 }
 
-// OfStack returns the controller on whose behalf the caller runs, by the packages on its stack; nothing for what all share.
+// OfStack returns the controller whose package is on the stack of the caller, or "".
 func OfStack() string {
 	var pcs [48]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
@@ -92,13 +94,13 @@ func OfStack() string {
 	}
 }
 
-// ofTrace is OfStack for a trace that debug.Stack wrote.
+// ofTrace is OfStack for a trace of debug.Stack.
 func ofTrace(stack string) string {
-	first, who := len(stack), ""
+	first, name := len(stack), ""
 	for _, p := range packages {
 		if i := strings.Index(stack, p.prefix); i >= 0 && i < first {
-			first, who = i, p.controller
+			first, name = i, p.controller
 		}
 	}
-	return who
+	return name
 }

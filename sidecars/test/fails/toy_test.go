@@ -90,7 +90,7 @@ func TestWhatFailsIsNamedCountedAndEndsTheProcess(t *testing.T) {
 		kind string
 		of   string
 	}{
-		{how: "returns", says: []string{"it returned, though nobody told it to end"}, kind: "returned", of: "bad"},
+		{how: "returns", says: []string{"it returned before the process ended"}, kind: "returned", of: "bad"},
 		{how: "returns-error", says: []string{"no more toys"}, kind: "returned", of: "bad"},
 		{how: "panics-in-run", says: []string{"panic: the toy broke", "toy_test.go"}, kind: "panicked", of: "bad"},
 		// Upstream's workers are known by their packages, which these toys have none of.
