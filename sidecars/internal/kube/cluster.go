@@ -1,5 +1,6 @@
-// Package kube is what the controllers of csi-sidecars share of Kubernetes: one transport under clients of their own, one set
-// of informers, one election, one way to say which rights they need.
+// Package kube is the part of Kubernetes that the controllers of csi-sidecars share: a transport
+// under the clients of all controllers, a set of informers, an election, and the rules of the
+// roles.
 package kube
 
 import (
@@ -33,8 +34,8 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// Cluster is the API server and what everybody has of it in common. Its flags are read first, then Connect is called, then
-// controllers are built with it, then Run starts informers and elections.
+// Cluster is the API server with the shared clients and informers. The flags are parsed first, then
+// Connect is called, then controllers are built, and then Run starts informers and elections.
 type Cluster struct {
 	kubeconfig, master string
 	gates              map[string]bool
@@ -47,28 +48,31 @@ type Cluster struct {
 	snapshots snapinformers.SharedInformerFactory
 	fail      func(error)
 	server    *sidecar.Server
-	migrated  atomic.Bool // the driver took over from an in-tree one
-	own       []factory   // of single controllers
+	migrated  atomic.Bool // the driver replaces an in-tree driver
+	own       []factory   // factories of a single controller
 	await     []cache.InformerSynced
 }
 
-// factory is what informer factories of all APIs have in common.
+// factory is the common interface of informer factories.
 type factory interface{ Start(stop <-chan struct{}) }
 
-// New returns a cluster whose flags aren't read yet.
+// New returns a cluster without flags.
 func New() *Cluster { return &Cluster{resync: time.Hour} }
 
-// Flags declares those of the whole process.
+// Flags declares the flags of the process.
 func (c *Cluster) Flags(f *sidecar.Flags) {
-	f.String(&c.kubeconfig, "kubeconfig", "", "the `file` that says where the API server is and who we are (default: $KUBECONFIG, else the pod's service account)")
+	f.String(&c.kubeconfig, "kubeconfig", "",
+		"the `file` that says where the API server is and who we are (default: $KUBECONFIG, else the pod's service "+
+			"account)")
 	f.String(&c.master, "master", "", "the API server's `address`, instead of the one in --kubeconfig")
 	f.Declare(func(s *flag.FlagSet) {
-		s.Var(cliflag.NewMapStringBool(&c.gates), "feature-gates", "upstream's gates, as `name=true,…`, for all controllers: "+strings.Join(knownGates(), "; "))
+		s.Var(cliflag.NewMapStringBool(&c.gates), "feature-gates",
+			"upstream's gates, as `name=true,…`, for all controllers: "+strings.Join(knownGates(), "; "))
 	})
 	c.election.flags(f)
 }
 
-// Validate refuses gates and elections that can't be meant.
+// Validate returns an error for invalid gates and elections.
 func (c *Cluster) Validate(on []sidecar.Controller) error {
 	if err := c.checkGates(); err != nil {
 		return err
@@ -76,14 +80,14 @@ func (c *Cluster) Validate(on []sidecar.Controller) error {
 	return c.election.validate(on)
 }
 
-// Resync asks that shared informers show their handlers everything again at least so often. It is called before Connect.
+// Resync sets the largest resync interval of shared informers. It is called before Connect.
 func (c *Cluster) Resync(every time.Duration) {
 	if every > 0 {
 		c.resync = min(c.resync, every)
 	}
 }
 
-// Connect makes the clients and empty informers. It waits for nobody: the API server may be away.
+// Connect makes the clients and empty informers. It does not wait for the API server.
 func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string, fail func(error)) error {
 	var err error
 	if c.config, err = c.restConfig(); err != nil {
@@ -92,14 +96,15 @@ func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string,
 	if c.transport, err = rest.TransportFor(c.config); err != nil {
 		return fmt.Errorf("the way to the API server: %w", err)
 	}
-	// Upstream's mains add these types too, so that events can name snapshots. The table isn't locked: it must be now,
-	// before anything runs.
+	// Upstream's mains add these types, too, so that events can name snapshots. The table has no
+	// lock, so it must be changed before any controller runs.
 	if err := snapshotscheme.AddToScheme(scheme.Scheme); err != nil {
 		return err
 	}
 	shared := c.Client("informers", unlimited)
 	c.informers = informers.NewSharedInformerFactoryWithOptions(shared.Kube, c.resync, informers.WithTransform(slim))
-	c.snapshots = snapinformers.NewSharedInformerFactoryWithOptions(shared.Snapshots, c.resync, snapinformers.WithTransform(slim))
+	c.snapshots = snapinformers.NewSharedInformerFactoryWithOptions(shared.Snapshots, c.resync,
+		snapinformers.WithTransform(slim))
 	if err := c.applyGates(ctx, shared); err != nil {
 		return err
 	}
@@ -125,23 +130,23 @@ func (c *Cluster) restConfig() (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags(c.master, path)
 }
 
-// Informers are everybody's. What a controller asks of them before Run is watched; objects are slimmed (see slim) and must
-// not be changed.
+// Informers returns the shared informers. Those that a controller requests before Run are started.
+// Their objects are slimmed (see slim) and must not be changed.
 func (c *Cluster) Informers() informers.SharedInformerFactory { return c.informers }
 
-// SnapshotInformers are everybody's, for the API of snapshots.
+// SnapshotInformers returns the shared informers of the snapshot API.
 func (c *Cluster) SnapshotInformers() snapinformers.SharedInformerFactory { return c.snapshots }
 
-// Own adds a factory that only one controller has. It is started and stopped with the shared ones, and what is named of it is
-// full before any controller runs.
+// Own adds a factory of a single controller. It is started and stopped with the shared factories.
+// The named informers are synced before any controller runs.
 func (c *Cluster) Own(f factory, await ...cache.InformerSynced) {
 	c.own, c.await = append(c.own, f), append(c.await, await...)
 }
 
-// Transform is what shared informers do to objects, for factories that Own takes.
+// Transform returns the cache.TransformFunc of the shared informers, for factories of Own.
 func (c *Cluster) Transform() cache.TransformFunc { return slim }
 
-// start starts all informers that somebody has asked for. It may be called again.
+// start starts all requested informers. It may be called again.
 func (c *Cluster) start(stop <-chan struct{}) {
 	c.informers.Start(stop)
 	c.snapshots.Start(stop)
@@ -150,9 +155,10 @@ func (c *Cluster) start(stop <-chan struct{}) {
 	}
 }
 
-// full returns when all informers of Kubernetes' own kinds have read everything once, or ctx is done. Upstream's controllers
-// wait for some of theirs only; with a half-read one, a volume that is attached looks as if it weren't, and is deleted. Those
-// of snapshots are waited for by their controllers, as their CRDs may be missing.
+// full waits until all informers of Kubernetes' own kinds are synced, or ctx is done. Upstream's
+// controllers wait for some of their informers alone: with a cache that is not synced, an attached
+// volume looks detached and is deleted. The controllers of snapshots wait for their informers
+// themselves, as the CRDs may be missing.
 func (c *Cluster) full(ctx context.Context) bool {
 	said := time.Now()
 	for {
@@ -178,30 +184,32 @@ func (c *Cluster) full(ctx context.Context) bool {
 		c.server.Ready("reading objects: " + strings.Join(missing, ", "))
 		if time.Since(said) > stillWaiting {
 			said = time.Now()
-			klog.InfoS("Still reading objects, without which no controller runs. The lines above say why, if the API server refuses", "kinds", missing)
+			klog.InfoS("Still reading objects, without which no controller runs. The lines above say why, if the API "+
+				"server refuses", "kinds", missing)
 		}
 	}
 }
 
-// stillWaiting is how often the log says what is missing.
+// stillWaiting is the interval at which the log names the missing caches.
 const stillWaiting = 30 * time.Second
 
-// Limits is how much of the API server a controller may use. Each has its own, so that none starves another.
+// Limits are the client limits of a controller. Each controller has its own, so that none starves
+// another.
 type Limits struct {
 	QPS   float64 // requests a second, on average
 	Burst int
 }
 
-// unlimited is for informers, of which there are few, and elections, which must not wait for anybody.
+// unlimited is for informers, which make few requests, and for elections, which must not wait.
 var unlimited = Limits{QPS: -1}
 
-// Flags declares upstream's two.
+// Flags declares the two flags of upstream.
 func (l *Limits) Flags(f *sidecar.Flags) {
 	f.Float(&l.QPS, "kube-api-qps", 5, "`requests` a second to the API server, on average, for this controller alone")
 	f.Int(&l.Burst, "kube-api-burst", 10, "`requests` to the API server that may come at once")
 }
 
-// Validate refuses limits with which nothing would ever be sent.
+// Validate returns an error for limits that permit no request.
 func (l *Limits) Validate() error {
 	if l.QPS > 0 && l.Burst < 1 {
 		return fmt.Errorf("--kube-api-burst=%d: at least 1 is needed to send anything", l.Burst)
@@ -209,15 +217,17 @@ func (l *Limits) Validate() error {
 	return nil
 }
 
-// Clients are one controller's.
+// Clients are the clients of a controller.
 type Clients struct {
 	Kube      kubernetes.Interface
 	Snapshots snapshots.Interface
-	Config    *rest.Config // with the same limits, for upstream code that makes more clients; only to read, as writes aren't fenced
+	// with the same limits, for clients of upstream code; for reads alone, as writes are not fenced
+	Config *rest.Config
 }
 
-// Client returns clients for a controller, each with limits of its own, as upstream's mains make them, over the one transport.
-// name is what the API server's audit log says after csi-sidecars/.
+// Client returns the clients of a controller, each with limits of its own, as in upstream's mains,
+// over the shared transport. name follows csi-sidecars/ in the user agent, which the audit log
+// shows.
 func (c *Cluster) Client(name string, l Limits) Clients {
 	config := rest.CopyConfig(c.config)
 	config.QPS, config.Burst = float32(l.QPS), l.Burst
@@ -229,7 +239,8 @@ func (c *Cluster) Client(name string, l Limits) Clients {
 	over := &http.Client{Transport: way}
 	core := rest.CopyConfig(config)
 	core.ContentType = runtime.ContentTypeProtobuf
-	// Neither fails: they parse the address, which rest.TransportFor and BuildConfigFromFlags have done.
+	// Neither fails: they parse the address, which rest.TransportFor and BuildConfigFromFlags have
+	// parsed.
 	return Clients{
 		Kube:      must(kubernetes.NewForConfigAndClient(core, over)),
 		Snapshots: must(snapshots.NewForConfigAndClient(config, over)),
@@ -244,24 +255,26 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// Retry is how long a controller waits after a failure.
+// Retry is the range of the interval before a retry.
 type Retry struct{ Start, Max time.Duration }
 
-// Flags declares upstream's two.
+// Flags declares the two flags of upstream.
 func (r *Retry) Flags(f *sidecar.Flags) {
-	f.Duration(&r.Start, "retry-interval-start", time.Second, "how long the first retry waits. Each further one waits twice as long, up to retry-interval-max")
+	f.Duration(&r.Start, "retry-interval-start", time.Second,
+		"how long the first retry waits. Each further one waits twice as long, up to retry-interval-max")
 	f.Duration(&r.Max, "retry-interval-max", 5*time.Minute, "how long a retry waits at most")
 }
 
-// Validate refuses intervals that would retry without pause.
+// Validate returns an error for intervals without a pause.
 func (r *Retry) Validate() error {
 	if r.Start <= 0 || r.Max < r.Start {
-		return fmt.Errorf("--retry-interval-start=%v, --retry-interval-max=%v: the first must be above zero and not above the second", r.Start, r.Max)
+		return fmt.Errorf("--retry-interval-start=%v, --retry-interval-max=%v: the first must be above zero and not "+
+			"above the second", r.Start, r.Max)
 	}
 	return nil
 }
 
-// Positive refuses numbers with which nothing would run.
+// Positive returns an error for numbers below 1.
 func Positive[T int | float64 | time.Duration](name string, v T) error {
 	if v <= 0 {
 		return fmt.Errorf("--%s=%v: it must be above zero", name, v)

@@ -29,16 +29,16 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// electing is the name of elections' client.
+// electing is the name of the client of elections.
 const electing = "leader-election"
 
-// What --leader-election-mode may be.
+// Values of --leader-election-mode.
 const (
 	single        = "single"
 	perController = "per-controller"
 )
 
-// election is how replicas agree on who works.
+// election elects the leader among the replicas.
 type election struct {
 	on        bool
 	mode      string
@@ -49,32 +49,39 @@ type election struct {
 	retry     time.Duration
 
 	identity string
-	dogs     sync.Map    // *leaderelection.HealthzAdaptor: one for each lease that is held or waited for
-	terms    sync.Map    // *term: one for each lease that parts run under
+	dogs     sync.Map    // *leaderelection.HealthzAdaptor, for each lease that is held or waited for
+	terms    sync.Map    // *term, for each lease under which parts run
 	fail     func(error) // ends the process: ErrLost
 }
 
-// flags declares upstream's, and the mode.
+// flags declares upstream's flags and the mode.
 func (e *election) flags(f *sidecar.Flags) {
 	f.Bool(&e.on, "leader-election", false, "elect one replica; the others wait")
-	f.String(&e.mode, "leader-election-mode", single, "single: one lease for all controllers, csi-sidecars-<driver>. per-controller: those of upstream's binaries, for as long as some of these still run")
-	f.String(&e.namespace, "leader-election-namespace", "", "where leases are (default: $POD_NAMESPACE, else the pod's own namespace, else default)")
+	f.String(&e.mode, "leader-election-mode", single,
+		"single: one lease for all controllers, csi-sidecars-<driver>. per-controller: those of upstream's binaries, "+
+			"for as long as some of these still run")
+	f.String(&e.namespace, "leader-election-namespace", "",
+		"where leases are (default: $POD_NAMESPACE, else the pod's own namespace, else default)")
 	f.Declare(func(s *flag.FlagSet) {
 		s.Var(cliflag.NewMapStringString(&e.labels), "leader-election-labels", "labels for leases, as `key=value,…`")
 	})
-	f.Duration(&e.lease, "leader-election-lease-duration", 15*time.Second, "how long others wait for a leader that is silent before they take over")
-	f.Duration(&e.renew, "leader-election-renew-deadline", 10*time.Second, "how long a leader tries to renew its lease before it ends itself")
+	f.Duration(&e.lease, "leader-election-lease-duration", 15*time.Second,
+		"how long others wait for a leader that is silent before they take over")
+	f.Duration(&e.renew, "leader-election-renew-deadline", 10*time.Second,
+		"how long a leader tries to renew its lease before it ends itself")
 	f.Duration(&e.retry, "leader-election-retry-period", 5*time.Second, "how often a leader renews, and others look")
 }
 
-// validate refuses what can't work: durations that client-go refuses, and elections of nobody.
+// validate returns an error for durations that client-go rejects, and for elections without
+// controllers.
 func (e *election) validate(on []sidecar.Controller) error {
 	if !slices.Contains([]string{single, perController}, e.mode) {
 		return fmt.Errorf("--leader-election-mode=%s: it is %s or %s", e.mode, single, perController)
 	}
 	if !e.on {
 		if e.mode == perController {
-			return errors.New("--leader-election-mode is set, but nobody is elected: add --leader-election, or take it away")
+			return errors.New("--leader-election-mode is set, but nobody is elected: add --leader-election, or take " +
+				"it away")
 		}
 		return nil
 	}
@@ -86,15 +93,17 @@ func (e *election) validate(on []sidecar.Controller) error {
 	}
 	const jitter = leaderelection.JitterFactor
 	if e.lease <= e.renew || float64(e.renew) <= jitter*float64(e.retry) || e.retry <= 0 {
-		return fmt.Errorf("--leader-election-lease-duration=%v must be longer than --leader-election-renew-deadline=%v, and that longer than %v times --leader-election-retry-period=%v", e.lease, e.renew, jitter, e.retry)
+		return fmt.Errorf("--leader-election-lease-duration=%v must be longer than "+
+			"--leader-election-renew-deadline=%v, and that longer than %v times "+
+			"--leader-election-retry-period=%v", e.lease, e.renew, jitter, e.retry)
 	}
 	return nil
 }
 
-// Elected reports whether replicas are elected.
+// Elected reports whether a leader is elected.
 func (c *Cluster) Elected() bool { return c.election.on }
 
-// ownNamespace is that of leases.
+// ownNamespace returns the namespace of the leases.
 func (e *election) ownNamespace() string {
 	if e.namespace != "" {
 		return e.namespace
@@ -102,13 +111,15 @@ func (e *election) ownNamespace() string {
 	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
 		return ns
 	}
-	if data, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace"); err == nil && len(strings.TrimSpace(string(data))) > 0 {
+	if data, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace"); err == nil &&
+		len(strings.TrimSpace(string(data))) > 0 {
 		return strings.TrimSpace(string(data))
 	}
 	return metav1.NamespaceDefault
 }
 
-// who is this process among the replicas. Upstream's is the host's name, which two processes on one host's network share.
+// who returns the identity of this process. Upstream uses the host name, which processes on the
+// network of a host share.
 func (e *election) who() (string, error) {
 	if e.identity == "" {
 		host, err := os.Hostname()
@@ -120,8 +131,8 @@ func (e *election) who() (string, error) {
 	return e.identity, nil
 }
 
-// lockName makes the name of a lease as csi-lib-utils makes it, so that it is the same one: what isn't a letter, a digit or -
-// becomes -, and a last - gets an X behind it.
+// lockName returns the name of a lease as csi-lib-utils builds it, so that the lease is the same:
+// characters other than letters, digits and - become -, and X is added after a last -.
 func lockName(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' {
@@ -135,7 +146,7 @@ func lockName(name string) string {
 	return name
 }
 
-// lease is one election: which controllers it is for, and which leases upstream's binaries would hold for the same work.
+// lease is an election: its controllers, and the leases of upstream's binaries for the same work.
 type lease struct {
 	name  string
 	parts []*sidecar.Part
@@ -144,26 +155,29 @@ type lease struct {
 	others []string
 	// old is, in single mode, the lease of upstream's sidecar, by controller.
 	old map[string]string
-	// dead are those of others whose holder went away without giving them up: when they were renewed last.
+	// dead are those of others whose holder went away without giving them up: when they were
+	// renewed last.
 	dead map[string]metav1.MicroTime
 }
 
-// combined is the name of the one lease.
+// combined returns the name of the shared lease.
 func combined(driver string) string { return lockName("csi-sidecars-" + driver) }
 
-// leases says who is elected by what.
+// leases returns the elections of the parts.
 func (e *election) leases(driver string, parts []*sidecar.Part) []lease {
 	var all []lease
 	one := lease{name: combined(driver), old: map[string]string{}}
 	for _, p := range parts {
 		n := p.Needs()
 		switch {
-		case n.OnePerCluster: // another driver's process may have it too
+		case n.OnePerCluster: // the process of another driver may wait for it, too
 			all = append(all, lease{name: lockName(n.Lock(driver)), parts: []*sidecar.Part{p}})
 		case e.mode == perController && n.Lock != nil:
-			all = append(all, lease{name: lockName(n.Lock(driver)), parts: []*sidecar.Part{p}, others: []string{combined(driver)}})
-		case e.mode == perController: // one of ours, which upstream hasn't
-			all = append(all, lease{name: lockName("csi-sidecars-" + p.Name() + "-" + driver), parts: []*sidecar.Part{p}, others: []string{combined(driver)}})
+			all = append(all, lease{name: lockName(n.Lock(driver)), parts: []*sidecar.Part{p},
+				others: []string{combined(driver)}})
+		case e.mode == perController: // a controller that upstream does not have
+			all = append(all, lease{name: lockName("csi-sidecars-" + p.Name() + "-" + driver),
+				parts: []*sidecar.Part{p}, others: []string{combined(driver)}})
 		default:
 			one.parts = append(one.parts, p)
 			if n.Lock != nil {
@@ -178,9 +192,11 @@ func (e *election) leases(driver string, parts []*sidecar.Part) []lease {
 	return all
 }
 
-// Run starts informers and parts, each when its lease is held, until ctx is done. See sidecar.Cluster.
-func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part, patience time.Duration, start func(context.Context, *sidecar.Part) error) error {
-	// Informers go on while controllers finish what they do.
+// Run starts informers and parts, each when its lease is held, until ctx is done. See
+// sidecar.Cluster.
+func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part, patience time.Duration,
+	start func(context.Context, *sidecar.Part) error) error {
+	// Informers run while controllers finish.
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var tidied sync.Once
@@ -196,7 +212,7 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 		return lead(ctx, parts)
 	}
 	client := c.Client(electing, unlimited).Kube
-	if _, err := c.election.who(); err != nil { // once, before several ask
+	if _, err := c.election.who(); err != nil { // once, before the elections ask for it
 		return err
 	}
 	leases := c.election.leases(driver, parts)
@@ -206,8 +222,9 @@ func (c *Cluster) Run(ctx context.Context, driver string, parts []*sidecar.Part,
 	return c.elect(ctx, client, leases, lead)
 }
 
-// elect holds all elections until ctx is done, or one of them ends: that ends all. No lease is given up before the work under all
-// of them has ended, since who doesn't lead may neither call nor write, and one process has one fence.
+// elect runs all elections until ctx is done, or until an election ends, which ends the others. No
+// lease is released before the work under all leases has ended: without the lease the process may
+// neither call nor write, and the fence is that of the whole process.
 func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases []lease, lead leadFunc) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -221,7 +238,7 @@ func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases
 			defer done()
 			err := c.election.under(ctx, client, l, lead, func() { done(); cancel(); working.Wait() })
 			if errors.Is(err, sidecar.ErrLost) {
-				c.fail(err) // at once: the other elections end in peace
+				c.fail(err) // before the other elections end
 			}
 			return err
 		})
@@ -229,8 +246,9 @@ func (c *Cluster) elect(ctx context.Context, client kubernetes.Interface, leases
 	return group.Wait()
 }
 
-// mayElect returns when the leases can be read, or ctx is done. Who isn't allowed to is never ready, so that no rollout replaces
-// somebody who is. It reports whether they can.
+// mayElect waits until the leases can be read, and reports false if ctx is done before. A process
+// that is not allowed to read them never becomes ready, so that a rollout does not replace a
+// process that is.
 func (c *Cluster) mayElect(ctx context.Context, client kubernetes.Interface, leases []lease) bool {
 	var said time.Time
 	for {
@@ -257,11 +275,12 @@ func (c *Cluster) mayElect(ctx context.Context, client kubernetes.Interface, lea
 	}
 }
 
-// settled is how long controllers take to look at everything once.
+// settled is the time in which controllers sync all objects once.
 const settled = 10 * time.Second
 
-// tidy gives the memory back in which objects were decoded that informers keep little of. Go would do so within minutes for what
-// it takes to be too much, and keep the rest, though nothing as large comes again.
+// tidy returns the memory of the first lists to the system: informers keep a small part of the
+// decoded objects. The runtime returns a part of it within minutes and keeps the rest, though no
+// list of that size follows.
 func tidy(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -270,8 +289,9 @@ func tidy(ctx context.Context) {
 	}
 }
 
-// all runs parts until ctx is done, and waits for them then, at most as long as patience.
-func all(ctx context.Context, parts []*sidecar.Part, patience time.Duration, start func(context.Context, *sidecar.Part) error) error {
+// all runs parts until ctx is done, and then waits for them for patience at most.
+func all(ctx context.Context, parts []*sidecar.Part, patience time.Duration,
+	start func(context.Context, *sidecar.Part) error) error {
 	var group errgroup.Group
 	for _, p := range parts {
 		group.Go(func() error { return start(ctx, p) })
@@ -287,8 +307,10 @@ func all(ctx context.Context, parts []*sidecar.Part, patience time.Duration, sta
 	case err := <-over:
 		return err
 	case <-time.After(patience):
-		// Known: external-snapshotter v8.7.0 never shuts its queue for group snapshots down, so its workers never end.
-		klog.FromContext(ctx).Info("Controllers still run at the end of their time", "shutdownTimeout", patience, "controllers", stillRunning(parts))
+		// external-snapshotter v8.7.0 never shuts down its queue of group snapshots, so its workers
+		// never end.
+		klog.FromContext(ctx).Info("Controllers still run at the end of their time", "shutdownTimeout", patience,
+			"controllers", stillRunning(parts))
 		return nil
 	}
 }
@@ -303,8 +325,10 @@ func stillRunning(parts []*sidecar.Part) []string {
 	return names
 }
 
-// under waits for a lease, runs lead while it is held, then together, and gives the lease up. ErrLost: it was lost meanwhile.
-func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead leadFunc, together func()) error {
+// under waits for a lease, runs lead while the lease is held, then together, and releases the
+// lease. Errors: ErrLost.
+func (e *election) under(ctx context.Context, client kubernetes.Interface, l lease, lead leadFunc,
+	together func()) error {
 	if e.mode == perController {
 		if l.dead = e.awaitFree(ctx, client, l.others); ctx.Err() != nil {
 			return nil
@@ -327,7 +351,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 			begun := false
 			once.Do(func() { begun = true })
 			if !begun {
-				return // told to end in this very moment
+				return // ctx ended at the same moment
 			}
 			leading, cancel := both(ctx, held)
 			defer cancel()
@@ -345,7 +369,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 	if err != nil {
 		return err
 	}
-	// Who doesn't lead has nothing to finish.
+	// Without the lease nothing may be finished.
 	defer context.AfterFunc(ctx, func() { once.Do(func() { led <- nil; giveUp() }) })()
 	elector.Run(holding)
 	if holding.Err() == nil || context.Cause(holding) == sidecar.ErrLost {
@@ -354,46 +378,50 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 	return <-led
 }
 
-// both is done when either is.
+// both returns a context that is done when either context is.
 func both(a, b context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(a)
 	stop := context.AfterFunc(b, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// lock makes the lease's lock, whose changes are events of the lease. What it returns second ends those.
-func (e *election) lock(ctx context.Context, client kubernetes.Interface, name string) (*resourcelock.LeaseLock, func(), error) {
+// lock returns the lock of a lease, which records events for the lease, and a function that ends
+// the recorder.
+func (e *election) lock(ctx context.Context, client kubernetes.Interface,
+	name string) (*resourcelock.LeaseLock, func(), error) {
 	who, err := e.who()
 	if err != nil {
 		return nil, nil, err
 	}
-	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx))) // the last one is that it was given up
+	events := record.NewBroadcaster(record.WithContext(context.WithoutCancel(ctx))) // the last event is the release
 	events.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events(e.ownNamespace())})
 	return &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: e.ownNamespace(), Name: name},
-		Client:     client.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: who, EventRecorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: name})},
-		Labels:     e.labels,
+		LeaseMeta: metav1.ObjectMeta{Namespace: e.ownNamespace(), Name: name},
+		Client:    client.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: who,
+			EventRecorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: name})},
+		Labels: e.labels,
 	}, events.Shutdown, nil
 }
 
-// beyond is how long after its lease's end a leader may still be called healthy.
+// beyond is the time after the end of a lease in which the leader still counts as healthy.
 const beyond = 20 * time.Second
 
-func (e *election) elector(name string, lock resourcelock.Interface, then leaderelection.LeaderCallbacks) (*leaderelection.LeaderElector, error) {
+func (e *election) elector(name string, lock resourcelock.Interface,
+	then leaderelection.LeaderCallbacks) (*leaderelection.LeaderElector, error) {
 	dog := leaderelection.NewLeaderHealthzAdaptor(beyond)
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name: name, Lock: lock, Callbacks: then, WatchDog: dog, ReleaseOnCancel: true,
 		LeaseDuration: e.lease, RenewDeadline: e.renew, RetryPeriod: e.retry,
 	})
 	if err == nil {
-		dog.SetLeaderElection(elector) // which only client-go's RunOrDie does by itself
+		dog.SetLeaderElection(elector) // as RunOrDie of client-go does
 		e.dogs.Store(name, dog)
 	}
 	return elector, err
 }
 
-// check is /healthz/leader-election: it fails where a lease is over and the process has not ended itself.
+// check is /healthz/leader-election. It fails if a lease has ended and the process has not.
 func (e *election) check(context.Context) (state string, err error) {
 	e.dogs.Range(func(name, dog any) bool {
 		if bad := dog.(*leaderelection.HealthzAdaptor).Check(&http.Request{}); bad != nil {

@@ -14,9 +14,9 @@ import (
 
 var exits sync.Once
 
-// catchExits leads the two ways in which upstream's code ends a process, a panic in a worker and a fatal log line, to fail:
-// it names the controller and gives leases up before the process ends. The goroutine that did it never goes on. A panic in a
-// goroutine that nobody guards still ends the process at once, by Go's own rule.
+// catchExits redirects panics of workers and fatal log lines of upstream's code to fail, which
+// names the controller and releases leases before the process ends. The goroutine does not
+// continue. A panic in an unguarded goroutine still ends the process at once.
 func catchExits(fail func(error)) {
 	exits.Do(func() {
 		utilruntime.PanicHandlers = append(utilruntime.PanicHandlers, func(_ context.Context, reason any) {
@@ -24,14 +24,15 @@ func catchExits(fail func(error)) {
 			select {}
 		})
 		klog.OsExit = func(code int) {
-			fail(&sidecar.Failure{Controller: sidecar.OfStack(), Err: fmt.Errorf("it ended the process with code %d; the lines before say why", code)})
+			fail(&sidecar.Failure{Controller: sidecar.OfStack(),
+				Err: fmt.Errorf("it ended the process with code %d; the lines before say why", code)})
 			select {}
 		}
 	})
 }
 
-// Migrated is upstream's label on CSI calls of a driver that took over from an in-tree one: whether the call is for such a volume.
-// Other drivers' calls have none.
+// Migrated returns upstream's label "migrated" of a CSI call: whether its volume comes from an
+// in-tree driver, or "" for drivers that do not replace an in-tree driver.
 func (c *Cluster) Migrated(ctx context.Context) string {
 	if !c.migrated.Load() {
 		return ""

@@ -16,19 +16,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Gates are the process's, not a controller's: upstream's packages all add theirs to one table.
+// Feature gates belong to the process: all packages of upstream add theirs to the same table.
 
-// release is the gate without which upstream's workers can't be waited for. We always do, so it is always on.
+// release is the gate that makes upstream's controllers wait for their workers. It is always on.
 const release = attacher.ReleaseLeaderElectionOnExit
 
-// gates are all that the controllers know. A test holds it against what they register.
+// gates are the gates of all controllers. A test compares them with the registered ones.
 var gates = []featuregate.Feature{
 	attacher.MutableCSINodeAllocatableCount, attacher.ReleaseLeaderElectionOnExit,
 	provisioner.Topology, provisioner.CrossNamespaceVolumeDataSource, provisioner.VolumeAttributesClass,
 	resizer.AnnotateFsResize, snapshotter.VolumeGroupSnapshot,
 }
 
-// knownGates describes the gates of the controllers, without those that libraries have brought along.
+// knownGates describes the gates of the controllers, without the gates of libraries.
 func knownGates() []string {
 	var known []string
 	for _, line := range utilfeature.DefaultFeatureGate.KnownFeatures() {
@@ -51,7 +51,8 @@ func (c *Cluster) checkGates() error {
 	return nil
 }
 
-// Gate reports whether a gate is on by the command line, or by default. It may be asked after Validate.
+// Gate reports whether a gate is on by the command line or by default. It may be called after
+// Validate.
 func (c *Cluster) Gate(name featuregate.Feature) bool {
 	if on, said := c.gates[string(name)]; said {
 		return on
@@ -59,8 +60,8 @@ func (c *Cluster) Gate(name featuregate.Feature) bool {
 	return utilfeature.DefaultFeatureGate.Enabled(name)
 }
 
-// applyGates sets the one table, once, before any constructor reads it. A gate whose API the server lacks is turned off, as
-// upstream's mains do each for itself.
+// applyGates sets the table once, before any constructor reads it. It turns off gates whose API the
+// server lacks, as upstream's mains do.
 func (c *Cluster) applyGates(ctx context.Context, shared Clients) error {
 	table := utilfeature.DefaultMutableFeatureGate
 	if err := table.SetFromMap(c.gates); err != nil {
@@ -83,7 +84,8 @@ func (c *Cluster) applyGates(ctx context.Context, shared Clients) error {
 	return nil
 }
 
-// hasAttributesClass asks until there is an answer: a guess would either lose parameters or watch what isn't there.
+// hasAttributesClass asks until the API server answers: a guess would lose parameters, or watch a
+// missing kind.
 func hasAttributesClass(ctx context.Context, d discovery.DiscoveryInterface) (has bool, err error) {
 	err = patient(ctx, func() (err error) {
 		has, err = provisioner.IsVolumeAttributesClassV1Enabled(d)

@@ -12,16 +12,16 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// Logging is upstream's: component-base's formats with all their flags.
+// Logging is the log of component-base with all of its formats and flags, as in upstream.
 type Logging struct{ config *logsapi.LoggingConfiguration }
 
-// Flags is sidecar.Logging's.
+// Flags implements sidecar.Logging.
 func (l *Logging) Flags(f *sidecar.Flags) {
 	l.config = logsapi.NewLoggingConfiguration()
 	f.Declare(func(s *flag.FlagSet) { logsapi.AddGoFlags(l.config, s) })
 }
 
-// Apply is sidecar.Logging's.
+// Apply implements sidecar.Logging.
 func (l *Logging) Apply() (logr.Logger, error) {
 	gates := featuregate.NewFeatureGate()
 	if err := logsapi.AddFeatureGates(gates); err != nil {

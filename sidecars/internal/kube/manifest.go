@@ -28,10 +28,10 @@ const (
 	maxSocketPath = 107
 )
 
-// driverManifest is what "csi-sidecars manifest" knows of a driver.
+// driverManifest has the values of "csi-sidecars manifest".
 type driverManifest struct {
 	Rights
-	driver      string // empty where no controller talks to a driver
+	driver      string // "" if no controller needs a driver
 	driverImage string
 	image       string
 	nodeImage   string
@@ -53,14 +53,19 @@ type driverManifest struct {
 func (c *Cluster) ManifestCommand() sidecar.Subcommand {
 	var m driverManifest
 	return sidecar.Subcommand{
-		About: "print a Deployment and a DaemonSet that run a CSI driver with these controllers, as kubectl apply takes them",
+		About: "print a Deployment and a DaemonSet that run a CSI driver with these controllers, as kubectl apply " +
+			"takes them",
 		Flags: func(f *sidecar.Flags) {
-			f.String(&m.driver, "driver", "", "name of the CSI driver, as its GetPluginInfo returns it. Required, unless snapshot-controller is the only controller")
+			f.String(&m.driver, "driver", "",
+				"name of the CSI driver, as its GetPluginInfo returns it. Required, unless snapshot-controller is "+
+					"the only controller")
 			f.String(&m.driverImage, "driver-image", placeholder, "image of the driver's containers")
 			f.String(&m.image, "image", registry+"csi-sidecars:"+sidecar.Release(), "image of csi-sidecars")
-			f.String(&m.nodeImage, "node-image", registry+"csi-sidecars-node:"+sidecar.Release(), "image of csi-sidecars-node")
+			f.String(&m.nodeImage, "node-image", registry+"csi-sidecars-node:"+sidecar.Release(),
+				"image of csi-sidecars-node")
 			f.String(&m.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's --root-dir on the nodes")
-			m.flags(f, "what the objects' names begin with: a DNS label of at most 52 characters (default: the driver's name, with - for each dot; csi-snapshot without a driver)",
+			m.flags(f, "what the objects' names begin with: a DNS label of at most 52 characters (default: the "+
+				"driver's name, with - for each dot; csi-snapshot without a driver)",
 				"service account of the Deployment (default: <name>-controller)")
 		},
 		Run: func(on []sidecar.Controller, args []string, out io.Writer) error {
@@ -95,23 +100,28 @@ func (m *driverManifest) complete(c *Cluster, on []sidecar.Controller, args []st
 	return errors.Join(m.checkNames(), m.checkPaths(), m.takeArgs(args))
 }
 
-// checkDriver checks the driver's name, and the flags that say what the driver does.
+// checkDriver checks the name of the driver and the flags for its features.
 func (m *driverManifest) checkDriver(needed bool) error {
 	switch {
 	case !needed && m.driver != "":
-		return fmt.Errorf("invalid --driver %q: none of the controllers %s talks to a driver: remove it, or add a controller that does", m.driver, strings.Join(m.controllers, ", "))
+		return fmt.Errorf("invalid --driver %q: none of the controllers %s talks to a driver: remove it, or add a "+
+			"controller that does", m.driver, strings.Join(m.controllers, ", "))
 	case !needed:
 		return nil
 	case m.driver == "":
-		return errors.New("--driver is missing: give the name that the driver's GetPluginInfo returns, such as disk.csi.example.com")
+		return errors.New("--driver is missing: give the name that the driver's GetPluginInfo returns, such as " +
+			"disk.csi.example.com")
 	// CSI spec v1.13, GetPluginInfoResponse.name, but for capital letters: no lease can have them
 	// in its name.
 	case len(m.driver) > 63 || len(validation.IsDNS1123Subdomain(m.driver)) > 0:
-		return fmt.Errorf("invalid --driver %q: must have at most 63 lower-case letters, digits, dots and dashes, with a letter or digit beside each dot and at both ends, such as disk.csi.example.com", m.driver)
+		return fmt.Errorf("invalid --driver %q: must have at most 63 lower-case letters, digits, dots and dashes, "+
+			"with a letter or digit beside each dot and at both ends, such as disk.csi.example.com", m.driver)
 	case slices.Contains(m.controllers, "node-driver-registrar"):
-		return errors.New("invalid --controllers: node-driver-registrar runs in the DaemonSet, which is always printed: remove it from the list")
+		return errors.New("invalid --controllers: node-driver-registrar runs in the DaemonSet, which is always " +
+			"printed: remove it from the list")
 	case m.Attach && !slices.Contains(m.controllers, "attacher"):
-		return errors.New("invalid --controllers: without attacher no volume of a driver that attaches is ever attached: add it, or --driver-attach=false")
+		return errors.New("invalid --controllers: without attacher no volume of a driver that attaches is ever " +
+			"attached: add it, or --driver-attach=false")
 	}
 	return nil
 }
@@ -120,8 +130,10 @@ func (m *driverManifest) checkDriver(needed bool) error {
 // images.
 func (m *driverManifest) checkNames() error {
 	var wrong error
-	if longest := validation.DNS1123LabelMaxLength - len("-controller"); len(m.Prefix) > longest { // pods would get such a name
-		return fmt.Errorf("invalid --name %q: must have at most %d characters, as the Deployment is called <name>-controller: set a shorter --name", m.Prefix, longest)
+	// pods would get such a name
+	if longest := validation.DNS1123LabelMaxLength - len("-controller"); len(m.Prefix) > longest {
+		return fmt.Errorf("invalid --name %q: must have at most %d characters, as the Deployment is called "+
+			"<name>-controller: set a shorter --name", m.Prefix, longest)
 	}
 	for _, n := range []struct {
 		flag, value string
@@ -136,9 +148,11 @@ func (m *driverManifest) checkNames() error {
 			wrong = errors.Join(wrong, fmt.Errorf("invalid --%s %q: %s", n.flag, n.value, strings.Join(why, "; ")))
 		}
 	}
-	for _, i := range []struct{ flag, value string }{{"driver-image", m.driverImage}, {"image", m.image}, {"node-image", m.nodeImage}} {
+	for _, i := range []struct{ flag, value string }{{"driver-image", m.driverImage}, {"image", m.image},
+		{"node-image", m.nodeImage}} {
 		if i.value == "" || strings.ContainsFunc(i.value, unicode.IsSpace) {
-			wrong = errors.Join(wrong, fmt.Errorf("invalid --%s %q: must be the name of an image, such as registry.example.com/driver:v1.2.3", i.flag, i.value))
+			wrong = errors.Join(wrong, fmt.Errorf("invalid --%s %q: must be the name of an image, such as "+
+				"registry.example.com/driver:v1.2.3", i.flag, i.value))
 		}
 	}
 	return wrong
@@ -148,16 +162,19 @@ func (m *driverManifest) checkNames() error {
 func (m *driverManifest) pluginDir() string { return path.Join(m.kubeletDir, "plugins", m.driver) }
 
 func (m *driverManifest) checkPaths() error {
-	if !path.IsAbs(m.kubeletDir) || path.Clean(m.kubeletDir) != m.kubeletDir || m.kubeletDir == "/" || strings.Contains(m.kubeletDir, ":") {
-		return fmt.Errorf("invalid --kubelet-dir %q: must be an absolute path without a colon, without .. and without a slash at its end", m.kubeletDir)
+	if !path.IsAbs(m.kubeletDir) || path.Clean(m.kubeletDir) != m.kubeletDir || m.kubeletDir == "/" ||
+		strings.Contains(m.kubeletDir, ":") {
+		return fmt.Errorf("invalid --kubelet-dir %q: must be an absolute path without a colon, without .. and "+
+			"without a slash at its end", m.kubeletDir)
 	}
 	if socket := path.Join(m.pluginDir(), socketName); len(socket) > maxSocketPath {
-		return fmt.Errorf("invalid --kubelet-dir %q: the driver's socket %s has %d bytes, and a socket's path has at most %d: use a shorter directory", m.kubeletDir, socket, len(socket), maxSocketPath)
+		return fmt.Errorf("invalid --kubelet-dir %q: the driver's socket %s has %d bytes, and a socket's path has at "+
+			"most %d: use a shorter directory", m.kubeletDir, socket, len(socket), maxSocketPath)
 	}
 	return nil
 }
 
-// fixed are flags of csi-sidecars that a user can't choose here, each with the reason.
+// fixed are the flags of csi-sidecars that a user cannot set here, each with the reason.
 var fixed = map[string]string{
 	"csi-address":                 "the driver's socket is always " + socketDir + "/" + socketName,
 	"kubeconfig":                  "a pod uses its service account",
@@ -183,7 +200,8 @@ func (m *driverManifest) takeArgs(args []string) (err error) {
 	if m.port, err = port("http-endpoint", cmp.Or(argument(args, "http-endpoint"), ":8080")); err != nil {
 		return err
 	}
-	m.capacity, _ = strconv.ParseBool(cmp.Or(argument(args, "provisioner-enable-capacity"), argument(args, "enable-capacity")))
+	m.capacity, _ = strconv.ParseBool(cmp.Or(argument(args, "provisioner-enable-capacity"),
+		argument(args, "enable-capacity")))
 	for _, flag := range []string{"probe-timeout", "livenessprobe-probe-timeout"} {
 		if d, err := time.ParseDuration(argument(args, flag)); err == nil {
 			m.probeTimeout = d
@@ -214,7 +232,8 @@ func (m *driverManifest) takeProbe(address string) (err error) {
 		return err
 	}
 	if m.probe == m.port {
-		return fmt.Errorf("invalid --livenessprobe-health-port %d: --http-endpoint has the same port: choose another", m.probe)
+		return fmt.Errorf("invalid --livenessprobe-health-port %d: --http-endpoint has the same port: choose another",
+			m.probe)
 	}
 	return nil
 }
@@ -233,19 +252,20 @@ func argument(args []string, flag string) (value string) {
 	return value
 }
 
-// port returns the port of an address that the kubelet can reach: it probes the pod's address, so
-// one host of many is no use.
+// port returns the port of an address that the kubelet can reach. The kubelet probes the address of
+// the pod, so an address with a host is rejected.
 func port(flag, address string) (int, error) {
 	host, text, err := net.SplitHostPort(address)
 	n, bad := strconv.Atoi(text)
 	if err != nil || bad != nil || host != "" || len(validation.IsValidPortNum(n)) > 0 {
-		return 0, fmt.Errorf("invalid --%s %q: must be a colon and a port from 1 to 65535, such as :8080, as the kubelet probes it at the pod's address", flag, address)
+		return 0, fmt.Errorf("invalid --%s %q: must be a colon and a port from 1 to 65535, such as :8080, as the "+
+			"kubelet probes it at the pod's address", flag, address)
 	}
 	return n, nil
 }
 
-// meta returns the name and the labels of an object of one part of the driver: its controller, or
-// its nodes' plugin.
+// meta returns the name and the labels of an object of a part of the driver: the controller plugin
+// or the node plugin.
 func (m *driverManifest) meta(part string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: m.Prefix + "-" + part, Namespace: m.Namespace, Labels: m.labels(part)}
 }

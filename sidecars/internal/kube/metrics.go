@@ -7,15 +7,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection" // adds client-go's election metrics to the registry
-	_ "k8s.io/component-base/metrics/prometheus/restclient"              // and those of its requests
-	_ "k8s.io/component-base/metrics/prometheus/workqueue"               // and those of work queues
+	// adds client-go's election metrics to the registry
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // and those of its requests
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"  // and those of work queues
 
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// measure adds to the port what upstream's libraries count: queues, requests, elections, the Go runtime, the process. Queues
-// get a label with the controller they belong to.
+// measure adds the metrics of upstream's libraries to the port: queues, requests, elections, the Go
+// runtime, the process. Queues get the label "controller".
 func measure(s *sidecar.Server) {
 	s.Measure(Labelled{legacyregistry.DefaultGatherer, func(family string, m *dto.Metric) string {
 		switch {
@@ -28,13 +29,13 @@ func measure(s *sidecar.Server) {
 	}})
 }
 
-// Labelled adds a label "controller" to what a gatherer gathers, where Of knows one.
+// Labelled adds the label "controller" to the metrics of a gatherer if Of returns one.
 type Labelled struct {
 	prometheus.Gatherer
 	Of func(family string, m *dto.Metric) string
 }
 
-// Gather is prometheus.Gatherer's.
+// Gather implements prometheus.Gatherer.
 func (l Labelled) Gather() ([]*dto.MetricFamily, error) {
 	families, err := l.Gatherer.Gather()
 	for _, f := range families {
@@ -42,7 +43,10 @@ func (l Labelled) Gather() ([]*dto.MetricFamily, error) {
 			if who := l.Of(f.GetName(), m); who != "" {
 				name := "controller"
 				m.Label = append(m.Label, &dto.LabelPair{Name: &name, Value: &who})
-				slices.SortFunc(m.Label, func(a, b *dto.LabelPair) int { return strings.Compare(a.GetName(), b.GetName()) })
+				slices.SortFunc(m.Label, func(a,
+					b *dto.LabelPair) int {
+					return strings.Compare(a.GetName(), b.GetName())
+				})
 			}
 		}
 	}

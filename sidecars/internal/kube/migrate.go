@@ -101,7 +101,8 @@ func together(ctx context.Context, run ...func(context.Context) error) error {
 func (e *election) stillFree(ctx context.Context, client kubernetes.Interface, l lease) error {
 	busy, err := e.held(ctx, client, l)
 	if err == nil && busy != nil {
-		err = fmt.Errorf("%w: %s has the lease %s. This process ends, and a new one waits until that one does", errTaken, *busy.Spec.HolderIdentity, busy.Name)
+		err = fmt.Errorf("%w: %s has the lease %s. This process ends, and a new one waits until that one does",
+			errTaken, *busy.Spec.HolderIdentity, busy.Name)
 	}
 	return err
 }
@@ -117,7 +118,8 @@ func (e *election) migrated(ctx context.Context, client kubernetes.Interface, l 
 }
 
 // migrate takes the old leases, runs each part once its old lease is taken, and watches for old
-// sidecars that come back. It releases the old leases that it still holds when all parts have ended.
+// sidecars that come back. It releases the old leases that it still holds when all parts have
+// ended.
 func (e *election) migrate(ctx context.Context, client kubernetes.Interface, l lease, lead leadFunc) error {
 	taken := make(chan *hold, len(l.parts))
 	holds := make([]*hold, len(l.parts))
@@ -139,8 +141,8 @@ func (e *election) migrate(ctx context.Context, client kubernetes.Interface, l l
 	return err
 }
 
-// complete marks the lease when all old leases are taken, and releases them: those that did not exist
-// before at once, the others after the handover. It guards the leases until ctx is done.
+// complete marks the lease when all old leases are taken, and releases them: those that did not
+// exist before at once, the others after the handover. It guards the leases until ctx is done.
 func (e *election) complete(ctx context.Context, client kubernetes.Interface, l lease, taken <-chan *hold) error {
 	log := klog.FromContext(ctx)
 	var fresh, old []*hold
@@ -185,7 +187,8 @@ func (e *election) note(ctx context.Context, client kubernetes.Interface, name s
 	if err != nil {
 		return err
 	}
-	_, err = client.CoordinationV1().Leases(e.ownNamespace()).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err = client.CoordinationV1().Leases(e.ownNamespace()).Patch(ctx, name, types.MergePatchType, patch,
+		metav1.PatchOptions{})
 	return err
 }
 
@@ -198,7 +201,9 @@ func (e *election) guard(ctx context.Context, client kubernetes.Interface, l lea
 			continue // the election itself limits how long the API server may be away
 		}
 		if busy != nil {
-			return fmt.Errorf("%s has taken the lease %s, which is for the same work: an old sidecar that came back, or one with another --leader-election-mode. This process ends, and the next one waits until that one does", *busy.Spec.HolderIdentity, busy.Name)
+			return fmt.Errorf("%s has taken the lease %s, which is for the same work: an old sidecar that came back, "+
+				"or one with another --leader-election-mode. This process ends, and the next one waits until that "+
+				"one does", *busy.Spec.HolderIdentity, busy.Name)
 		}
 	}
 	return nil

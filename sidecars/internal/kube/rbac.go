@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// RBAC says for whom rights are written down.
+// RBAC has the names in the roles and bindings.
 type RBAC struct {
 	Prefix         string // begins every name, such as "my-driver"
 	AccountIn      string // the service account's namespace, if it is another
@@ -20,7 +20,7 @@ type RBAC struct {
 	ServiceAccount string
 }
 
-// Grant is what one controller needs.
+// Grant has the rules of a controller.
 type Grant struct {
 	Controller string
 	Rules      Rules
@@ -30,7 +30,7 @@ type Grant struct {
 func (r RBAC) YAML(grants []Grant) ([]byte, error) { return documents(r.objects(grants)) }
 
 // objects returns a ClusterRole for each controller that needs one, so that a controller that is
-// off adds no rights, one Role for the namespace of all controllers, and the bindings of these to
+// off adds no rights, a Role for the namespace of all controllers, and the bindings of these to
 // the service account.
 func (r RBAC) objects(grants []Grant) []any {
 	var objects []any
@@ -66,10 +66,12 @@ func documents(objects []any) ([]byte, error) {
 func (r RBAC) clusterRole(g Grant) []any {
 	name := r.Prefix + "-" + g.Controller
 	return []any{
-		rbacv1.ClusterRole{TypeMeta: kind("ClusterRole"), ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: merge(g.Rules.Cluster)},
+		rbacv1.ClusterRole{TypeMeta: kind("ClusterRole"), ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules: merge(g.Rules.Cluster)},
 		rbacv1.ClusterRoleBinding{
 			TypeMeta: kind("ClusterRoleBinding"), ObjectMeta: metav1.ObjectMeta{Name: name},
-			Subjects: r.subjects(), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects: r.subjects(), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
+				Name: name},
 		},
 	}
 }
@@ -86,20 +88,22 @@ func (r RBAC) role(rules []rbacv1.PolicyRule) []any {
 }
 
 func (r RBAC) subjects() []rbacv1.Subject {
-	return []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: r.ServiceAccount, Namespace: cmp.Or(r.AccountIn, r.Namespace)}}
+	return []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: r.ServiceAccount,
+		Namespace: cmp.Or(r.AccountIn, r.Namespace)}}
 }
 
 func kind(name string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: name}
 }
 
-// triple is the smallest right there is.
+// triple is a single permission.
 type triple struct{ group, resource, verb string }
 
-// narrow reports whether a rule is for some objects only, or for no resource at all: it is no sum of triples.
+// narrow reports whether a rule names objects, or has no resource. Such a rule is not a sum of
+// triples.
 func narrow(r rbacv1.PolicyRule) bool { return len(r.ResourceNames) > 0 || len(r.NonResourceURLs) > 0 }
 
-// triples takes rules apart. It leaves narrow ones out.
+// triples returns the triples of rules, without narrow rules.
 func triples(rules []rbacv1.PolicyRule) map[triple]bool {
 	all := map[triple]bool{}
 	for _, r := range rules {
@@ -117,7 +121,8 @@ func triples(rules []rbacv1.PolicyRule) map[triple]bool {
 	return all
 }
 
-// merge returns the same rights with one rule for each resource, in order: the same rights make the same text.
+// merge returns the same permissions with a rule for each resource, in order: equal permissions
+// have equal text.
 func merge(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	sorted := slices.SortedFunc(maps.Keys(triples(rules)), func(a, b triple) int {
 		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.resource, b.resource), cmp.Compare(a.verb, b.verb))

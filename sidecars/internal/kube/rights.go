@@ -9,27 +9,30 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// Rights is what rules depend on that no flag of a controller says: what the driver does. What it doesn't needs no rights.
+// Rights are the features of the driver on which the rules depend and which are no flags of a
+// controller.
 type Rights struct {
 	RBAC
 	Secrets   bool // classes name secrets
-	Topology  bool // volumes aren't everywhere
+	Topology  bool // volumes have a topology
 	Attach    bool // volumes are attached
-	Snapshots bool // and volumes are made of them
-	Groups    bool // snapshots of groups
+	Snapshots bool // the driver has snapshots, and makes volumes from them
+	Groups    bool // the driver has group snapshots
 }
 
-// Ruled is a controller that needs rights.
+// Ruled is a controller that needs permissions.
 type Ruled interface {
 	sidecar.Controller
 	Rules(Rights) Rules
 }
 
-// flags declares the flags that say who gets rights, and what the driver does.
+// flags declares the flags for the names and for the features of the driver.
 func (r *Rights) flags(f *sidecar.Flags, name, account string) {
 	f.String(&r.Prefix, "name", "", name)
 	f.String(&r.ServiceAccount, "service-account", "", account)
-	f.String(&r.Namespace, "namespace", "", "namespace of the pods, of their service account, and of the leases unless --leader-election-namespace names another (default: that one, else default)")
+	f.String(&r.Namespace, "namespace", "",
+		"namespace of the pods, of their service account, and of the leases unless --leader-election-namespace names "+
+			"another (default: that one, else default)")
 	f.Bool(&r.Secrets, "driver-secrets", false, "the driver's classes name secrets, which are read in every namespace")
 	f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes aren't everywhere, so nodes are watched")
 	f.Bool(&r.Attach, "driver-attach", true, "the driver attaches volumes, so nothing is deleted that is attached")
@@ -37,13 +40,15 @@ func (r *Rights) flags(f *sidecar.Flags, name, account string) {
 	f.Bool(&r.Groups, "driver-groups", true, "the driver takes snapshots of groups")
 }
 
-// RBACCommand prints the rights that the chosen controllers need with the given flags, and no more.
+// RBACCommand prints the permissions that the selected controllers need with the given flags, and
+// no others.
 func (c *Cluster) RBACCommand() sidecar.Subcommand {
 	var r Rights
 	return sidecar.Subcommand{
 		About: "print the rights that the controllers need with these flags, as kubectl apply takes them",
 		Flags: func(f *sidecar.Flags) {
-			r.flags(f, "what the objects' names begin with; two drivers must not have the same (default: <namespace>-<service-account>)",
+			r.flags(f, "what the objects' names begin with; two drivers must not have the same (default: "+
+				"<namespace>-<service-account>)",
 				"service account that gets the rights (default: csi-sidecars)")
 		},
 		Run: func(on []sidecar.Controller, _ []string, out io.Writer) error {
@@ -82,6 +87,7 @@ func (c *Cluster) rights(r Rights, on []sidecar.Controller) []any {
 	if leases == r.Namespace {
 		return r.objects(append(grants, elected))
 	}
-	apart := RBAC{Prefix: r.Prefix + "-leases", Namespace: leases, ServiceAccount: r.ServiceAccount, AccountIn: r.Namespace}
+	apart := RBAC{Prefix: r.Prefix + "-leases", Namespace: leases, ServiceAccount: r.ServiceAccount,
+		AccountIn: r.Namespace}
 	return append(r.objects(grants), apart.objects([]Grant{elected})...)
 }

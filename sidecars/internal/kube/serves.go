@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Serves reports whether the API server has all of the kinds, which may be those of CRDs. It asks until there is an answer, or
-// ctx is done: no answer isn't a no.
+// Serves reports whether the API server has all of the kinds, which may be those of CRDs. It asks
+// until the server answers, or ctx is done.
 func (c *Cluster) Serves(ctx context.Context, groupVersion string, kinds ...string) bool {
 	client := c.Client("discovery", unlimited).Kube.Discovery()
 	var have *metav1.APIResourceList
@@ -37,7 +37,7 @@ func (c *Cluster) Serves(ctx context.Context, groupVersion string, kinds ...stri
 	return true
 }
 
-// patient asks the API server until it answers, or ctx is done.
+// patient repeats a request until the API server answers, or ctx is done.
 func patient(ctx context.Context, ask func() error) error {
 	var said time.Time
 	return wait.PollUntilContextCancel(ctx, time.Second, true, func(context.Context) (bool, error) {
@@ -50,7 +50,8 @@ func patient(ctx context.Context, ask func() error) error {
 	})
 }
 
-// Await ends the process when the API server has all of the kinds: the next one works on them, too.
+// Await ends the process when the API server has all of the kinds: the next process starts their
+// controller.
 func (c *Cluster) Await(ctx context.Context, groupVersion string, kinds ...string) {
 	go func() {
 		for !c.Serves(ctx, groupVersion, kinds...) {
@@ -66,7 +67,7 @@ func (c *Cluster) Await(ctx context.Context, groupVersion string, kinds ...strin
 	}()
 }
 
-// Always adds a controller's name to all that a gatherer gathers.
+// Always adds the label "controller" to all metrics of a gatherer.
 func Always(g prometheus.Gatherer, controller string) prometheus.Gatherer {
 	return Labelled{g, func(string, *dto.Metric) string { return controller }}
 }

@@ -7,21 +7,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// slim is the cache.TransformFunc of the informers that several controllers share: what nobody reads isn't kept. No object
-// keeps its managedFields. The API server takes an update without any for one that leaves them alone, and a patch made of two
-// objects without any doesn't speak of them. Pods and nodes, of which a cluster has thousands, keep a handful of fields;
-// TestNobodyReadsWhatSlimDrops says when that becomes too few.
+// slim is the cache.TransformFunc of the shared informers. It drops fields that no controller
+// reads. No object keeps its managedFields: the API server takes an update without them for an
+// update that leaves them alone, and a patch of two objects without them does not mention them.
+// Pods and nodes, of which a cluster has thousands, keep a few fields; TestNobodyReadsWhatSlimDrops
+// fails if a controller reads more.
 //
-// It may be called again for what it returned, as the reflector does after it streamed a list, and then writes to nothing:
-// others may read it by now. Pods and nodes are copied. Of everything else client-go promises that nobody has seen it yet
-// when its managedFields are still there.
+// slim may be called again for its result, as the reflector does after a streamed list. Then it
+// changes nothing, as other goroutines may read the object. Pods and nodes are copied. For all
+// other objects client-go guarantees that an object with managedFields is not shared yet.
 func slim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		return slimPod(o), nil
 	case *corev1.Node:
 		return slimNode(o), nil
-	case cache.DeletedFinalStateUnknown: // holds what was in a cache, hence is slim, and is read by others
+	case cache.DeletedFinalStateUnknown: // its object comes from the cache, so it is slim and shared
 		return o, nil
 	}
 	if m, err := meta.Accessor(obj); err == nil && m.GetManagedFields() != nil {
@@ -30,7 +31,8 @@ func slim(obj any) (any, error) {
 	return obj, nil
 }
 
-// slimPod keeps which claims a pod uses, and what an event about it needs. The resizer asks whether a claim is in use.
+// slimPod keeps the claims of a pod and the fields of an event. The resizer looks up whether a
+// claim is in use.
 func slimPod(p *corev1.Pod) *corev1.Pod {
 	return &corev1.Pod{
 		TypeMeta: p.TypeMeta,
@@ -45,7 +47,8 @@ func slimPod(p *corev1.Pod) *corev1.Pod {
 	}
 }
 
-// slimVolumes keeps those that are claims. The claim of an ephemeral volume is named after the pod and the volume.
+// slimVolumes keeps the volumes with claims. The claim of an ephemeral volume is named after the
+// pod and the volume.
 func slimVolumes(all []corev1.Volume) []corev1.Volume {
 	n := 0
 	for i := range all {
@@ -78,7 +81,7 @@ func slimVolume(v *corev1.Volume) corev1.Volume {
 	return kept
 }
 
-// slimNode keeps what the provisioner and the snapshot controller look for topology in.
+// slimNode keeps the labels, in which the provisioner and the snapshot controller look up topology.
 func slimNode(n *corev1.Node) *corev1.Node {
 	return &corev1.Node{
 		TypeMeta: n.TypeMeta,

@@ -25,8 +25,8 @@ type hold struct {
 }
 
 // take waits until an old lease has no living holder, takes it, and renews it until it is released.
-// A controller whose work has no old lease (name is empty) waits for nothing: the hold is nil, as it
-// is when ctx is done.
+// A controller whose work has no old lease (name is empty) waits for nothing: the hold is nil, as
+// it is when ctx is done.
 func (e *election) take(ctx context.Context, client kubernetes.Interface, name, controller string) (*hold, error) {
 	if name == "" {
 		return nil, nil
@@ -67,8 +67,8 @@ func (e *election) seize(ctx context.Context, client kubernetes.Interface, l *co
 	return err
 }
 
-// renewing acquires a lease that is free, or is held by this process, and renews it until release is
-// called. It returns once the lease is acquired, or ctx is done. A loss of the lease ends the
+// renewing acquires a lease that is free, or is held by this process, and renews it until release
+// is called. It returns once the lease is acquired, or ctx is done. A loss of the lease ends the
 // process.
 func (e *election) renewing(ctx context.Context, client kubernetes.Interface, name string) (release func(), err error) {
 	lock, quiet, err := e.lock(ctx, client, name)
@@ -111,9 +111,9 @@ func (e *election) renewing(ctx context.Context, client kubernetes.Interface, na
 	return release, nil
 }
 
-// awaitDead returns a lease once it has no living holder, and nil when ctx is done. A holder is dead
-// when it has not renewed the lease for as long as the lease lasts, by this process's clock: the
-// clocks of hosts differ.
+// awaitDead returns a lease once it has no living holder, and nil when ctx is done. A holder is
+// dead when it has not renewed the lease for as long as the lease lasts, by this process's clock:
+// the clocks of hosts differ.
 func (e *election) awaitDead(ctx context.Context, client kubernetes.Interface, name string) *coordinationv1.Lease {
 	var seen sighting
 	var logged time.Time
@@ -141,7 +141,7 @@ func (e *election) awaitDead(ctx context.Context, client kubernetes.Interface, n
 	}
 }
 
-// waitingFor is the log line of a process that waits.
+// waitingFor returns the log message of a process that waits.
 func (e *election) waitingFor() string {
 	if e.mode == perController {
 		return "Waiting for the lease of a process that runs all controllers"
@@ -151,7 +151,8 @@ func (e *election) waitingFor() string {
 
 // awaitFree waits until none of the leases has a living holder, or ctx is done. It returns the last
 // renewal of each lease that has a dead holder.
-func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface, names []string) map[string]metav1.MicroTime {
+func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface,
+	names []string) map[string]metav1.MicroTime {
 	dead := map[string]metav1.MicroTime{}
 	for _, name := range names {
 		l := e.awaitDead(ctx, client, name)

@@ -13,21 +13,23 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// term is a lease's lock that knows by this process's own clock whether the lease still runs. client-go's elector only learns
-// that when it next renews, and then tries for a whole renew deadline: a process that was stopped, or starved, longer than its
-// lease would work on beside its successor meanwhile.
+// term is the lock of a lease that tracks, by the clock of this process, whether the lease still
+// runs. The elector of client-go learns that at the next renewal, and then retries for a whole
+// renew deadline: a process that was stopped for longer than its lease would work beside its
+// successor meanwhile.
 type term struct {
 	resourcelock.Interface
 	lasts   time.Duration
-	renewed atomic.Pointer[time.Time] // when that was asked for; nil before the lease was ever held
-	theirs  atomic.Bool               // somebody else had it when it was read last
-	lost    func()                    // called when somebody else is seen to have it, or may have acted as if we were dead
+	renewed atomic.Pointer[time.Time] // time of the last successful request; nil before the lease was held
+	theirs  atomic.Bool               // another process held the lease when it was last read
+	// called when another process holds the lease, or may have taken this process for dead
+	lost func()
 }
 
-// over is when a lease that was given up was renewed.
+// over is the renewal time of a released lease.
 var over time.Time
 
-// Create is resourcelock.Interface's.
+// Create implements resourcelock.Interface.
 func (t *term) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	asked := time.Now()
 	err := t.Interface.Create(ctx, r)
@@ -37,14 +39,15 @@ func (t *term) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) 
 	return err
 }
 
-// Update is resourcelock.Interface's. One without a holder gives the lease up, unless it is somebody else's by now: client-go's
-// elector reads it before it gives it up, but doesn't look whose it is. A lease that has run out isn't renewed, though it may
-// still have our name: whoever works under another lease takes its holder for dead by then, and doesn't write into it.
+// Update implements resourcelock.Interface. An update without a holder releases the lease, unless
+// another process holds it: client-go's elector reads the lease before the release and does not
+// compare the holder. An expired lease is not renewed, even if it still names this process: a
+// process under another lease takes its holder for dead, and does not write into it.
 func (t *term) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	asked := time.Now()
 	switch {
 	case r.HolderIdentity == "":
-		t.renewed.Store(&over) // before somebody else can have it
+		t.renewed.Store(&over) // before another process can take it
 		if t.theirs.Load() {
 			return fmt.Errorf("%w: %s", sidecar.ErrLost, t.Describe())
 		}
@@ -60,7 +63,7 @@ func (t *term) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) 
 	return err
 }
 
-// Get is resourcelock.Interface's.
+// Get implements resourcelock.Interface.
 func (t *term) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	r, raw, err := t.Interface.Get(ctx)
 	if err != nil {
@@ -74,7 +77,7 @@ func (t *term) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return r, raw, err
 }
 
-// check returns ErrLost when the lease was held and doesn't run any more.
+// check returns ErrLost if the lease was held and has ended.
 func (t *term) check() error {
 	switch at := t.renewed.Load(); {
 	case at == nil || time.Since(*at) <= t.lasts:
@@ -86,7 +89,7 @@ func (t *term) check() error {
 	}
 }
 
-// Leads is sidecar.Cluster's.
+// Leads implements sidecar.Cluster.
 func (c *Cluster) Leads() (err error) {
 	c.election.terms.Range(func(_, t any) bool {
 		err = errors.Join(err, t.(*term).check())
@@ -95,13 +98,13 @@ func (c *Cluster) Leads() (err error) {
 	return err
 }
 
-// fenced is a way to the API server on which nobody writes who doesn't lead any more.
+// fenced is an http.RoundTripper that rejects writes after leadership is lost.
 type fenced struct {
 	http.RoundTripper
 	leads func() error
 }
 
-// RoundTrip is http.RoundTripper's.
+// RoundTrip implements http.RoundTripper.
 func (f fenced) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Method == http.MethodGet {
 		return f.RoundTripper.RoundTrip(r)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Where containers see the driver's socket, and the kubelet's directory for registration.
+// Paths in containers: of the driver's socket, and of the kubelet's registration directory.
 const (
 	socketDir       = "/csi"
 	socketName      = "csi.sock"
@@ -31,7 +31,7 @@ const (
 	kubeletVolume      = "kubelet-dir"
 )
 
-// yaml returns all objects, after a comment that says what the reader has to do.
+// yaml returns all objects, after a comment with the steps that are left to the reader.
 func (m *driverManifest) yaml(rights []any) ([]byte, error) {
 	var objects []any
 	if m.driver != "" {
@@ -115,7 +115,8 @@ func (m *driverManifest) deployment() *appsv1.Deployment {
 			driver.LivenessProbe = m.driverProbe(m.probe)
 		}
 		pod.Containers = []corev1.Container{driver, m.sidecars()}
-		pod.Volumes = []corev1.Volume{{Name: socketVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+		pod.Volumes = []corev1.Volume{{Name: socketVolume,
+			VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 	}
 	return &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "Deployment"},
@@ -135,7 +136,8 @@ func (m *driverManifest) sidecars() corev1.Container {
 	c.Env = []corev1.EnvVar{
 		// The names that csi-sidecars reads: for leases, and for the owner and the namespace of
 		// CSIStorageCapacity objects.
-		fieldEnv("POD_NAME", "metadata.name"), fieldEnv("POD_NAMESPACE", "metadata.namespace"), fieldEnv("NAMESPACE", "metadata.namespace"),
+		fieldEnv("POD_NAME", "metadata.name"), fieldEnv("POD_NAMESPACE", "metadata.namespace"), fieldEnv("NAMESPACE",
+			"metadata.namespace"),
 	}
 	if m.driver != "" {
 		c.Args = append(c.Args, "--csi-address="+path.Join(socketDir, socketName))
@@ -155,7 +157,8 @@ func (m *driverManifest) daemonSet() *appsv1.DaemonSet {
 	driver := m.driverContainer("--endpoint=$(CSI_ENDPOINT)", "--nodeid=$(NODE_NAME)")
 	driver.Env = append(driver.Env, fieldEnv("NODE_NAME", "spec.nodeName"))
 	driver.LivenessProbe = m.driverProbe(nodeProbe)
-	driver.SecurityContext = &corev1.SecurityContext{Privileged: &yes} // the API server takes Bidirectional for no other container
+	// the API server permits Bidirectional in privileged containers alone
+	driver.SecurityContext = &corev1.SecurityContext{Privileged: &yes}
 	driver.VolumeMounts = []corev1.VolumeMount{
 		{Name: pluginVolume, MountPath: socketDir},
 		{Name: kubeletVolume, MountPath: m.kubeletDir, MountPropagation: &both},
@@ -165,19 +168,21 @@ func (m *driverManifest) daemonSet() *appsv1.DaemonSet {
 		ObjectMeta: m.meta("node"),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: m.labels("node")}, UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: m.labels("node")}, Spec: corev1.PodSpec{
-				ServiceAccountName: m.Prefix + "-node", AutomountServiceAccountToken: &no, // csi-sidecars-node does not use the API server
-				PriorityClassName: "system-node-critical",
-				NodeSelector:      map[string]string{corev1.LabelOSStable: "linux"},
-				Tolerations:       []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-				SecurityContext:   podSecurity(),
-				Containers:        []corev1.Container{driver, m.nodeSidecars()},
-				Volumes: []corev1.Volume{
-					host(pluginVolume, m.pluginDir(), corev1.HostPathDirectoryOrCreate),
-					host(registrationVolume, path.Join(m.kubeletDir, "plugins_registry"), corev1.HostPathDirectory),
-					host(kubeletVolume, m.kubeletDir, corev1.HostPathDirectory),
-				},
-			}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: m.labels("node")},
+				Spec: corev1.PodSpec{
+					// csi-sidecars-node does not use the API server
+					ServiceAccountName: m.Prefix + "-node", AutomountServiceAccountToken: &no,
+					PriorityClassName: "system-node-critical",
+					NodeSelector:      map[string]string{corev1.LabelOSStable: "linux"},
+					Tolerations:       []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+					SecurityContext:   podSecurity(),
+					Containers:        []corev1.Container{driver, m.nodeSidecars()},
+					Volumes: []corev1.Volume{
+						host(pluginVolume, m.pluginDir(), corev1.HostPathDirectoryOrCreate),
+						host(registrationVolume, path.Join(m.kubeletDir, "plugins_registry"), corev1.HostPathDirectory),
+						host(kubeletVolume, m.kubeletDir, corev1.HostPathDirectory),
+					},
+				}},
 		},
 	}
 }
@@ -202,7 +207,8 @@ func (m *driverManifest) nodeSidecars() corev1.Container {
 	if m.probeTimeout > 0 {
 		c.Args = append(c.Args, "--livenessprobe-probe-timeout="+m.probeTimeout.String())
 	}
-	c.Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: nodePort}, {Name: "driver-probe", ContainerPort: nodeProbe}}
+	c.Ports = []corev1.ContainerPort{{Name: "http", ContainerPort: nodePort},
+		{Name: "driver-probe", ContainerPort: nodeProbe}}
 	c.VolumeMounts = []corev1.VolumeMount{
 		{Name: pluginVolume, MountPath: socketDir, ReadOnly: true},
 		{Name: registrationVolume, MountPath: registrationDir},
@@ -275,9 +281,11 @@ func requests(cpu, memory string) corev1.ResourceRequirements {
 }
 
 func fieldEnv(name, field string) corev1.EnvVar {
-	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: field}}}
+	return corev1.EnvVar{Name: name,
+		ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: field}}}
 }
 
 func host(name, at string, kind corev1.HostPathType) corev1.Volume {
-	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: at, Type: &kind}}}
+	return corev1.Volume{Name: name,
+		VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: at, Type: &kind}}}
 }
