@@ -24,20 +24,20 @@ import (
 const (
 	year     = 365 * 24 * time.Hour
 	caValid  = 10 * year
-	clockGap = 5 * time.Minute // by which another machine's clock may be behind
+	clockGap = 5 * time.Minute // a certificate is valid from so long ago: other clocks may be behind
 
 	maxCommonName = 64 // RFC 5280, ub-common-name
 )
 
-// authority is a CA that can sign.
+// authority is a CA with its key.
 type authority struct {
 	bundle []byte // its caFile
 	cert   *x509.Certificate
 	key    crypto.Signer
 }
 
-// openCA reads the CA in dir, or makes one if there is neither a certificate nor a key: then the files are to be written.
-// A key is never replaced, and a CA without its key can't be used.
+// openCA reads the CA in dir. If dir has neither a certificate nor a key, openCA makes a CA and
+// returns the files to write. It never replaces a key. A CA without its key is an error.
 func openCA(dir string) (*authority, []file, error) {
 	bundle, err := readFile(filepath.Join(dir, caFile))
 	noCert := errors.Is(err, fs.ErrNotExist)
@@ -52,9 +52,11 @@ func openCA(dir string) (*authority, []file, error) {
 	case noCert && noKey:
 		return newCA(dir)
 	case noCert:
-		return nil, nil, fmt.Errorf("%s has a %s without its %s: put that back, or remove the key if the CA was never used", dir, caKeyFile, caFile)
+		return nil, nil, fmt.Errorf("%s has a %s without its %s: put that back, or remove the key if the CA was "+
+			"never used", dir, caKeyFile, caFile)
 	case noKey:
-		return nil, nil, fmt.Errorf("%s has a %s without its %s, which has to sign: put that back, or use another directory", dir, caFile, caKeyFile)
+		return nil, nil, fmt.Errorf("%s has a %s without its %s, which has to sign: put that back, or use another "+
+			"directory", dir, caFile, caKeyFile)
 	}
 	ca, err := readCA(bundle, key)
 	if err != nil {
@@ -82,7 +84,8 @@ func readCA(bundle, key []byte) (*authority, error) {
 	return &authority{bundle: bundle, cert: certs[0], key: signer}, nil
 }
 
-// newCA makes a CA that may sign leaves and no other CA. Each has a name of its own, so that an error can tell two apart.
+// newCA makes a CA that may sign leaves and no other CA. Each CA has a unique name, so that errors
+// can tell CAs apart.
 func newCA(dir string) (*authority, []file, error) {
 	serial, err := newSerial()
 	if err != nil {
@@ -102,11 +105,11 @@ func newCA(dir string) (*authority, []file, error) {
 		return nil, nil, err
 	}
 	ca, err := readCA(cert, key)
-	// The certificate last: it says that there is a key.
+	// The certificate comes last: if it exists, the key exists.
 	return ca, []file{{filepath.Join(dir, caKeyFile), key}, {filepath.Join(dir, caFile), cert}}, err
 }
 
-// sign makes a certificate with a new key. It is valid for no longer than the CA's.
+// sign makes a certificate with a new key. The certificate does not outlive the CA.
 func (ca *authority) sign(l leaf, valid time.Duration) (cert, key []byte, until time.Time, err error) {
 	if valid == 0 {
 		valid = year
@@ -128,13 +131,14 @@ func (ca *authority) sign(l leaf, valid time.Duration) (cert, key []byte, until 
 		BasicConstraintsValid: true,
 	}
 	if len(l.name) <= maxCommonName {
-		template.Subject.CommonName = l.name // for people: nothing here reads it
+		template.Subject.CommonName = l.name // for display: only the DNS names count
 	}
 	cert, key, err = issue(template, ca)
 	return cert, key, until, err
 }
 
-// issue makes a key, and a certificate for it that ca signs, or the key itself if ca is nil. Both are PEM.
+// issue makes a key and its certificate, both as PEM. ca signs the certificate; if ca is nil, the
+// key signs it.
 func issue(template *x509.Certificate, ca *authority) (cert, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -151,22 +155,23 @@ func issue(template *x509.Certificate, ca *authority) (cert, key []byte, err err
 	if err != nil {
 		return nil, nil, err
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: plain}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: plain}), nil
 }
 
-// newSerial returns 128 random bits. RFC 5280, 4.1.2.2 has room for 159.
+// newSerial returns 128 random bits. RFC 5280, 4.1.2.2 permits 159.
 func newSerial() (*big.Int, error) {
 	return rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 }
 
-// file is one that is to be written.
+// file is a file to write.
 type file struct {
 	path string
 	data []byte
 }
 
-// write writes the file durably, in place of a file that may be there: at every moment one of the two
-// is there, whole.
+// write writes the file durably and replaces an old file atomically: at every moment the old or the
+// new file is complete.
 func (f file) write() error {
 	path := filepath.Dir(f.path)
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -181,7 +186,7 @@ func (f file) write() error {
 	if err := w.Write(filepath.Base(f.path), f.data); err != nil {
 		return fmt.Errorf("write %s: %w", f.path, err)
 	}
-	parent, err := beneath.Open(filepath.Dir(path)) // MkdirAll may have made path
+	parent, err := beneath.Open(filepath.Dir(path)) // MkdirAll may have made the directory
 	if err != nil {
 		return err
 	}

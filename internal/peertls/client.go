@@ -15,7 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// client is what Identity.Client returns.
+// client is the result of Identity.Client.
 type client struct {
 	protocol
 	id     *Identity
@@ -32,7 +32,8 @@ func (c *client) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 }
 
 // ClientHandshake runs in a goroutine of gRPC, which catches no panic.
-func (c *client) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c *client) ClientHandshake(ctx context.Context, authority string,
+	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	made, err := guard.Value(func() (connection, error) { return c.handshake(ctx, authority, raw) })
 	return made.conn, made.info, err
 }
@@ -50,8 +51,8 @@ func (c *client) handshake(ctx context.Context, authority string, raw net.Conn) 
 	return connection{&firstRead{Conn: conn, ours: ours}, mine}, err
 }
 
-// config has crypto/tls verify nothing, and does it itself: crypto/tls would want a name and match it as that of a host,
-// with wildcards. Here any name may do, and a name is a name.
+// config verifies the server in VerifyConnection instead of crypto/tls, which requires a host name
+// and matches wildcards. Here every name may be accepted, and names are compared as they are.
 func (c *client) config(ours *pair) *tls.Config {
 	config := base()
 	config.InsecureSkipVerify = true
@@ -68,23 +69,23 @@ func (c *client) config(ours *pair) *tls.Config {
 		}
 		return nil
 	}
-	// Ours is sent even if the server names other CAs. From its list crypto/tls would choose none, and the server would
-	// say that there is no certificate where it should say that the CA is wrong.
+	// The client sends its certificate even if the server names other CAs. crypto/tls would send
+	// none, and the error of the server would be a missing certificate instead of an unknown CA.
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		return &ours.certificate, nil
 	}
 	return config
 }
 
-// drainTime is how long a connection that can't be written to is read for the reason.
+// drainTime is the time in which the reason is read from a connection whose Write failed.
 const drainTime = time.Second
 
-// firstRead is a connection on which the server may still refuse our certificate. Whether it did is known when the first
-// bytes come from it.
+// firstRead is a connection on which the server may still reject the client's certificate, until
+// the first bytes from the server.
 type firstRead struct {
 	net.Conn
 	ours  *pair
-	heard atomic.Bool // the server has sent something: it has taken our certificate
+	heard atomic.Bool // the server has sent data, so it has accepted the certificate
 }
 
 func (c *firstRead) Read(p []byte) (int, error) {
@@ -95,14 +96,14 @@ func (c *firstRead) Read(p []byte) (int, error) {
 	return n, c.explain(err)
 }
 
-// Write looks for the reason of an error: a server that refuses us also closes the connection, and which of the two is
-// seen first is chance.
+// Write reads the reason of its error: a server that rejects the certificate also closes the
+// connection, and either event can be seen first.
 func (c *firstRead) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if err == nil || c.heard.Load() {
 		return n, err
 	}
-	// Nothing that comes now can be used: what can't be written to is lost.
+	// The connection is lost after a failed Write, so its data are dropped.
 	c.Conn.SetReadDeadline(time.Now().Add(drainTime))
 	if _, alert := c.Conn.Read(make([]byte, 1)); isAlert(alert) {
 		err = alert
@@ -110,10 +111,11 @@ func (c *firstRead) Write(p []byte) (int, error) {
 	return n, c.explain(err)
 }
 
-// explain says that err is a refusal of our certificate, if it is.
+// explain adds to err that the server rejected the certificate, if err is an alert.
 func (c *firstRead) explain(err error) error {
 	if !isAlert(err) || c.heard.Load() {
 		return err
 	}
-	return fmt.Errorf("server %s refused our certificate: %w (%s; its log says more)", c.RemoteAddr(), err, c.ours.describeOurs())
+	return fmt.Errorf("server %s refused our certificate: %w (%s; its log says more)", c.RemoteAddr(), err,
+		c.ours.describeOurs())
 }

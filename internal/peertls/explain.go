@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// maxNames and maxName bound what an error says of a certificate, which may be a stranger's.
+// maxNames and maxName bound the names in an error: the certificate may be that of an unknown
+// client.
 const maxNames, maxName = 3, 100
 
-// explain says for a person what Verify found at t. It returns nil for nil.
+// explain adds the cause, for an operator, to an error of Verify at the time t. It returns nil for
+// nil.
 func (p *pair) explain(leaf *x509.Certificate, err error, usage x509.ExtKeyUsage, t time.Time) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
@@ -22,24 +24,28 @@ func (p *pair) explain(leaf *x509.Certificate, err error, usage x509.ExtKeyUsage
 	case err == nil:
 		return nil
 	case errors.As(err, &unknown):
-		return fmt.Errorf("wrong CA: the certificate of %s was issued by %s, and %s: %w", describe(leaf), word(leaf.Issuer.String()), p.ourCAs(leaf), err)
+		return fmt.Errorf("wrong CA: the certificate of %s was issued by %s, and %s: %w", describe(leaf),
+			word(leaf.Issuer.String()), p.ourCAs(leaf), err)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return expired(invalid.Cert, t)
 	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
-		return fmt.Errorf("the certificate of %s isn't for %s: its extended key usage is %s", describe(leaf), usageWord(usage), usageWords(leaf))
+		return fmt.Errorf("the certificate of %s isn't for %s: its extended key usage is %s", describe(leaf),
+			usageWord(usage), usageWords(leaf))
 	}
 	return fmt.Errorf("the certificate of %s can't be verified: %w", describe(leaf), err)
 }
 
-// expired says when c, of a peer or of a CA, was or will be valid.
+// expired returns the error of a certificate that is not valid at t.
 func expired(c *x509.Certificate, t time.Time) error {
 	if t.Before(c.NotBefore) {
-		return fmt.Errorf("the certificate of %s is not valid before %s, here it is %s", describe(c), moment(c.NotBefore), moment(t))
+		return fmt.Errorf("the certificate of %s is not valid before %s, here it is %s", describe(c),
+			moment(c.NotBefore), moment(t))
 	}
-	return fmt.Errorf("the certificate of %s has expired: it was valid until %s, here it is %s", describe(c), moment(c.NotAfter), moment(t))
+	return fmt.Errorf("the certificate of %s has expired: it was valid until %s, here it is %s", describe(c),
+		moment(c.NotAfter), moment(t))
 }
 
-// ourCAs says whom we believe instead of the issuer of leaf.
+// ourCAs names the CAs that are accepted, and the issuer of leaf, which is not.
 func (p *pair) ourCAs(leaf *x509.Certificate) string {
 	var subjects []string
 	for _, ca := range p.cas {
@@ -66,10 +72,11 @@ func describe(c *x509.Certificate) string {
 	return listed(names)
 }
 
-// describeOurs is for a peer that refuses our certificate.
+// describeOurs describes the certificate of this process, which a peer rejects.
 func (p *pair) describeOurs() string {
 	c := p.certificate.Leaf
-	return fmt.Sprintf("ours is that of %s, issued by %s, valid from %s until %s", describe(c), word(c.Issuer.String()), moment(c.NotBefore), moment(c.NotAfter))
+	return fmt.Sprintf("ours is that of %s, issued by %s, valid from %s until %s", describe(c), word(c.Issuer.String()),
+		moment(c.NotBefore), moment(c.NotAfter))
 }
 
 func listed(items []string) string {
@@ -79,8 +86,8 @@ func listed(items []string) string {
 	return strings.Join(items, ", ")
 }
 
-// word returns a name as it is if it is harmless, else in single quotes: gRPC puts errors in double ones, and what is
-// escaped twice nobody can read.
+// word returns a harmless name unchanged, and other names in single quotes: gRPC puts errors into
+// double quotes, and text that is escaped twice is unreadable.
 func word(s string) string {
 	if legalName.MatchString(s) && len(s) <= maxName {
 		return s
@@ -95,7 +102,7 @@ func word(s string) string {
 
 func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// usageWord names what a certificate may be for.
+// usageWord returns the name of a usage.
 func usageWord(u x509.ExtKeyUsage) string {
 	switch u {
 	case x509.ExtKeyUsageServerAuth:
@@ -108,7 +115,7 @@ func usageWord(u x509.ExtKeyUsage) string {
 	return fmt.Sprintf("another use (%d)", u)
 }
 
-// usageWords says what c is for.
+// usageWords names the usages of c.
 func usageWords(c *x509.Certificate) string {
 	var words []string
 	for _, u := range c.ExtKeyUsage {
@@ -120,12 +127,12 @@ func usageWords(c *x509.Certificate) string {
 	return listed(words)
 }
 
-// why says for a person what went wrong in a handshake, beside what a look at a certificate finds.
+// why returns the cause of a failed handshake, for an operator, beside errors of certificates.
 func why(err error) error {
 	var record tls.RecordHeaderError
 	var timeout net.Error
 	switch {
-	case errors.As(err, &record) && record.Conn != nil: // set only if the first bytes were no TLS
+	case errors.As(err, &record) && record.Conn != nil: // set if the first bytes were not TLS
 		return fmt.Errorf("it speaks plain text, no TLS: its first bytes are %s", word(string(record.RecordHeader[:])))
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return fmt.Errorf("it didn't complete the handshake in time: %w", err)
@@ -133,8 +140,8 @@ func why(err error) error {
 	return err
 }
 
-// isAlert reports whether err is what a peer said when it ended the connection.
+// isAlert reports whether err is a TLS alert of the peer.
 func isAlert(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "remote error" // as crypto/tls calls an alert
+	return errors.As(err, &op) && op.Op == "remote error" // the operation of an alert in crypto/tls
 }

@@ -20,27 +20,27 @@ const (
 )
 
 const (
-	// settleTime is longer than the steps of any filesystem's clock: a file that was changed later than that before it
-	// was read may be changed once more and keep its time and size.
+	// settleTime is longer than the resolution of any filesystem's clock. A file that was changed
+	// within settleTime before the read may change again without a new time or size.
 	settleTime = 3 * time.Second
 
 	// maxFile is the largest file that is read, in bytes.
 	maxFile = 1 << 20
 
-	// maxReads is how often files are read that change meanwhile.
+	// maxReads bounds the reads of files that change meanwhile.
 	maxReads = 5
 )
 
-// errChanging says that the files were never twice the same.
+// errChanging reports that no two reads of the files were equal.
 var errChanging = errors.New("the files change faster than they can be read")
 
-// names returns the files of an identity, in the order in which the rest of this file has them.
+// names returns the files of an identity, in the order of stamps and content.
 func names() [3]string { return [3]string{caFile, certFile, keyFile} }
 
-// stamps tell whether a file is still the one that was read; nil is a file that isn't there.
+// stamps identify the files that were read; nil is a missing file.
 type stamps [3]fs.FileInfo
 
-// stat looks at the files in dir, through links.
+// stat returns the stamps of the files in dir. It follows links.
 func stat(dir string) (s stamps) {
 	for i, name := range names() {
 		if info, err := os.Stat(filepath.Join(dir, name)); err == nil {
@@ -76,12 +76,12 @@ func (s stamps) before(t time.Time) bool {
 	return true
 }
 
-// content is what is in the files.
+// content is the content of the files.
 type content [3][]byte
 
 type digest [sha256.Size]byte
 
-// sum tells one content from another; err is that of reading it, if it couldn't be read.
+// sum returns a digest of the content, or of the error of the read.
 func (c content) sum(err error) digest {
 	h := sha256.New()
 	fmt.Fprintln(h, err)
@@ -92,8 +92,9 @@ func (c content) sum(err error) digest {
 	return digest(h.Sum(nil))
 }
 
-// read reads the files in dir. They are three, and a secret's volume may change between two of them: so they are read
-// until they are the same before and after. Errors: errChanging, and that of the first file that can't be read.
+// read reads the three files in dir. The volume of a Secret may change between two reads, so the
+// files are read until their stamps are equal before and after. Errors: errChanging, or that of the
+// first unreadable file.
 func read(dir string) (content, stamps, error) {
 	seen := stat(dir)
 	for range maxReads {
@@ -116,6 +117,5 @@ func readAll(dir string) (c content, err error) {
 	return c, nil
 }
 
-// readFile reads a file of an identity. Anything else is an error: a FIFO would make every
-// handshake wait.
+// readFile reads a regular file. Other types are an error: a FIFO would block every handshake.
 func readFile(path string) ([]byte, error) { return regular.ReadFile(path, maxFile) }

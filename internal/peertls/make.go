@@ -13,30 +13,30 @@ import (
 	"time"
 )
 
-// caKeyFile is beside the CA's caFile, where Make can use it.
+// caKeyFile is the key of the CA, beside caFile.
 const caKeyFile = "ca.key"
 
-// What Made.Kind says.
+// Values of Made.Kind.
 const (
 	KindCA     = "CA"
 	KindRouter = "router"
 	KindNode   = "node"
-	KindShared = "nodes" // one certificate for all of them
+	KindShared = "nodes" // a certificate that all nodes share
 )
 
-// MakeOptions say what Make makes.
+// MakeOptions are the certificates that Make makes.
 type MakeOptions struct {
-	Client string        // the router's name; none is made if it is empty
-	Nodes  []string      // the IDs of nodes, as NodeGetInfo has them: each gets a certificate of its own
-	Shared string        // the name in one certificate for all nodes; none is made if it is empty
-	Valid  time.Duration // how long certificates are valid, but for the CA's: 0 is a year
-	Renew  bool          // replace the certificates that are there, but for the CA's
+	Client string        // name of the router; "": no certificate for a router
+	Nodes  []string      // IDs of nodes, as NodeGetInfo returns them: a certificate for each
+	Shared string        // name in a certificate for all nodes; "": none
+	Valid  time.Duration // of all certificates but that of the CA; 0: a year
+	Renew  bool          // replace existing certificates, but not the CA
 }
 
-// Made is a certificate that is there when Make returns.
+// Made is a certificate that exists when Make returns.
 type Made struct {
 	Kind  string
-	Dir   string // where ca.crt and, but for the CA, tls.crt and tls.key are
+	Dir   string // directory of ca.crt and, except for the CA, of tls.crt and tls.key
 	Name  string
 	Until time.Time
 	New   bool // made by this call
@@ -44,17 +44,17 @@ type Made struct {
 
 // Make makes certificates for clusters without cert-manager:
 //
-//	dir/ca.crt  dir/ca.key       the CA, unless they are there
-//	dir/router/                  ca.crt, tls.crt and tls.key of the router: for clients only
-//	dir/nodes/<ID>/              the same of a node: for servers only
+//	dir/ca.crt  dir/ca.key       the CA
+//	dir/router/                  ca.crt, tls.crt and tls.key of the router: a client certificate
+//	dir/nodes/<ID>/              the same of a node: a server certificate
 //	dir/nodes-shared/            the same of all nodes
 //
-// Keys are ECDSA P-256 in PKCS#8, files have mode 0600 and directories that it makes 0700; Windows knows no such modes,
-// and there dir should be the administrator's. What is there stays, so that nodes can be added and a Make that was
-// interrupted be done again; certificates of before are replaced if that is asked for. Those of ca.crt may be several:
-// the first signs, all are believed, and the copies are brought up to date. The CA comes first in what it returns.
-// Nothing is written if a name isn't one that a certificate and a directory can have, or if something is there that
-// isn't what is asked for.
+// Keys are ECDSA P-256 in PKCS#8. Files have mode 0600 and new directories 0700; Windows has no
+// such modes, so dir should belong to the administrator there. Existing files stay, so that nodes
+// can be added and an interrupted Make can be repeated; Renew replaces certificates. ca.crt may
+// have several CAs: the first signs, all are accepted, and the copies of ca.crt are updated. The CA
+// is the first result. Make writes nothing if a name is not legal in a certificate and as a
+// directory, or if an existing file does not fit the options.
 func Make(dir string, o MakeOptions) ([]Made, error) {
 	leaves, err := o.leaves(dir)
 	if err != nil {
@@ -81,13 +81,13 @@ func Make(dir string, o MakeOptions) ([]Made, error) {
 	return made, nil
 }
 
-// leaf is a certificate that is wanted.
+// leaf is a requested certificate.
 type leaf struct {
 	kind, dir, name string
 	usage           x509.ExtKeyUsage
 }
 
-// leaves returns what is wanted below dir, when all names have been found legal.
+// leaves returns the requested certificates below dir. It checks all names.
 func (o MakeOptions) leaves(dir string) ([]leaf, error) {
 	var all []leaf
 	if o.Valid < 0 {
@@ -115,19 +115,21 @@ func (o MakeOptions) leaves(dir string) ([]leaf, error) {
 	return all, nil
 }
 
-// legalName is wider than a DNS name, as node IDs are, and narrow enough for any filesystem.
+// legalName matches more than DNS names, as node IDs do, and only names that every filesystem
+// permits.
 var legalName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]|\.[A-Za-z0-9_-])*$`)
 
-// checkLegal returns an error for a name that can't be in a certificate or can't be a directory.
+// checkLegal returns an error for a name that a certificate or a directory cannot have.
 func checkLegal(name string) error {
 	if len(name) > 253 || !legalName.MatchString(name) || !filepath.IsLocal(name) {
-		return fmt.Errorf("%q can't be the name in a certificate: that has 1 to 253 letters, digits, dashes, underscores and single dots, and starts with a letter or digit", name)
+		return fmt.Errorf("%q can't be the name in a certificate: that has 1 to 253 letters, digits, dashes, "+
+			"underscores and single dots, and starts with a letter or digit", name)
 	}
 	return nil
 }
 
-// provide returns until when l is valid and the files that have to be written for that: with tls.crt and tls.key unless
-// l is there already.
+// provide returns the end of l's validity and the files to write: with tls.crt and tls.key unless l
+// exists.
 func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	bundle := file{filepath.Join(l.dir, caFile), ca.bundle}
 	have, err := readFile(filepath.Join(l.dir, certFile))
@@ -144,7 +146,8 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	}
 	until, err := ca.checkKept(l, have)
 	if err != nil {
-		return until, nil, fmt.Errorf("%s is there and isn't what is asked for, and is only replaced when it is renewed (--renew): %w", filepath.Join(l.dir, certFile), err)
+		return until, nil, fmt.Errorf("%s is there and isn't what is asked for, and is only replaced when it is "+
+			"renewed (--renew): %w", filepath.Join(l.dir, certFile), err)
 	}
 	if now, err := readFile(bundle.path); err == nil && bytes.Equal(now, ca.bundle) {
 		return until, nil, nil
@@ -152,7 +155,8 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	return until, []file{bundle}, nil
 }
 
-// checkKept returns an error unless a certificate that is there is l, signed by ca, with its key.
+// checkKept returns an error unless the existing certificate is that of l, signed by ca, with its
+// key.
 func (ca *authority) checkKept(l leaf, have []byte) (until time.Time, err error) {
 	key, err := readFile(filepath.Join(l.dir, keyFile))
 	if err != nil {
@@ -167,7 +171,8 @@ func (ca *authority) checkKept(l leaf, have []byte) (until time.Time, err error)
 	}
 	c := certs[0]
 	if err := c.CheckSignatureFrom(ca.cert); err != nil {
-		return until, fmt.Errorf("it was issued by %s, and not by %s: %w", word(c.Issuer.String()), describe(ca.cert), err)
+		return until, fmt.Errorf("it was issued by %s, and not by %s: %w", word(c.Issuer.String()), describe(ca.cert),
+			err)
 	}
 	if err := checkUsage(c, l.usage); err != nil {
 		return until, err

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// pair is what the files say: our certificate, and the CAs whose certificates we believe.
+// pair is the certificate of this process and the accepted CAs.
 type pair struct {
-	certificate tls.Certificate // ours, with its Leaf
+	certificate tls.Certificate // of this process, with its Leaf
 	cas         []*x509.Certificate
-	roots       *x509.CertPool // the same
+	roots       *x509.CertPool // the CAs as a pool
 }
 
 // parse reads the content of the three files.
@@ -37,13 +37,14 @@ func parse(c content) (*pair, error) {
 		return nil, err
 	}
 	if p.certificate, err = tls.X509KeyPair(c[1], c[2]); err != nil {
-		return nil, fmt.Errorf("%s can't be used with %s, the certificate of %s: %w", keyFile, certFile, describe(chain[0]), err)
+		return nil, fmt.Errorf("%s can't be used with %s, the certificate of %s: %w", keyFile, certFile,
+			describe(chain[0]), err)
 	}
 	p.certificate.Leaf = chain[0]
 	return p, nil
 }
 
-// certificates reads PEM. Part of a file, or none of one, is an error.
+// certificates parses PEM. A file without certificates, or with other data, is an error.
 func certificates(name string, data []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
 	blocks := 0
@@ -66,12 +67,14 @@ func certificates(name string, data []byte) ([]*x509.Certificate, error) {
 		return nil, fmt.Errorf("%s: %d of %d PEM blocks in it are cut off or damaged", name, begun-blocks, begun)
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("%s: no certificate in PEM form is in it (%d bytes, %d PEM blocks of another kind)", name, len(data), blocks)
+		return nil, fmt.Errorf("%s: no certificate in PEM form is in it (%d bytes, %d PEM blocks of another kind)",
+			name, len(data), blocks)
 	}
 	return all, nil
 }
 
-// checkOurs returns an error if peers refuse our certificate at t whatever CA they believe, which needn't be one of ours.
+// checkOurs returns an error if every peer rejects the certificate of this process at t, whichever
+// CAs it accepts.
 func (p *pair) checkOurs(t time.Time) error {
 	chain := []*x509.Certificate{p.certificate.Leaf}
 	for _, der := range p.certificate.Certificate[1:] {
@@ -88,8 +91,8 @@ func (p *pair) checkOurs(t time.Time) error {
 	return fmt.Errorf("peers will refuse %s: %w", certFile, err)
 }
 
-// check returns an error unless the first certificate of chain, a peer's, is for usage, valid at t and signed by one of
-// our CAs.
+// check returns an error unless the first certificate of chain, that of a peer, is for usage, valid
+// at t and signed by an accepted CA.
 func (p *pair) check(chain []*x509.Certificate, usage x509.ExtKeyUsage, t time.Time) error {
 	if len(chain) == 0 {
 		return errors.New("it showed no certificate")
@@ -111,13 +114,15 @@ func (p *pair) checkChain(chain []*x509.Certificate, usage x509.ExtKeyUsage, t t
 	return p.explain(chain[0], err, usage, t)
 }
 
-// checkUsage returns an error unless c says that it is for usage. To crypto/x509 a certificate that says nothing is good
-// for everything, and cert-manager makes such ones unless it is told otherwise: a node's could then be a client's.
+// checkUsage returns an error unless c has usage. crypto/x509 accepts a certificate without usages
+// for every usage, and cert-manager makes such certificates by default: that of a node could then
+// serve as a client's.
 func checkUsage(c *x509.Certificate, usage x509.ExtKeyUsage) error {
 	if slices.Contains(c.ExtKeyUsage, usage) {
 		return nil
 	}
-	return fmt.Errorf("the certificate of %s isn't for %s: its extended key usage is %s", describe(c), usageWord(usage), usageWords(c))
+	return fmt.Errorf("the certificate of %s isn't for %s: its extended key usage is %s", describe(c), usageWord(usage),
+		usageWords(c))
 }
 
 // checkName returns an error unless name is among the DNS names of c, whatever its case.

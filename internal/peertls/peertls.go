@@ -1,9 +1,9 @@
-// Package peertls is how the router and the drivers on nodes know each other: mutual TLS 1.3, with certificates in
-// files that may change while the process runs.
+// Package peertls authenticates the router and the drivers on nodes: mutual TLS 1.3, with
+// certificates in files that may change while the process runs.
 //
-// The router is a client with one name that every node knows; it may do anything. A node is a server whose name the
-// router compares with who the node says it is. No certificate serves as both: a key that is stolen from a node opens
-// no other node. docs/certificates.md tells operators about it.
+// The router is a client with a name that every node knows; it may call everything. A node is a
+// server, and the router compares its name with the reported node ID. No certificate serves as
+// both, so a key from one node does not open other nodes. docs/certificates.md is for operators.
 package peertls
 
 import (
@@ -19,26 +19,28 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// Identity is who this process is, and whose certificates it believes. It is safe for concurrent use.
+// Identity is the certificate of this process and the CAs that it accepts. It is safe for
+// concurrent use.
 type Identity struct {
 	dir    string
 	report func(error)
 
 	mu      sync.Mutex
 	seen    stamps // of the files when they were last read
-	settled bool   // if the files are as seen, they are what was read
-	sum     digest // of what was last read, good or not
-	ours    *pair  // the last good one
+	settled bool   // equal stamps prove equal content
+	sum     digest // of the content that was last read, valid or not
+	ours    *pair  // the last valid pair
 }
 
-// Open reads ca.crt, tls.crt and tls.key in dir, the keys of a Kubernetes TLS secret as cert-manager writes it. ca.crt
-// may hold several CAs, tls.crt intermediate ones. It fails if one is missing, damaged or doesn't go with the others.
+// Open reads ca.crt, tls.crt and tls.key in dir, the keys of a TLS Secret of Kubernetes as
+// cert-manager writes it. ca.crt may have several CAs, and tls.crt intermediate CAs. A missing or
+// damaged file, or a key of another certificate, is an error.
 //
-// A certificate of our own that peers will refuse, as it has expired or isn't valid yet, is reported and used all the same:
-// it may be replaced at any moment, a clock may be set, and a driver that doesn't start can't even unmount. It may be of
-// another CA than those in ca.crt, which are for peers. The files are looked at again at every handshake and read again
-// when they have changed. Where they then can't be used, that is reported once and the old ones stay in use. report may be
-// called by several goroutines at a time.
+// A certificate that has expired or is not valid yet is reported and used: it may be replaced at
+// any moment, the clock may be set, and a driver that does not start cannot unmount. Its CA need
+// not be in ca.crt, which is for peers. Each handshake checks the files and reads changed ones.
+// Invalid new files are reported once, and the old ones stay in use. report may be called by
+// several goroutines at the same time.
 func Open(dir string, report func(error)) (*Identity, error) {
 	id := &Identity{dir: dir, report: report}
 	note, err := id.refresh()
@@ -51,7 +53,7 @@ func Open(dir string, report func(error)) (*Identity, error) {
 	return id, nil
 }
 
-// current returns what to use for a handshake that begins now.
+// current returns the pair for a handshake that begins now.
 func (id *Identity) current() *pair {
 	var note error
 	var ours *pair
@@ -64,7 +66,8 @@ func (id *Identity) current() *pair {
 		return err
 	})
 	if err != nil {
-		id.report(fmt.Errorf("certificates in %s have changed and can't be used, the old ones stay in use: %w", id.dir, err))
+		id.report(fmt.Errorf("certificates in %s have changed and can't be used, the old ones stay in use: %w", id.dir,
+			err))
 	}
 	if note != nil {
 		id.report(fmt.Errorf("certificates in %s: %w", id.dir, note))
@@ -72,8 +75,8 @@ func (id *Identity) current() *pair {
 	return ours
 }
 
-// refresh reads the files if they have changed since they were last read. The error says why they can't be used, the note
-// what will be wrong if they are. Each is returned once for what was read.
+// refresh reads the files if they have changed. The error is the reason why they cannot be used,
+// the note a warning if they are. Each is returned once for the same content.
 func (id *Identity) refresh() (note, err error) {
 	if id.settled && id.seen.same(stat(id.dir)) {
 		return nil, nil
@@ -81,7 +84,7 @@ func (id *Identity) refresh() (note, err error) {
 	now := time.Now()
 	content, seen, err := read(id.dir)
 	if errors.Is(err, errChanging) && id.ours != nil {
-		return nil, nil // the next handshake may find them whole
+		return nil, nil // the next handshake may find complete files
 	}
 	id.seen, id.settled = seen, err == nil && seen.before(now.Add(-settleTime))
 	sum := content.sum(err)
@@ -100,27 +103,30 @@ func (id *Identity) refresh() (note, err error) {
 	return ours.checkOurs(now), nil
 }
 
-// Server returns what a server shows and demands: TLS 1.3 with a certificate for clients that one of our CAs has signed
-// and that has client among its DNS names. Case doesn't matter, wildcards and the common name don't count. A handshake
-// that is refused is reported with its reason, up to maxReports a second. Limit bounds the connections.
+// Server returns credentials of a server: TLS 1.3 with a client certificate that an accepted CA has
+// signed and that has client among its DNS names. Case does not matter; wildcards and the common
+// name do not count. A rejected handshake is reported with its reason, up to maxReports a second.
+// Limit bounds the connections.
 func (id *Identity) Server(client string) credentials.TransportCredentials {
 	return &server{id: id, client: client, refused: &refusals{report: id.report, now: time.Now}}
 }
 
-// Client returns what a client shows and demands: TLS 1.3 with a certificate for servers that one of our CAs has signed
-// and that has server among its DNS names; any name will do if server is "", and Names then tells which it was.
+// Client returns credentials of a client: TLS 1.3 with a server certificate that an accepted CA has
+// signed and that has server among its DNS names. If server is "", every name is accepted, and
+// Names returns the names.
 //
-// In TLS 1.3 a server may refuse a client's certificate when the handshake is over for the client. The first read of the
-// connection then says so, and with gRPC so does the call that the connection was made for.
+// In TLS 1.3 a server may reject the certificate of a client after the client's end of the
+// handshake. The first Read of the connection then returns the reason, and with gRPC the call that
+// made the connection.
 func (id *Identity) Client(server string) credentials.TransportCredentials {
 	return &client{id: id, server: server}
 }
 
-// Until returns when our own certificate expires, as the files are now.
+// Until returns the end of the validity of the present certificate.
 func (id *Identity) Until() time.Time { return id.current().certificate.Leaf.NotAfter }
 
-// Names returns the DNS names in the certificate of the peer at the other end of a connection: nil unless Server or
-// Client made it.
+// Names returns the DNS names in the certificate of the peer on a connection. It returns nil for a
+// connection that neither Server nor Client made.
 func Names(info credentials.AuthInfo) []string {
 	ours, ok := info.(authInfo)
 	if !ok || len(ours.State.PeerCertificates) == 0 {
@@ -129,10 +135,10 @@ func Names(info credentials.AuthInfo) []string {
 	return slices.Clone(ours.State.PeerCertificates[0].DNSNames)
 }
 
-// authInfo is that of a connection which this package made: a type of its own, so that no other can be taken for it.
+// authInfo is the AuthInfo of a connection of this package. No other package has the type.
 type authInfo struct{ credentials.TLSInfo }
 
-// own makes info ours.
+// own returns info as an authInfo.
 func own(info credentials.AuthInfo) (authInfo, error) {
 	t, ok := info.(credentials.TLSInfo)
 	if !ok {
@@ -141,16 +147,18 @@ func own(info credentials.AuthInfo) (authInfo, error) {
 	return authInfo{t}, nil
 }
 
-// protocol is what both sides tell gRPC about themselves.
+// protocol has the methods of credentials.TransportCredentials that both sides share.
 type protocol struct{}
 
-// Info is for gRPC.
+// Info implements credentials.TransportCredentials.
 func (protocol) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
-// OverrideServerName is for gRPC's tests. The name of a peer is given to Server or Client.
+// OverrideServerName implements credentials.TransportCredentials. Server and Client get the name of
+// the peer instead.
 func (protocol) OverrideServerName(string) error { return errors.ErrUnsupported }
 
-// base is what both sides have in common. credentials.NewTLS adds h2, without which gRPC makes no connection.
+// base is the configuration that both sides share. credentials.NewTLS adds h2, without which gRPC
+// makes no connection.
 func base() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13} }

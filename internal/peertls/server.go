@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// server is what Identity.Server returns.
+// server is the result of Identity.Server.
 type server struct {
 	protocol
 	id      *Identity
@@ -26,19 +26,19 @@ type server struct {
 	refused *refusals
 }
 
-// Limits of the connections of Limit's listener. A handshake of a client that the node does not know
-// yet takes a place of its own kind: anyone can begin one and send nothing more. Clients that have
-// authenticated before have places that others cannot take, so a router that reconnects does not
-// compete with strangers. Routers have one connection each, and a second one while they renew it.
+// Limits of the connections of Limit's listener. Handshakes of unknown clients have a limit of
+// their own: any client can begin a handshake and send nothing more. Sources of authenticated
+// clients have connections that others cannot take, so a router that reconnects does not compete
+// with unknown clients. A router has a single connection, and a second one while it renews it.
 const (
 	maxConns      = 256 // of all kinds
 	knownShare    = 8   // an eighth of them for handshakes of known sources
 	admittedShare = 4   // a quarter for clients that have authenticated
 )
 
-// Limit returns a listener for the connections of l whose number is bounded. Identity.Server admits
-// those that authenticate. Handshakes that take too many places are dropped for newer ones, by the
-// rules of package connlimit.
+// Limit returns a listener that bounds the number of connections of l. Identity.Server admits
+// authenticated connections. Above the limit, handshakes are dropped for newer ones, by the rules
+// of package connlimit.
 func Limit(l net.Listener) *connlimit.Listener {
 	total := connlimit.Share(maxConns)
 	limits := connlimit.Limits{Known: total / knownShare, Admitted: total / admittedShare}
@@ -55,9 +55,9 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 	return nil, nil, errors.New("these credentials are a server's")
 }
 
-// ServerHandshake runs in a goroutine of gRPC, which catches no panic. It returns io.EOF, and
-// reports nothing, where the client closes the connection before it has sent anything, as the probe
-// of a load balancer does. gRPC bounds the time of a handshake: grpc.ConnectionTimeout.
+// ServerHandshake runs in a goroutine of gRPC, which recovers no panic. It returns io.EOF and
+// reports nothing if the client closes the connection before it has sent data, as the probe of a
+// load balancer does. gRPC bounds the time of a handshake: grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, err := guard.Value(func() (connection, error) { return s.admit(raw) })
 	switch {
@@ -86,7 +86,8 @@ func (s *server) admit(raw net.Conn) (c connection, err error) {
 	}
 	switch {
 	case connlimit.WasDropped(raw):
-		err = fmt.Errorf("%w: all places for handshakes are taken, and no address has more of them than this client's", connlimit.ErrDropped)
+		err = fmt.Errorf("%w: all places for handshakes are taken, and no address has more of them than this client's",
+			connlimit.ErrDropped)
 	case err != nil:
 		err = h.why(err)
 	default:
@@ -99,15 +100,15 @@ func (s *server) admit(raw net.Conn) (c connection, err error) {
 	return connection{conn, mine}, err
 }
 
-// handshake is one with a client, as far as it got.
+// handshake is the state of a handshake with a client.
 type handshake struct {
 	raw      net.Conn
-	ours     *pair    // with which this side answers; nil before the client's first message
-	versions []uint16 // of TLS that the client speaks
+	ours     *pair    // of this side; nil before the first message of the client
+	versions []uint16 // TLS versions of the client
 }
 
-// config returns the configuration of one handshake. It reads our certificate when the client's first
-// message has come: the files may have changed, and a client that sends nothing must cost little.
+// config returns the configuration of a handshake. The certificate is read after the first message
+// of the client: the files may have changed, and a client that sends nothing must cost little.
 func (s *server) config(h *handshake) *tls.Config {
 	first := base()
 	first.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -118,15 +119,15 @@ func (s *server) config(h *handshake) *tls.Config {
 	return first
 }
 
-// demand returns what the server demands of a client. It allows no session tickets, so that no client
-// that a changed ca.crt excludes gets in by an earlier session.
+// demand returns the requirements for a client. It permits no session tickets: a client that a
+// changed ca.crt excludes must not resume an earlier session.
 func (s *server) demand(ours *pair) *tls.Config {
 	c := base()
 	c.NextProtos = []string{"h2"} // of gRPC
 	c.Certificates = []tls.Certificate{ours.certificate}
 	c.ClientAuth, c.ClientCAs = tls.RequireAndVerifyClientCert, ours.roots
 	c.SessionTicketsDisabled = true
-	// crypto/tls has verified the chain by now: its alerts tell the client more than ours could.
+	// crypto/tls has verified the chain before: its alerts give the client more detail.
 	c.VerifyConnection = func(state tls.ConnectionState) error {
 		leaf := state.PeerCertificates[0]
 		if err := checkUsage(leaf, x509.ExtKeyUsageClientAuth); err != nil {
@@ -137,7 +138,7 @@ func (s *server) demand(ours *pair) *tls.Config {
 	return c
 }
 
-// why returns why the handshake failed.
+// why returns the cause of a failed handshake.
 func (h *handshake) why(err error) error {
 	var bad *tls.CertificateVerificationError
 	switch {
@@ -151,17 +152,17 @@ func (h *handshake) why(err error) error {
 	return why(err)
 }
 
-// maxReports is how many refused handshakes are reported in a second: a port scan mustn't flood the log.
+// maxReports is the largest number of reports a second: a port scan must not flood the log.
 const maxReports = 3
 
-// refusals reports refused handshakes, not too many.
+// refusals reports rejected handshakes, up to maxReports a second.
 type refusals struct {
 	report func(error)
 	now    func() time.Time
 
 	mu           sync.Mutex
 	since        time.Time // when the second began
-	told, missed int       // in this second
+	told, missed int       // reported and not reported in this second
 }
 
 // add reports err, or counts it.
@@ -181,7 +182,7 @@ func (r *refusals) add(err error) {
 	}
 }
 
-// catchUp says how many weren't reported, if the second in which that was is over.
+// catchUp reports the number of missed reports when their second has ended.
 func (r *refusals) catchUp() {
 	r.mu.Lock()
 	missed := r.next()
@@ -189,7 +190,7 @@ func (r *refusals) catchUp() {
 	r.tellMissed(missed)
 }
 
-// next begins a new second if it is time to, and returns how many weren't reported in the last.
+// next begins a new second if the last has ended, and returns its number of missed reports.
 func (r *refusals) next() (missed int) {
 	now := r.now()
 	if passed := now.Sub(r.since); passed >= 0 && passed < time.Second {
@@ -202,6 +203,7 @@ func (r *refusals) next() (missed int) {
 
 func (r *refusals) tellMissed(missed int) {
 	if missed > 0 {
-		r.report(fmt.Errorf("%d more clients were refused and not reported, as only %d a second are", missed, maxReports))
+		r.report(fmt.Errorf("%d more clients were refused and not reported, as only %d a second are", missed,
+			maxReports))
 	}
 }
