@@ -16,14 +16,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// answer is what a round learned of a volume. The zero answer is "nothing": what was known before stands. A call that failed
-// is no recovery: KEP-1432, Reconciliation contract.
+// answer is the result of a round for a volume. The zero answer keeps the conditions of before: a
+// failed call is no recovery. KEP-1432, Reconciliation contract.
 type answer struct {
 	conditions []v1.VolumeHealthCondition
-	whole      bool // the conditions are all there are; otherwise they add to what was known
+	whole      bool // conditions has all conditions; otherwise they add to those of before
 }
 
-// over returns what is known now, if held was before.
+// over returns the present conditions; held are those of before.
 func (a answer) over(held []v1.VolumeHealthCondition) []v1.VolumeHealthCondition {
 	if a.whole {
 		return a.conditions
@@ -52,7 +52,7 @@ func (m *Monitor) ask(ctx context.Context, targets map[string][]target) (map[str
 	return found, fmt.Errorf("list the health of all volumes: %w", err)
 }
 
-// absent returns the volumes to query one by one after a list. A volume that a list of abnormal
+// absent returns the volumes to query singly after a list. A volume that a list of abnormal
 // volumes lacks is healthy if it was healthy before. For others the list proves nothing, since
 // pages may miss a volume: CSI spec v1.13, ControllerListVolumeHealth.
 func (m *Monitor) absent(targets map[string][]target, found map[string]answer) []string {
@@ -61,7 +61,8 @@ func (m *Monitor) absent(targets map[string][]target, found map[string]answer) [
 		if _, ok := found[id]; ok {
 			continue
 		}
-		if m.source.listsHealthy || slices.ContainsFunc(ts, func(t target) bool { return len(m.memoryOf(t.claim).held) > 0 }) {
+		if m.source.listsHealthy || slices.ContainsFunc(ts,
+			func(t target) bool { return len(m.memoryOf(t.claim).held) > 0 }) {
 			ids = append(ids, id)
 			continue
 		}
@@ -82,7 +83,7 @@ const (
 
 var errToken = errors.New("a paging token went bad")
 
-// list asks for all volumes that aren't well, and from the start again when a token goes bad.
+// list lists all abnormal volumes, and begins anew after an invalid token.
 func (m *Monitor) list(ctx context.Context, wanted map[string][]target) (found map[string]answer, err error) {
 	for range listTries {
 		if found, err = m.pages(ctx, wanted); !errors.Is(err, errToken) {
@@ -92,7 +93,7 @@ func (m *Monitor) list(ctx context.Context, wanted map[string][]target) (found m
 	return found, err
 }
 
-// pages lists once. If a volume occurs twice, the later report counts, which is newer.
+// pages reads a list. If a volume occurs twice, the later report counts, as it is newer.
 func (m *Monitor) pages(ctx context.Context, wanted map[string][]target) (map[string]answer, error) {
 	found, seen, token := map[string]answer{}, map[string]bool{}, ""
 	for {
@@ -108,7 +109,8 @@ func (m *Monitor) pages(ctx context.Context, wanted map[string][]target) (map[st
 			return found, nil
 		}
 		if seen[token] || len(seen) >= maxPages {
-			return nil, fmt.Errorf("no end after %d pages: the driver repeats a paging token, or has ever new ones", len(seen)+1)
+			return nil, fmt.Errorf("no end after %d pages: the driver repeats a paging token, or has ever new ones",
+				len(seen)+1)
 		}
 		seen[token] = true
 	}
@@ -120,7 +122,7 @@ func (m *Monitor) page(ctx context.Context, token string) ([]report, string, err
 	return m.source.page(ctx, int32(m.PageSize), token)
 }
 
-// take keeps the reports of volumes that have a claim. Others would only cost memory.
+// take keeps the reports of volumes with a claim. Others would cost memory.
 func (m *Monitor) take(reports []report, wanted map[string][]target, found map[string]answer) {
 	for _, r := range reports {
 		if _, ok := wanted[r.id]; !ok {
@@ -137,23 +139,23 @@ func (m *Monitor) take(reports []report, wanted map[string][]target, found map[s
 	}
 }
 
-// answer returns what a report says.
+// answer returns the answer of a report.
 func (m *Monitor) answer(r report) answer {
 	m.metrics.unknown.Add(float64(r.unknown))
 	return answer{conditions: r.conditions, whole: true}
 }
 
-// cannotRead counts and logs an answer that is invalid. What was known of the volume stands.
+// cannotRead counts and logs an invalid report. The conditions of the volume stay.
 func (m *Monitor) cannotRead(id string, err error) {
 	m.metrics.getFailures.WithLabelValues(codes.Unknown.String()).Inc()
 	m.unreadable.add(fmt.Errorf("invalid answer for volume %q: %w", printable(id, 128), err))
 }
 
-// inquiry asks for volumes one by one.
+// inquiry queries volumes singly.
 type inquiry struct {
 	*Monitor
 	targets map[string][]target
-	alive   func() bool // whether the driver itself is there; it is asked once a round at most
+	alive   func() bool // whether the driver answers; called once a round at most
 	giveUp  context.CancelFunc
 
 	mu      sync.Mutex
@@ -161,7 +163,7 @@ type inquiry struct {
 	trouble map[string]trouble // for the next round
 }
 
-// askEach asks for the volumes one by one, some at a time.
+// askEach queries the volumes singly, with several workers.
 func (m *Monitor) askEach(ctx context.Context, targets map[string][]target, ids []string) map[string]answer {
 	ctx, giveUp := context.WithCancel(ctx)
 	defer giveUp()
@@ -175,7 +177,7 @@ func (m *Monitor) askEach(ctx context.Context, targets map[string][]target, ids 
 		group.Go(func() error { q.ask(ctx, id); return nil })
 	}
 	_ = group.Wait()
-	m.trouble = q.trouble // of those that weren't asked for nothing is left: the list had them, or they are gone
+	m.trouble = q.trouble // drops volumes that were not queried: the list had them, or they are gone
 	return q.answers
 }
 
@@ -187,7 +189,7 @@ func (m *Monitor) probe(ctx context.Context) bool {
 	return err == nil
 }
 
-// ask asks for one volume, unless it is to wait or the driver is away.
+// ask queries a volume, unless its pause has not ended or the driver does not answer.
 func (q *inquiry) ask(ctx context.Context, id string) {
 	if before := q.Monitor.trouble[id]; q.now().Before(before.again) {
 		q.keep(id, answer{}, before)
@@ -228,38 +230,41 @@ func (q *inquiry) keep(id string, a answer, t trouble) {
 	}
 }
 
-// trouble is how often in a row a volume couldn't be asked for.
+// trouble counts the failed queries of a volume in a row.
 type trouble struct {
-	reason string // of the condition it becomes
+	reason string // of the condition
 	times  int
-	again  time.Time // not to ask before
+	again  time.Time // time of the next query
 }
 
-// Reasons of conditions that aren't the driver's words.
+// Reasons of conditions that the monitor makes.
 const (
 	reasonNoAnswer = "NoAnswer"
 	reasonNotFound = "VolumeNotFound"
 )
 
-// twice is how many rounds in a row a volume must fail before it is reported: a driver, or a node behind it, that is just
-// being restarted makes no claim inaccessible, and a volume may be deleted between the cache's word and the driver's.
+// twice is the number of rounds in a row in which a query must fail before it is reported. A
+// restart of the driver or of a node must not make claims inaccessible, and a volume may be deleted
+// while the cache still has it.
 const twice = 2
 
-// failed judges a call that failed for one volume. What it doesn't know leaves everything as it was.
+// failed handles a failed query of a volume. An unknown code keeps the conditions.
 func (q *inquiry) failed(id string, err error) {
 	reason, words := "", ""
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		if !q.alive() {
-			q.giveUp() // nobody is there to ask, which says nothing of any volume
+			q.giveUp() // the driver does not answer, which says nothing about volumes
 			return
 		}
-		reason, words = reasonNoAnswer, "the CSI driver works, but has no answer for this volume, as if its node or storage were away: "
+		reason, words = reasonNoAnswer, "the CSI driver works, but has no answer for this volume, as if its node or "+
+			"storage were away: "
 	case codes.NotFound:
 		if slices.ContainsFunc(q.targets[id], target.deleting) {
-			return // so it should be
+			return // as expected
 		}
-		reason, words = reasonNotFound, "to the CSI driver there is no such volume: it was deleted outside of Kubernetes, or the PV's volumeHandle is wrong: "
+		reason, words = reasonNotFound, "to the CSI driver there is no such volume: it was deleted outside of "+
+			"Kubernetes, or the PV's volumeHandle is wrong: "
 	default:
 		return
 	}
@@ -268,13 +273,14 @@ func (q *inquiry) failed(id string, err error) {
 		q.keep(id, answer{}, t)
 		return
 	}
-	// Not DATA_LOSS for a volume that isn't found: that data is lost for good is the driver's to say, which has a status for
-	// it. A wrong handle or a root that isn't mounted looks the same from here, and people act on DataLoss.
-	q.keep(id, answer{conditions: []v1.VolumeHealthCondition{condition(v1.VolumeHealthInaccessible, reason, words+status.Convert(err).Message())}}, t)
+	// NOT_FOUND is not DATA_LOSS: the driver has a status for lost data. A wrong handle or a root
+	// that is not mounted is NOT_FOUND, too, and operators act on DataLoss.
+	q.keep(id, answer{conditions: []v1.VolumeHealthCondition{condition(v1.VolumeHealthInaccessible, reason,
+		words+status.Convert(err).Message())}}, t)
 }
 
-// again counts one more failure. A volume that isn't found is asked for less and less often: CSI spec v1.13,
-// ControllerGetVolumeHealth Errors.
+// again counts a further failure. A volume that is not found is queried at growing intervals: CSI
+// spec v1.13, ControllerGetVolumeHealth Errors.
 func (q *inquiry) again(id, reason string) trouble {
 	t := q.Monitor.trouble[id]
 	if t.reason != reason {
@@ -287,5 +293,6 @@ func (q *inquiry) again(id, reason string) trouble {
 	return t
 }
 
-// maxPause is how long a volume that came back after it wasn't found may be called inaccessible, and a round more.
+// maxPause is the longest pause after NOT_FOUND. A volume that returns counts as inaccessible for
+// so long, and for a round more.
 const maxPause = 15 * time.Minute

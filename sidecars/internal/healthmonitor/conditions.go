@@ -11,24 +11,28 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// What the API server takes: VolumeHealthStatus and VolumeHealthCondition in k8s.io/api/core/v1, v1.37. Lengths are bytes.
+// Limits of the API server: VolumeHealthStatus and VolumeHealthCondition in k8s.io/api/core/v1,
+// v1.37. Lengths are bytes.
 const (
 	maxConditions = 16
 	maxReason     = 256
 	maxMessage    = 1024
 )
 
-// kinds are those that CSI v1.13 has. "COs MUST ignore unknown VolumeHealthErrorType values": VolumeHealth.health_statuses.
+// kinds are the types of CSI v1.13. "COs MUST ignore unknown VolumeHealthErrorType values":
+// VolumeHealth.health_statuses.
 var kinds = map[csi.VolumeHealthErrorType]v1.VolumeHealthStatusType{
 	csi.VolumeHealthErrorType_DEGRADED:     v1.VolumeHealthDegraded,
 	csi.VolumeHealthErrorType_INACCESSIBLE: v1.VolumeHealthInaccessible,
 	csi.VolumeHealthErrorType_DATA_LOSS:    v1.VolumeHealthDataLoss,
 }
 
-// severity is the order in which conditions stand, the worst first: if there are too many, the least bad are left out.
-var severity = []v1.VolumeHealthStatusType{v1.VolumeHealthDataLoss, v1.VolumeHealthInaccessible, v1.VolumeHealthDegraded}
+// severity orders conditions, the worst first. Above the limit the least severe are left out.
+var severity = []v1.VolumeHealthStatusType{v1.VolumeHealthDataLoss, v1.VolumeHealthInaccessible,
+	v1.VolumeHealthDegraded}
 
-// conditions returns what a driver says as the API server takes it, and how many statuses were of a type nobody knows yet.
+// conditions returns the conditions of a driver in the form of the API server, and the number of
+// statuses of unknown types.
 func conditions(h *csi.VolumeHealth) (known []v1.VolumeHealthCondition, unknown int) {
 	for _, e := range h.GetHealthStatuses() {
 		status, ok := kinds[e.GetStatus()]
@@ -41,12 +45,12 @@ func conditions(h *csi.VolumeHealth) (known []v1.VolumeHealthCondition, unknown 
 	return normal(known), unknown
 }
 
-// condition makes one that the API server takes, whatever the words are.
+// condition returns a condition that the API server accepts, from any text.
 func condition(status v1.VolumeHealthStatusType, reason, message string) v1.VolumeHealthCondition {
 	return v1.VolumeHealthCondition{Status: status, Reason: word(reason), Message: printable(message, maxMessage)}
 }
 
-// normal puts conditions in order and drops doubles and what is too much.
+// normal sorts conditions, and drops duplicates and those above the limit.
 func normal(list []v1.VolumeHealthCondition) []v1.VolumeHealthCondition {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, compare)
@@ -54,24 +58,25 @@ func normal(list []v1.VolumeHealthCondition) []v1.VolumeHealthCondition {
 	return list[:min(len(list), maxConditions)]
 }
 
-// compare looks at status and reason only, which are what a condition is; its message may vary.
+// compare compares status and reason, which identify a condition. The message may change.
 func compare(a, b v1.VolumeHealthCondition) int {
-	return cmp.Or(cmp.Compare(slices.Index(severity, a.Status), slices.Index(severity, b.Status)), cmp.Compare(a.Reason, b.Reason))
+	return cmp.Or(cmp.Compare(slices.Index(severity, a.Status), slices.Index(severity, b.Status)),
+		cmp.Compare(a.Reason, b.Reason))
 }
 
-// minus returns those of a that aren't in b.
+// minus returns the conditions of a that are not in b.
 func minus(a, b []v1.VolumeHealthCondition) []v1.VolumeHealthCondition {
 	return slices.DeleteFunc(slices.Clone(a), func(c v1.VolumeHealthCondition) bool {
 		return slices.ContainsFunc(b, func(d v1.VolumeHealthCondition) bool { return compare(c, d) == 0 })
 	})
 }
 
-// same reports whether a and b, which are normal, differ in messages at most.
+// same reports whether a and b, both normal, are equal except for messages.
 func same(a, b []v1.VolumeHealthCondition) bool {
 	return slices.EqualFunc(a, b, func(c, d v1.VolumeHealthCondition) bool { return compare(c, d) == 0 })
 }
 
-// printable makes one line of at most limit bytes of what anybody may have sent: neither a log nor a terminal takes harm.
+// printable returns s as a line of at most limit bytes that is safe for logs and terminals.
 func printable(s string, limit int) string {
 	s = strings.ToValidUTF8(s[:min(len(s), 4*limit)], string(unicode.ReplacementChar)) // a message may have megabytes
 	s = strings.Map(func(r rune) rune {
@@ -85,7 +90,7 @@ func printable(s string, limit int) string {
 
 const ellipsis = "…"
 
-// cut shortens s to limit bytes, and no rune is cut in two.
+// cut shortens s to limit bytes at the end of a rune.
 func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -97,8 +102,9 @@ func cut(s string, limit int) string {
 	return s[:end] + ellipsis
 }
 
-// word makes a condition's reason of s: [A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])? of at most 256 bytes, as IsValidConditionReason in
-// k8s.io/apimachinery/pkg/apis/meta/v1/validation demands. What can't be in one becomes an underscore.
+// word returns s as the reason of a condition: [A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])? of at most
+// 256 bytes, as IsValidConditionReason in k8s.io/apimachinery/pkg/apis/meta/v1/validation requires.
+// Other characters become underscores.
 func word(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if letter(r) || r >= '0' && r <= '9' || strings.ContainsRune("_,:", r) {

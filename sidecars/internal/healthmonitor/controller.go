@@ -36,15 +36,22 @@ func (c *controller) About() string {
 // Flags has the names and defaults of upstream's csi-external-health-monitor-controller.
 func (c *controller) Flags(f *sidecar.Flags) {
 	o := &c.options
-	f.Duration(&o.ListInterval, "list-volumes-interval", 5*time.Minute, "how long after a round the next one begins, where the driver can list")
-	f.Duration(&o.GetInterval, "monitor-interval", time.Minute, "the same where each volume is asked for, and after a list that failed")
+	f.Duration(&o.ListInterval, "list-volumes-interval", 5*time.Minute,
+		"how long after a round the next one begins, where the driver can list")
+	f.Duration(&o.GetInterval, "monitor-interval", time.Minute,
+		"the same where each volume is asked for, and after a list that failed")
 	f.Duration(&o.Timeout, "timeout", 15*time.Second, "how long one call to the driver may take")
-	f.Int(&o.Workers, "worker-threads", 10, "how many volumes are asked for, and how many claims are written, at a time")
+	f.Int(&o.Workers, "worker-threads", 10,
+		"how many volumes are asked for, and how many claims are written, at a time")
 	f.Int(&o.PageSize, "max-entries", 500, "how many volumes a page of a list may have; 0 leaves it to the driver")
-	f.Bool(&o.PodEvents, "pod-events", true, "make events on the pods that use a volume, too; that needs a cache of all pods")
+	f.Bool(&o.PodEvents, "pod-events", true,
+		"make events on the pods that use a volume, too; that needs a cache of all pods")
 	c.limits.Flags(f)
-	f.Bool(&c.nodeWatcher, "enable-node-watcher", false, "refused if true: the driver itself says which volumes are inaccessible, and upstream's own watcher is gone since the redesign of KEP-1432")
-	f.Duration(&c.unused, "volume-list-add-interval", 5*time.Minute, "taken and ignored, so that upstream's manifests work: there is no queue to add to")
+	f.Bool(&c.nodeWatcher, "enable-node-watcher", false,
+		"refused if true: the driver itself says which volumes are inaccessible, and upstream's own watcher is gone "+
+			"since the redesign of KEP-1432")
+	f.Duration(&c.unused, "volume-list-add-interval", 5*time.Minute,
+		"taken and ignored, so that upstream's manifests work: there is no queue to add to")
 	f.Duration(&c.unused, "node-list-add-interval", 5*time.Minute, "taken and ignored, as there is no node watcher")
 }
 
@@ -52,18 +59,19 @@ func (c *controller) Validate() error {
 	o := c.options
 	switch {
 	case c.nodeWatcher:
-		return errors.New("--enable-node-watcher: there is no node watcher; take the flag away")
+		return errors.New("--enable-node-watcher: there is no node watcher: remove the flag")
 	case o.PageSize < 0 || o.PageSize > maxPageSize:
 		return fmt.Errorf("--max-entries=%d: it must be 0 to %d", o.PageSize, maxPageSize)
 	}
-	return errors.Join(kube.Positive("list-volumes-interval", o.ListInterval), kube.Positive("monitor-interval", o.GetInterval),
+	return errors.Join(kube.Positive("list-volumes-interval", o.ListInterval),
+		kube.Positive("monitor-interval", o.GetInterval),
 		kube.Positive("timeout", o.Timeout), kube.Positive("worker-threads", o.Workers), c.limits.Validate())
 }
 
-// maxPageSize keeps a page, with a few kilobytes a volume, within what is good for memory.
+// maxPageSize bounds the memory of a page: a volume has a few kilobytes.
 const maxPageSize = 10_000
 
-// Needs has the lock of upstream's monitor, so that the two never write at the same time.
+// Needs has the lease of upstream's monitor, so that the two never write at the same time.
 func (*controller) Needs() sidecar.Needs {
 	return sidecar.Needs{
 		Driver: true, Capabilities: true, Cluster: true,
@@ -80,7 +88,8 @@ func (c *controller) Build(_ context.Context, e *sidecar.Env) (sidecar.Runner, e
 		Options: c.options, Driver: e.Driver, Capabilities: e.Controller, Conn: e.Conn,
 		Client: client, Informers: c.cluster.Informers(), Register: e.HTTP.Register,
 		// The component is that of upstream's events.
-		Recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "csi-pv-monitor-controller-" + e.Driver}),
+		Recorder: events.NewRecorder(scheme.Scheme,
+			corev1.EventSource{Component: "csi-pv-monitor-controller-" + e.Driver}),
 	})
 	if err != nil {
 		return nil, err
@@ -92,7 +101,8 @@ func (c *controller) Build(_ context.Context, e *sidecar.Env) (sidecar.Runner, e
 	}), nil
 }
 
-// Rules is kube.Ruled's. Secrets aren't among them: Kubernetes has no place to name those of a health call, so none are sent.
+// Rules implements kube.Ruled. There is no rule for secrets: no Kubernetes object names secrets for
+// health calls.
 func (c *controller) Rules(kube.Rights) kube.Rules {
 	read := []string{"get", "list", "watch"}
 	rules := []rbacv1.PolicyRule{

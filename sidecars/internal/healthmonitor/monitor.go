@@ -26,38 +26,40 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Options are what an operator may change.
+// Options are the settings of an operator.
 type Options struct {
 	// ListInterval is the time from the end of a round to the next one, as long as lists succeed.
 	ListInterval time.Duration
-	// GetInterval is the same for rounds in which each volume had to be asked for.
+	// GetInterval is the same for rounds in which each volume is queried.
 	GetInterval time.Duration
-	// Timeout is for one call to the driver.
+	// Timeout bounds a call to the driver.
 	Timeout time.Duration
-	// Workers is how many volumes are asked for, and how many claims are written, at a time.
+	// Workers is the number of volumes that are queried, and of claims that are written, at the
+	// same time.
 	Workers int
-	// PageSize is how many volumes a page of a list may have; 0 leaves it to the driver.
+	// PageSize is the number of volumes in a page of a list; 0: the default of the driver.
 	PageSize int
 	// PodEvents adds events on the pods that use a volume. It costs a cache of all pods.
 	PodEvents bool
 }
 
-// Config is what a Monitor is made of.
+// Config configures a Monitor.
 type Config struct {
 	Options
-	// Driver is the name in spec.csi.driver of the volumes to look at. All others are left alone, migrated ones in them.
+	// Driver is the name in spec.csi.driver of the monitored volumes. Migrated volumes are not
+	// monitored.
 	Driver       string
 	Capabilities rpc.ControllerCapabilitySet
 	Conn         grpc.ClientConnInterface
 	Client       kubernetes.Interface
-	// Informers are asked for, and must be started by the caller after NewMonitor.
+	// Informers must be started by the caller after NewMonitor.
 	Informers informers.SharedInformerFactory
 	Recorder  record.EventRecorder
-	// Register takes the collectors to measure with.
+	// Register registers the collectors.
 	Register func(...prometheus.Collector)
 }
 
-// Monitor looks at the volumes of one driver, round after round.
+// Monitor monitors the volumes of a driver in rounds.
 type Monitor struct {
 	Config
 	source   source
@@ -70,10 +72,10 @@ type Monitor struct {
 	field    field
 	now      func() time.Time
 
-	// What follows is one round's after another, and only touched by it.
+	// The following fields belong to the round that runs.
 	trouble    map[string]trouble    // by volume ID
 	unreadable *failures             // answers of this round that could not be read
-	memories   map[types.UID]*memory // by claim: those that aren't well, and those whose recovery the cache doesn't show yet
+	memories   map[types.UID]*memory // by claim: abnormal ones, and those whose recovery the cache does not show yet
 }
 
 // NewMonitor returns a monitor, and gets the informers that it needs from the factory. Errors: see
@@ -94,22 +96,25 @@ func NewMonitor(c Config) (*Monitor, error) {
 func (m *Monitor) watch() {
 	core := m.Informers.Core().V1()
 	m.volumes, m.claims = core.PersistentVolumes().Lister(), core.PersistentVolumeClaims().Lister()
-	m.synced = []cache.InformerSynced{core.PersistentVolumes().Informer().HasSynced, core.PersistentVolumeClaims().Informer().HasSynced}
+	m.synced = []cache.InformerSynced{core.PersistentVolumes().Informer().HasSynced,
+		core.PersistentVolumeClaims().Informer().HasSynced}
 	if m.PodEvents {
 		m.pods = core.Pods().Lister()
 		m.synced = append(m.synced, core.Pods().Informer().HasSynced)
 	}
 }
 
-// Run looks at the volumes until ctx is done, and returns nil when all it started has ended.
+// Run monitors the volumes until ctx is done, and returns nil when all of its goroutines have
+// ended.
 func (m *Monitor) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), m.synced...) {
-		return nil // it ends only with ctx
+		return nil // ctx is done
 	}
 	for {
 		wait, err := m.round(ctx)
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(errors.New(printable(err.Error(), maxMessage)), "A round of volume health had failures")
+			klog.FromContext(ctx).Error(errors.New(printable(err.Error(), maxMessage)),
+				"A round of volume health had failures")
 		}
 		select {
 		case <-ctx.Done():
@@ -129,7 +134,7 @@ func (m *Monitor) round(ctx context.Context) (time.Duration, error) {
 	}
 	answers, err := m.ask(ctx, targets)
 	if ctx.Err() != nil {
-		return 0, ctx.Err() // nobody could write what came in so far, so nobody is told it, either
+		return 0, ctx.Err() // the result cannot be written, so there are no events either
 	}
 	wait := m.GetInterval
 	if m.source.lists && err == nil {
@@ -146,12 +151,13 @@ type target struct {
 	claim  *v1.PersistentVolumeClaim
 }
 
-// deleting reports whether one of the two is on its way out, so that its volume may be gone.
+// deleting reports whether the volume or the claim is being deleted, so that the storage may be
+// gone.
 func (t target) deleting() bool {
 	return t.volume.DeletionTimestamp != nil || t.claim.DeletionTimestamp != nil
 }
 
-// targets returns this driver's volumes that are bound, by volume ID: several PVs may share one.
+// targets returns the bound volumes of the driver by volume ID: several PVs may share an ID.
 func (m *Monitor) targets() (map[string][]target, error) {
 	volumes, err := m.volumes.List(labels.Everything())
 	if err != nil {
@@ -170,8 +176,8 @@ func (m *Monitor) targets() (map[string][]target, error) {
 	return targets, nil
 }
 
-// claimOf returns the claim that v is bound to, or nil. Another claim may have come under the name of one that is gone, and a
-// claim's word is needed too: a PV names the claim it is reserved for before the two are bound.
+// claimOf returns the claim to which v is bound, or nil. The claim must also name v: a PV names its
+// claim before the two are bound, and a new claim may have the name of a deleted one.
 func (m *Monitor) claimOf(v *v1.PersistentVolume) *v1.PersistentVolumeClaim {
 	ref := v.Spec.ClaimRef
 	if ref == nil {

@@ -50,5 +50,6 @@ func (c conditionCalls) get(ctx context.Context, id string) (report, error) {
 		return report{}, err
 	}
 	status, err := volumecondition.Of(resp.GetStatus())
-	return report{id: cmp.Or(resp.GetVolume().GetVolumeId(), id), conditions: fromVolumeCondition(status), err: err}, nil
+	return report{id: cmp.Or(resp.GetVolume().GetVolumeId(), id), conditions: fromVolumeCondition(status),
+		err: err}, nil
 }

@@ -17,16 +17,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// memory is what the monitor remembers of a claim whose volume isn't well.
+// memory is the state of a claim with an abnormal volume.
 type memory struct {
-	// held is what the volume has as far as anybody knows, and what events have said.
+	// held are the last known conditions, which events have reported.
 	held []v1.VolumeHealthCondition
-	// since is when the present set of statuses and reasons began.
+	// since is the time at which the present set of statuses and reasons began.
 	since metav1.Time
-	// written is what was put into the claim's status when the cache had it at this version, until the cache has it too.
+	// written is the last written status and the version of the claim in the cache at that time. It
+	// counts until the cache has it.
 	written   []v1.VolumeHealthCondition
 	atVersion string
-	// texted is when a message was last written.
+	// texted is the time at which a message was last written.
 	texted time.Time
 	// told is the last message of a VolumeCondition in an event, and toldAt the time of the event.
 	told   string
@@ -35,7 +36,7 @@ type memory struct {
 	claim *v1.PersistentVolumeClaim
 }
 
-// memoryOf returns what is remembered of a claim, and after a restart what its status says.
+// memoryOf returns the memory of a claim. After a restart it is made from the status.
 func (m *Monitor) memoryOf(c *v1.PersistentVolumeClaim) *memory {
 	if r := m.memories[c.UID]; r != nil {
 		return r
@@ -50,7 +51,7 @@ func (m *Monitor) memoryOf(c *v1.PersistentVolumeClaim) *memory {
 	return r
 }
 
-// stored is what the claim's status has at the API server.
+// stored returns the conditions in the status of a claim at the API server.
 func (r *memory) stored(c *v1.PersistentVolumeClaim) []v1.VolumeHealthCondition {
 	switch {
 	case r.atVersion != "" && r.atVersion == c.ResourceVersion:
@@ -61,7 +62,7 @@ func (r *memory) stored(c *v1.PersistentVolumeClaim) []v1.VolumeHealthCondition 
 	return normal(c.Status.HealthStatus.HealthConditions)
 }
 
-// settle says what is new to everybody. Its errors are of claims that couldn't be written.
+// settle reports all changes. Its errors are those of claims that could not be written.
 func (m *Monitor) settle(ctx context.Context, targets map[string][]target, answers map[string]answer) error {
 	memories := map[apitypes.UID]*memory{}
 	var failures failures
@@ -82,7 +83,7 @@ func (m *Monitor) settle(ctx context.Context, targets map[string][]target, answe
 	return failures.error()
 }
 
-// update brings a claim's memory up to date, and says by events what changed.
+// update updates the memory of a claim, and makes events for changes.
 func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 	r := m.memoryOf(c)
 	now := a.over(r.held)
@@ -99,7 +100,8 @@ func (m *Monitor) update(c *v1.PersistentVolumeClaim, a answer) *memory {
 // counters in messages.
 const textEvery = 10 * time.Minute
 
-// write puts what is known into the claim's status, unless that has it already or the API server would drop it.
+// write writes the conditions into the status of the claim, unless the status has them or the API
+// server drops them.
 func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory) error {
 	stored, now := r.stored(c), m.now()
 	switch {
@@ -119,8 +121,8 @@ func (m *Monitor) write(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	return nil
 }
 
-// learn remembers what became of a write. Whether the field exists shows only where it wasn't set: where it was, the API
-// server keeps it with the gate off, too.
+// learn records the result of a write. Only a claim without the field shows whether the API server
+// has it: with the gate off, the server keeps a field that was set before.
 func (m *Monitor) learn(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory, kept bool) {
 	if kept || len(r.held) == 0 {
 		r.written, r.atVersion = r.held, c.ResourceVersion
@@ -133,22 +135,25 @@ func (m *Monitor) learn(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	case kept:
 		log.Info("The API server keeps status.healthStatus of claims")
 	default:
-		log.Info("The API server drops status.healthStatus of claims: its feature gate CSIVolumeHealth is off, or it is older than 1.37. Events and metrics say the same", "nextTry", fieldRetry)
+		log.Info("The API server drops status.healthStatus of claims: its feature gate CSIVolumeHealth is off, or it "+
+			"is older than 1.37. Events and metrics say the same", "nextTry", fieldRetry)
 	}
 }
 
-// healthPatch is a JSON merge patch, which replaces the list of conditions. In a strategic one two of the same status would
-// become one, as its key is the status alone. A nil health removes the field: kubectl and others look for its presence.
+// healthPatch is a JSON merge patch, which replaces the list of conditions. A strategic merge patch
+// would merge two conditions of the same status, as the status is the key. A nil health removes the
+// field: kubectl checks its presence.
 type healthPatch struct {
 	Metadata struct {
-		UID apitypes.UID `json:"uid"` // refuses another claim of the same name
+		UID apitypes.UID `json:"uid"` // the API server rejects another claim of the same name
 	} `json:"metadata"`
 	Status struct {
 		Health *v1.VolumeHealthStatus `json:"healthStatus"`
 	} `json:"status"`
 }
 
-// patch writes what is known and reports whether the API server kept it. A claim that is gone is no error.
+// patch writes the conditions and reports whether the API server kept them. A missing claim is no
+// error.
 func (m *Monitor) patch(ctx context.Context, c *v1.PersistentVolumeClaim, r *memory) (kept bool, err error) {
 	var p healthPatch
 	p.Metadata.UID = c.UID
@@ -159,9 +164,11 @@ func (m *Monitor) patch(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	if err != nil {
 		return false, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
-	// An API server before 1.37 doesn't know the field, and would warn of it in every answer.
+	// An API server before 1.37 does not know the field, and would send a warning with every
+	// response.
 	options := metav1.PatchOptions{FieldValidation: metav1.FieldValidationIgnore}
-	got, err := m.Client.CoreV1().PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, apitypes.MergePatchType, body, options, "status")
+	got, err := m.Client.CoreV1().PersistentVolumeClaims(c.Namespace).Patch(ctx, c.Name, apitypes.MergePatchType, body,
+		options, "status")
 	switch {
 	case apierrors.IsNotFound(err):
 		return true, nil
@@ -172,8 +179,9 @@ func (m *Monitor) patch(ctx context.Context, c *v1.PersistentVolumeClaim, r *mem
 	return got.Status.HealthStatus != nil, nil
 }
 
-// field is whether the API server keeps status.healthStatus. There is no way to ask: without the feature gate, or before 1.37,
-// it drops the field silently, and the answer to a write lacks it.
+// field tracks whether the API server keeps status.healthStatus. No request tells it: without the
+// feature gate, or before 1.37, the server drops the field silently, and the response to a write
+// lacks it.
 type field struct {
 	mu      sync.Mutex
 	known   bool
@@ -181,7 +189,7 @@ type field struct {
 	retry   time.Time
 }
 
-// fieldRetry is how long nothing is written after a write was dropped. The gate may be turned on meanwhile.
+// fieldRetry is the pause after a dropped write. The gate may be turned on meanwhile.
 const fieldRetry = 10 * time.Minute
 
 func (f *field) writable(now time.Time) bool {
@@ -190,7 +198,7 @@ func (f *field) writable(now time.Time) bool {
 	return !now.Before(f.retry)
 }
 
-// learn takes what became of a write and reports whether that is news.
+// learn records the result of a write and reports whether it is a change.
 func (f *field) learn(kept bool, now time.Time) (news bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -202,7 +210,8 @@ func (f *field) learn(kept bool, now time.Time) (news bool) {
 	return news
 }
 
-// failures are the errors of a round: the first few in full, as one API server that is away makes thousands.
+// failures are the errors of a round. The first few are kept: without an API server there are
+// thousands.
 type failures struct {
 	mu    sync.Mutex
 	first []error

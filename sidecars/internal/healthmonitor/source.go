@@ -12,7 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/volumecondition"
 )
 
-// report is the answer of a driver for one volume.
+// report is the answer of a driver for a volume.
 type report struct {
 	id         string
 	conditions []v1.VolumeHealthCondition
@@ -24,7 +24,7 @@ type report struct {
 type calls interface {
 	// page returns a page of a list, and the token of the next page.
 	page(ctx context.Context, size int32, token string) ([]report, string, error)
-	// get returns the report for one volume.
+	// get returns the report for a volume.
 	get(ctx context.Context, id string) (report, error)
 }
 
@@ -47,15 +47,18 @@ func sourceOf(driver string, can rpc.ControllerCapabilitySet, c csi.ControllerCl
 	if can[volumecondition.Capability] && (list || get) {
 		return source{calls: conditionCalls{c}, lists: list, gets: get, listsHealthy: true}, nil
 	}
-	return source{}, fmt.Errorf("%w: %s cannot report the health of its volumes: its controller capabilities have neither LIST_VOLUME_HEALTH "+
-		"nor GET_VOLUME_HEALTH (CSI v1.13), nor VOLUME_CONDITION with LIST_VOLUMES or GET_VOLUME (CSI v1.12 and older)", sidecar.ErrNotSupported, driver)
+	return source{}, fmt.Errorf("%w: %s cannot report the health of its volumes: its controller capabilities have "+
+		"neither LIST_VOLUME_HEALTH "+
+		"nor GET_VOLUME_HEALTH (CSI v1.13), nor VOLUME_CONDITION with LIST_VOLUMES or GET_VOLUME (CSI v1.12 and "+
+		"older)", sidecar.ErrNotSupported, driver)
 }
 
 // healthCalls are the calls of CSI v1.13.
 type healthCalls struct{ csi.ControllerClient }
 
 func (c healthCalls) page(ctx context.Context, size int32, token string) ([]report, string, error) {
-	resp, err := c.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{MaxEntries: size, StartingToken: token})
+	resp, err := c.ControllerListVolumeHealth(ctx,
+		&csi.ControllerListVolumeHealthRequest{MaxEntries: size, StartingToken: token})
 	var reports []report
 	for _, h := range resp.GetEntries() {
 		reports = append(reports, healthReport(h))
