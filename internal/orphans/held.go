@@ -14,22 +14,22 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// maxMessage is the longest answer that is taken, in bytes. A page has up to 4 MiB of node IDs alone.
+// maxMessage is the largest size of a response, in bytes. A page has up to 4 MiB of node IDs alone.
 const maxMessage = 64 << 20
 
-// held is what the driver holds. All that is in it has an ID of package volumeid.
+// held has the objects of the driver. All have IDs of package volumeid.
 type held struct {
-	volumes, snapshots []Orphan // sorted by ID; snapshots in groups are there instead
+	volumes, snapshots []Orphan // sorted by ID, without members of group snapshots
 	groups             []*group
 }
 
-// group is a group of snapshots. It can be deleted as a whole only, so it is named as a whole, too.
+// group is a group snapshot. It is deleted as a whole, so it also counts as named as a whole.
 type group struct {
 	id        string
 	snapshots []Orphan
 }
 
-// named reports whether the group or one of its members is.
+// named reports whether the group or a member is named.
 func (g *group) named(ids map[string]bool) bool {
 	return ids[g.id] || slices.ContainsFunc(g.snapshots, func(s Orphan) bool { return ids[s.ID] })
 }
@@ -42,7 +42,7 @@ func (h *held) members() (all []Orphan) {
 	return all
 }
 
-// list asks the driver for all that it holds. It returns all of it, or an error.
+// list lists all objects of the driver.
 func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held, error) {
 	c := csi.NewControllerClient(conn)
 	can, err := capabilities(ctx, c, o)
@@ -50,10 +50,12 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 		return nil, err
 	}
 	if !can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] {
-		return nil, errors.New("it can't list volumes (LIST_VOLUMES): ask the controller's socket, or that of a node which serves its own storage")
+		return nil, errors.New("it can't list volumes (LIST_VOLUMES): ask the controller's socket, or that of a node " +
+			"which serves its own storage")
 	}
 	volumes, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
-		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: o.Page, StartingToken: token}, grpc.MaxCallRecvMsgSize(maxMessage))
+		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: o.Page, StartingToken: token},
+			grpc.MaxCallRecvMsgSize(maxMessage))
 		return entries(resp.GetEntries(), volume), resp.GetNextToken(), err
 	})
 	if err != nil {
@@ -66,7 +68,8 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 		return sorted(volumes, nil)
 	}
 	snapshots, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
-		resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: o.Page, StartingToken: token}, grpc.MaxCallRecvMsgSize(maxMessage))
+		resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: o.Page, StartingToken: token},
+			grpc.MaxCallRecvMsgSize(maxMessage))
 		return entries(resp.GetEntries(), snapshot), resp.GetNextToken(), err
 	})
 	if err != nil {
@@ -75,8 +78,9 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 	return sorted(volumes, snapshots)
 }
 
-// capabilities returns what the driver's controller can do.
-func capabilities(ctx context.Context, c csi.ControllerClient, o Options) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
+// capabilities returns the controller capabilities of the driver.
+func capabilities(ctx context.Context, c csi.ControllerClient,
+	o Options) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
 	ctx, cancel := o.call(ctx)
 	defer cancel()
 	resp, err := c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
@@ -90,7 +94,7 @@ func capabilities(ctx context.Context, c csi.ControllerClient, o Options) (map[c
 	return can, nil
 }
 
-// call returns the context of one call to the driver.
+// call returns the context of a call to the driver.
 func (o Options) call(ctx context.Context) (context.Context, context.CancelFunc) {
 	if o.Call == 0 {
 		return ctx, func() {}
@@ -98,8 +102,9 @@ func (o Options) call(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, o.Call)
 }
 
-// pages asks for one page after the other and returns what is on them, by ID: what moves while they are read may be on two.
-func pages(ctx context.Context, o Options, ask func(ctx context.Context, token string) ([]Orphan, string, error)) (map[string]Orphan, error) {
+// pages reads all pages of a list and returns the entries by ID: an entry may be on two pages.
+func pages(ctx context.Context, o Options,
+	ask func(ctx context.Context, token string) ([]Orphan, string, error)) (map[string]Orphan, error) {
 	all, seen := map[string]Orphan{}, map[string]bool{}
 	for token := ""; ; {
 		call, cancel := o.call(ctx)
@@ -122,7 +127,8 @@ func pages(ctx context.Context, o Options, ask func(ctx context.Context, token s
 	}
 }
 
-// sorted puts what was listed in order. An ID of another form is an error: no text could tell whether anything names it.
+// sorted sorts the entries. An ID of another form is an error, as no text shows whether it is
+// named.
 func sorted(volumes, snapshots map[string]Orphan) (*held, error) {
 	h, groups := &held{}, map[string]*group{}
 	byID := func(a, b Orphan) int { return cmp.Compare(a.ID, b.ID) }
@@ -130,7 +136,7 @@ func sorted(volumes, snapshots map[string]Orphan) (*held, error) {
 		switch id, err := volumeid.Parse(v.ID); {
 		case err != nil:
 			return nil, fmt.Errorf("volume %.128q: %w", v.ID, err)
-		case id.Kind == volumeid.Inline: // a pod's: it has no object of its own
+		case id.Kind == volumeid.Inline: // an inline volume has no object of its own
 		default:
 			h.volumes = append(h.volumes, v)
 		}
@@ -167,7 +173,8 @@ func volume(e *csi.ListVolumesResponse_Entry) Orphan {
 	v := e.GetVolume()
 	return Orphan{
 		What: "volume", ID: v.GetVolumeId(), Size: v.GetCapacityBytes(), Nodes: segments(v.GetAccessibleTopology()),
-		Source: cmp.Or(v.GetContentSource().GetSnapshot().GetSnapshotId(), v.GetContentSource().GetVolume().GetVolumeId()),
+		Source: cmp.Or(v.GetContentSource().GetSnapshot().GetSnapshotId(),
+			v.GetContentSource().GetVolume().GetVolumeId()),
 	}
 }
 

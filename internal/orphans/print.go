@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// JSON writes the report for a program.
+// JSON writes the report as JSON.
 func (r Report) JSON(out io.Writer) error {
 	e := json.NewEncoder(out)
 	e.SetIndent("", "  ")
 	if r.Orphans == nil {
-		r.Orphans = []Orphan{} // a list in any case
+		r.Orphans = []Orphan{} // an empty list instead of null
 	}
 	return e.Encode(r)
 }
 
-// Text writes the report for a person: a line for each orphan, then the counts.
+// Text writes the report as text: a line for each orphan, then the counts.
 func (r Report) Text(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	if len(r.Orphans) > 0 {
@@ -32,7 +32,8 @@ func (r Report) Text(out io.Writer) error {
 		if !o.Created.IsZero() {
 			created = o.Created.UTC().Format(time.RFC3339)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", o.What, o.ID, o.Size, cell(strings.Join(o.Nodes, ",")), cell(created), cell(o.Source), cell(o.Group))
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", o.What, o.ID, o.Size, cell(strings.Join(o.Nodes, ",")),
+			cell(created), cell(o.Source), cell(o.Group))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -52,7 +53,7 @@ func (r Report) Text(out io.Writer) error {
 	return nil
 }
 
-// cell returns s as it can stand in a table: it comes from nodes, and must not move a terminal's cursor.
+// cell returns s for a table, without control characters: s comes from nodes.
 func cell(s string) string {
 	if quoted := strconv.QuoteToASCII(s); quoted != `"`+s+`"` || strings.Contains(s, " ") {
 		return quoted

@@ -11,23 +11,24 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Kinds of objects that name what a driver holds.
+// Kinds of objects that name volumes and snapshots.
 const (
 	volumeKind  = "PersistentVolume"
 	contentKind = "VolumeSnapshotContent"
 	groupKind   = "VolumeGroupSnapshotContent"
 )
 
-// endMark is what must come after the objects. kubectl prints what it got even if a later part of a list failed, and that is
-// JSON without a fault: only its exit code tells, and `kubectl get … && echo complete` passes that on.
+// endMark must follow the objects. kubectl prints valid JSON also if a later part of a list failed.
+// Its exit code tells, and `kubectl get … && echo complete` passes that on.
 const endMark = "complete"
 
-// text is what the objects say. It is read as it comes: the objects of a large cluster are more than a small container holds.
+// text is the stream of objects. It is parsed while it is read, as the objects of a large cluster
+// exceed the memory of a small container.
 type text struct {
-	ids    map[string]bool // of all that is held; true for those that are named
+	ids    map[string]bool // of all objects of the driver; true: named
 	kinds  map[string]int  // objects
 	finder volumeid.Finder
-	begin  []byte // what was read ahead
+	begin  []byte // data that was read ahead
 }
 
 func newText(h *held) *text {
@@ -52,7 +53,8 @@ func newText(h *held) *text {
 	return t
 }
 
-// lacks returns why nothing can be said about what objects of a kind name, unless there are any.
+// lacks returns the reason why a kind of objects gives no result, or "" if objects of the kind were
+// read.
 func (t *text) lacks(kind, flag string) string {
 	if t.kinds[kind] > 0 {
 		return ""
@@ -60,7 +62,7 @@ func (t *text) lacks(kind, flag string) string {
 	return fmt.Sprintf("there is no %s on stdin: if the cluster has none, say %s", kind, flag)
 }
 
-// first waits until the objects begin to come, or end.
+// first waits for the first byte, or the end, of the objects.
 func (t *text) first(r io.Reader) error {
 	b := make([]byte, 1)
 	switch n, err := io.ReadFull(r, b); {
@@ -72,7 +74,7 @@ func (t *text) first(r io.Reader) error {
 	}
 }
 
-// read reads all objects up to the end. They are JSON, one object or list after the other.
+// read reads all objects: JSON objects and lists in a row.
 func (t *text) read(r io.Reader) error {
 	r = io.TeeReader(io.MultiReader(bytes.NewReader(t.begin), r), &t.finder)
 	dec := json.NewDecoder(r)
@@ -104,19 +106,21 @@ func startsObject(r io.Reader) bool {
 	}
 }
 
-// cutShort returns what is wrong with a stdin that ends after n documents, without the mark.
+// cutShort returns the error of a stdin that ends after n documents without the mark.
 func cutShort(dec *json.Decoder, n int) error {
 	if _, err := dec.Token(); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: read stdin: %w", ErrNoConclusion, err)
 	}
 	if n == 0 {
-		return fmt.Errorf("%w: stdin is empty: did kubectl get fail, or was kubectl exec run without -i?", ErrNoConclusion)
+		return fmt.Errorf("%w: stdin is empty: did kubectl get fail, or was kubectl exec run without -i?",
+			ErrNoConclusion)
 	}
-	return fmt.Errorf("%w: stdin doesn't end with a line that says %s, so kubectl may have failed half-way: run it as (sleep 60; kubectl get … -o json && echo %s)",
+	return fmt.Errorf("%w: stdin doesn't end with a line that says %s, so kubectl may have failed half-way: run it "+
+		"as (sleep 60; kubectl get … -o json && echo %s)",
 		ErrNoConclusion, endMark, endMark)
 }
 
-// end reads what isn't JSON. It is the mark, or something is wrong.
+// end reads the text after the objects. It must be the mark.
 func (t *text) end(r io.Reader, documents int) error {
 	rest, err := io.ReadAll(io.LimitReader(r, 1<<10))
 	said := strings.TrimSpace(string(rest))
@@ -127,7 +131,8 @@ func (t *text) end(r io.Reader, documents int) error {
 		return nil
 	case said == endMark:
 		return fmt.Errorf("%w: stdin holds no objects", ErrNoConclusion)
-	case strings.HasPrefix(said, "apiVersion:"), strings.HasPrefix(said, "---"), strings.HasPrefix(said, "items:"), strings.HasPrefix(said, "kind:"):
+	case strings.HasPrefix(said, "apiVersion:"), strings.HasPrefix(said, "---"), strings.HasPrefix(said,
+		"items:"), strings.HasPrefix(said, "kind:"):
 		return fmt.Errorf("%w: stdin is YAML: run kubectl get with -o json", ErrNoConclusion)
 	}
 	return fmt.Errorf("%w: stdin isn't what kubectl get -o json prints: it says %.100q", ErrNoConclusion, said)
@@ -167,7 +172,7 @@ func (t *text) document(dec *json.Decoder) error {
 		t.kinds[kind]++
 	}
 	for of, n := range items {
-		if of == "" { // the items of a list of one kind may leave it out
+		if of == "" { // the items of a list of a single kind may leave the kind out
 			of = strings.TrimSuffix(kind, "List")
 		}
 		t.kinds[of] += n
@@ -175,7 +180,7 @@ func (t *text) document(dec *json.Decoder) error {
 	return nil
 }
 
-// fields reads an object, and calls value for each of its keys to read what that has.
+// fields reads a JSON object, and calls value for each key to read its value.
 func fields(dec *json.Decoder, value func(key string) error) error {
 	if _, err := dec.Token(); err != nil {
 		return err
@@ -197,7 +202,7 @@ func fields(dec *json.Decoder, value func(key string) error) error {
 	return err
 }
 
-// kindsOf reads a list and returns how many of each kind it has. One that is null has none.
+// kindsOf reads a list and returns the number of objects of each kind. A null list has none.
 func kindsOf(dec *json.Decoder) (map[string]int, error) {
 	kinds := map[string]int{}
 	switch open, err := dec.Token(); {

@@ -1,16 +1,16 @@
 package volumeid
 
-// Finder finds IDs in the text that is written to it, whatever stands around them: in JSON that is a string of other JSON,
-// an ID may come right after the n of \n. So it finds too much rather than too little: of 58 digits in a row, two
-// may be IDs. The zero value with a Found is ready for use.
+// Finder is an io.Writer that finds IDs in text, regardless of the characters around them: in JSON
+// inside a JSON string, an ID may follow the n of \n. It may report text that is not an ID, and
+// misses none: 58 digits in a row may hold two IDs. A Finder with Found is ready for use.
 type Finder struct {
-	// Found gets every stretch of text that may be an ID. It may not keep it.
+	// Found gets every substring that may be an ID. Found must not keep the slice.
 	Found func(id []byte)
 
-	digits []byte // the last that came, without anything else between them
+	digits []byte // the last digits in a row
 }
 
-// Write looks at the next piece of text. It never fails.
+// Write searches the next part of the text. It returns no error.
 func (f *Finder) Write(text []byte) (int, error) {
 	for _, c := range text {
 		if !isDigit(c) {

@@ -1,10 +1,10 @@
-// Package volumeid makes and reads the IDs of volumes and snapshots whose storage lives on one node, and the names
-// under which that node is known to the cluster.
+// Package volumeid makes and parses the IDs of volumes and snapshots on a node, and the names of
+// that node in CSI.
 //
-// An ID is a letter, a digest of the node and a digest of the name, 57 characters of [0-9a-v] in all. So a retried
-// CreateVolume finds its own volume without an index, anyone who holds an ID can tell its node, and no ID can be
-// mistaken for a path. The volumeHandle of a PersistentVolume never changes, so neither may the
-// meaning of a letter: a new form of ID takes a new letter.
+// An ID is a letter, a digest of the node and a digest of the name: 57 characters of [0-9a-v]. So a
+// repeated CreateVolume finds its volume without an index, an ID tells its node, and no ID is a
+// path. The volumeHandle of a PersistentVolume never changes, so the meaning of a letter never
+// changes: a new form of ID takes a new letter.
 package volumeid
 
 import (
@@ -16,17 +16,17 @@ import (
 	"strings"
 )
 
-// Kind is what an ID is of: the letter that it starts with.
+// Kind is the kind of an object: the first letter of its ID.
 type Kind byte
 
 const (
 	Volume   Kind = 'a' // made by CreateVolume
 	Inline   Kind = 'i' // the storage of an inline ephemeral volume
 	Snapshot Kind = 's'
-	Group    Kind = 'g' // of snapshots
+	Group    Kind = 'g' // a group snapshot
 )
 
-// Len is how many bytes every ID has.
+// Len is the length of every ID in bytes.
 const Len = 1 + nodeLen + nameLen
 
 const (
@@ -40,10 +40,11 @@ const (
 	longPrefix = "node-" // of the digest that stands for a name
 )
 
-// SeveralNodes stands for the node of a group whose members are on several: no node is called so.
+// SeveralNodes takes the place of the node in the ID of a group snapshot over several nodes. No
+// node has this name.
 const SeveralNodes = ""
 
-// ErrMalformed says that a string is not an ID of any known form.
+// ErrMalformed reports that a string is not an ID of a known form.
 var ErrMalformed = errors.New("malformed ID")
 
 var (
@@ -51,20 +52,20 @@ var (
 	segment  = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
 )
 
-// ID is what an ID says.
+// ID is a parsed ID.
 type ID struct {
 	Kind Kind
 	Node string // digest of the node that holds it, as NodeDigest returns it
-	Name string // digest of the name that it was made from, as NameDigest returns it
+	Name string // digest of the name, as NameDigest returns it
 }
 
-// New returns the ID of what is made under name on node: for a Volume, Snapshot or Group the name in the request; for
-// an Inline one, whose ID is in no PersistentVolume, what the kubelet calls the volume. It is always the same.
+// New returns the ID of an object on node. name is the name in the request; for Inline, whose ID is
+// in no PersistentVolume, the volume ID of the kubelet. Equal arguments give equal IDs.
 func New(k Kind, node, name string) string {
 	return string(k) + digest(node, nodeLen) + digest(name, nameLen)
 }
 
-// Parse reads an ID. Whatever New can't have made is ErrMalformed.
+// Parse parses an ID. Errors: ErrMalformed for a string that New cannot return.
 func Parse(s string) (ID, error) {
 	if len(s) != Len {
 		return ID{}, ErrMalformed
@@ -83,17 +84,17 @@ func Parse(s string) (ID, error) {
 	return id, nil
 }
 
-// isDigit reports whether c can be in an ID.
+// isDigit reports whether an ID can have the character c.
 func isDigit(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'v' }
 
-// NameDigest returns the part of an ID that stands for the name that New got.
+// NameDigest returns the digest of a name in IDs.
 func NameDigest(name string) string { return digest(name, nameLen) }
 
-// NodeDigest returns the part of an ID that stands for node.
+// NodeDigest returns the digest of a node name in IDs.
 func NodeDigest(node string) string { return digest(node, nodeLen) }
 
-// NodeDigests returns what may stand in an ID for the node that NodeID calls id: its digest; two, where id may be that of
-// a node with that very name, or of one whose name is too long.
+// NodeDigests returns the possible digests in IDs of the node whose NodeID is id. There are two if
+// id may be the name of the node or the digest of a long name.
 func NodeDigests(id string) []string {
 	digests := []string{NodeDigest(id)}
 	if d, ok := strings.CutPrefix(id, longPrefix); ok && len(d) == nodeLen {
@@ -102,8 +103,8 @@ func NodeDigests(id string) []string {
 	return digests
 }
 
-// CheckNode returns an error for a node name that no cluster can have: empty, over 253 bytes, or with characters
-// that are neither printable ASCII nor part of a name.
+// CheckNode returns an error for an invalid node name: empty, over 253 bytes, or with characters
+// that no node name has.
 func CheckNode(node string) error {
 	if node == "" || len(node) > maxNodeName {
 		return fmt.Errorf("a node name has 1 to %d bytes, this one has %d", maxNodeName, len(node))
@@ -116,7 +117,8 @@ func CheckNode(node string) error {
 	return nil
 }
 
-// NodeID returns what NodeGetInfo calls node: its name, or a digest where the name is over 128 bytes.
+// NodeID returns the node ID of NodeGetInfo: the name of the node, or a digest of a name over 128
+// bytes.
 func NodeID(node string) string {
 	if len(node) <= maxNodeID {
 		return node
@@ -124,8 +126,8 @@ func NodeID(node string) string {
 	return longPrefix + NodeDigest(node)
 }
 
-// Segment returns node as the value of a topology key: its name where that is a legal value, else a digest.
-// CSI spec v1.13, Topology: at most 63 characters, the first and the last alphanumeric.
+// Segment returns the value of the topology key for node: its name if that is a legal value, else a
+// digest. CSI spec v1.13, Topology: at most 63 characters, the first and the last alphanumeric.
 func Segment(node string) string {
 	if len(node) <= maxSegment && segment.MatchString(node) {
 		return node
