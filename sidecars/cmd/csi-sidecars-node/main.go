@@ -1,5 +1,5 @@
-// Command csi-sidecars-node is what of csi-sidecars runs on every node, without all that talks to the API server: it is to be
-// small there. KEP-4958.
+// Command csi-sidecars-node has the sidecars that run on every node. It does not use the API
+// server, so that it stays small. KEP-4958.
 package main
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// gcPercent is less than Go's 100: the process runs on every node, where memory is the pods', and it keeps next to nothing. GOGC
-// overrides it.
+// gcPercent is below Go's 100: on a node the memory belongs to the pods, and the process has a
+// small heap. GOGC overrides it.
 const gcPercent = 50
 
 func main() {
@@ -22,11 +22,11 @@ func main() {
 	os.Exit(command().Main(os.Args[1:]))
 }
 
-// command is the registry: all that the binary has.
+// command is the registry of the binary.
 func command() *sidecar.Command {
 	return &sidecar.Command{
 		Name:        "csi-sidecars-node",
 		Controllers: []sidecar.Controller{registrar.New(), livenessprobe.New()},
-		Default:     "node-driver-registrar,livenessprobe", // * wouldn't include the first
+		Default:     "node-driver-registrar,livenessprobe", // "*" does not include the first
 	}
 }

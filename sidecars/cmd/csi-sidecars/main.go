@@ -1,5 +1,5 @@
-// Command csi-sidecars is every CSI sidecar in one process: upstream's controllers with one connection to the driver, one set of
-// informers, one port, one lease and one end. KEP-4958.
+// Command csi-sidecars runs all CSI sidecars in a process: upstream's controllers with a shared
+// connection to the driver, shared informers, and a common port, lease and end. KEP-4958.
 package main
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/snapshotter"
 )
 
-// gcPercent trades a little CPU for memory: what the process keeps are informers' objects, and it makes little garbage. GOGC
-// overrides it.
+// gcPercent saves memory for a little CPU: most of the heap are objects of informers, and the
+// process makes little garbage. GOGC overrides it.
 const gcPercent = 50
 
 func main() {
@@ -29,7 +29,7 @@ func main() {
 	os.Exit(command().Main(os.Args[1:]))
 }
 
-// command is the registry: all that the binary has.
+// command is the registry of the binary.
 func command() *sidecar.Command {
 	cluster := kube.New()
 	return &sidecar.Command{

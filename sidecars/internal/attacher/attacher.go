@@ -1,5 +1,5 @@
-// Package attacher runs kubernetes-csi/external-attacher: it makes VolumeAttachment objects true by ControllerPublishVolume
-// and ControllerUnpublishVolume.
+// Package attacher runs kubernetes-csi/external-attacher: it attaches and detaches volumes for
+// VolumeAttachment objects.
 package attacher
 
 import (
@@ -46,8 +46,10 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	c.retry.Flags(f)
 	c.limits.Flags(f)
 	f.Duration(&c.resync, "resync", 10*time.Minute, "how often all objects are looked at again")
-	f.Duration(&c.reconcile, "reconcile-sync", time.Minute, "how often attachments are compared with what the driver lists, where it lists them")
-	f.Int(&c.maxEntries, "max-entries", 0, "`entries` of a page when the driver lists volumes; 0 leaves it to the driver")
+	f.Duration(&c.reconcile, "reconcile-sync", time.Minute,
+		"how often attachments are compared with what the driver lists, where it lists them")
+	f.Int(&c.maxEntries, "max-entries", 0,
+		"`entries` of a page when the driver lists volumes; 0 leaves it to the driver")
 	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose PersistentVolume doesn't say one")
 }
 
@@ -70,16 +72,18 @@ func (c *controller) Needs() sidecar.Needs {
 		Lock: func(driver string) string { return "external-attacher-leader-" + driver }}
 }
 
-// Rules is kube.Ruled's.
+// Rules implements kube.Ruled.
 func (c *controller) Rules(d kube.Rights) kube.Rules { return kube.AttacherRules(d.Secrets) }
 
-// Build makes upstream's controller. For a driver that attaches nothing that is the one which calls everything attached: such
-// objects exist where the CSIDriver object doesn't say attachRequired: false, and pods wait for them.
+// Build makes upstream's controller. For a driver without attachment it is the controller that
+// marks every VolumeAttachment as attached: without attachRequired: false in the CSIDriver, pods
+// wait for such objects.
 func (c *controller) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	client := c.cluster.Client(c.Name(), c.limits).Kube
 	informers := c.cluster.Informers()
 	attachments, volumes := informers.Storage().V1().VolumeAttachments(), informers.Core().V1().PersistentVolumes()
-	lists := env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] && env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES]
+	lists := env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] &&
+		env.Controller[csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES]
 	var handler upstream.Handler
 	if env.Controller[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 		handler = upstream.NewCSIHandler(client, env.Driver,

@@ -1,4 +1,5 @@
-// Package livenessprobe answers the kubelet's HTTP probe with what the CSI driver says of itself: Identity.Probe.
+// Package livenessprobe answers the kubelet's HTTP probe with the result of Identity.Probe of the
+// CSI driver.
 package livenessprobe
 
 import (
@@ -36,8 +37,10 @@ func (*controller) About() string {
 
 func (c *controller) Flags(f *sidecar.Flags) {
 	f.Duration(&c.timeout, "probe-timeout", 3*time.Second, "how long the driver may take to answer one probe")
-	f.Var(&c.port, "health-port", "port, or `host:port`, where /healthz answers for the driver; 0 for none. It stays apart from --http-endpoint, whose"+
-		" /healthz answers for this process: neither container is to be killed for the other's fault. There, /healthz/livenessprobe says the same")
+	f.Var(&c.port, "health-port", "port, or `host:port`, where /healthz answers for the driver; 0 for none. It stays "+
+		"apart from --http-endpoint, whose"+
+		" /healthz answers for this process: neither container is to be killed for the other's fault. There, "+
+		"/healthz/livenessprobe says the same")
 }
 
 func (c *controller) Validate() error {
@@ -62,7 +65,7 @@ type runner struct {
 	failing atomic.Bool
 }
 
-// Run serves the health port until ctx is done. The driver needn't be there.
+// Run serves the health port until ctx is done. It does not need the driver.
 func (r *runner) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -70,7 +73,8 @@ func (r *runner) Run(ctx context.Context) error {
 		mux := http.NewServeMux()
 		mux.HandleFunc("GET /healthz", r.healthz)
 		if err := sidecar.Serve(ctx, address, mux, stop); err != nil {
-			return fmt.Errorf("health-port: %w: give each controller that has one, and --http-endpoint, a port of its own, or 0", err)
+			return fmt.Errorf("health-port: %w: give each controller that has one, and --http-endpoint, a port of "+
+				"its own, or 0", err)
 		}
 		klog.FromContext(ctx).Info("Answering for the driver", "address", address, "path", "/healthz")
 	}
@@ -89,8 +93,9 @@ func (r *runner) healthz(w http.ResponseWriter, req *http.Request) {
 
 var errNotReady = errors.New("the driver says that it isn't ready")
 
-// Check asks the driver once, for at most the probe's timeout. Callers that come while a probe is under way share its answer,
-// so that a driver that hangs has one probe at a time. The note is not empty if the driver could not be asked and may be healthy.
+// Check probes the driver, with the timeout of the probe. Callers during a probe share its result,
+// so that a driver that hangs has a single probe at a time. The note is not empty if the driver
+// could not be asked and may be healthy.
 func (r *runner) Check(ctx context.Context) (note string, err error) {
 	select {
 	case answer := <-r.running.DoChan("", func() (any, error) { return r.probe() }):
@@ -101,20 +106,23 @@ func (r *runner) Check(ctx context.Context) (note string, err error) {
 	}
 }
 
-// probe has no caller's context: it goes on when the first caller hangs up. A lack of permission is this process's failure and
-// passes. With an error the kubelet would kill the driver, which does not help. Package sidecar logs it and is not ready.
+// probe does not use the context of a caller: it continues when the first caller hangs up. A
+// missing permission of this process passes: after an error the kubelet would restart the driver,
+// which does not help. Package sidecar logs it and is not ready.
 func (r *runner) probe() (note string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
 	ready, err := rpc.Probe(ctx, r.conn) // a driver that does not say is ready: CSI spec v1.13, ProbeResponse
-	// UNAVAILABLE is also the code for a failed dial. The last dial succeeded if it came from the driver.
+	// UNAVAILABLE is also the code for a failed dial. The last dial succeeded if it came from the
+	// driver.
 	if denied := r.socket.Denied(); denied != nil && status.Code(err) == codes.Unavailable {
 		return "the driver was not asked: " + denied.Error(), nil
 	}
 	if err == nil && !ready {
 		err = errNotReady
 	}
-	// The kubelet asks every few seconds, and its event has no reason: log one line when it begins and one when it ends.
+	// The kubelet asks every few seconds, and its event has no reason: log one line when it begins
+	// and one when it ends.
 	switch was := r.failing.Swap(err != nil); {
 	case err != nil && !was:
 		klog.Background().Error(err, "The driver fails its probe")

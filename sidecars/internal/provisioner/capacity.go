@@ -27,7 +27,8 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// capacityFlags are for CSIStorageCapacity objects, from which the scheduler knows where there is room.
+// capacityFlags are the flags for CSIStorageCapacity objects, from which the scheduler reads
+// capacity.
 type capacityFlags struct {
 	on        bool
 	immediate bool
@@ -40,40 +41,51 @@ type capacityFlags struct {
 
 func (c *capacityFlags) flags(f *sidecar.Flags) {
 	c.all = f
-	f.Bool(&c.on, "enable-capacity", false, "publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
-	f.Bool(&c.immediate, "capacity-for-immediate-binding", false, "publish it for classes with immediate binding, too; the scheduler doesn't need that")
+	f.Bool(&c.on, "enable-capacity", false,
+		"publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
+	f.Bool(&c.immediate, "capacity-for-immediate-binding", false,
+		"publish it for classes with immediate binding, too; the scheduler doesn't need that")
 	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "how often the driver is asked how much room there is")
-	f.Int(&c.level, "capacity-ownerref-level", 1, "who owns those objects, from the pod $POD_NAME on: -1 nobody, 0 the pod, 1 its StatefulSet or DaemonSet, 2 its Deployment")
+	f.Int(&c.level, "capacity-ownerref-level", 1,
+		"who owns those objects, from the pod $POD_NAME on: -1 nobody, 0 the pod, 1 its StatefulSet or DaemonSet, 2 "+
+			"its Deployment")
 	f.Int(&c.threads, "capacity-threads", 1, "how many of those objects are worked on at once")
-	f.Float(&c.limits.QPS, "kube-api-capacity-qps", 1, "`requests` a second to the API server for those objects, on average")
-	f.Int(&c.limits.Burst, "kube-api-capacity-burst", 5, "`requests` to the API server for those objects that may come at once")
+	f.Float(&c.limits.QPS, "kube-api-capacity-qps", 1,
+		"`requests` a second to the API server for those objects, on average")
+	f.Int(&c.limits.Burst, "kube-api-capacity-burst", 5,
+		"`requests` to the API server for those objects that may come at once")
 }
 
 func (c *capacityFlags) validate() error {
 	switch {
 	case !c.on:
-		return c.all.Need("enable-capacity", "capacity-for-immediate-binding", "capacity-poll-interval", "capacity-ownerref-level", "capacity-threads", "kube-api-capacity-qps", "kube-api-capacity-burst")
+		return c.all.Need("enable-capacity", "capacity-for-immediate-binding", "capacity-poll-interval",
+			"capacity-ownerref-level", "capacity-threads", "kube-api-capacity-qps", "kube-api-capacity-burst")
 	case c.poll <= 0:
 		return fmt.Errorf("--capacity-poll-interval=%v: it must be above zero", c.poll)
 	}
 	return c.limits.Validate()
 }
 
-// pod is where the objects are made, and the name from which their owner is found, as the environment says.
+// pod has the namespace of the objects, and the name of the pod from which the owner is found, from
+// the environment.
 func (c *capacityFlags) pod(getenv func(string) string) (namespace, name string, err error) {
 	namespace, name = getenv("NAMESPACE"), getenv("POD_NAME")
 	switch {
 	case namespace == "":
 		err = errors.New("--enable-capacity needs the namespace for its objects in the environment: NAMESPACE")
 	case c.level >= 0 && name == "":
-		err = errors.New("--enable-capacity needs the pod's name in the environment, to find who owns its objects: POD_NAME (or --capacity-ownerref-level=-1)")
+		err = errors.New("--enable-capacity needs the pod's name in the environment, to find who owns its objects: " +
+			"POD_NAME (or --capacity-ownerref-level=-1)")
 	}
 	return namespace, name, err
 }
 
-// publishRoom adds the controller for room, and returns a provisioner that tells it when room may have changed. It has clients
-// of its own: a cluster with many nodes has many such objects, and claims must not wait for them.
-func (c *controller) publishRoom(env *sidecar.Env, p place, making lib.Provisioner, together *runs) (lib.Provisioner, error) {
+// publishCapacity adds the controller for capacity, and returns a provisioner that reports changes
+// to it. The controller has clients of its own: a cluster with many nodes has many such objects,
+// and claims must not wait for them.
+func (c *controller) publishCapacity(env *sidecar.Env, p place, making lib.Provisioner,
+	together *runs) (lib.Provisioner, error) {
 	f := c.capacity
 	namespace, pod, err := f.pod(os.Getenv)
 	if err != nil {
@@ -111,7 +123,7 @@ func (c *controller) publishRoom(env *sidecar.Env, p place, making lib.Provision
 	return capacity.NewProvisionWrapper(making, room), nil
 }
 
-// segments are the parts of the cluster that room is counted for.
+// segments are the topology segments whose capacity is published.
 func (c *controller) segments(driver string, own kube.Clients, p place) topology.Informer {
 	if p.node != nil {
 		var here topology.Segment
@@ -122,10 +134,11 @@ func (c *controller) segments(driver string, own kube.Clients, p place) topology
 	}
 	shared := c.cluster.Informers()
 	return topology.NewNodeTopology(driver, own.Kube, shared.Core().V1().Nodes(), shared.Storage().V1().CSINodes(),
-		workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(), workqueue.TypedRateLimitingQueueConfig[string]{Name: "csitopology"}))
+		workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(),
+			workqueue.TypedRateLimitingQueueConfig[string]{Name: "csitopology"}))
 }
 
-// owner finds who owns the objects: with it, Kubernetes deletes them. nil for nobody.
+// owner returns the owner of the objects, with which Kubernetes deletes them, or nil.
 func (c *controller) owner(own kube.Clients, namespace, pod string) (*metav1.OwnerReference, error) {
 	level := c.capacity.level
 	if level < 0 {
@@ -138,8 +151,9 @@ func (c *controller) owner(own kube.Clients, namespace, pod string) (*metav1.Own
 	return ref, nil
 }
 
-// shorten joins two parts of a label's value with -, and keeps to a length in letters: a digest takes the place of what
-// doesn't fit, so that two nodes don't become one. It gives the names that upstream gives, as the objects outlive the process.
+// shorten joins two parts of a label value with -. A digest replaces the text above the maximum
+// length, so that values stay unique. The values are those of upstream, as the objects outlive the
+// process.
 func shorten(base, suffix string, most int) string {
 	digest := func(s string) string {
 		h := fnv.New32a()

@@ -23,7 +23,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// nodeFlags are for a provisioner on every node instead of one for all.
+// nodeFlags are the flags for a provisioner on every node.
 type nodeFlags struct {
 	on        bool
 	immediate bool
@@ -33,32 +33,38 @@ type nodeFlags struct {
 
 func (n *nodeFlags) flags(f *sidecar.Flags) {
 	n.all = f
-	f.Bool(&n.on, "node-deployment", false, "this is one of many, one on each node ($NODE_NAME), and makes volumes for its node only")
-	f.Bool(&n.immediate, "node-deployment-immediate-binding", true, "with node-deployment, also take claims that no node was selected for")
-	f.Duration(&n.base, "node-deployment-base-delay", 20*time.Second, "with node-deployment, how long to wait before trying to own such a claim")
-	f.Duration(&n.max, "node-deployment-max-delay", time.Minute, "with node-deployment, how long to wait for that at most")
+	f.Bool(&n.on, "node-deployment", false,
+		"this is one of many, one on each node ($NODE_NAME), and makes volumes for its node only")
+	f.Bool(&n.immediate, "node-deployment-immediate-binding", true,
+		"with node-deployment, also take claims that no node was selected for")
+	f.Duration(&n.base, "node-deployment-base-delay", 20*time.Second,
+		"with node-deployment, how long to wait before trying to own such a claim")
+	f.Duration(&n.max, "node-deployment-max-delay", time.Minute,
+		"with node-deployment, how long to wait for that at most")
 }
 
 func (n *nodeFlags) validate(elected bool) error {
 	switch {
 	case !n.on:
-		return n.all.Need("node-deployment", "node-deployment-immediate-binding", "node-deployment-base-delay", "node-deployment-max-delay")
+		return n.all.Need("node-deployment", "node-deployment-immediate-binding", "node-deployment-base-delay",
+			"node-deployment-max-delay")
 	case elected:
 		return errors.New("--node-deployment with --leader-election: one on each node, or one for all? Take one away")
 	}
 	return nil
 }
 
-// place is where volumes can be made: what upstream's packages know of nodes.
+// place has the listers from which upstream's packages read topology.
 type place struct {
-	topology    bool // the driver's volumes aren't everywhere
+	topology    bool // volumes have a topology
 	node        *upstream.NodeDeployment
 	nodes       corelisters.NodeLister
 	csiNodes    storagelisters.CSINodeLister
 	attachments storagelisters.VolumeAttachmentLister
 }
 
-// place reads off the driver what is watched: nodes only where volumes aren't everywhere, attachments only where there are any.
+// place selects the watched kinds by the capabilities of the driver: nodes if volumes have a
+// topology, attachments if the driver attaches.
 func (c *controller) place(env *sidecar.Env, clients kube.Clients) (place, error) {
 	p := place{topology: upstream.SupportsTopology(env.Plugin)}
 	shared := c.cluster.Informers()
@@ -88,7 +94,8 @@ func (c *controller) place(env *sidecar.Env, clients kube.Clients) (place, error
 	return p, nil
 }
 
-// only makes listers of one node that nobody watches: the driver has just said all that upstream's packages ask of it.
+// only makes listers of a single node without a watch: the driver has reported the topology that
+// upstream reads.
 func (p *place) only(driver string, clients kube.Clients) error {
 	segments := p.node.NodeInfo.GetAccessibleTopology().GetSegments()
 	here := storagev1.CSINodeDriver{Name: driver, NodeID: p.node.NodeInfo.GetNodeId()}
@@ -103,17 +110,18 @@ func (p *place) only(driver string, clients kube.Clients) error {
 	labelled.Labels = segments
 	return errors.Join(
 		nodes.Informer().GetStore().Add(&corev1.Node{ObjectMeta: labelled}),
-		csiNodes.Informer().GetStore().Add(&storagev1.CSINode{ObjectMeta: meta, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{here}}}))
+		csiNodes.Informer().GetStore().Add(&storagev1.CSINode{ObjectMeta: meta,
+			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{here}}}))
 }
 
-// grants returns who may use snapshots of other namespaces, where the gate is on, else nil.
+// grants returns the lister of ReferenceGrants if the gate is on, else nil.
 func (c *controller) grants(clients kube.Clients) gatewaylisters.ReferenceGrantLister {
 	if !c.cluster.Gate(features.CrossNamespaceVolumeDataSource) {
 		return nil
 	}
 	client, err := gateway.NewForConfig(clients.Config)
 	if err != nil {
-		panic(err) // the address is good: two clients have been made with it
+		panic(err) // the address is valid: two clients use it
 	}
 	factory := gatewayinformers.NewSharedInformerFactory(client, upstream.ResyncPeriodOfReferenceGrantInformer)
 	grants := factory.Gateway().V1beta1().ReferenceGrants()

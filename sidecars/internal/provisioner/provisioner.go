@@ -1,5 +1,5 @@
-// Package provisioner runs kubernetes-csi/external-provisioner: it makes volumes for claims and deletes those of volumes
-// nobody claims, by CreateVolume and DeleteVolume, and publishes how much room there is.
+// Package provisioner runs kubernetes-csi/external-provisioner: it creates volumes for claims,
+// deletes released volumes, and publishes capacity.
 package provisioner
 
 import (
@@ -64,22 +64,30 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	c.retry.Flags(f)
 	c.limits.Flags(f)
 	f.String(&c.prefix, "volume-name-prefix", "pvc", "what a volume's name begins with")
-	f.Int(&c.uuidLength, "volume-name-uuid-length", -1, "`letters` of the claim's UID in a volume's name; -1 keeps them all")
+	f.Int(&c.uuidLength, "volume-name-uuid-length", -1,
+		"`letters` of the claim's UID in a volume's name; -1 keeps them all")
 	f.Bool(&c.strictTopology, "strict-topology", false, "with late binding, offer the driver the selected node only")
-	f.Bool(&c.immediateTopology, "immediate-topology", true, "with immediate binding, offer the driver all nodes; false makes no demands")
+	f.Bool(&c.immediateTopology, "immediate-topology", true,
+		"with immediate binding, offer the driver all nodes; false makes no demands")
 	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of claim and volume")
 	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose class doesn't say one")
-	f.Bool(&c.publishReadOnly, "controller-publish-readonly", false, "mark volumes of read-only claims so that they are attached read-only")
-	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true, "refuse a claim that would make a block device of a snapshot of files, or the reverse, without the annotation that allows it")
+	f.Bool(&c.publishReadOnly, "controller-publish-readonly", false,
+		"mark volumes of read-only claims so that they are attached read-only")
+	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true,
+		"refuse a claim that would make a block device of a snapshot of files, or the reverse, without the "+
+			"annotation that allows it")
 	f.Int(&c.cloningThreads, "cloning-protection-threads", 1, "how many sources of clones are released at once")
-	f.Duration(&c.sweep, "snapshot-orphan-sweep-interval", 5*time.Minute, "how often snapshots are freed of finalizers that nobody needs any more; 0 for never")
-	f.Bool(&c.pprof, "enable-pprof", false, "serve Go's profiles at /debug/pprof/ on --http-endpoint, for the whole process")
+	f.Duration(&c.sweep, "snapshot-orphan-sweep-interval", 5*time.Minute,
+		"how often snapshots are freed of finalizers that nobody needs any more; 0 for never")
+	f.Bool(&c.pprof, "enable-pprof", false,
+		"serve Go's profiles at /debug/pprof/ on --http-endpoint, for the whole process")
 	c.capacity.flags(f)
 	c.nodes.flags(f)
 }
 
 func (c *controller) Validate() error {
-	for name, n := range map[string]int{"worker-threads": c.workers, "cloning-protection-threads": c.cloningThreads, "capacity-threads": c.capacity.threads} {
+	for name, n := range map[string]int{"worker-threads": c.workers, "cloning-protection-threads": c.cloningThreads,
+		"capacity-threads": c.capacity.threads} {
 		if err := kube.Positive(name, n); err != nil {
 			return err
 		}
@@ -107,7 +115,7 @@ func (c *controller) Needs() sidecar.Needs {
 		Lock: func(driver string) string { return strings.ReplaceAll(driver, "/", "-") }}
 }
 
-// Rules is kube.Ruled's.
+// Rules implements kube.Ruled.
 func (c *controller) Rules(d kube.Rights) kube.Rules {
 	return kube.ProvisionerRules(kube.ProvisionerRuleOptions{
 		Secrets: d.Secrets, Topology: d.Topology, Publish: d.Attach, Snapshots: d.Snapshots, SnapshotSweeper: d.Snapshots && c.sweep > 0,
@@ -117,11 +125,11 @@ func (c *controller) Rules(d kube.Rights) kube.Rules {
 	})
 }
 
-// runs are what starts together: upstream's controllers under one wait group.
+// runs are upstream's controllers, which start and end together.
 type runs []func(ctx context.Context, workers *sync.WaitGroup)
 
-// Build makes upstream's four controllers: for claims and volumes, for sources of clones, for snapshots' finalizers, and for
-// room.
+// Build makes upstream's four controllers: for claims and volumes, for sources of clones, for
+// finalizers of snapshots, and for capacity.
 func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME] {
 		return nil, fmt.Errorf("%w: it makes no volumes", sidecar.ErrNotSupported)
@@ -134,7 +142,7 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	var together runs
 	making := c.making(env, clients, place)
 	if c.capacity.on {
-		if making, err = c.publishRoom(env, place, making, &together); err != nil {
+		if making, err = c.publishCapacity(env, place, making, &together); err != nil {
 			return nil, err
 		}
 	}
@@ -146,7 +154,7 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	return together, nil
 }
 
-// making is upstream's translation of claims into CSI calls.
+// making is upstream's provisioner, which translates claims into CSI calls.
 func (c *controller) making(env *sidecar.Env, clients kube.Clients, p place) lib.Provisioner {
 	informers := c.cluster.Informers()
 	var remembered *upstream.InMemoryStore
@@ -167,7 +175,7 @@ func (c *controller) making(env *sidecar.Env, clients kube.Clients, p place) lib
 		c.metadata, c.defaultFSType, p.node, c.publishReadOnly, c.keepMode, remembered)
 }
 
-// inTree is the name of the in-tree driver that this one replaces, or empty.
+// inTree is the name of the in-tree driver that the driver replaces, or "".
 func inTree(t csitrans.CSITranslator, driver string) string {
 	if !t.IsMigratedCSIDriverByName(driver) {
 		return ""
@@ -180,19 +188,21 @@ func inTree(t csitrans.CSITranslator, driver string) string {
 	return name
 }
 
-// claims adds the controller for claims and volumes. All its informers are everybody's: upstream's main lets the library make
-// two of its own.
-func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.Clients, making lib.Provisioner, together *runs) {
+// claims adds the controller for claims and volumes. It uses the shared informers; upstream's main
+// lets the library make two of its own.
+func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.Clients, making lib.Provisioner,
+	together *runs) {
 	informers := c.cluster.Informers()
 	claims := informers.Core().V1().PersistentVolumeClaims()
 	counted := libmetrics.New("controller")
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(counted.PersistentVolumeClaimProvisionTotal, counted.PersistentVolumeClaimProvisionFailedTotal,
+	registry.MustRegister(counted.PersistentVolumeClaimProvisionTotal,
+		counted.PersistentVolumeClaimProvisionFailedTotal,
 		counted.PersistentVolumeClaimProvisionDurationSeconds, counted.PersistentVolumeDeleteTotal,
 		counted.PersistentVolumeDeleteFailedTotal, counted.PersistentVolumeDeleteDurationSeconds)
 	env.HTTP.Measure(kube.Always(registry, c.Name()))
 	options := []func(*lib.ProvisionController) error{
-		lib.LeaderElection(false), // the process is elected
+		lib.LeaderElection(false), // the process has the lease
 		lib.FailedProvisionThreshold(0),
 		lib.FailedDeleteThreshold(0),
 		lib.RateLimiter(c.limiter()),
@@ -208,33 +218,38 @@ func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.
 	if name := inTree(csitrans.New(), env.Driver); name != "" {
 		options = append(options, lib.AdditionalProvisionerNames([]string{name}))
 	}
-	// Its context is that of events. What controllers finish after they were told to end is to have events, too, as upstream's has.
+	// The context of events outlives ctx, as in upstream: controllers that finish after the end of
+	// ctx make events, too.
 	provision := lib.NewProvisionController(context.WithoutCancel(ctx), clients.Kube, env.Driver, making, options...)
 	*together = append(*together, func(ctx context.Context, workers *sync.WaitGroup) {
 		provision.ControllerWaitGroup(workers)
 		provision.Run(ctx)
 	})
-	queue := workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(), workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
-	if clones := upstream.NewCloningProtectionController(clients.Kube, claims.Lister(), claims.Informer(), queue, env.Controller); clones != nil {
+	queue := workqueue.NewTypedRateLimitingQueueWithConfig(c.limiter(),
+		workqueue.TypedRateLimitingQueueConfig[string]{Name: "claims"})
+	if clones := upstream.NewCloningProtectionController(clients.Kube, claims.Lister(), claims.Informer(), queue,
+		env.Controller); clones != nil {
 		*together = append(*together, func(ctx context.Context, workers *sync.WaitGroup) {
 			clones.Run(ctx, c.cloningThreads, workers)
 		})
 	}
 }
 
-// finalizers adds the controller that frees snapshots, where the cluster has any. Its informer is its own: upstream gives no
-// way to share it.
+// finalizers adds the controller for the finalizers of snapshots, if the cluster has the API. Its
+// informer is not shared: upstream does not permit that.
 func (c *controller) finalizers(ctx context.Context, env *sidecar.Env, clients kube.Clients, together *runs) {
 	if c.sweep <= 0 || !c.cluster.Serves(ctx, "snapshot.storage.k8s.io/v1", "VolumeSnapshot") {
 		return
 	}
 	claims := c.cluster.Informers().Core().V1().PersistentVolumeClaims().Lister()
-	if sweeps := upstream.NewSnapshotFinalizerController(clients.Snapshots, claims, env.Controller, c.sweep); sweeps != nil {
+	if sweeps := upstream.NewSnapshotFinalizerController(clients.Snapshots, claims, env.Controller,
+		c.sweep); sweeps != nil {
 		*together = append(*together, optional(sweeps.Run))
 	}
 }
 
-// optional makes a run that may return early one that doesn't: upstream's sweeper does where it may not list snapshots.
+// optional returns a run that waits for ctx if f returns early, as upstream's sweeper does without
+// the permission to list snapshots.
 func optional(run func(context.Context, *sync.WaitGroup)) func(context.Context, *sync.WaitGroup) {
 	return func(ctx context.Context, workers *sync.WaitGroup) {
 		run(ctx, workers)
@@ -246,7 +261,8 @@ func (c *controller) limiter() workqueue.TypedRateLimiter[string] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
 }
 
-// Run is sidecar.Runner's. Upstream's controllers run until all have ended; one that returns early ends the others.
+// Run implements sidecar.Runner. It returns when all controllers have ended. A controller that
+// returns early ends the others.
 func (r runs) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

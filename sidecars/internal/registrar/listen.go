@@ -12,8 +12,9 @@ import (
 // maxSocketPath is the longest path of a Unix socket on Linux and on Windows, in bytes.
 const maxSocketPath = 107
 
-// listen makes a socket for its owner alone. One that is there is replaced, though somebody may serve it: the pod of before,
-// which is about to end, or one that was killed. What is no socket is left alone, and an error.
+// listen makes a socket with mode 0600. It replaces an existing socket, even if a process serves
+// it: the previous pod is about to end, or was killed. A path that is not a socket stays and is an
+// error.
 func listen(path string) (net.Listener, error) {
 	if err := unlink(path); err != nil {
 		return nil, err
@@ -22,7 +23,7 @@ func listen(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // it would go by the path alone
+	l.SetUnlinkOnClose(false) // it would remove any file at the path
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -30,7 +31,7 @@ func listen(path string) (net.Listener, error) {
 	return &socket{UnixListener: l, path: path, info: info}, nil
 }
 
-// unlink removes a socket. That there is none is fine.
+// unlink removes a socket. No socket is no error.
 func unlink(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -45,8 +46,8 @@ func unlink(path string) error {
 	return err
 }
 
-// socket is a listener that removes its socket when it is closed, unless another process has put its own there: the kubelet
-// would forget a driver whose new pod has just registered it.
+// socket is a listener whose Close removes the socket, unless the path has the socket of another
+// process: the kubelet would forget a driver whose new pod has just registered it.
 type socket struct {
 	*net.UnixListener
 	path   string
@@ -54,7 +55,7 @@ type socket struct {
 	closed sync.Once
 }
 
-// Close may be called again, and then does nothing.
+// Close may be called several times.
 func (s *socket) Close() (err error) {
 	s.closed.Do(func() {
 		if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {

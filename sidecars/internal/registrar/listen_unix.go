@@ -10,8 +10,9 @@ import (
 	"syscall"
 )
 
-// bind makes the socket with mode 0600. On Linux a socket is born with the mode of its descriptor; elsewhere it gets it a moment
-// later. The umask would do, too, but is the whole process's.
+// bind makes the socket with mode 0600. On Linux a new socket has the mode of its descriptor;
+// elsewhere the mode is set a moment later. The umask would also do, but belongs to the whole
+// process.
 func bind(path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { syscall.Fchmod(int(fd), 0o600) })

@@ -1,5 +1,6 @@
-// Package registrar makes the kubelet know a CSI driver: it serves a socket in the kubelet's plugin registry, over which the
-// kubelet asks for the driver's name and socket. k8s.io/kubelet/pkg/apis/pluginregistration/v1.
+// Package registrar registers a CSI driver with the kubelet: it serves a socket in the kubelet's
+// plugin registry, over which the kubelet asks for the name and the socket of the driver.
+// k8s.io/kubelet/pkg/apis/pluginregistration/v1.
 package registrar
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// probeMode is what upstream keeps of its exec probe: since v2.9 it does nothing, with success.
+// probeMode is the rest of upstream's exec probe: since v2.9 it always succeeds.
 const probeMode = "kubelet-registration-probe"
 
 // New returns the controller "node-driver-registrar".
@@ -28,7 +29,7 @@ type controller struct {
 	deprecated time.Duration
 	port       sidecar.Address
 	mode       string
-	every      time.Duration // between two looks at the socket
+	every      time.Duration // interval between two checks of the socket
 }
 
 func (*controller) Name() string { return "node-driver-registrar" }
@@ -36,26 +37,34 @@ func (*controller) Name() string { return "node-driver-registrar" }
 func (*controller) About() string { return "Registers the driver with the kubelet of its node." }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.String(&c.endpoint, "kubelet-registration-path", "", "the driver's socket as the host sees it, such as /var/lib/kubelet/plugins/<driver>/csi.sock. Required")
-	f.String(&c.registry, "plugin-registration-path", "/registration", "where the kubelet's directory plugins_registry is mounted; C:\\registration is usual on Windows")
-	f.Duration(&c.timeout, "timeout", time.Second, "how long the driver may take to tell its name; it is asked until it does")
+	f.String(&c.endpoint, "kubelet-registration-path", "",
+		"the driver's socket as the host sees it, such as /var/lib/kubelet/plugins/<driver>/csi.sock. Required")
+	f.String(&c.registry, "plugin-registration-path", "/registration",
+		"where the kubelet's directory plugins_registry is mounted; C:\\registration is usual on Windows")
+	f.Duration(&c.timeout, "timeout", time.Second,
+		"how long the driver may take to tell its name; it is asked until it does")
 	f.Duration(&c.deprecated, "connection-timeout", 0, "accepted for old manifests, without effect")
-	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz that fails when the registration socket is gone or doesn't answer; 0 for none."+
+	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz that fails when the registration socket is "+
+		"gone or doesn't answer; 0 for none."+
 		" /healthz/node-driver-registrar of --http-endpoint says the same")
-	f.String(&c.mode, "mode", "", "with "+probeMode+", as old manifests have it in an exec probe, the process ends with success at once. Use /healthz/node-driver-registrar instead")
+	f.String(&c.mode, "mode", "", "with "+probeMode+", as old manifests have it in an exec probe, the process ends "+
+		"with success at once. Use /healthz/node-driver-registrar instead")
 }
 
-// Validate also refuses what the kubelet could not connect to: it would only say so after it was asked to.
+// Validate also rejects a socket to which the kubelet could not connect.
 func (c *controller) Validate() error {
 	switch {
 	case c.endpoint == "":
-		return errors.New("kubelet-registration-path is required: say where the kubelet finds the driver's socket on the host")
+		return errors.New("kubelet-registration-path is required: say where the kubelet finds the driver's socket on " +
+			"the host")
 	case strings.HasPrefix(c.endpoint, "unix:"):
 		return fmt.Errorf("kubelet-registration-path %s: the kubelet takes a plain path, not a URL", c.endpoint)
 	case c.endpoint[0] != '/' && !windowsPath.MatchString(c.endpoint):
-		return fmt.Errorf("kubelet-registration-path %s: it must be the whole path on the host, such as /var/lib/kubelet/plugins/<driver>/csi.sock", c.endpoint)
+		return fmt.Errorf("kubelet-registration-path %s: it must be the whole path on the host, such as "+
+			"/var/lib/kubelet/plugins/<driver>/csi.sock", c.endpoint)
 	case len(c.endpoint) > maxSocketPath:
-		return fmt.Errorf("kubelet-registration-path %s has %d bytes, but a socket's path has at most %d: put the driver's socket into a directory with a shorter path", c.endpoint, len(c.endpoint), maxSocketPath)
+		return fmt.Errorf("kubelet-registration-path %s has %d bytes, but a socket's path has at most %d: put the "+
+			"driver's socket into a directory with a shorter path", c.endpoint, len(c.endpoint), maxSocketPath)
 	case c.registry == "":
 		return errors.New("plugin-registration-path is empty: say where the kubelet's plugins_registry is mounted")
 	case c.timeout <= 0:
@@ -66,10 +75,10 @@ func (c *controller) Validate() error {
 	return nil
 }
 
-// windowsPath matches a whole path on Windows, whose kubelet this may be built for.
+// windowsPath matches an absolute path on Windows.
 var windowsPath = regexp.MustCompile(`^[A-Za-z]:[\\/]`)
 
-// Needs: by name, as a controller's pod has no kubelet to register with.
+// Needs returns ByName, as the pod of the controller plugin has no kubelet directory.
 func (*controller) Needs() sidecar.Needs { return sidecar.Needs{Driver: true, ByName: true} }
 
 func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {

@@ -24,17 +24,18 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// Between two tries to get the driver's name. The longest is how long a driver that comes late may go unregistered.
+// Pauses between two requests for the name of the driver. A driver that starts late may be
+// unregistered for the longest pause.
 const (
 	firstPause   = 50 * time.Millisecond
 	longestPause = 5 * time.Second
 )
 
-// courtesy is how long the kubelet may take to begin a connection, and at the end to read its last answer. Both hold up the end.
-// The kubelet itself waits as long for an answer.
+// courtesy is the time in which the kubelet must complete a connection and, at the end, read the
+// last answer. Both delay the end. The kubelet waits for an answer for as long.
 const courtesy = time.Second
 
-// runner registers one driver.
+// runner registers a driver.
 type runner struct {
 	*controller
 	conn    *grpc.ClientConn
@@ -44,12 +45,12 @@ type runner struct {
 	taken   atomic.Bool // the kubelet has registered the driver by the present socket
 }
 
-// served is what the kubelet finds.
+// served is the socket that the kubelet finds.
 type served struct{ name, socket string }
 
-// Run registers the driver as soon as it reports its name, and keeps it registered until ctx is done. A failure to register is
-// in the log and in Ready, and Run tries again. Run does not end for it, because the process also answers the driver's liveness
-// probe: the kubelet would kill a healthy driver.
+// Run registers the driver when it reports its name, and keeps it registered until ctx is done. Run
+// retries a failed registration, which is in the log and in Ready. It does not end the process,
+// which also answers the liveness probe of the driver: the kubelet would restart a healthy driver.
 func (r *runner) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -73,10 +74,11 @@ func (r *runner) Ready() error {
 	case r.served.Load() == nil:
 		return errors.New("the driver has not told its name yet")
 	}
-	return fmt.Errorf("the kubelet has not registered the driver yet: %s must be plugins_registry below the kubelet's --root-dir", r.registry)
+	return fmt.Errorf("the kubelet has not registered the driver yet: %s must be plugins_registry below the "+
+		"kubelet's --root-dir", r.registry)
 }
 
-// serveHealth answers on the port of our own, where there is one.
+// serveHealth serves the port of this controller, if it has one.
 func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
 	address := r.port.Listen()
 	if address == "" {
@@ -91,15 +93,17 @@ func (r *runner) serveHealth(ctx context.Context, failed func(error)) error {
 		fmt.Fprintln(w, "ok")
 	})
 	if err := sidecar.Serve(ctx, address, mux, failed); err != nil {
-		return fmt.Errorf("health-port: %w: give each controller that has one, and --http-endpoint, a port of its own, or 0", err)
+		return fmt.Errorf("health-port: %w: give each controller that has one, and --http-endpoint, a port of its "+
+			"own, or 0", err)
 	}
 	return nil
 }
 
-// nameFormat is CSI's of a driver's name: GetPluginInfoResponse, CSI spec v1.13. It becomes part of a path here.
+// nameFormat is the form of a driver name: GetPluginInfoResponse, CSI spec v1.13. The name becomes
+// part of a path.
 var nameFormat = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9])?$`)
 
-// name asks the driver for its name until the driver reports one that CSI allows, or ctx is done.
+// name asks the driver for its name until the driver reports a valid name, or ctx is done.
 func (r *runner) name(ctx context.Context) (string, error) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		name, err := r.ask(ctx)
@@ -108,7 +112,8 @@ func (r *runner) name(ctx context.Context) (string, error) {
 			r.problem.Report(ctx, "", nil)
 			return name, nil
 		case err == nil:
-			r.problem.Report(ctx, "Cannot register the driver", fmt.Errorf("invalid driver name %q: CSI allows letters, digits, dots and dashes, at most 63", name))
+			r.problem.Report(ctx, "Cannot register the driver",
+				fmt.Errorf("invalid driver name %q: CSI allows letters, digits, dots and dashes, at most 63", name))
 		case r.driver.Denied() == nil: // the socket logs that itself
 			klog.FromContext(ctx).Info("Waiting for the driver to tell its name", "err", err, "again", pause)
 		}
@@ -136,7 +141,7 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 	registerapi.RegisterRegistrationServer(server, &registration{
 		info: &registerapi.PluginInfo{
 			Type: registerapi.CSIPlugin, Name: s.name, Endpoint: r.endpoint,
-			SupportedVersions: []string{"1.0.0"}, // of registration; all there is
+			SupportedVersions: []string{"1.0.0"}, // of the registration API; there is no other
 		},
 		registered: func() {
 			r.taken.Store(true)
@@ -152,7 +157,7 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 			return nil, err
 		}
 		now := s
-		r.served.Store(&now) // before the kubelet can have it
+		r.served.Store(&now) // before the kubelet can see the socket
 		serving.Go(func() {
 			if err := server.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
 				failed(fmt.Errorf("the registration socket %s: %w", s.socket, err))
@@ -173,20 +178,23 @@ func (r *runner) open(socket string) (net.Listener, error) {
 	if err == nil {
 		return l, nil
 	}
-	err = fmt.Errorf("the registration socket %s: %w", socket, sidecar.ExplainDenied(err, r.registry, sidecar.MayAddFile))
+	err = fmt.Errorf("the registration socket %s: %w", socket,
+		sidecar.ExplainDenied(err, r.registry, sidecar.MayAddFile))
 	switch info, missing := os.Stat(r.registry); {
 	case errors.Is(missing, fs.ErrNotExist), missing == nil && !info.IsDir():
-		err = fmt.Errorf("%w: %s must be a directory: mount the kubelet's plugins_registry there, or name its path with --plugin-registration-path", err, r.registry)
+		err = fmt.Errorf("%w: %s must be a directory: mount the kubelet's plugins_registry there, or name its path "+
+			"with --plugin-registration-path", err, r.registry)
 	case errors.Is(err, syscall.EROFS):
 		err = fmt.Errorf("%w: remove readOnly from the mount of %s", err, r.registry)
 	}
 	return nil, err
 }
 
-// watch makes the socket, and makes it again when it is gone, until ctx is done. The kubelet forgets a driver when its socket
-// goes, also when another pod of the driver or an administrator removed it (node-driver-registrar#57). A socket that another pod
-// put in this place stays, so that two pods do not compete; this one is made again when that one goes. The kubelet does not retry
-// a driver that it refused until the socket is a new one, so a refusal removes the socket until the next look.
+// watch makes the socket, and makes it again when it is removed, until ctx is done. The kubelet
+// forgets a driver when its socket is removed, also by another pod of the driver or an
+// administrator (node-driver-registrar#57). The socket of another pod stays, so that two pods do
+// not compete; when it is removed, watch makes a new one. The kubelet retries a rejected driver
+// only with a new socket, so a rejection removes the socket until the next check.
 func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener, error), refusals <-chan error) error {
 	tick := time.NewTicker(r.every)
 	defer tick.Stop()
@@ -195,7 +203,8 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 	for {
 		if _, err := os.Lstat(s.socket); !opened || errors.Is(err, fs.ErrNotExist) {
 			if l != nil && r.problem.Err() == nil {
-				klog.FromContext(ctx).Info("The registration socket is gone, though this process did not remove it", "socket", s.socket)
+				klog.FromContext(ctx).Info("The registration socket is gone, though this process did not remove it",
+					"socket", s.socket)
 			}
 			next, err := open()
 			if err != nil || !refused { // a refusal lasts until the kubelet takes the driver
@@ -203,7 +212,9 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 			}
 			if err == nil {
 				if l != nil {
-					l.Close() // after the new one: its inode's number is taken until then, so it doesn't remove the new one
+					// after the new socket is made: until then the inode number is in use, so Close
+					// does not remove the new socket
+					l.Close()
 				}
 				l, opened = next, true
 			}
@@ -231,14 +242,15 @@ func (r *runner) watch(ctx context.Context, s served, open func() (net.Listener,
 	}
 }
 
-// end lets answers under way be read, closes the socket and removes it.
+// end waits until pending answers are read, closes the socket and removes it.
 func end(server *grpc.Server) {
 	hard := time.AfterFunc(courtesy, server.Stop)
 	defer hard.Stop()
 	server.GracefulStop()
 }
 
-// Check asks the socket what the kubelet would ask. It passes while there is no socket yet, since a new process would not help.
+// Check asks the socket as the kubelet does. It passes while there is no socket: a new process
+// would not help.
 func (r *runner) Check(ctx context.Context) (note string, err error) { return "", r.check(ctx) }
 
 func (r *runner) check(ctx context.Context) error {
@@ -253,7 +265,7 @@ func (r *runner) check(ctx context.Context) error {
 	return err
 }
 
-// asks asks a registration socket what the kubelet would ask.
+// asks asks a registration socket as the kubelet does.
 func (r *runner) asks(ctx context.Context, s *served) error {
 	if _, err := os.Lstat(s.socket); err != nil {
 		return fmt.Errorf("the registration socket: %w", err)
@@ -271,16 +283,16 @@ func (r *runner) asks(ctx context.Context, s *served) error {
 	return nil
 }
 
-// connect returns a connection to a socket that is made when it is used first.
+// connect returns a channel to a socket. It connects with the first call.
 func connect(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///registration", // else Windows paths are taken for URLs
+	return grpc.NewClient("passthrough:///registration", // otherwise gRPC takes Windows paths for URLs
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}))
 }
 
-// registration is what the kubelet asks.
+// registration is the service that the kubelet calls.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
 	info       *registerapi.PluginInfo
@@ -292,7 +304,8 @@ func (r *registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 	return r.info, nil
 }
 
-func (r *registration) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+func (r *registration) NotifyRegistrationStatus(_ context.Context,
+	s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	if s.GetPluginRegistered() {
 		klog.Background().Info("The kubelet registered the driver", "driver", r.info.GetName())
 		r.registered()

@@ -11,7 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// overConn is upstream's interface to the driver on a connection that exists: upstream's own makes another.
+// overConn implements upstream's client of the driver on an existing channel: upstream's own opens
+// another.
 type overConn struct{ conn *grpc.ClientConn }
 
 var _ upstream.Client = overConn{}
@@ -42,8 +43,8 @@ func (c overConn) can(ctx context.Context, what csi.ControllerServiceCapability_
 	return all[what], err
 }
 
-// SupportsNodeResize asks the node service, which needn't be on the controller's socket. Then nobody can tell, and upstream's
-// binary would end; it must not end the other controllers.
+// SupportsNodeResize asks the node service, which may be missing on the socket of the controller
+// plugin. Upstream's binary ends then; here that would end the other controllers, too.
 func (c overConn) SupportsNodeResize(ctx context.Context) (bool, error) {
 	answer, err := csi.NewNodeClient(c.conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if status.Code(err) == codes.Unimplemented {
@@ -60,7 +61,8 @@ func (c overConn) SupportsNodeResize(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-func (c overConn) Expand(ctx context.Context, id string, bytes int64, secrets map[string]string, capability *csi.VolumeCapability) (int64, bool, error) {
+func (c overConn) Expand(ctx context.Context, id string, bytes int64, secrets map[string]string,
+	capability *csi.VolumeCapability) (int64, bool, error) {
 	answer, err := csi.NewControllerClient(c.conn).ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, Secrets: secrets, VolumeCapability: capability,
 		CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
@@ -75,5 +77,5 @@ func (c overConn) Modify(ctx context.Context, id string, secrets, parameters map
 	return err
 }
 
-// CloseConnection does nothing: the connection is everybody's.
+// CloseConnection does nothing: the channel is shared.
 func (c overConn) CloseConnection() {}

@@ -1,5 +1,5 @@
-// Package resizer runs kubernetes-csi/external-resizer: it grows volumes, and changes those with a VolumeAttributesClass, by
-// ControllerExpandVolume and ControllerModifyVolume.
+// Package resizer runs kubernetes-csi/external-resizer: it expands volumes, and changes volumes to
+// another VolumeAttributesClass.
 package resizer
 
 import (
@@ -48,7 +48,8 @@ func (c *sidecarController) About() string {
 
 func (c *sidecarController) Flags(f *sidecar.Flags) {
 	c.flags = f
-	f.Duration(&c.timeout, "timeout", 10*time.Second, "how long one call may take. If it is set, it wins over resize-timeout and modify-timeout")
+	f.Duration(&c.timeout, "timeout", 10*time.Second,
+		"how long one call may take. If it is set, it wins over resize-timeout and modify-timeout")
 	f.Duration(&c.resizeTimeout, "resize-timeout", 10*time.Second, "how long one call that grows a volume may take")
 	f.Duration(&c.modifyTimeout, "modify-timeout", 10*time.Second, "how long one call that changes a volume may take")
 	f.Int(&c.workers, "workers", 10, "how many volumes are grown, and how many are changed, at once")
@@ -56,12 +57,15 @@ func (c *sidecarController) Flags(f *sidecar.Flags) {
 	c.retry.Flags(f)
 	c.limits.Flags(f)
 	f.Duration(&c.resync, "resync-period", 10*time.Minute, "how often all objects are looked at again")
-	f.Bool(&c.metadata, "extra-modify-metadata", false, "tell the driver the names of claim and volume when one is changed")
-	f.Bool(&c.handleInUse, "handle-volume-inuse-error", true, "watch pods, so that a volume which must be unused to grow is tried again when it is")
+	f.Bool(&c.metadata, "extra-modify-metadata", false,
+		"tell the driver the names of claim and volume when one is changed")
+	f.Bool(&c.handleInUse, "handle-volume-inuse-error", true,
+		"watch pods, so that a volume which must be unused to grow is tried again when it is")
 }
 
 func (c *sidecarController) Validate() error {
-	for name, d := range map[string]time.Duration{"timeout": c.timeout, "resize-timeout": c.resizeTimeout, "modify-timeout": c.modifyTimeout} {
+	for name, d := range map[string]time.Duration{"timeout": c.timeout, "resize-timeout": c.resizeTimeout,
+		"modify-timeout": c.modifyTimeout} {
 		if err := kube.Positive(name, d); err != nil {
 			return err
 		}
@@ -80,8 +84,8 @@ func (c *sidecarController) Needs() sidecar.Needs {
 		Lock: func(driver string) string { return "external-resizer-" + util.SanitizeName(driver) }}
 }
 
-// timeouts are those of growing and changing. Upstream's --timeout wins over both where it is said. Said for all controllers, it
-// doesn't win over one that is said for this one.
+// timeouts returns the timeouts of expansion and change. Upstream's --timeout overrides both.
+// Without the prefix of this controller it does not override a timeout that has the prefix.
 func (c *sidecarController) timeouts() (resize, modify time.Duration) {
 	pick := func(name string, own time.Duration) time.Duration {
 		if c.flags.SaidHere("timeout") || c.flags.Said("timeout") && !c.flags.SaidHere(name) {
@@ -92,12 +96,12 @@ func (c *sidecarController) timeouts() (resize, modify time.Duration) {
 	return pick("resize-timeout", c.resizeTimeout), pick("modify-timeout", c.modifyTimeout)
 }
 
-// Rules is kube.Ruled's.
+// Rules implements kube.Ruled.
 func (c *sidecarController) Rules(d kube.Rights) kube.Rules {
 	return kube.ResizerRules(d.Secrets, c.handleInUse, c.cluster.Gate(features.VolumeAttributesClass))
 }
 
-// Build makes upstream's two controllers, or the one of them that the driver has a use for.
+// Build makes those of upstream's two controllers that the driver supports.
 func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	if !env.Plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
 		return nil, fmt.Errorf("%w: it has no controller service", sidecar.ErrNotSupported)
@@ -112,14 +116,17 @@ func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.
 	grow, err := resizer.NewResizerFromClient(driver, resizeTimeout, client, env.Driver)
 	switch {
 	case err == nil:
-		runs = append(runs, controller.NewResizeController(grow.Name(), grow, client, c.resync, c.cluster.Informers(), limiter(), c.handleInUse, c.retry.Max).Run)
+		runs = append(runs, controller.NewResizeController(grow.Name(), grow, client, c.resync, c.cluster.Informers(),
+			limiter(), c.handleInUse, c.retry.Max).Run)
 	case !errors.Is(err, resizer.ResizeNotSupportErr):
 		return nil, err
 	}
-	change, err := modifier.NewModifierFromClient(driver, modifyTimeout, client, c.cluster.Informers(), c.metadata, env.Driver)
+	change, err := modifier.NewModifierFromClient(driver, modifyTimeout, client, c.cluster.Informers(), c.metadata,
+		env.Driver)
 	switch {
 	case err == nil && utilfeature.DefaultFeatureGate.Enabled(features.VolumeAttributesClass):
-		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync, c.retry.Max, c.metadata, c.cluster.Informers(), limiter()).Run)
+		runs = append(runs, modifycontroller.NewModifyController(change.Name(), change, client, c.resync, c.retry.Max,
+			c.metadata, c.cluster.Informers(), limiter()).Run)
 	case err != nil && !errors.Is(err, modifier.ModifyNotSupportErr):
 		return nil, err
 	}
@@ -129,7 +136,7 @@ func (c *sidecarController) Build(_ context.Context, env *sidecar.Env) (sidecar.
 	return sidecar.RunnerFunc(func(ctx context.Context) error { return c.together(ctx, runs) }), nil
 }
 
-// together runs both until both have ended. One that returns early ends the other.
+// together runs both until both have ended. An early return of either ends the other.
 func (c *sidecarController) together(ctx context.Context, runs []func(int, context.Context, *sync.WaitGroup)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

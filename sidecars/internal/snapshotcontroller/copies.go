@@ -9,9 +9,10 @@ import (
 	listers "github.com/kubernetes-csi/external-snapshotter/client/v8/listers/volumesnapshot/v1"
 )
 
-// Upstream's controller, in v8.7.0, writes an annotation into contents that it has from its informers, where it is about to
-// delete them: setAnnVolumeSnapshotBeingDeleted and its sister for groups. The snapshotter reads the same maps in this process,
-// and Go ends a process that reads a map while somebody writes to it. So this controller gets copies. Its lists it copies itself.
+// Upstream's controller (v8.7.0) writes an annotation into contents from its informers before it
+// deletes them: setAnnVolumeSnapshotBeingDeleted, and the same for group snapshots. The snapshotter
+// in this process reads the same maps, and the runtime ends a process on a concurrent read and
+// write of a map. So this controller gets copies. It copies its lists itself.
 
 type contents struct {
 	snapshots.VolumeSnapshotContentInformer

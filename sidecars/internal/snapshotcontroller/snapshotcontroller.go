@@ -1,5 +1,6 @@
-// Package snapshotcontroller runs kubernetes-csi/external-snapshotter's snapshot-controller: it binds VolumeSnapshot objects
-// to contents. There is one in a cluster, not one for each driver.
+// Package snapshotcontroller runs snapshot-controller of kubernetes-csi/external-snapshotter: it
+// binds VolumeSnapshot objects to contents. A cluster has a single snapshot controller for all
+// drivers.
 package snapshotcontroller
 
 import (
@@ -45,8 +46,11 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	c.retry.Flags(f)
 	c.limits.Flags(f)
 	f.Duration(&c.resync, "resync-period", 15*time.Minute, "how often all objects are looked at again")
-	f.Bool(&c.distributed, "enable-distributed-snapshotting", false, "leave each snapshot to the snapshotter on the node that has the volume")
-	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true, "refuse a claim that would make a block device of a snapshot of files, or the reverse, without the annotation that allows it")
+	f.Bool(&c.distributed, "enable-distributed-snapshotting", false,
+		"leave each snapshot to the snapshotter on the node that has the volume")
+	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true,
+		"refuse a claim that would make a block device of a snapshot of files, or the reverse, without the "+
+			"annotation that allows it")
 	f.Duration(&c.waitCRDs, "retry-crd-interval-max", 30*time.Second, "how long to wait for the CRDs at the start")
 }
 
@@ -65,12 +69,13 @@ func (c *controller) Needs() sidecar.Needs {
 		Lock: func(string) string { return "snapshot-controller-leader" }}
 }
 
-// Rules is kube.Ruled's. Other drivers may take snapshots of groups, so ours doesn't count.
+// Rules implements kube.Ruled. It ignores the features of the driver, as other drivers may have
+// group snapshots.
 func (c *controller) Rules(kube.Rights) kube.Rules {
 	return kube.SnapshotControllerRules(c.cluster.Gate(features.VolumeGroupSnapshot), c.distributed)
 }
 
-// Build makes upstream's controller when the CRDs are there.
+// Build makes upstream's controller if the CRDs exist.
 func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	if err := c.await(ctx); err != nil {
 		return nil, err
@@ -108,11 +113,11 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 
 const api = "snapshot.storage.k8s.io/v1"
 
-// kinds are those it can't be without.
+// kinds are the required kinds.
 var kinds = []string{"VolumeSnapshot", "VolumeSnapshotContent", "VolumeSnapshotClass"}
 
-// await waits for the CRDs, as they may be installed at the same time as we are. Where they don't come the others still work;
-// a new process starts when they do.
+// await waits for the CRDs, which may be installed at the same time as this process. Without them
+// the other controllers run; when the CRDs are installed later, a new process starts.
 func (c *controller) await(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, max(c.waitCRDs, time.Second))
 	defer cancel()
@@ -134,7 +139,8 @@ func (c *controller) groups(ctx context.Context) bool {
 	if !c.cluster.Gate(features.VolumeGroupSnapshot) {
 		return false
 	}
-	if !c.cluster.Serves(ctx, "groupsnapshot.storage.k8s.io/v1", "VolumeGroupSnapshot", "VolumeGroupSnapshotContent", "VolumeGroupSnapshotClass") {
+	if !c.cluster.Serves(ctx, "groupsnapshot.storage.k8s.io/v1", "VolumeGroupSnapshot", "VolumeGroupSnapshotContent",
+		"VolumeGroupSnapshotClass") {
 		klog.InfoS("The cluster lacks the CRDs for snapshots of groups: install them and start again to have those")
 		return false
 	}

@@ -1,5 +1,5 @@
-// Package snapshotter runs kubernetes-csi/external-snapshotter's csi-snapshotter: it makes VolumeSnapshotContent and
-// VolumeGroupSnapshotContent objects true by CreateSnapshot, CreateVolumeGroupSnapshot and their like.
+// Package snapshotter runs csi-snapshotter of kubernetes-csi/external-snapshotter: it creates and
+// deletes snapshots for VolumeSnapshotContent and VolumeGroupSnapshotContent objects.
 package snapshotter
 
 import (
@@ -59,11 +59,14 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	c.limits.Flags(f)
 	f.Duration(&c.resync, "resync-period", 15*time.Minute, "how often all objects are looked at again")
 	f.String(&c.prefix, "snapshot-name-prefix", "snapshot", "what a snapshot's name begins with")
-	f.Int(&c.uuidLength, "snapshot-name-uuid-length", -1, "`letters` of the UID in a snapshot's name; -1 keeps them all")
+	f.Int(&c.uuidLength, "snapshot-name-uuid-length", -1,
+		"`letters` of the UID in a snapshot's name; -1 keeps them all")
 	f.String(&c.groupPrefix, "groupsnapshot-name-prefix", "groupsnapshot", "what a group snapshot's name begins with")
-	f.Int(&c.groupLength, "groupsnapshot-name-uuid-length", -1, "`letters` of the UID in a group snapshot's name; -1 keeps them all")
+	f.Int(&c.groupLength, "groupsnapshot-name-uuid-length", -1,
+		"`letters` of the UID in a group snapshot's name; -1 keeps them all")
 	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of the objects a snapshot is for")
-	f.Bool(&c.nodeDeployment, "node-deployment", false, "this is one of many, one on each node ($NODE_NAME), and takes the snapshots of its node's volumes only")
+	f.Bool(&c.nodeDeployment, "node-deployment", false,
+		"this is one of many, one on each node ($NODE_NAME), and takes the snapshots of its node's volumes only")
 }
 
 func (c *controller) Validate() error {
@@ -94,12 +97,13 @@ func (c *controller) Needs() sidecar.Needs {
 		}}
 }
 
-// Rules is kube.Ruled's.
+// Rules implements kube.Ruled.
 func (c *controller) Rules(d kube.Rights) kube.Rules {
 	return kube.SnapshotterRules(d.Secrets, d.Groups && c.cluster.Gate(features.VolumeGroupSnapshot))
 }
 
-// Build makes upstream's controller, with groups where gate, driver and CRDs allow them.
+// Build makes upstream's controller, with group snapshots if the gate, the driver and the CRDs
+// permit them.
 func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runner, error) {
 	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
 		return nil, fmt.Errorf("%w: it takes no snapshots", sidecar.ErrNotSupported)
@@ -133,27 +137,28 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	return sidecar.RunnerFunc(func(ctx context.Context) error {
 		var workers sync.WaitGroup
 		take.Run(c.workers, ctx.Done(), &workers)
-		workers.Wait() // with groups for ever, in v8.7.0: whoever waits for us has a bound
+		workers.Wait() // with group snapshots it never returns in v8.7.0: the caller waits for a bounded time
 		return nil
 	}), nil
 }
 
 const api = "snapshot.storage.k8s.io/v1"
 
-// contents are everybody's informers, or, on a node of its own, those of the node's contents.
+// contents returns the shared informers or, on a node, informers of the contents of that node.
 func (c *controller) contents(clients kube.Clients) snapinformers.SharedInformerFactory {
 	if !c.nodeDeployment {
 		return c.cluster.SnapshotInformers()
 	}
 	mine := labels.Set{utils.VolumeSnapshotContentManagedByLabel: os.Getenv("NODE_NAME")}.String()
-	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync, snapinformers.WithTransform(c.cluster.Transform()),
+	own := snapinformers.NewSharedInformerFactoryWithOptions(clients.Snapshots, c.resync,
+		snapinformers.WithTransform(c.cluster.Transform()),
 		snapinformers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = mine }))
 	c.cluster.Own(own)
 	return own
 }
 
-// groups reports whether group snapshots are worked on. Upstream watches them for drivers that take none, too; here that would
-// be two watches for nothing.
+// groups reports whether group snapshots are enabled. Upstream watches them also for drivers
+// without them, which costs two watches.
 func (c *controller) groups(ctx context.Context, env *sidecar.Env) bool {
 	switch {
 	case !c.cluster.Gate(features.VolumeGroupSnapshot):
@@ -161,7 +166,8 @@ func (c *controller) groups(ctx context.Context, env *sidecar.Env) bool {
 	case !env.Group[csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT]:
 		klog.InfoS("The driver takes no snapshots of groups", "driver", env.Driver)
 		return false
-	case !c.cluster.Serves(ctx, "groupsnapshot.storage.k8s.io/v1", "VolumeGroupSnapshotContent", "VolumeGroupSnapshotClass"):
+	case !c.cluster.Serves(ctx, "groupsnapshot.storage.k8s.io/v1", "VolumeGroupSnapshotContent",
+		"VolumeGroupSnapshotClass"):
 		klog.InfoS("The cluster lacks the CRDs for snapshots of groups: install them and start again to have those")
 		return false
 	}
