@@ -1,16 +1,22 @@
-// Package backend is the contract between CSI and storage. A backend implements Backend, and as many of the optional
-// interfaces as its storage can: having the method is having the capability, and the driver reads what it advertises
-// off the type. So a backend must not be wrapped, which would hide methods.
+// Package backend defines the contract between the driver and storage.
 //
-// What holds for every method, and is held against a backend by backendtest:
-//   - It may be called by many goroutines. For one ID the driver makes one changing call at a time, and one Create for
-//     one name; but a Create may run beside the Delete of that volume. Snapshots and groups alike. The source of a
-//     Restore, Clone or Snapshot is not locked: other calls may change or delete it meanwhile.
-//   - It may be called again with the same arguments after any outcome, even a crash, and then finishes the job or
-//     finds it done.
-//   - An error other than ErrBusy, ErrUnavailable or the context's means that the call has left nothing: to Kubernetes
-//     it is final, and whatever were left would be leaked (CSI spec v1.13, error scheme).
-//   - IDs, names and parameters are strangers' input. Secrets never appear in an error or a record.
+// A backend is a type that implements [Backend] and those of the optional interfaces of this
+// package that its storage supports. The driver derives the CSI capabilities that it advertises
+// from the methods of the type. A wrapper that embeds [Backend] hides the methods of the optional
+// interfaces, so never wrap a backend.
+//
+// These rules hold for every method. Package backendtest tests them:
+//   - Many goroutines may call a method at the same time. The driver makes only a single changing
+//     call at a time for an ID, and a single Create for a name. A Create may run beside the Delete
+//     of the same volume. The same holds for snapshots and groups. The driver does not lock the
+//     source of a Restore, Clone or Snapshot: other calls may change or delete the source at the
+//     same time.
+//   - The driver may repeat a call with the same arguments after any outcome, even after a crash.
+//     The repeated call finishes the job or finds its result.
+//   - A failed call leaves nothing behind, except after [ErrBusy], [ErrUnavailable] or the error of
+//     the context. Kubernetes takes every other error as final and never deletes what the call left
+//     behind (CSI spec v1.13, error scheme).
+//   - IDs, names and parameters are untrusted input. An error or a record never contains a secret.
 package backend
 
 import (
@@ -20,261 +26,365 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Errors that a backend returns wrapped, with what was tried and on what. The driver turns each into a status code;
-// any other error is INTERNAL.
+// Errors that a backend wraps. The text of the wrapping error names the operation and its object.
+// The driver converts each error to a gRPC status code. Any other error becomes INTERNAL.
+// CSI spec v1.13, error scheme.
 var (
-	ErrNotFound    = errors.New("not found")          // no volume or snapshot with that ID, or no node
-	ErrExists      = errors.New("exists already")     // a volume with that name, or an attachment, and other properties
-	ErrInvalid     = errors.New("invalid argument")   // never right here, whatever the state
-	ErrInUse       = errors.New("in use")             // so it can't be deleted, or attached to one more node
-	ErrExhausted   = errors.New("no room")            // not here and now; another node may have it
-	ErrOutOfRange  = errors.New("out of range")       // a size, or an offset
-	ErrBusy        = errors.New("operation pending")  // the same volume is being worked on
-	ErrUnavailable = errors.New("not available now")  // the storage does not answer, or the outcome is unknown: the call is repeated
-	ErrNotReady    = errors.New("storage not usable") // and won't be until a person acts
+	// ErrNotFound: no volume, snapshot, group or node has this ID. NOT_FOUND.
+	ErrNotFound = errors.New("not found")
 
-	// ErrPrecondition: right, but not while things are as they are; the message says which would have to change.
+	// ErrExists: an object with this name, or an attachment to this node, exists with other
+	// properties. ALREADY_EXISTS.
+	ErrExists = errors.New("already exists")
+
+	// ErrInvalid: this backend never accepts the argument, in any state. INVALID_ARGUMENT.
+	ErrInvalid = errors.New("invalid argument")
+
+	// ErrInUse: the object is in use. It cannot be deleted, or the volume cannot be attached to
+	// another node. FAILED_PRECONDITION.
+	ErrInUse = errors.New("in use")
+
+	// ErrExhausted: this node has no capacity for the call now. Another node may have capacity.
+	// RESOURCE_EXHAUSTED.
+	ErrExhausted = errors.New("insufficient capacity")
+
+	// ErrOutOfRange: a size or an offset is out of range. OUT_OF_RANGE.
+	ErrOutOfRange = errors.New("out of range")
+
+	// ErrBusy: another operation on the same object is pending. The caller repeats the call.
+	// ABORTED.
+	ErrBusy = errors.New("operation pending")
+
+	// ErrUnavailable: the storage does not answer, or the outcome is unknown. The caller repeats
+	// the call. UNAVAILABLE.
+	ErrUnavailable = errors.New("not available now")
+
+	// ErrNotReady: the storage is unusable until a person repairs it. FAILED_PRECONDITION.
+	ErrNotReady = errors.New("storage not usable")
+
+	// ErrPrecondition: the arguments are valid, but the present state does not allow the call. The
+	// message names the state that has to change. FAILED_PRECONDITION.
 	ErrPrecondition = errors.New("precondition not met")
 )
 
-// Backend is what every kind of storage has.
+// Backend is the interface that every kind of storage implements.
 type Backend interface {
-	// Create makes the volume of o.Name, or finds the one that an earlier call made. It returns when the volume is
-	// durable. Errors: ErrExists if the one it finds doesn't fit o, ErrInvalid, ErrExhausted, ErrOutOfRange.
-	// CSI spec v1.13, CreateVolume.
+	// Create creates the volume of o.Name and returns when the volume is durable. A repeated call
+	// returns the volume of the first call. Errors: [ErrExists] if the existing volume does not fit
+	// o, [ErrInvalid], [ErrExhausted], [ErrOutOfRange]. CSI spec v1.13, CreateVolume.
 	Create(ctx context.Context, o CreateOptions) (Volume, error)
 
-	// Get returns the volume, from CreateVolume or inline. Errors: ErrNotFound, for malformed IDs too.
+	// Get returns the volume with this ID. The volume may be inline. Errors: [ErrNotFound], also
+	// for a malformed ID. CSI spec v1.13, ControllerGetVolume.
 	Get(ctx context.Context, id string, secrets map[string]string) (Volume, error)
 
-	// Delete deletes a volume that Create made. An ID that is unknown or malformed is no error. It doesn't wait until
-	// the space is free again. Errors: ErrInUse while a volume of NodeLocal storage is mounted on this machine, or one
-	// of an Attacher is attached, in which case it is untouched. CSI spec v1.13, DeleteVolume.
+	// Delete deletes a volume that Create, Restore or Clone created. It returns nil for an unknown
+	// or malformed ID and for an inline volume. It does not wait until the space is free again.
+	// Errors: [ErrInUse] while a volume of a [NodeLocal] backend is mounted on this machine, or a
+	// volume of an [Attacher] is attached to a node. The volume is unchanged then. CSI spec v1.13,
+	// DeleteVolume.
 	Delete(ctx context.Context, id string, secrets map[string]string) error
 
-	// Mount says what to mount so that the volume can be used as a says. It changes nothing. The driver asks before
-	// each stage and publish, and to find out whether the volume supports a use. Errors: ErrNotFound, ErrInvalid for
-	// a use that the volume can't serve, and for a context or an attachment that isn't the volume's.
+	// Mount returns the source, the options and the kind of the mount that gives a the volume. It
+	// changes nothing. The driver calls it before each stage and publish, and to find out whether
+	// the volume supports a. Errors: [ErrNotFound]; [ErrInvalid] if the volume does not support a,
+	// or if a.Context or a.PublishContext belongs to another volume. CSI spec v1.13,
+	// NodeStageVolume, NodePublishVolume and ValidateVolumeCapabilities.
 	Mount(ctx context.Context, id string, a Access) (mounter.Mount, error)
 }
 
-// CreateOptions is a CreateVolumeRequest that the driver has checked as far as that doesn't depend on the backend.
+// CreateOptions is a CreateVolumeRequest. The driver has made every check that does not depend on
+// the backend. CSI spec v1.13, CreateVolume.
 type CreateOptions struct {
-	Name       string            // 1 to 128 bytes, no control characters but \t, \n and \r; not a path
-	Required   int64             // bytes; 0: the backend's choice
-	Limit      int64             // bytes; 0: none, else at least Required
-	Access     []Access          // every use that must be possible, at least one
-	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
-	Mutable    map[string]string // of a Modifier, in the same form: what Modify can change. They override Parameters
-	Secrets    map[string]string
+	// Name has 1 to 128 bytes and no control characters except \t, \n and \r. It may contain any
+	// other character. Never use it as a path.
+	Name string
 
-	// Namespace is that of the claim or the pod, or "" where it is not known. It tells tenants
-	// apart for fair shares of a limited resource, and counts for nothing else.
+	Required int64 // Least size in bytes. 0: the backend chooses the size.
+	Limit    int64 // Greatest size in bytes. 0: no limit. Otherwise at least Required.
+
+	// Access holds every use that the volume must support. It is not empty.
+	Access []Access
+
+	// Parameters are the parameters of the StorageClass, without the keys that Kubernetes reserves.
+	// The backend returns [ErrInvalid] for an unknown key.
+	Parameters map[string]string
+
+	// Mutable are mutable parameters, which [Modifier.Modify] can change later. They override
+	// Parameters. They are empty for a backend that is not a [Modifier].
+	Mutable map[string]string
+
+	// Secrets are the secrets of the request.
+	Secrets map[string]string
+
+	// Namespace is the namespace of the claim or the pod, or "" if it is unknown. It distinguishes
+	// tenants for fair shares of a limited resource and has no other effect.
 	Namespace string
 }
 
-// Access is one use of a volume. CSI spec v1.13, VolumeCapability.
+// Access is a use of a volume: its volume capability and the maps of the request.
+// CSI spec v1.13, VolumeCapability.
 type Access struct {
-	Block    bool     // the device itself, not a filesystem
-	FSType   string   // "": the backend's choice
-	Options  []string // mount options; may hold secrets
-	ReadOnly bool
+	Block    bool     // The volume is used as a raw block device, without a filesystem.
+	FSType   string   // Filesystem type. "": the backend chooses the type.
+	Options  []string // Mount options. They may contain secrets.
+	ReadOnly bool     // The volume is used read-only.
 
-	// SharedWrite reports that the access mode lets several nodes use the volume at the same time while
-	// at least one of them writes: MULTI_NODE_MULTI_WRITER or MULTI_NODE_SINGLE_WRITER. Create, Restore
-	// and Clone return ErrInvalid for it if the volume is a disk whose filesystem only one node at a
-	// time can write (Mount returns a mounter.BlockDevice with an FSType). With Block they accept it.
-	// Mount must not refuse it: a node to which the disk is attached read-only may mount it, and the
-	// driver refuses every other node. ReadOnly is of one use, and does not change SharedWrite. A use
-	// that the driver makes up, to ask about a staged volume, has no access mode: SharedWrite is false.
+	// SharedWrite reports that the access mode lets several nodes use the volume at the same time
+	// while at least one of them writes: MULTI_NODE_MULTI_WRITER or MULTI_NODE_SINGLE_WRITER.
+	// Create, Restore and Clone return [ErrInvalid] for it if the volume is a disk with a
+	// filesystem that only one node at a time can write (Mount returns a [mounter.BlockDevice] with
+	// an FSType). With Block they accept it. Mount must not reject it: a node to which the disk is
+	// attached read-only may mount the disk, and the driver rejects the call on every other node.
+	// ReadOnly describes this use only and does not change SharedWrite. When the driver calls Mount
+	// to look up a staged volume, there is no access mode and SharedWrite is false.
 	SharedWrite bool
 
-	Context map[string]string // what Volume.Context was, without the keys that Kubernetes reserves; may be incomplete
+	// Context is [Volume.Context] as Create returned it, without the keys that Kubernetes reserves.
+	// It may be incomplete.
+	Context map[string]string
+
+	// Secrets are the secrets of the request.
 	Secrets map[string]string
 
-	// PublishContext is what Attach returned for this node, as the CO passes it to NodeStageVolume and
-	// NodePublishVolume. The driver remembers it for other questions about a volume that is staged
-	// here. It is nil for a volume that is not staged here, and in a controller: then an Attacher
-	// whose volumes are disks of the node returns a mounter.BlockDevice without Source. To a backend
-	// that does not attach, it means nothing.
+	// PublishContext is the map that [Attacher.Attach] returned for this node, as the CO passes it
+	// to NodeStageVolume and NodePublishVolume. The driver remembers the map for later calls about
+	// a volume that is staged on this node. It is nil for a volume that is not staged on this node,
+	// and in a controller plugin. An Attacher with volumes that are disks of the node then returns
+	// a [mounter.BlockDevice] without Source. A backend that is not an Attacher ignores
+	// PublishContext.
 	PublishContext map[string]string
 }
 
-// Volume is what is known of a volume.
+// Volume describes a volume. CSI spec v1.13, Volume.
 type Volume struct {
-	ID         string            // at most 128 bytes
-	Size       int64             // bytes
-	Parameters map[string]string // that it was made with, defaults filled in
-	Context    map[string]string // handed to every later use by the CO; never changes, holds no secrets
-	Mutable    map[string]string // of a Modifier: what can be changed, as it is now, defaults filled in
-	Inline     bool              // made by Inliner, for one pod
-	SourceSnapshot   string            // ID of the snapshot that it was made from; it may be gone
-	SourceVolume     string            // ID of the volume that it was cloned from; it may be gone
-	Nodes      []string          // of an Attacher: IDs of the nodes that it is attached to, sorted; from Get and List
+	ID         string            // Volume ID, at most 128 bytes.
+	Size       int64             // Size in bytes.
+	Parameters map[string]string // Parameters of the create call, completed with the defaults.
+	Context    map[string]string // Volume context, which the CO passes to all later calls. Constant, without secrets.
+
+	// Mutable are the present values of the mutable parameters, completed with the defaults. Only a
+	// [Modifier] sets it.
+	Mutable map[string]string
+
+	Inline         bool   // An [Inliner] created the volume for a single pod.
+	SourceSnapshot string // ID of the snapshot from which the volume was restored. The snapshot may be deleted.
+	SourceVolume   string // ID of the volume from which the volume was cloned. That volume may be deleted.
+
+	// Nodes are the sorted IDs of the nodes to which the volume is attached. Only an [Attacher]
+	// sets it, in Get and List.
+	Nodes []string
 }
 
-// Lister is a Backend that can enumerate its volumes.
+// Lister is a [Backend] that can list its volumes.
 type Lister interface {
-	// List returns up to limit volumes with IDs above after, in the order of their IDs, and whether there are more.
-	// Inline volumes are not listed. So pages stay right while volumes come and go. CSI spec v1.13, ListVolumes.
+	// List returns up to limit volumes with an ID greater than after, in ascending order of their
+	// IDs, and reports whether more volumes follow. As IDs are the position in the list, pages stay
+	// correct while volumes are created and deleted. Inline volumes are not listed. CSI spec v1.13,
+	// ListVolumes.
 	List(ctx context.Context, after string, limit int) (volumes []Volume, more bool, err error)
 }
 
-// CapacityReporter is a Backend that knows how much room it has.
+// CapacityReporter is a [Backend] that knows its capacity.
 type CapacityReporter interface {
-	// Capacity returns how much room is left for volumes such as o describes; Name, Required and Limit don't count.
-	// Room that was promised to a volume is not left. What can't be served at all has 0 bytes. Errors: ErrInvalid.
-	// CSI spec v1.13, GetCapacity.
+	// Capacity returns the capacity for volumes that o describes. It ignores o.Name, o.Required and
+	// o.Limit. Space that is reserved for a volume is not available. If the backend supports no
+	// volume of o.Access, it returns 0 bytes. Errors: [ErrInvalid]. CSI spec v1.13, GetCapacity.
 	Capacity(ctx context.Context, o CreateOptions) (Capacity, error)
 }
 
-// Capacity is room for volumes, in bytes.
+// Capacity is space for new volumes. CSI spec v1.13, GetCapacity.
 type Capacity struct {
-	Available int64 // for all new volumes together
-	Maximum   int64 // for one new volume
+	Available int64 // Bytes for all new volumes together.
+	Maximum   int64 // Bytes for a single new volume.
 }
 
-// Expander is a Backend whose volumes can grow.
+// Expander is a [Backend] with volumes that can be expanded.
 type Expander interface {
-	// Expand makes the volume at least o.Required bytes large, and returns how large it is then and whether the node
-	// has to grow what is on it (mounter.Mounter.Grow). A volume that is large enough is left as it is: none ever
-	// shrinks. Errors: ErrNotFound, for inline volumes too, and ErrOutOfRange, also where there is no room: that is
-	// final, and the user may ask for less. CSI spec v1.13, ControllerExpandVolume.
+	// Expand makes the volume at least o.Required bytes large. It returns the new size in bytes,
+	// and node reports whether the node must then grow the filesystem or device
+	// ([mounter.Mounter.Grow]). Expand does not change a volume that is large enough, and never
+	// shrinks a volume. Errors: [ErrNotFound], also for an inline volume; [ErrOutOfRange], also if
+	// there is no space. That error is final, so that the user may ask for less. CSI spec v1.13,
+	// ControllerExpandVolume.
 	Expand(ctx context.Context, id string, o ExpandOptions) (size int64, node bool, err error)
 }
 
 // ExpandOptions is a ControllerExpandVolumeRequest that the driver has checked.
+// CSI spec v1.13, ControllerExpandVolume.
 type ExpandOptions struct {
-	Required int64 // bytes; at least 1 if Limit is 0
-	Limit    int64 // bytes; 0: none, else at least Required
-	Secrets  map[string]string
+	Required int64             // Least size in bytes. At least 1 if Limit is 0.
+	Limit    int64             // Greatest size in bytes. 0: no limit. Otherwise at least Required.
+	Secrets  map[string]string // Secrets of the request.
 }
 
-// Modifier is a Backend whose volumes have parameters that can change while they are used.
+// Modifier is a [Backend] with parameters that can change while a volume is in use.
 type Modifier interface {
-	// Modify gives the volume's mutable parameters these values, of which there is at least one. Those that aren't named
-	// stay as they are; "" is what the volume would have if neither Modify nor CreateOptions.Mutable had ever named it:
-	// what its Parameters say, or the default. All of them are applied, durably, or after an error none. Errors:
-	// ErrNotFound, for inline volumes too; ErrInvalid for a key, a value, or one that this volume can't have.
-	// CSI spec v1.13, ControllerModifyVolume.
+	// Modify sets mutable parameters of the volume. parameters is not empty. Keys that are not in
+	// parameters keep their values. The value "" resets a parameter to the value that the volume
+	// would have if neither Modify nor [CreateOptions.Mutable] had ever named it: the value of its
+	// Parameters, or the default. Modify applies all parameters durably, or returns an error and
+	// applies none. Errors: [ErrNotFound], also for an inline volume; [ErrInvalid] for an unknown
+	// key, an invalid value, or a value that this volume cannot have. CSI spec v1.13,
+	// ControllerModifyVolume.
 	Modify(ctx context.Context, id string, parameters, secrets map[string]string) error
 }
 
-// NodeLocal is a Backend whose volumes can be used on one node only: they get that node's topology, and access modes
-// for many nodes are refused. The IDs of its volumes, snapshots and groups are those that volumeid.New makes: by them
-// a router tells which node a call is for.
+// NodeLocal is a [Backend] with volumes that can be used on a single node only. Its volumes get the
+// topology of that node, and the driver rejects access modes for many nodes. The IDs of its
+// volumes, snapshots and groups must come from volumeid.New: a router reads from an ID which node
+// has to serve the call. CSI spec v1.13, NodeGetInfo, accessible_topology.
 type NodeLocal interface {
 	// Node returns the name of the node.
 	Node() string
 }
 
-// Inliner is a Backend that can make volumes which live as long as one pod (Kubernetes: CSI ephemeral volumes).
+// Inliner is a [Backend] that can create volumes with the lifetime of a pod. Kubernetes calls
+// them CSI ephemeral volumes. CSI spec v1.13 has no calls for them: the kubelet only calls
+// NodePublishVolume and NodeUnpublishVolume.
 type Inliner interface {
-	// CreateInline makes the volume that the kubelet calls handle, or finds it. o.Name is not used. Everything in o
-	// comes from the author of the pod. Get, Mount and HealthReporter then know the volume by its handle. Errors: as Create,
-	// and ErrInvalid for a handle that isn't the kubelet's: no ID of another volume can be one.
+	// CreateInline creates the volume with the volume ID handle, which the kubelet chooses. A
+	// repeated call returns the volume of the first call. CreateInline ignores o.Name. The author
+	// of the pod controls all fields of o. Get, Mount and [HealthReporter] find the volume by its
+	// handle. Errors: those of Create; [ErrInvalid] for a handle without the kubelet's form, which
+	// no ID of another volume may have.
 	CreateInline(ctx context.Context, handle string, o CreateOptions) (Volume, error)
 
-	// DeleteInline deletes it. A handle that isn't one of an inline volume is no error, and nothing is done, even
-	// while the storage is away: every volume that a pod gives up gets here. Errors: ErrInUse.
+	// DeleteInline deletes the inline volume with this handle. It returns nil and does nothing for
+	// any other handle, even while the storage is unavailable: the driver calls it for every volume
+	// that a pod gives up. Errors: [ErrInUse].
 	DeleteInline(ctx context.Context, handle string) error
 }
 
-// Attacher is a Backend whose volumes must be attached to a node before they can be mounted there, as the disks of a
-// cloud. It knows the nodes by the IDs that NodeGetInfo returns on them. Both methods may run on any node.
+// Attacher is a [Backend] with volumes that must be attached to a node before the node can mount
+// them, such as the disks of a cloud. It identifies a node by the ID that NodeGetInfo returns on
+// that node. Both methods may run on any node.
 type Attacher interface {
-	// Attach makes the volume usable on o.Node and returns what Mount gets there as Access.PublishContext:
-	// nothing secret, and the same when it is called again. Of a disk that is the serial number, by
-	// which Mount finds the disk (mounter.FindDevice): the name of a disk is another one on each node
-	// and after each boot. With o.Access.ReadOnly, what Mount says for it is read-only.
-	// Errors: ErrNotFound for an unknown volume, an inline one and an unknown node; ErrExists if the volume is on that
-	// node already, but with another Capability or Access.ReadOnly; ErrInUse, with the ID of another node, if it is
-	// there and the two can't share it; ErrInvalid for a use that the volume can't serve; ErrExhausted if the node
-	// can take no more volumes. CSI spec v1.13, ControllerPublishVolume.
+	// Attach makes the volume usable on o.Node. It returns the publish context, which Mount on that
+	// node gets as [Access.PublishContext]. The publish context contains no secret, and a repeated
+	// call returns the same map. For a disk it holds the serial number, by which Mount finds the
+	// disk ([mounter.FindDevice]): the device name of a disk differs between nodes and between
+	// boots. With o.Access.ReadOnly, Mount returns a read-only mount for this publish context.
+	//
+	// Errors: [ErrNotFound] for an unknown volume, an inline volume and an unknown node;
+	// [ErrExists] if the volume is attached to that node with another Capability or
+	// Access.ReadOnly; [ErrInUse], with the ID of the other node, if the volume is attached to
+	// another node and the two cannot share it; [ErrInvalid] if the volume does not support
+	// o.Access; [ErrExhausted] if the node can take no more volumes. CSI spec v1.13,
+	// ControllerPublishVolume.
 	Attach(ctx context.Context, id string, o AttachOptions) (attachment map[string]string, err error)
 
-	// Detach takes the volume off the node, or off all nodes if node is "". What isn't attached, or not known at all, is
-	// no error. CSI spec v1.13, ControllerUnpublishVolume.
+	// Detach detaches the volume from the node, or from all nodes if node is "". It returns nil for
+	// a volume or node that is unknown or not attached. CSI spec v1.13, ControllerUnpublishVolume.
 	Detach(ctx context.Context, id, node string, secrets map[string]string) error
 }
 
-// AttachOptions is a ControllerPublishVolumeRequest that the driver has checked as far as that doesn't depend on the
-// backend.
+// AttachOptions is a ControllerPublishVolumeRequest. The driver has made every check that does not
+// depend on the backend. CSI spec v1.13, ControllerPublishVolume.
 type AttachOptions struct {
-	Node       string // node_id of the request, unchecked. That of a node is volumeid.NodeID of its --node-id
-	Access     Access // how the volume will be used there
-	Capability string // stands for the volume capability: two are equal exactly if their capabilities are; nothing secret
-	ManyNodes  bool   // the volume may be on other nodes too that have it with ManyNodes
-	OneWriter  bool   // but only one of all these may have it without Access.ReadOnly
+	// Node is the node_id of the request, unchecked. For an existing node it is volumeid.NodeID of
+	// the flag --node-id of its node plugin.
+	Node string
+
+	// Access is the use of the volume on the node.
+	Access Access
+
+	// Capability identifies the volume capability: two are equal exactly if their capabilities are
+	// equal. It contains no secret.
+	Capability string
+
+	// ManyNodes reports that other nodes which also have ManyNodes may use the volume at the same
+	// time.
+	ManyNodes bool
+
+	// OneWriter reports that at most one of those nodes may attach the volume without
+	// Access.ReadOnly.
+	OneWriter bool
 }
 
-// Limiter is an Attacher whose nodes take a limited number of volumes.
+// Limiter is an [Attacher] with nodes that take a limited number of volumes.
 type Limiter interface {
-	// NodeLimit returns how many volumes can be attached to this node at the same time. 0 is any number. Beyond it
-	// Attach returns ErrExhausted. CSI spec v1.13, NodeGetInfo.
+	// NodeLimit returns the number of volumes that can be attached to this node at the same time.
+	// 0 is no limit. Beyond it, Attach returns [ErrExhausted].
+	// CSI spec v1.13, NodeGetInfo, max_volumes_per_node.
 	NodeLimit() int64
 }
 
-// Prober is a Backend that may not be ready from the start.
+// Prober is a [Backend] that may not be ready from the start.
 type Prober interface {
-	// Probe reports whether the backend serves calls. ready is false while it is starting; an error says what a
-	// person has to mend, and wraps ErrNotReady. CSI spec v1.13, Probe.
+	// Probe reports whether the backend serves calls. ready is false while the backend starts. The
+	// error names the fault that a person has to repair, and wraps [ErrNotReady]. CSI spec v1.13,
+	// Probe.
 	Probe(ctx context.Context) (ready bool, err error)
 }
 
-// HealthReporter is a Backend that can tell what is wrong with its volumes. CSI spec v1.13, the health RPCs.
+// HealthReporter is a [Backend] that reports the health of its volumes and of its storage.
+// CSI spec v1.13, the health RPCs.
 type HealthReporter interface {
-	// Health returns what is wrong with the volume: nothing, if it is well. Errors: ErrNotFound.
+	// Health returns the conditions of the volume, and none for a healthy volume. Errors:
+	// [ErrNotFound].
 	Health(ctx context.Context, id string) ([]Condition, error)
 
-	// ListHealth returns up to limit volumes that aren't well, with IDs above after, in order, and whether there may
-	// be more.
+	// ListHealth returns up to limit unhealthy volumes with an ID greater than after, in ascending
+	// order of their IDs, and reports whether more may follow.
 	ListHealth(ctx context.Context, after string, limit int) (sick []VolumeHealth, more bool, err error)
 
-	// StorageHealth returns what is wrong with the storage as a whole, as this node sees it. DataLoss is none of it.
+	// StorageHealth returns the conditions of the storage as a whole, as this node sees it. None of
+	// them has the severity DataLoss.
 	StorageHealth(ctx context.Context) ([]Condition, error)
 }
 
-// UsageReporter is a Backend that can tell how full a volume is where its mount can't.
+// UsageReporter is a [Backend] that knows the usage of a volume where the filesystem of its mount
+// cannot report it.
 type UsageReporter interface {
-	// Usage returns how full the volume is. If known is false, what its mount shows counts. Errors: ErrNotFound.
-	// CSI spec v1.13, NodeGetVolumeStats.
+	// Usage returns the capacity and usage of the volume in bytes and inodes. If known is false,
+	// the driver reports the figures of the mounted filesystem instead. Errors: [ErrNotFound]. CSI
+	// spec v1.13, NodeGetVolumeStats.
 	Usage(ctx context.Context, id string) (usage mounter.Usage, known bool, err error)
 }
 
-// Severity is how bad a Condition is.
+// Severity is the severity of a [Condition].
 type Severity int
 
 const (
-	Degraded     Severity = iota + 1 // usable, but not as it should be
-	Inaccessible                     // not usable; the data may be there
-	DataLoss                         // data is lost, or very likely so
+	// Degraded: the volume is usable, but impaired.
+	Degraded Severity = iota + 1
+
+	// Inaccessible: the volume is unusable. Its data may be intact.
+	Inaccessible
+
+	// DataLoss: data is lost, or very likely lost.
+	DataLoss
 )
 
-// Condition is one thing that is wrong.
+// Condition is a fault of a volume or of storage.
 type Condition struct {
-	Severity Severity
-	Reason   string // one word in CamelCase, for machines
-	Message  string // for a person: what, and what to do
+	Severity Severity // Severity of the fault.
+	Reason   string   // A single word in CamelCase, for machines.
+	Message  string   // For a person: the fault and the remedy.
 }
 
-// VolumeHealth is a volume with what is wrong with it.
+// VolumeHealth is an unhealthy volume with its conditions.
 type VolumeHealth struct {
-	ID         string
-	Conditions []Condition // at least one; no two with the same Severity and Reason
+	ID         string      // Volume ID.
+	Conditions []Condition // Not empty. No two have the same Severity and Reason.
 }
 
-// MetricsSource is a Backend that counts things for Prometheus.
+// MetricsSource is a [Backend] with metrics for Prometheus.
 type MetricsSource interface {
-	// Metrics returns the present values. The set of names and labels is always the same.
+	// Metrics returns the present values. The set of names and labels is constant.
 	Metrics() []Metric
 }
 
-// Metric is one value. Its name gets the driver's prefix.
+// Metric is a value for Prometheus. The driver adds its prefix to the name.
 type Metric struct {
-	Name    string // snake_case with its unit at the end
-	Help    string
-	Counter bool              // it only grows; else a gauge
-	Labels  map[string]string // nil, or a value for each label; all Metrics of a Name have the same labels
-	Value   float64
+	Name    string // Name in snake_case with the unit at its end.
+	Help    string // Help text of the metric.
+	Counter bool   // The value only increases. Otherwise the metric is a gauge.
+
+	// Labels is nil, or has a value for each label. All metrics with the same Name have the same
+	// labels.
+	Labels map[string]string
+
+	Value float64 // Present value, in the unit of the name.
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// sizeUnits are the suffixes of Kubernetes quantities that make sense for a disk.
+// sizeUnits are the suffixes of Kubernetes quantities that are useful for a size in bytes.
 var sizeUnits = []struct {
 	suffix string
 	bytes  int64
@@ -15,10 +15,11 @@ var sizeUnits = []struct {
 	{"k", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}, {"", 1},
 }
 
-// ParseSize reads a whole number with an optional suffix, such as 10Gi, in bytes. It is at least 1.
-// Errors: ErrInvalid.
+// ParseSize parses a size such as "10Gi" and returns it in bytes. The size is a whole number of at
+// least 1 with an optional suffix: k, M, G, T and P for powers of 1000, Ki, Mi, Gi, Ti and Pi for
+// powers of 1024. Errors: [ErrInvalid].
 func ParseSize(s string) (int64, error) {
-	bad := fmt.Errorf("%w: the size %.32q is not a number like 10Gi", ErrInvalid, s)
+	bad := fmt.Errorf("%w: invalid size %.32q: must be a whole number such as 10Gi", ErrInvalid, s)
 	for _, unit := range sizeUnits {
 		digits, ok := strings.CutSuffix(s, unit.suffix)
 		if !ok {

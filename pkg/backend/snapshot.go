@@ -7,174 +7,225 @@ import (
 	"time"
 )
 
-// Snapshotter is a Backend that can keep what a volume holds at a moment, and make new volumes of it. A snapshot never
-// changes, and doesn't need its volume: that may be deleted.
+// Snapshotter is a [Backend] that can create snapshots, and volumes from them. A snapshot is the
+// content of a volume at one point in time. A snapshot never changes and does not need its volume,
+// which may be deleted.
 //
-// Making a snapshot, and a volume from one, may take longer than any caller waits. Then the work goes on when ctx has
-// ended, and the next call with the same arguments joins it: ErrBusy while it lasts, and what came of it when it is
-// done. Close of a backend ends it, and leaves nothing half-made.
+// Snapshot and Restore may take longer than any caller waits. The job then continues after ctx has
+// ended, and the next call with the same arguments joins it: that call returns [ErrBusy] while the
+// job runs, and then the result of the job. Close of a backend ends the job and leaves nothing
+// incomplete.
 type Snapshotter interface {
-	// Snapshot makes the snapshot of o.Name, or finds the one that an earlier call made. It returns when the data is
-	// cut, durable, and of use to Restore. Errors: ErrNotFound for an unknown volume, and an inline one; ErrExists if the
-	// one it finds is of another volume or has other parameters; ErrInvalid for parameters; ErrExhausted;
-	// ErrPrecondition where it could be made if the volume were not in use. CSI spec v1.13, CreateSnapshot.
+	// Snapshot creates the snapshot of o.Name. It returns when the data is copied, durable and
+	// ready for Restore. A repeated call returns the snapshot of the first call. Errors:
+	// [ErrNotFound] for an unknown volume and an inline volume; [ErrExists] if the existing
+	// snapshot has another source or other parameters; [ErrInvalid] for an invalid parameter;
+	// [ErrExhausted]; [ErrPrecondition] if the volume must not be in use for that, and is. CSI spec
+	// v1.13, CreateSnapshot.
 	Snapshot(ctx context.Context, o SnapshotOptions) (Snapshot, error)
 
-	// GetSnapshot returns the snapshot. Errors: ErrNotFound, for malformed IDs too. CSI spec v1.13, GetSnapshot.
+	// GetSnapshot returns the snapshot with this ID. Errors: [ErrNotFound], also for a malformed
+	// ID. CSI spec v1.13, GetSnapshot.
 	GetSnapshot(ctx context.Context, id string, secrets map[string]string) (Snapshot, error)
 
-	// DeleteSnapshot deletes a snapshot. An ID that is unknown or malformed is no error. Volumes made from it stay.
-	// Errors: ErrInUse while it is being made or a volume is being made from it, ErrInvalid for a member of a group:
-	// in all these cases it is untouched. CSI spec v1.13, DeleteSnapshot.
+	// DeleteSnapshot deletes a snapshot. It returns nil for an unknown or malformed ID. Volumes
+	// that were restored from the snapshot remain. Errors: [ErrInUse] while a call creates the
+	// snapshot or a volume from it; [ErrInvalid] for a member of a group. The snapshot is unchanged
+	// then. CSI spec v1.13, DeleteSnapshot.
 	DeleteSnapshot(ctx context.Context, id string, secrets map[string]string) error
 
-	// ListSnapshots returns up to limit snapshots with IDs above after, in the order of their IDs, and whether there
-	// are more: all, or those of the volume source if it isn't "". A volume that is unknown, perhaps deleted, is no error.
-	// CSI spec v1.13, ListSnapshots.
+	// ListSnapshots returns up to limit snapshots with an ID greater than after, in ascending order
+	// of their IDs, and reports whether more follow. If source is not "", ListSnapshots lists only
+	// the snapshots of that volume. An unknown or deleted volume is no error. CSI spec v1.13,
+	// ListSnapshots.
 	ListSnapshots(ctx context.Context, source, after string, limit int) (snapshots []Snapshot, more bool, err error)
 
-	// Restore makes the volume of o.Name with what the snapshot holds, or finds the one that an earlier call made. The
-	// snapshot may be deleted then. A volume that was made otherwise, or from another one, is ErrExists, to Create and
-	// Clone too. Errors: those of Create; ErrNotFound for an unknown snapshot; ErrOutOfRange if o.Limit is below its
-	// size, or o.Required isn't 0 and below it; ErrInvalid if no such volume can be made of it. CSI spec v1.13,
-	// CreateVolume with a snapshot as its content source.
+	// Restore creates the volume of o.Name with the content of the snapshot. A repeated call
+	// returns the volume of the first call, even if the snapshot is deleted by then. Restore,
+	// Create and Clone return [ErrExists] if the existing volume has another source. Errors: those
+	// of Create; [ErrNotFound] for an unknown snapshot; [ErrOutOfRange] if o.Limit is below the
+	// size of the snapshot, or if o.Required is not 0 and below that size; [ErrInvalid] if the
+	// snapshot cannot become such a volume. CSI spec v1.13, CreateVolume with a snapshot as
+	// volume_content_source.
 	Restore(ctx context.Context, snapshot string, o CreateOptions) (Volume, error)
 }
 
-// SnapshotOptions is a CreateSnapshotRequest that the driver has checked as far as that doesn't depend on the backend.
+// SnapshotOptions is a CreateSnapshotRequest. The driver has made every check that does not depend
+// on the backend. CSI spec v1.13, CreateSnapshot.
 type SnapshotOptions struct {
-	Name       string            // as CreateOptions.Name
-	Source     string            // ID of the volume
-	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
-	Secrets    map[string]string
-	Namespace  string // of the VolumeSnapshot; as CreateOptions.Namespace
+	Name   string // As CreateOptions.Name.
+	Source string // Volume ID of the source.
+
+	// Parameters are the parameters of the VolumeSnapshotClass, without the keys that Kubernetes
+	// reserves. The backend returns [ErrInvalid] for an unknown key.
+	Parameters map[string]string
+
+	Secrets   map[string]string // Secrets of the request.
+	Namespace string            // Namespace of the VolumeSnapshot. As CreateOptions.Namespace.
 }
 
-// Snapshot is what is known of a snapshot.
+// Snapshot describes a snapshot. CSI spec v1.13, Snapshot.
 type Snapshot struct {
-	ID      string    // at most 128 bytes
-	Source  string    // ID of the volume that it was made of
-	Size    int64     // bytes that a volume made from it has at least
-	Created time.Time // when the data was cut
-	Group   string    // ID of the group that it is a member of, or ""
+	ID      string    // Snapshot ID, at most 128 bytes.
+	Source  string    // Volume ID of the source.
+	Size    int64     // Least size in bytes of a volume that is restored from the snapshot.
+	Created time.Time // Point in time of the data.
+	Group   string    // ID of the group snapshot that the snapshot is a member of, or "".
 }
 
-// Cloner is a Backend that can make new volumes of what another one holds.
+// Cloner is a [Backend] that can create a volume with the content of another volume.
 type Cloner interface {
-	// Clone makes the volume of o.Name with what the volume source holds at a moment during the call, or finds the one
-	// that an earlier call made; source may be deleted then. How it goes on beyond ctx, and the errors, are those of
-	// Snapshotter.Restore; ErrPrecondition as for Snapshotter.Snapshot. CSI spec v1.13, CreateVolume with a volume as
-	// its content source.
+	// Clone creates the volume of o.Name with the content of the volume source at a point in time
+	// during the call. A repeated call returns the volume of the first call, even if source is
+	// deleted by then. As with [Snapshotter], the job continues after ctx has ended. Errors: those
+	// of Restore, with source in place of the snapshot; [ErrPrecondition] as for Snapshot. CSI spec
+	// v1.13, CreateVolume with a volume as volume_content_source.
 	Clone(ctx context.Context, source string, o CreateOptions) (Volume, error)
 }
 
-// GroupSnapshotter is a Snapshotter that can make snapshots of several volumes at one point in time: there is a moment
-// for which it holds that every write acknowledged before it is in the snapshots, and that what is in one of them, from
-// after that moment, depends on nothing which is missing in another.
+// GroupSnapshotter is a [Snapshotter] that can create snapshots of several volumes at one point in
+// time. Every write that was acknowledged before that point is in the snapshots. A later write may
+// be in a snapshot only if all writes on which it depends are in the snapshots, too.
 type GroupSnapshotter interface {
 	Snapshotter
 
-	// SnapshotGroup makes the group of o.Name, or finds the one that an earlier call made. There are snapshots of all
-	// its volumes or, after an error, of none. Errors: ErrNotFound for an unknown volume; ErrExists if the one it finds
-	// has other volumes or parameters; ErrInvalid; ErrExhausted; ErrPrecondition for volumes that, as they are, can't be
-	// cut at one point in time. CSI spec v1.13, CreateVolumeGroupSnapshot.
+	// SnapshotGroup creates the group snapshot of o.Name. A repeated call returns the group of the
+	// first call. After success there is a snapshot of every volume, after an error of none.
+	// Errors: [ErrNotFound] for an unknown volume; [ErrExists] if the existing group has other
+	// sources or parameters; [ErrInvalid]; [ErrExhausted]; [ErrPrecondition] if the present state
+	// of the volumes does not allow snapshots of one point in time. CSI spec v1.13,
+	// CreateVolumeGroupSnapshot.
 	SnapshotGroup(ctx context.Context, o GroupOptions) (Group, error)
 
-	// GetGroup returns the group. snapshots are the IDs of its members, if the caller says any. Errors: ErrNotFound, and
-	// ErrInvalid if they aren't. CSI spec v1.13, GetVolumeGroupSnapshot.
+	// GetGroup returns the group snapshot with this ID. snapshots are the IDs of its members, or
+	// empty if the caller does not know them. Errors: [ErrNotFound]; [ErrInvalid] if snapshots are
+	// not the members. CSI spec v1.13, GetVolumeGroupSnapshot.
 	GetGroup(ctx context.Context, id string, snapshots []string, secrets map[string]string) (Group, error)
 
-	// DeleteGroup deletes the group and its members. An ID that is unknown or malformed is no error. Errors: ErrInUse
-	// while a volume is being made from a member, and ErrInvalid as above: nothing was deleted then.
-	// CSI spec v1.13, DeleteVolumeGroupSnapshot.
+	// DeleteGroup deletes the group snapshot and its members. It returns nil for an unknown or
+	// malformed ID. Errors: [ErrInUse] while a call creates the group or a volume from a member;
+	// [ErrInvalid] as for GetGroup. After an error nothing is deleted. CSI spec v1.13,
+	// DeleteVolumeGroupSnapshot.
 	DeleteGroup(ctx context.Context, id string, snapshots []string, secrets map[string]string) error
 }
 
-// GroupOptions is a CreateVolumeGroupSnapshotRequest that the driver has checked as far as that doesn't depend on the
-// backend.
+// GroupOptions is a CreateVolumeGroupSnapshotRequest. The driver has made every check that does not
+// depend on the backend. CSI spec v1.13, CreateVolumeGroupSnapshot.
 type GroupOptions struct {
-	Name       string            // as CreateOptions.Name
-	Sources    []string          // IDs of the volumes, at least one, none twice
-	Parameters map[string]string // without the keys that Kubernetes reserves; unknown ones are ErrInvalid
-	Secrets    map[string]string
-	Namespace  string // of the VolumeGroupSnapshot; as CreateOptions.Namespace
+	Name    string   // As CreateOptions.Name.
+	Sources []string // Volume IDs of the sources, not empty, without duplicates.
+
+	// Parameters are the parameters of the VolumeGroupSnapshotClass, without the keys that
+	// Kubernetes reserves. The backend returns [ErrInvalid] for an unknown key.
+	Parameters map[string]string
+
+	Secrets   map[string]string // Secrets of the request.
+	Namespace string            // Namespace of the VolumeGroupSnapshot. As CreateOptions.Namespace.
 }
 
-// Group is what is known of a group of snapshots.
+// Group describes a group snapshot. CSI spec v1.13, VolumeGroupSnapshot.
 type Group struct {
-	ID        string     // at most 128 bytes
-	Snapshots []Snapshot // its members, in the order of their IDs
-	Created   time.Time  // when their data was cut
+	ID        string     // ID of the group snapshot, at most 128 bytes.
+	Snapshots []Snapshot // The members, in ascending order of their IDs.
+	Created   time.Time  // Point in time of the data.
 }
 
-// PartSnapshotter is a GroupSnapshotter that can make its part of a group over several nodes: the snapshots of the volumes
-// that it has. CSI has no calls for this; the driver's router makes them on all nodes together.
+// PartSnapshotter is a [GroupSnapshotter] that can create its part of a group snapshot over several
+// nodes: the snapshots of its own volumes. CSI has no calls for parts. The router of the driver
+// creates the parts on all nodes, and then settles all of them or discards all of them.
 type PartSnapshotter interface {
 	GroupSnapshotter
 
-	// SnapshotPart makes the part of o.Name, or finds the one that an earlier call made, perhaps of another cut, settled
-	// or not. It calls o.Frozen when no volume of the part is written to; when that has returned nil it cuts, lets
-	// writes go on, and makes the cut durable; then it calls o.Durable, and when that has returned nil it makes the
-	// part, which isn't settled. Neither is called where the part is found. The context that they get ends with ctx and
-	// with the backend, and that of o.Frozen when writes can't be held up any longer, too.
+	// SnapshotPart creates the part of o.Name in these steps:
+	//   - It stops writes to the volumes of the part, and calls o.Frozen.
+	//   - When o.Frozen has returned nil, it takes the snapshots, lets writes continue, and makes
+	//     the snapshots durable. Then it calls o.Durable.
+	//   - When o.Durable has returned nil, it commits the part, which is not settled yet.
 	//
-	// Other than SnapshotGroup it doesn't outlive its caller. If one of the two returns an error, or ctx ends before
-	// o.Durable has returned, that is returned, perhaps with what else went wrong, and nothing is left.
-	// Errors: those of SnapshotGroup; ErrInvalid as PartOptions.Check; ErrExists if the part that it finds is of other
-	// volumes, or of a group of others; ErrBusy while another call makes the part, of whatever volumes.
+	// If the part exists, SnapshotPart returns it and calls neither function. The existing part may
+	// have another Cut, and may be settled. The context of both functions ends with ctx and with
+	// the backend; the context of o.Frozen also ends when the backend can no longer hold back
+	// writes.
+	//
+	// Unlike SnapshotGroup, SnapshotPart does not continue after ctx has ended. If either function
+	// returns an error, or ctx ends before o.Durable has returned, SnapshotPart returns that error,
+	// perhaps joined with others, and leaves nothing behind. Errors: those of SnapshotGroup;
+	// [ErrInvalid] as [PartOptions.Check]; [ErrExists] if the existing part has other sources, or
+	// belongs to a group of other volumes; [ErrBusy] while another call creates the part, from any
+	// volumes.
 	SnapshotPart(ctx context.Context, o PartOptions) (Part, error)
 
-	// GetPart returns the part of the group. Errors: ErrNotFound, for malformed IDs, for groups without parts, and until
-	// the part is made.
+	// GetPart returns the part of the group with this ID. Errors: [ErrNotFound], also for a
+	// malformed ID, for a group without parts, and until the part is committed.
 	GetPart(ctx context.Context, group string) (Part, error)
 
-	// SettlePart notes, durably, that all parts of that cut are there; again is fine. From now on the part goes with its
-	// group only. Errors: ErrNotFound, ErrPrecondition if the part is of another cut, ErrBusy while it is settled or deleted.
+	// SettlePart records durably that all parts with this cut are committed. A repeated call
+	// returns nil. A settled part can only be deleted with its group. Errors: [ErrNotFound];
+	// [ErrPrecondition] if the part has another Cut; [ErrBusy] while another call settles or
+	// deletes the part.
 	SettlePart(ctx context.Context, group, cut string) error
 
-	// DiscardPart deletes a part that isn't settled, with its snapshots. None at all is no error. Errors:
-	// ErrPrecondition if it is settled or of another cut, ErrInUse while it is being made or a volume is being made from
-	// a member, ErrBusy as for SettlePart: nothing was deleted then.
+	// DiscardPart deletes a part that is not settled, with its snapshots. It returns nil if there
+	// is no such part. Errors: [ErrPrecondition] if the part is settled or has another Cut;
+	// [ErrInUse] while a call creates the part or a volume from a member; [ErrBusy] as for
+	// SettlePart. After an error nothing is deleted.
 	DiscardPart(ctx context.Context, group, cut string) error
 }
 
-// PartOptions is what a part is made of.
+// PartOptions describes a part of a group snapshot to create.
 type PartOptions struct {
-	GroupOptions          // Sources are those of the part
-	All          []string // IDs of the volumes of all parts, in ascending order, none twice
-	Cut          string   // what the parts that are made together have in common, and no others; 1 to 64 bytes
-	Frozen       func(context.Context) error
-	Durable      func(context.Context) error
+	GroupOptions // Sources are the volumes of this part.
+
+	// All are the volume IDs of all parts, in ascending order, without duplicates.
+	All []string
+
+	// Cut identifies an attempt to create all parts of the group. All parts of the attempt have
+	// this Cut, and no other parts do. Cut has 1 to 64 bytes.
+	Cut string
+
+	// Frozen is called when nothing writes to the volumes of the part. It returns nil when the same
+	// holds on all nodes. Writes wait until it returns. nil: not called.
+	Frozen func(context.Context) error
+
+	// Durable is called when the snapshots of the part are durable. It returns nil when the
+	// snapshots of all parts are durable. nil: not called.
+	Durable func(context.Context) error
 }
 
-// maxCut is how long PartOptions.Cut may be, in bytes.
+// maxCut is the greatest length of PartOptions.Cut, in bytes.
 const maxCut = 64
 
-// Check returns ErrInvalid for what no part can be made of: the router doesn't ask for it, and every backend refuses it.
+// Check returns [ErrInvalid] if o is not valid: if Cut is empty or too long, if Sources is empty,
+// has duplicates or is not contained in All, or if All is not in ascending order. Every backend
+// calls Check, and the router never sends options that fail the check.
 func (o PartOptions) Check() error {
 	if len(o.Cut) == 0 || len(o.Cut) > maxCut {
-		return fmt.Errorf("%w: a cut has 1 to %d bytes, this one has %d", ErrInvalid, maxCut, len(o.Cut))
+		return fmt.Errorf("%w: invalid cut of %d bytes: must have 1 to %d bytes", ErrInvalid, len(o.Cut), maxCut)
 	}
 	if len(o.Sources) == 0 {
-		return fmt.Errorf("%w: a part without volumes", ErrInvalid)
+		return fmt.Errorf("%w: the part has no volumes", ErrInvalid)
 	}
 	for i, id := range o.All {
 		if i > 0 && id <= o.All[i-1] {
-			return fmt.Errorf("%w: the volumes of all parts are not in ascending order: %.128q is after %.128q", ErrInvalid, id, o.All[i-1])
+			return fmt.Errorf("%w: the volumes of all parts are not in ascending order: %.128q is after %.128q",
+				ErrInvalid, id, o.All[i-1])
 		}
 	}
 	for i, id := range o.Sources {
 		if _, ok := slices.BinarySearch(o.All, id); !ok || slices.Contains(o.Sources[:i], id) {
-			return fmt.Errorf("%w: volume %.128q is twice in the part, or not among those of all parts", ErrInvalid, id)
+			return fmt.Errorf("%w: volume %.128q is a duplicate in the part, or not a volume of all parts",
+				ErrInvalid, id)
 		}
 	}
 	return nil
 }
 
-// Part is what is known of a part of a group. GetGroup and DeleteGroup know it too, as the group with its snapshots.
+// Part describes a part of a group snapshot. GetGroup and DeleteGroup also accept a part, as a
+// group with the snapshots of the part.
 type Part struct {
-	Group            // with the snapshots of the part
-	All     []string // as in PartOptions
-	Cut     string
-	Settled bool
+	Group // ID of the group snapshot, and the snapshots of this part.
+
+	All     []string // As PartOptions.All.
+	Cut     string   // PartOptions.Cut of the call that created the part.
+	Settled bool     // SettlePart has succeeded: the part can only be deleted with its group.
 }

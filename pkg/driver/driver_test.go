@@ -172,7 +172,7 @@ func TestWhatABackendDoesBadlyIsCaught(t *testing.T) {
 		"it panics":                     {func() error { panic("what a bug") }, codes.Internal, "panicked"},
 		"its error has a secret":        {func() error { return errors.New("login as " + secret) }, codes.Internal, "login as ***"},
 		"its status has a secret":       {func() error { return status.Error(codes.NotFound, secret) }, codes.NotFound, "***"},
-		"its error wraps a known class": {func() error { return fmt.Errorf("disk: %w", backend.ErrExhausted) }, codes.ResourceExhausted, "no room"},
+		"its error wraps a known class": {func() error { return fmt.Errorf("disk: %w", backend.ErrExhausted) }, codes.ResourceExhausted, "insufficient capacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := &logBuffer{}
