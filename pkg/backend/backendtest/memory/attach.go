@@ -10,22 +10,23 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// attachment is a volume on a node.
+// attachment is the attachment of a volume to a node.
 type attachment struct {
-	number string // by which that node finds it, as a disk by its LUN
+	number string // by which that node finds the volume, like the LUN of a disk
 	use    use
 }
 
-// use is what was asked of an attachment.
+// use holds the options of an attachment.
 type use struct {
 	capability                     string
 	readOnly, manyNodes, oneWriter bool
 }
 
-// numberKey is the one in Access.PublishContext.
+// numberKey is the key of attachment.number in the publish context.
 const numberKey = "number"
 
-// Attach gives the volume a number on the node.
+// Attach attaches the volume to the node and returns the number of the attachment in the publish
+// context. See [backend.Attacher] for the errors. CSI spec v1.13, ControllerPublishVolume.
 func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) (map[string]string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -34,7 +35,7 @@ func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) 
 	case err != nil:
 		return nil, err
 	case !slices.Contains(b.cfg.Nodes, o.Node):
-		return nil, fmt.Errorf("%w: the node", backend.ErrNotFound)
+		return nil, fmt.Errorf("%w: node %.128q", backend.ErrNotFound, o.Node)
 	}
 	if err := checkAccess(o.Access, v.data.block); err != nil {
 		return nil, err
@@ -42,14 +43,15 @@ func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) 
 	u := use{capability: o.Capability, readOnly: o.Access.ReadOnly, manyNodes: o.ManyNodes, oneWriter: o.OneWriter}
 	a, ok := v.nodes[o.Node]
 	if ok && a.use != u {
-		return nil, fmt.Errorf("%w: it is attached to that node with another capability, or read-only on one side", backend.ErrExists)
+		return nil, fmt.Errorf("%w: volume %s is attached to node %q with another volume capability or read-only flag",
+			backend.ErrExists, id, o.Node)
 	}
 	if !ok {
 		if err := v.shares(u); err != nil {
 			return nil, err
 		}
 		if n := b.attachedTo(o.Node); b.cfg.Limit > 0 && n >= b.cfg.Limit {
-			return nil, fmt.Errorf("%w: %d volumes are attached to the node, which takes no more", backend.ErrExhausted, n)
+			return nil, fmt.Errorf("%w: %d volumes are attached to node %q, its limit", backend.ErrExhausted, n, o.Node)
 		}
 		b.attached++
 		a = attachment{number: strconv.Itoa(b.attached), use: u}
@@ -58,24 +60,26 @@ func (b *Backend) Attach(_ context.Context, id string, o backend.AttachOptions) 
 	return map[string]string{numberKey: a.number}, nil
 }
 
-// shares returns ErrInUse if one node more can't have v as u says.
+// shares returns ErrInUse if v cannot be attached to a further node with u.
 func (v *volume) shares(u use) error {
 	for _, node := range slices.Sorted(maps.Keys(v.nodes)) {
 		other := v.nodes[node].use
 		switch {
 		case !u.manyNodes || !other.manyNodes:
-			return fmt.Errorf("%w: it is attached to node %q, and may be on one node only", backend.ErrInUse, node)
+			return fmt.Errorf("%w: volume %s is attached to node %q and cannot be shared with another node",
+				backend.ErrInUse, v.id, node)
 		case (u.oneWriter || other.oneWriter) && !u.readOnly && !other.readOnly:
-			return fmt.Errorf("%w: it is attached to node %q for writing, and may have one writer only", backend.ErrInUse, node)
+			return fmt.Errorf("%w: volume %s is attached to node %q for writing: only a single writer is allowed",
+				backend.ErrInUse, v.id, node)
 		}
 	}
 	return nil
 }
 
-// NodeLimit returns how many volumes a node takes.
+// NodeLimit returns [Config].Limit. CSI spec v1.13, NodeGetInfo, max_volumes_per_node.
 func (b *Backend) NodeLimit() int64 { return b.cfg.Limit }
 
-// attachedTo returns how many volumes a node has. b.mu must be held.
+// attachedTo returns the number of volumes that are attached to the node. The caller holds b.mu.
 func (b *Backend) attachedTo(node string) (n int64) {
 	for _, v := range b.volumes {
 		if _, ok := v.nodes[node]; ok {
@@ -85,7 +89,8 @@ func (b *Backend) attachedTo(node string) (n int64) {
 	return n
 }
 
-// Detach takes the number away.
+// Detach detaches the volume from the node, or from all nodes if node is "". It always returns nil.
+// CSI spec v1.13, ControllerUnpublishVolume.
 func (b *Backend) Detach(_ context.Context, id, node string, _ map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -99,7 +104,8 @@ func (b *Backend) Detach(_ context.Context, id, node string, _ map[string]string
 	return nil
 }
 
-// attachedReadOnly reports whether what Attach returned is of a read-only attachment of v. Nothing is of none.
+// attachedReadOnly reports whether v is attached read-only with this publish context. It returns
+// false for a nil context, and ErrInvalid for a context that is not of v.
 func (v *volume) attachedReadOnly(attachment map[string]string) (bool, error) {
 	if attachment == nil {
 		return false, nil
@@ -109,5 +115,5 @@ func (v *volume) attachedReadOnly(attachment map[string]string) (bool, error) {
 			return a.use.readOnly, nil
 		}
 	}
-	return false, fmt.Errorf("%w: volume %s is not attached like that", backend.ErrInvalid, v.id)
+	return false, fmt.Errorf("%w: volume %s has no attachment with this publish context", backend.ErrInvalid, v.id)
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// SnapshotSize returns how large the disk was.
+// SnapshotSize returns the size of the disk in bytes. See [backend.Differ] for the errors. CSI spec
+// v1.13, SnapshotMetadata service.
 func (b *Backend) SnapshotSize(_ context.Context, id string, _ map[string]string) (int64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -20,16 +21,18 @@ func (b *Backend) SnapshotSize(_ context.Context, id string, _ map[string]string
 	return s.Size, nil
 }
 
-// findDisk returns the snapshot with this ID, if it is of a disk. b.mu must be held.
+// findDisk returns the snapshot with this ID. It returns ErrInvalid for a snapshot of a directory.
+// The caller holds b.mu.
 func (b *Backend) findDisk(id string) (*snapshot, error) {
 	s, err := b.findSnapshot(id)
 	if err == nil && !s.data.block {
-		err = fmt.Errorf("%w: snapshot %s is of a directory, not of a block device", backend.ErrInvalid, id)
+		err = fmt.Errorf("%w: snapshot %s is a directory, not a block device", backend.ErrInvalid, id)
 	}
 	return s, err
 }
 
-// openDisk opens the snapshot of a disk. It never changes, so it is read without b.mu.
+// openDisk opens the snapshot of a disk. A snapshot never changes, so the caller reads it without
+// b.mu.
 func (b *Backend) openDisk(id string) (*os.File, backend.Snapshot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -41,8 +44,11 @@ func (b *Backend) openDisk(id string) (*os.File, backend.Snapshot, error) {
 	return f, s.Snapshot, err
 }
 
-// Allocated reads the whole disk. Real storage knows better.
-func (b *Backend) Allocated(ctx context.Context, id string, from int64, _ map[string]string, each func(offset, length int64) error) error {
+// Allocated reads the whole disk and reports the pieces that are not zero. Real storage keeps a map
+// of its blocks. See [backend.Differ] for the errors. CSI spec v1.13, GetMetadataAllocated.
+func (b *Backend) Allocated(
+	ctx context.Context, id string, from int64, _ map[string]string, each func(offset, length int64) error,
+) error {
 	disk, s, err := b.openDisk(id)
 	if err != nil {
 		return err
@@ -51,8 +57,11 @@ func (b *Backend) Allocated(ctx context.Context, id string, from int64, _ map[st
 	return report(ctx, nothing, disk, from, s.Size, each)
 }
 
-// Delta reads both.
-func (b *Backend) Delta(ctx context.Context, base, target string, from int64, _ map[string]string, each func(offset, length int64) error) error {
+// Delta reads both disks and reports the pieces that differ. See [backend.Differ] for the errors.
+// CSI spec v1.13, GetMetadataDelta.
+func (b *Backend) Delta(
+	ctx context.Context, base, target string, from int64, _ map[string]string, each func(offset, length int64) error,
+) error {
 	old, was, err := b.openDisk(base)
 	if err != nil {
 		return err
@@ -64,15 +73,18 @@ func (b *Backend) Delta(ctx context.Context, base, target string, from int64, _ 
 	}
 	defer disk.Close()
 	if was.Source != is.Source {
-		return fmt.Errorf("%w: snapshots %s and %s are of two volumes", backend.ErrInvalid, base, target)
+		return fmt.Errorf("%w: snapshots %s and %s are of different volumes", backend.ErrInvalid, base, target)
 	}
 	return report(ctx, old, disk, from, is.Size, each)
 }
 
-// report tells which pieces of a disk of size bytes differ from base, while somebody wants to know.
-func report(ctx context.Context, base, disk io.ReaderAt, from, size int64, each func(offset, length int64) error) error {
+// report calls each for the pieces of a disk of size bytes that differ from base, until ctx ends.
+func report(
+	ctx context.Context, base, disk io.ReaderAt, from, size int64, each func(offset, length int64) error,
+) error {
 	if from < 0 || from > size {
-		return fmt.Errorf("%w: the offset is %d, the snapshot has %d bytes", backend.ErrOutOfRange, from, size)
+		return fmt.Errorf("%w: invalid offset %d: must be from 0 to the snapshot's size of %d bytes",
+			backend.ErrOutOfRange, from, size)
 	}
 	return differences(base, disk, from, size, func(at int64, p []byte) error {
 		if err := ctx.Err(); err != nil {

@@ -14,7 +14,8 @@ import (
 // sector is the logical block size of a disk, in bytes.
 const sector = 512
 
-// data is what a volume or a snapshot holds: a directory, or a file that is used as a block device.
+// data is the content of a volume or snapshot: a directory, or a file that stands for a block
+// device.
 type data struct {
 	path  string
 	block bool
@@ -27,12 +28,13 @@ func (d data) kind() mounter.Kind {
 	return mounter.Directory
 }
 
-// newData makes data of size bytes that holds what content does, or nothing if that is the zero value. b.mu must be
-// held; so everybody waits for a copy. Here it is small: where it may be large, it is made without a lock, and goes on
-// when the caller has gone (backend.Snapshotter).
+// newData creates data of size bytes as a copy of content, or empty data if content is the zero
+// value. The caller holds b.mu, so all other calls wait for the copy. Copies in tests are small. A
+// backend with large copies makes them without a lock, and continues them after ctx has ended
+// (backend.Snapshotter).
 func (b *Backend) newData(content data, block bool, size int64) (d data, err error) {
-	if room := b.cfg.Size - b.promised; size > room {
-		return data{}, fmt.Errorf("%w: %d bytes are wanted, %d are left", backend.ErrExhausted, size, room)
+	if available := b.cfg.Size - b.reserved; size > available {
+		return data{}, fmt.Errorf("%w: %d bytes requested, %d available", backend.ErrExhausted, size, available)
 	}
 	if block {
 		d, err = newDisk(b.cfg.Dir, size)
@@ -42,7 +44,7 @@ func (b *Backend) newData(content data, block bool, size int64) (d data, err err
 	if err != nil {
 		return data{}, err
 	}
-	b.promised += size
+	b.reserved += size
 	if err := d.copyFrom(content); err != nil {
 		b.discard(d, size)
 		return data{}, err
@@ -50,7 +52,7 @@ func (b *Backend) newData(content data, block bool, size int64) (d data, err err
 	return d, nil
 }
 
-// newDisk makes a disk on which nothing was written.
+// newDisk creates a disk of size bytes of zeros.
 func newDisk(dir string, size int64) (data, error) {
 	f, err := os.CreateTemp(dir, "disk-")
 	if err != nil {
@@ -62,14 +64,15 @@ func newDisk(dir string, size int64) (data, error) {
 	return data{path: f.Name(), block: true}, nil
 }
 
-// discard gives the room of data back. Of a directory into which pods wrote, what they wrote stays until somebody
-// removes Config.Dir: nothing here removes more than an empty one, and nobody will get it again.
+// discard removes d and releases its reserved space. It removes a directory only if that is empty.
+// A directory with files of pods stays until the test removes Config.Dir, and no new volume uses
+// it.
 func (b *Backend) discard(d data, size int64) {
 	_ = os.Remove(d.path)
-	b.promised -= size
+	b.reserved -= size
 }
 
-// grow makes a disk longer. A directory has no size.
+// grow grows a disk to size bytes. A directory has no size, so grow does nothing.
 func (d data) grow(size int64) error {
 	if !d.block {
 		return nil
@@ -77,7 +80,7 @@ func (d data) grow(size int64) error {
 	return os.Truncate(d.path, size)
 }
 
-// copyFrom copies what content holds into d, where there is nothing yet.
+// copyFrom copies content into d, which must be empty. It skips zeros.
 func (d data) copyFrom(content data) error {
 	switch {
 	case content.path == "":
@@ -104,14 +107,14 @@ func (d data) copyFrom(content data) error {
 	return errors.Join(err, to.Close())
 }
 
-// nothing is a disk on which nothing was written.
+// nothing is an empty disk, which reads as zeros.
 var nothing = bytes.NewReader(nil)
 
-// piece is the length in which disks are compared, in bytes.
+// piece is the unit in which disks are compared, in bytes.
 const piece = 64 << 10
 
-// differences calls each for the pieces of a disk of size bytes that differ from base, in order. Beyond its end base has
-// zeros. The first piece ends after from.
+// differences calls each, in ascending order, for the pieces of a disk of size bytes that differ
+// from base. base reads as zeros beyond its end. The first piece ends after from.
 func differences(base, disk io.ReaderAt, from, size int64, each func(at int64, p []byte) error) error {
 	if from == size {
 		return nil

@@ -10,20 +10,21 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// group is what there is of a group of snapshots. Its members are among the snapshots.
+// group is a group snapshot, or a part of a group snapshot. Its members are in Backend.snapshots.
 type group struct {
 	id      string
 	created time.Time
 	sources []string // IDs of volumes, sorted
 	members []string // IDs of snapshots, sorted
 
-	// Of a part: see backend.Part.
+	// Only for a part: the fields of backend.Part.
 	all     []string
 	cut     string
 	settled bool
 }
 
-// publicGroup returns g, if there is one, as others see it. b.mu must be held.
+// publicGroup returns a description of g for a caller, and the zero value if g is nil. The caller
+// holds b.mu.
 func (b *Backend) publicGroup(g *group) backend.Group {
 	if g == nil {
 		return backend.Group{}
@@ -35,8 +36,10 @@ func (b *Backend) publicGroup(g *group) backend.Group {
 	return public
 }
 
-// SnapshotGroup copies what the volumes hold. For that long nobody else gets at them, as b.mu is held. Pods do: where
-// there are some, their writes are held back until the last volume is cut.
+// SnapshotGroup copies the content of the volumes. It holds b.mu during the copies, so no other
+// call changes the volumes. It does not stop the writes of pods. A backend for real pods must stop
+// them until the last volume is copied. See [backend.GroupSnapshotter] for the errors. CSI spec
+// v1.13, CreateVolumeGroupSnapshot.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
 	if err := noParameters(o.Parameters); err != nil {
 		return backend.Group{}, err
@@ -47,11 +50,11 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 		return backend.Group{}, err
 	}
 	g := &group{id: idOf("group-", o.Name), sources: slices.Sorted(slices.Values(o.Sources))}
-	there, err := b.existing(g)
-	if err != nil || there != nil {
-		return b.publicGroup(there), err
+	found, err := b.existing(g)
+	if err != nil || found != nil {
+		return b.publicGroup(found), err
 	}
-	members, err := b.cutAll(g)
+	members, err := b.takeSnapshots(g)
 	if err != nil {
 		return backend.Group{}, err
 	}
@@ -59,22 +62,24 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 	return b.publicGroup(g), nil
 }
 
-// existing returns the group that has the ID of g, if there is one. Errors: ErrExists if that is of other volumes.
-// b.mu must be held.
+// existing returns the group with the ID of g, or nil. It returns ErrExists if that group has other
+// sources. The caller holds b.mu.
 func (b *Backend) existing(g *group) (*group, error) {
-	there := b.groups[g.id]
-	if there != nil && !(slices.Equal(there.sources, g.sources) && slices.Equal(there.all, g.all)) {
-		return nil, fmt.Errorf("%w: it is of the volumes %.128q, of %.128q in all", backend.ErrExists, there.sources, there.all)
+	found := b.groups[g.id]
+	if found != nil && !(slices.Equal(found.sources, g.sources) && slices.Equal(found.all, g.all)) {
+		return nil, fmt.Errorf("%w: group %s has the volumes %.128q, of %.128q in all parts",
+			backend.ErrExists, g.id, found.sources, found.all)
 	}
-	return there, nil
+	return found, nil
 }
 
-// cutAll makes the members of g, which nobody sees yet, or none. b.mu must be held.
-func (b *Backend) cutAll(g *group) (members []*snapshot, err error) {
+// takeSnapshots creates all members of g without adding them to b.snapshots. After an error there
+// are none. The caller holds b.mu.
+func (b *Backend) takeSnapshots(g *group) (members []*snapshot, err error) {
 	g.created = time.Now()
 	for _, source := range g.sources {
-		id := idOf("snap-", g.id+"\x00"+source) // which the name of no single snapshot can be
-		s, err := b.cut(backend.Snapshot{ID: id, Source: source, Created: g.created, Group: g.id})
+		id := idOf("snap-", g.id+"\x00"+source) // no name of a single snapshot contains \x00
+		s, err := b.takeSnapshot(backend.Snapshot{ID: id, Source: source, Created: g.created, Group: g.id})
 		if err != nil {
 			b.discardAll(members)
 			return nil, err
@@ -84,14 +89,14 @@ func (b *Backend) cutAll(g *group) (members []*snapshot, err error) {
 	return members, nil
 }
 
-// discardAll takes what cutAll made away. b.mu must be held.
+// discardAll removes the snapshots that takeSnapshots created. The caller holds b.mu.
 func (b *Backend) discardAll(members []*snapshot) {
 	for _, s := range members {
 		b.forget(s)
 	}
 }
 
-// form makes g the group of its members. b.mu must be held.
+// form adds g and its members to b. The caller holds b.mu.
 func (b *Backend) form(g *group, members []*snapshot) {
 	for _, s := range members {
 		b.snapshots[s.ID] = s
@@ -101,7 +106,7 @@ func (b *Backend) form(g *group, members []*snapshot) {
 	b.groups[g.id] = g
 }
 
-// dissolve takes a group and its members away. b.mu must be held.
+// dissolve removes g and its members from b. The caller holds b.mu.
 func (b *Backend) dissolve(g *group) {
 	for _, id := range g.members {
 		b.forget(b.snapshots[id])
@@ -109,7 +114,8 @@ func (b *Backend) dissolve(g *group) {
 	delete(b.groups, g.id)
 }
 
-// findGroup returns the group with this ID, if its members are snapshots or the caller says none. b.mu must be held.
+// findGroup returns the group with this ID. It returns ErrInvalid if snapshots is neither empty nor
+// the members. The caller holds b.mu.
 func (b *Backend) findGroup(id string, snapshots []string) (*group, error) {
 	g, ok := b.groups[id]
 	switch {
@@ -121,8 +127,11 @@ func (b *Backend) findGroup(id string, snapshots []string) (*group, error) {
 	return g, nil
 }
 
-// GetGroup returns the group.
-func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string, _ map[string]string) (backend.Group, error) {
+// GetGroup returns the group snapshot. Errors: [backend.ErrNotFound], [backend.ErrInvalid].
+// CSI spec v1.13, GetVolumeGroupSnapshot.
+func (b *Backend) GetGroup(
+	_ context.Context, id string, snapshots []string, _ map[string]string,
+) (backend.Group, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g, err := b.findGroup(id, snapshots)
@@ -132,14 +141,15 @@ func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string, _ m
 	return b.publicGroup(g), nil
 }
 
-// DeleteGroup forgets the group and its members.
+// DeleteGroup deletes the group snapshot and its members. It returns nil for an unknown ID. Errors:
+// [backend.ErrInUse], [backend.ErrInvalid]. CSI spec v1.13, DeleteVolumeGroupSnapshot.
 func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, _ map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g, err := b.findGroup(id, snapshots)
 	switch {
 	case errors.Is(err, backend.ErrNotFound):
-		return b.idle(id)
+		return b.checkNotPending(id)
 	case err != nil:
 		return err
 	}

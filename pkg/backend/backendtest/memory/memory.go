@@ -1,8 +1,9 @@
-// Package memory is a backend whose volumes are in memory: every interface of package backend in its smallest form, to
-// read before writing one's own, and to test with what is above a backend.
+// Package memory is a backend with volumes in memory. It implements each interface of package
+// backend in its smallest form, except NodeLocal. Read it before you write a backend, and use it to
+// test the layers above a backend.
 //
-// Only what a mounter mounts is on disk, a directory or a file for each volume. One Backend is the storage itself: where
-// a test starts a driver again, it goes on with the same.
+// Only the mount sources are on disk: a directory or a file for each volume. A [Backend] is the
+// storage itself: a test that restarts a driver passes the same Backend again.
 package memory
 
 import (
@@ -24,11 +25,12 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// What a Backend is. It isn't NodeLocal, as that is storage which needs no attaching.
+// The interfaces that Backend implements. It does not implement NodeLocal, which is for storage
+// without attaching.
 var (
 	_ backend.Backend          = (*Backend)(nil)
 	_ backend.Lister           = (*Backend)(nil)
-	_ backend.CapacityReporter            = (*Backend)(nil)
+	_ backend.CapacityReporter = (*Backend)(nil)
 	_ backend.Expander         = (*Backend)(nil)
 	_ backend.Inliner          = (*Backend)(nil)
 	_ backend.Attacher         = (*Backend)(nil)
@@ -40,37 +42,37 @@ var (
 	_ backend.Differ           = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
-	_ backend.UsageReporter         = (*Backend)(nil)
-	_ backend.HealthReporter           = (*Backend)(nil)
-	_ backend.MetricsSource            = (*Backend)(nil)
+	_ backend.UsageReporter    = (*Backend)(nil)
+	_ backend.HealthReporter   = (*Backend)(nil)
+	_ backend.MetricsSource    = (*Backend)(nil)
 )
 
-// Config is what a Backend needs.
+// Config configures a [Backend].
 type Config struct {
-	Dir   string   // an existing directory, for what is mounted
-	Size  int64    // bytes of all volumes and snapshots together
-	Nodes []string // IDs of the nodes that volumes can be attached to
-	Limit int64    // how many volumes one node takes; 0 is any number
+	Dir   string   // Existing directory for the mount sources.
+	Size  int64    // Bytes of all volumes and snapshots together.
+	Nodes []string // IDs of the nodes to which volumes can be attached.
+	Limit int64    // Greatest number of volumes on a node. 0: no limit.
 
-	// Attached makes a volume without a filesystem a disk that must be attached, before its node has a
-	// device: a mounter.BlockDevice. A file plays that device.
+	// Attached turns a volume without a filesystem into a disk that must be attached before its
+	// node has a device: a [mounter.BlockDevice]. A file stands for that device.
 	Attached bool
 }
 
-// Backend is the storage. The zero value is not usable: see New.
+// Backend is storage in memory. Create it with [New]: the zero value is not usable.
 type Backend struct {
 	cfg Config
 
 	mu        sync.Mutex
-	volumes   map[string]*volume   // by ID; an inline one by the kubelet's handle
+	volumes   map[string]*volume   // by ID; an inline volume by its handle
 	snapshots map[string]*snapshot // by ID
 	groups    map[string]*group    // by ID
-	making    map[string]*group    // parts that somebody is asked about, by ID
-	promised  int64                // bytes of all volumes and snapshots
-	attached  int                  // how often a volume was attached
+	making    map[string]*group    // parts that SnapshotPart is creating, by ID
+	reserved  int64                // bytes of all volumes and snapshots
+	attached  int                  // number of calls that attached a volume
 }
 
-// New returns storage without volumes.
+// New returns a Backend without volumes.
 func New(cfg Config) *Backend {
 	return &Backend{
 		cfg: cfg, volumes: map[string]*volume{}, snapshots: map[string]*snapshot{},
@@ -78,7 +80,7 @@ func New(cfg Config) *Backend {
 	}
 }
 
-// volume is what there is of a volume.
+// volume is a volume with its data.
 type volume struct {
 	id     string
 	size   int64
@@ -86,10 +88,11 @@ type volume struct {
 	from   source
 	tier   tier
 	inline bool
-	nodes  map[string]attachment // by the node's ID
+	nodes  map[string]attachment // by node ID
 }
 
-// public returns v as others see it. They may keep it, so it shares nothing with v.
+// public returns a description of v for a caller. The caller may keep it, so it shares no map with
+// v.
 func (v *volume) public() backend.Volume {
 	return backend.Volume{
 		ID: v.id, Size: v.size, Inline: v.inline, Parameters: v.tier.parameters(), Mutable: v.tier.mutable(),
@@ -106,29 +109,34 @@ func (b *Backend) find(id string) (*volume, error) {
 	return v, nil
 }
 
-// Create makes a volume.
+// Create creates a volume, or returns the volume of an earlier call. See [backend.Backend] for the
+// errors. CSI spec v1.13, CreateVolume.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, idOf("mem-", o.Name), o, &volume{})
 }
 
-// idOf returns the ID of what has this name: a digest, so that a call which is repeated finds what it made.
+// idOf returns the ID of the object with this name. The ID is a digest of the name, so that a
+// repeated call finds the object of the first call.
 func idOf(prefix, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return prefix + hex.EncodeToString(sum[:])
 }
 
-// inlineHandle is how the kubelet names inline volumes. No ID from Create looks like that.
+// inlineHandle matches the handles of the kubelet for inline volumes. No ID from Create matches.
 var inlineHandle = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// CreateInline makes a volume for the life of one pod.
+// CreateInline creates an inline volume with the ID handle, or returns the volume of an earlier
+// call. See [backend.Inliner] for the errors.
 func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.CreateOptions) (backend.Volume, error) {
 	if !inlineHandle.MatchString(handle) {
-		return backend.Volume{}, fmt.Errorf("%w: an inline volume's handle is csi- and 64 hexadecimal digits", backend.ErrInvalid)
+		return backend.Volume{}, fmt.Errorf("%w: invalid handle %.128q: must be csi- and 64 hexadecimal digits",
+			backend.ErrInvalid, handle)
 	}
 	return b.create(ctx, handle, o, &volume{inline: true})
 }
 
-// create finds the volume with this ID, or makes it of v, which says where it is from and whether it is inline.
+// create returns the volume with this ID. If there is none, it completes v and adds it. The caller
+// sets v.from and v.inline.
 func (b *Backend) create(ctx context.Context, id string, o backend.CreateOptions, v *volume) (backend.Volume, error) {
 	block, err := check(o)
 	if err != nil {
@@ -139,12 +147,15 @@ func (b *Backend) create(ctx context.Context, id string, o backend.CreateOptions
 	if err := ctx.Err(); err != nil {
 		return backend.Volume{}, err
 	}
-	if there, ok := b.volumes[id]; ok {
-		if there.size < o.Required || (o.Limit > 0 && there.size > o.Limit) || there.data.block != block || there.from != v.from || !there.tier.fits(o) {
-			return backend.Volume{}, fmt.Errorf("%w: it has %d bytes, is a block device: %v, was made from %s, and has %v, made with %v",
-				backend.ErrExists, there.size, there.data.block, there.from, there.tier.mutable(), there.tier.parameters())
+	if found, ok := b.volumes[id]; ok {
+		if found.size < o.Required || (o.Limit > 0 && found.size > o.Limit) ||
+			found.data.block != block || found.from != v.from || !found.tier.fits(o) {
+			return backend.Volume{}, fmt.Errorf("%w: volume %s has size %d, block device %v, source %s, "+
+				"mutable parameters %v and parameters %v",
+				backend.ErrExists, id, found.size, found.data.block, found.from,
+				found.tier.mutable(), found.tier.parameters())
 		}
-		return there.public(), nil
+		return found.public(), nil
 	}
 	v.id, v.tier, v.nodes = id, tierOf(o), map[string]attachment{}
 	if v.data, v.size, err = b.fill(v.from, o, block); err != nil {
@@ -154,10 +165,11 @@ func (b *Backend) create(ctx context.Context, id string, o backend.CreateOptions
 	return v.public(), nil
 }
 
-// defaultSize is the size in bytes of a volume for which none is asked.
+// defaultSize is the size in bytes of a volume if the request names no size.
 const defaultSize = 1 << 30
 
-// fill returns data for a volume with what there is in its source, and its size. b.mu must be held.
+// fill creates data with the content of the source and returns it with its size in bytes. The
+// caller holds b.mu.
 func (b *Backend) fill(from source, o backend.CreateOptions, block bool) (d data, size int64, err error) {
 	content, least, err := b.contentOf(from, block)
 	if err != nil {
@@ -165,22 +177,25 @@ func (b *Backend) fill(from source, o backend.CreateOptions, block bool) (d data
 	}
 	size = cmp.Or(o.Required, least, min(defaultSize, cmp.Or(o.Limit, defaultSize)))
 	if size < least || (o.Limit > 0 && size > o.Limit) {
-		return data{}, 0, fmt.Errorf("%w: invalid size: must be at least the %d bytes of %s", backend.ErrOutOfRange, least, from)
+		return data{}, 0, fmt.Errorf("%w: invalid size %d: must be at least the %d bytes of %s, and at most the limit of %d",
+			backend.ErrOutOfRange, size, least, from, o.Limit)
 	}
 	d, err = b.newData(content, block, size)
 	return d, size, err
 }
 
-// findPersistent returns the volume with this ID, if Create or one of its kin made it. b.mu must be held.
+// findPersistent returns the volume with this ID, or ErrNotFound for an inline volume. The caller
+// holds b.mu.
 func (b *Backend) findPersistent(id string) (*volume, error) {
 	v, err := b.find(id)
 	if err == nil && v.inline {
-		err = fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+		err = fmt.Errorf("%w: volume %.128q is an inline volume", backend.ErrNotFound, id)
 	}
 	return v, err
 }
 
-// Expand grows a volume. The node has to grow the device of a disk that it has.
+// Expand expands a volume. It returns node = true for a block device, so that the node grows the
+// device. See [backend.Expander] for the errors. CSI spec v1.13, ControllerExpandVolume.
 func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -189,18 +204,19 @@ func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) 
 		return 0, false, err
 	}
 	size = max(v.size, o.Required)
-	if room := b.cfg.Size - b.promised; size-v.size > room || (o.Limit > 0 && size > o.Limit) {
-		return 0, false, fmt.Errorf("%w: it has %d bytes, %d more are left, the limit is %d", backend.ErrOutOfRange, v.size, room, o.Limit)
+	if available := b.cfg.Size - b.reserved; size-v.size > available || (o.Limit > 0 && size > o.Limit) {
+		return 0, false, fmt.Errorf("%w: volume %s has %d bytes, %d more are available, the limit is %d",
+			backend.ErrOutOfRange, id, v.size, available, o.Limit)
 	}
 	if err := v.data.grow(size); err != nil {
 		return 0, false, err
 	}
-	b.promised += size - v.size
+	b.reserved += size - v.size
 	v.size = size
 	return size, v.data.block, nil
 }
 
-// Get returns the volume.
+// Get returns the volume. Errors: [backend.ErrNotFound]. CSI spec v1.13, ControllerGetVolume.
 func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backend.Volume, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -211,16 +227,19 @@ func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backen
 	return v.public(), nil
 }
 
-// Delete forgets the volume.
+// Delete deletes the volume. It returns nil for an unknown ID. Errors: [backend.ErrInUse].
+// CSI spec v1.13, DeleteVolume.
 func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) error {
 	return b.remove(id, false)
 }
 
-// DeleteInline forgets an inline volume.
+// DeleteInline deletes the inline volume. It returns nil for an unknown handle. Errors:
+// [backend.ErrInUse].
 func (b *Backend) DeleteInline(_ context.Context, handle string) error {
 	return b.remove(handle, true)
 }
 
+// remove deletes the volume with this ID if its field inline equals the argument.
 func (b *Backend) remove(id string, inline bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -231,7 +250,7 @@ func (b *Backend) remove(id string, inline bool) error {
 	if len(v.nodes) > 0 {
 		return fmt.Errorf("%w: volume %s is attached to %q", backend.ErrInUse, id, slices.Sorted(maps.Keys(v.nodes)))
 	}
-	if err := b.uncut(id); err != nil {
+	if err := b.checkNotInPart(id); err != nil {
 		return err
 	}
 	b.discard(v.data, v.size)
@@ -239,7 +258,8 @@ func (b *Backend) remove(id string, inline bool) error {
 	return nil
 }
 
-// Mount returns the volume's directory or disk. Where it was attached read-only it can't be written, whatever is asked for.
+// Mount returns the mount of the volume's directory or disk. The mount is read-only if the volume
+// is attached read-only, even if a.ReadOnly is false. See [backend.Backend] for the errors.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -267,7 +287,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	return m, nil
 }
 
-// check returns an error for a volume that there can't be, and whether it is a block device.
+// check returns an error if o is not valid. block reports whether the volume is a block device.
 func check(o backend.CreateOptions) (block bool, err error) {
 	if err := cmp.Or(checkTier(o.Parameters, tiers...), checkMutable(o.Mutable)); err != nil {
 		return false, err
@@ -281,15 +301,17 @@ func check(o backend.CreateOptions) (block bool, err error) {
 	return block, nil
 }
 
-// checkAccess returns an error for a use that a volume doesn't have.
+// checkAccess returns an error if the volume does not support a. block reports whether the volume
+// is a block device.
 func checkAccess(a backend.Access, block bool) error {
 	switch {
 	case a.Block != block:
-		return fmt.Errorf("%w: a volume is a directory or a block device, not both", backend.ErrInvalid)
+		return fmt.Errorf("%w: a volume is either a directory or a block device", backend.ErrInvalid)
 	case a.FSType != "":
-		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out", backend.ErrInvalid, a.FSType)
+		return fmt.Errorf("%w: invalid fsType %.64q: must be empty, as a directory has no filesystem of its own",
+			backend.ErrInvalid, a.FSType)
 	case len(a.Context) > 0:
-		return fmt.Errorf("%w: the volumes of this backend have no context", backend.ErrInvalid)
+		return fmt.Errorf("%w: the volume context must be empty", backend.ErrInvalid)
 	}
 	if err := mounter.CheckOptions(data{block: block}.kind(), "", a.Options); err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
@@ -297,16 +319,19 @@ func checkAccess(a backend.Access, block bool) error {
 	return nil
 }
 
-// List returns volumes in the order of their IDs.
+// List lists volumes in the order of their IDs. See [backend.Lister]. CSI spec v1.13, ListVolumes.
 func (b *Backend) List(_ context.Context, after string, limit int) (volumes []backend.Volume, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	volumes, more = page(b.volumes, after, limit, func(v *volume) (backend.Volume, bool) { return v.public(), !v.inline })
+	volumes, more = page(b.volumes, after, limit, func(v *volume) (backend.Volume, bool) {
+		return v.public(), !v.inline
+	})
 	return volumes, more, nil
 }
 
-// page returns what show makes of all with IDs above after, in order and up to limit, and whether there is more. show
-// may leave one out.
+// page applies show to the values of all with a key greater than after, in ascending order of the
+// keys. It returns up to limit results, and reports whether more follow. show returns false to
+// leave a value out.
 func page[T, S any](all map[string]T, after string, limit int, show func(T) (S, bool)) (shown []S, more bool) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		if id <= after {
@@ -323,11 +348,12 @@ func page[T, S any](all map[string]T, after string, limit int, show func(T) (S, 
 	return shown, false
 }
 
-// Capacity returns what is left of Config.Size.
+// Capacity returns the part of [Config].Size that is not reserved, in bytes. Errors:
+// [backend.ErrInvalid]. CSI spec v1.13, GetCapacity.
 func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	for _, a := range o.Access {
 		if a.FSType != "" {
-			return backend.Capacity{}, nil // there can be no such volume here
+			return backend.Capacity{}, nil // no volume of this backend has a filesystem type
 		}
 	}
 	if _, err := check(o); err != nil {
@@ -335,11 +361,13 @@ func (b *Backend) Capacity(_ context.Context, o backend.CreateOptions) (backend.
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	room := b.cfg.Size - b.promised
-	return backend.Capacity{Available: room, Maximum: room}, nil
+	available := b.cfg.Size - b.reserved
+	return backend.Capacity{Available: available, Maximum: available}, nil
 }
 
-// Usage adds up what is in the volume's directory: the filesystem knows of no limit.
+// Usage returns the sum of the file sizes in the volume's directory, as the filesystem has no limit
+// for the directory. Figures are in bytes, and known is false for a block device. Errors:
+// [backend.ErrNotFound]. CSI spec v1.13, NodeGetVolumeStats.
 func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bool, err error) {
 	b.mu.Lock()
 	v, err := b.find(id)
@@ -362,7 +390,8 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	return u, err == nil, err
 }
 
-// Probe reports ready while there is the directory.
+// Probe reports ready while [Config].Dir exists. Errors: [backend.ErrNotReady]. CSI spec v1.13,
+// Probe.
 func (b *Backend) Probe(context.Context) (bool, error) {
 	if _, err := os.Stat(b.cfg.Dir); err != nil {
 		return false, fmt.Errorf("%w: %w", backend.ErrNotReady, err)
@@ -370,7 +399,8 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 	return true, nil
 }
 
-// Health looks whether the volume's data is there.
+// Health returns a condition if the data of the volume is missing or unreadable. Errors:
+// [backend.ErrNotFound]. CSI spec v1.13, the health RPCs.
 func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -381,8 +411,11 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	return v.health(), nil
 }
 
-// ListHealth looks at all volumes above after.
-func (b *Backend) ListHealth(_ context.Context, after string, limit int) (sick []backend.VolumeHealth, more bool, err error) {
+// ListHealth lists unhealthy volumes in the order of their IDs, without inline volumes. See
+// [backend.HealthReporter].
+func (b *Backend) ListHealth(
+	_ context.Context, after string, limit int,
+) (sick []backend.VolumeHealth, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	sick, more = page(b.volumes, after, limit, func(v *volume) (backend.VolumeHealth, bool) {
@@ -395,27 +428,32 @@ func (b *Backend) ListHealth(_ context.Context, after string, limit int) (sick [
 	return sick, more, nil
 }
 
-// health returns what is wrong with v.
+// health returns the conditions of v.
 func (v *volume) health() []backend.Condition {
 	_, err := os.Stat(v.data.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []backend.Condition{{Severity: backend.DataLoss, Reason: "DataMissing", Message: fmt.Sprintf("%s is gone: restore it from a backup", v.data.path)}}
+		return []backend.Condition{{
+			Severity: backend.DataLoss, Reason: "DataMissing",
+			Message: fmt.Sprintf("%s is missing: restore the volume from a backup", v.data.path),
+		}}
 	case err != nil:
 		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "DataUnreadable", Message: err.Error()}}
 	}
 	return nil
 }
 
-// StorageHealth says what Probe says.
+// StorageHealth returns a condition with the error of [Backend.Probe], if there is one.
 func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error) {
 	if _, err := b.Probe(ctx); err != nil {
-		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "RootUnusable", Message: err.Error()}}, nil
+		return []backend.Condition{{
+			Severity: backend.Inaccessible, Reason: "RootUnusable", Message: err.Error(),
+		}}, nil
 	}
 	return nil, nil
 }
 
-// Metrics counts what there is.
+// Metrics returns the numbers of objects and attachments, and the reserved bytes.
 func (b *Backend) Metrics() []backend.Metric {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -427,12 +465,18 @@ func (b *Backend) Metrics() []backend.Metric {
 		}
 	}
 	return []backend.Metric{
-		{Name: "volumes", Help: "Volumes made by CreateVolume.", Value: float64(len(b.volumes) - inline)},
+		{Name: "volumes", Help: "Volumes that CreateVolume created.", Value: float64(len(b.volumes) - inline)},
 		{Name: "inline_volumes", Help: "Inline ephemeral volumes.", Value: float64(inline)},
-		{Name: "snapshots", Help: "Snapshots, members of groups too.", Value: float64(len(b.snapshots))},
-		{Name: "snapshot_groups", Help: "Groups of snapshots.", Value: float64(len(b.groups))},
-		{Name: "promised_bytes", Help: "Sum of the sizes of all volumes and snapshots.", Value: float64(b.promised)},
-		{Name: "attachments", Help: "Pairs of a volume and a node that it is attached to.", Value: float64(attached)},
-		{Name: "attached_total", Help: "How often a volume was attached to a node.", Value: float64(b.attached), Counter: true},
+		{Name: "snapshots", Help: "Snapshots, including members of group snapshots.", Value: float64(len(b.snapshots))},
+		{Name: "snapshot_groups", Help: "Group snapshots.", Value: float64(len(b.groups))},
+		{Name: "promised_bytes", Help: "Sum of the sizes of all volumes and snapshots.", Value: float64(b.reserved)},
+		{
+			Name: "attachments", Help: "Pairs of a volume and a node to which the volume is attached.",
+			Value: float64(attached),
+		},
+		{
+			Name: "attached_total", Help: "Calls that attached a volume to a node.",
+			Value: float64(b.attached), Counter: true,
+		},
 	}
 }

@@ -17,13 +17,15 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// storage returns storage with room for everything.
+// storage returns a Backend with enough capacity for every test.
 func storage(t *testing.T) *Backend {
 	return New(Config{Dir: t.TempDir(), Size: 1 << 40, Nodes: backendtest.Nodes, Limit: 16})
 }
 
 func TestMemoryKeepsTheContract(t *testing.T) {
-	kind := backendtest.Kind{Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true}
+	kind := backendtest.Kind{
+		Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true,
+	}
 	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Images) func() backend.Backend {
 		b := storage(t)
 		return func() backend.Backend { return b }
@@ -31,7 +33,9 @@ func TestMemoryKeepsTheContract(t *testing.T) {
 }
 
 func TestMemoryKeepsTheContractOfAttachedDisks(t *testing.T) {
-	kind := backendtest.Kind{Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true}
+	kind := backendtest.Kind{
+		Mutable: map[string][2]string{tierKey: {"fast", "archive"}}, Groups: true, BlockGroups: true,
+	}
 	backendtest.Run(t, kind, func(t *testing.T, _ mounter.Images) func() backend.Backend {
 		b := storage(t)
 		b.cfg.Attached = true
@@ -39,8 +43,9 @@ func TestMemoryKeepsTheContractOfAttachedDisks(t *testing.T) {
 	})
 }
 
-// TestEveryInterfaceHasItsExample looks for every interface of package backend among those that memory.go says it has.
-func TestEveryInterfaceHasItsExample(t *testing.T) {
+// TestMemoryImplementsEveryInterface looks for every interface of package backend among those that
+// memory.go says it has.
+func TestMemoryImplementsEveryInterface(t *testing.T) {
 	source, err := os.ReadFile("memory.go")
 	if err != nil {
 		t.Fatal(err)
@@ -65,17 +70,17 @@ func TestEveryInterfaceHasItsExample(t *testing.T) {
 			}
 			found++
 			if !strings.Contains(string(source), "_ backend."+spec.Name.Name+" ") {
-				t.Errorf("backend.%s has no example here: implement it, and add it to what a Backend is", spec.Name.Name)
+				t.Errorf("backend.%s is missing from the assertions in memory.go: implement it", spec.Name.Name)
 			}
 			return false
 		})
 	}
 	if found < 15 {
-		t.Errorf("only %d interfaces were found", found)
+		t.Errorf("found %d interfaces, want at least 15", found)
 	}
 }
 
-func TestAVolumeWhoseDirectoryIsGoneIsSick(t *testing.T) {
+func TestVolumeWithoutDirectoryIsUnhealthy(t *testing.T) {
 	ctx := context.Background()
 	b := storage(t)
 	var ids []string
@@ -104,7 +109,7 @@ func TestAVolumeWhoseDirectoryIsGoneIsSick(t *testing.T) {
 	}
 }
 
-func TestWithoutItsDirectoryTheStorageIsNotReady(t *testing.T) {
+func TestStorageWithoutDirectoryIsNotReady(t *testing.T) {
 	ctx := context.Background()
 	b := storage(t)
 	if err := os.Remove(b.cfg.Dir); err != nil {
@@ -116,12 +121,14 @@ func TestWithoutItsDirectoryTheStorageIsNotReady(t *testing.T) {
 	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Severity != backend.Inaccessible {
 		t.Errorf("StorageHealth = %v, %v", c, err)
 	}
-	if v, err := b.Create(ctx, backend.CreateOptions{Name: "pvc-1"}); err == nil || len(b.volumes) > 0 || b.promised > 0 {
-		t.Errorf("Create = %+v, %v, and there are %d volumes", v, err, len(b.volumes))
+	v, err := b.Create(ctx, backend.CreateOptions{Name: "pvc-1"})
+	if err == nil || len(b.volumes) > 0 || b.reserved > 0 {
+		t.Errorf("Create = %+v, %v with %d volumes and %d reserved bytes, want an error and none",
+			v, err, len(b.volumes), b.reserved)
 	}
 }
 
-func TestAnotherVolumeNeverSeesTheFilesOfADeletedOne(t *testing.T) {
+func TestNewVolumeHasNoFilesOfADeletedVolume(t *testing.T) {
 	ctx := context.Background()
 	b := storage(t)
 	for range 2 {
@@ -131,7 +138,7 @@ func TestAnotherVolumeNeverSeesTheFilesOfADeletedOne(t *testing.T) {
 		}
 		dir := b.volumes[v.ID].data.path
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
-			t.Errorf("a new volume has %v, %v", entries, err)
+			t.Errorf("a new volume has the entries %v, %v, want none", entries, err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -142,12 +149,14 @@ func TestAnotherVolumeNeverSeesTheFilesOfADeletedOne(t *testing.T) {
 	}
 }
 
-func TestWhatCantBeCopiedLeavesNothing(t *testing.T) {
+func TestFailedCopyLeavesNothing(t *testing.T) {
 	ctx := context.Background()
 	b := storage(t)
 	var ids []string
 	for _, block := range []bool{false, true} {
-		v, err := b.Create(ctx, backend.CreateOptions{Name: fmt.Sprint(block), Required: 1 << 20, Access: []backend.Access{{Block: block}}})
+		v, err := b.Create(ctx, backend.CreateOptions{
+			Name: fmt.Sprint(block), Required: 1 << 20, Access: []backend.Access{{Block: block}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,26 +171,30 @@ func TestWhatCantBeCopiedLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	before := fmt.Sprint(b.promised, len(b.volumes), len(b.snapshots))
+	before := fmt.Sprint(b.reserved, len(b.volumes), len(b.snapshots))
 	for _, id := range ids {
 		_, err1 := b.Snapshot(ctx, backend.SnapshotOptions{Name: "new", Source: id})
 		_, err2 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "new", Sources: ids})
 		_, err3 := b.Clone(ctx, id, backend.CreateOptions{Name: "new", Access: []backend.Access{{Block: id == ids[1]}}})
 		_, err4 := b.Restore(ctx, kept.ID, backend.CreateOptions{Name: "new"})
 		if err1 == nil || err2 == nil || err3 == nil || err4 == nil {
-			t.Errorf("%v, %v, %v, %v", err1, err2, err3, err4)
+			t.Errorf("Snapshot, SnapshotGroup, Clone and Restore = %v, %v, %v, %v, want errors", err1, err2, err3, err4)
 		}
 	}
 	left, err := os.ReadDir(b.cfg.Dir)
-	if after := fmt.Sprint(b.promised, len(b.volumes), len(b.snapshots)); after != before || err != nil || len(left) != 0 {
-		t.Errorf("there are %s, before %s; on disk %v, %v", after, before, left, err)
+	after := fmt.Sprint(b.reserved, len(b.volumes), len(b.snapshots))
+	if after != before || err != nil || len(left) != 0 {
+		t.Errorf("reserved bytes, volumes and snapshots are %s, want %s; the directory has %v, %v, want nothing",
+			after, before, left, err)
 	}
 }
 
-func TestAChangeIsNoLargerThanItIs(t *testing.T) {
+func TestAllocatedAndDeltaReportOnlyChangedPieces(t *testing.T) {
 	ctx := context.Background()
 	b := storage(t)
-	v, err := b.Create(ctx, backend.CreateOptions{Name: "pvc-1", Required: 1 << 20, Access: []backend.Access{{Block: true}}})
+	v, err := b.Create(ctx, backend.CreateOptions{
+		Name: "pvc-1", Required: 1 << 20, Access: []backend.Access{{Block: true}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,16 +216,22 @@ func TestAChangeIsNoLargerThanItIs(t *testing.T) {
 	}
 	ranges := func(report func(each func(offset, length int64) error) error) (found []int64) {
 		t.Helper()
-		if err := report(func(offset, length int64) error { found = append(found, offset, length); return nil }); err != nil {
+		if err := report(func(offset, length int64) error {
+			found = append(found, offset, length)
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		return found
 	}
-	allocated := ranges(func(each func(offset, length int64) error) error { return b.Allocated(ctx, snapshots[2], 0, nil, each) })
+	allocated := ranges(func(each func(offset, length int64) error) error {
+		return b.Allocated(ctx, snapshots[2], 0, nil, each)
+	})
 	changed := ranges(func(each func(offset, length int64) error) error {
 		return b.Delta(ctx, snapshots[1], snapshots[2], 0, nil, each)
 	})
-	if !slices.Equal(allocated, []int64{3 * piece, piece, 6 * piece, piece}) || !slices.Equal(changed, []int64{6 * piece, piece}) {
-		t.Errorf("allocated are %v, changed %v", allocated, changed)
+	wantAllocated, wantChanged := []int64{3 * piece, piece, 6 * piece, piece}, []int64{6 * piece, piece}
+	if !slices.Equal(allocated, wantAllocated) || !slices.Equal(changed, wantChanged) {
+		t.Errorf("Allocated reports %v, want %v; Delta reports %v, want %v", allocated, wantAllocated, changed, wantChanged)
 	}
 }

@@ -10,38 +10,39 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// tierKey is the one parameter of volumes, and the one that can be changed: on which storage a volume is. Here all of it
-// is memory.
+// tierKey is the only parameter of a volume, and is mutable: the storage tier. All tiers of this
+// backend are memory.
 const tierKey = "tier"
 
-// tiers are its values. The first is the default.
+// tiers are the values of tierKey. The first is the default.
 var tiers = []string{"standard", "fast", "archive"}
 
-// checkTier returns an error for parameters that there aren't, or that have none of these values.
+// checkTier returns ErrInvalid for a key other than tierKey, and for a value that is not in values.
 func checkTier(parameters map[string]string, values ...string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		switch value := parameters[key]; {
 		case key != tierKey:
 			return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		case !slices.Contains(values, value):
-			return fmt.Errorf("%w: invalid %s %.64q: must be one of %q", backend.ErrInvalid, tierKey, value, values)
+			return fmt.Errorf("%w: invalid %s %.64q: must be in %q", backend.ErrInvalid, tierKey, value, values)
 		}
 	}
 	return nil
 }
 
-// checkMutable does so for those that change a volume: "" undoes what others did.
+// checkMutable is checkTier for mutable parameters. They may also be "", which resets the
+// parameter.
 func checkMutable(parameters map[string]string) error {
 	return checkTier(parameters, append([]string{""}, tiers...)...)
 }
 
-// tier is on which storage a volume is.
+// tier is the storage tier of a volume.
 type tier struct {
-	made string // what its parameters said, or the default
-	now  string // what a mutable parameter says; "": none does
+	made string // value of the parameter at creation, or the default
+	now  string // value of the mutable parameter; "": not set
 }
 
-// tierOf returns what is asked of a new volume.
+// tierOf returns the tier that o requests for a new volume.
 func tierOf(o backend.CreateOptions) tier {
 	return tier{made: cmp.Or(o.Parameters[tierKey], tiers[0]), now: o.Mutable[tierKey]}
 }
@@ -50,14 +51,16 @@ func (t tier) parameters() map[string]string { return map[string]string{tierKey:
 
 func (t tier) mutable() map[string]string { return map[string]string{tierKey: cmp.Or(t.now, t.made)} }
 
-// fits reports whether t is what o asks for. A mutable parameter that o doesn't name may have changed since.
+// fits reports whether a volume with tier t satisfies o. If o does not name the mutable parameter,
+// its present value has no effect: Modify may have changed it.
 func (t tier) fits(o backend.CreateOptions) bool {
-	asked := tierOf(o)
+	requested := tierOf(o)
 	_, named := o.Mutable[tierKey]
-	return t.made == asked.made && (!named || maps.Equal(t.mutable(), asked.mutable()))
+	return t.made == requested.made && (!named || maps.Equal(t.mutable(), requested.mutable()))
 }
 
-// Modify changes the tier, or with "" undoes all changes.
+// Modify sets the tier of the volume. The value "" resets it. See [backend.Modifier] for the
+// errors. CSI spec v1.13, ControllerModifyVolume.
 func (b *Backend) Modify(_ context.Context, id string, parameters, _ map[string]string) error {
 	if err := checkMutable(parameters); err != nil {
 		return err

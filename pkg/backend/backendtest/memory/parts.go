@@ -10,9 +10,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// SnapshotPart copies what the volumes hold between its two questions. As b.mu can't be held while others answer, what is
-// being made is in b.making, which keeps its volumes from being deleted. Here nobody writes to a volume but pods, who
-// aren't held back, as in SnapshotGroup.
+// SnapshotPart copies the content of the volumes between the calls of o.Frozen and o.Durable. It
+// releases b.mu during these calls. An entry in b.making then protects the volumes from deletion.
+// As in SnapshotGroup, nothing stops the writes of pods. See [backend.PartSnapshotter] for the
+// errors.
 func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (backend.Part, error) {
 	if err := cmp.Or(o.Check(), noParameters(o.Parameters)); err != nil {
 		return backend.Part{}, err
@@ -26,14 +27,14 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	if err := ctx.Err(); err != nil {
 		return backend.Part{}, err
 	}
-	there, err := b.existing(g)
+	found, err := b.existing(g)
 	switch {
 	case b.making[g.id] != nil:
-		return backend.Part{}, fmt.Errorf("%w: it is being made by another call", backend.ErrBusy)
+		return backend.Part{}, fmt.Errorf("%w: another call is creating group %s", backend.ErrBusy, g.id)
 	case err != nil:
 		return backend.Part{}, err
-	case there != nil:
-		return b.publicPart(there), nil
+	case found != nil:
+		return b.publicPart(found), nil
 	}
 	for _, source := range g.sources {
 		if _, err := b.findPersistent(source); err != nil {
@@ -42,14 +43,14 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	}
 	b.making[g.id] = g
 	defer delete(b.making, g.id)
-	if err := b.asked(ctx, o.Frozen); err != nil {
+	if err := b.callHook(ctx, o.Frozen); err != nil {
 		return backend.Part{}, err
 	}
-	members, err := b.cutAll(g)
+	members, err := b.takeSnapshots(g)
 	if err != nil {
 		return backend.Part{}, err
 	}
-	if err := b.asked(ctx, o.Durable); err != nil {
+	if err := b.callHook(ctx, o.Durable); err != nil {
 		b.discardAll(members)
 		return backend.Part{}, err
 	}
@@ -57,8 +58,9 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	return b.publicPart(g), nil
 }
 
-// asked returns what hook says, if there is one, or why ctx has ended. b.mu must be held, and isn't while hook is called.
-func (b *Backend) asked(ctx context.Context, hook func(context.Context) error) error {
+// callHook calls hook, unless it is nil, and returns its error or else that of ctx. The caller
+// holds b.mu. callHook releases b.mu while hook runs.
+func (b *Backend) callHook(ctx context.Context, hook func(context.Context) error) error {
 	if hook != nil {
 		b.mu.Unlock()
 		defer b.mu.Lock()
@@ -69,30 +71,32 @@ func (b *Backend) asked(ctx context.Context, hook func(context.Context) error) e
 	return ctx.Err()
 }
 
-// idle returns ErrInUse if the part with this ID is being made. b.mu must be held.
-func (b *Backend) idle(id string) error {
+// checkNotPending returns ErrInUse while a call creates the part with this ID. The caller holds
+// b.mu.
+func (b *Backend) checkNotPending(id string) error {
 	if b.making[id] != nil {
-		return fmt.Errorf("%w: group %s is being made", backend.ErrInUse, id)
+		return fmt.Errorf("%w: a call is creating group %s", backend.ErrInUse, id)
 	}
 	return nil
 }
 
-// uncut returns ErrInUse if a part is being made of the volume. b.mu must be held.
-func (b *Backend) uncut(volume string) error {
+// checkNotInPart returns ErrInUse while a call creates a part from the volume. The caller holds
+// b.mu.
+func (b *Backend) checkNotInPart(volume string) error {
 	for _, g := range b.making {
 		if slices.Contains(g.sources, volume) {
-			return fmt.Errorf("%w: group %s is being made of volume %s", backend.ErrInUse, g.id, volume)
+			return fmt.Errorf("%w: a call is creating group %s from volume %s", backend.ErrInUse, g.id, volume)
 		}
 	}
 	return nil
 }
 
-// publicPart returns g as others see it. b.mu must be held.
+// publicPart returns a description of g for a caller. The caller holds b.mu.
 func (b *Backend) publicPart(g *group) backend.Part {
 	return backend.Part{Group: b.publicGroup(g), All: slices.Clone(g.all), Cut: g.cut, Settled: g.settled}
 }
 
-// findPart returns the part of the group with this ID. b.mu must be held.
+// findPart returns the part of the group with this ID. The caller holds b.mu.
 func (b *Backend) findPart(id string) (*group, error) {
 	g, err := b.findGroup(id, nil)
 	if err == nil && g.cut == "" {
@@ -101,16 +105,17 @@ func (b *Backend) findPart(id string) (*group, error) {
 	return g, err
 }
 
-// findCut returns the same, if the part is of that cut. Errors: ErrPrecondition. b.mu must be held.
-func (b *Backend) findCut(id, cut string) (*group, error) {
+// findPartWithCut returns the part of the group with this ID. It returns ErrPrecondition if the
+// part has another cut. The caller holds b.mu.
+func (b *Backend) findPartWithCut(id, cut string) (*group, error) {
 	g, err := b.findPart(id)
 	if err == nil && g.cut != cut {
-		return nil, fmt.Errorf("%w: it is of the cut %.64q, not of %.64q", backend.ErrPrecondition, g.cut, cut)
+		return nil, fmt.Errorf("%w: the part has cut %.64q, not %.64q", backend.ErrPrecondition, g.cut, cut)
 	}
 	return g, err
 }
 
-// GetPart returns the part.
+// GetPart returns the part. Errors: [backend.ErrNotFound].
 func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,11 +126,11 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	return b.publicPart(g), nil
 }
 
-// SettlePart marks the part.
+// SettlePart marks the part as settled. See [backend.PartSnapshotter] for the errors.
 func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g, err := b.findCut(id, cut)
+	g, err := b.findPartWithCut(id, cut)
 	if err != nil {
 		return err
 	}
@@ -133,18 +138,19 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	return nil
 }
 
-// DiscardPart forgets the part and its members.
+// DiscardPart deletes an unsettled part and its members. See [backend.PartSnapshotter] for the
+// errors.
 func (b *Backend) DiscardPart(_ context.Context, id, cut string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g, err := b.findCut(id, cut)
+	g, err := b.findPartWithCut(id, cut)
 	switch {
 	case errors.Is(err, backend.ErrNotFound):
-		return b.idle(id)
+		return b.checkNotPending(id)
 	case err != nil:
 		return err
 	case g.settled:
-		return fmt.Errorf("%w: the part is settled, and deleted with its group only", backend.ErrPrecondition)
+		return fmt.Errorf("%w: the part is settled: delete its group instead", backend.ErrPrecondition)
 	}
 	b.dissolve(g)
 	return nil

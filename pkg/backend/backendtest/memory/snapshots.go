@@ -10,13 +10,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// snapshot is what there is of a snapshot.
+// snapshot is a snapshot with its data.
 type snapshot struct {
 	backend.Snapshot
 	data data
 }
 
-// source is what a volume was made from: the ID of a snapshot, of a volume, or nothing. What has the ID may be gone.
+// source is the source of a volume: the ID of a snapshot or volume, which may be deleted. Both are
+// empty for a volume without source.
 type source struct{ snapshot, volume string }
 
 func (s source) String() string {
@@ -26,11 +27,11 @@ func (s source) String() string {
 	case s.volume != "":
 		return fmt.Sprintf("volume %.128q", s.volume)
 	}
-	return "nothing"
+	return "none"
 }
 
-// contentOf returns what there is to copy from a source for a block device or a directory, and how many bytes a volume
-// with it has at least. b.mu must be held.
+// contentOf returns the data of a source and the least size in bytes of a volume from it. block
+// reports whether the new volume is a block device. The caller holds b.mu.
 func (b *Backend) contentOf(from source, block bool) (content data, least int64, err error) {
 	switch {
 	case from.snapshot != "":
@@ -49,12 +50,13 @@ func (b *Backend) contentOf(from source, block bool) (content data, least int64,
 		return data{}, 0, nil
 	}
 	if content.block != block {
-		return data{}, 0, fmt.Errorf("%w: of a block device there can be block devices only, of a directory directories", backend.ErrInvalid)
+		return data{}, 0, fmt.Errorf("%w: a block device and a directory cannot be copied to each other: %s",
+			backend.ErrInvalid, from)
 	}
 	return content, least, nil
 }
 
-// findSnapshot returns the snapshot with this ID. b.mu must be held.
+// findSnapshot returns the snapshot with this ID. The caller holds b.mu.
 func (b *Backend) findSnapshot(id string) (*snapshot, error) {
 	s, ok := b.snapshots[id]
 	if !ok {
@@ -63,7 +65,7 @@ func (b *Backend) findSnapshot(id string) (*snapshot, error) {
 	return s, nil
 }
 
-// noParameters returns an error for parameters of a snapshot: here it has none.
+// noParameters returns ErrInvalid if parameters is not empty: snapshots of this backend have none.
 func noParameters(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		return fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
@@ -71,7 +73,8 @@ func noParameters(parameters map[string]string) error {
 	return nil
 }
 
-// Snapshot copies what the volume holds.
+// Snapshot copies the content of the volume. See [backend.Snapshotter] for the errors. CSI spec
+// v1.13, CreateSnapshot.
 func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
 	if err := noParameters(o.Parameters); err != nil {
 		return backend.Snapshot{}, err
@@ -84,11 +87,12 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	id := idOf("snap-", o.Name)
 	if s, ok := b.snapshots[id]; ok {
 		if s.Source != o.Source {
-			return backend.Snapshot{}, fmt.Errorf("%w: it is of volume %.128q", backend.ErrExists, s.Source)
+			return backend.Snapshot{}, fmt.Errorf("%w: snapshot %s has source volume %.128q",
+				backend.ErrExists, id, s.Source)
 		}
 		return s.Snapshot, nil
 	}
-	s, err := b.cut(backend.Snapshot{ID: id, Source: o.Source, Created: time.Now()})
+	s, err := b.takeSnapshot(backend.Snapshot{ID: id, Source: o.Source, Created: time.Now()})
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
@@ -96,8 +100,9 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	return s.Snapshot, nil
 }
 
-// cut makes the snapshot that s describes. b.mu must be held.
-func (b *Backend) cut(s backend.Snapshot) (*snapshot, error) {
+// takeSnapshot creates the snapshot that s describes, without adding it to b.snapshots. The caller
+// holds b.mu.
+func (b *Backend) takeSnapshot(s backend.Snapshot) (*snapshot, error) {
 	v, err := b.findPersistent(s.Source)
 	if err != nil {
 		return nil, err
@@ -110,7 +115,7 @@ func (b *Backend) cut(s backend.Snapshot) (*snapshot, error) {
 	return &snapshot{Snapshot: s, data: d}, nil
 }
 
-// GetSnapshot returns the snapshot.
+// GetSnapshot returns the snapshot. Errors: [backend.ErrNotFound]. CSI spec v1.13, GetSnapshot.
 func (b *Backend) GetSnapshot(_ context.Context, id string, _ map[string]string) (backend.Snapshot, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +126,8 @@ func (b *Backend) GetSnapshot(_ context.Context, id string, _ map[string]string)
 	return s.Snapshot, nil
 }
 
-// DeleteSnapshot forgets the snapshot.
+// DeleteSnapshot deletes the snapshot. It returns nil for an unknown ID. Errors:
+// [backend.ErrInvalid] for a member of a group. CSI spec v1.13, DeleteSnapshot.
 func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -130,20 +136,24 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 	case !ok:
 		return nil
 	case s.Group != "":
-		return fmt.Errorf("%w: snapshot %s is a member of group %s, and is deleted with it", backend.ErrInvalid, id, s.Group)
+		return fmt.Errorf("%w: snapshot %s is a member of group %s: delete the group instead",
+			backend.ErrInvalid, id, s.Group)
 	}
 	b.forget(s)
 	return nil
 }
 
-// forget takes a snapshot away. b.mu must be held.
+// forget removes a snapshot and its data. The caller holds b.mu.
 func (b *Backend) forget(s *snapshot) {
 	b.discard(s.data, s.Size)
 	delete(b.snapshots, s.ID)
 }
 
-// ListSnapshots returns snapshots in the order of their IDs.
-func (b *Backend) ListSnapshots(_ context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error) {
+// ListSnapshots lists snapshots in the order of their IDs. See [backend.Snapshotter]. CSI spec
+// v1.13, ListSnapshots.
+func (b *Backend) ListSnapshots(
+	_ context.Context, source, after string, limit int,
+) (snapshots []backend.Snapshot, more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	snapshots, more = page(b.snapshots, after, limit, func(s *snapshot) (backend.Snapshot, bool) {
@@ -152,12 +162,14 @@ func (b *Backend) ListSnapshots(_ context.Context, source, after string, limit i
 	return snapshots, more, nil
 }
 
-// Restore makes a volume with what the snapshot holds.
+// Restore creates a volume with the content of the snapshot. See [backend.Snapshotter] for the
+// errors. CSI spec v1.13, CreateVolume.
 func (b *Backend) Restore(ctx context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, idOf("mem-", o.Name), o, &volume{from: source{snapshot: snapshot}})
 }
 
-// Clone makes a volume with what another one holds.
+// Clone creates a volume with the content of another volume. See [backend.Cloner] for the errors.
+// CSI spec v1.13, CreateVolume.
 func (b *Backend) Clone(ctx context.Context, volumeID string, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, idOf("mem-", o.Name), o, &volume{from: source{volume: volumeID}})
 }
