@@ -89,8 +89,8 @@ func (b *Backend) attachedTo(node string) (n int64) {
 	return n
 }
 
-// Detach detaches the volume from the node, or from all nodes if node is "". It always returns nil.
-// CSI spec v1.13, ControllerUnpublishVolume.
+// Detach detaches the volume from the node, or from all nodes if node is "", and always returns
+// nil. CSI spec v1.13, ControllerUnpublishVolume.
 func (b *Backend) Detach(_ context.Context, id, node string, _ map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -104,7 +104,7 @@ func (b *Backend) Detach(_ context.Context, id, node string, _ map[string]string
 	return nil
 }
 
-// attachedReadOnly reports whether v is attached read-only with this publish context. It returns
+// attachedReadOnly reports whether v is attached read-only with this publish context. The result is
 // false for a nil context, and ErrInvalid for a context that is not of v.
 func (v *volume) attachedReadOnly(attachment map[string]string) (bool, error) {
 	if attachment == nil {

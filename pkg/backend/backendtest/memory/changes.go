@@ -21,7 +21,7 @@ func (b *Backend) SnapshotSize(_ context.Context, id string, _ map[string]string
 	return s.Size, nil
 }
 
-// findDisk returns the snapshot with this ID. It returns ErrInvalid for a snapshot of a directory.
+// findDisk returns the snapshot with this ID, and ErrInvalid for the snapshot of a directory.
 // The caller holds b.mu.
 func (b *Backend) findDisk(id string) (*snapshot, error) {
 	s, err := b.findSnapshot(id)

@@ -64,9 +64,8 @@ func newDisk(dir string, size int64) (data, error) {
 	return data{path: f.Name(), block: true}, nil
 }
 
-// discard removes d and releases its reserved space. It removes a directory only if that is empty.
-// A directory with files of pods stays until the test removes Config.Dir, and no new volume uses
-// it.
+// discard removes d and releases its reserved space. A directory with files of pods is not removed:
+// it stays until the test removes Config.Dir, and no new volume uses that directory.
 func (b *Backend) discard(d data, size int64) {
 	_ = os.Remove(d.path)
 	b.reserved -= size
@@ -80,7 +79,7 @@ func (d data) grow(size int64) error {
 	return os.Truncate(d.path, size)
 }
 
-// copyFrom copies content into d, which must be empty. It skips zeros.
+// copyFrom copies content into d, which must be empty. Zeros are skipped.
 func (d data) copyFrom(content data) error {
 	switch {
 	case content.path == "":

@@ -36,10 +36,10 @@ func (b *Backend) publicGroup(g *group) backend.Group {
 	return public
 }
 
-// SnapshotGroup copies the content of the volumes. It holds b.mu during the copies, so no other
-// call changes the volumes. It does not stop the writes of pods. A backend for real pods must stop
-// them until the last volume is copied. See [backend.GroupSnapshotter] for the errors. CSI spec
-// v1.13, CreateVolumeGroupSnapshot.
+// SnapshotGroup copies the content of the volumes. b.mu is locked during the copies, so no other
+// call changes the volumes. The writes of pods continue. A backend for real pods must stop them
+// until the last volume is copied. See [backend.GroupSnapshotter] for the errors. CSI spec v1.13,
+// CreateVolumeGroupSnapshot.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
 	if err := noParameters(o.Parameters); err != nil {
 		return backend.Group{}, err
@@ -62,8 +62,8 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 	return b.publicGroup(g), nil
 }
 
-// existing returns the group with the ID of g, or nil. It returns ErrExists if that group has other
-// sources. The caller holds b.mu.
+// existing returns the group with the ID of g, or nil. The error is ErrExists if that group has
+// other sources. The caller holds b.mu.
 func (b *Backend) existing(g *group) (*group, error) {
 	found := b.groups[g.id]
 	if found != nil && !(slices.Equal(found.sources, g.sources) && slices.Equal(found.all, g.all)) {
@@ -114,7 +114,7 @@ func (b *Backend) dissolve(g *group) {
 	delete(b.groups, g.id)
 }
 
-// findGroup returns the group with this ID. It returns ErrInvalid if snapshots is neither empty nor
+// findGroup returns the group with this ID, and ErrInvalid if snapshots is neither empty nor
 // the members. The caller holds b.mu.
 func (b *Backend) findGroup(id string, snapshots []string) (*group, error) {
 	g, ok := b.groups[id]

@@ -1,6 +1,6 @@
-// Package memory is a backend with volumes in memory. It implements each interface of package
-// backend in its smallest form, except NodeLocal. Read it before you write a backend, and use it to
-// test the layers above a backend.
+// Package memory is a backend with volumes in memory. The type [Backend] implements each interface
+// of package backend, except NodeLocal, in its smallest form. Read this package before you write a
+// backend, and use it to test the layers above a backend.
 //
 // Only the mount sources are on disk: a directory or a file for each volume. A [Backend] is the
 // storage itself: a test that restarts a driver passes the same Backend again.
@@ -25,7 +25,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// The interfaces that Backend implements. It does not implement NodeLocal, which is for storage
+// The interfaces that Backend implements. NodeLocal is not among them, as that is for storage
 // without attaching.
 var (
 	_ backend.Backend          = (*Backend)(nil)
@@ -135,8 +135,8 @@ func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.Cre
 	return b.create(ctx, handle, o, &volume{inline: true})
 }
 
-// create returns the volume with this ID. If there is none, it completes v and adds it. The caller
-// sets v.from and v.inline.
+// create returns the volume with this ID. If there is none, create completes v and adds v to b. The
+// caller sets v.from and v.inline.
 func (b *Backend) create(ctx context.Context, id string, o backend.CreateOptions, v *volume) (backend.Volume, error) {
 	block, err := check(o)
 	if err != nil {
@@ -177,7 +177,7 @@ func (b *Backend) fill(from source, o backend.CreateOptions, block bool) (d data
 	}
 	size = cmp.Or(o.Required, least, min(defaultSize, cmp.Or(o.Limit, defaultSize)))
 	if size < least || (o.Limit > 0 && size > o.Limit) {
-		return data{}, 0, fmt.Errorf("%w: invalid size %d: must be at least the %d bytes of %s, and at most the limit of %d",
+		return data{}, 0, fmt.Errorf("%w: invalid size %d: must be at least %d bytes for source %s, and at most the limit %d",
 			backend.ErrOutOfRange, size, least, from, o.Limit)
 	}
 	d, err = b.newData(content, block, size)
@@ -194,7 +194,7 @@ func (b *Backend) findPersistent(id string) (*volume, error) {
 	return v, err
 }
 
-// Expand expands a volume. It returns node = true for a block device, so that the node grows the
+// Expand expands a volume. The result node is true for a block device, so that the node grows the
 // device. See [backend.Expander] for the errors. CSI spec v1.13, ControllerExpandVolume.
 func (b *Backend) Expand(_ context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	b.mu.Lock()
@@ -227,13 +227,13 @@ func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backen
 	return v.public(), nil
 }
 
-// Delete deletes the volume. It returns nil for an unknown ID. Errors: [backend.ErrInUse].
+// Delete deletes the volume. An unknown ID is no error. Errors: [backend.ErrInUse].
 // CSI spec v1.13, DeleteVolume.
 func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) error {
 	return b.remove(id, false)
 }
 
-// DeleteInline deletes the inline volume. It returns nil for an unknown handle. Errors:
+// DeleteInline deletes the inline volume. An unknown handle is no error. Errors:
 // [backend.ErrInUse].
 func (b *Backend) DeleteInline(_ context.Context, handle string) error {
 	return b.remove(handle, true)
@@ -330,7 +330,7 @@ func (b *Backend) List(_ context.Context, after string, limit int) (volumes []ba
 }
 
 // page applies show to the values of all with a key greater than after, in ascending order of the
-// keys. It returns up to limit results, and reports whether more follow. show returns false to
+// keys. page returns up to limit results, and reports whether more follow. show returns false to
 // leave a value out.
 func page[T, S any](all map[string]T, after string, limit int, show func(T) (S, bool)) (shown []S, more bool) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {

@@ -43,8 +43,8 @@ func TestMemoryKeepsTheContractOfAttachedDisks(t *testing.T) {
 	})
 }
 
-// TestMemoryImplementsEveryInterface looks for every interface of package backend among those that
-// memory.go says it has.
+// TestMemoryImplementsEveryInterface compares the interfaces of package backend with the assertions
+// in memory.go.
 func TestMemoryImplementsEveryInterface(t *testing.T) {
 	source, err := os.ReadFile("memory.go")
 	if err != nil {
@@ -232,6 +232,7 @@ func TestAllocatedAndDeltaReportOnlyChangedPieces(t *testing.T) {
 	})
 	wantAllocated, wantChanged := []int64{3 * piece, piece, 6 * piece, piece}, []int64{6 * piece, piece}
 	if !slices.Equal(allocated, wantAllocated) || !slices.Equal(changed, wantChanged) {
-		t.Errorf("Allocated reports %v, want %v; Delta reports %v, want %v", allocated, wantAllocated, changed, wantChanged)
+		t.Errorf("Allocated reports %v, want %v; Delta reports %v, want %v",
+			allocated, wantAllocated, changed, wantChanged)
 	}
 }

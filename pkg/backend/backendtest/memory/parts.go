@@ -10,10 +10,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// SnapshotPart copies the content of the volumes between the calls of o.Frozen and o.Durable. It
-// releases b.mu during these calls. An entry in b.making then protects the volumes from deletion.
-// As in SnapshotGroup, nothing stops the writes of pods. See [backend.PartSnapshotter] for the
-// errors.
+// SnapshotPart copies the content of the volumes between the calls of o.Frozen and o.Durable. b.mu
+// is unlocked during these calls. An entry in b.making then protects the volumes from deletion. As
+// in SnapshotGroup, nothing stops the writes of pods. See [backend.PartSnapshotter] for the errors.
 func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (backend.Part, error) {
 	if err := cmp.Or(o.Check(), noParameters(o.Parameters)); err != nil {
 		return backend.Part{}, err
@@ -105,7 +104,7 @@ func (b *Backend) findPart(id string) (*group, error) {
 	return g, err
 }
 
-// findPartWithCut returns the part of the group with this ID. It returns ErrPrecondition if the
+// findPartWithCut returns the part of the group with this ID, and ErrPrecondition if the
 // part has another cut. The caller holds b.mu.
 func (b *Backend) findPartWithCut(id, cut string) (*group, error) {
 	g, err := b.findPart(id)
