@@ -13,10 +13,11 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Nodes are the IDs of the nodes that a backend which attaches is to know in Run, and no others.
+// Nodes are the IDs of the nodes that a [backend.Attacher] must know in [Run]. It must know no
+// others.
 var Nodes = []string{"node-1", "node-2", "node-3"}
 
-// attacher is a subject that attaches.
+// attacher is a subject with a backend.Attacher.
 type attacher struct {
 	*subject
 	backend.Attacher
@@ -27,19 +28,19 @@ func attaching(s *subject) *attacher {
 	return &attacher{s, optional[backend.Attacher](s)}
 }
 
-// reopen goes on with the storage as another process would.
+// reopen closes the backend and opens the storage again, like a new process.
 func (a *attacher) reopen() {
 	a.Helper()
 	a.subject.reopen()
 	a.Attacher = a.Backend.(backend.Attacher)
 }
 
-// alone is an attachment to a node that doesn't share the volume.
+// alone returns options that attach the volume to a single node.
 func alone(node string) backend.AttachOptions {
 	return backend.AttachOptions{Node: node, Capability: "alone"}
 }
 
-// shared is an attachment to a node that does.
+// shared returns options that allow further nodes.
 func shared(node string) backend.AttachOptions {
 	return backend.AttachOptions{Node: node, Capability: "shared", ManyNodes: true}
 }
@@ -65,11 +66,11 @@ func (a *attacher) detach(id, node string) {
 	}
 }
 
-// wantNodes makes sure that the volume is attached to these nodes, whoever is asked.
+// wantNodes checks that Get and List report these nodes for the volume.
 func (a *attacher) wantNodes(id string, want ...string) {
 	a.Helper()
 	if v, err := a.Get(context.Background(), id, nil); err != nil || !slices.Equal(v.Nodes, want) {
-		a.Errorf("Get says that %s is attached to %q, %v, want %q", id, v.Nodes, err, want)
+		a.Errorf("Get reports that %s is attached to %q, %v, want %q", id, v.Nodes, err, want)
 	}
 	l, ok := a.Backend.(backend.Lister)
 	if !ok {
@@ -78,7 +79,7 @@ func (a *attacher) wantNodes(id string, want ...string) {
 	volumes, _, err := l.List(context.Background(), "", 1<<20)
 	i := slices.IndexFunc(volumes, func(v backend.Volume) bool { return v.ID == id })
 	if err != nil || i < 0 || !slices.Equal(volumes[i].Nodes, want) {
-		a.Errorf("List is %+v, %v, want %s attached to %q", volumes, err, id, want)
+		a.Errorf("List = %+v, %v, want %s attached to %q", volumes, err, id, want)
 	}
 }
 
@@ -91,10 +92,10 @@ func attaches(s *subject) {
 	a.reopen()
 	a.wantNodes(v.ID, Nodes[0])
 	if again := a.attach(v.ID, alone(Nodes[0])); !maps.Equal(again, first) {
-		a.Errorf("a second Attach returns %v, the first returned %v", again, first)
+		a.Errorf("the second Attach = %v, want %v as the first", again, first)
 	}
 	if again := a.create(s.request("pvc-1")); again.ID != v.ID {
-		a.Errorf("a Create of an attached volume made %+v", again)
+		a.Errorf("Create of an attached volume = %+v, want the same volume", again)
 	}
 	a.wantNodes(other.ID)
 	for range 3 {
@@ -102,7 +103,7 @@ func attaches(s *subject) {
 		a.wantNodes(v.ID)
 	}
 	a.attach(v.ID, alone(Nodes[1]))
-	a.detach(v.ID, Nodes[0]) // which hasn't got it
+	a.detach(v.ID, Nodes[0]) // not attached there
 	a.wantNodes(v.ID, Nodes[1])
 	a.detach(v.ID, Nodes[1])
 
@@ -123,7 +124,7 @@ func attaches(s *subject) {
 	a.wantNodes(other.ID, Nodes[2])
 }
 
-// shares attaches a volume to one node and then to another.
+// shares attaches a volume to a node and then to another node.
 func shares(s *subject) {
 	a := attaching(s)
 	v := a.create(s.request("pvc-1"))
@@ -158,7 +159,7 @@ func shares(s *subject) {
 		if err != nil {
 			a.wantNodes(v.ID, one)
 			if !strings.Contains(err.Error(), one) {
-				a.Errorf("%s: %v doesn't name the node %s", name, err, one)
+				a.Errorf("%s: error %v does not name node %s", name, err, one)
 			}
 		} else {
 			a.wantNodes(v.ID, one, two)
@@ -167,7 +168,7 @@ func shares(s *subject) {
 	}
 	a.attach(v.ID, alone(one))
 	a.detach(v.ID, one)
-	a.attach(v.ID, alone(two)) // now that the other is gone
+	a.attach(v.ID, alone(two)) // after the other node was detached
 }
 
 func attachesAgain(s *subject) {
@@ -183,27 +184,27 @@ func attachesAgain(s *subject) {
 		}
 	}
 	if again := a.attach(v.ID, alone(Nodes[0])); !maps.Equal(again, first) {
-		a.Errorf("after that Attach returns %v, before %v", again, first)
+		a.Errorf("Attach after the rejected calls = %v, want %v as before", again, first)
 	}
 	a.detach(v.ID, Nodes[0])
 	a.attach(v.ID, readOnly(alone(Nodes[0])))
 	if _, err := a.Attach(context.Background(), v.ID, alone(Nodes[0])); !errors.Is(err, backend.ErrExists) {
-		a.Errorf("Attach for writing of what is attached read-only = %v, want ErrExists", err)
+		a.Errorf("Attach for writing of a volume that is attached read-only = %v, want ErrExists", err)
 	}
 }
 
-func attachesNothing(s *subject) {
+func attachesUnknown(s *subject) {
 	a := attaching(s)
 	ctx := context.Background()
 	v := a.create(s.request("pvc-1"))
-	for _, id := range append(strange(v.ID), "", "\x00", v.ID[:len(v.ID)-1], strings.Repeat("x", 4096)) {
+	for _, id := range append(unusual(v.ID), "", "\x00", v.ID[:len(v.ID)-1], strings.Repeat("x", 4096)) {
 		if got, err := a.Attach(ctx, id, alone(Nodes[0])); !errors.Is(err, backend.ErrNotFound) {
 			a.Errorf("Attach(%.60q) = %v, %v, want ErrNotFound", id, got, err)
 		}
 		a.detach(id, Nodes[0])
 		a.detach(id, "")
 	}
-	for _, node := range append(strange(Nodes[0]), "node-4", "\x00", strings.Repeat("x", 4096)) {
+	for _, node := range append(unusual(Nodes[0]), "node-4", "\x00", strings.Repeat("x", 4096)) {
 		if got, err := a.Attach(ctx, v.ID, alone(node)); !errors.Is(err, backend.ErrNotFound) {
 			a.Errorf("Attach to the node %.60q = %v, %v, want ErrNotFound", node, got, err)
 		}
@@ -211,8 +212,9 @@ func attachesNothing(s *subject) {
 	}
 	forbidden := alone(Nodes[0])
 	forbidden.Access.Options = []string{"password=hidden"}
-	if got, err := a.Attach(ctx, v.ID, forbidden); !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
-		a.Errorf("Attach with a forbidden option = %v, %v", got, err)
+	if got, err := a.Attach(ctx, v.ID, forbidden); !errors.Is(err, backend.ErrInvalid) ||
+		strings.Contains(err.Error(), "hidden") {
+		a.Errorf("Attach with a forbidden option = %v, %v, want ErrInvalid without its value", got, err)
 	}
 	a.wantNodes(v.ID)
 	inliner, ok := a.Backend.(backend.Inliner)
@@ -236,17 +238,17 @@ func attachesReadOnly(s *subject) {
 	for _, o := range []backend.AttachOptions{alone(Nodes[0]), readOnly(alone(Nodes[0]))} {
 		got, err := a.Mount(ctx, v.ID, backend.Access{PublishContext: a.attach(v.ID, o)})
 		if err != nil || got.Source == "" || got.ReadOnly != o.Access.ReadOnly {
-			a.Errorf("attached with ReadOnly %v, Mount = %+v, %v", o.Access.ReadOnly, got, err)
+			a.Errorf("Mount after Attach with ReadOnly %v = %+v, %v", o.Access.ReadOnly, got, err)
 		}
 		a.detach(v.ID, Nodes[0])
 	}
 	if got, err := a.Mount(ctx, v.ID, backend.Access{PublishContext: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
-		a.Errorf("Mount with an attachment that isn't the volume's = %+v, %v", got, err)
+		a.Errorf("Mount with the publish context of another volume = %+v, %v, want ErrInvalid", got, err)
 	}
 }
 
-// hasFilesystemOfOneNode reports whether the volume is a disk whose filesystem one node at a time can
-// write.
+// hasFilesystemOfOneNode reports whether the volume is a disk with a filesystem that only a single
+// node at a time can write.
 func (s *subject) hasFilesystemOfOneNode(id string) bool {
 	s.Helper()
 	m, err := s.Mount(context.Background(), id, backend.Access{})
@@ -257,7 +259,7 @@ func sharesNoFilesystem(s *subject) {
 	a := attaching(s)
 	v := a.create(s.request("pvc-1"))
 	if !a.hasFilesystemOfOneNode(v.ID) {
-		s.Skip("the volumes of this backend are no disks with a filesystem")
+		s.Skip("the volumes of this backend are not disks with a filesystem")
 	}
 	o := s.request("pvc-2")
 	for _, access := range [][]backend.Access{
@@ -282,12 +284,13 @@ func sharesNoFilesystem(s *subject) {
 	a.wantNodes(device.ID, Nodes...)
 	a.detach(device.ID, "")
 
-	// A node that has it read-only may mount it, though the access mode would let it write.
+	// A node to which the disk is attached read-only may mount it, although the access mode allows
+	// writes.
 	to := readOnly(shared(Nodes[0]))
 	to.Access.SharedWrite = true
 	access := backend.Access{SharedWrite: true, PublishContext: a.attach(v.ID, to)}
 	if got, err := a.Mount(context.Background(), v.ID, access); err != nil || !got.ReadOnly {
-		a.Errorf("attached read-only, Mount = %+v, %v, want a read-only mount", got, err)
+		a.Errorf("Mount of a disk that is attached read-only = %+v, %v, want a read-only mount", got, err)
 	}
 	a.detach(v.ID, "")
 }
@@ -297,21 +300,21 @@ func attachedStays(s *subject) {
 	v := a.create(s.request("pvc-1"))
 	a.attach(v.ID, alone(Nodes[0]))
 	if err := a.Delete(context.Background(), v.ID, nil); !errors.Is(err, backend.ErrInUse) {
-		a.Errorf("Delete of an attached volume = %v", err)
+		a.Errorf("Delete of an attached volume = %v, want ErrInUse", err)
 	}
 	a.wantNodes(v.ID, Nodes[0])
 	a.detach(v.ID, Nodes[0])
 	a.delete(v.ID)
 	a.detach(v.ID, Nodes[0])
 	a.create(s.request("pvc-1"))
-	a.wantNodes(v.ID) // though it may have the same ID
+	a.wantNodes(v.ID) // the new volume may have the same ID
 }
 
 func attachesToTheLimit(s *subject) {
 	a := attaching(s)
 	limit := optional[backend.Limiter](s).NodeLimit()
 	if limit == 0 || limit > 1000 {
-		s.Skipf("a node takes %d volumes", limit)
+		s.Skipf("the limit of a node is %d volumes", limit)
 	}
 	var ids []string
 	for i := range limit {
@@ -320,17 +323,18 @@ func attachesToTheLimit(s *subject) {
 	}
 	extra := a.create(s.request("extra")).ID
 	if got, err := a.Attach(context.Background(), extra, alone(Nodes[0])); !errors.Is(err, backend.ErrExhausted) {
-		a.Errorf("Attach beyond the limit of %d = %v, %v", limit, got, err)
+		a.Errorf("Attach beyond the limit of %d = %v, %v, want ErrExhausted", limit, got, err)
 	}
 	a.wantNodes(extra)
-	a.attach(ids[0], alone(Nodes[0])) // which is there
-	a.attach(extra, alone(Nodes[1]))  // where there is room
+	a.attach(ids[0], alone(Nodes[0])) // already attached
+	a.attach(extra, alone(Nodes[1]))  // another node, below its limit
 	a.detach(extra, Nodes[1])
 	a.detach(ids[0], Nodes[0])
 	a.attach(extra, alone(Nodes[0]))
 }
 
-// attachesConcurrently makes one change at a time of each volume, as the driver does, and looks at all of them meanwhile.
+// attachesConcurrently makes a single changing call at a time for each volume, like the driver, and
+// lists all volumes at the same time.
 func attachesConcurrently(s *subject) {
 	a := attaching(s)
 	ctx := context.Background()

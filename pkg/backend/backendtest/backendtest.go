@@ -1,5 +1,5 @@
-// Package backendtest is the contract of package backend as a test suite. A backend's test is one call of Run; what
-// the backend doesn't implement is not tested.
+// Package backendtest is a test suite for the contract of package backend. The test of a backend
+// calls [Run], which skips the tests of optional interfaces that the backend does not implement.
 package backendtest
 
 import (
@@ -19,29 +19,40 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// MiB is a unit of sizes, in bytes.
+// MiB is the number of bytes in a mebibyte.
 const MiB = 1 << 20
 
-// Size is one that every backend should be able to make, in bytes.
+// Size is the size in bytes of most volumes of the suite. Every backend must support volumes of
+// this size.
 const Size = 16 * MiB
 
-// Kind says what the volumes are with which Run tests. A backend with several kinds of them runs the suite for each.
+// Kind describes the volumes with which [Run] tests. A backend with several kinds of volumes calls
+// Run for each kind.
 type Kind struct {
-	Parameters map[string]string // that they are made with; may be nil
+	// Parameters are the parameters of all volumes. They may be nil. See backend.CreateOptions.
+	Parameters map[string]string
 
-	// Mutable are parameters that a Modifier can change, with two values for each that a volume hasn't by itself.
+	// Mutable are mutable parameters of a [backend.Modifier], each with two valid values that
+	// differ from its default. A Modifier must set it.
 	Mutable map[string][2]string
 
-	// Groups and BlockGroups say of a GroupSnapshotter whether it makes groups of those with a filesystem, and of block
-	// devices. Others it must refuse.
-	Groups, BlockGroups bool
+	// Groups reports that a [backend.GroupSnapshotter] supports groups of volumes with a
+	// filesystem. If false, the backend must reject them with ErrPrecondition or ErrInvalid.
+	Groups bool
+
+	// BlockGroups is like Groups, for raw block devices.
+	BlockGroups bool
 }
 
-// Run holds a backend against the contract. storage makes new, empty storage for one test; each call of what it
-// returns opens that storage, as another process would, and returns a ready backend. One with a method Close is closed
-// before the next is opened. Where the backend asks what is mounted, it is to ask images. The suite mounts nothing for real:
-// where a filesystem is to be made in an image, images.Format is to make it.
-// A backend that attaches is to know Nodes.
+// Run tests a backend against the contract.
+//
+// storage creates new, empty storage for a single test. Each call of the function that storage
+// returns opens that storage, like a new process, and returns a ready backend. If the backend has a
+// method Close, Run calls Close before it opens the storage again.
+//
+// Run does not mount anything. The backend must use images to find out which volumes are mounted,
+// and images.Format to create a filesystem in an image. A [backend.Attacher] must know exactly
+// [Nodes].
 func Run(t *testing.T, kind Kind, storage func(t *testing.T, images mounter.Images) (open func() backend.Backend)) {
 	fresh := func(t *testing.T, access backend.Access) *subject {
 		dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -55,119 +66,126 @@ func Run(t *testing.T, kind Kind, storage func(t *testing.T, images mounter.Imag
 	for name, test := range rows {
 		t.Run(name, func(t *testing.T) { test(fresh(t, backend.Access{})) })
 	}
-	for name, test := range rowsOfEachUse {
+	for name, test := range rowsOfEachType {
 		t.Run(name, func(t *testing.T) { test(fresh(t, backend.Access{})) })
 		t.Run(name+", of block devices", func(t *testing.T) {
 			s := fresh(t, backend.Access{Block: true})
 			if _, err := s.Create(context.Background(), s.request("pvc-1")); errors.Is(err, backend.ErrInvalid) {
-				s.Skip("this backend has no block volumes")
+				s.Skip("the backend does not support block volumes")
 			}
 			test(fresh(t, s.access))
 		})
 	}
 }
 
-// rows are the contract.
+// rows are the tests of the contract, by name.
 var rows = map[string]func(s *subject){
-	"a volume is made, found and deleted, and each can be repeated": lifecycle,
-	"a deleted volume's name makes a new volume":                    reuse,
-	"another process finds what was made and nothing more":          restart,
-	"an ID from a stranger is not found, and nothing to delete":     strangeIDs,
-	"a name from a stranger is a name like any other":               strangeNames,
-	"sizes are kept to":                             sizes,
-	"the same name for something else is refused":   conflicts,
-	"what is not understood is refused and named":   unknowns,
-	"a cancelled call leaves nothing":               cancelled,
-	"Mount says what to mount":                      mounts,
-	"a mounted volume is not deleted":               inUse,
-	"a block volume is a device, if there are any":  block,
-	"pages are in order":                            func(s *subject) { pages(s, volumes(s)) },
-	"pages stay right while volumes come and go":    func(s *subject) { churn(s, volumes(s)) },
-	"room that is promised is not offered again":    capacity,
-	"what doesn't fit leaves nothing":               exhausted,
-	"an inline volume is known by its handle alone": inline,
-	"a ready backend says so":                       ready,
-	"a well volume has no conditions":               health,
-	"metrics have names that stay":                  metrics,
-	"a volume grows and never shrinks":              expand,
-	"many callers at once":                          concurrency,
-	"secrets are in no error":                       secrets,
+	"a volume is created, found and deleted, and each call can be repeated": lifecycle,
+	"the name of a deleted volume creates a new volume":                     reuse,
+	"a new process finds the same volumes":                                  restart,
+	"an unknown volume ID is not found, and its deletion succeeds":          untrustedIDs,
+	"an unusual volume name is valid":                                       untrustedNames,
+	"a volume has a size in the requested range":                            sizes,
+	"the same name with other properties is rejected":                       conflicts,
+	"an unknown parameter is rejected and named":                            unknowns,
+	"a cancelled Create leaves nothing":                                     cancelled,
+	"Mount returns the mount of a volume":                                   mounts,
+	"a mounted volume is not deleted":                                       inUse,
+	"a block volume is a device":                                            block,
+	"pages of volumes are in order":                                         func(s *subject) { pages(s, volumes(s)) },
+	"pages of volumes stay correct while volumes are created and deleted":   func(s *subject) { churn(s, volumes(s)) },
+	"reserved space is not available":                                       capacity,
+	"a volume that is too large leaves nothing":                             exhausted,
+	"an inline volume is found by its handle only":                          inline,
+	"a ready backend reports that it is ready":                              ready,
+	"a healthy volume has no conditions":                                    health,
+	"the names of metrics are constant":                                     metrics,
+	"a volume expands and never shrinks":                                    expand,
+	"concurrent calls succeed":                                              concurrency,
+	"errors contain no secrets":                                             secrets,
 
-	"a volume is attached and detached, and each can be repeated": attaches,
-	"a volume is shared only where all of its nodes share it":     shares,
-	"an attachment is not changed by asking for another":          attachesAgain,
-	"what isn't there is not attached, and detached already":      attachesNothing,
-	"what is attached read-only is mounted read-only":             attachesReadOnly,
-	"an attached volume is not deleted":                           attachedStays,
-	"a node takes as many volumes as it says and no more":         attachesToTheLimit,
-	"a disk whose filesystem several nodes write is not made":     sharesNoFilesystem,
-	"many callers attach at once":                                 attachesConcurrently,
+	"a volume is attached and detached, and each call can be repeated":  attaches,
+	"a volume is shared only if all of its nodes share it":              shares,
+	"a second Attach with other options does not change the attachment": attachesAgain,
+	"Attach rejects an unknown volume or node, and Detach ignores it":   attachesUnknown,
+	"a volume that is attached read-only is mounted read-only":          attachesReadOnly,
+	"an attached volume is not deleted":                                 attachedStays,
+	"a node takes volumes up to its limit":                              attachesToTheLimit,
+	"a disk with a filesystem for writers on several nodes is rejected": sharesNoFilesystem,
+	"concurrent Attach calls succeed":                                   attachesConcurrently,
 
-	"a volume is modified, and each change can be undone":  modifies,
-	"a volume is made with parameters that can be changed": createsMutable,
-	"a restored volume has them too":                       restoring(copiesMutable),
-	"a clone has them too":                                 cloning(copiesMutable),
-	"a volume that can't be modified stays as it is":       modifiesNothing,
+	"a volume is modified, and each change can be undone": modifies,
+	"a volume is created with mutable parameters":         createsMutable,
+	"a volume is restored with mutable parameters":        restoring(copiesMutable),
+	"a volume is cloned with mutable parameters":          cloning(copiesMutable),
+	"a rejected Modify changes nothing":                   modifyRefused,
 
-	"a snapshot's ID from a stranger is not found, and nothing to delete": strangeSnapshots,
-	"a snapshot's name from a stranger is a name like any other":          strangeSnapshotNames,
-	"pages of snapshots are in order":                                     func(s *subject) { pages(s, snapshotsOf(s, true)) },
-	"pages of snapshots stay right while snapshots come and go":           func(s *subject) { churn(s, snapshotsOf(s, true)) },
-	"pages of a volume's snapshots are in order":                          func(s *subject) { pages(s, snapshotsOf(s, false)) },
-	"pages of a volume's snapshots stay right while snapshots come and go": func(s *subject) {
+	"an unknown snapshot ID is not found, and its deletion succeeds": untrustedSnapshots,
+	"an unusual snapshot name is valid":                              untrustedSnapshotNames,
+	"pages of snapshots are in order": func(s *subject) {
+		pages(s,
+			snapshotsOf(s, true))
+	},
+	"pages of snapshots stay correct while snapshots are created and deleted": func(s *subject) {
+		churn(s, snapshotsOf(s, true))
+	},
+	"pages of the snapshots of a volume are in order": func(s *subject) { pages(s, snapshotsOf(s, false)) },
+	"pages of the snapshots of a volume stay correct while snapshots are created and deleted": func(s *subject) {
 		churn(s, snapshotsOf(s, false))
 	},
 }
 
-// rowsOfEachUse are those that are held against volumes with a filesystem, and against block devices too.
-var rowsOfEachUse = map[string]func(s *subject){
-	"a snapshot keeps what its volume held, and each call can be repeated": snapshots,
-	"a snapshot doesn't need its volume":                                   snapshotStays,
-	"the same snapshot of something else is refused":                       snapshotConflicts,
-	"a snapshot nobody waits for is made or not":                           snapshotCancelled,
-	"many callers make snapshots at once":                                  snapshotsConcurrently,
-	"a volume is deleted while a snapshot is made of it":                   snapshotRaces,
+// rowsOfEachType are the tests that run twice: for volumes with a filesystem and for raw block
+// devices.
+var rowsOfEachType = map[string]func(s *subject){
+	"a snapshot keeps the content of its volume, and each call can be repeated": snapshots,
+	"a snapshot does not need its volume":                                       snapshotStays,
+	"the same snapshot name for another volume is rejected":                     snapshotConflicts,
+	"a cancelled Snapshot is complete or absent":                                snapshotCancelled,
+	"concurrent Snapshot calls succeed":                                         snapshotsConcurrently,
+	"a volume is deleted during Snapshot":                                       snapshotRaces,
 
-	"a restored volume holds what the snapshot does, and is its own": restoring(copies),
-	"a restored volume has the size that is asked for":               restoring(copySizes),
-	"the same restored volume from something else is refused":        restoring(copyConflicts),
-	"a volume that can't be restored leaves nothing":                 restoring(copyRefused),
-	"a restored volume nobody waits for is made or not":              restoring(copyCancelled),
-	"a snapshot is deleted while a volume is made of it":             restoring(copyRaces),
+	"a restored volume has the content of the snapshot and is independent": restoring(copies),
+	"a restored volume has the requested size":                             restoring(copySizes),
+	"the same volume name for another snapshot is rejected":                restoring(copyConflicts),
+	"a failed Restore leaves nothing":                                      restoring(copyRefused),
+	"a cancelled Restore is complete or absent":                            restoring(copyCancelled),
+	"a snapshot is deleted during Restore":                                 restoring(copyRaces),
 
-	"a clone holds what its volume does, and is its own": cloning(copies),
-	"a clone has the size that is asked for":             cloning(copySizes),
-	"the same clone of something else is refused":        cloning(copyConflicts),
-	"a clone that can't be leaves nothing":               cloning(copyRefused),
-	"a clone nobody waits for is made or not":            cloning(copyCancelled),
-	"a volume is deleted while it is cloned":             cloning(copyRaces),
+	"a clone has the content of its source and is independent": cloning(copies),
+	"a clone has the requested size":                           cloning(copySizes),
+	"the same clone name for another source is rejected":       cloning(copyConflicts),
+	"a failed Clone leaves nothing":                            cloning(copyRefused),
+	"a cancelled Clone is complete or absent":                  cloning(copyCancelled),
+	"a volume is deleted during Clone":                         cloning(copyRaces),
 
-	"a group keeps what its volumes held, and each call can be repeated": groups,
-	"a group doesn't need its volumes":                                   groupStays,
-	"the same group of something else is refused":                        groupConflicts,
-	"a group is whole or not at all":                                     groupAllOrNothing,
-	"a group's ID from a stranger is not found, and nothing to delete":   strangeGroups,
-	"a group nobody waits for is made or not":                            groupCancelled,
-	"many callers make groups at once":                                   groupsConcurrently,
-	"a group is deleted while a volume is made of a member":              groupRaces,
+	"a group keeps the content of its volumes, and each call can be repeated": groups,
+	"a group does not need its volumes":                                       groupStays,
+	"the same group name for other volumes is rejected":                       groupConflicts,
+	"a group is complete or absent":                                           groupAllOrNothing,
+	"an unknown group ID is not found, and its deletion succeeds":             untrustedGroups,
+	"a cancelled SnapshotGroup is complete or absent":                         groupCancelled,
+	"concurrent SnapshotGroup calls succeed":                                  groupsConcurrently,
+	"a group is deleted during Restore of a member":                           groupRaces,
 
-	"a part of a group keeps what its volumes held, and each call can be repeated": parts,
-	"a part of a group is not made against the will of who asks for it":            partUndone,
-	"a part of a group is discarded until it is settled":                           partDiscarded,
-	"a part of a group doesn't need its volumes, nor the process that made it":     partStays,
-	"the same part of another group is refused":                                    partConflicts,
-	"a part's ID from a stranger is not found, and nothing to discard":             strangeParts,
-	"a part of a group is made by one call":                                        partInTheMaking,
-	"many callers make a part of a group at once":                                  partsConcurrently,
-	"a part of a group is settled while it is discarded":                           partRaces,
-	"a part of a group is discarded while a volume is made of a member":            partRestored,
+	"a part keeps the content of its volumes, and each call can be repeated": parts,
+	"a part is absent after an error of Frozen or Durable":                   partAborted,
+	"a part can be discarded until it is settled":                            partDiscarded,
+	"a part does not need its volumes or the process that created it":        partStays,
+	"the same part of another group is rejected":                             partConflicts,
+	"an unknown part ID is not found, and DiscardPart ignores it":            untrustedParts,
+	"calls for a part are rejected while it is created":                      partInTheMaking,
+	"concurrent SnapshotPart calls create the same part":                     partsConcurrently,
+	"a part is settled while it is discarded":                                partRaces,
+	"a part is discarded during Restore of a member":                         partRestored,
 
-	"what a snapshot holds is reported, from any offset on":       allocates,
-	"what changed between two snapshots makes one of the other":   changes,
-	"what can't be told of snapshots is refused":                  tellsNothing,
-	"whoever has heard enough of a snapshot gets to hear no more": hangsUp,
+	"Allocated reports all data from any offset":                 allocates,
+	"Delta reports all changes between two snapshots":            changes,
+	"Allocated, Delta and SnapshotSize reject invalid arguments": changesRefused,
+	"Allocated and Delta stop after an error":                    stopsEarly,
 }
 
+// subject is a backend under test, with its storage and the test that runs.
 type subject struct {
 	*testing.T
 	backend.Backend
@@ -176,23 +194,24 @@ type subject struct {
 	kubelet string
 
 	kind   Kind
-	access backend.Access // of the volumes that are made
+	access backend.Access // of the volumes that the test creates
 }
 
-// optional returns the subject as a T, or skips the row.
+// optional returns the backend as a T, or skips the test.
 func optional[T any](s *subject) T {
 	b, ok := s.Backend.(T)
 	if !ok {
-		s.Skipf("the backend is no %s", reflect.TypeFor[T]())
+		s.Skipf("the backend does not implement %s", reflect.TypeFor[T]())
 	}
 	return b
 }
 
 func (s *subject) request(name string) backend.CreateOptions {
-	return backend.CreateOptions{Name: name, Required: Size, Access: []backend.Access{s.access}, Parameters: maps.Clone(s.kind.Parameters)}
+	return backend.CreateOptions{Name: name, Required: Size, Access: []backend.Access{s.access},
+		Parameters: maps.Clone(s.kind.Parameters)}
 }
 
-// with returns the parameters and one more.
+// with returns the parameters of the kind and a further parameter.
 func (s *subject) with(key, value string) map[string]string {
 	p := map[string]string{key: value}
 	maps.Copy(p, s.kind.Parameters)
@@ -215,7 +234,7 @@ func (s *subject) delete(id string) {
 	}
 }
 
-// refused makes sure that Create fails with one of want and that nothing is left.
+// refused checks that Create fails with an error in want and changes nothing.
 func (s *subject) refused(o backend.CreateOptions, want ...error) error {
 	s.Helper()
 	return s.leavesNothing(fmt.Sprintf("Create(%+v)", o), func() error {
@@ -224,21 +243,22 @@ func (s *subject) refused(o backend.CreateOptions, want ...error) error {
 	}, want...)
 }
 
-// leavesNothing makes sure that a call fails with one of want and that all is as before.
-func (s *subject) leavesNothing(what string, call func() error, want ...error) error {
+// leavesNothing checks that a call fails with an error in want and changes nothing. name names the
+// call.
+func (s *subject) leavesNothing(name string, call func() error, want ...error) error {
 	s.Helper()
 	before := s.state()
 	err := call()
 	if !slices.ContainsFunc(want, func(w error) bool { return errors.Is(err, w) }) {
-		s.Fatalf("%.400s = %v, want one of %v", what, err, want)
+		s.Fatalf("%.400s = %v, want an error in %v", name, err, want)
 	}
 	if after := s.state(); after != before {
-		s.Fatalf("%.400s was refused and left something: %s, before %s", what, after, before)
+		s.Fatalf("%.400s failed, and objects are %s, want %s as before", name, after, before)
 	}
 	return err
 }
 
-// state is what can be seen of everything in the backend.
+// state returns a text that changes with every object of the backend: lists and metrics.
 func (s *subject) state() string {
 	s.Helper()
 	var state string
@@ -250,7 +270,8 @@ func (s *subject) state() string {
 	}
 	if m, ok := s.Backend.(backend.MetricsSource); ok {
 		for _, v := range m.Metrics() {
-			if v.Name == "promised_bytes" || strings.HasSuffix(v.Name, "volumes") || strings.HasSuffix(v.Name, "snapshots") || strings.HasSuffix(v.Name, "groups") {
+			if v.Name == "promised_bytes" || strings.HasSuffix(v.Name, "volumes") ||
+				strings.HasSuffix(v.Name, "snapshots") || strings.HasSuffix(v.Name, "groups") {
 				state += fmt.Sprintf(" %s=%v", v.Name, v.Value)
 			}
 		}
@@ -275,22 +296,22 @@ func lifecycle(s *subject) {
 	ctx := context.Background()
 	v := s.create(s.request("pvc-1"))
 	if again := s.create(s.request("pvc-1")); again.ID != v.ID || again.Size != v.Size {
-		s.Errorf("a second Create made %+v, the first %+v", again, v)
+		s.Errorf("the second Create = %+v, want %+v as the first", again, v)
 	}
 	if v.ID == "" || len(v.ID) > 128 || v.Inline {
-		s.Errorf("Create made %+v", v)
+		s.Errorf("Create = %+v, want an ID of 1 to 128 bytes that is not inline", v)
 	}
 	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.ID != v.ID || got.Size != v.Size {
 		s.Errorf("Get = %+v, %v, want %+v", got, err, v)
 	}
 	if other := s.create(s.request("pvc-2")); other.ID == v.ID {
-		s.Errorf("two names have the ID %q", v.ID)
+		s.Errorf("two names have the same ID %q", v.ID)
 	}
 	for range 3 {
 		s.delete(v.ID)
 	}
 	if got, err := s.Get(ctx, v.ID, nil); !errors.Is(err, backend.ErrNotFound) {
-		s.Errorf("Get after Delete = %+v, %v", got, err)
+		s.Errorf("Get after Delete = %+v, %v, want ErrNotFound", got, err)
 	}
 }
 
@@ -301,30 +322,31 @@ func restart(s *subject) {
 	handle := "csi-" + strings.Repeat("0", 64)
 	inliner, ok := s.Backend.(backend.Inliner)
 	if ok {
-		if _, err := inliner.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+		if _, err := inliner.CreateInline(ctx, handle,
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
 			s.Fatal(err)
 		}
 	}
 	before := s.state()
 	s.reopen()
 	if after := s.state(); after != before {
-		s.Errorf("the next process has %s, the first had %s", after, before)
+		s.Errorf("after the restart objects are %s, want %s", after, before)
 	}
 	if got, err := s.Get(ctx, kept.ID, nil); err != nil || !reflect.DeepEqual(got, kept) {
 		s.Errorf("Get = %+v, %v, want %+v", got, err, kept)
 	}
 	if got, err := s.Get(ctx, deleted.ID, nil); !errors.Is(err, backend.ErrNotFound) {
-		s.Errorf("Get of a deleted volume = %+v, %v", got, err)
+		s.Errorf("Get of a deleted volume = %+v, %v, want ErrNotFound", got, err)
 	}
 	if again := s.create(s.request("kept")); again.ID != kept.ID {
-		s.Errorf("the same name makes %s, and made %s", again.ID, kept.ID)
+		s.Errorf("Create with the same name = %s, want %s", again.ID, kept.ID)
 	}
 	if got, err := s.Get(ctx, handle, nil); ok && (err != nil || !got.Inline) {
-		s.Errorf("the inline volume is %+v, %v", got, err)
+		s.Errorf("Get of the inline volume = %+v, %v", got, err)
 	}
 }
 
-// reopen goes on with the storage as another process would.
+// reopen closes the backend and opens the storage again, like a new process.
 func (s *subject) reopen() {
 	s.Helper()
 	if c, ok := s.Backend.(io.Closer); ok {
@@ -342,44 +364,46 @@ func reuse(s *subject) {
 	o := s.request("pvc-1")
 	o.Required = 2 * Size
 	if v := s.create(o); v.Size < 2*Size {
-		s.Errorf("the new volume has %d bytes, as the deleted one", v.Size)
+		s.Errorf("the new volume has %d bytes, want at least %d", v.Size, 2*Size)
 	}
 }
 
-// strange are strings that no ID may be and any name may be, as far as they are valid names.
-func strange(id string) []string {
+// unusual returns strings that are valid names but are not IDs of objects.
+func unusual(id string) []string {
 	return []string{
-		".", "..", "/", "a/b", "../" + id, id + "/..", id + "/", "./" + id, strings.ToUpper(id) + "x", " " + id, id + " ",
+		".", "..", "/", "a/b", "../" + id, id + "/..", id + "/", "./" + id, strings.ToUpper(id) + "x", " " + id,
+		id + " ",
 		"-", "--help", "*", "$(id)", "%00", "a\\b", "C:\\", "NUL", "volumes", "staging", "record.json",
 		strings.Repeat("x", 128), "\u202e" + id, "ａ" + id, "а", "\U0001F4BE",
 	}
 }
 
-func strangeIDs(s *subject) {
+func untrustedIDs(s *subject) {
 	ctx := context.Background()
 	id := s.create(s.request("pvc-1")).ID
-	for _, bad := range append(strange(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat(id, 100), strings.Repeat("x", 4096)) {
+	for _, bad := range append(unusual(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat(id, 100),
+		strings.Repeat("x", 4096)) {
 		if v, err := s.Get(ctx, bad, nil); !errors.Is(err, backend.ErrNotFound) {
-			s.Errorf("Get(%.60q) = %+v, %v", bad, v, err)
+			s.Errorf("Get(%.60q) = %+v, %v, want ErrNotFound", bad, v, err)
 		}
 		if m, err := s.Mount(ctx, bad, backend.Access{}); !errors.Is(err, backend.ErrNotFound) {
-			s.Errorf("Mount(%.60q) = %+v, %v", bad, m, err)
+			s.Errorf("Mount(%.60q) = %+v, %v, want ErrNotFound", bad, m, err)
 		}
 		if err := s.Delete(ctx, bad, nil); err != nil {
-			s.Errorf("Delete(%.60q) = %v", bad, err)
+			s.Errorf("Delete(%.60q) = %v, want nil", bad, err)
 		}
 	}
 	if _, err := s.Get(ctx, id, nil); err != nil {
-		s.Errorf("after all that the volume is %v", err)
+		s.Errorf("Get of the volume after the calls with other IDs: %v", err)
 	}
 }
 
-func strangeNames(s *subject) {
+func untrustedNames(s *subject) {
 	seen := map[string]string{}
-	for _, name := range strange("pvc") {
+	for _, name := range unusual("pvc") {
 		v := s.create(s.request(name))
 		if other, ok := seen[v.ID]; ok {
-			s.Errorf("%q and %q are one volume", name, other)
+			s.Errorf("the names %q and %q have the same volume", name, other)
 		}
 		seen[v.ID] = name
 	}
@@ -390,11 +414,12 @@ func strangeNames(s *subject) {
 
 func sizes(s *subject) {
 	for i, o := range []backend.CreateOptions{
-		{Required: Size}, {Required: Size, Limit: Size}, {Required: Size + 1, Limit: 2 * Size}, {Limit: 2 * Size}, {}, {Required: Size + 4096},
+		{Required: Size}, {Required: Size, Limit: Size}, {Required: Size + 1, Limit: 2 * Size}, {Limit: 2 * Size}, {},
+		{Required: Size + 4096},
 	} {
 		o.Name, o.Access, o.Parameters = fmt.Sprint("pvc-", i), []backend.Access{{}}, s.kind.Parameters
 		if v := s.create(o); v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) || v.Size <= 0 {
-			s.Errorf("between %d and %d bytes were asked for, the volume has %d", o.Required, o.Limit, v.Size)
+			s.Errorf("Create for %d to %d bytes made a volume of %d bytes", o.Required, o.Limit, v.Size)
 		}
 	}
 }
@@ -410,7 +435,7 @@ func conflicts(s *subject) {
 	s.refused(larger, backend.ErrExists)
 	s.refused(smaller, backend.ErrExists, backend.ErrOutOfRange)
 	if got := s.create(any); got.ID != v.ID {
-		s.Errorf("a request for any size made %+v", got)
+		s.Errorf("a request without a size made %+v, want the existing volume", got)
 	}
 }
 
@@ -418,12 +443,12 @@ func unknowns(s *subject) {
 	o := s.request("pvc-1")
 	o.Parameters = s.with("colour-of-the-disk", "blue")
 	if err := s.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
-		s.Errorf("%v doesn't name the parameter", err)
+		s.Errorf("%v does not name the parameter", err)
 	}
 	o = s.request("pvc-1")
 	o.Access = []backend.Access{{}, {Options: []string{"hidden"}}}
 	if err := s.refused(o, backend.ErrInvalid); strings.Contains(err.Error(), "hidden") {
-		s.Errorf("%v shows an unknown mount option, which may be a secret", err)
+		s.Errorf("%v contains an unknown mount option, which may be a secret", err)
 	}
 	o.Access = []backend.Access{{FSType: "fat12"}}
 	s.refused(o, backend.ErrInvalid)
@@ -435,10 +460,10 @@ func cancelled(s *subject) {
 	before := s.state()
 	_, err := s.Create(ctx, s.request("pvc-1"))
 	if after := s.state(); err != nil && after != before {
-		s.Errorf("a cancelled Create left something: %s, before %s", after, before)
+		s.Errorf("after a cancelled Create objects are %s, want %s", after, before)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		s.Errorf("Create = %v, want the context's error", err)
+		s.Errorf("a cancelled Create = %v, want the error of the context", err)
 	}
 	s.create(s.request("pvc-1"))
 }
@@ -450,23 +475,27 @@ func mounts(s *subject) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	if again, err := s.Mount(ctx, v.ID, backend.Access{}); err != nil || again.Source != m.Source || (m.Source == "") != s.mustAttach(m) || m.ReadOnly {
-		s.Errorf("Mount = %+v, then %+v, %v", m, again, err)
+	if again, err := s.Mount(ctx, v.ID, backend.Access{}); err != nil || again.Source != m.Source ||
+		(m.Source == "") != s.mustAttach(m) || m.ReadOnly {
+		s.Errorf("Mount = %+v, the second time %+v, %v", m, again, err)
 	}
 	if ro, err := s.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil || !ro.ReadOnly {
-		s.Errorf("a read-only Mount = %+v, %v", ro, err)
+		s.Errorf("Mount with ReadOnly = %+v, %v, want a read-only mount", ro, err)
 	}
-	if _, err := s.Mount(ctx, v.ID, backend.Access{Context: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
-		s.Errorf("Mount with a context that isn't the volume's = %v", err)
+	if _, err := s.Mount(ctx, v.ID, backend.Access{Context: map[string]string{"colour": "blue"}}); !errors.Is(err,
+		backend.ErrInvalid) {
+		s.Errorf("Mount with the volume context of another volume = %v, want ErrInvalid", err)
 	}
-	if _, err := s.Mount(ctx, v.ID, backend.Access{Options: []string{"password=hidden"}}); !errors.Is(err, backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
-		s.Errorf("Mount with a forbidden option = %v", err)
+	if _, err := s.Mount(ctx, v.ID, backend.Access{Options: []string{"password=hidden"}}); !errors.Is(err,
+		backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
+		s.Errorf("Mount with a forbidden option = %v, want ErrInvalid without its value", err)
 	}
 	o := s.request("pvc-2")
 	o.Access = []backend.Access{{Block: true}}
 	_, refused := s.Create(ctx, o)
-	if _, err := s.Mount(ctx, v.ID, backend.Access{Block: true}); errors.Is(refused, backend.ErrInvalid) && !errors.Is(err, backend.ErrInvalid) {
-		s.Errorf("no block volume can be made, but Mount makes one a block device: %v", err)
+	if _, err := s.Mount(ctx, v.ID, backend.Access{Block: true}); errors.Is(refused, backend.ErrInvalid) &&
+		!errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("Mount of a volume as a block device = %v, want ErrInvalid as from Create", err)
 	}
 }
 
@@ -476,7 +505,7 @@ func block(s *subject) {
 	o.Access = []backend.Access{{Block: true}}
 	v, err := s.Create(ctx, o)
 	if errors.Is(err, backend.ErrInvalid) {
-		s.Skip("this backend has no block volumes")
+		s.Skip("the backend does not support block volumes")
 	}
 	if err != nil {
 		s.Fatal(err)
@@ -486,8 +515,9 @@ func block(s *subject) {
 	if (m.Kind != mounter.Disk && !attached) || len(m.Options) != 0 {
 		s.Errorf("Mount = %+v, want a disk", m)
 	}
-	if m, err := s.Mount(ctx, v.ID, backend.Access{}); !attached && !errors.Is(err, backend.ErrInvalid) { // a disk serves both
-		s.Errorf("Mount of a block volume as a filesystem = %+v, %v", m, err)
+	if m, err := s.Mount(ctx, v.ID, backend.Access{}); !attached &&
+		!errors.Is(err, backend.ErrInvalid) { // an attached disk supports both
+		s.Errorf("Mount of a block volume as a filesystem = %+v, %v, want ErrInvalid", m, err)
 	}
 	if !attached {
 		s.refused(s.request("pvc-1"), backend.ErrExists)
@@ -498,7 +528,7 @@ func block(s *subject) {
 	}
 	if _, ok := s.Backend.(backend.NodeLocal); ok {
 		if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
-			s.Errorf("Delete of a staged block volume = %v", err)
+			s.Errorf("Delete of a staged block volume = %v, want ErrInUse", err)
 		}
 	}
 	if err := s.mounter.Unmount(ctx, staging); err != nil {
@@ -508,7 +538,7 @@ func block(s *subject) {
 	s.delete(v.ID)
 }
 
-// mustAttach reports whether what m names is a disk, which has no source before it is attached.
+// mustAttach reports whether m is a disk that has no source before it is attached.
 func (s *subject) mustAttach(m mounter.Mount) bool {
 	_, attaches := s.Backend.(backend.Attacher)
 	return attaches && m.Kind == mounter.BlockDevice
@@ -527,10 +557,10 @@ func inUse(s *subject) {
 		s.Fatal(err)
 	}
 	if err := s.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) {
-		s.Errorf("Delete of a mounted volume = %v", err)
+		s.Errorf("Delete of a mounted volume = %v, want ErrInUse", err)
 	}
 	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.ID != v.ID {
-		s.Errorf("after that Get = %+v, %v", got, err)
+		s.Errorf("Get after the rejected Delete = %+v, %v", got, err)
 	}
 	if err := s.mounter.Unmount(ctx, target); err != nil {
 		s.Fatal(err)
@@ -540,7 +570,7 @@ func inUse(s *subject) {
 
 func capacity(s *subject) {
 	z := optional[backend.CapacityReporter](s)
-	room := func() backend.Capacity {
+	current := func() backend.Capacity {
 		s.Helper()
 		c, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.kind.Parameters})
 		if err != nil || c.Available < 0 || c.Maximum < 0 || c.Maximum > c.Available {
@@ -548,23 +578,25 @@ func capacity(s *subject) {
 		}
 		return c
 	}
-	before := room()
+	before := current()
 	if before.Available < 1024*MiB {
-		s.Skipf("only %d bytes are left here", before.Available)
+		s.Skipf("only %d bytes are available", before.Available)
 	}
 	o := s.request("pvc-1")
 	o.Required = 512 * MiB
 	v := s.create(o)
-	const noise = 256 * MiB // others use the disk too
-	if after := room(); after.Available > before.Available-v.Size+noise {
-		s.Errorf("%d bytes were left, a volume of %d was made, %d are left", before.Available, v.Size, after.Available)
+	const noise = 256 * MiB // other programs use the disk at the same time
+	if after := current(); after.Available > before.Available-v.Size+noise {
+		s.Errorf("%d bytes were available before a volume of %d bytes, and %d with it", before.Available, v.Size,
+			after.Available)
 	}
 	s.delete(v.ID)
-	if after := room(); after.Available < before.Available-noise {
-		s.Errorf("%d bytes were left before the volume, %d after it", before.Available, after.Available)
+	if after := current(); after.Available < before.Available-noise {
+		s.Errorf("%d bytes were available before the volume, %d after its deletion", before.Available, after.Available)
 	}
-	if _, err := z.Capacity(context.Background(), backend.CreateOptions{Parameters: s.with("colour", "blue")}); !errors.Is(err, backend.ErrInvalid) {
-		s.Errorf("Capacity with an unknown parameter = %v", err)
+	if _, err := z.Capacity(context.Background(),
+		backend.CreateOptions{Parameters: s.with("colour", "blue")}); !errors.Is(err, backend.ErrInvalid) {
+		s.Errorf("Capacity with an unknown parameter = %v, want ErrInvalid", err)
 	}
 }
 
@@ -573,7 +605,8 @@ func expand(s *subject) {
 	ctx := context.Background()
 	v := s.create(s.request("pvc-1"))
 	for _, o := range []backend.ExpandOptions{
-		{Required: 2 * Size}, {Required: 2 * Size}, {Required: Size}, {Limit: 2 * Size}, {Required: 2*Size + 1, Limit: 3 * Size}, {Limit: 4 * Size},
+		{Required: 2 * Size}, {Required: 2 * Size}, {Required: Size}, {Limit: 2 * Size},
+		{Required: 2*Size + 1, Limit: 3 * Size}, {Limit: 4 * Size},
 	} {
 		size, _, err := e.Expand(ctx, v.ID, o)
 		if err != nil || size < o.Required || size < v.Size || (o.Limit > 0 && size > o.Limit) {
@@ -587,16 +620,18 @@ func expand(s *subject) {
 	e = optional[backend.Expander](s)
 	before := s.state()
 	for _, o := range []backend.ExpandOptions{{Limit: Size}, {Required: Size, Limit: Size}, {Required: 1 << 60}} {
-		if size, _, err := e.Expand(ctx, v.ID, o); !errors.Is(err, backend.ErrOutOfRange) || errors.Is(err, backend.ErrExhausted) {
-			s.Errorf("Expand(%+v) of %d bytes = %d, %v, want ErrOutOfRange alone", o, v.Size, size, err)
+		if size, _, err := e.Expand(ctx, v.ID, o); !errors.Is(err, backend.ErrOutOfRange) ||
+			errors.Is(err, backend.ErrExhausted) {
+			s.Errorf("Expand(%+v) of %d bytes = %d, %v, want ErrOutOfRange without ErrExhausted", o, v.Size, size, err)
 		}
 	}
 	if got, err := s.Get(ctx, v.ID, nil); err != nil || got.Size != v.Size || s.state() != before {
-		s.Errorf("Get = %+v, %v, want %+v: %s, before %s", got, err, v, s.state(), before)
+		s.Errorf("Get = %+v, %v, want %+v; objects are %s, want %s as before", got, err, v, s.state(), before)
 	}
-	for _, id := range append(strange(v.ID), "", "csi-"+strings.Repeat("0", 64)) {
-		if _, _, err := e.Expand(ctx, id, backend.ExpandOptions{Required: 2 * Size}); !errors.Is(err, backend.ErrNotFound) {
-			s.Errorf("Expand(%.60q) = %v", id, err)
+	for _, id := range append(unusual(v.ID), "", "csi-"+strings.Repeat("0", 64)) {
+		if _, _, err := e.Expand(ctx, id, backend.ExpandOptions{Required: 2 * Size}); !errors.Is(err,
+			backend.ErrNotFound) {
+			s.Errorf("Expand(%.60q) = %v, want ErrNotFound", id, err)
 		}
 	}
 	s.delete(v.ID)
@@ -621,7 +656,7 @@ func inline(s *subject) {
 		s.Fatalf("CreateInline = %+v, %v", v, err)
 	}
 	if again, err := b.CreateInline(ctx, handle, o); err != nil || again.ID != v.ID {
-		s.Errorf("a second CreateInline = %+v, %v, the first %+v", again, err, v)
+		s.Errorf("the second CreateInline = %+v, %v, want %+v as the first", again, err, v)
 	}
 	if got, err := s.Get(ctx, handle, nil); err != nil || !got.Inline || got.ID != handle {
 		s.Errorf("Get by the handle = %+v, %v", got, err)
@@ -630,7 +665,7 @@ func inline(s *subject) {
 		s.Errorf("Mount by the handle = %+v, %v", m, err)
 	}
 	if l, ok := s.Backend.(backend.Lister); ok && len(s.list(l)) > 0 {
-		s.Error("List shows an inline volume")
+		s.Error("List contains an inline volume")
 	}
 	s.delete(handle)
 	if _, err := s.Get(ctx, handle, nil); err != nil {
@@ -638,10 +673,10 @@ func inline(s *subject) {
 	}
 	persistent := s.create(s.request("pvc-1"))
 	if err := b.DeleteInline(ctx, persistent.ID); err != nil {
-		s.Errorf("DeleteInline of a volume that isn't inline: %v", err)
+		s.Errorf("DeleteInline of a volume that is not inline = %v, want nil", err)
 	}
 	if _, err := s.Get(ctx, persistent.ID, nil); err != nil {
-		s.Errorf("DeleteInline deleted a volume that isn't inline: %v", err)
+		s.Errorf("DeleteInline deleted a volume that is not inline: %v", err)
 	}
 	s.delete(persistent.ID)
 	for range 3 {
@@ -650,26 +685,27 @@ func inline(s *subject) {
 		}
 	}
 	if after := s.state(); after != before {
-		s.Errorf("something is left: %s, before %s", after, before)
+		s.Errorf("objects are %s, want %s as before", after, before)
 	}
 	o.Parameters = s.with("colour", "blue")
 	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
-		s.Errorf("CreateInline with an unknown parameter = %v", err)
+		s.Errorf("CreateInline with an unknown parameter = %v, want ErrInvalid", err)
 	}
 	o.Parameters = s.kind.Parameters
-	for _, bad := range []string{"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle), "csi-" + strings.Repeat("/", 64), persistent.ID} {
+	for _, bad := range []string{"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle),
+		"csi-" + strings.Repeat("/", 64), persistent.ID} {
 		if v, err := b.CreateInline(ctx, bad, o); !errors.Is(err, backend.ErrInvalid) {
-			s.Errorf("CreateInline(%q) = %+v, %v", bad, v, err)
+			s.Errorf("CreateInline(%q) = %+v, %v, want ErrInvalid", bad, v, err)
 		}
 	}
 	if after := s.state(); after != before {
-		s.Errorf("refused calls left something: %s, before %s", after, before)
+		s.Errorf("after the rejected calls objects are %s, want %s", after, before)
 	}
 }
 
 func ready(s *subject) {
 	if ok, err := optional[backend.Prober](s).Probe(context.Background()); !ok || err != nil {
-		s.Errorf("Probe = %v, %v", ok, err)
+		s.Errorf("Probe = %v, %v, want true", ok, err)
 	}
 }
 
@@ -678,30 +714,30 @@ func health(s *subject) {
 	ctx := context.Background()
 	v := s.create(s.request("pvc-1"))
 	if c, err := d.Health(ctx, v.ID); err != nil || len(c) != 0 {
-		s.Errorf("Health = %v, %v", c, err)
+		s.Errorf("Health = %v, %v, want no conditions", c, err)
 	}
 	if c, err := d.Health(ctx, "none"); !errors.Is(err, backend.ErrNotFound) {
-		s.Errorf("Health of an unknown volume = %v, %v", c, err)
+		s.Errorf("Health of an unknown volume = %v, %v, want ErrNotFound", c, err)
 	}
 	if sick, more, err := d.ListHealth(ctx, "", 10); err != nil || more || len(sick) != 0 {
-		s.Errorf("ListHealth = %v, %v, %v", sick, more, err)
+		s.Errorf("ListHealth = %v, %v, %v, want no volumes", sick, more, err)
 	}
 	if c, err := d.StorageHealth(ctx); err != nil || len(c) != 0 {
-		s.Errorf("StorageHealth = %v, %v", c, err)
+		s.Errorf("StorageHealth = %v, %v, want no conditions", c, err)
 	}
 }
 
 func metrics(s *subject) {
 	m := optional[backend.MetricsSource](s)
 	names := func() (names []string) {
-		about := map[string]string{} // what all metrics of a name have in common
+		about := map[string]string{} // help, type and labels by name
 		for _, v := range m.Metrics() {
 			if v.Help == "" || strings.ToLower(v.Name) != v.Name || v.Counter != strings.HasSuffix(v.Name, "_total") {
-				s.Errorf("bad metric %+v", v)
+				s.Errorf("metric %+v must have a help text and a name in lower case, which ends in _total only for a counter", v)
 			}
 			common := fmt.Sprint(v.Help, v.Counter, slices.Sorted(maps.Keys(v.Labels)))
 			if other, ok := about[v.Name]; ok && other != common {
-				s.Errorf("%s has two forms: %s, %s", v.Name, other, common)
+				s.Errorf("metric %s has different properties: %s, %s", v.Name, other, common)
 			}
 			about[v.Name] = common
 			names = append(names, fmt.Sprint(v.Name, v.Labels))
@@ -711,11 +747,11 @@ func metrics(s *subject) {
 	}
 	before := names()
 	if unique := slices.Compact(slices.Clone(before)); len(unique) != len(before) {
-		s.Errorf("a name is there twice: %v", before)
+		s.Errorf("a metric is a duplicate: %v", before)
 	}
 	s.create(s.request("pvc-1"))
 	if after := names(); !slices.Equal(before, after) {
-		s.Errorf("the names were %v and are %v", before, after)
+		s.Errorf("names of metrics changed from %v to %v", before, after)
 	}
 }
 
@@ -736,8 +772,9 @@ func concurrency(s *subject) {
 					s.Errorf("Create(shared) = %+v, %v", got, err)
 				}
 				if l, ok := s.Backend.(backend.Lister); ok {
-					if page, _, err := l.List(ctx, "", 100); err != nil || !slices.ContainsFunc(page, func(p backend.Volume) bool { return p.ID == v.ID }) {
-						s.Errorf("List is without %s, which was made: %v", v.ID, err)
+					if page, _, err := l.List(ctx, "", 100); err != nil ||
+						!slices.ContainsFunc(page, func(p backend.Volume) bool { return p.ID == v.ID }) {
+						s.Errorf("List does not contain the new volume %s: %v", v.ID, err)
 					}
 				}
 				if err := s.Delete(ctx, v.ID, nil); err != nil {
@@ -749,7 +786,7 @@ func concurrency(s *subject) {
 	wg.Wait()
 	if l, ok := s.Backend.(backend.Lister); ok {
 		if got := s.list(l); !slices.Equal(got, []string{shared.ID}) {
-			s.Errorf("%v are left, want the shared one", got)
+			s.Errorf("volumes %v remain, want only the shared volume", got)
 		}
 	}
 }
@@ -780,7 +817,8 @@ func secrets(s *subject) {
 		errs = append(errs, b.Modify(ctx, "none", map[string]string{"colour": "blue"}, secret))
 	}
 	if b, ok := s.Backend.(backend.GroupSnapshotter); ok {
-		_, err1 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "group-1", Sources: []string{"none"}, Secrets: secret})
+		_, err1 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "group-1", Sources: []string{"none"},
+			Secrets: secret})
 		_, err2 := b.GetGroup(ctx, "none", nil, secret)
 		errs = append(errs, err1, err2, b.DeleteGroup(ctx, "none", nil, secret))
 	}
@@ -791,6 +829,6 @@ func secrets(s *subject) {
 		errs = append(errs, err)
 	}
 	if err := errors.Join(errs...); strings.Contains(err.Error(), "correct horse") {
-		s.Errorf("the password is in %v", err)
+		s.Errorf("error contains the password: %v", err)
 	}
 }

@@ -13,14 +13,15 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// differ is a subject that tells what its snapshots hold.
+// differ is a subject with a backend.Differ.
 type differ struct {
 	*snapshotter
 	backend.Differ
-	start int64 // from which on what is on the disk is the test's: in front is a fake filesystem
+	start int64 // offset in bytes of the test's content; before it is a fake filesystem
 }
 
-// differing skips a test if the volumes aren't block images: then all questions must be refused.
+// differing skips the test if the volumes are not block images. It first checks that all methods
+// reject a snapshot of such a volume.
 func differing(s *subject) *differ {
 	s.Helper()
 	d := &differ{snapshotter: snapshotting(s), Differ: optional[backend.Differ](s)}
@@ -30,26 +31,27 @@ func differing(s *subject) *differ {
 	case mounter.Directory:
 		snapshot := d.snap("snap-0", d.create(d.request("pvc-0")).ID).ID
 		d.refuses(snapshot, snapshot, 0, backend.ErrInvalid)
-		s.Skip("these volumes are no block images")
+		s.Skip("these volumes are not block images")
 	case mounter.Image:
 		d.start = MiB
 	}
 	return d
 }
 
-// reopen goes on with the storage as another process would.
+// reopen closes the backend and opens the storage again, like a new process.
 func (d *differ) reopen() {
 	d.Helper()
 	d.snapshotter.reopen()
 	d.Differ = d.Backend.(backend.Differ)
 }
 
-// refuses makes sure that neither question is answered, and the size not told unless only the offset is wrong.
+// refuses checks that Delta returns want, and if base and target are equal, that Allocated and
+// SnapshotSize do so, too. SnapshotSize may succeed if want is ErrOutOfRange.
 func (d *differ) refuses(base, target string, from int64, want error) {
 	d.Helper()
 	ctx := context.Background()
 	never := func(offset, length int64) error {
-		d.Errorf("the range of %d bytes at %d is reported", length, offset)
+		d.Errorf("a range of %d bytes at %d was reported, want none", length, offset)
 		return nil
 	}
 	if err := d.Delta(ctx, base, target, from, nil, never); !errors.Is(err, want) {
@@ -66,14 +68,14 @@ func (d *differ) refuses(base, target string, from int64, want error) {
 	}
 }
 
-// image is what is known of a snapshot.
+// image is a snapshot with its content.
 type image struct {
 	backend.Snapshot
 	bytes []byte
 }
 
-// cut makes a snapshot, and reads what is in it from a volume that is made of it for a moment.
-func (d *differ) cut(name, volume string) image {
+// take creates a snapshot, and reads its content from a restored volume, which it deletes then.
+func (d *differ) take(name, volume string) image {
 	d.Helper()
 	v, err := d.Get(context.Background(), volume, nil)
 	if err != nil {
@@ -81,9 +83,9 @@ func (d *differ) cut(name, volume string) image {
 	}
 	i := image{Snapshot: d.snap(name, volume)}
 	if size, err := d.SnapshotSize(context.Background(), i.ID, nil); err != nil || size != v.Size {
-		d.Errorf("SnapshotSize of a volume of %d bytes = %d, %v", v.Size, size, err)
+		d.Errorf("SnapshotSize of a snapshot of a volume of %d bytes = %d, %v", v.Size, size, err)
 	}
-	o := d.request("a look at " + name)
+	o := d.request("copy of " + name)
 	o.Required = 0
 	look, err := d.Restore(context.Background(), i.ID, o)
 	if err != nil {
@@ -99,7 +101,7 @@ func (d *differ) cut(name, volume string) image {
 	return i
 }
 
-// scribble writes, and zeroes, here and there.
+// scribble writes random data and zeros at random offsets.
 func (d *differ) scribble(volume string, size int64, seed uint64) {
 	d.Helper()
 	m, end := d.where(volume)
@@ -120,7 +122,7 @@ func (d *differ) scribble(volume string, size int64, seed uint64) {
 	}
 }
 
-// writeTo writes to a volume.
+// writeTo writes p to a volume.
 func (d *differ) writeTo(volume string, at int64, p []byte) {
 	d.Helper()
 	m, end := d.where(volume)
@@ -128,8 +130,7 @@ func (d *differ) writeTo(volume string, at int64, p []byte) {
 	d.writeAt(m, at, p)
 }
 
-// allocated and delta return what is reported of target as it is, on top of what base holds.
-
+// allocated returns zeros with the ranges of target that Allocated reports.
 func (d *differ) allocated(target image, from int64) []byte {
 	d.Helper()
 	return d.apply("Allocated", nil, target, from, func(each func(offset, length int64) error) error {
@@ -137,6 +138,7 @@ func (d *differ) allocated(target image, from int64) []byte {
 	})
 }
 
+// delta returns base with the ranges of target that Delta reports.
 func (d *differ) delta(base, target image, from int64) []byte {
 	d.Helper()
 	return d.apply("Delta", base.bytes, target, from, func(each func(offset, length int64) error) error {
@@ -144,8 +146,11 @@ func (d *differ) delta(base, target image, from int64) []byte {
 	})
 }
 
-// apply copies the ranges that are reported onto old, and makes sure that they are as they have to be.
-func (d *differ) apply(what string, old []byte, target image, from int64, report func(each func(offset, length int64) error) error) []byte {
+// apply returns a copy of old with the reported ranges of target. It checks that the ranges are
+// valid.
+func (d *differ) apply(
+	name string, old []byte, target image, from int64, report func(each func(offset, length int64) error) error,
+) []byte {
 	d.Helper()
 	size := int64(len(target.bytes))
 	result := make([]byte, size)
@@ -153,21 +158,22 @@ func (d *differ) apply(what string, old []byte, target image, from int64, report
 	end := int64(-1)
 	err := report(func(offset, length int64) error {
 		if offset < 0 || length <= 0 || offset < end || offset+length > size || offset+length <= from {
-			d.Errorf("%s of %d bytes, from %d: the range of %d bytes at %d comes after one that ends at %d", what, size, from, length, offset, end)
-			return errors.New("a bad range")
+			d.Errorf("%s of %d bytes from %d: invalid range of %d bytes at %d after a range that ends at %d",
+				name, size, from, length, offset, end)
+			return errors.New("invalid range")
 		}
 		end = offset + length
 		copy(result[offset:end], target.bytes[offset:end])
 		return nil
 	})
 	if err != nil {
-		d.Errorf("%s from %d: %v", what, from, err)
+		d.Errorf("%s from %d: %v", name, from, err)
 	}
 	return result
 }
 
-// equal makes sure that from an offset on what was put together is what the snapshot holds.
-func (d *differ) equal(what string, got []byte, want image, from int64) {
+// equal checks that got is equal to the content of the snapshot, from an offset on.
+func (d *differ) equal(name string, got []byte, want image, from int64) {
 	d.Helper()
 	from = max(from, d.start)
 	if a, b := got[from:], want.bytes[from:]; !bytes.Equal(a, b) {
@@ -178,17 +184,17 @@ func (d *differ) equal(what string, got []byte, want image, from int64) {
 				break
 			}
 		}
-		d.Errorf("%s: it differs from snapshot %s at %d", what, want.ID, at)
+		d.Errorf("%s: the result differs from snapshot %s at %d", name, want.ID, at)
 	}
 }
 
-// offsets are from where a question may be asked.
+// offsets returns valid values of from for the snapshot.
 func (d *differ) offsets(i image) []int64 {
 	size := int64(len(i.bytes))
 	return []int64{0, 1, 4095, 4096, d.start + 100<<10, size / 2, size - 4096, size - 1, size}
 }
 
-// oddSize makes a volume whose size is a multiple of little.
+// oddSize creates a volume with a size that is a multiple of 4 KiB only.
 func (d *differ) oddSize() backend.Volume {
 	d.Helper()
 	o := d.request("pvc-1")
@@ -199,9 +205,9 @@ func (d *differ) oddSize() backend.Volume {
 func allocates(s *subject) {
 	d := differing(s)
 	v := d.oddSize()
-	empty := d.cut("empty", v.ID)
+	empty := d.take("empty", v.ID)
 	d.scribble(v.ID, v.Size, 1)
-	full := d.cut("full", v.ID)
+	full := d.take("full", v.ID)
 	d.delete(v.ID)
 	d.reopen()
 	for _, i := range []image{empty, full} {
@@ -214,31 +220,31 @@ func allocates(s *subject) {
 func changes(s *subject) {
 	d := differing(s)
 	v := d.oddSize()
-	images := []image{d.cut("empty", v.ID)}
-	same := bytes.Repeat([]byte("16 bytes, always"), 16<<10) // at the old end, and in what is added
+	images := []image{d.take("empty", v.ID)}
+	same := bytes.Repeat([]byte("16 bytes, always"), 16<<10) // written at the old end, and in the added space
 	for i := range 3 {
 		d.scribble(v.ID, v.Size, uint64(i))
 		d.writeTo(v.ID, v.Size-int64(len(same)), same)
-		images = append(images, d.cut(fmt.Sprint("snap-", i), v.ID))
+		images = append(images, d.take(fmt.Sprint("snap-", i), v.ID))
 	}
 	if e, ok := s.Backend.(backend.Expander); ok {
 		size, _, err := e.Expand(context.Background(), v.ID, backend.ExpandOptions{Required: v.Size + MiB})
 		if err != nil {
 			d.Fatal(err)
 		}
-		images = append(images, d.cut("grown", v.ID))
+		images = append(images, d.take("grown", v.ID))
 		d.scribble(v.ID, size, 7)
 		d.writeTo(v.ID, v.Size, same)
-		images = append(images, d.cut("grown, and written to", v.ID))
+		images = append(images, d.take("grown, and written to", v.ID))
 	}
 	d.delete(v.ID)
 	d.reopen()
 	for i, base := range images {
 		for j, target := range images {
-			if i > 0 && j > 0 && max(i, j)-min(i, j) > 2 { // near ones, and each with the first, are enough
+			if i > 0 && j > 0 && max(i, j)-min(i, j) > 2 { // test only near snapshots, and each with the first
 				continue
 			}
-			d.equal(fmt.Sprintf("the changes from %s on", base.ID), d.delta(base, target, 0), target, 0)
+			d.equal(fmt.Sprintf("Delta from snapshot %s", base.ID), d.delta(base, target, 0), target, 0)
 		}
 	}
 	base, target := images[1], images[2]
@@ -247,32 +253,32 @@ func changes(s *subject) {
 	}
 }
 
-func tellsNothing(s *subject) {
+func changesRefused(s *subject) {
 	d := differing(s)
 	one, two := d.create(d.request("pvc-1")), d.create(d.request("pvc-2"))
 	d.scribble(one.ID, one.Size, 1)
-	first, other := d.cut("first", one.ID), d.cut("other", two.ID)
+	first, other := d.take("first", one.ID), d.take("other", two.ID)
 	d.refuses(first.ID, other.ID, 0, backend.ErrInvalid)
 	d.refuses(other.ID, first.ID, 0, backend.ErrInvalid)
-	ofCopy := d.cut("of a restored volume", d.restore("restored", first.ID).ID)
+	ofCopy := d.take("of a restored volume", d.restore("restored", first.ID).ID)
 	d.refuses(first.ID, ofCopy.ID, 0, backend.ErrInvalid)
 	for _, from := range []int64{-1, one.Size + 1, 1 << 62, -1 << 62} {
 		d.refuses(first.ID, first.ID, from, backend.ErrOutOfRange)
 	}
-	for _, bad := range append(strange(first.ID), "", "\x00", first.ID+"\x00", strings.Repeat("x", 4096), one.ID) {
+	for _, bad := range append(unusual(first.ID), "", "\x00", first.ID+"\x00", strings.Repeat("x", 4096), one.ID) {
 		d.refuses(bad, bad, 0, backend.ErrNotFound)
 		d.refuses(first.ID, bad, 0, backend.ErrNotFound)
 		d.refuses(bad, first.ID, 0, backend.ErrNotFound)
 	}
 }
 
-// hangsUp ends an answer in the middle.
-func hangsUp(s *subject) {
+// stopsEarly returns an error from each, and cancels the context.
+func stopsEarly(s *subject) {
 	d := differing(s)
 	v := d.create(d.request("pvc-1"))
-	empty := d.cut("empty", v.ID)
+	empty := d.take("empty", v.ID)
 	d.scribble(v.ID, v.Size, 1)
-	full := d.cut("full", v.ID)
+	full := d.take("full", v.ID)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	enough := errors.New("enough")
@@ -287,10 +293,11 @@ func hangsUp(s *subject) {
 		calls := 0
 		err := report(context.Background(), func(int64, int64) error { calls++; return enough })
 		if !errors.Is(err, enough) || calls != 1 {
-			d.Errorf("%s = %v after %d ranges, want that of the first", name, err, calls)
+			d.Errorf("%s = %v after %d ranges, want the error of the first range", name, err, calls)
 		}
-		if err := report(ctx, func(int64, int64) error { return nil }); err != nil && !errors.Is(err, context.Canceled) {
-			d.Errorf("a cancelled %s = %v, want the context's error", name, err)
+		if err := report(ctx, func(int64, int64) error { return nil }); err != nil &&
+			!errors.Is(err, context.Canceled) {
+			d.Errorf("a cancelled %s = %v, want the error of the context", name, err)
 		}
 	}
 }

@@ -12,24 +12,26 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// What is in a volume is written and read where Mount says that it is, as nothing is mounted here. A volume gets two
-// pieces of it, which must stay together: of a directory two files, of an image or a disk two places far from its start,
-// where a fake filesystem has what it is known by.
+// The suite mounts nothing. It reads and writes the content of a volume at the source of its mount.
+// The content is two pieces, which must stay consistent: two files in a directory, or two ranges of
+// an image or disk. The ranges are far from the start, where a fake filesystem has its
+// identification.
 
-// pieces are where they are on a disk, in bytes. Every volume that is written to has at least Size.
+// pieces are the offsets of the two pieces on an image or disk, in bytes. Every volume to which the
+// suite writes has at least Size.
 var pieces = []int64{1 * MiB, Size - maxText}
 
-// maxText is how long a text may be, in bytes.
+// maxText is the greatest length of a text, in bytes.
 const maxText = 4096
 
-// where returns what to mount so that the content of a volume is at its source, until end is called.
+// where returns a mount whose source has the content of the volume, until the caller calls end.
 func (s *subject) where(id string) (m mounter.Mount, end func()) {
 	s.Helper()
 	return s.use(id, backend.Access{Block: s.access.Block})
 }
 
-// use returns what to mount for an access, until end is called. A disk that has no source yet is
-// attached to the first node until then.
+// use returns the mount of the volume for this access, until the caller calls end. It attaches a
+// disk without source to the first node until then.
 func (s *subject) use(id string, access backend.Access) (m mounter.Mount, end func()) {
 	s.Helper()
 	ctx := context.Background()
@@ -57,12 +59,12 @@ func (s *subject) use(id string, access backend.Access) (m mounter.Mount, end fu
 	}
 }
 
-// files are the two of a directory.
+// files returns the paths of the two files in a directory.
 func files(m mounter.Mount) []string {
 	return []string{filepath.Join(m.Source, "file"), filepath.Join(m.Source, "a", "b", "file")}
 }
 
-// write puts a text into the volume, in place of what was there.
+// write replaces the content of the volume by a text.
 func (s *subject) write(id, text string) {
 	s.Helper()
 	m, end := s.where(id)
@@ -83,7 +85,7 @@ func (s *subject) write(id, text string) {
 	}
 }
 
-// writeAt writes to an image or a disk.
+// writeAt writes p at the offset at of an image or disk.
 func (s *subject) writeAt(m mounter.Mount, at int64, p []byte) {
 	s.Helper()
 	f, err := os.OpenFile(m.Source, os.O_WRONLY, 0)
@@ -96,17 +98,17 @@ func (s *subject) writeAt(m mounter.Mount, at int64, p []byte) {
 	}
 }
 
-// holds makes sure that the volume has a text, and was written to never if that is "".
+// holds checks that the content of the volume is this text. "" is the content of a new volume.
 func (s *subject) holds(id, want string) {
 	s.Helper()
 	for i := range pieces {
 		if got := s.read(id, i); got != want {
-			s.Errorf("piece %d of volume %s is %.40q, want %.40q", i, id, got, want)
+			s.Errorf("piece %d of volume %s = %.40q, want %.40q", i, id, got, want)
 		}
 	}
 }
 
-// read returns a piece of what is in the volume.
+// read returns a piece of the content of the volume.
 func (s *subject) read(id string, piece int) string {
 	s.Helper()
 	m, end := s.where(id)

@@ -10,23 +10,36 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// copier is a subject that makes volumes of what there is, in one of the two ways.
+// copier is a subject that creates volumes from sources, with Restore or with Clone.
 type copier struct {
 	*subject
-	cut    func(volume string) (id string)                                              // makes what is copied: a snapshot, or the volume itself
-	remove func(id string) error                                                        // deletes it
-	call   func(context.Context, string, backend.CreateOptions) (backend.Volume, error) // Restore or Clone
-	from   func(backend.Volume) (id, other string)                                      // what a volume says that it was made from, in this way and in the other
+
+	// sourceOf returns the ID of the source: a new snapshot for Restore, the volume itself for
+	// Clone.
+	sourceOf func(volume string) (id string)
+
+	// remove deletes the source.
+	remove func(id string) error
+
+	// call is Restore or Clone.
+	call func(context.Context, string, backend.CreateOptions) (backend.Volume, error)
+
+	// from returns the field of a volume that must name the source, and the field that must be
+	// empty.
+	from func(backend.Volume) (id, other string)
+
+	// field is the name of the first field of from.
+	field string
 }
 
-// restoring runs a test with snapshots and Restore.
+// restoring returns a test that uses snapshots and Restore.
 func restoring(test func(c *copier)) func(s *subject) {
 	return func(s *subject) {
 		optional[backend.Snapshotter](s)
 		made := 0
 		test(&copier{
 			subject: s,
-			cut: func(volume string) string {
+			sourceOf: func(volume string) string {
 				made++
 				return snapshotting(s).snap(fmt.Sprint("snap-", made), volume).ID
 			},
@@ -36,41 +49,43 @@ func restoring(test func(c *copier)) func(s *subject) {
 			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
 				return s.Backend.(backend.Snapshotter).Restore(ctx, id, o)
 			},
-			from: func(v backend.Volume) (string, string) { return v.SourceSnapshot, v.SourceVolume },
+			from:  func(v backend.Volume) (string, string) { return v.SourceSnapshot, v.SourceVolume },
+			field: "SourceSnapshot",
 		})
 	}
 }
 
-// cloning runs it with volumes and Clone.
+// cloning returns a test that uses volumes and Clone.
 func cloning(test func(c *copier)) func(s *subject) {
 	return func(s *subject) {
 		optional[backend.Cloner](s)
 		test(&copier{
-			subject: s,
-			cut:     func(volume string) string { return volume },
-			remove:  func(id string) error { return s.Delete(context.Background(), id, nil) },
+			subject:  s,
+			sourceOf: func(volume string) string { return volume },
+			remove:   func(id string) error { return s.Delete(context.Background(), id, nil) },
 			call: func(ctx context.Context, id string, o backend.CreateOptions) (backend.Volume, error) {
 				return s.Backend.(backend.Cloner).Clone(ctx, id, o)
 			},
-			from: func(v backend.Volume) (string, string) { return v.SourceVolume, v.SourceSnapshot },
+			from:  func(v backend.Volume) (string, string) { return v.SourceVolume, v.SourceSnapshot },
+			field: "SourceVolume",
 		})
 	}
 }
 
-// copy makes a volume.
+// copy creates a volume from the source with this ID.
 func (c *copier) copy(id string, o backend.CreateOptions) backend.Volume {
 	c.Helper()
 	v, err := c.call(context.Background(), id, o)
 	if err != nil {
-		c.Fatalf("the copy %.40q of %q: %v", o.Name, id, err)
+		c.Fatalf("create volume %.40q from %q: %v", o.Name, id, err)
 	}
 	if from, other := c.from(v); from != id || other != "" {
-		c.Errorf("%+v is a copy of %q", v, id)
+		c.Errorf("%s = %q, want %q; the other source field = %q, want empty", c.field, from, id, other)
 	}
 	return v
 }
 
-// refusedCopy makes sure that a copy fails with one of want and that nothing is left.
+// refusedCopy checks that a copy fails with an error in want and changes nothing.
 func (c *copier) refusedCopy(id string, o backend.CreateOptions, want ...error) error {
 	c.Helper()
 	return c.leavesNothing(fmt.Sprintf("a copy of %.60q, %+v", id, o), func() error {
@@ -82,22 +97,22 @@ func (c *copier) refusedCopy(id string, o backend.CreateOptions, want ...error) 
 func copies(c *copier) {
 	v := c.create(c.request("pvc-1"))
 	c.write(v.ID, "one")
-	source := c.cut(v.ID)
+	source := c.sourceOf(v.ID)
 	first := c.copy(source, c.request("copy-1"))
 	c.holds(first.ID, "one")
 	if again := c.copy(source, c.request("copy-1")); again.ID != first.ID || first.ID == v.ID {
-		c.Errorf("the copy %s was made again, as %s", first.ID, again.ID)
+		c.Errorf("the second call returned volume %s, want %s as the first, and not %s", again.ID, first.ID, v.ID)
 	}
 	c.write(first.ID, "the copy's")
 	c.holds(v.ID, "one")
 	c.write(v.ID, "two")
 	c.holds(first.ID, "the copy's")
-	ofCopy := c.copy(c.cut(first.ID), c.request("copy-2"))
+	ofCopy := c.copy(c.sourceOf(first.ID), c.request("copy-2"))
 	c.holds(ofCopy.ID, "the copy's")
 	c.delete(first.ID)
 	c.holds(ofCopy.ID, "the copy's")
 
-	holds := "one" // since the snapshot was made; a clone is made now
+	holds := "one" // the content of the snapshot; a clone has the present content of its source
 	if source == v.ID {
 		holds = "two"
 	}
@@ -107,7 +122,7 @@ func copies(c *copier) {
 	}
 	again, err := c.call(context.Background(), source, c.request("copy-3"))
 	if err != nil || !reflect.DeepEqual(again, last) {
-		c.Errorf("the same copy when what it was made of is gone = %+v, %v, want %+v", again, err, last)
+		c.Errorf("the same call after the source was deleted = %+v, %v, want %+v", again, err, last)
 	}
 	c.reopen()
 	if got, err := c.Get(context.Background(), last.ID, nil); err != nil || !reflect.DeepEqual(got, last) {
@@ -122,7 +137,7 @@ func copySizes(c *copier) {
 	o.Required = 2 * Size
 	v := c.create(o)
 	c.write(v.ID, "one")
-	source := c.cut(v.ID)
+	source := c.sourceOf(v.ID)
 	for i, size := range []struct{ required, limit int64 }{
 		{0, 0}, {0, v.Size}, {0, 4 * Size}, {v.Size, 0}, {v.Size, v.Size}, {3 * Size, 0}, {3 * Size, 3 * Size},
 	} {
@@ -130,12 +145,13 @@ func copySizes(c *copier) {
 		o.Required, o.Limit = size.required, size.limit
 		got := c.copy(source, o)
 		if got.Size < max(o.Required, v.Size) || (o.Limit > 0 && got.Size > o.Limit) {
-			c.Errorf("between %d and %d bytes were asked for, the copy of %d has %d", o.Required, o.Limit, v.Size, got.Size)
+			c.Errorf("a copy of %d bytes with a size from %d to %d has %d bytes", v.Size, o.Required, o.Limit, got.Size)
 		}
 		c.holds(got.ID, "one")
 		c.delete(got.ID)
 	}
-	for _, size := range []struct{ required, limit int64 }{{1, 0}, {v.Size - 4096, 0}, {0, v.Size - 4096}, {Size, Size}} {
+	for _, size := range []struct{ required, limit int64 }{{1, 0}, {v.Size - 4096, 0}, {0, v.Size - 4096},
+		{Size, Size}} {
 		o := c.request("copy")
 		o.Required, o.Limit = size.required, size.limit
 		c.refusedCopy(source, o, backend.ErrOutOfRange)
@@ -146,35 +162,36 @@ func copySizes(c *copier) {
 
 func copyConflicts(c *copier) {
 	v, other := c.create(c.request("pvc-1")), c.create(c.request("pvc-2"))
-	source, otherSource := c.cut(v.ID), c.cut(other.ID)
+	source, otherSource := c.sourceOf(v.ID), c.sourceOf(other.ID)
 	got := c.copy(source, c.request("copy"))
-	c.refusedCopy(source, c.request("pvc-2"), backend.ErrExists) // which was made empty
+	c.refusedCopy(source, c.request("pvc-2"), backend.ErrExists) // created without a source
 	c.refusedCopy(otherSource, c.request("copy"), backend.ErrExists)
 	c.refused(c.request("copy"), backend.ErrExists)
 	larger := c.request("copy")
 	larger.Required = got.Size + 1
 	c.refusedCopy(source, larger, backend.ErrExists)
 	if b, ok := c.Backend.(backend.Cloner); ok && source != v.ID {
-		c.leavesNothing("the other way to make the copy", func() error {
+		c.leavesNothing("Clone with the name of a restored volume", func() error {
 			_, err := b.Clone(context.Background(), v.ID, c.request("copy"))
 			return err
 		}, backend.ErrExists)
 	}
 	if again := c.copy(source, c.request("copy")); again.ID != got.ID {
-		c.Errorf("after that the copy is %s, and was %s", again.ID, got.ID)
+		c.Errorf("after the rejected calls the copy is %s, want %s", again.ID, got.ID)
 	}
 }
 
 func copyRefused(c *copier) {
 	v := c.create(c.request("pvc-1"))
-	source := c.cut(v.ID)
-	for _, bad := range append(strange(source), "\x00", source+"\x00", source[:len(source)-1], strings.Repeat("x", 4096)) {
+	source := c.sourceOf(v.ID)
+	for _, bad := range append(unusual(source), "\x00", source+"\x00", source[:len(source)-1],
+		strings.Repeat("x", 4096)) {
 		c.refusedCopy(bad, c.request("copy"), backend.ErrNotFound)
 	}
 	o := c.request("copy")
 	o.Parameters = c.with("colour-of-the-disk", "blue")
 	if err := c.refusedCopy(source, o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
-		c.Errorf("%v doesn't name the parameter", err)
+		c.Errorf("%v does not name the parameter", err)
 	}
 	o = c.request("copy")
 	o.Access = []backend.Access{{FSType: "fat12"}}
@@ -183,7 +200,7 @@ func copyRefused(c *copier) {
 		o.Access = []backend.Access{{SharedWrite: true}}
 		c.refusedCopy(source, o, backend.ErrInvalid)
 	}
-	o.Access = []backend.Access{{Block: !c.access.Block}} // which a backend may be able to make of it
+	o.Access = []backend.Access{{Block: !c.access.Block}} // a backend may support this copy
 	if got, err := c.call(context.Background(), source, o); err == nil {
 		c.delete(got.ID)
 	} else {
@@ -191,23 +208,25 @@ func copyRefused(c *copier) {
 	}
 	if b, ok := c.Backend.(backend.Inliner); ok {
 		handle := "csi-" + strings.Repeat("0", 64)
-		if _, err := b.CreateInline(context.Background(), handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: c.kind.Parameters}); err != nil {
+		if _, err := b.CreateInline(context.Background(), handle,
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: c.kind.Parameters}); err != nil {
 			c.Fatal(err)
 		}
 		c.refusedCopy(handle, c.request("copy"), backend.ErrNotFound)
 	}
 }
 
-// copyCancelled makes a call that nobody waits for: it may have begun something, which the next one finds.
+// copyCancelled makes a call with a cancelled context. The call may have started a job, which the
+// next call finds.
 func copyCancelled(c *copier) {
-	source := c.cut(c.create(c.request("pvc-1")).ID)
+	source := c.sourceOf(c.create(c.request("pvc-1")).ID)
 	before := c.state()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := c.call(ctx, source, c.request("copy")); err != nil && !errors.Is(err, context.Canceled) {
-		c.Errorf("a cancelled call = %v, want the context's error", err)
+		c.Errorf("a cancelled call = %v, want the error of the context", err)
 	}
-	v, err := insist(c, func() (backend.Volume, error) {
+	v, err := retry(c, func() (backend.Volume, error) {
 		return c.call(context.Background(), source, c.request("copy"))
 	})
 	if err != nil {
@@ -215,7 +234,7 @@ func copyCancelled(c *copier) {
 	}
 	c.delete(v.ID)
 	if after := c.state(); after != before {
-		c.Errorf("something is left: %s, before %s", after, before)
+		c.Errorf("objects are %s, want %s as before", after, before)
 	}
 }
 
@@ -224,7 +243,7 @@ func copyRaces(c *copier) {
 	for i := range 8 {
 		v := c.create(c.request("pvc-1"))
 		c.write(v.ID, "one")
-		source := c.cut(v.ID)
+		source := c.sourceOf(v.ID)
 		made, ok := race(c, func() (backend.Volume, error) {
 			return c.call(context.Background(), source, c.request(fmt.Sprint("copy-", i)))
 		}, func() error { return c.remove(source) })
@@ -235,6 +254,6 @@ func copyRaces(c *copier) {
 		c.delete(v.ID)
 	}
 	if after := c.state(); after != before {
-		c.Errorf("something is left: %s, before %s", after, before)
+		c.Errorf("objects are %s, want %s as before", after, before)
 	}
 }

@@ -13,25 +13,27 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// grouper is a subject that makes groups of snapshots.
+// grouper is a subject with a backend.GroupSnapshotter.
 type grouper struct {
 	*snapshotter
 	backend.GroupSnapshotter
 }
 
-// grouping skips a test if groups of these volumes are refused, as they must be then.
+// grouping skips the test if the backend does not support groups of these volumes. It first checks
+// that SnapshotGroup rejects such a group.
 func grouping(s *subject) *grouper {
 	s.Helper()
 	g := &grouper{snapshotting(s), optional[backend.GroupSnapshotter](s)}
 	if (s.access.Block && !s.kind.BlockGroups) || (!s.access.Block && !s.kind.Groups) {
 		sources := []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}
-		err := g.refusedGroup(backend.GroupOptions{Name: "group-1", Sources: sources}, backend.ErrPrecondition, backend.ErrInvalid)
-		s.Skipf("there are no groups of such volumes: %v", err)
+		err := g.refusedGroup(backend.GroupOptions{Name: "group-1", Sources: sources}, backend.ErrPrecondition,
+			backend.ErrInvalid)
+		s.Skipf("the backend does not support groups of these volumes: %v", err)
 	}
 	return g
 }
 
-// reopen goes on with the storage as another process would.
+// reopen closes the backend and opens the storage again, like a new process.
 func (g *grouper) reopen() {
 	g.Helper()
 	g.snapshotter.reopen()
@@ -47,7 +49,7 @@ func (g *grouper) group(name string, sources ...string) backend.Group {
 	return group
 }
 
-// refusedGroup makes sure that SnapshotGroup fails with one of want and that nothing is left.
+// refusedGroup checks that SnapshotGroup fails with an error in want and changes nothing.
 func (g *grouper) refusedGroup(o backend.GroupOptions, want ...error) error {
 	g.Helper()
 	return g.leavesNothing(fmt.Sprintf("SnapshotGroup(%.200q)", fmt.Sprint(o)), func() error {
@@ -56,7 +58,7 @@ func (g *grouper) refusedGroup(o backend.GroupOptions, want ...error) error {
 	}, want...)
 }
 
-// wantGroup makes sure that a group is there with its members, whoever is asked.
+// wantGroup checks that GetGroup returns the group, and that its members exist.
 func (g *grouper) wantGroup(want backend.Group) {
 	g.Helper()
 	backwards := slices.Clone(ids(want))
@@ -85,7 +87,7 @@ func (g *grouper) dropGroup(id string, snapshots ...string) {
 	}
 }
 
-// ids are those of the group's members.
+// ids returns the IDs of the members of the group.
 func ids(g backend.Group) (ids []string) {
 	for _, s := range g.Snapshots {
 		ids = append(ids, s.ID)
@@ -109,27 +111,28 @@ func groups(s *subject) {
 	sources := slices.Sorted(maps.Keys(texts))
 	before, start := g.state(), time.Now()
 	group := g.group("group-1", sources...)
-	g.cutSince(start, group.Created)
+	g.createdSince(start, group.Created)
 	if group.ID == "" || len(group.ID) > 128 || len(group.Snapshots) != len(sources) || !slices.IsSorted(ids(group)) {
-		g.Fatalf("SnapshotGroup(%q) = %+v", sources, group)
+		g.Fatalf("SnapshotGroup(%q) = %+v, want an ID of 1 to 128 bytes and a member per source in order", sources,
+			group)
 	}
 	for _, id := range sources {
 		g.write(id, "later")
 	}
 	slices.Reverse(sources)
 	if again := g.group("group-1", sources...); !sameGroup(again, group) {
-		g.Errorf("a second SnapshotGroup, in another order = %+v, want %+v", again, group)
+		g.Errorf("the second SnapshotGroup, in another order, = %+v, want %+v", again, group)
 	}
-	alone := g.snap("group-1", sources[0]) // a name for one snapshot is another name
+	alone := g.snap("group-1", sources[0]) // names of snapshots and of groups are independent
 	g.keeps(alone, "later")
 	g.drop(alone.ID)
 	g.wantGroup(group)
 	members := map[string]bool{}
 	for _, member := range group.Snapshots {
 		members[member.Source] = true
-		g.cutSince(start, member.Created)
+		g.createdSince(start, member.Created)
 		if member.Group != group.ID || texts[member.Source] == "" {
-			g.Errorf("a member is %+v", member)
+			g.Errorf("member %+v, want group %s and a source of the group", member, group.ID)
 		}
 		g.keeps(member, texts[member.Source])
 		g.leavesNothing("DeleteSnapshot of a member", func() error {
@@ -137,7 +140,7 @@ func groups(s *subject) {
 		}, backend.ErrInvalid)
 	}
 	if len(members) != len(sources) {
-		g.Errorf("there are snapshots of %v, want %v", members, sources)
+		g.Errorf("the members are snapshots of %v, want %v", members, sources)
 	}
 	g.dropGroup(group.ID, ids(group)...)
 	for range 2 {
@@ -149,7 +152,7 @@ func groups(s *subject) {
 		g.wantGone(id)
 	}
 	if after := g.state(); after != before {
-		g.Errorf("something is left: %s, before %s", after, before)
+		g.Errorf("objects are %s, want %s as before", after, before)
 	}
 	g.keeps(g.group("group-1", sources[0]).Snapshots[0], "later") // the name is free again
 }
@@ -164,7 +167,7 @@ func groupStays(s *subject) {
 	g.reopen()
 	g.wantGroup(group)
 	if again := g.group("group-1", one, two); !sameGroup(again, group) {
-		g.Errorf("the same SnapshotGroup when a volume is gone = %+v, want %+v", again, group)
+		g.Errorf("the same SnapshotGroup after a volume was deleted = %+v, want %+v", again, group)
 	}
 	i := slices.IndexFunc(group.Snapshots, func(s backend.Snapshot) bool { return s.Source == one })
 	restored := g.restore("restored", group.Snapshots[i].ID)
@@ -181,14 +184,20 @@ func groupConflicts(s *subject) {
 	for _, sources := range [][]string{{one}, {one, three}, {one, two, three}} {
 		g.refusedGroup(backend.GroupOptions{Name: "group-1", Sources: sources}, backend.ErrExists)
 	}
-	err := g.refusedGroup(backend.GroupOptions{Name: "group-2", Sources: []string{one, two}, Parameters: map[string]string{"colour-of-it": "blue"}}, backend.ErrInvalid)
+	err := g.refusedGroup(backend.GroupOptions{Name: "group-2", Sources: []string{one, two},
+		Parameters: map[string]string{"colour-of-it": "blue"}}, backend.ErrInvalid)
 	if !strings.Contains(err.Error(), "colour-of-it") {
-		g.Errorf("%v doesn't name the parameter", err)
+		g.Errorf("%v does not name the parameter", err)
 	}
 	members := ids(group)
-	for _, wrong := range [][]string{members[:1], {members[0], other.ID}, append(slices.Clone(members), other.ID), {other.ID}, {"none"}, {members[0], members[0]}} {
+	for _, wrong := range [][]string{members[:1], {members[0], other.ID}, append(slices.Clone(members), other.ID),
+		{other.ID}, {"none"}, {members[0], members[0]}} {
 		for name, call := range map[string]func() error{
-			"GetGroup":    func() error { _, err := g.GetGroup(context.Background(), group.ID, wrong, nil); return err },
+			"GetGroup": func() error {
+				_, err := g.GetGroup(context.Background(), group.ID, wrong,
+					nil)
+				return err
+			},
 			"DeleteGroup": func() error { return g.DeleteGroup(context.Background(), group.ID, wrong, nil) },
 		} {
 			g.leavesNothing(fmt.Sprintf("%s with the members %q", name, wrong), call, backend.ErrInvalid)
@@ -197,14 +206,15 @@ func groupConflicts(s *subject) {
 	g.wantGroup(group)
 }
 
-// groupAllOrNothing asks for groups with a volume that isn't there.
+// groupAllOrNothing requests groups with a volume that does not exist.
 func groupAllOrNothing(s *subject) {
 	g := grouping(s)
 	one, two := g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID
-	bad := append(strange(one), one+"\x00", strings.Repeat("x", 4096), g.snap("snap-1", one).ID)
+	bad := append(unusual(one), one+"\x00", strings.Repeat("x", 4096), g.snap("snap-1", one).ID)
 	if b, ok := s.Backend.(backend.Inliner); ok {
 		handle := "csi-" + strings.Repeat("0", 64)
-		if _, err := b.CreateInline(context.Background(), handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+		if _, err := b.CreateInline(context.Background(), handle,
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
 			g.Fatal(err)
 		}
 		bad = append(bad, handle)
@@ -213,46 +223,49 @@ func groupAllOrNothing(s *subject) {
 		sources := slices.Insert([]string{one, two}, i%3, id)
 		g.refusedGroup(backend.GroupOptions{Name: "group-1", Sources: sources}, backend.ErrNotFound)
 	}
-	g.wantGroup(g.group("group-1", one, two)) // of which nothing is in the way
+	g.wantGroup(g.group("group-1", one, two)) // nothing prevents the valid call
 }
 
-func strangeGroups(s *subject) {
+func untrustedGroups(s *subject) {
 	g := grouping(s)
 	v := g.create(g.request("pvc-1")).ID
 	group := g.group("group-1", v)
 	id := group.ID
-	for _, bad := range append(strange(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat("x", 4096), v, group.Snapshots[0].ID) {
+	for _, bad := range append(unusual(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat("x", 4096), v,
+		group.Snapshots[0].ID) {
 		g.wantNoGroup(bad)
 		g.dropGroup(bad)
 		g.dropGroup(bad, ids(group)...)
 	}
-	g.drop(id) // which is no snapshot's
+	g.drop(id) // the ID of a group is not the ID of a snapshot
 	g.delete(id)
 	g.wantGroup(group)
 }
 
-// groupCancelled makes a call that nobody waits for: it may have begun something, which the next one finds.
+// groupCancelled makes a call with a cancelled context. The call may have started a job, which the
+// next call finds.
 func groupCancelled(s *subject) {
 	g := grouping(s)
-	o := backend.GroupOptions{Name: "group-1", Sources: []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}}
+	o := backend.GroupOptions{Name: "group-1",
+		Sources: []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}}
 	before := g.state()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := g.SnapshotGroup(ctx, o); err != nil && !errors.Is(err, context.Canceled) {
-		g.Errorf("a cancelled SnapshotGroup = %v, want the context's error", err)
+		g.Errorf("a cancelled SnapshotGroup = %v, want the error of the context", err)
 	}
-	group, err := insist(g, func() (backend.Group, error) { return g.SnapshotGroup(context.Background(), o) })
+	group, err := retry(g, func() (backend.Group, error) { return g.SnapshotGroup(context.Background(), o) })
 	if err != nil {
 		g.Fatal(err)
 	}
 	g.wantGroup(group)
 	g.dropGroup(group.ID)
 	if after := g.state(); after != before {
-		g.Errorf("something is left: %s, before %s", after, before)
+		g.Errorf("objects are %s, want %s as before", after, before)
 	}
 }
 
-// groupsConcurrently makes groups of the same volumes, each of which somebody else wants too.
+// groupsConcurrently creates groups of the same volumes in several goroutines.
 func groupsConcurrently(s *subject) {
 	g := grouping(s)
 	sources := []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}
@@ -262,7 +275,10 @@ func groupsConcurrently(s *subject) {
 		wg.Go(func() {
 			for j := range 3 {
 				o := backend.GroupOptions{Name: fmt.Sprintf("group-%d-%d", i, j), Sources: sources}
-				group, err := insist(g, func() (backend.Group, error) { return g.SnapshotGroup(context.Background(), o) })
+				group, err := retry(g, func() (backend.Group,
+					error) {
+					return g.SnapshotGroup(context.Background(), o)
+				})
 				if err != nil {
 					g.Error(err)
 					return
@@ -276,7 +292,7 @@ func groupsConcurrently(s *subject) {
 	}
 	wg.Wait()
 	if after := g.state(); after != before {
-		g.Errorf("something is left: %s, before %s", after, before)
+		g.Errorf("objects are %s, want %s as before", after, before)
 	}
 }
 
@@ -299,6 +315,6 @@ func groupRaces(s *subject) {
 		g.wantNoGroup(group.ID)
 	}
 	if after := g.state(); after != before {
-		g.Errorf("something is left: %s, before %s", after, before)
+		g.Errorf("objects are %s, want %s as before", after, before)
 	}
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// list is something that comes in pages.
+// list is a list of objects that the backend returns in pages.
 type list struct {
 	add    func(name string) (id string)
 	remove func(id string)
 	page   func(after string, limit int) (ids []string, more bool, err error)
 }
 
-// volumes is the list of them.
+// volumes returns the list of all volumes.
 func volumes(s *subject) list {
 	l := optional[backend.Lister](s)
 	return list{
@@ -31,7 +31,7 @@ func volumes(s *subject) list {
 	}
 }
 
-// pages reads the list in pages of every size.
+// pages reads the list in pages of several sizes.
 func pages(s *subject, l list) {
 	var want []string
 	for i := range 7 {
@@ -43,7 +43,7 @@ func pages(s *subject, l list) {
 		for after, more := "", true; more; {
 			page, m, err := l.page(after, limit)
 			if err != nil || len(page) == 0 || len(page) > limit || len(got) > len(want) {
-				s.Fatalf("a page of %d has %d, %v", limit, len(page), err)
+				s.Fatalf("a page with limit %d has %d entries, %v", limit, len(page), err)
 			}
 			got = append(got, page...)
 			after, more = got[len(got)-1], m
@@ -54,7 +54,7 @@ func pages(s *subject, l list) {
 	}
 }
 
-// churn reads the list while what is in it comes and goes.
+// churn reads the list while objects are added and removed.
 func churn(s *subject, l list) {
 	stays, goes := map[string]bool{}, []string{}
 	for i := range 40 {
@@ -68,14 +68,14 @@ func churn(s *subject, l list) {
 	for i, after, more := 0, "", true; more; i++ {
 		page, m, err := l.page(after, 3)
 		if err != nil || len(page) == 0 {
-			s.Fatalf("the page after %q has %v, %v", after, page, err)
+			s.Fatalf("the page after %q = %v, %v, want entries", after, page, err)
 		}
 		for _, id := range page {
 			if seen[id] {
 				s.Errorf("%s is listed twice", id)
 			}
 			seen[id] = true
-			if !stays[id] { // the last of a page too: the next page starts after one that is gone
+			if !stays[id] { // also the last entry of a page: the next page then starts after a removed object
 				l.remove(id)
 			}
 		}
@@ -84,12 +84,12 @@ func churn(s *subject, l list) {
 			l.remove(goes[i])
 		}
 		if after, more = page[len(page)-1], m; i > 200 {
-			s.Fatal("the list has no end")
+			s.Fatal("the list does not end")
 		}
 	}
 	for id := range stays {
 		if !seen[id] {
-			s.Errorf("%s was there all the time and is not listed", id)
+			s.Errorf("%s existed all the time and is not listed", id)
 		}
 	}
 }

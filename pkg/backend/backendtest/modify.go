@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// modifier is a subject that modifies its volumes.
+// modifier is a subject with a backend.Modifier.
 type modifier struct {
 	*subject
 	backend.Modifier
@@ -21,19 +21,19 @@ func modifying(s *subject) *modifier {
 	s.Helper()
 	m := &modifier{s, optional[backend.Modifier](s)}
 	if len(s.kind.Mutable) == 0 {
-		s.Fatal("the backend is a Modifier: Kind.Mutable has to say of what")
+		s.Fatal("the backend is a Modifier: set Kind.Mutable")
 	}
 	return m
 }
 
-// reopen goes on with the storage as another process would.
+// reopen closes the backend and opens the storage again, like a new process.
 func (m *modifier) reopen() {
 	m.Helper()
 	m.subject.reopen()
 	m.Modifier = m.Backend.(backend.Modifier)
 }
 
-// modify changes one parameter.
+// modify sets a mutable parameter.
 func (m *modifier) modify(id, key, value string) {
 	m.Helper()
 	if err := m.Modify(context.Background(), id, map[string]string{key: value}, nil); err != nil {
@@ -41,7 +41,7 @@ func (m *modifier) modify(id, key, value string) {
 	}
 }
 
-// want makes sure that a volume has these mutable parameters, and is else as it was, whoever is asked.
+// want checks that Get and List return the volume was with these mutable parameters.
 func (m *modifier) want(was backend.Volume, mutable map[string]string) {
 	m.Helper()
 	was.Mutable = mutable
@@ -50,13 +50,14 @@ func (m *modifier) want(was backend.Volume, mutable map[string]string) {
 	}
 	if l, ok := m.Backend.(backend.Lister); ok {
 		all, _, err := l.List(context.Background(), "", 1<<20)
-		if i := slices.IndexFunc(all, func(v backend.Volume) bool { return v.ID == was.ID }); i < 0 || !reflect.DeepEqual(all[i], was) {
+		if i := slices.IndexFunc(all, func(v backend.Volume) bool { return v.ID == was.ID }); i < 0 ||
+			!reflect.DeepEqual(all[i], was) {
 			m.Errorf("List = %+v, %v, want %+v among them", all, err, was)
 		}
 	}
 }
 
-// but returns a map with another value.
+// but returns a copy of the map with another value for key.
 func but(of map[string]string, key, value string) map[string]string {
 	other := maps.Clone(of)
 	other[key] = value
@@ -68,7 +69,8 @@ func modifies(s *subject) {
 	v, other := m.create(m.request("pvc-1")), m.create(m.request("pvc-2"))
 	for key, values := range m.kind.Mutable {
 		if unchanged, ok := v.Mutable[key]; !ok || slices.Contains(values[:], unchanged) || values[0] == values[1] {
-			m.Fatalf("%s is %q in a volume that nobody modified, %v, and Kind.Mutable has %q", key, unchanged, ok, values)
+			m.Fatalf("%s is %q (present: %v) in a new volume, want two other values in Kind.Mutable, not %q", key,
+				unchanged, ok, values)
 		}
 		for _, value := range []string{values[0], values[0], values[1], values[0]} {
 			m.modify(v.ID, key, value)
@@ -77,7 +79,7 @@ func modifies(s *subject) {
 		m.reopen()
 		m.want(v, but(v.Mutable, key, values[0]))
 		if again := m.create(m.request("pvc-1")); again.ID != v.ID || again.Mutable[key] != values[0] {
-			m.Errorf("the same Create, which doesn't name %s = %+v", key, again)
+			m.Errorf("the same Create without %s = %+v, want the modified volume", key, again)
 		}
 		for range 2 {
 			m.modify(v.ID, key, "")
@@ -97,7 +99,7 @@ func modifies(s *subject) {
 	m.want(other, other.Mutable)
 }
 
-// createsMutable makes volumes with mutable parameters from the start.
+// createsMutable creates volumes with mutable parameters.
 func createsMutable(s *subject) {
 	m := modifying(s)
 	unchanged := m.create(m.request("pvc-0")).Mutable
@@ -107,7 +109,7 @@ func createsMutable(s *subject) {
 		v := m.create(o)
 		m.want(v, but(unchanged, key, values[0]))
 		if again := m.create(o); !reflect.DeepEqual(again, v) {
-			m.Errorf("a second Create = %+v, want %+v", again, v)
+			m.Errorf("the second Create = %+v, want %+v", again, v)
 		}
 		o.Mutable = map[string]string{key: values[1]}
 		m.refused(o, backend.ErrExists)
@@ -117,12 +119,12 @@ func createsMutable(s *subject) {
 
 		o.Parameters = m.with(key, values[1])
 		if _, err := m.Create(context.Background(), o); errors.Is(err, backend.ErrInvalid) {
-			continue // it is a mutable parameter only
+			continue // the key is valid only as a mutable parameter
 		}
 		m.delete(m.create(o).ID)
 		o.Mutable[key] = values[0]
 		v = m.create(o)
-		m.want(v, but(unchanged, key, values[0])) // which takes precedence
+		m.want(v, but(unchanged, key, values[0])) // the mutable parameter takes precedence
 		o.Parameters = maps.Clone(m.kind.Parameters)
 		m.refused(o, backend.ErrExists)
 		m.modify(v.ID, key, "")
@@ -134,7 +136,7 @@ func createsMutable(s *subject) {
 func copiesMutable(c *copier) {
 	m := modifying(c.subject)
 	v := m.create(m.request("pvc-1"))
-	source := c.cut(v.ID)
+	source := c.sourceOf(v.ID)
 	for key, values := range m.kind.Mutable {
 		o := m.request("copy of " + key)
 		o.Mutable = map[string]string{key: values[0]}
@@ -147,26 +149,28 @@ func copiesMutable(c *copier) {
 	c.refusedCopy(source, o, backend.ErrInvalid)
 }
 
-func modifiesNothing(s *subject) {
+func modifyRefused(s *subject) {
 	m := modifying(s)
 	ctx := context.Background()
 	v := m.create(m.request("pvc-1"))
 	o := m.request("pvc-2")
 	o.Mutable = map[string]string{"colour-of-it": "blue"}
 	if err := m.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-it") {
-		m.Errorf("%v doesn't name the parameter", err)
+		m.Errorf("%v does not name the parameter", err)
 	}
 	for key, values := range m.kind.Mutable {
-		for _, bad := range []map[string]string{{"colour-of-it": "blue"}, {"colour-of-it": ""}, {key: values[0], "colour-of-it": "blue"}, {key: values[0], strings.ToUpper(key): values[0]}} {
+		for _, bad := range []map[string]string{{"colour-of-it": "blue"}, {"colour-of-it": ""},
+			{key: values[0], "colour-of-it": "blue"}, {key: values[0], strings.ToUpper(key): values[0]}} {
 			if err := m.Modify(ctx, v.ID, bad, nil); !errors.Is(err, backend.ErrInvalid) {
 				m.Errorf("Modify(%q) = %v, want ErrInvalid", bad, err)
 			}
 			m.want(v, v.Mutable)
 		}
-		unknown := append(strange(v.ID), "", "\x00", v.ID+"\x00", strings.Repeat("x", 4096))
+		unknown := append(unusual(v.ID), "", "\x00", v.ID+"\x00", strings.Repeat("x", 4096))
 		if b, ok := s.Backend.(backend.Inliner); ok {
 			handle := "csi-" + strings.Repeat("0", 64)
-			if _, err := b.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+			if _, err := b.CreateInline(ctx, handle,
+				backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
 				m.Fatal(err)
 			}
 			unknown = append(unknown, handle)
@@ -182,7 +186,7 @@ func modifiesNothing(s *subject) {
 		if err := m.Modify(cancelled, v.ID, map[string]string{key: values[0]}, nil); err == nil {
 			want = but(want, key, values[0])
 		} else if !errors.Is(err, context.Canceled) {
-			m.Errorf("a cancelled Modify = %v, want the context's error", err)
+			m.Errorf("a cancelled Modify = %v, want the error of the context", err)
 		}
 		m.want(v, want)
 		m.modify(v.ID, key, "")

@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// snapshotter is a subject that makes snapshots.
+// snapshotter is a subject with a backend.Snapshotter.
 type snapshotter struct {
 	*subject
 	backend.Snapshotter
@@ -24,14 +24,14 @@ func snapshotting(s *subject) *snapshotter {
 	return &snapshotter{s, optional[backend.Snapshotter](s)}
 }
 
-// reopen goes on with the storage as another process would.
+// reopen closes the backend and opens the storage again, like a new process.
 func (s *snapshotter) reopen() {
 	s.Helper()
 	s.subject.reopen()
 	s.Snapshotter = s.Backend.(backend.Snapshotter)
 }
 
-// snap makes a snapshot of a volume.
+// snap creates a snapshot of a volume.
 func (s *snapshotter) snap(name, source string) backend.Snapshot {
 	s.Helper()
 	snapshot, err := s.Snapshot(context.Background(), backend.SnapshotOptions{Name: name, Source: source})
@@ -48,7 +48,7 @@ func (s *snapshotter) drop(id string) {
 	}
 }
 
-// restore makes a volume of a snapshot.
+// restore creates a volume from a snapshot.
 func (s *snapshotter) restore(name, snapshot string) backend.Volume {
 	s.Helper()
 	v, err := s.Restore(context.Background(), snapshot, s.request(name))
@@ -58,15 +58,15 @@ func (s *snapshotter) restore(name, snapshot string) backend.Volume {
 	return v
 }
 
-// keeps makes sure that a snapshot has a text: a volume that is made of it, for a moment, does.
+// keeps checks that a volume restored from the snapshot has this text, and deletes the volume.
 func (s *snapshotter) keeps(snapshot backend.Snapshot, text string) {
 	s.Helper()
-	v := s.restore("a look at "+snapshot.ID[max(0, len(snapshot.ID)-64):], snapshot.ID)
+	v := s.restore("copy of "+snapshot.ID[max(0, len(snapshot.ID)-64):], snapshot.ID)
 	s.holds(v.ID, text)
 	s.delete(v.ID)
 }
 
-// listed returns the IDs of the snapshots of a volume, or of all if it is "".
+// listed returns the IDs of the snapshots of the volume source, or of all volumes if source is "".
 func (s *snapshotter) listed(source string) []string {
 	s.Helper()
 	all, more, err := s.ListSnapshots(context.Background(), source, "", 1<<20)
@@ -74,13 +74,13 @@ func (s *snapshotter) listed(source string) []string {
 		s.Fatalf("ListSnapshots(%q): more %v, %v", source, more, err)
 	}
 	var ids []string
-	for _, one := range all {
-		ids = append(ids, one.ID)
+	for _, snapshot := range all {
+		ids = append(ids, snapshot.ID)
 	}
 	return ids
 }
 
-// want makes sure that a snapshot is there, whoever is asked.
+// want checks that GetSnapshot and ListSnapshots return the snapshot.
 func (s *snapshotter) want(want backend.Snapshot) {
 	s.Helper()
 	if got, err := s.GetSnapshot(context.Background(), want.ID, nil); err != nil || !same(got, want) {
@@ -88,28 +88,29 @@ func (s *snapshotter) want(want backend.Snapshot) {
 	}
 	for _, source := range []string{"", want.Source} {
 		all, _, err := s.ListSnapshots(context.Background(), source, "", 1<<20)
-		if i := slices.IndexFunc(all, func(one backend.Snapshot) bool { return one.ID == want.ID }); i < 0 || !same(all[i], want) {
+		if i := slices.IndexFunc(all, func(one backend.Snapshot) bool { return one.ID == want.ID }); i < 0 ||
+			!same(all[i], want) {
 			s.Errorf("ListSnapshots(%q) = %+v, %v, want %+v among them", source, all, err, want)
 		}
 	}
 }
 
-// wantGone makes sure that no snapshot has this ID.
+// wantGone checks that no snapshot has this ID.
 func (s *snapshotter) wantGone(id string) {
 	s.Helper()
 	if got, err := s.GetSnapshot(context.Background(), id, nil); !errors.Is(err, backend.ErrNotFound) {
 		s.Errorf("GetSnapshot(%.60q) = %+v, %v, want ErrNotFound", id, got, err)
 	}
 	if slices.Contains(s.listed(""), id) {
-		s.Errorf("ListSnapshots has %.60q still", id)
+		s.Errorf("ListSnapshots still contains %.60q", id)
 	}
 }
 
-// cutSince makes sure that something was cut between start and now.
-func (s *subject) cutSince(start, created time.Time) {
+// createdSince checks that a creation time is between start and now.
+func (s *subject) createdSince(start, created time.Time) {
 	s.Helper()
 	if created.Before(start.Add(-time.Second)) || created.After(time.Now().Add(time.Second)) {
-		s.Errorf("it was cut at %s, after %s", created, start)
+		s.Errorf("creation time %s, want a time between %s and now", created, start)
 	}
 }
 
@@ -117,11 +118,12 @@ func same(a, b backend.Snapshot) bool {
 	return a.ID == b.ID && a.Source == b.Source && a.Size == b.Size && a.Created.Equal(b.Created) && a.Group == b.Group
 }
 
-// notNow are errors that leave a call to be made again.
+// notNow are the errors after which the CO repeats a call.
 var notNow = []error{backend.ErrBusy, backend.ErrUnavailable, context.Canceled, context.DeadlineExceeded}
 
-// insist makes a call until it ends for good, as the CO does: with none of those errors, nor with one of more.
-func insist[T any](t testing.TB, call func() (T, error), more ...error) (T, error) {
+// retry repeats a call like the CO, until the error is neither in notNow nor in more, or a minute
+// is over.
+func retry[T any](t testing.TB, call func() (T, error), more ...error) (T, error) {
 	t.Helper()
 	again := slices.Concat(notNow, more)
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -132,24 +134,27 @@ func insist[T any](t testing.TB, call func() (T, error), more ...error) (T, erro
 	}
 }
 
-// race makes a copy of something while that is deleted, and makes sure that both end well. It returns the copy, unless what
-// it should have been made of was gone.
+// race calls call, which copies an object, and at the same time remove, which deletes that object.
+// It checks that remove succeeds, and that call succeeds or returns ErrNotFound. It returns the
+// copy, and whether call succeeded.
 func race[T any](t testing.TB, call func() (T, error), remove func() error) (made T, ok bool) {
 	t.Helper()
 	var callErr, removeErr error
 	var wg sync.WaitGroup
-	wg.Go(func() { made, callErr = insist(t, call) })
+	wg.Go(func() { made, callErr = retry(t, call) })
 	wg.Go(func() {
-		_, removeErr = insist(t, func() (any, error) { return nil, remove() }, backend.ErrInUse)
+		_, removeErr = retry(t, func() (any, error) { return nil, remove() }, backend.ErrInUse)
 	})
 	wg.Wait()
 	if removeErr != nil || (callErr != nil && !errors.Is(callErr, backend.ErrNotFound)) {
-		t.Errorf("the copy: %v, want that it is made, or ErrNotFound; the removal: %v", callErr, removeErr)
+		t.Errorf("the copy returned %v, want nil or ErrNotFound; the deletion returned %v, want nil", callErr,
+			removeErr)
 	}
 	return made, callErr == nil
 }
 
-// snapshotsOf is the list of the snapshots of a volume, beside which another one's come and go; or of all volumes.
+// snapshotsOf returns the list of all snapshots, or of the snapshots of a volume while the
+// snapshots of another volume are added.
 func snapshotsOf(s *subject, all bool) list {
 	sn := snapshotting(s)
 	one, other := sn.create(sn.request("one")).ID, sn.create(sn.request("other")).ID
@@ -160,15 +165,15 @@ func snapshotsOf(s *subject, all bool) list {
 	return list{
 		add: func(name string) string {
 			if !all {
-				sn.snap("of the other one "+name, other)
+				sn.snap("of the other volume "+name, other)
 			}
 			return sn.snap(name, one).ID
 		},
 		remove: sn.drop,
 		page: func(after string, limit int) (ids []string, more bool, err error) {
 			snapshots, more, err := sn.ListSnapshots(context.Background(), source, after, limit)
-			for _, one := range snapshots {
-				ids = append(ids, one.ID)
+			for _, snapshot := range snapshots {
+				ids = append(ids, snapshot.ID)
 			}
 			return ids, more, err
 		},
@@ -182,14 +187,15 @@ func snapshots(s *subject) {
 	sn.write(v.ID, "one")
 	start := time.Now()
 	first := sn.snap("snap-1", v.ID)
-	if first.ID == "" || len(first.ID) > 128 || first.Source != v.ID || first.Group != "" || first.Size <= 0 || first.Size > v.Size {
-		sn.Errorf("Snapshot of %+v = %+v", v, first)
+	if first.ID == "" || len(first.ID) > 128 || first.Source != v.ID || first.Group != "" || first.Size <= 0 ||
+		first.Size > v.Size {
+		sn.Errorf("Snapshot of %+v = %+v, want an ID of 1 to 128 bytes, this source, no group, and a size up to that of the volume", v, first)
 	}
-	sn.cutSince(start, first.Created)
+	sn.createdSince(start, first.Created)
 	sn.write(v.ID, "two, which is longer")
 	second := sn.snap("snap-2", v.ID)
 	if again := sn.snap("snap-1", v.ID); !same(again, first) || second.ID == first.ID {
-		sn.Errorf("a second Snapshot = %+v, want %+v; another = %+v", again, first, second)
+		sn.Errorf("the second Snapshot = %+v, want %+v, and not %+v", again, first, second)
 	}
 	sn.want(first)
 	sn.want(second)
@@ -210,7 +216,7 @@ func snapshots(s *subject) {
 	sn.drop(second.ID)
 	sn.holds(v.ID, "three")
 	if after := sn.state(); after != before {
-		sn.Errorf("something is left: %s, before %s", after, before)
+		sn.Errorf("objects are %s, want %s as before", after, before)
 	}
 }
 
@@ -226,7 +232,7 @@ func snapshotStays(s *subject) {
 	if again := sn.snap("snap-1", v.ID); !same(again, snapshot) {
 		sn.Errorf("the same Snapshot = %+v, want %+v", again, snapshot)
 	}
-	sn.create(sn.request("pvc-1")) // which may have the same ID
+	sn.create(sn.request("pvc-1")) // may have the same ID
 	sn.want(snapshot)
 	restored := sn.restore("restored", snapshot.ID)
 	sn.holds(restored.ID, "one")
@@ -236,7 +242,7 @@ func snapshotStays(s *subject) {
 	sn.holds(restored.ID, "one")
 }
 
-// refusedSnapshot makes sure that Snapshot fails with one of want and that nothing is left.
+// refusedSnapshot checks that Snapshot fails with an error in want and changes nothing.
 func (s *snapshotter) refusedSnapshot(o backend.SnapshotOptions, want ...error) error {
 	s.Helper()
 	return s.leavesNothing(fmt.Sprintf("Snapshot(%.200q)", fmt.Sprint(o)), func() error {
@@ -250,52 +256,55 @@ func snapshotConflicts(s *subject) {
 	v, other := sn.create(sn.request("pvc-1")), sn.create(sn.request("pvc-2"))
 	snapshot := sn.snap("snap-1", v.ID)
 	sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-1", Source: other.ID}, backend.ErrExists)
-	err := sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-2", Source: v.ID, Parameters: map[string]string{"colour-of-it": "blue"}}, backend.ErrInvalid)
+	err := sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-2", Source: v.ID,
+		Parameters: map[string]string{"colour-of-it": "blue"}}, backend.ErrInvalid)
 	if !strings.Contains(err.Error(), "colour-of-it") {
-		sn.Errorf("%v doesn't name the parameter", err)
+		sn.Errorf("%v does not name the parameter", err)
 	}
 	sn.want(snapshot)
 }
 
-func strangeSnapshots(s *subject) {
+func untrustedSnapshots(s *subject) {
 	sn := snapshotting(s)
 	ctx := context.Background()
 	v := sn.create(sn.request("pvc-1"))
 	snapshot := sn.snap("snap-1", v.ID)
 	id := snapshot.ID
-	for _, bad := range append(strange(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat(id, 100), strings.Repeat("x", 4096), v.ID) {
+	for _, bad := range append(unusual(id), "", "\x00", id+"\x00", id[:len(id)-1], strings.Repeat(id, 100),
+		strings.Repeat("x", 4096), v.ID) {
 		sn.wantGone(bad)
 		sn.drop(bad)
 	}
-	for _, bad := range append(strange(v.ID), "\x00", v.ID+"\x00", strings.Repeat("x", 4096), id) {
+	for _, bad := range append(unusual(v.ID), "\x00", v.ID+"\x00", strings.Repeat("x", 4096), id) {
 		sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-2", Source: bad}, backend.ErrNotFound)
 		if got := sn.listed(bad); len(got) > 0 {
-			sn.Errorf("ListSnapshots of the volume %.60q = %v", bad, got)
+			sn.Errorf("ListSnapshots of the unknown volume %.60q = %v, want none", bad, got)
 		}
 	}
-	sn.delete(id) // which is no volume's
+	sn.delete(id) // the ID of a snapshot is not the ID of a volume
 	sn.want(snapshot)
 	sn.holds(v.ID, "")
 	if _, err := sn.Get(ctx, id, nil); !errors.Is(err, backend.ErrNotFound) {
-		sn.Errorf("Get of a snapshot's ID = %v", err)
+		sn.Errorf("Get with the ID of a snapshot = %v, want ErrNotFound", err)
 	}
 	if b, ok := s.Backend.(backend.Inliner); ok {
 		handle := "csi-" + strings.Repeat("0", 64)
-		if _, err := b.CreateInline(ctx, handle, backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+		if _, err := b.CreateInline(ctx, handle,
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
 			sn.Fatal(err)
 		}
 		sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-2", Source: handle}, backend.ErrNotFound)
 	}
 }
 
-func strangeSnapshotNames(s *subject) {
+func untrustedSnapshotNames(s *subject) {
 	sn := snapshotting(s)
 	v := sn.create(sn.request("pvc-1"))
 	seen := map[string]string{}
-	for _, name := range strange("snap") {
+	for _, name := range unusual("snap") {
 		id := sn.snap(name, v.ID).ID
 		if other, ok := seen[id]; ok {
-			sn.Errorf("%q and %q are one snapshot", name, other)
+			sn.Errorf("the names %q and %q have the same snapshot", name, other)
 		}
 		seen[id] = name
 	}
@@ -304,7 +313,8 @@ func strangeSnapshotNames(s *subject) {
 	}
 }
 
-// snapshotCancelled makes a call that nobody waits for: it may have begun something, which the next one finds.
+// snapshotCancelled makes a call with a cancelled context. The call may have started a job, which
+// the next call finds.
 func snapshotCancelled(s *subject) {
 	sn := snapshotting(s)
 	v := sn.create(sn.request("pvc-1"))
@@ -313,16 +323,16 @@ func snapshotCancelled(s *subject) {
 	cancel()
 	o := backend.SnapshotOptions{Name: "snap-1", Source: v.ID}
 	if _, err := sn.Snapshot(ctx, o); err != nil && !errors.Is(err, context.Canceled) {
-		sn.Errorf("a cancelled Snapshot = %v, want the context's error", err)
+		sn.Errorf("a cancelled Snapshot = %v, want the error of the context", err)
 	}
-	snapshot, err := insist(sn, func() (backend.Snapshot, error) { return sn.Snapshot(context.Background(), o) })
+	snapshot, err := retry(sn, func() (backend.Snapshot, error) { return sn.Snapshot(context.Background(), o) })
 	if err != nil {
 		sn.Fatal(err)
 	}
 	sn.want(snapshot)
 	sn.drop(snapshot.ID)
 	if after := sn.state(); after != before {
-		sn.Errorf("something is left: %s, before %s", after, before)
+		sn.Errorf("objects are %s, want %s as before", after, before)
 	}
 }
 
@@ -333,7 +343,8 @@ func snapshotRaces(s *subject) {
 		v := sn.create(sn.request("pvc-1"))
 		sn.write(v.ID, "one")
 		snapshot, ok := race(sn, func() (backend.Snapshot, error) {
-			return sn.Snapshot(context.Background(), backend.SnapshotOptions{Name: fmt.Sprint("snap-", i), Source: v.ID})
+			return sn.Snapshot(context.Background(),
+				backend.SnapshotOptions{Name: fmt.Sprint("snap-", i), Source: v.ID})
 		}, func() error { return sn.Delete(context.Background(), v.ID, nil) })
 		if ok {
 			sn.want(snapshot)
@@ -342,11 +353,12 @@ func snapshotRaces(s *subject) {
 		}
 	}
 	if after := sn.state(); after != before {
-		sn.Errorf("something is left: %s, before %s", after, before)
+		sn.Errorf("objects are %s, want %s as before", after, before)
 	}
 }
 
-// snapshotsConcurrently makes one change at a time of each snapshot, as the driver does, but for one that all want.
+// snapshotsConcurrently makes a single changing call at a time for each snapshot, like the driver,
+// except for a snapshot that all goroutines create.
 func snapshotsConcurrently(s *subject) {
 	sn := snapshotting(s)
 	ctx := context.Background()
@@ -358,20 +370,24 @@ func snapshotsConcurrently(s *subject) {
 			for j := range 4 {
 				name := fmt.Sprintf("snap-%d-%d", i, j)
 				call := func(name string) (backend.Snapshot, error) {
-					return insist(sn, func() (backend.Snapshot, error) {
+					return retry(sn, func() (backend.Snapshot, error) {
 						return sn.Snapshot(ctx, backend.SnapshotOptions{Name: name, Source: v.ID})
 					})
 				}
 				_, err1 := call("shared")
 				own, err2 := call(name)
-				restored, err3 := insist(sn, func() (backend.Volume, error) { return sn.Restore(ctx, own.ID, sn.request(name)) })
+				restored, err3 := retry(sn, func() (backend.Volume,
+					error) {
+					return sn.Restore(ctx, own.ID, sn.request(name))
+				})
 				if err := errors.Join(err1, err2, err3); err != nil {
 					sn.Error(err)
 					return
 				}
 				sn.want(own)
 				sn.holds(restored.ID, "one")
-				if err := errors.Join(sn.DeleteSnapshot(ctx, own.ID, nil), sn.Delete(ctx, restored.ID, nil)); err != nil {
+				if err := errors.Join(sn.DeleteSnapshot(ctx, own.ID, nil),
+					sn.Delete(ctx, restored.ID, nil)); err != nil {
 					sn.Error(err)
 				}
 			}
@@ -379,6 +395,6 @@ func snapshotsConcurrently(s *subject) {
 	}
 	wg.Wait()
 	if got, want := sn.listed(""), []string{sn.snap("shared", v.ID).ID}; !slices.Equal(got, want) {
-		sn.Errorf("%v are left, want the shared one, %v", got, want)
+		sn.Errorf("snapshots %v remain, want only the shared snapshot %v", got, want)
 	}
 }
