@@ -242,7 +242,8 @@ func attachesReadOnly(s *subject) {
 		}
 		a.detach(v.ID, Nodes[0])
 	}
-	if got, err := a.Mount(ctx, v.ID, backend.Access{PublishContext: map[string]string{"colour": "blue"}}); !errors.Is(err, backend.ErrInvalid) {
+	other := backend.Access{PublishContext: map[string]string{"colour": "blue"}}
+	if got, err := a.Mount(ctx, v.ID, other); !errors.Is(err, backend.ErrInvalid) {
 		a.Errorf("Mount with the publish context of another volume = %+v, %v, want ErrInvalid", got, err)
 	}
 }

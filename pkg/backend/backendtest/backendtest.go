@@ -123,8 +123,7 @@ var rows = map[string]func(s *subject){
 	"an unknown snapshot ID is not found, and its deletion succeeds": untrustedSnapshots,
 	"an unusual snapshot name is valid":                              untrustedSnapshotNames,
 	"pages of snapshots are in order": func(s *subject) {
-		pages(s,
-			snapshotsOf(s, true))
+		pages(s, snapshotsOf(s, true))
 	},
 	"pages of snapshots stay correct while snapshots are created and deleted": func(s *subject) {
 		churn(s, snapshotsOf(s, true))
@@ -207,8 +206,9 @@ func optional[T any](s *subject) T {
 }
 
 func (s *subject) request(name string) backend.CreateOptions {
-	return backend.CreateOptions{Name: name, Required: Size, Access: []backend.Access{s.access},
-		Parameters: maps.Clone(s.kind.Parameters)}
+	return backend.CreateOptions{
+		Name: name, Required: Size, Access: []backend.Access{s.access}, Parameters: maps.Clone(s.kind.Parameters),
+	}
 }
 
 // with returns the parameters of the kind and a further parameter.
@@ -482,12 +482,13 @@ func mounts(s *subject) {
 	if ro, err := s.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil || !ro.ReadOnly {
 		s.Errorf("Mount with ReadOnly = %+v, %v, want a read-only mount", ro, err)
 	}
-	if _, err := s.Mount(ctx, v.ID, backend.Access{Context: map[string]string{"colour": "blue"}}); !errors.Is(err,
-		backend.ErrInvalid) {
+	other := backend.Access{Context: map[string]string{"colour": "blue"}}
+	if _, err := s.Mount(ctx, v.ID, other); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Mount with the volume context of another volume = %v, want ErrInvalid", err)
 	}
-	if _, err := s.Mount(ctx, v.ID, backend.Access{Options: []string{"password=hidden"}}); !errors.Is(err,
-		backend.ErrInvalid) || strings.Contains(err.Error(), "hidden") {
+	forbidden := backend.Access{Options: []string{"password=hidden"}}
+	if _, err := s.Mount(ctx, v.ID, forbidden); !errors.Is(err, backend.ErrInvalid) ||
+		strings.Contains(err.Error(), "hidden") {
 		s.Errorf("Mount with a forbidden option = %v, want ErrInvalid without its value", err)
 	}
 	o := s.request("pvc-2")
@@ -515,8 +516,8 @@ func block(s *subject) {
 	if (m.Kind != mounter.Disk && !attached) || len(m.Options) != 0 {
 		s.Errorf("Mount = %+v, want a disk", m)
 	}
-	if m, err := s.Mount(ctx, v.ID, backend.Access{}); !attached &&
-		!errors.Is(err, backend.ErrInvalid) { // an attached disk supports both
+	// An attached disk supports both access types.
+	if m, err := s.Mount(ctx, v.ID, backend.Access{}); !attached && !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Mount of a block volume as a filesystem = %+v, %v, want ErrInvalid", m, err)
 	}
 	if !attached {
@@ -594,8 +595,8 @@ func capacity(s *subject) {
 	if after := current(); after.Available < before.Available-noise {
 		s.Errorf("%d bytes were available before the volume, %d after its deletion", before.Available, after.Available)
 	}
-	if _, err := z.Capacity(context.Background(),
-		backend.CreateOptions{Parameters: s.with("colour", "blue")}); !errors.Is(err, backend.ErrInvalid) {
+	unknown := backend.CreateOptions{Parameters: s.with("colour", "blue")}
+	if _, err := z.Capacity(context.Background(), unknown); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Capacity with an unknown parameter = %v, want ErrInvalid", err)
 	}
 }
@@ -629,8 +630,8 @@ func expand(s *subject) {
 		s.Errorf("Get = %+v, %v, want %+v; objects are %s, want %s as before", got, err, v, s.state(), before)
 	}
 	for _, id := range append(unusual(v.ID), "", "csi-"+strings.Repeat("0", 64)) {
-		if _, _, err := e.Expand(ctx, id, backend.ExpandOptions{Required: 2 * Size}); !errors.Is(err,
-			backend.ErrNotFound) {
+		_, _, err := e.Expand(ctx, id, backend.ExpandOptions{Required: 2 * Size})
+		if !errors.Is(err, backend.ErrNotFound) {
 			s.Errorf("Expand(%.60q) = %v, want ErrNotFound", id, err)
 		}
 	}
@@ -692,8 +693,10 @@ func inline(s *subject) {
 		s.Errorf("CreateInline with an unknown parameter = %v, want ErrInvalid", err)
 	}
 	o.Parameters = s.kind.Parameters
-	for _, bad := range []string{"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle),
-		"csi-" + strings.Repeat("/", 64), persistent.ID} {
+	for _, bad := range []string{
+		"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle),
+		"csi-" + strings.Repeat("/", 64), persistent.ID,
+	} {
 		if v, err := b.CreateInline(ctx, bad, o); !errors.Is(err, backend.ErrInvalid) {
 			s.Errorf("CreateInline(%q) = %+v, %v, want ErrInvalid", bad, v, err)
 		}
@@ -733,7 +736,7 @@ func metrics(s *subject) {
 		about := map[string]string{} // help, type and labels by name
 		for _, v := range m.Metrics() {
 			if v.Help == "" || strings.ToLower(v.Name) != v.Name || v.Counter != strings.HasSuffix(v.Name, "_total") {
-				s.Errorf("metric %+v must have a help text and a name in lower case, which ends in _total only for a counter", v)
+				s.Errorf("metric %+v must have a help text and a name in lower case, with _total for counters only", v)
 			}
 			common := fmt.Sprint(v.Help, v.Counter, slices.Sorted(maps.Keys(v.Labels)))
 			if other, ok := about[v.Name]; ok && other != common {
@@ -817,8 +820,8 @@ func secrets(s *subject) {
 		errs = append(errs, b.Modify(ctx, "none", map[string]string{"colour": "blue"}, secret))
 	}
 	if b, ok := s.Backend.(backend.GroupSnapshotter); ok {
-		_, err1 := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "group-1", Sources: []string{"none"},
-			Secrets: secret})
+		o := backend.GroupOptions{Name: "group-1", Sources: []string{"none"}, Secrets: secret}
+		_, err1 := b.SnapshotGroup(ctx, o)
 		_, err2 := b.GetGroup(ctx, "none", nil, secret)
 		errs = append(errs, err1, err2, b.DeleteGroup(ctx, "none", nil, secret))
 	}

@@ -150,8 +150,9 @@ func copySizes(c *copier) {
 		c.holds(got.ID, "one")
 		c.delete(got.ID)
 	}
-	for _, size := range []struct{ required, limit int64 }{{1, 0}, {v.Size - 4096, 0}, {0, v.Size - 4096},
-		{Size, Size}} {
+	for _, size := range []struct{ required, limit int64 }{
+		{1, 0}, {v.Size - 4096, 0}, {0, v.Size - 4096}, {Size, Size},
+	} {
 		o := c.request("copy")
 		o.Required, o.Limit = size.required, size.limit
 		c.refusedCopy(source, o, backend.ErrOutOfRange)

@@ -184,18 +184,20 @@ func groupConflicts(s *subject) {
 	for _, sources := range [][]string{{one}, {one, three}, {one, two, three}} {
 		g.refusedGroup(backend.GroupOptions{Name: "group-1", Sources: sources}, backend.ErrExists)
 	}
-	err := g.refusedGroup(backend.GroupOptions{Name: "group-2", Sources: []string{one, two},
-		Parameters: map[string]string{"colour-of-it": "blue"}}, backend.ErrInvalid)
+	err := g.refusedGroup(backend.GroupOptions{
+		Name: "group-2", Sources: []string{one, two}, Parameters: map[string]string{"colour-of-it": "blue"},
+	}, backend.ErrInvalid)
 	if !strings.Contains(err.Error(), "colour-of-it") {
 		g.Errorf("%v does not name the parameter", err)
 	}
 	members := ids(group)
-	for _, wrong := range [][]string{members[:1], {members[0], other.ID}, append(slices.Clone(members), other.ID),
-		{other.ID}, {"none"}, {members[0], members[0]}} {
+	for _, wrong := range [][]string{
+		members[:1], {members[0], other.ID}, append(slices.Clone(members), other.ID),
+		{other.ID}, {"none"}, {members[0], members[0]},
+	} {
 		for name, call := range map[string]func() error{
 			"GetGroup": func() error {
-				_, err := g.GetGroup(context.Background(), group.ID, wrong,
-					nil)
+				_, err := g.GetGroup(context.Background(), group.ID, wrong, nil)
 				return err
 			},
 			"DeleteGroup": func() error { return g.DeleteGroup(context.Background(), group.ID, wrong, nil) },
@@ -246,8 +248,8 @@ func untrustedGroups(s *subject) {
 // next call finds.
 func groupCancelled(s *subject) {
 	g := grouping(s)
-	o := backend.GroupOptions{Name: "group-1",
-		Sources: []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}}
+	sources := []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}
+	o := backend.GroupOptions{Name: "group-1", Sources: sources}
 	before := g.state()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -275,8 +277,7 @@ func groupsConcurrently(s *subject) {
 		wg.Go(func() {
 			for j := range 3 {
 				o := backend.GroupOptions{Name: fmt.Sprintf("group-%d-%d", i, j), Sources: sources}
-				group, err := retry(g, func() (backend.Group,
-					error) {
+				group, err := retry(g, func() (backend.Group, error) {
 					return g.SnapshotGroup(context.Background(), o)
 				})
 				if err != nil {

@@ -159,8 +159,10 @@ func modifyRefused(s *subject) {
 		m.Errorf("%v does not name the parameter", err)
 	}
 	for key, values := range m.kind.Mutable {
-		for _, bad := range []map[string]string{{"colour-of-it": "blue"}, {"colour-of-it": ""},
-			{key: values[0], "colour-of-it": "blue"}, {key: values[0], strings.ToUpper(key): values[0]}} {
+		for _, bad := range []map[string]string{
+			{"colour-of-it": "blue"}, {"colour-of-it": ""},
+			{key: values[0], "colour-of-it": "blue"}, {key: values[0], strings.ToUpper(key): values[0]},
+		} {
 			if err := m.Modify(ctx, v.ID, bad, nil); !errors.Is(err, backend.ErrInvalid) {
 				m.Errorf("Modify(%q) = %v, want ErrInvalid", bad, err)
 			}

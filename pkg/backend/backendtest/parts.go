@@ -34,8 +34,7 @@ func parting(s *subject) *parter {
 		o := partOptions("cut-1", s.create(s.request("pvc-1")).ID)
 		o.Frozen, o.Durable = unwanted(s), unwanted(s)
 		s.leavesNothing("SnapshotPart", func() error {
-			_,
-				err := b.SnapshotPart(context.Background(), o)
+			_, err := b.SnapshotPart(context.Background(), o)
 			return err
 		}, backend.ErrPrecondition, backend.ErrInvalid)
 	}
@@ -350,7 +349,9 @@ func partConflicts(s *subject) {
 		"a duplicate in all":   func(o *backend.PartOptions) { o.All = append(o.All, o.All[len(o.All)-1]) },
 		"a duplicate source":   func(o *backend.PartOptions) { o.Sources = append(o.Sources, one) },
 		"a source outside all": func(o *backend.PartOptions) { o.Sources = []string{one, three} },
-		"a parameter":          func(o *backend.PartOptions) { o.Parameters = map[string]string{"colour-of-it": "blue"} },
+		"a parameter": func(o *backend.PartOptions) {
+			o.Parameters = map[string]string{"colour-of-it": "blue"}
+		},
 	} {
 		for _, group := range []string{"group-1", "group-2"} {
 			o := partOptions("cut-1", one, two)
@@ -402,8 +403,9 @@ func partInTheMaking(s *subject) {
 	asked := 0
 	look := func(context.Context) error {
 		asked++
-		for _, again := range []backend.PartOptions{o, partOptions("cut-2", sources...), partOptions("cut-1", three),
-			partOptions("cut-1", sources[0])} {
+		for _, again := range []backend.PartOptions{
+			o, partOptions("cut-2", sources...), partOptions("cut-1", three), partOptions("cut-1", sources[0]),
+		} {
 			p.refusedPart(again, backend.ErrBusy)
 		}
 		for _, source := range sources {
@@ -444,8 +446,7 @@ func partsConcurrently(s *subject) {
 				o := partOptions(fmt.Sprint("cut-", i), sources...)
 				o.Durable = func(context.Context) error { made.Add(1); return nil }
 				var err error
-				if got[i], err = retry(p, func() (backend.Part,
-					error) {
+				if got[i], err = retry(p, func() (backend.Part, error) {
 					return p.SnapshotPart(context.Background(), o)
 				}); err != nil {
 					p.Error(err)

@@ -88,7 +88,7 @@ func (s *snapshotter) want(want backend.Snapshot) {
 	}
 	for _, source := range []string{"", want.Source} {
 		all, _, err := s.ListSnapshots(context.Background(), source, "", 1<<20)
-		if i := slices.IndexFunc(all, func(one backend.Snapshot) bool { return one.ID == want.ID }); i < 0 ||
+		if i := slices.IndexFunc(all, func(s backend.Snapshot) bool { return s.ID == want.ID }); i < 0 ||
 			!same(all[i], want) {
 			s.Errorf("ListSnapshots(%q) = %+v, %v, want %+v among them", source, all, err, want)
 		}
@@ -189,7 +189,8 @@ func snapshots(s *subject) {
 	first := sn.snap("snap-1", v.ID)
 	if first.ID == "" || len(first.ID) > 128 || first.Source != v.ID || first.Group != "" || first.Size <= 0 ||
 		first.Size > v.Size {
-		sn.Errorf("Snapshot of %+v = %+v, want an ID of 1 to 128 bytes, this source, no group, and a size up to that of the volume", v, first)
+		sn.Errorf("Snapshot of %+v = %+v, want an ID of 1 to 128 bytes, this source, no group and at most its size",
+			v, first)
 	}
 	sn.createdSince(start, first.Created)
 	sn.write(v.ID, "two, which is longer")
@@ -256,8 +257,9 @@ func snapshotConflicts(s *subject) {
 	v, other := sn.create(sn.request("pvc-1")), sn.create(sn.request("pvc-2"))
 	snapshot := sn.snap("snap-1", v.ID)
 	sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-1", Source: other.ID}, backend.ErrExists)
-	err := sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-2", Source: v.ID,
-		Parameters: map[string]string{"colour-of-it": "blue"}}, backend.ErrInvalid)
+	err := sn.refusedSnapshot(backend.SnapshotOptions{
+		Name: "snap-2", Source: v.ID, Parameters: map[string]string{"colour-of-it": "blue"},
+	}, backend.ErrInvalid)
 	if !strings.Contains(err.Error(), "colour-of-it") {
 		sn.Errorf("%v does not name the parameter", err)
 	}
@@ -376,8 +378,7 @@ func snapshotsConcurrently(s *subject) {
 				}
 				_, err1 := call("shared")
 				own, err2 := call(name)
-				restored, err3 := retry(sn, func() (backend.Volume,
-					error) {
+				restored, err3 := retry(sn, func() (backend.Volume, error) {
 					return sn.Restore(ctx, own.ID, sn.request(name))
 				})
 				if err := errors.Join(err1, err2, err3); err != nil {

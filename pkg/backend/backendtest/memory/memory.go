@@ -177,7 +177,7 @@ func (b *Backend) fill(from source, o backend.CreateOptions, block bool) (d data
 	}
 	size = cmp.Or(o.Required, least, min(defaultSize, cmp.Or(o.Limit, defaultSize)))
 	if size < least || (o.Limit > 0 && size > o.Limit) {
-		return data{}, 0, fmt.Errorf("%w: invalid size %d: must be at least %d bytes for source %s, and at most the limit %d",
+		return data{}, 0, fmt.Errorf("%w: invalid size %d: must be at least %d for source %s, and at most the limit %d",
 			backend.ErrOutOfRange, size, least, from, o.Limit)
 	}
 	d, err = b.newData(content, block, size)
