@@ -88,7 +88,7 @@ type Backend interface {
 	// Mount returns the source, the options and the kind of the mount that gives a the volume. It
 	// changes nothing. The driver calls it before each stage and publish, and to find out whether
 	// the volume supports a. Errors: [ErrNotFound]; [ErrInvalid] if the volume does not support a,
-	// or if a.Context or a.PublishContext belongs to another volume. CSI spec v1.13,
+	// or if a.Context or a.PublishContext is not that of this volume. CSI spec v1.13,
 	// NodeStageVolume, NodePublishVolume and ValidateVolumeCapabilities.
 	Mount(ctx context.Context, id string, a Access) (mounter.Mount, error)
 }
@@ -164,7 +164,7 @@ type Volume struct {
 	Context    map[string]string // Volume context, which the CO passes to all later calls. Constant, without secrets.
 
 	// Mutable are the present values of the mutable parameters, completed with the defaults. Only a
-	// [Modifier] sets it.
+	// [Modifier] sets this field.
 	Mutable map[string]string
 
 	Inline         bool   // An [Inliner] created the volume for a single pod.
@@ -172,7 +172,7 @@ type Volume struct {
 	SourceVolume   string // ID of the volume from which the volume was cloned. That volume may be deleted.
 
 	// Nodes are the sorted IDs of the nodes to which the volume is attached. Only an [Attacher]
-	// sets it, in Get and List.
+	// sets this field, in Get and List.
 	Nodes []string
 }
 
@@ -239,9 +239,9 @@ type NodeLocal interface {
 	Node() string
 }
 
-// Inliner is a [Backend] that can create volumes with the lifetime of a pod. Kubernetes calls
-// them CSI ephemeral volumes. CSI spec v1.13 has no calls for them: the kubelet only calls
-// NodePublishVolume and NodeUnpublishVolume.
+// Inliner is a [Backend] that can create volumes with the lifetime of a pod. Kubernetes calls them
+// CSI ephemeral volumes. The driver creates and deletes them in NodePublishVolume and
+// NodeUnpublishVolume.
 type Inliner interface {
 	// CreateInline creates the volume with the volume ID handle, which the kubelet chooses. A
 	// repeated call returns the volume of the first call. CreateInline ignores o.Name. The author
@@ -289,8 +289,8 @@ type AttachOptions struct {
 	// Access is the use of the volume on the node.
 	Access Access
 
-	// Capability identifies the volume capability: two are equal exactly if their capabilities are
-	// equal. It contains no secret.
+	// Capability identifies the volume capability: two strings are equal exactly if their
+	// volume capabilities are equal. The string contains no secret.
 	Capability string
 
 	// ManyNodes reports that other nodes which also have ManyNodes may use the volume at the same
@@ -319,18 +319,18 @@ type Prober interface {
 }
 
 // HealthReporter is a [Backend] that reports the health of its volumes and of its storage.
-// CSI spec v1.13, the health RPCs.
 type HealthReporter interface {
 	// Health returns the conditions of the volume, and none for a healthy volume. Errors:
-	// [ErrNotFound].
+	// [ErrNotFound]. CSI spec v1.13, ControllerGetVolumeHealth and NodeGetVolumeHealth.
 	Health(ctx context.Context, id string) ([]Condition, error)
 
 	// ListHealth returns up to limit unhealthy volumes with an ID greater than after, in ascending
-	// order of their IDs, and reports whether more may follow.
+	// order of their IDs, and reports whether more may follow. CSI spec v1.13,
+	// ControllerListVolumeHealth.
 	ListHealth(ctx context.Context, after string, limit int) (sick []VolumeHealth, more bool, err error)
 
 	// StorageHealth returns the conditions of the storage as a whole, as this node sees it. None of
-	// them has the severity DataLoss.
+	// them has the severity DataLoss. CSI spec v1.13, NodeGetStorageHealth.
 	StorageHealth(ctx context.Context) ([]Condition, error)
 }
 

@@ -13,8 +13,8 @@ import (
 //
 // Snapshot and Restore may take longer than any caller waits. The job then continues after ctx has
 // ended, and the next call with the same arguments joins it: that call returns [ErrBusy] while the
-// job runs, and then the result of the job. Close of a backend ends the job and leaves nothing
-// incomplete.
+// job runs, and then the result of the job. The method Close of a backend ends the job and leaves
+// nothing incomplete.
 type Snapshotter interface {
 	// Snapshot creates the snapshot of o.Name. It returns when the data is copied, durable and
 	// ready for Restore. A repeated call returns the snapshot of the first call. Errors:
@@ -184,7 +184,7 @@ type PartOptions struct {
 	Cut string
 
 	// Frozen is called when nothing writes to the volumes of the part. It returns nil when the same
-	// holds on all nodes. Writes wait until it returns. nil: not called.
+	// holds on all nodes. Writes stay stopped while Frozen runs. nil: not called.
 	Frozen func(context.Context) error
 
 	// Durable is called when the snapshots of the part are durable. It returns nil when the

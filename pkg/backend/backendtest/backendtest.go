@@ -29,11 +29,12 @@ const Size = 16 * MiB
 // Kind describes the volumes with which [Run] tests. A backend with several kinds of volumes calls
 // Run for each kind.
 type Kind struct {
-	// Parameters are the parameters of all volumes. They may be nil. See backend.CreateOptions.
+	// Parameters are the parameters of all volumes. They may be nil. See
+	// [backend.CreateOptions].
 	Parameters map[string]string
 
 	// Mutable are mutable parameters of a [backend.Modifier], each with two valid values that
-	// differ from its default. A Modifier must set it.
+	// differ from its default. The test of a Modifier must set this field.
 	Mutable map[string][2]string
 
 	// Groups reports that a [backend.GroupSnapshotter] supports groups of volumes with a
@@ -81,7 +82,7 @@ func Run(t *testing.T, kind Kind, storage func(t *testing.T, images mounter.Imag
 // rows are the tests of the contract, by name.
 var rows = map[string]func(s *subject){
 	"a volume is created, found and deleted, and each call can be repeated": lifecycle,
-	"the name of a deleted volume creates a new volume":                     reuse,
+	"the name of a deleted volume can be used again":                        reuse,
 	"a new process finds the same volumes":                                  restart,
 	"an unknown volume ID is not found, and its deletion succeeds":          untrustedIDs,
 	"an unusual volume name is valid":                                       untrustedNames,
@@ -171,7 +172,7 @@ var rowsOfEachType = map[string]func(s *subject){
 	"a part is absent after an error of Frozen or Durable":                   partAborted,
 	"a part can be discarded until it is settled":                            partDiscarded,
 	"a part does not need its volumes or the process that created it":        partStays,
-	"the same part of another group is rejected":                             partConflicts,
+	"the same part name for other volumes is rejected":                       partConflicts,
 	"an unknown part ID is not found, and DiscardPart ignores it":            untrustedParts,
 	"calls for a part are rejected while it is created":                      partInTheMaking,
 	"concurrent SnapshotPart calls create the same part":                     partsConcurrently,

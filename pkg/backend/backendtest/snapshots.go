@@ -106,7 +106,7 @@ func (s *snapshotter) wantGone(id string) {
 	}
 }
 
-// createdSince checks that a creation time is between start and now.
+// createdSince checks that a creation time is between start and now, give or take a second.
 func (s *subject) createdSince(start, created time.Time) {
 	s.Helper()
 	if created.Before(start.Add(-time.Second)) || created.After(time.Now().Add(time.Second)) {

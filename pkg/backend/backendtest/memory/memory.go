@@ -91,7 +91,7 @@ type volume struct {
 	nodes  map[string]attachment // by node ID
 }
 
-// public returns a description of v for a caller. The caller may keep it, so it shares no map with
+// public returns a description of v for a caller. The caller may keep it, so it shares nothing with
 // v.
 func (v *volume) public() backend.Volume {
 	return backend.Volume{
@@ -100,7 +100,7 @@ func (v *volume) public() backend.Volume {
 	}
 }
 
-// find returns the volume with this ID. b.mu must be held.
+// find returns the volume with this ID. The caller holds b.mu.
 func (b *Backend) find(id string) (*volume, error) {
 	v, ok := b.volumes[id]
 	if !ok {
@@ -400,7 +400,7 @@ func (b *Backend) Probe(context.Context) (bool, error) {
 }
 
 // Health returns a condition if the data of the volume is missing or unreadable. Errors:
-// [backend.ErrNotFound]. CSI spec v1.13, the health RPCs.
+// [backend.ErrNotFound]. CSI spec v1.13, ControllerGetVolumeHealth and NodeGetVolumeHealth.
 func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -411,8 +411,8 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	return v.health(), nil
 }
 
-// ListHealth lists unhealthy volumes in the order of their IDs, without inline volumes. See
-// [backend.HealthReporter].
+// ListHealth lists unhealthy volumes in the order of their IDs, without inline volumes. CSI spec
+// v1.13, ControllerListVolumeHealth.
 func (b *Backend) ListHealth(
 	_ context.Context, after string, limit int,
 ) (sick []backend.VolumeHealth, more bool, err error) {
@@ -443,7 +443,8 @@ func (v *volume) health() []backend.Condition {
 	return nil
 }
 
-// StorageHealth returns a condition with the error of [Backend.Probe], if there is one.
+// StorageHealth returns a condition with the error of [Backend.Probe], if Probe fails. CSI spec
+// v1.13, NodeGetStorageHealth.
 func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error) {
 	if _, err := b.Probe(ctx); err != nil {
 		return []backend.Condition{{
