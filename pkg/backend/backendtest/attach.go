@@ -138,18 +138,18 @@ func shares(s *subject) {
 		first, second backend.AttachOptions
 		want          error
 	}{
-		"neither attachment is shared":                     {alone(one), alone(two), backend.ErrInUse},
-		"neither attachment is shared, both are read-only": {readOnly(alone(one)), readOnly(alone(two)), backend.ErrInUse},
-		"only the second attachment is shared":             {alone(one), shared(two), backend.ErrInUse},
-		"only the first attachment is shared":              {shared(one), alone(two), backend.ErrInUse},
-		"both attachments are shared":                      {shared(one), shared(two), nil},
-		"both attachments are shared and read-only":        {readOnly(shared(one)), readOnly(shared(two)), nil},
-		"a second single writer":                           {oneWriter(one), oneWriter(two), backend.ErrInUse},
-		"a reader after the single writer":                 {oneWriter(one), readOnly(oneWriter(two)), nil},
-		"the single writer after a reader":                 {readOnly(oneWriter(one)), oneWriter(two), nil},
-		"a shared writer after the single writer":          {oneWriter(one), shared(two), backend.ErrInUse},
-		"the single writer after a shared writer":          {shared(one), oneWriter(two), backend.ErrInUse},
-		"two readers with a single-writer access mode":     {readOnly(oneWriter(one)), readOnly(oneWriter(two)), nil},
+		"neither attachment is shared":                 {alone(one), alone(two), backend.ErrInUse},
+		"neither attachment is shared, both read-only": {readOnly(alone(one)), readOnly(alone(two)), backend.ErrInUse},
+		"only the second attachment is shared":         {alone(one), shared(two), backend.ErrInUse},
+		"only the first attachment is shared":          {shared(one), alone(two), backend.ErrInUse},
+		"both attachments are shared":                  {shared(one), shared(two), nil},
+		"both attachments are shared and read-only":    {readOnly(shared(one)), readOnly(shared(two)), nil},
+		"a second single writer":                       {oneWriter(one), oneWriter(two), backend.ErrInUse},
+		"a reader after the single writer":             {oneWriter(one), readOnly(oneWriter(two)), nil},
+		"the single writer after a reader":             {readOnly(oneWriter(one)), oneWriter(two), nil},
+		"a shared writer after the single writer":      {oneWriter(one), shared(two), backend.ErrInUse},
+		"the single writer after a shared writer":      {shared(one), oneWriter(two), backend.ErrInUse},
+		"two readers with a single-writer access mode": {readOnly(oneWriter(one)), readOnly(oneWriter(two)), nil},
 	} {
 		a.attach(v.ID, row.first)
 		_, err := a.Attach(context.Background(), v.ID, row.second)

@@ -230,7 +230,10 @@ func partAborted(s *subject) {
 			<-ctx.Done()
 			return ctx.Err()
 		}, context.Canceled},
-		"the call is cancelled, and the hook returns nil": {func(context.Context) error { cancel(); return nil }, context.Canceled},
+		"the call is cancelled, and the hook returns nil": {func(context.Context) error {
+			cancel()
+			return nil
+		}, context.Canceled},
 	} {
 		for _, when := range []*func(context.Context) error{&o.Frozen, &o.Durable} {
 			o.Frozen, o.Durable = nil, nil
