@@ -27,8 +27,9 @@ import (
 )
 
 // Errors that a backend wraps. The text of the wrapping error names the operation and its object.
-// The driver converts each error to a gRPC status code. Any other error becomes INTERNAL.
-// CSI spec v1.13, error scheme.
+// The driver converts each error to a gRPC status code. The errors of the context, of package
+// mounter, and system errors such as EMFILE and ENOSPC also have status codes. Any other error
+// becomes INTERNAL. CSI spec v1.13, error scheme.
 var (
 	// ErrNotFound: no volume, snapshot, group or node has this ID. NOT_FOUND.
 	ErrNotFound = errors.New("not found")
