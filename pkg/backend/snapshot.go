@@ -78,7 +78,7 @@ type Cloner interface {
 	// Clone creates the volume of o.Name with the content of the volume source at a point in time
 	// during the call. A repeated call returns the volume of the first call, even if source is
 	// deleted by then. As with [Snapshotter], the job continues after ctx has ended. Errors: those
-	// of Restore, with source in place of the snapshot; [ErrPrecondition] as for Snapshot. CSI spec
+	// of Restore, with source as the snapshot; [ErrPrecondition] as for Snapshot. CSI spec
 	// v1.13, CreateVolume with a volume as volume_content_source.
 	Clone(ctx context.Context, source string, o CreateOptions) (Volume, error)
 }
