@@ -30,6 +30,24 @@ type oldContent struct {
 	Files     map[string]string // content of the files in directories and of snapshots, by path
 }
 
+// UnmarshalJSON reads the content with the names that the fields of backend.Volume had in that release.
+func (o *oldContent) UnmarshalJSON(data []byte) error {
+	type plain oldContent
+	var old struct{ Volumes []oldSource }
+	err := errors.Join(json.Unmarshal(data, (*plain)(o)), json.Unmarshal(data, &old))
+	setSources(o.Volumes, old.Volumes)
+	return err
+}
+
+// oldSource has the content source of a volume in a release before SourceSnapshot and SourceVolume.
+type oldSource struct{ Snapshot, Origin string }
+
+func setSources(volumes []backend.Volume, old []oldSource) {
+	for i, s := range old {
+		volumes[i].SourceSnapshot, volumes[i].SourceVolume = s.Snapshot, s.Origin
+	}
+}
+
 // TestMakeOldRoot writes oldRoot if CAUSEWAY_GENERATE is set. It belongs to the code of that release:
 // another root needs another name.
 func TestMakeOldRoot(t *testing.T) {
