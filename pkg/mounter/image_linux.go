@@ -19,8 +19,9 @@ import (
 
 const btrfs = "btrfs"
 
-// mountImage mounts the filesystem in a file. The image is never formatted here: a disk that answers
-// with errors looks blank to every tool, and a new filesystem would destroy the old one. See Format.
+// mountImage mounts the filesystem in a file. It never formats the image: a disk that answers with
+// errors looks blank to every tool, and a new filesystem would destroy the old filesystem. See
+// Format.
 func (l *linux) mountImage(ctx context.Context, m Mount, src source, p place, attr attributeSet) error {
 	file, err := src.openImage()
 	if err != nil {
@@ -40,14 +41,14 @@ func (l *linux) mountImage(ctx context.Context, m Mount, src source, p place, at
 	return t.failed(m, l.mountLoop(ctx, file, m, t, o))
 }
 
-// mountLoop attaches the file and mounts the filesystem on the device. After a death in the middle
-// nothing is left attached: the kernel detaches the device with its last user, which is the mount.
+// mountLoop attaches the file and mounts the filesystem on the device. If the driver dies before
+// the mount, no device stays attached: the kernel detaches the device with its last user.
 func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target, o fresh) error {
 	b, err := backingOf(file)
 	if err != nil {
 		return err
 	}
-	if err := l.stalls.check(b); err != nil { // e2fsck or resize2fs may still write to it
+	if err := l.stalls.check(b); err != nil { // e2fsck or resize2fs may still write to the image
 		return err
 	}
 	dev, was, err := l.loops.attach(file, m.loop())
@@ -76,14 +77,15 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target,
 	return l.attach(t, r)
 }
 
-// mountNowhere mounts the filesystem on a device until the result is closed. No path leads there.
+// mountNowhere mounts the filesystem on a device at no path. The mount lasts until the returned
+// file is closed.
 func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
 	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	mount, err := newFilesystem(device, fsType, flags, attributes)
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(mount) // it cannot be used for ioctl; an open file keeps the mount
+	defer unix.Close(mount) // ioctl does not accept this descriptor; dir below keeps the mount
 	dir, err := unix.Openat(mount, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open the %s on %s: %w", fsType, device, err)
@@ -91,7 +93,7 @@ func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
 	return os.NewFile(uintptr(dir), device), nil
 }
 
-// checkExt4 repairs the filesystem on a device, and grows it to the size of the device.
+// checkExt4 repairs the filesystem on a device, and grows the filesystem to the size of the device.
 func (l *linux) checkExt4(ctx context.Context, m Mount, d disk) error {
 	leave, err := l.checks.Acquire(ctx, fair.Claim{Kind: "check", Tenant: m.Tenant, Volume: m.Source})
 	if err != nil {
@@ -111,15 +113,16 @@ func (l *linux) Checks() (all []Check) {
 	return all
 }
 
-// check mends an ext4 that was not unmounted, as far as that takes no answers. It fails if the
-// device is in use.
+// check repairs an ext4 that was not unmounted cleanly, as far as e2fsck needs no answers from a
+// user. It fails if the device is in use.
 //
-// It goes on when the caller has given up: begun anew at each retry, it might never end.
+// The repair goes on after the end of ctx: if each retry began anew, the repair might never end.
 func (l *linux) check(ctx context.Context, d disk) error {
 	return mended(l.tool(context.WithoutCancel(ctx), d, killed, "e2fsck", "-p"))
 }
 
-// mended returns the error of e2fsck, unless its exit code says that all is well now: e2fsck(8).
+// mended returns the error of e2fsck, or nil if the exit code means that no error is left in the
+// filesystem: e2fsck(8).
 func mended(err error) error {
 	const repaired, reboot = 1, 2
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
@@ -131,7 +134,7 @@ func mended(err error) error {
 	return err
 }
 
-// formats say how each filesystem is made in a file. Nothing is kept back for root, and nothing is written twice.
+// formats are the commands that make each filesystem in a file. ext4 reserves no blocks for root.
 var formats = map[string][]string{
 	"ext4": {"mkfs.ext4", "-q", "-F", "-m", "0"},
 	"xfs":  {"mkfs.xfs", "-q", "-f"},
@@ -142,7 +145,8 @@ var formats = map[string][]string{
 func canFormat(fsType string) error {
 	command, ok := formats[fsType]
 	if !ok {
-		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s",
+			ErrFormat, fsType, strings.Join(FSTypes(), ", "))
 	}
 	if _, err := exec.LookPath(command[0]); err != nil {
 		return fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, command[0])
@@ -153,7 +157,8 @@ func canFormat(fsType string) error {
 func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error {
 	command, ok := formats[fsType]
 	if !ok {
-		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s",
+			ErrFormat, fsType, strings.Join(FSTypes(), ", "))
 	}
 	d, err := imageDisk(image)
 	if err != nil {
@@ -162,7 +167,7 @@ func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error
 	return l.tool(ctx, d, killed, command[0], command[1:]...)
 }
 
-// mountDisk attaches a file to a loop device and mounts the device's node in the directory at p.
+// mountDisk attaches a file to a loop device and mounts the device node in the directory at p.
 func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p place) error {
 	file, err := src.openImage()
 	if err != nil {
@@ -188,7 +193,7 @@ func (l *linux) mountNode(ctx context.Context, file *os.File, m Mount, b backing
 	}
 	t, done, err := d.prepare(unix.S_IFREG, func(at state, _ int) (bool, error) { return l.loops.holds(at, b) })
 	if done && err == nil {
-		return l.keep(file, m) // a driver may have died before it said so
+		return l.keep(file, m) // an earlier driver may have died before it cleared autoclear
 	}
 	if err != nil {
 		return err
@@ -218,7 +223,7 @@ func (l *linux) attachNode(file *os.File, m Mount, t target) error {
 	r := nodeRecipe(int(dev.Fd()), at.device)
 	r.record = func(root int) error {
 		crashpoint.Reached("disk:mounted")
-		if err := setAutoclear(dev, false); err != nil { // a mounted node doesn't hold its device
+		if err := setAutoclear(dev, false); err != nil { // a mounted node does not keep its device attached
 			return err
 		}
 		if err := errors.Join(mark(t.fd), l.rememberAs(t.path, root)); err != nil {
@@ -229,7 +234,8 @@ func (l *linux) attachNode(file *os.File, m Mount, t target) error {
 	return l.attach(t, r)
 }
 
-// keep makes sure that the device of a Disk that is mounted already stays, and is as m says.
+// keep clears autoclear of the device of a mounted Disk, so that the device stays attached, and
+// gives it the properties that m asks for.
 func (l *linux) keep(file *os.File, m Mount) error {
 	dev, _, err := l.loops.attach(file, m.loop())
 	if err != nil {
@@ -239,18 +245,19 @@ func (l *linux) keep(file *os.File, m Mount) error {
 	return setAutoclear(dev, false)
 }
 
-// A mounted node does not hold its device. If the driver dies after it has told the kernel to let go,
-// the node is left, and the device's number may become another file's. So a file beside each node
-// names the image of its device. That file also shows that the node's own file is the driver's.
+// A mounted device node does not keep its device attached. If the driver dies after it has set
+// autoclear, the node stays mounted, and the kernel may give the number of the device to another
+// file. So a backing record, a file beside each node, identifies the image of the device. The record
+// also proves that the target file of the node belongs to the driver.
 
-// backingName is the name of that file.
+// backingName is the name of a backing record.
 const backingName = "backing"
 
-// maxBacking bounds the size of that file, in bytes: two numbers and what separates them.
+// maxBacking bounds the size of a backing record, in bytes: a few numbers with separators.
 const maxBacking = 64
 
-// writeBacking writes that the device at d has the file b, and further numbers. Errors: ErrNotEmpty
-// if another file is in the way.
+// writeBacking writes the backing record of the device at d: b, and the numbers in more. Errors:
+// ErrNotEmpty if a file of another program has its name.
 func (d place) writeBacking(b backing, more ...any) error {
 	if _, there, err := d.readBacking(); err != nil {
 		return err
@@ -268,15 +275,16 @@ func (d place) writeBacking(b backing, more ...any) error {
 	return errors.Join(err, f.Close())
 }
 
-// readBacking reads which file the device at d had when it was mounted: a torn file names none, and
-// nothing was mounted after it. there is false if there is no such file.
-// Errors: ErrNotEmpty if another file has its name.
+// readBacking reads the backing record of the device at d: the file that the device had when its
+// node was mounted. A torn record has a zero b, and means that the node was not mounted after the
+// record was written. there is false if there is no record. Errors: ErrNotEmpty if a file of another
+// program has its name.
 func (d place) readBacking() (b backing, there bool, err error) {
 	b, _, there, err = d.readBackingFlag()
 	return b, there, err
 }
 
-// readBackingFlag is readBacking, with the number after those two: 0 if there is none.
+// readBackingFlag is [place.readBacking]. It also returns the number behind b in the record, or 0.
 func (d place) readBackingFlag() (b backing, flag int, there bool, err error) {
 	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, d.backingPath())
 	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -300,13 +308,13 @@ func (d place) readBackingFlag() (b backing, flag int, there bool, err error) {
 	switch n, err := fmt.Fscan(f, &b.dev, &b.ino, &flag); {
 	case err == nil, n == 2:
 		return b, flag, true, nil
-	case at.size == 0 || n > 0: // torn, by a power cut
+	case at.size == 0 || n > 0: // torn by a power cut
 		return backing{}, 0, true, nil
 	}
 	return backing{}, 0, false, foreign
 }
 
-// removeBacking removes the file that readBacking reads.
+// removeBacking removes the backing record of the device at d.
 func (d place) removeBacking() error {
 	if err := unix.Unlinkat(d.parent, backingName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 		return &fs.PathError{Op: "remove", Path: d.backingPath(), Err: err}
@@ -316,8 +324,8 @@ func (d place) removeBacking() error {
 
 func (d place) backingPath() string { return filepath.Join(filepath.Dir(d.path), backingName) }
 
-// isOwn reports whether the device whose node is mounted at d, as at says, has the file that it had when it was
-// mounted, and returns its number.
+// isOwn reports whether the loop device whose node is mounted at d still has the file of its backing
+// record. It also returns the number of the device. at is the state of d.
 func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	n, ok := l.loops.number(at)
 	if !ok || !at.mounted {
@@ -331,7 +339,7 @@ func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 		return n, false, err
 	}
 	own, err = l.loops.holds(at, b)
-	if isDead(err) { // a device that stays attached harms less than another image's that is detached
+	if isDead(err) { // it is safer to leave a device attached than to detach the device of another image
 		return n, false, nil
 	}
 	return n, own, err
@@ -354,7 +362,7 @@ func isStale(path string, b backing) bool {
 	return err == nil && there && was != backing{} && was != b
 }
 
-// dropStale takes a mounted node away whose device isn't what it was.
+// dropStale unmounts the node at d if its device no longer has the file of the backing record.
 func (l *linux) dropStale(ctx context.Context, d place) error {
 	at, err := d.stat()
 	if err != nil || !at.mounted {
@@ -366,11 +374,11 @@ func (l *linux) dropStale(ctx context.Context, d place) error {
 	return d.unmount(ctx, 0)
 }
 
-// mountDevice mounts the node of a block device, once more, on the file at p. Read-only is a
-// property of the device, and so of all its targets.
+// mountDevice bind mounts the node of a block device on the file at p. Read-only is a property of
+// the device, and so of all its targets.
 func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) error {
 	if src.kind() != unix.S_IFBLK {
-		return fmt.Errorf("mount %s at %s: it is not a block device", m.Source, p.path)
+		return fmt.Errorf("mount %s at %s: the source is not a block device", m.Source, p.path)
 	}
 	dev, err := openDevice(src.fd, 0)
 	if err != nil {
@@ -396,7 +404,8 @@ func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) e
 	return t.failed(m, err)
 }
 
-// setReadOnly makes the device as m wants it, unless it is mounted elsewhere otherwise. Errors: ErrReadOnly.
+// setReadOnly makes the device read-only or writable, as m requests. Errors: ErrReadOnly if the
+// device has another target that needs the opposite, or cannot be changed.
 func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place) error {
 	readOnly, err := isReadOnly(dev)
 	if err != nil || readOnly == m.ReadOnly {
@@ -408,7 +417,8 @@ func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place)
 	}
 	for _, other := range others {
 		if other != p.path {
-			return fmt.Errorf("%w, or written to, at all its paths alike, and it is at %s", ErrReadOnly, other)
+			return fmt.Errorf("%w: %s must be read-only, or writable, at all its paths: it is also mounted at %s",
+				ErrReadOnly, dev.Name(), other)
 		}
 	}
 	if err := setDeviceReadOnly(dev, m.ReadOnly); err != nil {
@@ -417,7 +427,7 @@ func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place)
 	if now, err := isReadOnly(dev); err != nil || now == m.ReadOnly {
 		return err
 	}
-	return fmt.Errorf("%w: %s was attached for reading only", ErrReadOnly, dev.Name())
+	return fmt.Errorf("%w: %s was attached read-only", ErrReadOnly, dev.Name())
 }
 
 func isReadOnly(dev *os.File) (bool, error) {
@@ -428,8 +438,8 @@ func isReadOnly(dev *os.File) (bool, error) {
 	return value&0xff != 0, nil
 }
 
-// prepareDisk returns the place of a Disk's device in the directory at p, and makes that directory
-// where there is none. made says that it is new.
+// prepareDisk returns the handle of the device of a Disk in the directory at p. It creates the
+// directory if p does not exist, and then returns made as true.
 func (p place) prepareDisk() (d place, made bool, err error) {
 	if at, err := p.stat(); errors.Is(err, fs.ErrNotExist) {
 		if err := p.make(unix.S_IFDIR); err != nil {
@@ -452,8 +462,8 @@ func (p place) prepareDisk() (d place, made bool, err error) {
 	return d, made, err
 }
 
-// alone returns an error if the directory of a Disk is a mount or has an entry that is not the
-// driver's. Errors: ErrConflict, ErrNotEmpty.
+// alone returns an error if the directory of a Disk is a mount point (ErrConflict), or has an entry
+// that does not belong to the driver (ErrNotEmpty).
 func (d place) alone() error {
 	at, err := statFD(d.parent)
 	if err == nil && at.mounted {
@@ -463,13 +473,16 @@ func (d place) alone() error {
 		return err
 	}
 	found, err := names(d.parent, 3, d.path)
-	if err == nil && slices.ContainsFunc(found, func(name string) bool { return name != DeviceName && name != backingName }) {
+	if err == nil && slices.ContainsFunc(found, func(name string) bool {
+		return name != DeviceName && name != backingName
+	}) {
 		err = fmt.Errorf("%w: %s", ErrNotEmpty, filepath.Dir(d.path))
 	}
 	return err
 }
 
-// disk is the place of a Disk's device in the directory at p. Errors: ErrPath, fs.ErrNotExist.
+// disk returns the handle of the device of a Disk in the directory at p. Errors: ErrPath,
+// fs.ErrNotExist.
 func (p place) disk() (place, error) {
 	dir, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
@@ -481,7 +494,8 @@ func (p place) disk() (place, error) {
 	return place{parent: dir, name: DeviceName, path: p.path + "/" + DeviceName}, nil
 }
 
-// diskState is the state of a Disk's device in the directory at p: nothing mounted, if there is none.
+// diskState returns the state of the device of a Disk in the directory at p. If there is no device,
+// it returns the zero state, in which nothing is mounted.
 func (p place) diskState() (state, error) {
 	d, err := p.disk()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -498,8 +512,8 @@ func (p place) diskState() (state, error) {
 	return at, err
 }
 
-// releaseDisk takes the device of a Disk out of the directory at p, whose state is at, if there is
-// one. Files that are not the driver's stay.
+// releaseDisk unmounts the device of a Disk, if there is one, from the directory at p. It then
+// removes the files of the driver from the directory, and no others. at is the state of p.
 func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 	if at.kind() != unix.S_IFDIR {
 		return nil
@@ -534,13 +548,14 @@ func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 			return err
 		}
 	}
-	if there { // after the device's file, which it shows to be the driver's
+	if there { // removed last, as it proves that the target file belongs to the driver
 		return d.removeBacking()
 	}
 	return nil
 }
 
-// releaseDevice unmounts a node. First the device is told to go with its last user; then that user goes.
+// releaseDevice unmounts the node at d. It sets autoclear first, so that the kernel detaches the
+// device with its last user, and then removes that user.
 func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 	n, own, err := l.isOwn(d, at)
 	if err != nil {
@@ -564,16 +579,17 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 	crashpoint.Reached("disk:releasing")
 	err = d.unmount(ctx, 0)
 	switch {
-	case err != nil && own: // it is used on
+	case err != nil && own: // the device stays in use
 		return errors.Join(err, setAutoclear(dev, false))
-	case own: // for whoever gets the number next, of whatever driver
+	case own: // for the next file with this device number, also of another program
 		return setDeviceReadOnly(dev, false)
 	}
 	return err
 }
 
-// onlyNode reports whether the device's node is mounted at d only, and not as another Disk. Errors: ErrBusy if a Device
-// is mounted from it: who has that would soon write to the disk that gets the number next.
+// onlyNode reports whether the node of device n is mounted at d only, and not as another Disk.
+// Errors: ErrBusy if a Device is mounted from the node: after a detach, the user of the Device would
+// write to the next disk with the same device number.
 func (l *linux) onlyNode(d place, n int) (bool, error) {
 	b, err := l.loops.fileOf(n)
 	if err != nil {
@@ -584,7 +600,7 @@ func (l *linux) onlyNode(d place, n int) (bool, error) {
 		return false, err
 	}
 	alone := true
-	real := l.real + strings.TrimPrefix(d.path, l.dir) // as mountinfo has it
+	real := l.real + strings.TrimPrefix(d.path, l.dir) // as mountinfo spells it
 	for _, path := range users {
 		if path == real {
 			continue
@@ -592,14 +608,14 @@ func (l *linux) onlyNode(d place, n int) (bool, error) {
 		alone = false
 		dir, name := filepath.Split(path)
 		if _, err := os.Lstat(filepath.Join(dir, backingName)); err != nil || name != DeviceName {
-			return false, fmt.Errorf("unmount %s: %w: the device is mounted at %s, too", d.path, ErrBusy, path)
+			return false, fmt.Errorf("unmount %s: %w: the device is also mounted at %s", d.path, ErrBusy, path)
 		}
 	}
 	return alone, nil
 }
 
-// deviceUsage returns the size of the block device that is mounted at p, or in it as DeviceName. ok
-// says that there is one.
+// deviceUsage returns the size of the block device that is mounted at p, or at DeviceName in the
+// directory at p. ok is false if there is no block device.
 func (p place) deviceUsage() (u Usage, ok bool, err error) {
 	at, err := p.stat()
 	if err == nil && !at.mounted && at.kind() == unix.S_IFDIR {
@@ -626,11 +642,13 @@ func (p place) deviceUsage() (u Usage, ok bool, err error) {
 	return Usage{TotalBytes: int64(size)}, true, err
 }
 
-// loop returns the number of the loop device that is mounted at p as a device.
+// loop returns the number of the loop device whose node is mounted at p, or at DeviceName in the
+// directory at p. It returns false if there is none.
 func (p place) loop() (int, bool) {
 	at, err := p.stat()
 	if err == nil && !at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR {
 		at, err = p.diskState()
 	}
-	return int(at.device.minor), err == nil && at.mounted && at.mode&unix.S_IFMT == unix.S_IFBLK && at.device.major == loopMajor
+	return int(at.device.minor), err == nil && at.mounted &&
+		at.mode&unix.S_IFMT == unix.S_IFBLK && at.device.major == loopMajor
 }

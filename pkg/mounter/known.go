@@ -6,15 +6,16 @@ import (
 	"sync"
 )
 
-// known remembers which paths were mounted from the same source. It is a hint that costs nothing to ask: whoever
-// uses it looks at each path again. Its zero value is empty.
+// known remembers the source of each mounted path, and the paths of each source. It is a cheap hint:
+// callers verify each path. Its zero value is empty and usable.
 type known struct {
 	mu      sync.Mutex
 	sources map[string]sourceID   // by path
 	paths   map[sourceID][]string // by source
 }
 
-// sourceID stands for a source: there may be many, and their names are long.
+// sourceID is a hash of the name of a source. It saves memory, as there may be many sources with
+// long names.
 type sourceID [16]byte
 
 func idOf(source string) sourceID {
@@ -22,14 +23,14 @@ func idOf(source string) sourceID {
 	return sourceID(sum[:])
 }
 
-// add remembers that path shows source.
+// add records that path shows source.
 func (k *known) add(path string, source sourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.put(path, source)
 }
 
-// addFrom remembers that path shows what the mount at from shows, and returns false if none is known there.
+// addFrom records that path shows the same source as from. It returns false if from is not known.
 func (k *known) addFrom(path, from string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -55,7 +56,8 @@ func (k *known) forget(path string) {
 	k.drop(path)
 }
 
-// forgetFrom forgets path if it shows source still: somebody may have mounted another there meanwhile.
+// forgetFrom forgets path if its recorded source is still source. Another call may have mounted
+// another source there meanwhile.
 func (k *known) forgetFrom(path string, source sourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -76,7 +78,7 @@ func (k *known) drop(path string) {
 	}
 }
 
-// siblings returns the other paths that show what path shows, in no order, and what that is.
+// siblings returns the source of path, and in no order the other paths that show the same source.
 func (k *known) siblings(path string) (others []string, source sourceID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -6,19 +6,20 @@ import (
 	"sync"
 )
 
-// locks are as many locks as there are keys. Its zero value has all of them free.
+// locks is a set of locks, with a lock for each key. Its zero value is usable, with all locks free.
 type locks[K comparable] struct {
 	mu   sync.Mutex
-	used map[K]*lock // those that somebody has or waits for
+	used map[K]*lock // the locks that a caller holds or waits for
 }
 
 type lock struct {
-	free  chan struct{} // holds one token while nobody has it
-	users int
+	free  chan struct{} // contains a token while the lock is free
+	users int           // callers that hold the lock or wait for it
 }
 
-// lock waits until nobody else has the lock of any of keys. All callers must name keys in the same order. A lock that
-// is free is to be had even if ctx has ended: what undoes something needs it then.
+// lock takes the locks of all keys. It waits for each lock until no other caller holds the lock. All
+// callers must pass keys in the same order. A free lock is granted even if ctx has ended, because a
+// cleanup needs the lock then.
 func (l *locks[K]) lock(ctx context.Context, keys ...K) (release func(), err error) {
 	var held []K
 	release = func() {

@@ -19,51 +19,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Loop devices make a file a disk. The kernel attaches one file to two devices without complaint, with a page cache
-// each, which ruins what is on it. So a file is looked for before it is attached, by its device and inode, which the
-// kernel knows for certain: names of backing files are cut, go stale and belong to another mount namespace.
-// See loop(4).
+// A loop device presents a file as a block device. The kernel attaches the same file to two loop
+// devices without an error. Each device then has its own page cache, which corrupts the filesystem
+// in the file. So the driver looks for a file among the attached devices before it attaches the
+// file. It compares the device and inode of the file, which the kernel reports reliably. The names
+// of backing files are no such key: the kernel truncates them, they become stale, and they belong
+// to another mount namespace. See loop(4).
 
-// backing names the file behind a loop device, as stat(2) does.
+// backing identifies the backing file of a loop device by its device and inode, as stat(2) does.
 type backing struct{ dev, ino uint64 }
 
 // loopMajor is the major number of loop devices: Documentation/admin-guide/devices.txt.
 const loopMajor = 7
 
-// maxLoopTries bounds how often another one is asked for when somebody else took the free device.
+// maxLoopTries bounds how often configure asks for another free device after another process has
+// taken the device that the kernel offered.
 const maxLoopTries = 100
 
-// maxLoopPause bounds the pause between two of these tries.
+// maxLoopPause bounds the pause between two tries.
 const maxLoopPause = 10 * time.Millisecond
 
-// loops knows which device has which file. Its zero value knows none. No lock is held across a system
-// call on a device or its file: one image must not hold up the others.
+// loops tracks the backing file of each loop device. Its zero value is empty and usable. No lock is
+// held across a system call on a device or its file, so that one image cannot delay the others.
 type loops struct {
-	mu       sync.Mutex       // of the maps
-	byFile   map[backing]int  // a hint: whoever uses it asks the kernel
-	files    map[int]attached // by the number of the device
-	shown    map[fileID]int   // by the root of a mounted btrfs, whose device number doesn't tell its disk's
-	standard map[uint64]int   // the read-ahead of a device by default, in sectors, by the filesystem of its file
+	mu       sync.Mutex       // guards the maps
+	byFile   map[backing]int  // the device of a file; a hint, which callers verify with the kernel
+	files    map[int]attached // the last known file, by device number
+	shown    map[fileID]int   // by the root of a mounted btrfs, which does not show the device number of its disk
+	standard map[uint64]int   // the default read-ahead of a device in sectors, by the filesystem of its file
 	asks     asks[int, backing]
 }
 
-// attached is the file that a device had. The device has it still if its sequence number, which the
-// kernel changes whenever it gives a device a file or takes it away, is the same.
+// attached is the last known backing file of a device. The device still has that file if its
+// sequence number is the same: the kernel changes the number whenever it attaches or detaches a
+// file.
 type attached struct {
 	file     backing
 	sequence string
 }
 
-// loopOptions say how a file is attached.
+// loopOptions are the options with which a file is attached.
 type loopOptions struct {
 	readOnly  bool
 	sector    int  // logical block size, in bytes
-	buffered  bool // through the page cache; else past it, where the file's filesystem can
+	buffered  bool // use the page cache of the file; else direct I/O, where the file's filesystem supports it
 	readAhead int  // in bytes; 0 is the kernel's default
-	autoclear bool // the kernel detaches it when nobody has it open or mounted any more
+	autoclear bool // the kernel detaches the device when no process has it open and no mount uses it
 }
 
-// loop says how the file of an Image or a Disk is attached. Of an Image, the mount is what may be read-only.
+// loop returns the options for the file of an Image or a Disk. A read-only Image has a writable
+// device: only its mount is read-only.
 func (m Mount) loop() loopOptions {
 	return loopOptions{
 		readOnly: m.Kind == Disk && m.ReadOnly, sector: m.Sector,
@@ -71,9 +76,10 @@ func (m Mount) loop() loopOptions {
 	}
 }
 
-// attach returns the device of a file, open, and whether it was attached before. The caller holds the
-// image's lock, so that no other call attaches the same file. Errors: ErrConflict if it is attached
-// with another sector size, or read-only where writing is asked for.
+// attach attaches file to a loop device, unless it is attached already. It returns the open device,
+// and in was whether the file was attached before the call. The caller holds the lock of the image,
+// so that no other call attaches the same file. Errors: ErrConflict if the file is attached with
+// another sector size, or is attached read-only and o asks for a writable device.
 func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, err error) {
 	b, err := backingOf(file)
 	if err != nil {
@@ -89,7 +95,7 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 		}
 	} else if dev, n, err = l.configure(file, o); err == nil {
 		l.remember(b, n)
-		l.noteFile(n, attached{b, sequenceOf(n)}) // it stays, as dev is open
+		l.noteFile(n, attached{b, sequenceOf(n)}) // the file stays attached while dev is open
 		err = l.learn(dev, b)
 	}
 	if err == nil {
@@ -102,7 +108,7 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 	return dev, found, err
 }
 
-// fits returns an error unless dev has the file called b, in a way that is as good as o.
+// fits returns an error unless dev has the backing file b, attached in a way that satisfies o.
 func fits(dev *os.File, b backing, o loopOptions) error {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	if err != nil {
@@ -113,18 +119,19 @@ func fits(dev *os.File, b backing, o loopOptions) error {
 	case err != nil:
 		return &fs.PathError{Op: "BLKSSZGET", Path: dev.Name(), Err: err}
 	case info.Device != b.dev || info.Inode != b.ino:
-		return fmt.Errorf("%w: another process has attached another file to %s during the call: repeat the call", ErrBusy, dev.Name())
+		return fmt.Errorf("%w: another process attached another file to %s during the call: repeat the call",
+			ErrBusy, dev.Name())
 	case info.Offset != 0 || info.Sizelimit != 0:
-		return fmt.Errorf("%w: %s shows a part of its file only", ErrConflict, dev.Name())
+		return fmt.Errorf("%w: %s exposes only a part of its file", ErrConflict, dev.Name())
 	case info.Flags&unix.LO_FLAGS_READ_ONLY != 0 && !o.readOnly:
-		return fmt.Errorf("%w: %s is attached for reading only", ErrConflict, dev.Name())
+		return fmt.Errorf("%w: %s is attached read-only", ErrConflict, dev.Name())
 	case sector != o.sector:
 		return fmt.Errorf("%w: %s has sectors of %d bytes, not %d", ErrConflict, dev.Name(), sector, o.sector)
 	}
 	return nil
 }
 
-// configure attaches the file to a free device, and returns that, open, and its number.
+// configure attaches the file to a free device. It returns the open device and its number.
 func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -151,19 +158,20 @@ func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 		case err == nil:
 			return dev, n, nil
 		case errors.Is(err, unix.EINVAL) && config.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0:
-			config.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO // the disk has larger sectors than this image
+			config.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO // the sectors of the disk are larger than those of the image
 		case !errors.Is(err, unix.EBUSY):
 			return nil, 0, err
-		default: // another process was faster, and the number is offered until it is done
+		default: // another process was faster; the kernel offers the same number until that process has finished
 			time.Sleep(rand.N(maxLoopPause))
 		}
 	}
-	return nil, 0, fmt.Errorf("%w: other processes took the free loop device %d times before it was attached: repeat the call", ErrBusy, maxLoopTries)
+	return nil, 0, fmt.Errorf("%w: other processes took the free loop device %d times: repeat the call",
+		ErrBusy, maxLoopTries)
 }
 
-// configureFree gives a free device its file, and returns the device. Errors: unix.EBUSY if it is not
-// free any more. It does not open the device exclusively: if another process was faster, its mount(2)
-// would fail for that moment. LOOP_CONFIGURE claims the device itself.
+// configureFree attaches a file to a free device and returns the open device. Errors: unix.EBUSY if
+// the device is no longer free. It does not open the device exclusively: an exclusive open would
+// make the mount(2) of a faster process fail. LOOP_CONFIGURE claims the device itself.
 func configureFree(n int, config *unix.LoopConfig, o loopOptions) (*os.File, error) {
 	dev, err := openLoop(n, o.readOnly)
 	if err != nil {
@@ -179,7 +187,7 @@ func configureFree(n int, config *unix.LoopConfig, o loopOptions) (*os.File, err
 	return dev, nil
 }
 
-// reset sets what the kernel may keep from the file that the device had before.
+// reset sets the properties that the kernel may keep from the previous file of the device.
 func reset(dev *os.File, readOnly bool) error {
 	if err := unix.IoctlSetInt(int(dev.Fd()), unix.BLKRASET, oldReadAhead); err != nil {
 		return &fs.PathError{Op: "BLKRASET", Path: dev.Name(), Err: err}
@@ -187,8 +195,8 @@ func reset(dev *os.File, readOnly bool) error {
 	return setDeviceReadOnly(dev, readOnly)
 }
 
-// of returns the number of the device that has a file. Errors: ErrNoAnswer if it cannot be told, as
-// another device does not answer.
+// of returns the number of the device whose backing file is b. Errors: ErrNoAnswer if another
+// device does not answer, and could be the device of b.
 func (l *loops) of(b backing) (n int, ok bool, err error) {
 	if n, ok := l.hint(b); ok {
 		if has, err := l.has(n, b); err == nil && has {
@@ -196,7 +204,7 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 		}
 		l.forget(b, n)
 	}
-	names, err := filepath.Glob("/sys/block/loop*/loop") // those that have a file
+	names, err := filepath.Glob("/sys/block/loop*/loop") // exists only for devices with a backing file
 	if err != nil {
 		return 0, false, err
 	}
@@ -206,11 +214,12 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 			continue
 		}
 		has, err := l.has(n, b)
-		if errors.Is(err, unix.ENXIO) || isDead(err) { // detached meanwhile, or of a dead filesystem, which b is not on
+		// The device was detached meanwhile, or its file is on a dead filesystem, where b is not.
+		if errors.Is(err, unix.ENXIO) || isDead(err) {
 			continue
 		}
-		if errors.Is(err, fs.ErrNotExist) { // it must not be taken for detached
-			return 0, false, fmt.Errorf("%w: the node's /dev has to be visible here", err)
+		if errors.Is(err, fs.ErrNotExist) { // a missing node does not prove that the device is detached
+			return 0, false, fmt.Errorf("%w: the node's /dev must be visible to the driver", err)
 		}
 		if err != nil {
 			return 0, false, err
@@ -223,7 +232,8 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 	return 0, false, nil
 }
 
-// has reports whether device n has the file b. A device that has it is asked itself.
+// has reports whether device n has the backing file b. It confirms a cached positive answer with the
+// device itself.
 func (l *loops) has(n int, b backing) (bool, error) {
 	has, err := l.fileOf(n)
 	if err != nil || has != b {
@@ -233,11 +243,11 @@ func (l *loops) has(n int, b backing) (bool, error) {
 	return has == b, err
 }
 
-// fileOf returns the file behind a device. It asks the device only if that may have got another file
-// since the last answer. The device answers no question while it is changed (LOOP_SET_DIRECT_IO
-// writes out the whole file, for example), and EIO while the file's filesystem is dead. A device that
-// is just being detached may count as attached still. Errors: unix.ENXIO if there is no file,
-// ErrNoAnswer.
+// fileOf returns the backing file of a device. It asks the device only if its file may have changed
+// since the last answer. A device does not answer while the kernel changes it: for example,
+// LOOP_SET_DIRECT_IO writes out the whole file. It answers with EIO while the filesystem of the file
+// is dead. For a device that is being detached, fileOf may still return the file. Errors: unix.ENXIO
+// if the device has no file, ErrNoAnswer.
 func (l *loops) fileOf(n int) (backing, error) {
 	sequence := sequenceOf(n)
 	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
@@ -299,7 +309,7 @@ func (l *loops) forget(b backing, n int) {
 	}
 }
 
-// remember notes that device n has the file b.
+// remember records that device n has the backing file b.
 func (l *loops) remember(b backing, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +319,8 @@ func (l *loops) remember(b backing, n int) {
 	l.byFile[b] = n
 }
 
-// holds reports whether what is mounted at a place is on, or is, the device that has a file.
+// holds reports whether the mount that at describes is a filesystem on the device with the backing
+// file b, or the node of that device.
 func (l *loops) holds(at state, b backing) (bool, error) {
 	n, ok := l.number(at)
 	if !ok {
@@ -322,7 +333,8 @@ func (l *loops) holds(at state, b backing) (bool, error) {
 	return has == b, err
 }
 
-// number returns the number of the loop device that a mount is on, or that a device node stands for.
+// number returns the number of the loop device of a mount: the device that holds its filesystem, or
+// the device of a device node.
 func (l *loops) number(at state) (int, bool) {
 	switch {
 	case at.mode&unix.S_IFMT == unix.S_IFBLK:
@@ -336,7 +348,7 @@ func (l *loops) number(at state) (int, bool) {
 	return n, ok
 }
 
-// showsOn notes that the root of a btrfs on a device is called id.
+// showsOn records that the root of the btrfs on device n has the identifier id.
 func (l *loops) showsOn(id fileID, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -346,9 +358,9 @@ func (l *loops) showsOn(id fileID, n int) {
 	l.shown[id] = n
 }
 
-// users returns where the device that has the file b is mounted, sorted, or the device if it is not
-// mounted. A node that was mounted for another file does not count: the number of its device became
-// this one's later.
+// users returns the sorted mount points of the device with the backing file b and of its filesystem.
+// If the device is attached but not mounted, users returns the path of the device. A device node that
+// was mounted for another backing file does not count: the number of its device was used again.
 func (l *loops) users(b backing) ([]string, error) {
 	n, ok, err := l.of(b)
 	if err != nil || !ok {
@@ -374,7 +386,7 @@ func (l *loops) users(b backing) ([]string, error) {
 	return paths, nil
 }
 
-// mountsOf returns the mounts of what is on a device, and those of its node.
+// mountsOf returns the mounts of the filesystem on a device, and the mounts of its node.
 func mountsOf(n int) (filesystems, nodes []*mountinfo.Info, err error) {
 	node := loopPath(n)
 	_, err = mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
@@ -384,13 +396,13 @@ func mountsOf(n int) (filesystems, nodes []*mountinfo.Info, err error) {
 		case i.Root == strings.TrimPrefix(node, "/dev"):
 			nodes = append(nodes, i)
 		}
-		return true, false // it is kept here
+		return true, false // the variables above keep the entry
 	})
 	return filesystems, nodes, err
 }
 
-// isClaimed reports whether something has a device for itself: a filesystem that is mounted, here or where it isn't
-// seen, or that lives on without a mount because it is frozen.
+// isClaimed reports whether a device has an exclusive user. This is a filesystem that is mounted in
+// any mount namespace, or a filesystem that is frozen and so outlives its last mount.
 func isClaimed(n int) (bool, error) {
 	fd, err := unix.Open(loopPath(n), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EBUSY) {
@@ -402,11 +414,13 @@ func isClaimed(n int) (bool, error) {
 	return false, unix.Close(fd)
 }
 
-// released reports whether a device that nobody has mounted gives its file up. It goes with whoever has it open last,
-// and that may be somebody who only looks, for a moment.
+// released reports whether an unmounted device gives up its file within about 60 ms. The kernel
+// detaches the file when the last process closes the device, and a process that only inspects the
+// device can be the last for a moment.
 func released(n int, b backing) bool {
 	for wait := time.Millisecond; wait <= 32*time.Millisecond; wait *= 2 {
-		if has, err := fileOfLoop(n); errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || (err == nil && has != b) {
+		if has, err := fileOfLoop(n); errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) ||
+			(err == nil && has != b) {
 			return true
 		}
 		time.Sleep(wait)
@@ -414,7 +428,8 @@ func released(n int, b backing) bool {
 	return false
 }
 
-// setDeviceReadOnly says whether a device can be written to. The kernel keeps what was said of the number before.
+// setDeviceReadOnly makes a device read-only or writable. The kernel keeps the setting with the
+// device number, also for the next file.
 func setDeviceReadOnly(dev *os.File, readOnly bool) error {
 	value := 0
 	if readOnly {
@@ -426,10 +441,10 @@ func setDeviceReadOnly(dev *os.File, readOnly bool) error {
 	return nil
 }
 
-// setAutoclear says whether the kernel is to detach a device when nobody has it open or mounted any more.
+// setAutoclear sets whether the kernel detaches a device after its last close and unmount.
 func setAutoclear(dev *os.File, on bool) error {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
-	if isDead(err) { // the kernel cannot ask the file's filesystem; the driver's devices have no other settings
+	if isDead(err) { // the filesystem of the file does not answer; the driver's devices have no other settings
 		info, err = &unix.LoopInfo64{}, nil
 	}
 	if err != nil {
@@ -444,7 +459,7 @@ func setAutoclear(dev *os.File, on bool) error {
 	return nil
 }
 
-// loopUsage tells the size of a device.
+// loopUsage returns the size of a device.
 func loopUsage(n int) (Usage, error) {
 	dev, err := openLoop(n, true)
 	if err != nil {
@@ -455,7 +470,7 @@ func loopUsage(n int) (Usage, error) {
 	return Usage{TotalBytes: size}, err
 }
 
-// fileOfLoop returns the file behind a device. Errors: unix.ENXIO if there is none.
+// fileOfLoop asks a device for its backing file. Errors: unix.ENXIO if the device has none.
 func fileOfLoop(n int) (backing, error) {
 	dev, err := openLoop(n, true)
 	if err != nil {
@@ -479,14 +494,14 @@ func openLoop(n int, readOnly bool) (*os.File, error) {
 
 func loopPath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
 
-// loopNumber returns the number of a loop device called path.
+// loopNumber returns the number of the loop device at path, and false for other paths.
 func loopNumber(path string) (int, bool) {
 	digits, ok := strings.CutPrefix(path, "/dev/loop")
 	n, err := strconv.Atoi(digits)
 	return n, ok && err == nil
 }
 
-// backing returns how a file would be known behind a loop device.
+// backing returns the identity that the file has as a backing file.
 func (s state) backing() backing { return backing{unix.Mkdev(s.id.major, s.id.minor), s.id.ino} }
 
 func backingOf(file *os.File) (backing, error) {

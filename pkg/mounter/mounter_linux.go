@@ -20,37 +20,39 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
-// maxLayers bounds how many mounts stacked at one path Unmount takes away.
+// maxLayers bounds the number of stacked mounts that Unmount removes from a path.
 const maxLayers = 32
 
-// linux is the Host of Linux 5.8 and newer. It asks the kernel by system calls whose cost doesn't grow with the
-// number of mounts, and parses mountinfo only where a source must be found by name (Users).
+// linux is the Host of Linux 5.8 and newer. It uses system calls whose cost does not grow with the
+// number of mounts. It parses mountinfo only where it must find a source by name (MountPointsOf).
 type linux struct {
 	dir       string // the kubelet directory, as callers spell it
-	real      string // the same without links
-	state     string // a directory of its own, for the records of what is frozen
+	real      string // the kubelet directory without links
+	state     string // directory of the Host alone, for the records of frozen filesystems
 	known     known
 	loops     loops
 	layers    asks[string, layer]    // of overlays, by path
 	opens     asks[int, struct{}]    // of the roots of filesystems, by mount ID
-	looks     asks[fileID, looked]   // at what is on block devices, by number
+	looks     asks[fileID, looked]   // at the content of block devices, by device number
 	rescans   asks[string, struct{}] // of the sizes of SCSI disks, by the file in sysfs
 	images    locks[backing]         // held by calls that mount, unmount, change or freeze an image
-	syncs     locks[backing]         // held by calls that unmount an image, or write it out before a freeze; taken before images
-	helpers   helper.Pool            // for system calls that a tenant can make hang
-	freezers  helper.Pool            // for freezes: they never keep a helper from a thaw
+	syncs     locks[backing]         // held to unmount an image or flush it before a freeze; taken before images
+	helpers   helper.Pool            // for system calls that a tenant can make stall
+	freezers  helper.Pool            // for freezes, so that they never take a helper from a thaw
 	stalls    stalls
 	checks    *fair.Slots   // for e2fsck and resize2fs
 	growths   *fair.Slots   // for growths of mounted filesystems
-	toolLimit time.Duration // that constant, or less in a test
+	toolLimit time.Duration // the constant toolLimit, or less in a test
 	legacy    atomic.Bool   // the kernel lacks open_tree, move_mount (5.2) or mount_setattr (5.12)
 }
 
-// New returns this machine, for paths below dir, the kubelet directory, which must
-// exist. state is a directory for the Host alone, which New makes where it is missing and which
-// must outlive the process. New first thaws what an earlier process has left frozen. What it cannot
-// thaw within seconds it retries in the background, and Failing reports it.
-// It needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
+// New returns the Host of this machine for paths below dir, the kubelet directory, which must
+// exist. state is a directory for the Host alone. New creates the directory if it is missing, and
+// it must outlive the process. New first thaws the filesystems that an earlier process has left
+// frozen. If a thaw takes longer than seconds, New retries it in the background, and Failing
+// reports the filesystem.
+//
+// New needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
 func New(dir, state string) (Host, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err
@@ -71,7 +73,7 @@ func New(dir, state string) (Host, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
-		return nil, fmt.Errorf("directory for records of what is frozen: %w", err)
+		return nil, fmt.Errorf("directory for the records of frozen filesystems: %w", err)
 	}
 	if err := l.thawLeft(); err != nil {
 		return nil, err
@@ -82,22 +84,25 @@ func New(dir, state string) (Host, error) {
 	return l, nil
 }
 
-// mayMount returns an error if this process lacks CAP_SYS_ADMIN: without it the first mount would fail, much later.
+// mayMount returns an error if this process lacks CAP_SYS_ADMIN. Otherwise the process would start
+// and its first mount would fail, much later.
 func mayMount() error {
 	if !hasCapability(unix.CAP_SYS_ADMIN) {
-		return fmt.Errorf("%w: mounting needs CAP_SYS_ADMIN: run as root, in Kubernetes in a privileged container", fs.ErrPermission)
+		return fmt.Errorf("%w: mounting needs CAP_SYS_ADMIN: run as root, in Kubernetes in a privileged container",
+			fs.ErrPermission)
 	}
 	return nil
 }
 
-// hasCapability reports whether this process has a capability below 32.
+// hasCapability reports whether this process has the capability number, which must be below 32.
 func hasCapability(number uint) bool {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
 	return unix.Capget(&head, &caps[0]) == nil && caps[0].Effective&(1<<number) != 0
 }
 
-// checkKernel returns an error for a kernel without openat2 (5.6) or STATX_ATTR_MOUNT_ROOT (5.8).
+// checkKernel returns an error for a kernel without openat2 (Linux 5.6) or STATX_ATTR_MOUNT_ROOT
+// (Linux 5.8).
 func (l *linux) checkKernel() error {
 	p, err := l.open(filepath.Join(l.dir, "any"))
 	if err == nil {
@@ -117,20 +122,20 @@ func (l *linux) checkKernel() error {
 	return nil
 }
 
-// findMounts remembers the mounts that an earlier process has made below the directory, so that
-// OtherTargets knows them, and marks the files of its devices, so that Remove does.
+// findMounts records the mounts that an earlier process has made below the kubelet directory, for
+// OtherTargets. It also marks the target files of block devices, for Remove.
 func (l *linux) findMounts() error {
 	below := mountinfo.PrefixFilter(l.real)
 	var devices []string // paths of loop devices' nodes
 	numbers := map[string]string{}
-	ours := map[string]bool{} // names of devices that a Disk has
+	ours := map[string]bool{} // names of the devices of Disks
 	_, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		if skip, _ := below(i); skip || i.Mountpoint == l.real {
 			return true, false
 		}
 		path := l.dir + strings.TrimPrefix(i.Mountpoint, l.real)
 		l.known.add(path, sourceOf(i, i.Root))
-		if n, ok := loopNumber(i.Source); ok && i.FSType == btrfs { // on this machine's own disk, so it answers
+		if n, ok := loopNumber(i.Source); ok && i.FSType == btrfs { // a local disk, so statx does not stall
 			if at, err := statAt(i); err == nil {
 				l.loops.showsOn(at.id, n)
 			}
@@ -139,12 +144,12 @@ func (l *linux) findMounts() error {
 			devices, numbers[path] = append(devices, path), i.Root
 			ours[i.Root] = ours[i.Root] || l.isDisk(path)
 		}
-		return true, false // it need not be kept
+		return true, false
 	})
 	for _, path := range devices {
 		if p, err := l.open(path); err == nil {
 			if ours[numbers[path]] {
-				p.markBelow() // without the mark, Remove knows a file only if it unmounts the device itself
+				p.markBelow() // without the mark, Remove accepts a file only if it unmounts the device itself
 			}
 			p.close()
 		}
@@ -152,7 +157,8 @@ func (l *linux) findMounts() error {
 	return err
 }
 
-// statAt describes the root of a mount. Errors: ErrPath if its path leads elsewhere by now.
+// statAt returns the state of the root of a mount. Errors: ErrPath if its path now leads to another
+// mount.
 func statAt(i *mountinfo.Info) (state, error) {
 	fd, err := resolve(i.Mountpoint, unix.O_PATH)
 	if err != nil {
@@ -166,7 +172,7 @@ func statAt(i *mountinfo.Info) (state, error) {
 	return at, err
 }
 
-// isDisk reports whether path is the device of a Disk.
+// isDisk reports whether path is the device node of a Disk.
 func (l *linux) isDisk(path string) bool {
 	d, err := l.open(path)
 	if err != nil {
@@ -177,12 +183,14 @@ func (l *linux) isDisk(path string) bool {
 	return d.name == DeviceName && there && err == nil
 }
 
-// sourceOf names what a mount shows: name, within the filesystem of i.
+// sourceOf returns the ID of the source that a mount shows: the file or directory name within the
+// filesystem of i.
 func sourceOf(i *mountinfo.Info, name string) sourceID {
 	return idOf(fmt.Sprintf("%d:%d:%s", i.Major, i.Minor, name))
 }
 
-// remember notes that path shows the same as from: where from is known as a mount, the source of it.
+// remember records that path shows the same source as from. If from is itself a known mount, that
+// source is the source of from.
 func (l *linux) remember(path string, from source) error {
 	if l.known.addFrom(path, from.path) {
 		return nil
@@ -190,7 +198,7 @@ func (l *linux) remember(path string, from source) error {
 	return l.rememberAs(path, from.fd)
 }
 
-// rememberAs notes that path shows the directory, file or filesystem that fd stands for.
+// rememberAs records that path shows the directory, file or filesystem that fd refers to.
 func (l *linux) rememberAs(path string, fd int) error {
 	name, own, err := findFD(fd)
 	if err != nil {
@@ -210,14 +218,15 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	}
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %s does not exist, which the caller has to make", ErrPath, filepath.Dir(path))
+		return fmt.Errorf("%w: %s does not exist: the caller must create it", ErrPath, filepath.Dir(path))
 	}
 	if err != nil {
 		return err
 	}
 	defer p.close()
 	if m.Kind == BlockDevice && m.Source == "" {
-		return fmt.Errorf("%w: the volume is not attached to this node: does the driver's CSIDriver have attachRequired?", ErrDevice)
+		return fmt.Errorf("%w: the volume is not attached to this node:"+
+			" does the driver's CSIDriver have attachRequired?", ErrDevice)
 	}
 	src, release, err := l.lockSource(ctx, m)
 	if err != nil {
@@ -237,8 +246,9 @@ func (l *linux) Mount(ctx context.Context, m Mount, path string) error {
 	return l.mountDirectory(m, src, p, attr)
 }
 
-// lockSource opens m's source and takes the lock of the image that it is, or is mounted from. While
-// it waits it holds nothing open: the source may be a mount that another call unmounts.
+// lockSource opens the source of m and takes the lock of its image. The source is the image itself,
+// or is mounted from the image. While lockSource waits for the lock, it holds nothing open: the
+// source may be a mount that another call unmounts.
 func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release func(), err error) {
 	at, err := l.statSource(m.Source)
 	if err != nil {
@@ -268,8 +278,8 @@ func (l *linux) lockSource(ctx context.Context, m Mount) (src source, release fu
 	return src, func() { src.close(); unlock() }, nil
 }
 
-// holdAt takes the locks of the image that is mounted at path, as a filesystem or as a Disk. Where path can't be looked
-// at there is none, and whoever goes on will see that.
+// holdAt takes the locks of the image that is mounted at path, as a filesystem or as a Disk. It
+// takes no lock if path cannot be inspected: the caller's next step on path reports that error.
 func (l *linux) holdAt(ctx context.Context, path string) (release func(), err error) {
 	p, err := l.open(path)
 	if err != nil {
@@ -286,14 +296,16 @@ func (l *linux) holdAt(ctx context.Context, path string) (release func(), err er
 	return l.hold(ctx, at, &l.syncs, &l.images)
 }
 
-// hold takes locks of the image behind the loop device that something is on, or is, if it is one.
+// hold takes the locks of an image: the backing file of the loop device of a mount. It takes none if
+// the mount has no loop device.
 func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)
 	if !ok {
 		return func() {}, nil
 	}
 	b, err := l.loops.fileOf(n)
-	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || isDead(err) { // a pod on a dead disk must end
+	// The unmount goes on without locks on a dead disk too, so that the pod can end.
+	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) || isDead(err) {
 		return func() {}, nil
 	}
 	if err != nil {
@@ -359,8 +371,8 @@ func (l *linux) Remove(ctx context.Context, path string) error {
 	return l.takeAway(ctx, path, true)
 }
 
-// takeAway unmounts layer by layer until the kernel says that path is no mount. If path is to be
-// removed, its removal says so. The caller has the lock of the image that is mounted there.
+// takeAway unmounts layer by layer until path is no mount point. With remove, the removal of path
+// shows that no layer is left. The caller holds the locks of the image that is mounted there.
 func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -371,7 +383,7 @@ func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 		return err
 	}
 	defer p.close()
-	device := false // the node of a device was mounted there
+	device := false // a device node was mounted there
 	for range maxLayers {
 		at, err := p.stat()
 		switch {
@@ -394,7 +406,7 @@ func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 				l.known.forget(path)
 				return nil
 			}
-			if errors.Is(err, ErrBusy) { // there is one more layer
+			if errors.Is(err, ErrBusy) { // another layer is mounted there
 				continue
 			}
 		}
@@ -402,11 +414,11 @@ func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
 			return err
 		}
 	}
-	return fmt.Errorf("unmount %s: still a mount after %d tries", path, maxLayers)
+	return fmt.Errorf("unmount %s: still a mount point after %d tries", path, maxLayers)
 }
 
-// removeAt removes what was mounted on at p: a directory, with the device of a Disk in it, or the
-// file of a device. device says that this call has unmounted a device from it.
+// removeAt removes the mount point at p: a directory with or without the device of a Disk, or the
+// target file of a device. device reports whether this call has unmounted a device from p.
 func (l *linux) removeAt(ctx context.Context, p place, at state, device bool) error {
 	err := p.removeDirectory()
 	switch {
@@ -414,15 +426,15 @@ func (l *linux) removeAt(ctx context.Context, p place, at state, device bool) er
 		err = p.removeFile(device)
 	case errors.Is(err, ErrNotEmpty):
 		if failed := l.releaseDisk(ctx, p, at); failed != nil {
-			return fmt.Errorf("%w: %v", err, failed) // whose class would mean another layer
+			return fmt.Errorf("%w: %v", err, failed) // not wrapped: its class ErrBusy would mean another layer
 		}
 		err = p.removeDirectory()
 	}
 	return err
 }
 
-// unmount takes one layer away. It is tried again for some 30 ms while the mount is busy: whoever but looks at it, as
-// a stat(2) does, holds it for that moment. Errors: ErrBusy.
+// unmount removes one layer. While the mount is busy, unmount retries for about 30 ms: even a
+// stat(2) of another process keeps the mount busy for a moment. Errors: ErrBusy.
 func (p place) unmount(ctx context.Context, flags int) error {
 	path := p.proc()
 	err := unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW)
@@ -437,14 +449,14 @@ func (p place) unmount(ctx context.Context, flags int) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		err = ErrBusy
-	case err == nil, errors.Is(err, unix.EINVAL): // no mount any more, as the next look will tell
+	case err == nil, errors.Is(err, unix.EINVAL): // EINVAL: no mount point any more, which the next stat shows
 		return nil
 	}
 	return fmt.Errorf("unmount %s: %w", p.path, err)
 }
 
-// removeDirectory removes an empty directory. Errors: ErrBusy for a mount point, ErrNotEmpty,
-// ErrPath, which is also unix.ENOTDIR, for what is none.
+// removeDirectory removes an empty directory. Errors: ErrBusy for a mount point; ErrNotEmpty;
+// ErrPath, which is also unix.ENOTDIR, if p is not a directory.
 func (p place) removeDirectory() error {
 	err := unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
 	switch {
@@ -460,9 +472,9 @@ func (p place) removeDirectory() error {
 	return fmt.Errorf("remove %s: %w", p.path, err)
 }
 
-// removeFile removes the file on which a device was mounted, and no other file. A file that this
-// mounter has made carries a mark. known says that the file is one without the mark.
-// Errors: ErrBusy for a mount point, ErrPath.
+// removeFile removes the target file of a device, and no other file. A target file that this mounter
+// has made carries a mark; see targetMode. known means that the caller knows the file as a target
+// file, also without the mark. Errors: ErrBusy for a mount point, ErrPath.
 func (p place) removeFile(known bool) error {
 	at, err := p.stat()
 	switch {
@@ -475,9 +487,10 @@ func (p place) removeFile(known bool) error {
 	case at.kind() != unix.S_IFREG:
 		return fmt.Errorf("remove %s: %w: it is neither a directory nor a file", p.path, ErrPath)
 	case at.size > 0:
-		return fmt.Errorf("remove %s: %w: a file of %d bytes is no target of a device", p.path, ErrPath, at.size)
+		return fmt.Errorf("remove %s: %w: a file of %d bytes is not the target of a device", p.path, ErrPath, at.size)
 	case !known && !at.isTarget():
-		return fmt.Errorf("remove %s: %w: this driver has not made the file: remove it by hand if nothing needs it", p.path, ErrPath)
+		return fmt.Errorf("remove %s: %w: this driver has not made the file: remove it by hand if nothing needs it",
+			p.path, ErrPath)
 	}
 	err = unix.Unlinkat(p.parent, p.name, 0)
 	switch {
@@ -490,7 +503,7 @@ func (p place) removeFile(known bool) error {
 }
 
 func (l *linux) Mounted(_ context.Context, m Mount, path string) (bool, error) {
-	if m.Kind == BlockDevice && m.Source == "" { // it is not attached
+	if m.Kind == BlockDevice && m.Source == "" { // the device is not attached
 		return false, nil
 	}
 	src, err := l.statSource(m.Source)
@@ -534,19 +547,21 @@ func (l *linux) OtherTargets(_ context.Context, path string) ([]string, error) {
 	var paths []string
 	for _, other := range others {
 		switch there, err := l.shows(other, func(at state) (bool, error) { return at.id == self.id, nil }); {
-		case err != nil: // its class is not that of path
-			return nil, fmt.Errorf("%w: %s, where the same may be mounted, can't be looked at: %v", ErrBusy, other, err)
+		case err != nil: // not wrapped: its class would be about path
+			return nil, fmt.Errorf("%w: cannot inspect %s, where the same source may be mounted: %v",
+				ErrBusy, other, err)
 		case there:
 			paths = append(paths, other)
 		default:
-			l.known.forgetFrom(other, source) // somebody else unmounted it
+			l.known.forgetFrom(other, source) // another process unmounted it
 		}
 	}
 	slices.Sort(paths)
 	return paths, nil
 }
 
-// shows reports whether something is mounted at path and is the right thing. Where nothing is, it looks for a Disk.
+// shows reports whether path has a mount for which is returns true. If path is a directory without a
+// mount, shows looks for the device of a Disk in the directory.
 func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -569,7 +584,7 @@ func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 	return is(at)
 }
 
-// IsFilesystem reports whether path is the top of a filesystem, whole, and not just a directory of one.
+// IsFilesystem reports whether path is the root of a filesystem, not a directory below the root.
 func IsFilesystem(path string) (bool, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -582,8 +597,9 @@ func IsFilesystem(path string) (bool, error) {
 	return err == nil && name == "/", err
 }
 
-// IsShared reports whether mounts made below path, which must exist, are seen outside this mount namespace. In a
-// container they must be, or pods would see empty directories: mountPropagation: Bidirectional.
+// IsShared reports whether new mounts below path, which must exist, propagate outside this mount
+// namespace. In a container they must propagate (mountPropagation: Bidirectional). Otherwise pods
+// would see empty directories.
 func IsShared(path string) (bool, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -596,8 +612,8 @@ func IsShared(path string) (bool, error) {
 	return err == nil && strings.Contains(own.Optional, "shared:"), err
 }
 
-// find returns the name that path has within its filesystem, and the mount through which it is
-// seen, which is nil if there is no such path. No element of path may be a link.
+// find returns the name of path within its filesystem, and the mount through which path is reached.
+// The mount is nil if path does not exist. No element of path may be a link.
 func find(path string) (name string, own *mountinfo.Info, err error) {
 	fd, err := resolve(path, unix.O_PATH)
 	if errors.Is(err, unix.ENOENT) {
@@ -610,7 +626,7 @@ func find(path string) (name string, own *mountinfo.Info, err error) {
 	return findFD(fd)
 }
 
-// findFD is find of an open file or directory.
+// findFD is [find] for an open file or directory.
 func findFD(fd int) (name string, own *mountinfo.Info, err error) {
 	real, err := os.Readlink(procPath(fd))
 	if err != nil {

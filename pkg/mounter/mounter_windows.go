@@ -8,21 +8,21 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
-// New refuses: the Host of Windows is not built yet.
+// New returns errors.ErrUnsupported: the Host of Windows is not implemented yet.
 func New(string, string) (Host, error) {
-	return nil, fmt.Errorf("%w: mounting on Windows is not built yet", errors.ErrUnsupported)
+	return nil, fmt.Errorf("%w: mounts on Windows are not implemented yet", errors.ErrUnsupported)
 }
 
-// IsFilesystem refuses: see New.
+// IsFilesystem returns errors.ErrUnsupported: see [New].
 func IsFilesystem(string) (bool, error) { return false, errors.ErrUnsupported }
 
-// IsShared refuses: see New.
+// IsShared returns errors.ErrUnsupported: see [New].
 func IsShared(string) (bool, error) { return false, errors.ErrUnsupported }
 
-// HelperTasks are none: nothing is frozen here.
+// HelperTasks returns no tasks: this Host needs no helpers.
 func HelperTasks() []helper.Task { return nil }
 
-// FindDevice refuses: disks are attached to Linux nodes only.
+// FindDevice returns errors.ErrUnsupported: disks are attached to Linux nodes only.
 func FindDevice(context.Context, string) (path string, sequence uint64, err error) {
 	return "", 0, errors.ErrUnsupported
 }

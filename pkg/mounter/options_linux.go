@@ -2,8 +2,8 @@ package mounter
 
 import "golang.org/x/sys/unix"
 
-// attributeSet is mount options in the kernel's two languages: what mount_setattr(2) is told, and what statfs(2) is
-// to show afterwards.
+// attributeSet holds mount options in both encodings of the kernel: the attributes that
+// mount_setattr(2) takes, and the flags that statfs(2) must show afterwards.
 type attributeSet struct {
 	set, clear uint64 // MOUNT_ATTR_*
 	flags      int64  // ST_*
@@ -14,7 +14,8 @@ const (
 	managedFlags = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME | accessFlags
 )
 
-// linuxOptions says what each of directoryOptions does: it takes bits out and puts bits in. The last one wins.
+// linuxOptions holds the effect of each of directoryOptions: bits to clear (Out) and bits to set (In).
+// The last option wins.
 var linuxOptions = map[string]struct {
 	attrOut, attrIn uint64
 	flagOut, flagIn int64
@@ -32,25 +33,26 @@ var linuxOptions = map[string]struct {
 	"nodiratime":  {0, unix.MOUNT_ATTR_NODIRATIME, 0, unix.ST_NODIRATIME},
 }
 
-// attributes turns the options of m into what the kernel understands. A device node in a volume is never one that
-// a pod should open, so nodev always holds; nosuid holds unless suid is asked for.
+// attributes returns the options of m in the encodings of the kernel. It always sets nodev, because
+// a pod must not open device nodes that are stored in a volume. It sets nosuid unless the options
+// include suid.
 func attributes(m Mount) (attributeSet, error) {
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
 		return attributeSet{}, err
 	}
 	if m.isNode() {
-		return attributeSet{}, nil // nodev would make it useless
+		return attributeSet{}, nil // with nodev, no program could open the node
 	}
 	a := attributeSet{
 		set:   unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID,
 		flags: unix.ST_NODEV | unix.ST_NOSUID,
 	}
 	for _, name := range m.Options {
-		o := linuxOptions[name] // nothing, for what is the filesystem's
+		o := linuxOptions[name] // empty for an option of the filesystem
 		a.set = a.set&^o.attrOut | o.attrIn
 		a.flags = a.flags&^o.flagOut | o.flagIn
 		if o.flagOut&accessFlags != 0 {
-			a.clear = unix.MOUNT_ATTR__ATIME // the kernel wants it cleared before it is set
+			a.clear = unix.MOUNT_ATTR__ATIME // the kernel requires a clear before it sets access time flags
 		}
 	}
 	if m.ReadOnly {
@@ -60,7 +62,7 @@ func attributes(m Mount) (attributeSet, error) {
 	return a, nil
 }
 
-// clearFlags are the ST_* flags that don't come over from the source.
+// clearFlags returns the ST_* flags that a bind mount does not inherit from its source.
 func (a attributeSet) clearFlags() int64 {
 	if a.clear != 0 {
 		return accessFlags
@@ -68,7 +70,8 @@ func (a attributeSet) clearFlags() int64 {
 	return 0
 }
 
-// mountFlags turns ST_* flags into those of mount(2): they have the same numbers, but for the access times.
+// mountFlags converts ST_* flags to the MS_* flags of mount(2). They have the same values, except
+// for the access time flags.
 func mountFlags(flags int64) uintptr {
 	ms := uintptr(flags &^ accessFlags)
 	switch flags & accessFlags {
@@ -80,19 +83,24 @@ func mountFlags(flags int64) uintptr {
 	return ms | unix.MS_STRICTATIME
 }
 
-// ownFlags are the options of filesystems that mount(2) takes as flags. It takes the others as text.
-var ownFlags = map[string]uintptr{"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "lazytime": unix.MS_LAZYTIME}
+// ownFlags are the options of filesystems that mount(2) takes as flags. mount(2) takes the others as
+// text.
+var ownFlags = map[string]uintptr{
+	"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "lazytime": unix.MS_LAZYTIME,
+}
 
-// fresh are the options of a filesystem that is mounted now, in the words of each system call.
+// fresh holds the options of a new mount of a filesystem, in the encoding of each system call. In
+// contrast, a bind mount shares a filesystem that is mounted already.
 type fresh struct {
 	attributes uint64   // MOUNT_ATTR_*, of fsmount(2)
 	super      []string // of the filesystem, which fsconfig(2) takes as text and mount(2) as flags
 	text       []string // of the filesystem, which both take as text
 	flags      uintptr  // MS_*, of mount(2)
-	shown      int64    // ST_* that statfs(2) is to show afterwards
+	shown      int64    // ST_* that statfs(2) must show afterwards
 }
 
-// fresh returns how a filesystem is mounted with these options.
+// fresh returns the options for a new mount of a filesystem: those of a, and the filesystem's own
+// in options.
 func (a attributeSet) fresh(fsType string, options []string) fresh {
 	f := fresh{attributes: a.set, shown: a.flags}
 	if a.clear == 0 {
@@ -102,7 +110,7 @@ func (a attributeSet) fresh(fsType string, options []string) fresh {
 	if a.flags&unix.ST_RDONLY != 0 {
 		f.super = append(f.super, "ro")
 	}
-	if fsType == "ext4" { // its superblock may ask for the kernel to panic
+	if fsType == "ext4" { // the superblock may request a kernel panic on errors
 		f.text = append(f.text, "errors=remount-ro")
 	}
 	for _, o := range options {

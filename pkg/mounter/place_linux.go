@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resolve opens an absolute path. No element of it may be a symbolic link, the last one included.
+// resolve opens an absolute path. No element of the path may be a symbolic link, including the last.
 // Errors: ErrPath for a link, fs.ErrNotExist.
 func resolve(path string, flags int) (fd int, err error) {
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
@@ -33,16 +33,16 @@ func resolve(path string, flags int) (fd int, err error) {
 	}
 }
 
-// place is a path below the kubelet directory. It holds the parent directory, so that only the last
-// element can be exchanged between two steps.
+// place is a handle of a path below the kubelet directory. It holds the parent directory open, so
+// that another process can replace only the last element between two steps.
 type place struct {
 	parent int    // O_PATH descriptor
 	name   string // the last element
 	path   string // as the caller spells it
 }
 
-// open resolves path below the kubelet directory without following any link.
-// Errors: ErrPath, fs.ErrNotExist (the parent).
+// open resolves path below the kubelet directory without following any link. Errors: ErrPath,
+// fs.ErrNotExist if the parent does not exist.
 func (l *linux) open(path string) (place, error) {
 	rel, err := below(l.dir, path)
 	if err != nil {
@@ -61,13 +61,14 @@ func (l *linux) open(path string) (place, error) {
 
 func (p place) close() { unix.Close(p.parent) }
 
-// proc names the place for the system calls that take no descriptor. It resolves through the parent.
+// proc returns a path to p for system calls that take no descriptor. The path resolves through the
+// open parent.
 func (p place) proc() string { return procPath(p.parent) + "/" + p.name }
 
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// openPath returns an O_PATH descriptor of the file, directory or mount at the place. It keeps a
-// mount there from being unmounted.
+// openPath returns an O_PATH descriptor of the file, directory or mount at p. A mount at p cannot be
+// unmounted while the descriptor is open.
 func (p place) openPath() (int, error) {
 	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -76,7 +77,8 @@ func (p place) openPath() (int, error) {
 	return fd, nil
 }
 
-// stat describes the file, directory or mount at the place. broken comes with an error.
+// stat returns the state of the file, directory or mount at p. If the state is broken, stat returns
+// an error, too.
 func (p place) stat() (state, error) {
 	s, err := stat(p.parent, p.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
@@ -89,9 +91,10 @@ func (p place) stat() (state, error) {
 	return s, nil
 }
 
-// isDead reports whether err is how a mount answers whose server or disk is gone.
+// isDead reports whether err is an error that a mount returns when its server or disk is gone.
 func isDead(err error) bool {
-	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EHOSTDOWN) || errors.Is(err, unix.EIO)
+	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESTALE) ||
+		errors.Is(err, unix.EHOSTDOWN) || errors.Is(err, unix.EIO)
 }
 
 func (p place) statfs(st *unix.Statfs_t) error {
@@ -106,7 +109,7 @@ func (p place) statfs(st *unix.Statfs_t) error {
 	return nil
 }
 
-// names returns up to n names of entries of the directory that fd, an O_PATH descriptor, stands for.
+// names returns the names of up to n entries of a directory. fd is an O_PATH descriptor of it.
 func names(fd, n int, path string) ([]string, error) {
 	dir, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -121,18 +124,18 @@ func names(fd, n int, path string) ([]string, error) {
 	return names, err
 }
 
-// target is the directory or file on which a mount is put. Its descriptor was opened without
-// following a link, so a link that replaces it later is never followed.
+// target is an open mount point: the directory or file on which a mount is put. Its descriptor was
+// opened without following links, so a link that replaces the mount point later is never followed.
 type target struct {
 	place
 	fd   int // O_PATH
 	id   fileID
-	made bool // by this call
+	made bool // this call has created the mount point
 }
 
-// target opens what is at the place, which must be of the type mode and no mount. Unless this call
-// has just made it, it must be empty: a mount would hide what is in it.
-// Errors: ErrPath, ErrConflict, ErrNotEmpty.
+// target opens the directory or file at p, which must have the type mode and must not be a mount
+// point. It must also be empty, as a mount would hide its content. A directory that this call has
+// made is not checked for entries. Errors: ErrPath, ErrConflict, ErrNotEmpty.
 func (p place) target(mode uint16, made bool) (target, error) {
 	fd, err := p.openPath()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -179,7 +182,7 @@ func typeName(mode uint16) string {
 
 func (t target) close() { unix.Close(t.fd) }
 
-// discard removes the target if this call has made it and it is still at its path.
+// discard removes the target if this call has created the target and it is still at its path.
 func (t target) discard() error {
 	if at, err := t.stat(); !t.made || err != nil || at.mounted || at.id != t.id {
 		return nil
@@ -194,8 +197,8 @@ func (t target) discard() error {
 	return nil
 }
 
-// failed removes what this call has made for a mount of m that failed because of err, and returns
-// both errors.
+// failed discards the target after the mount of m has failed with err. It returns err together with
+// the error of the removal, or nil if err is nil.
 func (t target) failed(m Mount, err error) error {
 	if err == nil {
 		return nil
@@ -203,9 +206,12 @@ func (t target) failed(m Mount, err error) error {
 	return errors.Join(fmt.Errorf("mount %s at %s: %w", m.Source, t.path, err), t.discard())
 }
 
-// prepare makes p ready for a mount on a file or a directory, as mode says. done means that the
-// wanted mount is there already. is compares the mount at p, by its state and its root, with it.
-func (p place) prepare(mode uint16, is func(at state, root int) (same bool, differs error)) (t target, done bool, err error) {
+// prepare makes p ready for a mount on a file or a directory; mode is the type. If p is a mount
+// point already, done is true, and prepare returns ErrConflict unless the mount is the wanted mount.
+// is compares the mount at p, by its state and its root, with the wanted mount.
+func (p place) prepare(
+	mode uint16, is func(at state, root int) (same bool, differs error),
+) (t target, done bool, err error) {
 	at, err := p.stat()
 	if at.broken || at.deleted {
 		if err := unix.Unmount(p.proc(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
@@ -226,13 +232,13 @@ func (p place) prepare(mode uint16, is func(at state, root int) (same bool, diff
 		return t, true, p.compare(is)
 	}
 	t, err = p.target(mode, made)
-	if err != nil && made { // it is not what was made any more, or the kernel is out of resources
+	if err != nil && made { // another process replaced the new target, or the kernel is out of resources
 		return t, false, errors.Join(err, p.unmake(mode))
 	}
 	return t, false, err
 }
 
-// compare returns ErrConflict unless the mount at p is the wanted one.
+// compare returns ErrConflict unless is accepts the mount at p.
 func (p place) compare(is func(at state, root int) (same bool, differs error)) error {
 	root, err := p.openPath()
 	if err != nil {
@@ -256,28 +262,31 @@ func (p place) compare(is func(at state, root int) (same bool, differs error)) e
 	return nil
 }
 
-// targetMode is the mode of a file that is made as the target of a device. The sticky bit means
-// nothing on a regular file: it marks the file as the driver's, from its first moment.
+// targetMode is the mode of a file that the driver creates as the target of a device. The sticky bit
+// has no effect on a regular file. It marks the file as the driver's from the moment of its creation.
 const targetMode = unix.S_ISVTX | 0o640
 
 // isTarget reports whether a file has the mark of a target that this mounter has made.
 func (s state) isTarget() bool {
-	return s.kind() == unix.S_IFREG && !s.mounted && s.size == 0 && s.mode&unix.S_ISVTX != 0 && s.uid == uint32(os.Geteuid())
+	return s.kind() == unix.S_IFREG && !s.mounted && s.size == 0 &&
+		s.mode&unix.S_ISVTX != 0 && s.uid == uint32(os.Geteuid())
 }
 
-// mark gives an empty file on which a device is mounted the mark of a target: when the device is gone
-// from it, the file is still known. fd is an O_PATH descriptor. A file of another user stays as it is.
+// mark marks an empty file as the target of a device, so that the driver still recognizes the file
+// after the device is unmounted. fd is an O_PATH descriptor of the file. A file of another user
+// stays as it is.
 func mark(fd int) error {
 	at, err := statFD(fd)
-	if err != nil || at.isTarget() || at.mounted || at.kind() != unix.S_IFREG || at.size > 0 || at.uid != uint32(os.Geteuid()) {
+	if err != nil || at.isTarget() || at.mounted || at.kind() != unix.S_IFREG || at.size > 0 ||
+		at.uid != uint32(os.Geteuid()) {
 		return err
 	}
 	return unix.Chmod(procPath(fd), uint32(at.mode&0o7777|unix.S_ISVTX))
 }
 
-// markBelow marks the file below the mount at the place: that of a device which an earlier release of
-// the driver has mounted. A copy of the mount of the parent directory shows the file, as it has
-// nothing mounted on it.
+// markBelow marks the file that the mount at p hides: the target of a device that an earlier release
+// of the driver has mounted. The file is reachable through a clone of the mount of the parent
+// directory, because the clone does not include the mount at p.
 func (p place) markBelow() error {
 	tree, err := cloneTree(p.parent)
 	if err != nil {
@@ -292,7 +301,8 @@ func (p place) markBelow() error {
 	return mark(fd)
 }
 
-// unmake removes a target that was made just now, as far as nothing else has taken its place.
+// unmake removes a target that this call has just created, unless another file has replaced the
+// target.
 func (p place) unmake(mode uint16) error {
 	remove := p.removeDirectory
 	if mode == unix.S_IFREG {
@@ -305,7 +315,7 @@ func (p place) unmake(mode uint16) error {
 	return err
 }
 
-// make makes an empty directory or file.
+// make creates an empty directory or file at p; mode is the type.
 func (p place) make(mode uint16) error {
 	var err error
 	if mode == unix.S_IFREG {
@@ -314,12 +324,12 @@ func (p place) make(mode uint16) error {
 		err = unix.Mkdirat(p.parent, p.name, 0o750)
 	}
 	if err != nil {
-		return fmt.Errorf("make %s: %w", p.path, err)
+		return fmt.Errorf("create %s: %w", p.path, err)
 	}
 	return nil
 }
 
-// source is a directory, image or device that is to be mounted, held by an O_PATH descriptor.
+// source is the directory, image or device of a mount call, held by an O_PATH descriptor.
 type source struct {
 	fd   int
 	path string // as the caller spells it
@@ -327,9 +337,9 @@ type source struct {
 	state
 }
 
-// openSource opens the source of a mount without following any link. A source below the kubelet
-// directory is another mount: it is resolved from there, as that directory itself may be reached by
-// a link. Errors: ErrPath for a link, fs.ErrNotExist.
+// openSource opens the source of a mount. No element of its path may be a link. A source below the
+// kubelet directory is another mount: it is resolved from the real path of that directory, which
+// itself may be reached through a link. Errors: ErrPath for a link, fs.ErrNotExist.
 func (l *linux) openSource(path string) (source, error) {
 	real := path
 	if rel, err := below(l.dir, path); err == nil {
@@ -349,7 +359,7 @@ func (l *linux) openSource(path string) (source, error) {
 
 func (s source) close() { unix.Close(s.fd) }
 
-// statSource describes the source of a mount, and leaves nothing open.
+// statSource returns the state of the source of a mount, and leaves nothing open.
 func (l *linux) statSource(path string) (state, error) {
 	s, err := l.openSource(path)
 	if err != nil {
@@ -359,42 +369,44 @@ func (l *linux) statSource(path string) (state, error) {
 	return s.state, nil
 }
 
-// openImage opens the image for reading and writing. Errors: ErrFormat unless it is a regular file.
+// openImage opens the image for reading and writing. Errors: ErrFormat if s is not a regular file.
 func (s source) openImage() (*os.File, error) {
 	if s.kind() != unix.S_IFREG {
 		return nil, fmt.Errorf("%w: %s is not a regular file", ErrFormat, s.path)
 	}
-	fd, err := unix.Open(procPath(s.fd), unix.O_RDWR|unix.O_CLOEXEC, 0) // this very file, as s holds it
+	fd, err := unix.Open(procPath(s.fd), unix.O_RDWR|unix.O_CLOEXEC, 0) // exactly the file that s holds
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: s.path, Err: err}
 	}
 	return os.NewFile(uintptr(fd), s.path), nil
 }
 
-// fileID names a file or directory of this machine, however it is reached.
+// fileID identifies a file or directory of this machine, independent of its path.
 type fileID struct {
 	major, minor uint32
 	ino          uint64
 }
 
-// state is what statx(2) says of a path. STATX_ATTR_MOUNT_ROOT (Linux 5.8) tells mount points, binds too.
+// state is the result of statx(2) for a path. STATX_ATTR_MOUNT_ROOT (Linux 5.8) shows whether the
+// path is a mount point, of a bind mount too.
 type state struct {
 	id      fileID
-	device  fileID // what a device node stands for; the inode is 0
+	device  fileID // the device of a device node; the inode is 0
 	mount   uint64 // ID of the mount through which the path is reached
 	mode    uint16
 	uid     uint32
 	size    uint64
-	mounted bool // the root of a mount
-	deleted bool // a mount whose directory is gone
-	broken  bool // a mount that answers with an error, such as that of a dead server
+	mounted bool // the path is the root of a mount
+	deleted bool // the path is a mount whose directory was deleted
+	broken  bool // statx returned an error of a dead mount, such as that of a dead server
 }
 
 // kind returns the type of the file: S_IFDIR, for example.
 func (s state) kind() uint16 { return s.mode & unix.S_IFMT }
 
 func stat(dir int, path string, flags int) (state, error) {
-	const mask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_INO | unix.STATX_NLINK | unix.STATX_SIZE | unix.STATX_MNT_ID
+	const mask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_INO | unix.STATX_NLINK |
+		unix.STATX_SIZE | unix.STATX_MNT_ID
 	var st unix.Statx_t
 	if err := unix.Statx(dir, path, flags, mask, &st); err != nil {
 		return state{}, err
@@ -412,5 +424,5 @@ func stat(dir int, path string, flags int) (state, error) {
 	}, nil
 }
 
-// statFD is stat of an open file, directory or mount.
+// statFD is [stat] for an open file, directory or mount.
 func statFD(fd int) (state, error) { return stat(fd, "", unix.AT_EMPTY_PATH) }

@@ -12,9 +12,10 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// permitted are the commands that mount-utils may run on a device, as they begin. It calls no others
-// for what linux needs of it. The name of each program is a string here: a test in deploy/images looks
-// for it in the image of the driver.
+// permitted are the commands that mount-utils may run on a device: the program and its first
+// arguments. mount-utils needs no other commands for the calls of linux. Each program name is a
+// string literal here, because a test in deploy/images looks for the programs in the image of the
+// driver.
 var permitted = [][]string{
 	{"blkid", "-p"},
 	{"mkfs.ext4"}, {"mkfs.xfs"}, {"mkfs.btrfs"},
@@ -22,8 +23,8 @@ var permitted = [][]string{
 }
 
 // programs runs the programs that mount-utils calls for a device, under the supervision of
-// linux.output. It refuses mkfs and fsck where the content of the device does not permit them:
-// mount-utils decides by blkid(8) alone, which takes a disk that it cannot read for blank.
+// linux.output. It rejects mkfs and fsck if the content of the device does not permit them:
+// mount-utils relies on blkid(8) alone, which reports an unreadable disk as blank.
 type programs struct {
 	utilexec.Interface // nil: mount-utils calls no other method than Command
 	*linux
@@ -36,7 +37,7 @@ type programs struct {
 	failed error
 }
 
-// Command returns a program that has not started.
+// Command implements [utilexec.Interface]. It does not start the program.
 func (p *programs) Command(name string, args ...string) utilexec.Cmd {
 	return &program{programs: p, name: name, args: args}
 }
@@ -49,8 +50,8 @@ type program struct {
 	args []string
 }
 
-// CombinedOutput runs the program. Its errors are those that mount-utils expects. An error that
-// mount-utils would only log is kept, too.
+// CombinedOutput runs the program. It returns the errors that mount-utils expects. It also keeps the
+// errors, as mount-utils only logs some of them.
 func (p *program) CombinedOutput() ([]byte, error) {
 	ctx, end := p.ctx, killed
 	switch {
@@ -58,14 +59,15 @@ func (p *program) CombinedOutput() ([]byte, error) {
 		if !p.format {
 			return nil, p.keep(fmt.Errorf("%w: blkid found no filesystem on a device that has one", ErrDevice))
 		}
-		ctx = context.WithoutCancel(ctx) // begun anew at each retry, it might never end
+		ctx = context.WithoutCancel(ctx) // mkfs might never end if each retry began anew
 	case p.name == "fsck":
 		return p.fsck()
 	case p.name == "resize2fs", p.name == "xfs_growfs", p.name == "btrfs":
 		ctx, end = context.WithoutCancel(ctx), left
 	}
 	for _, command := range permitted {
-		if args := command[1:]; p.name == command[0] && len(p.args) >= len(args) && slices.Equal(p.args[:len(args)], args) {
+		if args := command[1:]; p.name == command[0] && len(p.args) >= len(args) &&
+			slices.Equal(p.args[:len(args)], args) {
 			out, err := p.output(ctx, p.disk, end, p.files, command[0], p.args...)
 			return out, p.convert(err)
 		}
@@ -73,8 +75,8 @@ func (p *program) CombinedOutput() ([]byte, error) {
 	return nil, p.keep(fmt.Errorf("%w: mount-utils calls %s %q", errors.ErrUnsupported, p.name, p.args))
 }
 
-// fsck repairs an ext4 as fsck(8) would, and grows it, which may not be possible while it is mounted.
-// There is nothing to do for the others: fsck.xfs(8), fsck.btrfs(8).
+// fsck repairs an ext4 as fsck(8) would. It also grows the ext4, as a mounted ext4 cannot always
+// grow. xfs and btrfs need no fsck: fsck.xfs(8), fsck.btrfs(8).
 func (p *program) fsck() ([]byte, error) {
 	if !p.repair {
 		return nil, p.keep(fmt.Errorf("%w: blkid found a filesystem on a blank device", ErrDevice))
@@ -92,7 +94,7 @@ func (p *program) fsck() ([]byte, error) {
 	return nil, nil
 }
 
-// keep notes the first error that ends the whole work.
+// keep records the first error, which fails the whole mount.
 func (p *programs) keep(err error) error {
 	if p.failed == nil {
 		p.failed = err

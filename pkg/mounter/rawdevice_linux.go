@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountRaw mounts the node of a block device in the directory at p, as that of a Disk. A mounted node
-// does not hold its device, so the number of a disk that is gone may become the number of another
-// disk. A file beside the node tells them apart.
+// mountRaw mounts the node of a block device in the directory at p, as mountDisk does for a Disk. A
+// mounted node does not keep its device, so the kernel may give the number of a removed disk to
+// another disk. A backing record beside the node distinguishes the two disks.
 func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p place) error {
 	d, made, err := p.prepareDisk()
 	if err != nil {
@@ -32,7 +32,7 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) er
 		if is, err := d.isRaw(at, src.device); is || err != nil {
 			return err
 		}
-		if at.kind() == unix.S_IFBLK { // of a device that is gone, or of another device
+		if at.kind() == unix.S_IFBLK { // the node of a removed device, or of another device
 			if err := d.unmount(ctx, 0); err != nil {
 				return err
 			}
@@ -41,7 +41,7 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) er
 	if err := l.unused(m, src); err != nil {
 		return err
 	}
-	if m.Serial != "" { // what is written to the device from now on is no format that died
+	if m.Serial != "" { // new data on the device must not count as the remains of an interrupted format
 		if err := l.removeFormatting(m.Serial); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) er
 	return t.failed(m, err)
 }
 
-// readOnlyFlag returns 1 for a device that is read-only, else 0.
+// readOnlyFlag returns 1 for a read-only device, else 0.
 func readOnlyFlag(src source) (int, error) {
 	dev, err := openDevice(src.fd, 0)
 	if err != nil {
@@ -79,9 +79,9 @@ func readOnlyFlag(src source) (int, error) {
 	return 0, err
 }
 
-// becomesWritable returns what makes the BlockDevice writable whose node is mounted at d, once it is
-// unmounted: a target may have made it read-only, and the kernel keeps that. A device that was
-// read-only when it was staged stays so.
+// becomesWritable returns a function that makes the BlockDevice whose node is mounted at d writable.
+// The caller calls the function after the unmount: a target may have made the device read-only, and
+// the kernel keeps that setting. A device that was read-only when it was staged stays read-only.
 func (d place) becomesWritable(at state) func() {
 	nothing := func() {}
 	is, err := d.isRaw(at, at.device)
@@ -89,7 +89,7 @@ func (d place) becomesWritable(at state) func() {
 	if !is || err != nil || failed != nil || wasReadOnly != 0 {
 		return nothing
 	}
-	dev, err := openNumber(at.device, 0) // not through the node: that would keep it mounted
+	dev, err := openNumber(at.device, 0) // not through the node, which would stay mounted
 	if err != nil {
 		return nothing
 	}
@@ -103,7 +103,8 @@ func (d place) becomesWritable(at state) func() {
 func (l *linux) unused(m Mount, src source) error {
 	dev, err := claim(src.device)
 	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source, usersOf(src.device))
+		return fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s",
+			ErrBusy, m.Source, usersOf(src.device))
 	}
 	if err != nil {
 		return err
@@ -111,7 +112,8 @@ func (l *linux) unused(m Mount, src source) error {
 	return dev.Close()
 }
 
-// isRaw reports whether the node that is mounted at d is that of a device, as it is attached now.
+// isRaw reports whether the node that is mounted at d is the node of device, and was mounted since
+// the disk that now has this number was attached.
 func (d place) isRaw(at state, device fileID) (bool, error) {
 	if at.kind() != unix.S_IFBLK || at.device != device {
 		return false, nil
@@ -123,19 +125,23 @@ func (d place) isRaw(at state, device fileID) (bool, error) {
 	return there && b == rawIdentity(device), err
 }
 
-// rawIdentity is what the file beside the node of a BlockDevice says: the number of the device, and
-// how often the kernel had made a disk before it (diskseq, Linux 5.15). No file on a loop device has
-// such a name as its backing.
+// rawIdentity returns the content of the backing record of a BlockDevice: the number of the device,
+// and its sequence number (diskseq, Linux 5.15). The backing file of a loop device never has this
+// identity.
 func rawIdentity(device fileID) backing {
 	text, _ := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/diskseq", device.major, device.minor))
 	sequence, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	return backing{unix.Mkdev(device.major, device.minor), sequence}
 }
 
-// rawMounted reports whether a device's node is mounted at path, as a target, or in it, as staged.
+// rawMounted reports whether the node of a device is mounted at path (a target path) or in the
+// directory at path (a staging path).
 func (l *linux) rawMounted(path string, device fileID) (bool, error) {
 	is := false
-	_, err := l.shows(path, func(at state) (bool, error) { is = at.kind() == unix.S_IFBLK && at.device == device; return is, nil })
+	_, err := l.shows(path, func(at state) (bool, error) {
+		is = at.kind() == unix.S_IFBLK && at.device == device
+		return is, nil
+	})
 	if err != nil || !is {
 		return false, err
 	}

@@ -12,19 +12,19 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
-// A filesystem that is mounted read-only writes to its device all the same, if it can. ext4, xfs
-// and btrfs replay their logs: ext4_load_journal, xlog_recover and btrfs_replay_log in fs/ of
-// Linux. Several nodes may do so at once, as they may all have the disk. A device that is read-only
-// itself keeps them from it. It is read-only during mount(2) alone: later no log is left to be
-// replayed. But xfs also writes a record when it is unmounted (xfs_log_unmount_write), unless it
-// has the option norecovery.
+// A filesystem that is mounted read-only can still write to its device. ext4, xfs and btrfs replay
+// their logs: ext4_load_journal, xlog_recover and btrfs_replay_log in fs/ of Linux. If the disk is
+// attached to several nodes, several kernels may replay at once. A read-only device prevents the
+// replay. The driver makes the device read-only during mount(2) only: after mount(2) no log is left
+// to replay. But xfs also writes a record at its unmount (xfs_log_unmount_write), unless it is
+// mounted with the option norecovery.
 
-// unwritten returns how the filesystem on a device is mounted read-only, without a write to the
-// device.
+// unwritten returns the recipe that mounts the filesystem on a device read-only, without a write to
+// the device.
 func unwritten(m Mount, dev *os.File, o fresh) recipe {
 	r := filesystemRecipe(m.Source, m.FSType, o)
 	first, last, xfs := r, r, m.FSType == "xfs"
-	if xfs { // the first mount finds out that the log is empty
+	if xfs { // the first mount verifies that the log is empty, the second never writes
 		o.text = append(slices.Clone(o.text), "norecovery")
 		last = filesystemRecipe(m.Source, m.FSType, o)
 	}
@@ -61,8 +61,8 @@ func unwritten(m Mount, dev *os.File, o fresh) recipe {
 	return r
 }
 
-// whileReadOnly mounts the device of m while it is read-only. If the device cannot be made writable
-// again, unmount undoes the mount. Errors: ErrDevice if the filesystem has a log to replay.
+// whileReadOnly makes the device of m read-only during a call of mount. If it then cannot make the
+// device writable again, it calls unmount. Errors: ErrDevice if the filesystem has a log to replay.
 func (m Mount) whileReadOnly(dev *os.File, mount, unmount func() error) error {
 	was, err := isReadOnly(dev)
 	if err == nil && !was {
@@ -74,8 +74,8 @@ func (m Mount) whileReadOnly(dev *os.File, mount, unmount func() error) error {
 	crashpoint.Reached("device:read-only")
 	err = mount()
 	if err != nil && (errors.Is(err, unix.EROFS) || m.FSType == btrfs && hasLog(dev)) {
-		err = fmt.Errorf("%w: the %s on %s was not unmounted and has a log, which a read-only mount must not replay: mount the volume"+
-			" once for writing: %w", ErrDevice, m.FSType, m.Source, err)
+		err = fmt.Errorf("%w: the %s on %s was not unmounted and has a log, which a read-only mount must not replay:"+
+			" mount the volume once for writing: %w", ErrDevice, m.FSType, m.Source, err)
 	}
 	if was {
 		return err
@@ -90,7 +90,8 @@ func (m Mount) whileReadOnly(dev *os.File, mount, unmount func() error) error {
 }
 
 // hasLog reports whether a btrfs has a log to replay: log_root of struct btrfs_super_block in
-// include/uapi/linux/btrfs_tree.h of Linux. Its mount then fails with EIO, as for a broken disk.
+// include/uapi/linux/btrfs_tree.h of Linux. A mount on a read-only device then fails with EIO, as on
+// a broken disk.
 func hasLog(dev *os.File) bool {
 	root := make([]byte, 8)
 	_, err := dev.ReadAt(root, btrfsStart+96)

@@ -15,26 +15,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FindDevice returns the path and the sequence number of the block device with a serial number, as
-// the kernel shows it in /sys/block: of virtio, NVMe and SCSI disks. The kernel shortens some
-// serial numbers: virtio shows 20 bytes. The path and the sequence number are Source and Sequence
-// of a BlockDevice. The sequence number is 0 on Linux before 5.15, which has none.
+// FindDevice returns the path and the sequence number of the block device with a serial number. The
+// kernel shows the serial numbers of virtio, NVMe and SCSI disks in /sys/block. It shortens some of
+// them: of a virtio disk it shows 20 bytes. The path and the sequence number are the Source and the
+// Sequence of a [BlockDevice]. The sequence number is 0 on Linux before 5.15, which has none.
 //
-// A device that does not answer within seconds, or cannot be read, does not hold up the search for
-// another one. Errors: fs.ErrNotExist, which is also ErrDevice, if no device has the serial number,
-// or the node of the device is missing in /dev; ErrNoAnswer if no device is known to have it, and
-// some devices did not answer or could not be read; ErrDevice if more than one device has it, such
-// as the paths of a multipath disk; those of ctx.
+// A device that does not answer within seconds, or cannot be read, does not delay the search among
+// the others. Errors: those of ctx, and
+//   - [fs.ErrNotExist], which is also [ErrDevice]: no device has the serial number, or the node of
+//     the device is missing in /dev.
+//   - [ErrNoAnswer]: no device is known to have the serial number, and some devices did not answer
+//     or could not be read.
+//   - [ErrDevice]: more than one device has the serial number, such as the paths of a multipath disk.
 func FindDevice(ctx context.Context, serial string) (path string, sequence uint64, err error) {
 	return finder{"/sys/block", "/dev", &identities}.find(ctx, serial)
 }
 
-// identities are the questions of FindDevice that the kernel has not answered yet. They outlive the
-// call, so that a device that hangs keeps one thread, however often FindDevice is called.
+// identities are the reads of FindDevice that have not returned yet. They outlive the call, so that
+// a stalled device occupies only one thread, however often FindDevice is called.
 var identities asks[string, identity]
 
 const (
-	// firstWait is how long FindDevice waits for one device before it asks the next one, too.
+	// firstWait is the time that FindDevice waits for a device before it also asks the next device.
 	firstWait = 50 * time.Millisecond
 	// maxIdentityTries bounds how often the attributes of a device that is being replaced are read.
 	maxIdentityTries = 5
@@ -44,7 +46,7 @@ const (
 // Documentation/ABI/stable/sysfs-block of Linux (serial), the drivers nvme and sd.
 var serialFiles = []string{"serial", "device/serial", "device/vpd_pg80"}
 
-// identity is what sysfs says of a device.
+// identity is the serial number and the sequence number of a device, from sysfs.
 type identity struct {
 	serial   string
 	sequence uint64 // diskseq, or 0
@@ -56,7 +58,7 @@ type finder struct {
 	asks     *asks[string, identity]
 }
 
-// find is FindDevice.
+// find implements [FindDevice].
 func (f finder) find(ctx context.Context, serial string) (path string, sequence uint64, err error) {
 	if serial == "" {
 		return "", 0, fmt.Errorf("%w: the serial number is empty", ErrDevice)
@@ -66,19 +68,22 @@ func (f finder) find(ctx context.Context, serial string) (path string, sequence 
 	case err != nil:
 		return "", 0, err
 	case len(found) > 1:
-		return "", 0, fmt.Errorf("%w: %d devices have the serial number %.128q: %s", ErrDevice, len(found), serial, strings.Join(found, ", "))
+		return "", 0, fmt.Errorf("%w: %d devices have the serial number %.128q: %s",
+			ErrDevice, len(found), serial, strings.Join(found, ", "))
 	case len(found) == 1:
 		return f.node(ctx, found[0], serial)
 	case ctx.Err() != nil:
 		return "", 0, ctx.Err()
 	case len(silent) > 0:
-		return "", 0, fmt.Errorf("%w: no other device has the serial number %.128q, but one of these may have it: %s", ErrNoAnswer, serial, strings.Join(silent, "; "))
+		return "", 0, fmt.Errorf("%w: no readable device has the serial number %.128q; these devices may have it: %s",
+			ErrNoAnswer, serial, strings.Join(silent, "; "))
 	}
-	return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is not attached to this node: %w", ErrDevice, serial, fs.ErrNotExist)
+	return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is not attached to this node: %w",
+		ErrDevice, serial, fs.ErrNotExist)
 }
 
-// all returns the names of the devices with a serial number, and an error text for each device that
-// did not answer or could not be read.
+// all returns the names of the devices with the serial number, and in silent an error text for each
+// device that did not answer or could not be read.
 func (f finder) all(ctx context.Context, serial string) (found, silent []string, err error) {
 	devices, err := os.ReadDir(f.sys)
 	if err != nil {
@@ -105,7 +110,7 @@ func (f finder) all(ctx context.Context, serial string) (found, silent []string,
 		}
 		note(d.Name(), id, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerTime) // for all of them
+	ctx, cancel := context.WithTimeout(ctx, answerTime) // for all late devices together
 	defer cancel()
 	for name, a := range late {
 		id, err := a.wait(ctx)
@@ -116,24 +121,25 @@ func (f finder) all(ctx context.Context, serial string) (found, silent []string,
 	return found, silent, nil
 }
 
-// ask begins to read the identity of a device.
+// ask starts to read the identity of a device.
 func (f finder) ask(name string) (*answer[identity], error) {
 	dir := filepath.Join(f.sys, name)
 	return f.asks.ask(dir, func() (identity, error) { return identityOf(dir) })
 }
 
-// waitFor returns an answer. Errors: errNoAnswer if it takes longer than limit.
+// waitFor waits for an answer. Errors: errNoAnswer if the wait takes longer than limit.
 func waitFor[V any](ctx context.Context, a *answer[V], limit time.Duration) (V, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return a.wait(ctx)
 }
 
-// identityOf reads the identity of the device with a directory in sysfs. A device without a serial
-// number, or without a node, has an empty one. The name of a disk that is gone can become the name
-// of another disk between two reads, so the sequence number must be the same before and after.
+// identityOf reads the identity of the device with the sysfs directory dir. A device without a
+// serial number, or without a node, has an empty serial number. Between two reads, the kernel can
+// give the name of a removed disk to another disk. So identityOf reads the sequence number before
+// and after the serial number, and both must be the same.
 func identityOf(dir string) (identity, error) {
-	// A path of an NVMe disk with several has no node: Documentation/ABI/stable/sysfs-block.
+	// A single path of a multipath NVMe disk has no node: Documentation/ABI/stable/sysfs-block.
 	if hidden, _ := os.ReadFile(filepath.Join(dir, "hidden")); strings.TrimSpace(string(hidden)) == "1" {
 		return identity{}, nil
 	}
@@ -154,11 +160,11 @@ func identityOf(dir string) (identity, error) {
 			return identity{serial, after}, nil
 		}
 	}
-	return identity{}, fmt.Errorf("it was replaced %d times while it was read", maxIdentityTries)
+	return identity{}, fmt.Errorf("the device was replaced %d times while its identity was read", maxIdentityTries)
 }
 
-// sequenceIn returns the sequence number of the device with a directory in sysfs: diskseq, which no
-// two disks of one boot share. It returns 0 where the kernel (before Linux 5.15) has none.
+// sequenceIn returns the sequence number of the device with the sysfs directory dir: diskseq, which
+// is unique among the disks of a boot. It returns 0 on Linux before 5.15, which has no diskseq.
 func sequenceIn(dir string) (uint64, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "diskseq"))
 	switch {
@@ -176,14 +182,14 @@ func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOTDIR)
 }
 
-// serialOf returns the serial number of the device with a directory in sysfs, or "".
+// serialOf returns the serial number of the device with the sysfs directory dir, or "".
 func serialOf(dir string) (string, error) {
 	for _, name := range serialFiles {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		switch {
 		case isGone(err):
 			continue
-		case err != nil: // it may be the device that is looked for
+		case err != nil: // reported, as this may be the wanted device
 			return "", err
 		}
 		const header = 4 // of the vital product data page 80h: SPC-4, 7.8.15
@@ -197,18 +203,21 @@ func serialOf(dir string) (string, error) {
 	return "", nil
 }
 
-// node returns the path of a device's node, and the sequence number of the device. The name of the
-// device was found by its serial number, so the number is read once more, with the path at hand.
+// node returns the path of the node of a device, and the sequence number of the device. Another
+// disk may have taken the name since the search, so node reads the serial number once more after it
+// has checked the path.
 func (f finder) node(ctx context.Context, name, serial string) (string, uint64, error) {
 	path := filepath.Join(f.dev, strings.ReplaceAll(name, "!", "/"))
 	number, err := os.ReadFile(filepath.Join(f.sys, name, "dev"))
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is not attached to this node any more: %w", ErrDevice, serial, err)
+		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is not attached to this node any more: %w",
+			ErrDevice, serial, err)
 	}
 	at, err := stat(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is attached, but its node %s is missing: %w", ErrDevice, serial, path, err)
+		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q is attached,"+
+			" but its node %s is missing: %w", ErrDevice, serial, path, err)
 	case err != nil:
 		return "", 0, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
@@ -225,7 +234,8 @@ func (f finder) node(ctx context.Context, name, serial string) (string, uint64, 
 		return "", 0, fmt.Errorf("%w: %s: %w", ErrNoAnswer, name, err)
 	}
 	if id.serial != serial {
-		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q was replaced during the look-up: %w", ErrDevice, serial, fs.ErrNotExist)
+		return "", 0, fmt.Errorf("%w: the disk with the serial number %.128q was replaced during the look-up: %w",
+			ErrDevice, serial, fs.ErrNotExist)
 	}
 	return path, id.sequence, nil
 }

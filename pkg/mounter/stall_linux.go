@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// Few helpers may hang for one tenant, or it would take them from the others. Freezes have slots in
-// the backend.
+// Limits on the helpers that a single tenant can occupy, so that helpers are left for the others.
+// Freezes have their own slots in the backend.
 const (
-	maxStalled = 8  // images of one tenant on which helpers hang that were given up
+	maxStalled = 8  // stalled images of a tenant
 	maxGrowing = 32 // filesystems that grow at the same time
-	tenantGrow = 4  // of one tenant
+	tenantGrow = 4  // filesystems of a tenant that grow at the same time
 )
 
-// stalls are the images on which a helper, or a program, hangs that was given up. Its zero
-// value is empty.
+// stalls are the stalled images: those with a helper or a program that the driver has given up, and
+// that has not ended. Its zero value is empty and usable.
 type stalls struct {
 	mu      sync.Mutex
 	byImage map[backing][]*stall
@@ -33,26 +33,26 @@ func (s *stall) String() string {
 	return fmt.Sprintf("%s (since %s)", s.why, s.since.UTC().Format(time.RFC3339))
 }
 
-// add notes that something hangs on an image, b, of a tenant, until done is called.
+// add records that image b of a tenant is stalled, until the caller calls done.
 func (s *stalls) add(path string, b backing, tenant, why string) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byImage == nil {
 		s.byImage = map[backing][]*stall{}
 	}
-	one := &stall{path: path, tenant: tenant, why: why, since: time.Now()}
-	s.byImage[b] = append(s.byImage[b], one)
+	added := &stall{path: path, tenant: tenant, why: why, since: time.Now()}
+	s.byImage[b] = append(s.byImage[b], added)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.byImage[b] = slices.DeleteFunc(s.byImage[b], func(other *stall) bool { return other == one })
+		s.byImage[b] = slices.DeleteFunc(s.byImage[b], func(other *stall) bool { return other == added })
 		if len(s.byImage[b]) == 0 {
 			delete(s.byImage, b)
 		}
 	}
 }
 
-// check returns ErrStalled if something hangs on an image.
+// check returns ErrStalled if image b is stalled.
 func (s *stalls) check(b backing) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,19 +62,20 @@ func (s *stalls) check(b backing) error {
 	return nil
 }
 
-// admit returns ErrStalled while too many images of a tenant are stalled for another one of them to
-// be tried. A tenant that is not known ("") is admitted.
+// admit returns ErrStalled while the tenant has maxStalled or more stalled images, so that no further
+// image of the tenant can occupy a helper. It admits an unknown tenant ("").
 func (s *stalls) admit(tenant string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
-	for _, hanging := range s.byImage {
-		if tenant != "" && slices.ContainsFunc(hanging, func(one *stall) bool { return one.tenant == tenant }) {
+	for _, all := range s.byImage {
+		if tenant != "" && slices.ContainsFunc(all, func(stalled *stall) bool { return stalled.tenant == tenant }) {
 			n++
 		}
 	}
 	if n >= maxStalled {
-		return fmt.Errorf("%w: system calls hang on %d images of namespace %s: end the pods that use these", ErrStalled, n, tenant)
+		return fmt.Errorf("%w: %d images of namespace %s are stalled: end the pods that use these images",
+			ErrStalled, n, tenant)
 	}
 	return nil
 }
@@ -85,11 +86,11 @@ func (l *linux) Helpers() []Helpers {
 	return []Helpers{{"freeze", freezes, maxFreezes}, {"mount", others, maxOthers}}
 }
 
-// failures adds the images that hang to all, by their paths.
+// failures adds the stalled images to all, by path.
 func (s *stalls) failures(all map[string]Failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, hanging := range s.byImage {
-		all[hanging[0].path] = Failure{Stalled, hanging[0].String()}
+	for _, stalled := range s.byImage {
+		all[stalled[0].path] = Failure{Stalled, stalled[0].String()}
 	}
 }

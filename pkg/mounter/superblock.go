@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// A superblock is a copy that a filesystem keeps of its superblock, on a device whose first one is
-// damaged, or was never written.
+// superblock is a backup copy of the superblock of a filesystem. It is read on a device whose
+// primary superblock is damaged, or was never written.
 type superblock struct {
 	name   string // one of FSTypes
 	offset int64  // in bytes
 	id     string // UUID of the filesystem
-	// fresh says that nothing on the device shows a use of the filesystem after mkfs.
+	// fresh means that nothing on the device shows a use of the filesystem after mkfs.
 	fresh bool
 }
 
-// readCopies returns the copies of superblocks on a device of size bytes, as far as they lie in the
-// places that examine reads.
+// readCopies returns the copies of superblocks on a device of size bytes. It reads only the offsets
+// that examine reads, too.
 func readCopies(dev io.ReaderAt, size int64) (all []superblock, err error) {
 	for _, offset := range copies(size) {
 		data := make([]byte, copySize)
@@ -38,7 +38,7 @@ func readCopies(dev io.ReaderAt, size int64) (all []superblock, err error) {
 	return all, nil
 }
 
-// superblockOf returns the copy of a superblock that data begin with.
+// superblockOf returns the copy of a superblock at the start of data, and false if there is none.
 func superblockOf(dev io.ReaderAt, data []byte) (superblock, bool) {
 	const magic = 64 // of btrfs, which writes its final magic number last: see unfinishedFS
 	switch {
@@ -55,8 +55,8 @@ func superblockOf(dev io.ReaderAt, data []byte) (superblock, bool) {
 	return superblock{}, false
 }
 
-// isExt reports whether data begin with a superblock of ext4: struct ext4_super_block in
-// fs/ext4/ext4.h of Linux. Its magic number has two bytes only, so other fields are checked, too.
+// isExt reports whether data starts with a superblock of ext4: struct ext4_super_block in
+// fs/ext4/ext4.h of Linux. The magic number has only two bytes, so isExt also checks other fields.
 func isExt(data []byte) bool {
 	number := binary.LittleEndian
 	const maxLogBlock, maxRevision = 6, 1
@@ -64,15 +64,16 @@ func isExt(data []byte) bool {
 		number.Uint32(data[0x4c:]) <= maxRevision && number.Uint32(data[0x20:]) != 0
 }
 
-// freshJournal reports whether an ext4 was never mounted for writing, as far as its journal tells.
-// A mount does not change the copies of the superblock, but they say where the journal is
-// (s_jnl_blocks). mkfs.ext4 makes the journal empty, with the sequence number 1; each mount for
+// freshJournal reports whether the journal shows that an ext4 was never mounted for writing. A mount
+// does not change the copies of the superblock, but they hold the location of the journal
+// (s_jnl_blocks). mkfs.ext4 creates an empty journal with the sequence number 1, and each mount for
 // writing raises that number: struct journal_superblock_s in include/linux/jbd2.h of Linux. A power
-// cut during mkfs can leave zeroes in place of the journal. An ext4 without a journal cannot tell.
+// cut during mkfs can leave zeroes instead of the journal. freshJournal returns false for an ext4
+// without a journal.
 func freshJournal(dev io.ReaderAt, super []byte) bool {
 	number := binary.LittleEndian
 	const hasJournal, blocksAreKnown, extentMagic = 4, 1, 0xf30a
-	inode := super[0x10c:] // i_block of the journal: an extent tree without inner nodes
+	inode := super[0x10c:] // i_block of the inode of the journal: an extent tree without inner nodes
 	if number.Uint32(super[0x5c:])&hasJournal == 0 || super[0xfd] != blocksAreKnown ||
 		number.Uint16(inode) != extentMagic || number.Uint16(inode[6:]) != 0 {
 		return false

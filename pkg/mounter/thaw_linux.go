@@ -24,17 +24,18 @@ const (
 	unfinished = ".new-"
 	// maxRecord bounds the size of a record that is read, in bytes.
 	maxRecord = 1 << 20
-	// startPatience is the time for which New waits until filesystems are thawed.
+	// startPatience is the time that New waits for the first attempts to thaw.
 	startPatience = 3 * time.Second
-	// lockPatience is the time that the helper of a driver which has just died has to thaw.
+	// lockPatience is the time that the helper of a driver that has just died has to thaw.
 	lockPatience = time.Second
 	// againThaw is the time between attempts to thaw by a record.
 	againThaw = time.Second
 )
 
-// writeRecord writes what is about to be frozen to a new file in the state directory, durably, and
-// returns the file and its path. The file is locked, flock(2), for as long as a process has it
-// open: by that lock a later driver knows that a helper of this one can still freeze.
+// writeRecord durably writes the list of the images that the caller will freeze to a new record in
+// the state directory. It returns the open file and its path. The file is locked, flock(2), for as
+// long as a process has it open. A later driver sees by the lock that a helper of this driver can
+// still freeze.
 func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err error) {
 	data, err := json.Marshal(images)
 	if err != nil {
@@ -47,7 +48,8 @@ func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err er
 	defer dir.Close()
 	name := atomicfile.Random() + ".json"
 	path = filepath.Join(l.state, name)
-	w := atomicfile.Writer{Dir: dir, Temp: unfinished + name, Opened: func(f *os.File) error { // before a later driver can see it
+	// The file is locked before a later driver can see it.
+	w := atomicfile.Writer{Dir: dir, Temp: unfinished + name, Opened: func(f *os.File) error {
 		return unix.Flock(int(f.Fd()), unix.LOCK_EX)
 	}}
 	if file, err = w.Keep(name, data); err != nil {
@@ -59,9 +61,10 @@ func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err er
 	return file, path, nil
 }
 
-// thawLeft thaws what an earlier process has left frozen, by its records, and removes these. What
-// cannot be thawed soon is retried in the background, and Failing reports it. A filesystem that
-// another program has frozen since is thawed too: the kernel does not tell who froze it.
+// thawLeft reads the records of an earlier process, thaws the filesystems that the process has left
+// frozen, and removes the records. If a thaw does not succeed soon, thawLeft retries it in the
+// background, and Failing reports the filesystem. It also thaws a filesystem that another program
+// has frozen since: the kernel does not report which program froze a filesystem.
 func (l *linux) thawLeft() error {
 	records, err := os.ReadDir(l.state)
 	if err != nil {
@@ -71,7 +74,7 @@ func (l *linux) thawLeft() error {
 	tried := make(chan struct{}, len(records))
 	for _, r := range records {
 		path := filepath.Join(l.state, r.Name())
-		if r.IsDir() { // of records of other things
+		if r.IsDir() { // holds records of another kind
 			tried <- struct{}{}
 			continue
 		}
@@ -92,8 +95,8 @@ func (l *linux) thawLeft() error {
 	return nil
 }
 
-// thawUntilDone thaws by a record until nothing of it is frozen, and removes the record. It calls
-// tried, if that is not nil, after the first attempt.
+// thawUntilDone thaws the filesystems of a record until none of them is frozen, and removes the
+// record. If tried is not nil, thawUntilDone calls it after the first attempt.
 func (l *linux) thawUntilDone(record string, tried func()) {
 	var done []func()
 	for {
@@ -105,7 +108,8 @@ func (l *linux) thawUntilDone(record string, tried func()) {
 			}
 		} else if done == nil {
 			for _, image := range images {
-				done = append(done, l.stalls.add(image.Path, image.backing(), "", fmt.Sprintf("it may be frozen, by record %s: %v", record, err)))
+				done = append(done, l.stalls.add(image.Path, image.backing(), "",
+					fmt.Sprintf("the filesystem may be frozen, by record %s: %v", record, err)))
 			}
 		}
 		if tried != nil {
@@ -116,13 +120,13 @@ func (l *linux) thawUntilDone(record string, tried func()) {
 			return
 		}
 		if s := (*stuck)(nil); errors.As(err, &s) {
-			<-s.gone // another helper would hang, too
+			<-s.gone // another helper would stall, too
 		}
 		time.Sleep(againThaw)
 	}
 }
 
-// thawRecorded thaws the filesystems of a record, and returns their images also after an error.
+// thawRecorded thaws the filesystems of a record. It returns their images, also with an error.
 func (l *linux) thawRecorded(record string) (images []frozen, err error) {
 	file, data, err := readRecord(record)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +137,7 @@ func (l *linux) thawRecorded(record string) (images []frozen, err error) {
 	}
 	defer file.Close()
 	if json.Unmarshal(data, &images) != nil {
-		return nil, nil // torn by a power cut, so the freeze was not begun
+		return nil, nil // torn by a power cut, so the freeze had not begun
 	}
 	if err := tryLock(file); err != nil {
 		return images, err
@@ -152,14 +156,16 @@ func (l *linux) thawRecorded(record string) (images []frozen, err error) {
 	if len(mounts) == 0 {
 		return images, nil
 	}
-	return images, l.help(context.Background(), thawLimit, thawTask, nil, disk{image: images[0].backing(), path: images[0].Path}, mounts...)
+	return images, l.help(context.Background(), thawLimit, thawTask, nil,
+		disk{image: images[0].backing(), path: images[0].Path}, mounts...)
 }
 
-// errNoRecord says that the state directory holds something that New did not write. It is left
-// alone.
+// errNoRecord is the error for an entry of the state directory that the Host did not write. Such an
+// entry stays as it is.
 var errNoRecord = errors.New("not a record")
 
-// readRecord opens and reads a record. Errors: errNoRecord if it is not a file of a record's size.
+// readRecord opens and reads a record. Errors: errNoRecord if path is not a regular file, or is
+// larger than maxRecord.
 func readRecord(path string) (*os.File, []byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) { // a link, a socket
@@ -179,7 +185,8 @@ func readRecord(path string) (*os.File, []byte, error) {
 	return file, data, nil
 }
 
-// tryLock takes the lock of a record. It fails while a helper that has it can still freeze.
+// tryLock takes the lock of a record. It fails if another process holds the lock for longer than
+// lockPatience: a helper that can still freeze.
 func tryLock(record *os.File) error {
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -187,13 +194,14 @@ func tryLock(record *os.File) error {
 			return err
 		}
 		if time.Since(start) > lockPatience {
-			return errors.New("a helper process of an earlier driver hangs in FIFREEZE, which waits for a write that does not end")
+			return errors.New("a helper process of an earlier driver is stalled in FIFREEZE," +
+				" which waits for a write that does not end")
 		}
 	}
 }
 
-// removeUnfinished removes a record that an earlier driver did not complete. One that is locked is
-// being written.
+// removeUnfinished removes a record that an earlier driver did not complete. It leaves a locked
+// record alone, as another process is writing to it.
 func removeUnfinished(path string) {
 	file, _, err := readRecord(path)
 	if err != nil {
@@ -205,9 +213,9 @@ func removeUnfinished(path string) {
 	}
 }
 
-// reachFrozen opens a mount of the filesystem in an image. A filesystem that was unmounted while it
-// was frozen lives on, and its device with it: then it is mounted once more, at no path. The
-// result is nil if nothing is left to thaw.
+// reachFrozen opens a mount of the filesystem in an image. A filesystem that was unmounted while
+// frozen lives on, and so does its device. Then reachFrozen mounts the filesystem once more, at no
+// path. It returns nil if nothing is left to thaw.
 func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 	n := image.Loop
 	if has, err := fileOfLoop(n); err != nil || has != image.backing() {
@@ -225,7 +233,7 @@ func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 			return m, nil
 		}
 	}
-	// A device without a frozen filesystem must not be mounted here: it may be a pod's by now.
+	// A device without a frozen filesystem must not be mounted here: a pod may use it by now.
 	if claimed, err := isClaimed(n); err != nil || !claimed {
 		return nil, err
 	}
@@ -233,7 +241,7 @@ func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 	if errors.Is(err, unix.EBUSY) {
 		m, err = mountNowhere(loopPath(n), image.FSType, "ro")
 	}
-	if errors.Is(err, unix.EBUSY) { // another program has the device, and no filesystem on it
+	if errors.Is(err, unix.EBUSY) { // another program has claimed the device, and no filesystem is mounted from it
 		return nil, nil
 	}
 	return m, err

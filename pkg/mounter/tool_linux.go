@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// toolLimit is the time after which a program that makes no progress is given up. A tenth of that
-// is the time between two looks, and the time that it has to end after it was killed: a system call
-// may hang.
+// toolLimit is the time after which the driver gives up a program that makes no progress. A tenth of
+// toolLimit is the time between two checks of the progress. It is also the time that a killed
+// program has to end: a stalled system call delays the end.
 const toolLimit = 5 * time.Minute
 
-// disk is an image on which programs work.
+// disk is an image on which programs run.
 type disk struct {
 	file   *os.File // the image, or its loop device
 	image  backing
@@ -24,21 +24,21 @@ type disk struct {
 	tenant string // as Mount.Tenant
 }
 
-// imageDisk is a disk whose file is the image.
+// imageDisk returns a disk whose file is the image.
 func imageDisk(image *os.File) (disk, error) {
 	b, err := backingOf(image)
 	return disk{file: image, image: b, path: image.Name()}, err
 }
 
-// A program that is given up is killed, except where that could destroy a filesystem.
+// toolEnd selects the end of a program that the driver gives up.
 type toolEnd bool
 
 const (
-	killed toolEnd = true
-	left   toolEnd = false
+	killed toolEnd = true  // the driver kills the program
+	left   toolEnd = false // the program runs on, as a kill could destroy the filesystem
 )
 
-// tool runs a program on a disk, which is its last argument. Errors: those of output.
+// tool runs a program with the disk as its last argument. Errors: those of output.
 func (l *linux) tool(ctx context.Context, d disk, end toolEnd, name string, args ...string) error {
 	out, err := l.output(ctx, d, end, nil, name, append(args, diskPath)...)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
@@ -47,18 +47,20 @@ func (l *linux) tool(ctx context.Context, d disk, end toolEnd, name string, args
 	return err
 }
 
-// diskPath is the path of the disk in a program that output runs. That of the first of its files is
-// filePath.
+// Paths in a program that output runs.
 const (
-	diskPath = "/proc/self/fd/3"
-	filePath = "/proc/self/fd/4"
+	diskPath = "/proc/self/fd/3" // the disk
+	filePath = "/proc/self/fd/4" // the first of files
 )
 
-// output runs a program that has a disk and files, and returns what the program writes. It has no
-// input, so it cannot ask. While a program that was given up still runs, the image counts as stalled.
-// Errors: errors.ErrUnsupported if the program is not installed; *exec.ExitError; ErrStalled if it
-// makes no progress, or an earlier one still runs; those of ctx.
-func (l *linux) output(ctx context.Context, d disk, end toolEnd, files []*os.File, name string, args ...string) ([]byte, error) {
+// output runs a program that can open a disk and files, and returns its standard output and
+// standard error. The program has no input, so it cannot wait for an answer of a user. The image
+// counts as stalled while a program that was given up still runs. Errors: errors.ErrUnsupported if
+// the program is not installed; *exec.ExitError; ErrStalled if the program makes no progress, or an
+// earlier program still runs on the image; those of ctx.
+func (l *linux) output(
+	ctx context.Context, d disk, end toolEnd, files []*os.File, name string, args ...string,
+) ([]byte, error) {
 	if err := errors.Join(ctx.Err(), l.stalls.check(d.image)); err != nil {
 		return nil, err
 	}
@@ -66,7 +68,7 @@ func (l *linux) output(ctx context.Context, d disk, end toolEnd, files []*os.Fil
 	cmd.ExtraFiles = append([]*os.File{d.file}, files...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.WaitDelay = l.toolLimit / 10 // for children that have its output
+	cmd.WaitDelay = l.toolLimit / 10 // for child processes that keep the output open
 	err := cmd.Start()
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %s is not installed", errors.ErrUnsupported, name)
@@ -94,8 +96,8 @@ func (l *linux) output(ctx context.Context, d disk, end toolEnd, files []*os.Fil
 	return out.Bytes(), err
 }
 
-// endTool ends a program that is given up, and reports whether it has ended. Otherwise the image is
-// stalled until it does.
+// endTool ends a program that the driver gives up, and reports whether the program has ended. If it
+// has not, the image counts as stalled until the program ends.
 func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{}) bool {
 	if end == killed {
 		cmd.Process.Kill()
@@ -105,7 +107,8 @@ func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{
 		case <-time.After(l.toolLimit / 10):
 		}
 	}
-	done := l.stalls.add(d.path, d.image, d.tenant, fmt.Sprintf("%s (process %d) has not ended", cmd.Args[0], cmd.Process.Pid))
+	done := l.stalls.add(d.path, d.image, d.tenant,
+		fmt.Sprintf("%s (process %d) has not ended", cmd.Args[0], cmd.Process.Pid))
 	go func() {
 		<-ended
 		done()
@@ -113,8 +116,8 @@ func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{
 	return false
 }
 
-// awaitProgress waits for the end of a process. It returns the reason why it is to be given up: the
-// end of ctx, or no progress for limit.
+// awaitProgress waits for the end of a process. It returns an error if the driver has to give up the
+// process: ctx has ended, or the process has made no progress for limit.
 func awaitProgress(ctx context.Context, ended <-chan struct{}, pid int, limit time.Duration) error {
 	last, since := progressOf(pid), time.Now()
 	look := time.NewTicker(limit / 10)
@@ -136,13 +139,13 @@ func awaitProgress(ctx context.Context, ended <-chan struct{}, pid int, limit ti
 	}
 }
 
-// progressOf returns a text that differs as soon as a process has used time of a processor, or has
-// read or written: proc_pid_stat(5), proc_pid_io(5).
+// progressOf returns a text that changes when a process uses CPU time, reads or writes:
+// proc_pid_stat(5), proc_pid_io(5).
 func progressOf(pid int) string {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	io, _ := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
-	_, fields, _ := strings.Cut(string(stat), ") ") // the name of the program may hold spaces
-	const userTime, systemTime = 11, 12             // behind the name, from 0
+	_, fields, _ := strings.Cut(string(stat), ") ") // the name of the program may contain spaces
+	const userTime, systemTime = 11, 12             // indexes of the fields after the name
 	if f := strings.Fields(fields); len(f) > systemTime {
 		return f[userTime] + " " + f[systemTime] + " " + string(io)
 	}

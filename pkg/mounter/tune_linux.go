@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	sectorSize = 512 // of the kernel's accounts, whatever a disk has
-	// oldReadAhead is how far older kernels read a device ahead that nobody has told otherwise, in sectors:
-	// VM_READAHEAD_PAGES in include/linux/mm.h. Newer ones look at the disk below.
+	// sectorSize is the unit in which the kernel counts, in bytes, for disks of any sector size.
+	sectorSize = 512
+	// oldReadAhead is the default read-ahead of older kernels, in sectors: VM_READAHEAD_PAGES in
+	// include/linux/mm.h. Newer kernels derive the default from the disk of the backing file.
 	oldReadAhead = 128 << 10 / sectorSize
 )
 
@@ -35,7 +36,7 @@ func (l *linux) Tune(ctx context.Context, m Mount) error {
 	return l.loops.tuneFile(file, src.backing(), m.loop())
 }
 
-// tuneFile tunes the device that has the file, which is b, if one has it.
+// tuneFile tunes the loop device of file, if file is attached. b is the identity of file.
 func (l *loops) tuneFile(file *os.File, b backing, o loopOptions) error {
 	n, found, err := l.of(b)
 	if err != nil || !found {
@@ -49,11 +50,12 @@ func (l *loops) tuneFile(file *os.File, b backing, o loopOptions) error {
 	return l.tune(dev, file, b, o)
 }
 
-// tune gives the device that has the file what of o can be changed at any time, and asks the kernel
-// whether it has it. The caller has the image's lock.
+// tune applies those options of o to dev that can change at any time, and verifies them with the
+// kernel. file is the backing file of dev, and b its identity. The caller holds the lock of the
+// image.
 func (l *loops) tune(dev, file *os.File, b backing, o loopOptions) error {
 	if o.readAhead < 0 {
-		return fmt.Errorf("%w: to read %d bytes ahead", fs.ErrInvalid, o.readAhead)
+		return fmt.Errorf("%w: read-ahead of %d bytes: must not be negative", fs.ErrInvalid, o.readAhead)
 	}
 	if err := setBuffered(dev, file, o.buffered); err != nil {
 		return err
@@ -68,9 +70,10 @@ func (l *loops) tune(dev, file *os.File, b backing, o loopOptions) error {
 	return setReadAhead(dev, sectors)
 }
 
-// setBuffered says whether a device goes through the page cache. Where it has to, it may. The kernel
-// writes the file out first, and meanwhile the device answers no question. So it is written out
-// before, and little is left.
+// setBuffered sets whether a device uses the page cache of its file. If the file does not support
+// direct I/O, the device stays buffered, without an error. Before a change to direct I/O the kernel
+// writes out the whole file, and the device does not answer meanwhile. So setBuffered syncs the file
+// first, to leave little for the kernel to write.
 func setBuffered(dev, file *os.File, buffered bool) error {
 	if is, err := isBuffered(dev); err != nil || is == buffered {
 		return err
@@ -78,10 +81,10 @@ func setBuffered(dev, file *os.File, buffered bool) error {
 	direct := 0
 	if !buffered {
 		direct = 1
-		file.Sync() // an error is told to the device's user
+		file.Sync() // the user of the device gets an error
 	}
 	err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_DIRECT_IO, direct)
-	if errors.Is(err, unix.EINVAL) && !buffered { // the file's filesystem can't, or its disk has larger sectors
+	if errors.Is(err, unix.EINVAL) && !buffered { // no direct I/O: the filesystem, or larger sectors of its disk
 		return nil
 	}
 	if err != nil {
@@ -90,7 +93,7 @@ func setBuffered(dev, file *os.File, buffered bool) error {
 	if is, err := isBuffered(dev); err != nil || is || !buffered {
 		return err
 	}
-	return fmt.Errorf("%s goes past the page cache still", dev.Name())
+	return fmt.Errorf("%s still uses direct I/O: the kernel has not changed it", dev.Name())
 }
 
 func isBuffered(dev *os.File) (bool, error) {
@@ -101,7 +104,8 @@ func isBuffered(dev *os.File) (bool, error) {
 	return info.Flags&unix.LO_FLAGS_DIRECT_IO == 0, nil
 }
 
-// learn notes how far the kernel reads a device ahead that has just got its file, b: it depends on where that is.
+// learn records the read-ahead that the kernel has given to a device that has just been attached to
+// file b. This default depends on the filesystem of the file.
 func (l *loops) learn(dev *os.File, b backing) error {
 	sectors, err := readAheadOf(dev)
 	if err != nil {
@@ -123,8 +127,9 @@ func (l *loops) learned(b backing) (sectors int, ok bool) {
 	return sectors, ok
 }
 
-// standardReadAhead returns how far the kernel reads a device ahead that has the file at path, in sectors. If this
-// process has attached none from that filesystem, it does for a moment, with an empty file that has no name.
+// standardReadAhead returns the default read-ahead, in sectors, of a device whose backing file is at
+// path. If this process has not yet attached a file of that filesystem, it briefly attaches an empty
+// file without a name.
 func (l *loops) standardReadAhead(path string, b backing) (int, error) {
 	if sectors, ok := l.learned(b); ok {
 		return sectors, nil
@@ -147,7 +152,7 @@ func (l *loops) standardReadAhead(path string, b backing) (int, error) {
 	return sectors, nil
 }
 
-// setReadAhead sets how many sectors a device is read ahead. The kernel rounds that down to pages.
+// setReadAhead sets the read-ahead of a device, in sectors. The kernel rounds it down to pages.
 func setReadAhead(dev *os.File, sectors int) error {
 	if err := unix.IoctlSetInt(int(dev.Fd()), unix.BLKRASET, sectors); err != nil {
 		return &fs.PathError{Op: "BLKRASET", Path: dev.Name(), Err: err}
@@ -156,10 +161,10 @@ func setReadAhead(dev *os.File, sectors int) error {
 	if got, err := readAheadOf(dev); err != nil || got == sectors/perPage*perPage {
 		return err
 	}
-	return fmt.Errorf("%s isn't read %d sectors ahead", dev.Name(), sectors)
+	return fmt.Errorf("the kernel has not set the read-ahead of %s to %d sectors", dev.Name(), sectors)
 }
 
-// readAheadOf returns how many sectors a device is read ahead.
+// readAheadOf returns the read-ahead of a device, in sectors.
 func readAheadOf(dev *os.File) (int, error) {
 	sectors, err := unix.IoctlGetInt(int(dev.Fd()), unix.BLKRAGET)
 	if err != nil {

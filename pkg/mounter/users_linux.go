@@ -30,8 +30,8 @@ func (l *linux) MountPointsOf(source string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// One pass over mountinfo is enough: since Linux 5.8 a reader keeps its place by a cursor, so a
-	// mount that is there the whole time is listed, however many come and go meanwhile.
+	// One pass over mountinfo is enough. Since Linux 5.8 a cursor keeps the position of a reader, so
+	// the pass lists every mount that exists the whole time, also while others come and go.
 	mounts := map[uint64]*mountinfo.Info{}
 	var paths []string
 	var overlays []*mountinfo.Info
@@ -48,42 +48,46 @@ func (l *linux) MountPointsOf(source string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := overlaySearch{name: name, own: own, mounts: mounts, asks: &l.layers, source: []string{source, src.real}, checked: map[string]bool{}}
+	s := overlaySearch{
+		name: name, own: own, mounts: mounts, asks: &l.layers,
+		source: []string{source, src.real}, checked: map[string]bool{},
+	}
 	paths = append(paths, s.users(overlays)...)
 	slices.Sort(paths)
 	return slices.Compact(paths), nil
 }
 
-// within reports whether a path is dir or below it. Both are clean.
+// within reports whether path is dir or is below dir. Both must be clean.
 func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// An overlay holds its layers without a mount that could be seen: the mount table has only the text
-// by which they were named. A text is resolved as it would be now, and compared as it is. Neither
-// finds a layer that was named relative to a working directory or in another mount namespace, or
-// whose path leads elsewhere by now. Users, in mounter.go, and limitations.md say so.
+// An overlay holds its layers without a visible mount: the mount table has only the paths of the
+// layers, as they were written in the mount options. The search compares such a path as text, and
+// also resolves it as of now. Neither way finds a layer whose path was relative to a working
+// directory, belongs to another mount namespace, or now leads elsewhere. MountPointsOf, in
+// mounter.go, and limitations.md document this.
 
 // overlaySearch looks for overlays of a directory.
 type overlaySearch struct {
 	name    string                     // of the directory, within its filesystem
-	own     *mountinfo.Info            // the mount through which it is seen
+	own     *mountinfo.Info            // the mount through which the directory is reached
 	mounts  map[uint64]*mountinfo.Info // by ID
 	source  []string                   // the directory's paths, as text
 	asks    *asks[string, layer]
-	checked map[string]bool // whether a path leads below the directory: overlays share layers
+	checked map[string]bool // whether a path leads below the directory; a cache, as overlays share layers
 }
 
-// layer is what a path leads to.
+// layer is the file or directory to which the path of a layer leads.
 type layer struct {
 	mount uint64
 	path  string // without links
 }
 
-// layerTime is how long the search waits for a path that does not answer.
+// layerTime is the time that the search waits for a path that does not answer.
 const layerTime = 200 * time.Millisecond
 
-// users returns the paths of those overlays of which a layer is the directory or below it.
+// users returns the mount points of the overlays that have a layer at or below the directory.
 func (s *overlaySearch) users(overlays []*mountinfo.Info) (paths []string) {
 	for _, i := range overlays {
 		if slices.ContainsFunc(overlayLayers(i.VFSOptions), s.leadsBelow) {
@@ -99,14 +103,16 @@ func (s *overlaySearch) leadsBelow(path string) bool {
 	}
 	is, ok := s.checked[path]
 	if !ok {
-		is = slices.ContainsFunc(s.source, func(source string) bool { return within(filepath.Clean(path), source) }) || s.resolvesBelow(path)
+		is = slices.ContainsFunc(s.source, func(source string) bool { return within(filepath.Clean(path), source) }) ||
+			s.resolvesBelow(path)
 		s.checked[path] = is
 	}
 	return is
 }
 
-// resolvesBelow follows links, as the kernel did when the overlay was made. The path may lead through
-// a filesystem that does not answer, such as a network's: then it is not on this node's disk.
+// resolvesBelow reports whether path leads to the directory or below it. It follows links, as the
+// kernel did when the overlay was mounted. If the path leads through a filesystem that does not
+// answer, such as a network filesystem, the layer is not on a disk of this node.
 func (s *overlaySearch) resolvesBelow(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), layerTime)
 	defer cancel()
@@ -123,7 +129,7 @@ func (s *overlaySearch) resolvesBelow(path string) bool {
 	return err == nil && within(filepath.Join(i.Root, rel), s.name)
 }
 
-// resolveLayer returns where a path leads now.
+// resolveLayer returns the layer to which a path leads now.
 func resolveLayer(path string) (layer, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -138,8 +144,8 @@ func resolveLayer(path string) (layer, error) {
 	return layer{at.mount, real}, err
 }
 
-// overlayLayers returns the paths of an overlay's layers from its options in the mount table. A
-// backslash can be an escape or, in lowerdir+ and datadir+ (Linux 6.8), a part of the name: see
+// overlayLayers returns the paths of the layers of an overlay from its options in the mount table. A
+// backslash can be an escape or, in lowerdir+ and datadir+ (Linux 6.8), a part of the name. See
 // fs/overlayfs/params.c of Linux.
 func overlayLayers(options string) (paths []string) {
 	for option := range strings.SplitSeq(options, ",") {
@@ -157,7 +163,8 @@ func overlayLayers(options string) (paths []string) {
 	return paths
 }
 
-// splitLayers removes escapes, a backslash before any character, and splits at colons that have none.
+// splitLayers removes escapes (a backslash before any character). If colons is true, it splits value
+// at each colon that is not escaped.
 func splitLayers(value string, colons bool) (paths []string) {
 	var path strings.Builder
 	flush := func() {
@@ -181,8 +188,8 @@ func splitLayers(value string, colons bool) (paths []string) {
 	return paths
 }
 
-// unescapeOctal undoes how the kernel writes a comma, a space or a backslash in the mount table:
-// \054, \040, \134.
+// unescapeOctal decodes octal escapes. The kernel writes a comma, a space and a backslash in the
+// mount table as \054, \040 and \134.
 func unescapeOctal(s string) string {
 	var out strings.Builder
 	for i := 0; i < len(s); i++ {

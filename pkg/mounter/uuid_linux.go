@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// renew says how a filesystem of each type gets another UUID.
+// renew holds the function that gives a filesystem of each type a new UUID.
 var renew = map[string]func(ctx context.Context, l *linux, d disk, sector int) error{
 	"ext4": renewExt4,
 	"xfs":  renewXFS,
@@ -21,7 +21,8 @@ var renew = map[string]func(ctx context.Context, l *linux, d disk, sector int) e
 func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error {
 	change, ok := renew[fsType]
 	if !ok {
-		return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+		return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s",
+			ErrFormat, fsType, strings.Join(FSTypes(), ", "))
 	}
 	b, err := backingOf(image)
 	if err != nil {
@@ -35,24 +36,25 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 	if n, used, err := l.loops.of(b); err != nil {
 		return err
 	} else if used && !released(n, b) {
-		return fmt.Errorf("%w: %s has %s", ErrBusy, loopPath(n), image.Name())
+		return fmt.Errorf("%w: %s is attached to %s", ErrBusy, image.Name(), loopPath(n))
 	}
 	before, err := readUUID(image, fsType)
 	if err != nil {
 		return err
 	}
 	if err := change(ctx, l, disk{file: image, image: b, path: image.Name()}, sector); err != nil {
-		return fmt.Errorf("a new UUID for the %s in %s: %w", fsType, image.Name(), err)
+		return fmt.Errorf("change the UUID of the %s in %s: %w", fsType, image.Name(), err)
 	}
 	after, err := readUUID(image, fsType)
 	if err == nil && (after == before || after == uuid{}) {
-		err = fmt.Errorf("the %s in %s has the UUID %x still", fsType, image.Name(), after)
+		err = fmt.Errorf("the %s in %s still has the UUID %x", fsType, image.Name(), after)
 	}
 	return err
 }
 
-// renewExt4 replays the journal as mounting it would. Metadata is summed up with the UUID, and all of it would have to
-// be written anew; so the old one is kept as the seed of the sums first, which Linux knows since 4.4.
+// renewExt4 first replays the journal, as a mount would. The UUID is the seed of the checksums of all
+// metadata, which a new UUID would make invalid. So tune2fs first stores the old UUID as a separate
+// seed (metadata_csum_seed, Linux 4.4).
 func renewExt4(ctx context.Context, l *linux, d disk, _ int) error {
 	if err := l.check(ctx, d); err != nil {
 		return err
@@ -68,7 +70,8 @@ func renewExt4(ctx context.Context, l *linux, d disk, _ int) error {
 	return l.tool(ctx, d, killed, "tune2fs", args...)
 }
 
-// renewXFS mounts it first, as only the kernel replays its log. What xfs_admin does is done without its shell.
+// renewXFS first mounts the filesystem, as only the kernel replays its log. It then runs xfs_db
+// directly, as the shell script xfs_admin does.
 func renewXFS(ctx context.Context, l *linux, d disk, sector int) error {
 	if err := l.replay(ctx, d.file, "xfs", sector, "nouuid"); err != nil {
 		return err
@@ -76,19 +79,21 @@ func renewXFS(ctx context.Context, l *linux, d disk, sector int) error {
 	return l.tool(ctx, d, killed, "xfs_db", "-f", "-x", "-c", "uuid generate")
 }
 
-// renewBtrfs mounts it first if it has a log: btrfstune would make that unreadable, and report success.
+// renewBtrfs first mounts a filesystem that has a log. Without the mount, btrfstune would make the
+// log unreadable and report success.
 func renewBtrfs(ctx context.Context, l *linux, d disk, sector int) error {
 	super, err := readBtrfs(d.file)
 	if err == nil && super.log != 0 {
 		if err = l.replay(ctx, d.file, btrfs, sector); errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("%w: Linux before 6.7 can't mount a copy beside its source: %w", errors.ErrUnsupported, err)
+			return fmt.Errorf("%w: Linux before 6.7 cannot mount a copy while its source is mounted: %w",
+				errors.ErrUnsupported, err)
 		}
 		if err == nil {
 			super, err = readBtrfs(d.file)
 		}
 	}
 	if err == nil && super.log != 0 {
-		err = fmt.Errorf("%w: its log isn't empty after it was mounted", ErrFormat)
+		err = fmt.Errorf("%w: the log of the btrfs is not empty after a mount", ErrFormat)
 	}
 	if err != nil {
 		return err
@@ -96,10 +101,11 @@ func renewBtrfs(ctx context.Context, l *linux, d disk, sector int) error {
 	return l.tool(ctx, d, killed, "btrfstune", "-f", "-m")
 }
 
-// maxReleaseTries bounds how often is looked whether a device has let go, some 60 ms each.
+// maxReleaseTries bounds the number of calls of released, which take about 60 ms each.
 const maxReleaseTries = 100
 
-// replay lets the kernel replay the log of a filesystem by mounting it. No device is left, even after a death.
+// replay mounts a filesystem so that the kernel replays its log. No device stays attached, even if
+// the driver dies.
 func (l *linux) replay(ctx context.Context, image *os.File, fsType string, sector int, flags ...string) error {
 	b, err := backingOf(image)
 	if err != nil {
@@ -111,7 +117,7 @@ func (l *linux) replay(ctx context.Context, image *os.File, fsType string, secto
 	}
 	defer dev.Close()
 	if was {
-		return fmt.Errorf("%w: %s has got %s", ErrBusy, dev.Name(), image.Name())
+		return fmt.Errorf("%w: another process has attached %s to %s", ErrBusy, image.Name(), dev.Name())
 	}
 	mount, err := mountNowhere(dev.Name(), fsType, flags...)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) {
@@ -123,7 +129,7 @@ func (l *linux) replay(ctx context.Context, image *os.File, fsType string, secto
 	if err != nil {
 		return err
 	}
-	// The device has a cache of its own: as long as it is there the file must not be written to.
+	// The device has its own page cache: no program may write to the file while the device exists.
 	n, _ := loopNumber(dev.Name())
 	dev.Close()
 	for range maxReleaseTries {
@@ -134,12 +140,13 @@ func (l *linux) replay(ctx context.Context, image *os.File, fsType string, secto
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %s has %s still", ErrBusy, dev.Name(), image.Name())
+	return fmt.Errorf("%w: %s is still attached to %s", ErrBusy, image.Name(), dev.Name())
 }
 
 type uuid [16]byte
 
-// readUUID reads by what a filesystem is known, where it is mounted. Errors: ErrFormat if it is of another type.
+// readUUID reads the UUID by which the kernel identifies a mounted filesystem. Errors: ErrFormat if
+// the filesystem has another type.
 func readUUID(image *os.File, fsType string) (uuid, error) {
 	switch fsType {
 	case "ext4":
@@ -152,7 +159,7 @@ func readUUID(image *os.File, fsType string) (uuid, error) {
 	return readXFS(image)
 }
 
-// readXFS reads it from the first superblock: fs/xfs/libxfs/xfs_format.h of Linux.
+// readXFS reads the UUID from the first superblock: fs/xfs/libxfs/xfs_format.h of Linux.
 func readXFS(image *os.File) (id uuid, err error) {
 	var raw [64]byte
 	if _, err := image.ReadAt(raw[:], 0); err != nil {
@@ -164,10 +171,11 @@ func readXFS(image *os.File) (id uuid, err error) {
 	return uuid(raw[32:48]), nil
 }
 
-// btrfsSuper is what is read of a btrfs's superblock: include/uapi/linux/btrfs_tree.h of Linux.
+// btrfsSuper holds the fields that readBtrfs reads from the superblock of a btrfs:
+// include/uapi/linux/btrfs_tree.h of Linux.
 type btrfsSuper struct {
 	uuid uuid
-	log  uint64 // where the tree is that was written by fsync since the last commit, 0 if there is none
+	log  uint64 // address of the log tree, which holds the fsyncs since the last commit; 0 if empty
 }
 
 func readBtrfs(image *os.File) (btrfsSuper, error) {
