@@ -235,7 +235,7 @@ func (l *linux) attachNode(file *os.File, m Mount, t target) error {
 }
 
 // keep clears autoclear of the device of a mounted Disk, so that the device stays attached, and
-// gives it the properties that m asks for.
+// sets the properties that m asks for.
 func (l *linux) keep(file *os.File, m Mount) error {
 	dev, _, err := l.loops.attach(file, m.loop())
 	if err != nil {
@@ -247,8 +247,8 @@ func (l *linux) keep(file *os.File, m Mount) error {
 
 // A mounted device node does not keep its device attached. If the driver dies after it has set
 // autoclear, the node stays mounted, and the kernel may give the number of the device to another
-// file. So a backing record, a file beside each node, identifies the image of the device. The record
-// also proves that the target file of the node belongs to the driver.
+// file. So a backing record, a file beside each node, identifies the image of the device. The
+// record also proves that the target file of the node belongs to the driver.
 
 // backingName is the name of a backing record.
 const backingName = "backing"
@@ -277,14 +277,14 @@ func (d place) writeBacking(b backing, more ...any) error {
 
 // readBacking reads the backing record of the device at d: the file that the device had when its
 // node was mounted. A torn record has a zero b, and means that the node was not mounted after the
-// record was written. there is false if there is no record. Errors: ErrNotEmpty if a file of another
-// program has its name.
+// record was written. there is false if there is no record. Errors: ErrNotEmpty if a file of
+// another program has its name.
 func (d place) readBacking() (b backing, there bool, err error) {
 	b, _, there, err = d.readBackingFlag()
 	return b, there, err
 }
 
-// readBackingFlag is [place.readBacking]. It also returns the number behind b in the record, or 0.
+// readBackingFlag is [place.readBacking], and also returns the number behind b in the record, or 0.
 func (d place) readBackingFlag() (b backing, flag int, there bool, err error) {
 	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, d.backingPath())
 	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -324,8 +324,8 @@ func (d place) removeBacking() error {
 
 func (d place) backingPath() string { return filepath.Join(filepath.Dir(d.path), backingName) }
 
-// isOwn reports whether the loop device whose node is mounted at d still has the file of its backing
-// record. It also returns the number of the device. at is the state of d.
+// isOwn reports whether the loop device whose node is mounted at d still has the file of its
+// backing record, and returns the number of the device. at is the state of d.
 func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	n, ok := l.loops.number(at)
 	if !ok || !at.mounted {
@@ -588,8 +588,8 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 }
 
 // onlyNode reports whether the node of device n is mounted at d only, and not as another Disk.
-// Errors: ErrBusy if a Device is mounted from the node: after a detach, the user of the Device would
-// write to the next disk with the same device number.
+// Errors: ErrBusy if a Device is mounted from the node: after a detach, the user of the Device
+// would write to the next disk with the same device number.
 func (l *linux) onlyNode(d place, n int) (bool, error) {
 	b, err := l.loops.fileOf(n)
 	if err != nil {
@@ -643,7 +643,7 @@ func (p place) deviceUsage() (u Usage, ok bool, err error) {
 }
 
 // loop returns the number of the loop device whose node is mounted at p, or at DeviceName in the
-// directory at p. It returns false if there is none.
+// directory at p. Without such a device, loop returns false.
 func (p place) loop() (int, bool) {
 	at, err := p.stat()
 	if err == nil && !at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR {

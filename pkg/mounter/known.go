@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// known remembers the source of each mounted path, and the paths of each source. It is a cheap hint:
-// callers verify each path. Its zero value is empty and usable.
+// known remembers the source of each mounted path, and the paths of each source. It is a cheap
+// hint: callers verify each path. Its zero value is empty and usable.
 type known struct {
 	mu      sync.Mutex
 	sources map[string]sourceID   // by path

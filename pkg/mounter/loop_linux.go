@@ -131,7 +131,7 @@ func fits(dev *os.File, b backing, o loopOptions) error {
 	return nil
 }
 
-// configure attaches the file to a free device. It returns the open device and its number.
+// configure attaches the file to a free device, and returns the open device and its number.
 func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
@@ -182,7 +182,7 @@ func configureFree(n int, config *unix.LoopConfig, o loopOptions) (*os.File, err
 		return nil, &fs.PathError{Op: "LOOP_CONFIGURE", Path: dev.Name(), Err: err}
 	}
 	if err := reset(dev, o.readOnly); err != nil {
-		return nil, errors.Join(err, setAutoclear(dev, true), dev.Close()) // the kernel detaches it
+		return nil, errors.Join(err, setAutoclear(dev, true), dev.Close()) // the kernel detaches the device
 	}
 	return dev, nil
 }
@@ -232,8 +232,8 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 	return 0, false, nil
 }
 
-// has reports whether device n has the backing file b. It confirms a cached positive answer with the
-// device itself.
+// has reports whether device n has the backing file b. The device itself confirms a positive answer
+// of the cache.
 func (l *loops) has(n int, b backing) (bool, error) {
 	has, err := l.fileOf(n)
 	if err != nil || has != b {
@@ -244,10 +244,10 @@ func (l *loops) has(n int, b backing) (bool, error) {
 }
 
 // fileOf returns the backing file of a device. It asks the device only if its file may have changed
-// since the last answer. A device does not answer while the kernel changes it: for example,
-// LOOP_SET_DIRECT_IO writes out the whole file. It answers with EIO while the filesystem of the file
-// is dead. For a device that is being detached, fileOf may still return the file. Errors: unix.ENXIO
-// if the device has no file, ErrNoAnswer.
+// since the last answer. A device does not answer during a change: for example,
+// LOOP_SET_DIRECT_IO writes out the whole file. The device returns EIO while the filesystem of the
+// file is dead. For a device that is being detached, fileOf may still return the file. Errors:
+// unix.ENXIO if the device has no file, ErrNoAnswer.
 func (l *loops) fileOf(n int) (backing, error) {
 	sequence := sequenceOf(n)
 	if a, ok := l.lastFile(n); ok && sequence != "" && a.sequence == sequence {
@@ -358,9 +358,10 @@ func (l *loops) showsOn(id fileID, n int) {
 	l.shown[id] = n
 }
 
-// users returns the sorted mount points of the device with the backing file b and of its filesystem.
-// If the device is attached but not mounted, users returns the path of the device. A device node that
-// was mounted for another backing file does not count: the number of its device was used again.
+// users returns the sorted mount points of the device with the backing file b and of its
+// filesystem. If the device is attached but not mounted, users returns the path of the device. A
+// device node that was mounted for another backing file does not count: the number of its device
+// was used again.
 func (l *loops) users(b backing) ([]string, error) {
 	n, ok, err := l.of(b)
 	if err != nil || !ok {

@@ -24,7 +24,7 @@ import (
 const maxLayers = 32
 
 // linux is the Host of Linux 5.8 and newer. It uses system calls whose cost does not grow with the
-// number of mounts. It parses mountinfo only where it must find a source by name (MountPointsOf).
+// number of mounts, and parses mountinfo only to find a source by its name (MountPointsOf).
 type linux struct {
 	dir       string // the kubelet directory, as callers spell it
 	real      string // the kubelet directory without links
@@ -47,8 +47,8 @@ type linux struct {
 }
 
 // New returns the Host of this machine for paths below dir, the kubelet directory, which must
-// exist. state is a directory for the Host alone. New creates the directory if it is missing, and
-// it must outlive the process. New first thaws the filesystems that an earlier process has left
+// exist. state is a directory for the Host alone, which must outlive the process. New creates a
+// missing state directory. New first thaws the filesystems that an earlier process has left
 // frozen. If a thaw takes longer than seconds, New retries it in the background, and Failing
 // reports the filesystem.
 //
@@ -149,7 +149,7 @@ func (l *linux) findMounts() error {
 	for _, path := range devices {
 		if p, err := l.open(path); err == nil {
 			if ours[numbers[path]] {
-				p.markBelow() // without the mark, Remove accepts a file only if it unmounts the device itself
+				p.markBelow() // without the mark, Remove accepts a file only after its own unmount of the device
 			}
 			p.close()
 		}
@@ -296,8 +296,8 @@ func (l *linux) holdAt(ctx context.Context, path string) (release func(), err er
 	return l.hold(ctx, at, &l.syncs, &l.images)
 }
 
-// hold takes the locks of an image: the backing file of the loop device of a mount. It takes none if
-// the mount has no loop device.
+// hold takes the locks of an image: the backing file of the loop device of a mount. It takes none
+// if the mount has no loop device.
 func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)
 	if !ok {
@@ -472,9 +472,9 @@ func (p place) removeDirectory() error {
 	return fmt.Errorf("remove %s: %w", p.path, err)
 }
 
-// removeFile removes the target file of a device, and no other file. A target file that this mounter
-// has made carries a mark; see targetMode. known means that the caller knows the file as a target
-// file, also without the mark. Errors: ErrBusy for a mount point, ErrPath.
+// removeFile removes the target file of a device, and no other file. A target file that this
+// mounter has made carries a mark; see targetMode. known means that the caller knows the file as a
+// target file, also without the mark. Errors: ErrBusy for a mount point, ErrPath.
 func (p place) removeFile(known bool) error {
 	at, err := p.stat()
 	switch {
@@ -560,8 +560,8 @@ func (l *linux) OtherTargets(_ context.Context, path string) ([]string, error) {
 	return paths, nil
 }
 
-// shows reports whether path has a mount for which is returns true. If path is a directory without a
-// mount, shows looks for the device of a Disk in the directory.
+// shows reports whether path has a mount for which is returns true. If path is a directory without
+// a mount, shows looks for the device of a Disk in the directory.
 func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {

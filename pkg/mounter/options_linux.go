@@ -14,8 +14,8 @@ const (
 	managedFlags = unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME | accessFlags
 )
 
-// linuxOptions holds the effect of each of directoryOptions: bits to clear (Out) and bits to set (In).
-// The last option wins.
+// linuxOptions holds the effect of each of directoryOptions: bits to clear (Out) and bits to set
+// (In). The last option wins.
 var linuxOptions = map[string]struct {
 	attrOut, attrIn uint64
 	flagOut, flagIn int64
@@ -33,8 +33,8 @@ var linuxOptions = map[string]struct {
 	"nodiratime":  {0, unix.MOUNT_ATTR_NODIRATIME, 0, unix.ST_NODIRATIME},
 }
 
-// attributes returns the options of m in the encodings of the kernel. It always sets nodev, because
-// a pod must not open device nodes that are stored in a volume. It sets nosuid unless the options
+// attributes returns the options of m in the encodings of the kernel. nodev is always set, because
+// a pod must not open device nodes that are stored in a volume. nosuid is set unless the options
 // include suid.
 func attributes(m Mount) (attributeSet, error) {
 	if err := CheckOptions(m.Kind, m.FSType, m.Options); err != nil {
@@ -83,8 +83,8 @@ func mountFlags(flags int64) uintptr {
 	return ms | unix.MS_STRICTATIME
 }
 
-// ownFlags are the options of filesystems that mount(2) takes as flags. mount(2) takes the others as
-// text.
+// ownFlags are the options of filesystems that mount(2) takes as flags. mount(2) takes the others
+// as text.
 var ownFlags = map[string]uintptr{
 	"sync": unix.MS_SYNCHRONOUS, "dirsync": unix.MS_DIRSYNC, "lazytime": unix.MS_LAZYTIME,
 }

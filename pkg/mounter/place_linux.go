@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resolve opens an absolute path. No element of the path may be a symbolic link, including the last.
-// Errors: ErrPath for a link, fs.ErrNotExist.
+// resolve opens an absolute path. No element of the path may be a symbolic link, including the
+// last. Errors: ErrPath for a link, fs.ErrNotExist.
 func resolve(path string, flags int) (fd int, err error) {
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	if flags&unix.O_TMPFILE == unix.O_TMPFILE {
@@ -67,8 +67,8 @@ func (p place) proc() string { return procPath(p.parent) + "/" + p.name }
 
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// openPath returns an O_PATH descriptor of the file, directory or mount at p. A mount at p cannot be
-// unmounted while the descriptor is open.
+// openPath returns an O_PATH descriptor of the file, directory or mount at p. A mount at p cannot
+// be unmounted while the descriptor is open.
 func (p place) openPath() (int, error) {
 	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -109,7 +109,8 @@ func (p place) statfs(st *unix.Statfs_t) error {
 	return nil
 }
 
-// names returns the names of up to n entries of a directory. fd is an O_PATH descriptor of it.
+// names returns the names of up to n entries of the directory that fd, an O_PATH descriptor, refers
+// to.
 func names(fd, n int, path string) ([]string, error) {
 	dir, err := unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -207,8 +208,8 @@ func (t target) failed(m Mount, err error) error {
 }
 
 // prepare makes p ready for a mount on a file or a directory; mode is the type. If p is a mount
-// point already, done is true, and prepare returns ErrConflict unless the mount is the wanted mount.
-// is compares the mount at p, by its state and its root, with the wanted mount.
+// point already, done is true, and prepare returns ErrConflict unless the mount is the wanted
+// mount. is compares the mount at p, by its state and its root, with the wanted mount.
 func (p place) prepare(
 	mode uint16, is func(at state, root int) (same bool, differs error),
 ) (t target, done bool, err error) {
@@ -262,8 +263,9 @@ func (p place) compare(is func(at state, root int) (same bool, differs error)) e
 	return nil
 }
 
-// targetMode is the mode of a file that the driver creates as the target of a device. The sticky bit
-// has no effect on a regular file. It marks the file as the driver's from the moment of its creation.
+// targetMode is the mode of a file that the driver creates as the target of a device. The sticky
+// bit has no effect on a regular file, and marks the file as the driver's from the moment of its
+// creation.
 const targetMode = unix.S_ISVTX | 0o640
 
 // isTarget reports whether a file has the mark of a target that this mounter has made.
@@ -284,9 +286,9 @@ func mark(fd int) error {
 	return unix.Chmod(procPath(fd), uint32(at.mode&0o7777|unix.S_ISVTX))
 }
 
-// markBelow marks the file that the mount at p hides: the target of a device that an earlier release
-// of the driver has mounted. The file is reachable through a clone of the mount of the parent
-// directory, because the clone does not include the mount at p.
+// markBelow marks the file that the mount at p hides: the target of a device that an earlier
+// release of the driver has mounted. The file is reachable through a clone of the mount of the
+// parent directory, because the clone does not include the mount at p.
 func (p place) markBelow() error {
 	tree, err := cloneTree(p.parent)
 	if err != nil {

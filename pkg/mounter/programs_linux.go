@@ -50,8 +50,8 @@ type program struct {
 	args []string
 }
 
-// CombinedOutput runs the program. It returns the errors that mount-utils expects. It also keeps the
-// errors, as mount-utils only logs some of them.
+// CombinedOutput runs the program. It returns the errors that mount-utils expects. It also keeps
+// the errors, as mount-utils only logs some of them.
 func (p *program) CombinedOutput() ([]byte, error) {
 	ctx, end := p.ctx, killed
 	switch {
@@ -75,7 +75,7 @@ func (p *program) CombinedOutput() ([]byte, error) {
 	return nil, p.keep(fmt.Errorf("%w: mount-utils calls %s %q", errors.ErrUnsupported, p.name, p.args))
 }
 
-// fsck repairs an ext4 as fsck(8) would. It also grows the ext4, as a mounted ext4 cannot always
+// fsck repairs an ext4 as fsck(8) would, and then grows the ext4, as a mounted ext4 cannot always
 // grow. xfs and btrfs need no fsck: fsck.xfs(8), fsck.btrfs(8).
 func (p *program) fsck() ([]byte, error) {
 	if !p.repair {

@@ -79,9 +79,10 @@ func readOnlyFlag(src source) (int, error) {
 	return 0, err
 }
 
-// becomesWritable returns a function that makes the BlockDevice whose node is mounted at d writable.
-// The caller calls the function after the unmount: a target may have made the device read-only, and
-// the kernel keeps that setting. A device that was read-only when it was staged stays read-only.
+// becomesWritable returns a function that makes the BlockDevice whose node is mounted at d
+// writable. The caller calls the function after the unmount: a target may have made the device
+// read-only, and the kernel keeps that setting. A device that was read-only when it was staged
+// stays read-only.
 func (d place) becomesWritable(at state) func() {
 	nothing := func() {}
 	is, err := d.isRaw(at, at.device)

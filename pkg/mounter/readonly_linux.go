@@ -90,8 +90,8 @@ func (m Mount) whileReadOnly(dev *os.File, mount, unmount func() error) error {
 }
 
 // hasLog reports whether a btrfs has a log to replay: log_root of struct btrfs_super_block in
-// include/uapi/linux/btrfs_tree.h of Linux. A mount on a read-only device then fails with EIO, as on
-// a broken disk.
+// include/uapi/linux/btrfs_tree.h of Linux. A mount on a read-only device then fails with EIO, as
+// on a broken disk.
 func hasLog(dev *os.File) bool {
 	root := make([]byte, 8)
 	_, err := dev.ReadAt(root, btrfsStart+96)

@@ -17,7 +17,7 @@ import (
 
 // FindDevice returns the path and the sequence number of the block device with a serial number. The
 // kernel shows the serial numbers of virtio, NVMe and SCSI disks in /sys/block. It shortens some of
-// them: of a virtio disk it shows 20 bytes. The path and the sequence number are the Source and the
+// them: to 20 bytes for a virtio disk. The path and the sequence number are the Source and the
 // Sequence of a [BlockDevice]. The sequence number is 0 on Linux before 5.15, which has none.
 //
 // A device that does not answer within seconds, or cannot be read, does not delay the search among
@@ -26,7 +26,7 @@ import (
 //     the device is missing in /dev.
 //   - [ErrNoAnswer]: no device is known to have the serial number, and some devices did not answer
 //     or could not be read.
-//   - [ErrDevice]: more than one device has the serial number, such as the paths of a multipath disk.
+//   - [ErrDevice]: several devices have the serial number, such as the paths of a multipath disk.
 func FindDevice(ctx context.Context, serial string) (path string, sequence uint64, err error) {
 	return finder{"/sys/block", "/dev", &identities}.find(ctx, serial)
 }

@@ -62,8 +62,8 @@ func (s *stalls) check(b backing) error {
 	return nil
 }
 
-// admit returns ErrStalled while the tenant has maxStalled or more stalled images, so that no further
-// image of the tenant can occupy a helper. It admits an unknown tenant ("").
+// admit returns ErrStalled while the tenant has maxStalled or more stalled images, so that no
+// further image of the tenant can occupy a helper. It admits an unknown tenant ("").
 func (s *stalls) admit(tenant string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// superblock is a backup copy of the superblock of a filesystem. It is read on a device whose
-// primary superblock is damaged, or was never written.
+// superblock is a backup copy of the superblock of a filesystem, on a device whose primary
+// superblock is damaged, or was never written.
 type superblock struct {
 	name   string // one of FSTypes
 	offset int64  // in bytes
@@ -44,13 +44,17 @@ func superblockOf(dev io.ReaderAt, data []byte) (superblock, bool) {
 	switch {
 	case string(data[:4]) == "XFSB":
 		data[126] = 0 // sb_inprogress: mkfs.xfs leaves it set in the copies
-		return superblock{name: "xfs", id: hex.EncodeToString(data[32:48]), fresh: neverMountedXFS(dev, data[:512])}, true
+		return superblock{
+			name: "xfs", id: hex.EncodeToString(data[32:48]), fresh: neverMountedXFS(dev, data[:512]),
+		}, true
 	case string(data[magic:magic+8]) == "_BHRfS_M":
 		return superblock{name: "btrfs", id: hex.EncodeToString(data[32:48])}, true
 	case string(data[magic:magic+8]) == "!BHRfS_M":
 		return superblock{name: "btrfs", id: hex.EncodeToString(data[32:48]), fresh: true}, true
 	case isExt(data):
-		return superblock{name: extFamily, id: hex.EncodeToString(data[0x68:0x78]), fresh: freshJournal(dev, data)}, true
+		return superblock{
+			name: extFamily, id: hex.EncodeToString(data[0x68:0x78]), fresh: freshJournal(dev, data),
+		}, true
 	}
 	return superblock{}, false
 }
@@ -64,8 +68,8 @@ func isExt(data []byte) bool {
 		number.Uint32(data[0x4c:]) <= maxRevision && number.Uint32(data[0x20:]) != 0
 }
 
-// freshJournal reports whether the journal shows that an ext4 was never mounted for writing. A mount
-// does not change the copies of the superblock, but they hold the location of the journal
+// freshJournal reports whether the journal shows that an ext4 was never mounted for writing. A
+// mount does not change the copies of the superblock, but they hold the location of the journal
 // (s_jnl_blocks). mkfs.ext4 creates an empty journal with the sequence number 1, and each mount for
 // writing raises that number: struct journal_superblock_s in include/linux/jbd2.h of Linux. A power
 // cut during mkfs can leave zeroes instead of the journal. freshJournal returns false for an ext4

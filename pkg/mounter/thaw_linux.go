@@ -33,9 +33,9 @@ const (
 )
 
 // writeRecord durably writes the list of the images that the caller will freeze to a new record in
-// the state directory. It returns the open file and its path. The file is locked, flock(2), for as
-// long as a process has it open. A later driver sees by the lock that a helper of this driver can
-// still freeze.
+// the state directory, and returns the open file and its path. The file is locked, flock(2), for as
+// long as a process has the file open. A later driver sees by the lock that a helper of this driver
+// can still freeze.
 func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err error) {
 	data, err := json.Marshal(images)
 	if err != nil {
@@ -126,7 +126,7 @@ func (l *linux) thawUntilDone(record string, tried func()) {
 	}
 }
 
-// thawRecorded thaws the filesystems of a record. It returns their images, also with an error.
+// thawRecorded thaws the filesystems of a record, and returns their images, also with an error.
 func (l *linux) thawRecorded(record string) (images []frozen, err error) {
 	file, data, err := readRecord(record)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -200,8 +200,8 @@ func tryLock(record *os.File) error {
 	}
 }
 
-// removeUnfinished removes a record that an earlier driver did not complete. It leaves a locked
-// record alone, as another process is writing to it.
+// removeUnfinished removes a record that an earlier driver did not complete. A locked record stays,
+// as another process is writing the record.
 func removeUnfinished(path string) {
 	file, _, err := readRecord(path)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// toolLimit is the time after which the driver gives up a program that makes no progress. A tenth of
-// toolLimit is the time between two checks of the progress. It is also the time that a killed
-// program has to end: a stalled system call delays the end.
+// toolLimit is the time after which the driver gives up a program that makes no progress. A tenth
+// of toolLimit is the time between two checks of the progress. A killed program has the same
+// time to end: a stalled system call delays the end.
 const toolLimit = 5 * time.Minute
 
 // disk is an image on which programs run.
@@ -116,8 +116,8 @@ func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{
 	return false
 }
 
-// awaitProgress waits for the end of a process. It returns an error if the driver has to give up the
-// process: ctx has ended, or the process has made no progress for limit.
+// awaitProgress waits for the end of a process. It returns an error if the driver has to give up
+// the process: ctx has ended, or the process has made no progress for limit.
 func awaitProgress(ctx context.Context, ended <-chan struct{}, pid int, limit time.Duration) error {
 	last, since := progressOf(pid), time.Now()
 	look := time.NewTicker(limit / 10)

@@ -72,8 +72,8 @@ func (l *loops) tune(dev, file *os.File, b backing, o loopOptions) error {
 
 // setBuffered sets whether a device uses the page cache of its file. If the file does not support
 // direct I/O, the device stays buffered, without an error. Before a change to direct I/O the kernel
-// writes out the whole file, and the device does not answer meanwhile. So setBuffered syncs the file
-// first, to leave little for the kernel to write.
+// writes out the whole file, and the device does not answer meanwhile. So setBuffered syncs the
+// file first, to leave little for the kernel to write.
 func setBuffered(dev, file *os.File, buffered bool) error {
 	if is, err := isBuffered(dev); err != nil || is == buffered {
 		return err
@@ -127,9 +127,9 @@ func (l *loops) learned(b backing) (sectors int, ok bool) {
 	return sectors, ok
 }
 
-// standardReadAhead returns the default read-ahead, in sectors, of a device whose backing file is at
-// path. If this process has not yet attached a file of that filesystem, it briefly attaches an empty
-// file without a name.
+// standardReadAhead returns the default read-ahead, in sectors, of a device whose backing file is
+// at path. If this process has not yet attached a file of that filesystem, it briefly attaches an
+// empty file without a name.
 func (l *loops) standardReadAhead(path string, b backing) (int, error) {
 	if sectors, ok := l.learned(b); ok {
 		return sectors, nil

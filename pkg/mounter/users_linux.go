@@ -30,8 +30,8 @@ func (l *linux) MountPointsOf(source string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// One pass over mountinfo is enough. Since Linux 5.8 a cursor keeps the position of a reader, so
-	// the pass lists every mount that exists the whole time, also while others come and go.
+	// One pass over mountinfo is enough. Since Linux 5.8 a cursor keeps the position of a reader,
+	// so the pass lists every mount that exists the whole time, also while others come and go.
 	mounts := map[uint64]*mountinfo.Info{}
 	var paths []string
 	var overlays []*mountinfo.Info
@@ -144,8 +144,8 @@ func resolveLayer(path string) (layer, error) {
 	return layer{at.mount, real}, err
 }
 
-// overlayLayers returns the paths of the layers of an overlay from its options in the mount table. A
-// backslash can be an escape or, in lowerdir+ and datadir+ (Linux 6.8), a part of the name. See
+// overlayLayers returns the paths of the layers of an overlay from its options in the mount table.
+// A backslash can be an escape or, in lowerdir+ and datadir+ (Linux 6.8), a part of the name. See
 // fs/overlayfs/params.c of Linux.
 func overlayLayers(options string) (paths []string) {
 	for option := range strings.SplitSeq(options, ",") {
@@ -163,8 +163,8 @@ func overlayLayers(options string) (paths []string) {
 	return paths
 }
 
-// splitLayers removes escapes (a backslash before any character). If colons is true, it splits value
-// at each colon that is not escaped.
+// splitLayers removes escapes (a backslash before any character). If colons is true, it splits
+// value at each colon that is not escaped.
 func splitLayers(value string, colons bool) (paths []string) {
 	var path strings.Builder
 	flush := func() {

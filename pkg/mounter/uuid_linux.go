@@ -52,9 +52,9 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 	return err
 }
 
-// renewExt4 first replays the journal, as a mount would. The UUID is the seed of the checksums of all
-// metadata, which a new UUID would make invalid. So tune2fs first stores the old UUID as a separate
-// seed (metadata_csum_seed, Linux 4.4).
+// renewExt4 first replays the journal, as a mount would. The UUID is the seed of the checksums of
+// all metadata, which a new UUID would make invalid. So tune2fs first stores the old UUID as a
+// separate seed (metadata_csum_seed, Linux 4.4).
 func renewExt4(ctx context.Context, l *linux, d disk, _ int) error {
 	if err := l.check(ctx, d); err != nil {
 		return err
