@@ -20,7 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// newLoopBench is a bench on which images can be mounted.
+// newLoopBench returns a bench on which images can be mounted.
 func newLoopBench(t *testing.T) *bench {
 	t.Helper()
 	b := newBench(t, realMounter(t))
@@ -29,7 +29,7 @@ func newLoopBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	if !slices.Equal(strings.Fields(string(users)), []string{"0", "0", "4294967295"}) {
-		t.Skip("only the machine's root can use loop devices, and this is a user namespace")
+		t.Skip("loop devices need root of the machine, and this is a user namespace")
 	}
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		namespace.Skip(t, err)
@@ -40,7 +40,7 @@ func newLoopBench(t *testing.T) *bench {
 	return b
 }
 
-// loops returns the loop devices that have a file of this bench.
+// loops returns the loop devices whose backing file is in this bench.
 func (b *bench) loops() []string {
 	b.t.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -48,12 +48,12 @@ func (b *bench) loops() []string {
 		b.t.Fatal(err)
 	}
 	return slices.DeleteFunc(files, func(file string) bool {
-		name, _ := os.ReadFile(file) // fails if the device has just let go
+		name, _ := os.ReadFile(file) // fails if the device was just detached
 		return !strings.HasPrefix(string(name), b.storage)
 	})
 }
 
-// image makes a file for an image, with a filesystem unless fsType is "".
+// image creates the file of an image, with a filesystem unless fsType is "".
 func (b *bench) image(name, fsType string) Mount {
 	b.t.Helper()
 	m := Mount{Kind: Image, Source: filepath.Join(b.storage, name), FSType: fsType, Sector: 512}
@@ -90,9 +90,9 @@ func TestLinuxKeepsTheContractOfImagesWithoutTheNewSystemCalls(t *testing.T) {
 	}, (*bench).image)
 }
 
-// TestBothWaysOfMountingFailAlike: the class of an error says whether the image is to blame, and the
-// new system calls must not change it.
-func TestBothWaysOfMountingFailAlike(t *testing.T) {
+// TestOldAndNewMountCallsFailWithTheSameClass: the class of an error shows whether the image is the
+// cause. mount(2) and the new system calls must return the same class.
+func TestOldAndNewMountCallsFailWithTheSameClass(t *testing.T) {
 	b := newLoopBench(t)
 	l := b.Host.(*linux)
 	spoils := map[string]func(m Mount) error{
@@ -148,8 +148,8 @@ func overwrite(path string, offset, n int64) error {
 	return err
 }
 
-// TestOptionsOfFilesystemsReachTheKernel asks the kernel what it made of each option.
-func TestOptionsOfFilesystemsReachTheKernel(t *testing.T) {
+// TestFilesystemOptionsReachTheKernel compares each option with the options that the kernel reports.
+func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 	shows := map[string]string{"lazytime": "lazytime", "sync": "sync", "dirsync": "dirsync", "discard": "discard", "largeio": "largeio", "autodefrag": "autodefrag"}
 	for _, fsType := range FSTypes() {
 		for _, old := range []bool{false, true} {
@@ -189,7 +189,7 @@ func TestOptionsOfFilesystemsReachTheKernel(t *testing.T) {
 	}
 }
 
-func TestTheKernelsWordsAreInTheError(t *testing.T) {
+func TestMountErrorsContainTheKernelMessage(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "btrfs")
 	_, release := b.recipe(m)
@@ -237,11 +237,11 @@ func TestImagesAreMounted(t *testing.T) {
 				}
 				for _, path := range []string{staging, one, two} {
 					if !b.mounted(m, path) || b.mounted(other, path) {
-						t.Errorf("restarted %v: Mounted doesn't tell images apart at %s", restarted, path)
+						t.Errorf("restarted %v: Mounted does not distinguish images at %s", restarted, path)
 					}
 				}
 				if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, []string{one, staging, two}) {
-					t.Errorf("restarted %v: Users = %v, %v", restarted, got, err)
+					t.Errorf("restarted %v: MountPointsOf = %v, %v", restarted, got, err)
 				}
 				if got, err := b.OtherTargets(ctx, staging); err != nil || !slices.Equal(got, []string{one, two}) {
 					t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
@@ -255,18 +255,18 @@ func TestImagesAreMounted(t *testing.T) {
 			}
 			b.unmount(one, two, staging)
 			if got, err := b.MountPointsOf(m.Source); err != nil || len(got) != 0 {
-				t.Errorf("Users = %v, %v after all that", got, err)
+				t.Errorf("MountPointsOf = %v, %v after all that", got, err)
 			}
 			b.mount(m, staging)
 			if got, err := os.ReadFile(filepath.Join(staging, "f")); string(got) != "hello" {
-				t.Errorf("mounted again, it shows %q, %v", got, err)
+				t.Errorf("after another mount the image shows %q, %v", got, err)
 			}
 			b.unmount(staging)
 		})
 	}
 }
 
-func TestAnImageIsNeverFormattedByMounting(t *testing.T) {
+func TestMountNeverFormatsAnImage(t *testing.T) {
 	b := newLoopBench(t)
 	for name, spoil := range map[string]func(f *os.File) error{
 		"blank":   func(f *os.File) error { return errors.Join(f.Truncate(0), f.Truncate(64<<20)) },
@@ -301,7 +301,7 @@ func TestAnImageIsNeverFormattedByMounting(t *testing.T) {
 	}
 }
 
-func TestDisksAreDevices(t *testing.T) {
+func TestDiskIsMountedAsABlockDevice(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	m, other := b.image("image", ""), b.image("other", "")
@@ -333,7 +333,7 @@ func TestDisksAreDevices(t *testing.T) {
 		}
 		for _, path := range []string{staging, one} {
 			if !b.mounted(m, path) || b.mounted(other, path) {
-				t.Errorf("restarted %v: Mounted doesn't tell disks apart at %s", restarted, path)
+				t.Errorf("restarted %v: Mounted does not distinguish disks at %s", restarted, path)
 			}
 			if yes, err := b.Occupied(ctx, path); !yes || err != nil {
 				t.Errorf("restarted %v: Occupied(%s) = %v, %v", restarted, path, yes, err)
@@ -343,7 +343,7 @@ func TestDisksAreDevices(t *testing.T) {
 			}
 		}
 		if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, []string{one, filepath.Join(staging, DeviceName)}) {
-			t.Errorf("restarted %v: Users = %v, %v", restarted, got, err)
+			t.Errorf("restarted %v: MountPointsOf = %v, %v", restarted, got, err)
 		}
 		if got, err := b.OtherTargets(ctx, m.BindFrom(staging).Source); err != nil || !slices.Equal(got, []string{one}) {
 			t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
@@ -360,21 +360,21 @@ func TestDisksAreDevices(t *testing.T) {
 		t.Errorf("Remove = %v, target there: %v", err, exists(one))
 	}
 	b.mount(readOnly.BindFrom(staging), two)
-	if dev, err = os.OpenFile(two, os.O_RDWR, 0); err == nil { // which the kernel permits
+	if dev, err = os.OpenFile(two, os.O_RDWR, 0); err == nil { // the kernel permits the open
 		if _, err := dev.WriteAt([]byte("no"), 0); !errors.Is(err, unix.EPERM) {
 			t.Errorf("write to a read-only device: %v, want EPERM", err)
 		}
 		dev.Close()
 	}
 	b.unmount(two)
-	b.mount(m.BindFrom(staging), one) // and it can be written to again
+	b.mount(m.BindFrom(staging), one) // the device is writable again
 	if dev, err = os.OpenFile(one, os.O_RDWR, 0); err != nil {
 		t.Error(err)
 	}
 	dev.Close()
 	b.unmount(one, staging)
 	if got, err := b.MountPointsOf(m.Source); err != nil || len(got) != 0 || exists(filepath.Join(staging, DeviceName)) {
-		t.Errorf("Users = %v, %v after all that", got, err)
+		t.Errorf("MountPointsOf = %v, %v after all that", got, err)
 	}
 	if err := b.Remove(ctx, staging); err != nil || exists(staging) {
 		t.Errorf("Remove(staging) = %v", err)
@@ -403,7 +403,7 @@ func TestImagesGrow(t *testing.T) {
 			}
 			for range 2 {
 				err := b.Grow(ctx, m, path)
-				if fsType == "ext4" && errors.Is(err, ErrBusy) && !mayGrowExt4(t) { // test/vm is a machine where root may
+				if fsType == "ext4" && errors.Is(err, ErrBusy) && !mayGrowExt4(t) { // in test/vm root may grow an ext4
 					b.unmount(path)
 					b.mount(m, path)
 					err = b.Grow(ctx, m, path)
@@ -424,7 +424,7 @@ func TestImagesGrow(t *testing.T) {
 				t.Errorf("the file holds %q, %v", got, err)
 			}
 			if err := os.WriteFile(filepath.Join(path, "large"), make([]byte, 350<<20), 0o600); err != nil {
-				t.Errorf("the room isn't there: %v", err)
+				t.Errorf("the new space cannot be used: %v", err)
 			}
 			b.unmount(path)
 			b.mount(m, path)
@@ -433,8 +433,9 @@ func TestImagesGrow(t *testing.T) {
 	}
 }
 
-// TestARestThatIsTooSmallToBeUsedIsLeft: a filesystem whose last group would be too small does without it.
-func TestARestThatIsTooSmallToBeUsedIsLeft(t *testing.T) {
+// TestGrowLeavesATooSmallLastGroup: a filesystem does not use the rest of a device that is too small
+// for another group.
+func TestGrowLeavesATooSmallLastGroup(t *testing.T) {
 	ctx := context.Background()
 	for _, fsType := range FSTypes() {
 		t.Run(fsType, func(t *testing.T) {
@@ -456,8 +457,8 @@ func TestARestThatIsTooSmallToBeUsedIsLeft(t *testing.T) {
 	}
 }
 
-// TestExt4IsFullWhenResize2fsSaysSo: else it would be checked and resized whenever it is staged.
-func TestExt4IsFullWhenResize2fsSaysSo(t *testing.T) {
+// TestExt4IsFullWhenResize2fsReportsIt: otherwise each stage call would check and resize the ext4.
+func TestExt4IsFullWhenResize2fsReportsIt(t *testing.T) {
 	for _, name := range []string{"mkfs.ext4", "e2fsck", "resize2fs"} {
 		if _, err := exec.LookPath(name); err != nil {
 			t.Skip(err)
@@ -499,7 +500,7 @@ func TestExt4IsFullWhenResize2fsSaysSo(t *testing.T) {
 				run(size, "mkfs.ext4", "-q", "-b", fmt.Sprint(blockSize))
 				before := resize(size + page)
 				if before.blocks-before.first != groups*before.groupBlocks {
-					t.Fatalf("%+v isn't one of %d whole groups", before, groups)
+					t.Fatalf("%+v does not have %d whole groups", before, groups)
 				}
 				enough := ((before.blocks+before.leastLast(groups))*blockSize + page - 1) / page * page
 				for _, size := range []uint64{size + page, enough - page, enough - 1, enough} {
@@ -509,14 +510,14 @@ func TestExt4IsFullWhenResize2fsSaysSo(t *testing.T) {
 					}
 				}
 				if before.full(enough) {
-					t.Errorf("%+v is full whatever its device has", before)
+					t.Errorf("%+v is full for every size of the device", before)
 				}
 			})
 		}
 	}
 }
 
-// mayGrowExt4 reports whether we have CAP_SYS_RESOURCE, which not every root has.
+// mayGrowExt4 reports whether this process has CAP_SYS_RESOURCE, which root of a container may lack.
 func mayGrowExt4(t *testing.T) bool {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -527,7 +528,7 @@ func mayGrowExt4(t *testing.T) bool {
 	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-func TestADeviceThatIsPublishedStaysAttached(t *testing.T) {
+func TestPublishedDeviceStaysAttached(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	m, other := b.image("image", ""), b.image("other", "")
@@ -536,7 +537,7 @@ func TestADeviceThatIsPublishedStaysAttached(t *testing.T) {
 	b.mount(m, b.path("again")) // at a second staging path
 	for _, path := range []string{b.path("staging"), b.path("again")} {
 		if err := b.Unmount(ctx, path); !errors.Is(err, ErrBusy) {
-			t.Errorf("Unmount(%s) of a device that is at another path, too = %v", path, err)
+			t.Errorf("Unmount(%s) of a device that is also at another path = %v", path, err)
 		}
 	}
 	b.mount(other, b.path("other"))
@@ -554,12 +555,12 @@ func TestADeviceThatIsPublishedStaysAttached(t *testing.T) {
 	}
 	b.unmount(b.path("again"))
 	if !b.mounted(m, b.path("staging")) {
-		t.Error("with one staging path the other lost its device")
+		t.Error("the removal of a staging path has removed the device of the other")
 	}
 	b.unmount(b.path("staging"), b.path("other"))
 }
 
-func TestADevicesNumberBringsNothingFromTheLastOne(t *testing.T) {
+func TestReusedDeviceNumberKeepsNoSettings(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	readOnly := m
@@ -577,7 +578,7 @@ func TestADevicesNumberBringsNothingFromTheLastOne(t *testing.T) {
 	}
 }
 
-func TestADeviceThatShowsAPartOfAnImageIsNotTheImage(t *testing.T) {
+func TestMountRejectsADeviceWithAPartOfTheImage(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	out, err := exec.Command("losetup", "--show", "-f", "-o", "1048576", m.Source).CombinedOutput()
@@ -592,7 +593,7 @@ func TestADeviceThatShowsAPartOfAnImageIsNotTheImage(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-func TestADeviceWithoutAnEndIsKept(t *testing.T) {
+func TestMountKeepsADeviceWithAutoclear(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	b.mount(m, b.path("staging"))
@@ -600,18 +601,18 @@ func TestADeviceWithoutAnEndIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := setAutoclear(dev, true); err != nil { // killed in the middle, while somebody looks
+	if err := setAutoclear(dev, true); err != nil { // the driver died midway, and another process has the device open
 		t.Fatal(err)
 	}
 	b.mount(m, b.path("staging"))
 	dev.Close()
 	if !b.mounted(m, b.path("staging")) {
-		t.Error("it went with the one who looked")
+		t.Error("the kernel detached the device when the other process closed it")
 	}
 	b.unmount(b.path("staging"))
 }
 
-func TestADiskThatIsStagedReadOnly(t *testing.T) {
+func TestDiskStagedReadOnly(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	m.ReadOnly = true
@@ -623,11 +624,11 @@ func TestADiskThatIsStagedReadOnly(t *testing.T) {
 	b.unmount(b.path("one"), b.path("staging"))
 }
 
-// attachAs attaches an image to a device of this number, as somebody else may.
+// attachAs attaches an image to the device with number n, as another program may.
 func (b *bench) attachAs(n int, m Mount) backing {
 	b.t.Helper()
 	if out, err := exec.Command("losetup", loopPath(n), m.Source).CombinedOutput(); err != nil {
-		b.t.Skipf("somebody took %s: %v, %s", loopPath(n), err, out)
+		b.t.Skipf("another process took %s: %v, %s", loopPath(n), err, out)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(m.Source, &st); err != nil {
@@ -636,7 +637,7 @@ func (b *bench) attachAs(n int, m Mount) backing {
 	return backing{st.Dev, st.Ino}
 }
 
-func TestADiskThatWasLeftHalfMountedIsMadeWhole(t *testing.T) {
+func TestMountRepairsAnIncompleteDisk(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	staging := b.path("staging")
@@ -654,17 +655,17 @@ func TestADiskThatWasLeftHalfMountedIsMadeWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := int(unix.Minor(st.Rdev))
-	err = setAutoclear(dev, true) // killed before it was told to stay: the device is gone, its node mounted
+	err = setAutoclear(dev, true) // killed before it cleared autoclear: the device is gone, its node mounted
 	dev.Close()
 	if err != nil || len(b.loops()) != 0 || b.mounted(m, staging) {
 		t.Fatalf("%v, attached: %v", err, b.loops())
 	}
-	// The number becomes another image's, which has to be left in peace.
+	// The kernel gives the number to another image, which must stay attached.
 	other := b.attachAs(n, b.image("other", ""))
 	b.unmount(staging)
 	mkdir(t, staging)
 	if has, err := fileOfLoop(n); err != nil || has != other {
-		t.Errorf("the other's device has %v, %v", has, err)
+		t.Errorf("the device of the other image has %v, %v", has, err)
 	}
 	b.mount(m, staging)
 	if !b.mounted(m, staging) {

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// eternity is a limit that no test reaches, unless it hangs.
+// eternity is a limit that no test reaches, unless the test is stalled.
 const eternity = 5 * time.Minute
 
-// fakeImage makes a file for an image of a fake, with a filesystem unless fsType is "".
+// fakeImage creates the file of an image of a fake, with a filesystem unless fsType is "".
 func (b *bench) fakeImage(name, fsType string) Mount {
 	b.t.Helper()
 	m := Mount{Kind: Image, Source: filepath.Join(b.storage, name), FSType: fsType, Sector: 512}
@@ -40,7 +40,7 @@ func (b *bench) unmount(paths ...string) {
 	}
 }
 
-// copyImage copies what is in an image to a new file, without its holes, as it is now.
+// copyImage copies the current content of an image to a new file, without its holes.
 func (b *bench) copyImage(m Mount, name string) Mount {
 	b.t.Helper()
 	copied := m
@@ -97,7 +97,7 @@ func TestFakeKeepsTheContractOfImages(t *testing.T) {
 	}, (*bench).fakeImage)
 }
 
-// testImageContract is what every Mounter does with images, the fake too.
+// testImageContract tests the contract for images, which every Host has to keep, the fake too.
 func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image func(b *bench, name, fsType string) Mount) {
 	ctx := context.Background()
 	run := func(name string, test func(t *testing.T, b *bench)) {
@@ -128,7 +128,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		b.unmount(b.path("mounted"), b.path("disk"))
 	})
 
-	run("a freeze of what is no image fails before the cut", func(t *testing.T, b *bench) {
+	run("a freeze of a path that is no image fails before the cut", func(t *testing.T, b *bench) {
 		m, link := image(b, "image", "ext4"), filepath.Join(b.storage, "link")
 		if err := os.Symlink(m.Source, link); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
@@ -144,7 +144,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		}
 	})
 
-	run("what lasts longer than the limit is no point in time", func(t *testing.T, b *bench) {
+	run("a cut that takes longer than the limit is no point in time", func(t *testing.T, b *bench) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.mount(m, b.path("mounted"))
 		onDemand := errors.New("on demand")
@@ -157,13 +157,13 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
 			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, cut); err != want {
-				t.Errorf("Freeze of what nobody uses = %v, want %v", err, want)
+				t.Errorf("Freeze of an unused image = %v, want %v", err, want)
 			}
 		}
 		b.unmount(b.path("mounted"))
 	})
 
-	run("while an image is frozen nothing else is done to it", func(t *testing.T, b *bench) {
+	run("other calls for an image wait while the image is frozen", func(t *testing.T, b *bench) {
 		m, idle := image(b, "mounted", "ext4"), image(b, "idle", "ext4")
 		b.mount(m, b.path("mounted"))
 		b.mount(m.BindFrom(b.path("mounted")), b.path("again"))
@@ -224,7 +224,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 				b.refused(copied, b.path(fsType+"-copy"), ErrFormat)
 			}
 			if err := b.newUUID(m); !errors.Is(err, ErrBusy) {
-				t.Errorf("NewUUID of what is mounted = %v, want ErrBusy", err)
+				t.Errorf("NewUUID of a mounted image = %v, want ErrBusy", err)
 			}
 			for range 2 {
 				if err := b.newUUID(copied); err != nil {
@@ -244,18 +244,18 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		}
 	})
 
-	run("only what is attached is tuned", func(t *testing.T, b *bench) {
+	run("Tune changes attached images only", func(t *testing.T, b *bench) {
 		m := image(b, "mounted", "ext4")
 		m.Buffered, m.ReadAhead = true, 1<<20
 		if err := b.Tune(ctx, m); err != nil {
-			t.Errorf("Tune of what isn't attached = %v", err)
+			t.Errorf("Tune of an image that is not attached = %v", err)
 		}
 		if err := b.Tune(ctx, b.volume("v")); err != nil {
 			t.Errorf("Tune of a directory = %v", err)
 		}
 		missing := Mount{Kind: Image, Source: filepath.Join(b.storage, "none")}
 		if err := b.Tune(ctx, missing); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("Tune of what isn't there = %v, want ErrNotExist", err)
+			t.Errorf("Tune of a missing image = %v, want ErrNotExist", err)
 		}
 		b.mount(m, b.path("mounted"))
 		m.Buffered, m.ReadAhead = false, 0
@@ -271,7 +271,7 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 
 func nothing(context.Context) error { return nil }
 
-func TestTheFakeRemembersHowItWasTuned(t *testing.T) {
+func TestFakeRecordsTuning(t *testing.T) {
 	fake := NewFake(t.TempDir())
 	b := newBench(t, func(dir string) Host { fake.dir = dir; return fake })
 	m := b.fakeImage("image", "xfs")
@@ -281,6 +281,6 @@ func TestTheFakeRemembersHowItWasTuned(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := fake.Mounts()[b.path("staging")]; !got.Buffered || got.ReadAhead != 4096 {
-		t.Errorf("it is mounted as %+v", got)
+		t.Errorf("the image is mounted as %+v", got)
 	}
 }

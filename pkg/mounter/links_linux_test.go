@@ -111,9 +111,9 @@ var swaps = map[string]func(b *bench, s subject, outside string) (undo func() er
 	},
 }
 
-// TestAMountOnASwappedTargetIsUndone swaps the target when the mounter holds it, just before the
+// TestMountOnASwappedTargetIsUndone swaps the target when the mounter holds it, just before the
 // mount: the moment that a race has to find.
-func TestAMountOnASwappedTargetIsUndone(t *testing.T) {
+func TestMountOnASwappedTargetIsUndone(t *testing.T) {
 	forEachSubject(t, func(t *testing.T, b *bench, s subject, m Mount, outside string) {
 		l, path := b.Host.(*linux), b.path("pod", "target")
 		r, release := b.recipe(m)
@@ -384,7 +384,7 @@ func repair(b *bench, outside string) {
 	}
 }
 
-func TestNoElementOfASourceMayBeALink(t *testing.T) {
+func TestMountRejectsLinksInTheSource(t *testing.T) {
 	ctx := context.Background()
 	for _, kind := range []Kind{Directory, Image, Disk} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -410,7 +410,7 @@ func TestNoElementOfASourceMayBeALink(t *testing.T) {
 					t.Errorf("%s: Mounted = %v, want ErrPath", link, err)
 				}
 				if _, err := b.MountPointsOf(m.Source); !errors.Is(err, ErrPath) {
-					t.Errorf("%s: Users = %v, want ErrPath", link, err)
+					t.Errorf("%s: MountPointsOf = %v, want ErrPath", link, err)
 				}
 				if err := b.Tune(ctx, m); kind != Directory && !errors.Is(err, ErrPath) {
 					t.Errorf("%s: Tune = %v, want ErrPath", link, err)
@@ -425,9 +425,9 @@ func TestNoElementOfASourceMayBeALink(t *testing.T) {
 	}
 }
 
-// TestAPublishedSourceIsFoundBelowTheKubeletDirectory: what is published is staged there, and the
+// TestPublishedSourceIsFoundBelowTheKubeletDirectory: what is published is staged there, and the
 // directory's own path may have a link.
-func TestAPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
+func TestPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	link := filepath.Join(filepath.Dir(b.kubelet), "link")
@@ -447,7 +447,7 @@ func TestAPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	b.unmount(b.path("target"), b.path("staging"))
 }
 
-func TestWhatIsNoImageIsRefused(t *testing.T) {
+func TestMountRejectsSourcesThatAreNoImage(t *testing.T) {
 	b := newLoopBench(t)
 	for name, make := range map[string]func(path string) error{
 		"a FIFO":      func(path string) error { return unix.Mkfifo(path, 0o600) },
@@ -512,8 +512,8 @@ func TestMountsReachOtherNamespaces(t *testing.T) {
 	})
 }
 
-// TestNothingIsLeftInOtherNamespaces: a mount that is undone was seen there for a moment.
-func TestNothingIsLeftInOtherNamespaces(t *testing.T) {
+// TestUndoneMountsLeaveNothingInOtherNamespaces: a mount that is undone was seen there for a moment.
+func TestUndoneMountsLeaveNothingInOtherNamespaces(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newRealBench(t, legacy(old))
 		l, m := b.Host.(*linux), b.volume("v")
@@ -550,8 +550,8 @@ func TestNothingIsLeftInOtherNamespaces(t *testing.T) {
 	}
 }
 
-// TestUndoTakesAwayOneMount: not the one below, nor what is mounted at the path by then.
-func TestUndoTakesAwayOneMount(t *testing.T) {
+// TestUndoRemovesOnlyItsOwnMount: not the one below, nor what is mounted at the path by then.
+func TestUndoRemovesOnlyItsOwnMount(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
 	b.mount(v, b.path("target"))

@@ -29,9 +29,9 @@ func returns(t *testing.T, what string, call func() error) error {
 	}
 }
 
-// hungDevice is a bench with a Disk whose device answers nothing, as a call of Tune waits for a write
-// that does not end: the file of the disk is on a filesystem that is frozen. It ends with end.
-func hungDevice(t *testing.T) (b *bench, device string, end func()) {
+// stalledDevice returns a bench with a Disk whose device does not answer: a call of Tune waits for a
+// write that does not end, as the file of the disk is on a frozen filesystem. end ends the stall.
+func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 	b = newFreezeBench(t)
 	outer := b.image("outer", "ext4")
 	b.mount(outer, b.path("outer"))
@@ -98,14 +98,14 @@ func syncFile(path string) error {
 	return f.Sync()
 }
 
-func TestADeviceThatDoesNotAnswerHoldsUpNoOtherImage(t *testing.T) {
+func TestStalledDeviceDelaysNoOtherImage(t *testing.T) {
 	ctx := context.Background()
-	b, device, end := hungDevice(t)
+	b, device, end := stalledDevice(t)
 	m := b.image("other", "xfs")
 	for name, call := range map[string]func() error{
-		"Mount": func() error { return b.Mount(ctx, m, b.path("other")) },
-		"Users": func() error { _, err := b.MountPointsOf(m.Source); return err },
-		"Tune":  func() error { return b.Tune(ctx, m) },
+		"Mount":         func() error { return b.Mount(ctx, m, b.path("other")) },
+		"MountPointsOf": func() error { _, err := b.MountPointsOf(m.Source); return err },
+		"Tune":          func() error { return b.Tune(ctx, m) },
 		"Mounted": func() error {
 			if yes, err := b.Mounted(ctx, m, b.path("other")); err != nil || !yes {
 				return fmt.Errorf("%v, %w", yes, err)
@@ -130,19 +130,19 @@ func TestADeviceThatDoesNotAnswerHoldsUpNoOtherImage(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// A new process knows nothing of the device, which may have the image.
+	// A new process does not know the file of the device, which may be the image.
 	again := realMounter(t)(b.kubelet)
 	if _, err := again.MountPointsOf(m.Source); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), device) {
-		t.Errorf("Users of a new Mounter = %v, want ErrNoAnswer that names the device", err)
+		t.Errorf("MountPointsOf of a new Mounter = %v, want ErrNoAnswer that names the device", err)
 	}
 	end()
 	if users, err := again.MountPointsOf(m.Source); err != nil || len(users) > 0 {
-		t.Errorf("Users when the device answers again = %v, %v", users, err)
+		t.Errorf("MountPointsOf when the device answers again = %v, %v", users, err)
 	}
 }
 
-// TestADeadDiskHurtsNoOtherImage, and a pod on it can end.
-func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
+// TestDeadDiskAffectsNoOtherImage also tests that a pod on the dead disk can end.
+func TestDeadDiskAffectsNoOtherImage(t *testing.T) {
 	ctx := context.Background()
 	for _, restarted := range []bool{false, true} {
 		b := newLoopBench(t)
@@ -162,7 +162,7 @@ func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
 		other := b.image("other", "ext4")
 		b.mount(other, b.path("other"))
 		if users, err := b.MountPointsOf(other.Source); err != nil || len(users) != 1 {
-			t.Errorf("Users = %v, %v", users, err)
+			t.Errorf("MountPointsOf = %v, %v", users, err)
 		}
 		b.unmount(b.path("other"))
 		for _, path := range []string{b.path("target"), b.path("staging")} {
@@ -170,15 +170,15 @@ func TestADeadDiskHurtsNoOtherImage(t *testing.T) {
 				t.Errorf("restarted %v: Remove(%s) = %v", restarted, path, err)
 			}
 		}
-		if restarted { // whose the device was is not known any more
+		if restarted { // the new process does not know the image of the device
 			b.run(Mount{Source: device}, "losetup", "-d")
 		}
 		b.unmount(b.path("disk"))
 	}
 }
 
-// TestOneImageIsAttachedOnce by many calls at once, at many paths.
-func TestOneImageIsAttachedOnce(t *testing.T) {
+// TestConcurrentMountsAttachAnImageOnce mounts each image with many calls at once, at many paths.
+func TestConcurrentMountsAttachAnImageOnce(t *testing.T) {
 	b := newLoopBench(t)
 	images := []Mount{b.image("one", ""), b.image("two", "ext4"), b.image("three", "xfs")}
 	for range 5 {
@@ -205,9 +205,10 @@ func TestOneImageIsAttachedOnce(t *testing.T) {
 	}
 }
 
-// TestTheMountOfAFasterProgramDoesNotFail when the driver was offered the same free device: mount(2)
-// refuses a device that is open exclusively.
-func TestTheMountOfAFasterProgramDoesNotFail(t *testing.T) {
+// TestConfigureFreeDoesNotFailAFasterMount: if the kernel has offered the same free device to the
+// driver and to another program, the mount of the program must not fail. mount(2) rejects a device
+// that is open exclusively.
+func TestConfigureFreeDoesNotFailAFasterMount(t *testing.T) {
 	b := newLoopBench(t)
 	theirs, ours := b.image("theirs", "ext4"), b.image("ours", "")
 	file, err := os.Open(ours.Source)
@@ -253,8 +254,8 @@ func TestTheMountOfAFasterProgramDoesNotFail(t *testing.T) {
 	late.Wait()
 }
 
-// TestADevicesFileIsAskedForAnew when the kernel has given it another one.
-func TestADevicesFileIsAskedForAnew(t *testing.T) {
+// TestFileOfNoticesANewBackingFile: the kernel has attached another file to the same device.
+func TestFileOfNoticesANewBackingFile(t *testing.T) {
 	b := newLoopBench(t)
 	l := &b.Host.(*linux).loops
 	one, two := b.image("one", ""), b.image("two", "")
@@ -265,7 +266,7 @@ func TestADevicesFileIsAskedForAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a, ok := l.lastFile(n); !ok || a.file != first || a.sequence == "" {
-		t.Fatalf("it is not remembered: %+v, %v: that proves nothing", a, ok)
+		t.Fatalf("the file is not remembered: %+v, %v: the test proves nothing", a, ok)
 	}
 	b.unmount(b.path("staging"))
 	await(t, "the device is free", func() bool { _, err := fileOfLoop(n); return errors.Is(err, unix.ENXIO) })
@@ -274,13 +275,13 @@ func TestADevicesFileIsAskedForAnew(t *testing.T) {
 		t.Errorf("fileOf = %v, %v, want %v", has, err, second)
 	}
 	if _, found, err := l.of(first); found || err != nil {
-		t.Errorf("the first image is found: %v, %v", found, err)
+		t.Errorf("the first image is still found: %v, %v", found, err)
 	}
 	b.run(Mount{Source: loopPath(n)}, "losetup", "-d")
 	await(t, "the device is free again", func() bool { _, err := l.fileOf(n); return errors.Is(err, unix.ENXIO) })
 }
 
-func TestQuestionsWithoutAnAnswerAreBounded(t *testing.T) {
+func TestOpenAsksAreBounded(t *testing.T) {
 	var a asks[int, int]
 	release := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -21,7 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
-// noNamespace is why tests that really mount can't run.
+// noNamespace is the reason why tests with real mounts cannot run.
 var noNamespace error
 
 func TestMain(m *testing.M) {
@@ -57,8 +57,8 @@ func realMounter(t *testing.T, change ...func(*linux)) func(string) Host {
 	}
 }
 
-// newRealBench is a bench whose volumes are on a filesystem of the test's own: in a user namespace, the access time
-// options of anybody else's can't be changed.
+// newRealBench returns a bench whose volumes are on a filesystem that the test has mounted. In a user
+// namespace, the access time options of other filesystems cannot be changed.
 func newRealBench(t *testing.T, change ...func(*linux)) *bench {
 	b := newBench(t, realMounter(t, change...))
 	if err := unix.Mount("none", b.storage, "tmpfs", 0, "size=16m"); err != nil {
@@ -78,7 +78,7 @@ func TestLinuxKeepsTheContractWithoutTheNewSystemCalls(t *testing.T) {
 	testContract(t, func(t *testing.T) *bench { return newRealBench(t, legacy(true)) })
 }
 
-func TestEveryOptionIsKnownToTheKernelsTables(t *testing.T) {
+func TestLinuxOptionsCoverDirectoryOptions(t *testing.T) {
 	for _, o := range directoryOptions {
 		if _, ok := linuxOptions[o]; !ok {
 			t.Errorf("%s is allowed but does nothing", o)
@@ -137,7 +137,7 @@ func TestOptionsReachTheKernel(t *testing.T) {
 	}
 }
 
-func TestABusyMountIsNotDetached(t *testing.T) {
+func TestUnmountDoesNotDetachABusyMount(t *testing.T) {
 	b := newRealBench(t)
 	v, target := b.volume("v"), b.path("target")
 	b.mount(v, target)
@@ -160,11 +160,11 @@ func TestABusyMountIsNotDetached(t *testing.T) {
 	}
 }
 
-func TestStackedMountsAllGo(t *testing.T) {
+func TestUnmountRemovesStackedMounts(t *testing.T) {
 	b := newRealBench(t)
 	v, target := b.volume("v"), b.path("target")
 	b.mount(v, target)
-	for range 3 { // as an older driver that doesn't look first leaves them
+	for range 3 { // as an older driver left them, which did not check for a mount
 		if err := unix.Mount(v.Source, target, "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +185,7 @@ func TestStackedMountsAllGo(t *testing.T) {
 	}
 }
 
-func TestADeletedSourceIsReplaced(t *testing.T) {
+func TestMountReplacesADeletedSource(t *testing.T) {
 	b := newRealBench(t)
 	v, target := b.volume("v"), b.path("target")
 	b.mount(v, target)
@@ -194,15 +194,15 @@ func TestADeletedSourceIsReplaced(t *testing.T) {
 	}
 	v = b.volume("v") // the same path, another directory
 	if b.mounted(v, target) {
-		t.Error("Mounted takes the deleted directory for the new one")
+		t.Error("Mounted does not distinguish the deleted directory from the new directory")
 	}
 	b.mount(v, target)
 	if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); err != nil || !exists(filepath.Join(v.Source, "f")) {
-		t.Errorf("the target doesn't show the new directory: %v", err)
+		t.Errorf("the target does not show the new directory: %v", err)
 	}
 }
 
-func TestADeadMountIsReplacedAndUnmounted(t *testing.T) {
+func TestDeadMountIsReplacedAndUnmounted(t *testing.T) {
 	dead := func(t *testing.T, path string) {
 		t.Helper()
 		mkdir(t, path)
@@ -242,7 +242,7 @@ func TestADeadMountIsReplacedAndUnmounted(t *testing.T) {
 	})
 }
 
-func TestAnotherProcessesMountsAreFoundAgain(t *testing.T) {
+func TestNewFindsMountsOfAnEarlierProcess(t *testing.T) {
 	b := newRealBench(t)
 	b.mount(b.volume("v"), b.path("staging"))
 	b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
@@ -256,20 +256,20 @@ func TestAnotherProcessesMountsAreFoundAgain(t *testing.T) {
 	if want := []string{b.path("one"), b.path("staging")}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("OtherTargets = %v, %v, want %v", got, err, want)
 	}
-	if err := unix.Unmount(b.path("one"), 0); err != nil { // by somebody else
+	if err := unix.Unmount(b.path("one"), 0); err != nil { // by another process
 		t.Fatal(err)
 	}
 	if got, _ := b.OtherTargets(context.Background(), b.path("staging")); !slices.Equal(got, []string{b.path("two")}) {
-		t.Errorf("OtherTargets = %v, still with what somebody unmounted", got)
+		t.Errorf("OtherTargets = %v, still with the unmounted path", got)
 	}
 }
 
-func TestMountsOfTwoProcessesFromOneSourceAreSiblings(t *testing.T) {
+func TestOtherTargetsFindsMountsOfAnEarlierProcess(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
 	b.mount(v, b.path("old"))
 	b.Host = realMounter(t)(b.kubelet)
-	b.mount(v, b.path("new")) // from the source itself, not from a mount that is known
+	b.mount(v, b.path("new")) // from the source itself, not from a known mount
 	for path, want := range map[string]string{b.path("old"): b.path("new"), b.path("new"): b.path("old")} {
 		if got, err := b.OtherTargets(context.Background(), path); err != nil || !slices.Equal(got, []string{want}) {
 			t.Errorf("OtherTargets(%s) = %v, %v, want %s", path, got, err, want)
@@ -277,7 +277,7 @@ func TestMountsOfTwoProcessesFromOneSourceAreSiblings(t *testing.T) {
 	}
 }
 
-func TestASiblingThatCantBeLookedAtIsAnError(t *testing.T) {
+func TestOtherTargetsFailsOnAnUnreadablePath(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
 	mkdir(t, b.path("pod"))
@@ -287,17 +287,17 @@ func TestASiblingThatCantBeLookedAtIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := b.OtherTargets(context.Background(), b.path("staging")); err == nil {
-		t.Errorf("OtherTargets = %v and no error, though one is behind a link", got)
+		t.Errorf("OtherTargets = %v and no error, though a path leads through a link", got)
 	}
 	if err := errors.Join(os.Remove(b.path("pod")), os.Rename(b.path("moved"), b.path("pod"))); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := b.OtherTargets(context.Background(), b.path("staging")); err != nil || len(got) != 1 {
-		t.Errorf("OtherTargets = %v, %v: the error has made it forget", got, err)
+		t.Errorf("OtherTargets = %v, %v: the path was forgotten after the error", got, err)
 	}
 }
 
-func TestAMountThatFailsLeavesNoTarget(t *testing.T) {
+func TestFailedMountLeavesNoTarget(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newRealBench(t, legacy(old))
 		v := b.volume("v")
@@ -305,19 +305,19 @@ func TestAMountThatFailsLeavesNoTarget(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := b.Mount(context.Background(), v, b.path("new")); !errors.Is(err, unix.EINVAL) {
-			t.Fatalf("Mount = %v, want EINVAL, as the source can't be bound", err)
+			t.Fatalf("Mount = %v, want EINVAL, as the source cannot be bind mounted", err)
 		}
 		mkdir(t, b.path("there"))
 		b.refused(v, b.path("there"), unix.EINVAL)
 		if exists(b.path("new")) || !exists(b.path("there")) {
-			t.Error("after the error, the targets are not as they were")
+			t.Error("the failed calls changed the targets")
 		}
 	}
 }
 
-// In a user namespace the options of a mount that comes from outside are locked. So there, a bind succeeds and its
-// options don't.
-func TestAMountWithoutItsOptionsIsTakenAway(t *testing.T) {
+// TestMountWithoutItsOptionsIsUndone runs in a user namespace, where the options of a mount from
+// outside are locked. There a bind mount succeeds, but the kernel rejects its options.
+func TestMountWithoutItsOptionsIsUndone(t *testing.T) {
 	const outside = "CAUSEWAY_TEST_OUTSIDE"
 	dir := os.Getenv(outside)
 	if dir == "" {
@@ -347,10 +347,10 @@ func TestAMountWithoutItsOptionsIsTakenAway(t *testing.T) {
 	b.mount(b.volume("v"), b.path("target"))
 }
 
-func TestAMountThatIsBusyForAMomentIsUnmounted(t *testing.T) {
+func TestUnmountWaitsForABrieflyBusyMount(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
-	for range 20 { // once is enough: this machine may be slower than the patience of Unmount
+	for range 20 { // a single success is enough: this machine may be slower than the retries of Unmount
 		b.mount(v, b.path("target"))
 		f, err := os.Create(b.path("target", "open"))
 		if err != nil {
@@ -370,12 +370,12 @@ func TestAMountThatIsBusyForAMomentIsUnmounted(t *testing.T) {
 	t.Error("Unmount never waited")
 }
 
-func TestWithoutTheCapabilityThereIsNoMounter(t *testing.T) {
+func TestNewFailsWithoutTheCapability(t *testing.T) {
 	realMounter(t)
 	dir := t.TempDir()
 	failed := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&head, &none[0]); err != nil {
@@ -406,7 +406,7 @@ func TestIsShared(t *testing.T) {
 	}
 }
 
-func TestAKubeletDirectoryBehindALink(t *testing.T) {
+func TestKubeletDirectoryBehindALink(t *testing.T) {
 	b := newRealBench(t)
 	link := filepath.Join(filepath.Dir(b.kubelet), "link")
 	if err := os.Symlink(b.kubelet, link); err != nil {
@@ -421,7 +421,7 @@ func TestAKubeletDirectoryBehindALink(t *testing.T) {
 	}
 }
 
-func TestUsersSeesMountsOfSubdirectoriesAnywhere(t *testing.T) {
+func TestMountPointsOfIncludesSubdirectories(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
 	mkdir(t, filepath.Join(v.Source, "sub dir"))
@@ -433,14 +433,14 @@ func TestUsersSeesMountsOfSubdirectoriesAnywhere(t *testing.T) {
 	defer unix.Unmount(elsewhere, 0)
 	got, err := b.MountPointsOf(v.Source)
 	if want := []string{elsewhere}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("Users = %v, %v, want %v", got, err, want)
+		t.Errorf("MountPointsOf = %v, %v, want %v", got, err, want)
 	}
 	renamed := v.Source + "-renamed"
 	if err := os.Rename(v.Source, renamed); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := b.MountPointsOf(renamed); !slices.Equal(got, []string{elsewhere}) {
-		t.Errorf("Users = %v after a rename, want %v", got, elsewhere)
+		t.Errorf("MountPointsOf = %v after a rename, want %v", got, elsewhere)
 	}
 }
 
@@ -456,7 +456,7 @@ func TestIsFilesystem(t *testing.T) {
 	}
 	defer unix.Unmount(dir, 0)
 	if yes, err := IsFilesystem(dir); !yes || err != nil {
-		t.Errorf("IsFilesystem(the top of a tmpfs) = %v, %v", yes, err)
+		t.Errorf("IsFilesystem(the root of a tmpfs) = %v, %v", yes, err)
 	}
 	sub := filepath.Join(dir, "sub")
 	mkdir(t, sub)
@@ -465,14 +465,14 @@ func TestIsFilesystem(t *testing.T) {
 	}
 	defer unix.Unmount(sub, 0)
 	if yes, err := IsFilesystem(sub); yes || err != nil {
-		t.Errorf("IsFilesystem(a bind of a part) = %v, %v", yes, err)
+		t.Errorf("IsFilesystem(a bind mount of a directory) = %v, %v", yes, err)
 	}
 	if _, err := IsFilesystem(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("IsFilesystem(none) = %v", err)
 	}
 }
 
-func TestUsageIsThatOfTheFilesystem(t *testing.T) {
+func TestUsageReportsTheFilesystem(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
 	if err := unix.Mount("none", v.Source, "tmpfs", 0, "size=1m,nr_inodes=100"); err != nil {
@@ -490,7 +490,7 @@ func TestUsageIsThatOfTheFilesystem(t *testing.T) {
 	}
 }
 
-func TestManyCallersAtOnce(t *testing.T) {
+func TestConcurrentCalls(t *testing.T) {
 	b := newRealBench(t)
 	b.mount(b.volume("v"), b.path("staging"))
 	var wg sync.WaitGroup
@@ -505,7 +505,7 @@ func TestManyCallersAtOnce(t *testing.T) {
 					t.Error(err)
 				}
 				if users, err := b.MountPointsOf(filepath.Join(b.storage, "v")); err != nil || !slices.Contains(users, path) {
-					t.Errorf("Users = %v, %v, without %s", users, err, path)
+					t.Errorf("MountPointsOf = %v, %v, without %s", users, err, path)
 				}
 				if err := errors.Join(b.Unmount(context.Background(), path), b.Remove(context.Background(), path)); err != nil {
 					t.Error(err)

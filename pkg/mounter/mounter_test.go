@@ -29,7 +29,7 @@ func newBench(t *testing.T, make func(dir string) Host) *bench {
 	return b
 }
 
-// volume makes a directory to mount and returns the Mount for it.
+// volume creates a directory as the source of a mount and returns its Mount.
 func (b *bench) volume(name string, options ...string) Mount {
 	b.t.Helper()
 	dir := filepath.Join(b.storage, name)
@@ -48,7 +48,7 @@ func (b *bench) mount(m Mount, path string) {
 	if err := b.Mount(context.Background(), m, path); err != nil {
 		b.t.Fatalf("Mount(%+v, %s): %v", m, path, err)
 	}
-	mounter := b.Host // a test may go on with another one
+	mounter := b.Host // a test may replace b.Host
 	b.t.Cleanup(func() { mounter.Unmount(context.Background(), path) })
 }
 
@@ -86,14 +86,14 @@ func TestFakeKeepsTheContract(t *testing.T) {
 	})
 }
 
-// testContract is what every Mounter does, the fake too.
+// testContract tests the contract that every Host has to keep, the fake too.
 func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 	ctx := context.Background()
 	run := func(name string, test func(t *testing.T, b *bench)) {
 		t.Run(name, func(t *testing.T) { test(t, newBench(t)) })
 	}
 
-	run("a mount makes its path, and taking it away leaves it", func(t *testing.T, b *bench) {
+	run("Mount creates its path, and Unmount leaves it", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("target")
 		b.mount(v, path)
 		if !b.mounted(v, path) {
@@ -103,14 +103,14 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 			t.Fatal(err)
 		}
 		if b.mounted(v, path) || !exists(path) {
-			t.Fatal("after Unmount the path is to be there and not mounted")
+			t.Fatal("after Unmount the path must exist and must not be mounted")
 		}
 		if err := b.Remove(ctx, path); err != nil || exists(path) {
 			t.Fatalf("Remove = %v, path exists: %v", err, exists(path))
 		}
 	})
 
-	run("every call may be repeated", func(t *testing.T, b *bench) {
+	run("every call is idempotent", func(t *testing.T, b *bench) {
 		v, path := b.volume("v", "noexec", "noatime"), b.path("target")
 		for range 3 {
 			b.mount(v, path)
@@ -140,11 +140,11 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		b.refused(b.volume("v", "suid"), path, ErrConflict)
 		b.refused(b.volume("v", "noatime"), path, ErrConflict)
 		b.refused(readOnly, path, ErrConflict)
-		b.mount(b.volume("v", "rw"), path) // the same in other words
+		b.mount(b.volume("v", "rw"), path) // equal options, written in another way
 		b.mount(b.volume("v", "ro", "rw"), path)
 	})
 
-	run("a path that isn't the kubelet's is refused by every method", func(t *testing.T, b *bench) {
+	run("every method rejects a path outside the kubelet directory", func(t *testing.T, b *bench) {
 		v := b.volume("v")
 		mkdir(t, b.path("real"))
 		if err := os.Symlink(b.path("real"), b.path("link")); err != nil {
@@ -173,23 +173,23 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 		b.refused(v, b.path("file"), ErrPath)
 		if !exists(b.path("link")) || !exists(b.path("file")) || exists(b.path("real", "target")) {
-			t.Error("a refused call changed something")
+			t.Error("a rejected call changed something")
 		}
 	})
 
-	run("a directory with files is not mounted over, nor removed", func(t *testing.T, b *bench) {
+	run("Mount and Remove reject a directory with files", func(t *testing.T, b *bench) {
 		path := b.path("target")
-		mkdir(t, filepath.Join(path, "somebody's"))
+		mkdir(t, filepath.Join(path, "foreign"))
 		b.refused(b.volume("v"), path, ErrNotEmpty)
 		if err := b.Remove(ctx, path); !errors.Is(err, ErrNotEmpty) {
 			t.Errorf("Remove = %v, want ErrNotEmpty", err)
 		}
-		if !exists(filepath.Join(path, "somebody's")) {
-			t.Error("somebody's files are gone")
+		if !exists(filepath.Join(path, "foreign")) {
+			t.Error("the foreign files are gone")
 		}
 	})
 
-	run("a file that no mount has made is not removed", func(t *testing.T, b *bench) {
+	run("Remove rejects a file that no mount has created", func(t *testing.T, b *bench) {
 		for _, content := range []string{"", "precious"} {
 			path := b.path("file" + content)
 			if err := os.WriteFile(path, []byte(content), 0o640); err != nil {
@@ -220,7 +220,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
-	run("a missing parent is an error for Mount and nothing to do for the rest", func(t *testing.T, b *bench) {
+	run("a missing parent is an error for Mount and none for the other methods", func(t *testing.T, b *bench) {
 		v, path := b.volume("v"), b.path("no", "such", "target")
 		b.refused(v, path, ErrPath)
 		if err := errors.Join(b.Unmount(ctx, path), b.Remove(ctx, path)); err != nil {
@@ -242,7 +242,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		}
 	})
 
-	run("a source that leads through a link is refused", func(t *testing.T, b *bench) {
+	run("every method rejects a source that leads through a link", func(t *testing.T, b *bench) {
 		v := b.volume("volumes/v")
 		dir := filepath.Dir(v.Source)
 		if err := errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(dir+"-moved", dir)); err != nil {
@@ -253,17 +253,17 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 			t.Errorf("Mounted = %v, want ErrPath", err)
 		}
 		if _, err := b.MountPointsOf(v.Source); !errors.Is(err, ErrPath) {
-			t.Errorf("Users = %v, want ErrPath", err)
+			t.Errorf("MountPointsOf = %v, want ErrPath", err)
 		}
 		if exists(b.path("target")) {
 			t.Error("the path was left behind")
 		}
 	})
 
-	run("an option that isn't on the list is refused and not shown", func(t *testing.T, b *bench) {
+	run("Mount rejects an unknown option and does not show it", func(t *testing.T, b *bench) {
 		err := b.Mount(ctx, b.volume("v", "noexec", "geheim"), b.path("target"))
 		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "number 2 of 2") || strings.Contains(err.Error(), "geheim") {
-			t.Errorf("Mount = %v, want ErrOption that says which one", err)
+			t.Errorf("Mount = %v, want ErrOption with the number of the option", err)
 		}
 		if exists(b.path("target")) {
 			t.Error("the path was left behind")
@@ -271,7 +271,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 		b.refused(Mount{Kind: "unheard-of", Source: b.storage}, b.path("target"), errors.ErrUnsupported)
 	})
 
-	run("what is mounted from a mount is a sibling and a user of its source", func(t *testing.T, b *bench) {
+	run("OtherTargets and MountPointsOf return mounts of a mount", func(t *testing.T, b *bench) {
 		v, w := b.volume("v"), b.volume("w")
 		b.mount(v, b.path("staging"))
 		b.mount(Mount{Kind: Directory, Source: b.path("staging")}, b.path("one"))
@@ -282,34 +282,34 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 			t.Errorf("OtherTargets = %v, %v, want %v", got, err, want)
 		}
 		if !b.mounted(v, b.path("two")) || b.mounted(w, b.path("two")) {
-			t.Error("Mounted doesn't tell v from w")
+			t.Error("Mounted does not distinguish v from w")
 		}
 		got, err = b.MountPointsOf(v.Source)
 		if want := []string{b.path("one"), b.path("staging"), b.path("two")}; err != nil || !slices.Equal(got, want) {
-			t.Errorf("Users = %v, %v, want %v", got, err, want)
+			t.Errorf("MountPointsOf = %v, %v, want %v", got, err, want)
 		}
 		if got, _ := b.MountPointsOf(b.storage); len(got) != 4 {
-			t.Errorf("Users(storage) = %v, want all four", got)
+			t.Errorf("MountPointsOf(storage) = %v, want all four", got)
 		}
 		if got, err := b.MountPointsOf(filepath.Join(b.storage, "none")); err != nil || len(got) != 0 {
-			t.Errorf("Users(none) = %v, %v, want none", got, err)
+			t.Errorf("MountPointsOf(none) = %v, %v, want none", got, err)
 		}
 		if err := b.Unmount(ctx, b.path("two")); err != nil {
 			t.Fatal(err)
 		}
 		if got, _ := b.OtherTargets(ctx, b.path("staging")); !slices.Equal(got, []string{b.path("one")}) {
-			t.Errorf("OtherTargets = %v after one was unmounted", got)
+			t.Errorf("OtherTargets = %v after an unmount", got)
 		}
 	})
 
-	run("writing through a read-only mount is not to be had", func(t *testing.T, b *bench) {
+	run("Mount rejects a writable mount of a read-only mount", func(t *testing.T, b *bench) {
 		v := b.volume("v", "ro")
 		b.mount(v, b.path("staging"))
 		b.refused(Mount{Kind: Directory, Source: b.path("staging")}, b.path("target"), ErrReadOnly)
 		b.mount(Mount{Kind: Directory, Source: b.path("staging"), ReadOnly: true}, b.path("target"))
 	})
 
-	run("usage of a path that isn't there is an error", func(t *testing.T, b *bench) {
+	run("Usage of a missing path is an error", func(t *testing.T, b *bench) {
 		if _, err := b.Usage(ctx, b.path("none")); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("Usage = %v, want ErrNotExist", err)
 		}
@@ -329,7 +329,7 @@ func TestFakeFailsOnDemand(t *testing.T) {
 	}
 }
 
-// FuzzCheckOptions: options and types of filesystems are taken from lists.
+// FuzzCheckOptions: only listed options and filesystem types are valid.
 func FuzzCheckOptions(f *testing.F) {
 	for _, o := range []string{"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00", "logdev=/dev/sda", "discard", "xfs", "nfs"} {
 		f.Add(o)

@@ -197,9 +197,9 @@ func removeElsewhere(t *testing.T, path string) {
 	}
 }
 
-// TestMountUtilsReadsNoTableWithAWideSpace: one path on the machine that has a space which is none of
+// TestMountUtilsFailsOnAWideSpace: one path on the machine that has a space which is none of
 // ASCII makes List fail, and with it what List is for. This package reads no table for a look.
-func TestMountUtilsReadsNoTableWithAWideSpace(t *testing.T) {
+func TestMountUtilsFailsOnAWideSpace(t *testing.T) {
 	for _, space := range []string{"\u00a0", "\u3000", "\u2003", "\v"} {
 		b := newRealBench(t)
 		v, target := b.volume("v"), b.path("wide"+space+"space")
@@ -214,7 +214,7 @@ func TestMountUtilsReadsNoTableWithAWideSpace(t *testing.T) {
 			t.Errorf("Mounted(%q) = false", target)
 		}
 		if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{target}) {
-			t.Errorf("Users = %q, %v, want %q", got, err, target)
+			t.Errorf("MountPointsOf = %q, %v, want %q", got, err, target)
 		}
 		if err := b.Remove(t.Context(), target); err != nil {
 			t.Error(err)
@@ -222,8 +222,8 @@ func TestMountUtilsReadsNoTableWithAWideSpace(t *testing.T) {
 	}
 }
 
-// TestMountUtilsMountsAreOurs: what one has mounted the other finds and unmounts.
-func TestMountUtilsMountsAreOurs(t *testing.T) {
+// TestMountUtilsMountsAreInterchangeable: what one has mounted the other finds and unmounts.
+func TestMountUtilsMountsAreInterchangeable(t *testing.T) {
 	b := newRealBench(t)
 	for _, program := range []string{"mount", "umount"} { // mount-utils runs them
 		if _, err := exec.LookPath(program); err != nil {
@@ -243,7 +243,7 @@ func TestMountUtilsMountsAreOurs(t *testing.T) {
 	b.mount(v, other)
 	b.mount(v, third)
 	if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{target, other, third}) {
-		t.Errorf("Users = %q, %v, want three paths", got, err)
+		t.Errorf("MountPointsOf = %q, %v, want three paths", got, err)
 	}
 	b.siblings(third, other)
 	if err := utils.Unmount(other); err != nil {

@@ -36,9 +36,9 @@ func readOnlyState(t *testing.T, device string) string {
 	return strings.TrimSpace(runTool(t, "blockdev", "--getro", device))
 }
 
-// TestAReadOnlyMountWritesNothing: neither the log nor anything else, of a filesystem that has a log
+// TestReadOnlyMountWritesNothing: neither the log nor anything else, of a filesystem that has a log
 // to replay, and of one that was unmounted.
-func TestAReadOnlyMountWritesNothing(t *testing.T) {
+func TestReadOnlyMountWritesNothing(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		for _, fsType := range FSTypes() {
 			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
@@ -80,8 +80,8 @@ func TestAReadOnlyMountWritesNothing(t *testing.T) {
 	}
 }
 
-// TestADriverThatDiesInAReadOnlyMountLeavesARemedy: the device stays read-only then.
-func TestADriverThatDiesInAReadOnlyMountLeavesARemedy(t *testing.T) {
+// TestCrashInAReadOnlyMountLeavesARemedy: the device stays read-only then.
+func TestCrashInAReadOnlyMountLeavesARemedy(t *testing.T) {
 	b := newLoopBench(t)
 	m, staging := b.attachDisk("disk", "ext4", diskSize), b.path("staging")
 	b.mount(m, staging)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestOnlyFilesOfDevicesAreRemoved(t *testing.T) {
+func TestRemoveRemovesOnlyTargetFiles(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	path := b.path("target")
@@ -48,8 +48,8 @@ func TestOnlyFilesOfDevicesAreRemoved(t *testing.T) {
 	}
 }
 
-// TestTheFileOfADeviceIsKnownAgain, by whichever release it was made and wherever a driver died.
-func TestTheFileOfADeviceIsKnownAgain(t *testing.T) {
+// TestRemoveRecognizesTargetFiles, by whichever release it was made and wherever a driver died.
+func TestRemoveRecognizesTargetFiles(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -96,8 +96,8 @@ func TestTheFileOfADeviceIsKnownAgain(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-// TestAFailedMountMarksNoFile: what follows it is NodeUnpublishVolume.
-func TestAFailedMountMarksNoFile(t *testing.T) {
+// TestFailedMountMarksNoFile: what follows it is NodeUnpublishVolume.
+func TestFailedMountMarksNoFile(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -115,7 +115,7 @@ func TestAFailedMountMarksNoFile(t *testing.T) {
 	b.unmount(b.path("target"), b.path("staging"))
 }
 
-func TestTheMarkIsThereFromTheFirstMoment(t *testing.T) {
+func TestTargetFileIsCreatedWithTheMark(t *testing.T) {
 	b := newRealBench(t)
 	umask := syscall.Umask(0o077)
 	defer syscall.Umask(umask)
@@ -132,8 +132,8 @@ func TestTheMarkIsThereFromTheFirstMoment(t *testing.T) {
 	}
 }
 
-// TestFilesInAStagingDirectoryThatAreNotTheDriversStay: a Disk has two files of its own there.
-func TestFilesInAStagingDirectoryThatAreNotTheDriversStay(t *testing.T) {
+// TestForeignFilesInAStagingDirectoryStay: a Disk has two files of its own there.
+func TestForeignFilesInAStagingDirectoryStay(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -187,8 +187,8 @@ func TestFilesInAStagingDirectoryThatAreNotTheDriversStay(t *testing.T) {
 	}
 }
 
-// TestADiskThatWasLeftByAnyReleaseIsTakenAway: its files without the mark, and either of them alone.
-func TestADiskThatWasLeftByAnyReleaseIsTakenAway(t *testing.T) {
+// TestRemoveRemovesDisksOfEarlierReleases: its files without the mark, and either of them alone.
+func TestRemoveRemovesDisksOfEarlierReleases(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
 	staging := b.path("staging")

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestADeviceIsFoundByItsSerialNumber(t *testing.T) {
+func TestFindDeviceBySerialNumber(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make device nodes")
 	}
@@ -68,8 +68,8 @@ func TestADeviceIsFoundByItsSerialNumber(t *testing.T) {
 	}
 }
 
-// TestADeviceIsFoundBesideOneThatCannotTell: one device hangs, and another one cannot be read.
-func TestADeviceIsFoundBesideOneThatCannotTell(t *testing.T) {
+// TestFindDeviceBesideAStalledDevice: one device hangs, and another one cannot be read.
+func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make device nodes")
 	}
@@ -120,9 +120,9 @@ func TestADeviceIsFoundBesideOneThatCannotTell(t *testing.T) {
 	}
 }
 
-// TestADiskThatIsReplacedWhileItIsReadIsReadAgain: its serial number and its sequence number must be
+// TestIdentityOfRereadsAReplacedDisk: its serial number and its sequence number must be
 // those of one disk.
-func TestADiskThatIsReplacedWhileItIsReadIsReadAgain(t *testing.T) {
+func TestIdentityOfRereadsAReplacedDisk(t *testing.T) {
 	dir := t.TempDir()
 	serial, sequence := filepath.Join(dir, "serial"), filepath.Join(dir, "diskseq")
 	write(t, sequence, "1\n")
@@ -145,9 +145,9 @@ func TestADiskThatIsReplacedWhileItIsReadIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestAnotherDiskUnderTheSameNameIsRefused: the disk that the backend found is detached before Mount
+// TestMountRejectsAReplacedDisk: the disk that the backend found is detached before Mount
 // opens it, or before Grow does.
-func TestAnotherDiskUnderTheSameNameIsRefused(t *testing.T) {
+func TestMountRejectsAReplacedDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", ""} {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)

@@ -15,9 +15,9 @@ func damage(t *testing.T, device, with string) {
 	put(t, device, 0, strings.Repeat(with, 128<<10))
 }
 
-// TestARecordDestroysNoDamagedFilesystem: a node recorded a format and died; another node used the
+// TestFormatRecordDestroysNoDamagedFilesystem: a node recorded a format and died; another node used the
 // disk since; then the first superblock is damaged.
-func TestARecordDestroysNoDamagedFilesystem(t *testing.T) {
+func TestFormatRecordDestroysNoDamagedFilesystem(t *testing.T) {
 	for _, name := range []string{"before it begins", "when it is done"} {
 		for _, fsType := range FSTypes() {
 			for _, with := range []string{"\x00", "x"} {
@@ -63,7 +63,7 @@ var interrupted = map[string]struct {
 	"btrfs, 1 GiB, nodes of 4096":      {btrfs, 1 << 30, []string{"-n", "4096"}},
 }
 
-func TestAnInterruptedFormatIsKnownByItsCopies(t *testing.T) {
+func TestInterruptedFormatIsRecognizedByItsCopies(t *testing.T) {
 	for name, tc := range interrupted {
 		t.Run(name, func(t *testing.T) {
 			b := newLoopBench(t)
@@ -102,8 +102,8 @@ func TestAnInterruptedFormatIsKnownByItsCopies(t *testing.T) {
 	}
 }
 
-// TestALargeXFSHasItsCopiesWhereTheyAreRead: from 4 TiB on its allocation groups have another size.
-func TestALargeXFSHasItsCopiesWhereTheyAreRead(t *testing.T) {
+// TestReadCopiesFindsTheCopiesOfALargeXFS: from 4 TiB on its allocation groups have another size.
+func TestReadCopiesFindsTheCopiesOfALargeXFS(t *testing.T) {
 	for _, block := range []string{"1024", "4096"} {
 		file := filepath.Join(t.TempDir(), "xfs")
 		f, err := os.Create(file)
@@ -123,8 +123,8 @@ func TestALargeXFSHasItsCopiesWhereTheyAreRead(t *testing.T) {
 	}
 }
 
-// TestAFormatThatFailsOnABlankDiskLeavesNoRecord: another node may use the disk next.
-func TestAFormatThatFailsOnABlankDiskLeavesNoRecord(t *testing.T) {
+// TestFailedFormatOfABlankDiskLeavesNoRecord: another node may use the disk next.
+func TestFailedFormatOfABlankDiskLeavesNoRecord(t *testing.T) {
 	for name, tc := range map[string]struct {
 		script string
 		left   int

@@ -11,7 +11,7 @@ import (
 
 // A FIFO that is opened without O_NONBLOCK would hold up each start for ever: the test's own
 // deadline ends it then.
-func TestEntriesAmongFreezeRecordsThatAreNoFilesAreLeftAlone(t *testing.T) {
+func TestNewIgnoresForeignEntriesAmongFreezeRecords(t *testing.T) {
 	open := realMounter(t)
 	dir := filepath.Join(t.TempDir(), "kubelet")
 	state := filepath.Join(filepath.Dir(dir), "frozen")

@@ -37,7 +37,7 @@ func (b *bench) format(m Mount, limit time.Duration) error {
 	return b.Format(context.Background(), f, "ext4")
 }
 
-func TestAProgramWithoutProgressIsGivenUp(t *testing.T) {
+func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	file := filepath.Join(t.TempDir(), "pid")
@@ -57,9 +57,9 @@ func TestAProgramWithoutProgressIsGivenUp(t *testing.T) {
 	}
 }
 
-// TestAProgramWithProgressIsNotGivenUp: it takes longer than the limit, and does something all the
+// TestProgramWithProgressIsNotGivenUp: it takes longer than the limit, and does something all the
 // time.
-func TestAProgramWithProgressIsNotGivenUp(t *testing.T) {
+func TestProgramWithProgressIsNotGivenUp(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
 	useTool(t, "mkfs.ext4", "i=0; while [ $i -lt 60 ]; do echo; i=$((i+1)); sleep 0.1; done")
@@ -68,9 +68,9 @@ func TestAProgramWithProgressIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// TestAProgramThatCannotBeKilled: it waits in the kernel for the lock of a file. Until it ends,
+// TestUnkillableProgramMakesTheImageStalled: it waits in the kernel for the lock of a file. Until it ends,
 // nothing else works on the image.
-func TestAProgramThatCannotBeKilled(t *testing.T) {
+func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "ext4")
 	dir := b.path("locked")
@@ -102,9 +102,9 @@ func TestAProgramThatCannotBeKilled(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-// TestNoTenantHoldsAllChecks: of many checks of one tenant's filesystems half of the slots are held,
+// TestTenantGetsOnlyHalfOfTheCheckSlots: of many checks of one tenant's filesystems half of the slots are held,
 // and another tenant's check begins at once.
-func TestNoTenantHoldsAllChecks(t *testing.T) {
+func TestTenantGetsOnlyHalfOfTheCheckSlots(t *testing.T) {
 	b := newLoopBench(t)
 	hold := filepath.Join(t.TempDir(), "hold")
 	if err := os.WriteFile(hold, nil, 0o600); err != nil {

@@ -80,8 +80,8 @@ func TestDevicesAreTuned(t *testing.T) {
 	}
 }
 
-// TestADiskThatCannotGoPastThePageCache is one with sectors larger than the image's.
-func TestADiskThatCannotGoPastThePageCache(t *testing.T) {
+// TestDeviceWithoutDirectIOStaysBuffered is one with sectors larger than the image's.
+func TestDeviceWithoutDirectIOStaysBuffered(t *testing.T) {
 	b := newLoopBench(t)
 	disk := b.image("disk", "")
 	out, err := exec.Command("losetup", "--show", "-f", "-b", "4096", disk.Source).CombinedOutput()
@@ -127,7 +127,7 @@ func loopOf(t *testing.T, m Mount) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestADeviceIsTunedWhileItIsWrittenTo(t *testing.T) {
+func TestTuneDuringWrites(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "xfs")
 	b.mount(m, b.path("staging"))

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestLayersOfAnOverlayAreRead(t *testing.T) {
+func TestOverlayLayers(t *testing.T) {
 	for options, want := range map[string][]string{
 		`rw,lowerdir=/a:/b\134:c:/f\040g:/h\134\134i,upperdir=up/u,workdir=up/w,uuid=on`:                     {"/a", "/b:c", "/f g", `/h\i`, "up/u", "up/u", "up/w", "up/w"},
 		`rw,lowerdir=a:/d\134\054e,upperdir=/u\134:x,workdir=/w\134\134y`:                                    {"a", "/d,e", "/u:x", `/u\:x`, `/w\y`, `/w\\y`},
@@ -86,7 +86,7 @@ func (b *bench) overlayOf(path string, layers ...string) bool {
 	return true
 }
 
-func TestALayerOfAnOverlayIsInUse(t *testing.T) {
+func TestMountPointsOfIncludesOverlays(t *testing.T) {
 	b := newRealBench(t)
 	dir := filepath.Dir(b.kubelet)
 	other := b.volume("other")
@@ -113,10 +113,10 @@ func TestALayerOfAnOverlayIsInUse(t *testing.T) {
 			used := func(what string) {
 				t.Helper()
 				if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{path}) {
-					t.Errorf("%q, %s, %s: Users = %v, %v, want %s", name, way, what, got, err, path)
+					t.Errorf("%q, %s, %s: MountPointsOf = %v, %v, want %s", name, way, what, got, err, path)
 				}
 				if got, err := b.MountPointsOf(other.Source); err != nil || len(got) > 0 {
-					t.Errorf("%q, %s, %s: Users of another = %v, %v", name, way, what, got, err)
+					t.Errorf("%q, %s, %s: MountPointsOf of another = %v, %v", name, way, what, got, err)
 				}
 				if err := unix.Unmount(path, 0); err != nil {
 					t.Fatal(err)
@@ -133,20 +133,20 @@ func TestALayerOfAnOverlayIsInUse(t *testing.T) {
 			escape.Replace(filepath.Join(v.Source, "upper")), escape.Replace(filepath.Join(v.Source, "work"))))
 		for _, source := range []string{v.Source, other.Source} {
 			if got, err := b.MountPointsOf(source); err != nil || !slices.Equal(got, []string{path}) {
-				t.Errorf("%q: Users(%s) = %v, %v", name, source, got, err)
+				t.Errorf("%q: MountPointsOf(%s) = %v, %v", name, source, got, err)
 			}
 		}
 		if err := unix.Unmount(path, 0); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := b.MountPointsOf(v.Source); err != nil || len(got) > 0 {
-			t.Errorf("%q: Users = %v, %v after all that", name, got, err)
+			t.Errorf("%q: MountPointsOf = %v, %v after all that", name, got, err)
 		}
 	}
 }
 
-// TestALayerThatWasMovedIsKnownByItsName: no path leads to it any more, and it is in the volume still.
-func TestALayerThatWasMovedIsKnownByItsName(t *testing.T) {
+// TestMountPointsOfFindsAMovedLayerByItsPath: no path leads to it any more, and it is in the volume still.
+func TestMountPointsOfFindsAMovedLayerByItsPath(t *testing.T) {
 	b := newRealBench(t)
 	v, lower := b.volume("v"), b.volume("lower")
 	sub := filepath.Join(v.Source, "sub")
@@ -157,9 +157,9 @@ func TestALayerThatWasMovedIsKnownByItsName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := b.MountPointsOf(v.Source); err != nil || !slices.Equal(got, []string{path}) {
-		t.Errorf("Users = %v, %v, want %s", got, err, path)
+		t.Errorf("MountPointsOf = %v, %v, want %s", got, err, path)
 	}
 	if got, err := b.MountPointsOf(v.Source + "-none"); err != nil || len(got) > 0 {
-		t.Errorf("Users of what is not there = %v, %v", got, err)
+		t.Errorf("MountPointsOf of what is not there = %v, %v", got, err)
 	}
 }

@@ -47,7 +47,7 @@ func (b *bench) shows(want string, elem ...string) {
 	}
 }
 
-func TestACopyIsMountedBesideItsSource(t *testing.T) {
+func TestCopyWithANewUUIDIsMountedBesideItsSource(t *testing.T) {
 	for _, fsType := range FSTypes() {
 		for _, dirty := range []bool{false, true} {
 			t.Run(fsType+map[bool]string{false: ", clean", true: ", as a power cut leaves it"}[dirty], func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestNewUUIDHonoursTheSectorSize(t *testing.T) {
 	}
 }
 
-func TestNewUUIDChangesNothingOfWhatItDoesNotKnow(t *testing.T) {
+func TestNewUUIDRejectsABlankImage(t *testing.T) {
 	b := newLoopBench(t)
 	for _, fsType := range FSTypes() {
 		m := b.image("image", "")
@@ -142,7 +142,7 @@ func TestNewUUIDChangesNothingOfWhatItDoesNotKnow(t *testing.T) {
 	}
 }
 
-func TestAMissingProgramIsNamed(t *testing.T) {
+func TestNewUUIDNamesAMissingProgram(t *testing.T) {
 	b := newLoopBench(t)
 	programs := map[string]string{"ext4": "e2fsck", "xfs": "xfs_db", btrfs: "btrfstune"}
 	images := map[string]Mount{}
