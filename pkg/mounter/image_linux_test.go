@@ -148,7 +148,8 @@ func overwrite(path string, offset, n int64) error {
 	return err
 }
 
-// TestFilesystemOptionsReachTheKernel compares each option with the options that the kernel reports.
+// TestFilesystemOptionsReachTheKernel compares each option with the options that the kernel
+// reports.
 func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 	shows := map[string]string{"lazytime": "lazytime", "sync": "sync", "dirsync": "dirsync", "discard": "discard", "largeio": "largeio", "autodefrag": "autodefrag"}
 	for _, fsType := range FSTypes() {
@@ -433,8 +434,8 @@ func TestImagesGrow(t *testing.T) {
 	}
 }
 
-// TestGrowLeavesATooSmallLastGroup: a filesystem does not use the rest of a device that is too small
-// for another group.
+// TestGrowLeavesATooSmallLastGroup: a filesystem does not use the rest of a device that is too
+// small for another group.
 func TestGrowLeavesATooSmallLastGroup(t *testing.T) {
 	ctx := context.Background()
 	for _, fsType := range FSTypes() {
@@ -517,7 +518,8 @@ func TestExt4IsFullWhenResize2fsReportsIt(t *testing.T) {
 	}
 }
 
-// mayGrowExt4 reports whether this process has CAP_SYS_RESOURCE, which root of a container may lack.
+// mayGrowExt4 reports whether this process has CAP_SYS_RESOURCE, which root of a container may
+// lack.
 func mayGrowExt4(t *testing.T) bool {
 	t.Helper()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountTable returns the mount table of this namespace, one line a mount, without what a mount that
-// comes and goes can change.
+// mountTable returns the sorted lines of the mount table of this namespace. A mount that comes and
+// goes can change the order of the table, but not the sorted lines.
 func mountTable(t testing.TB) []string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -31,12 +31,12 @@ func mountTable(t testing.TB) []string {
 	return slices.Sorted(strings.Lines(string(table)))
 }
 
-// subject is one kind of mount, on a bench.
+// subject is a kind of mount on a bench.
 type subject struct {
 	name   string
 	mount  func(b *bench) Mount
-	isFile bool // its target is a file
-	races  int  // of each sort, by default
+	isFile bool // the target is a file
+	races  int  // default number of races for each swap
 }
 
 func subjects() []subject {
@@ -68,7 +68,7 @@ func forEachSubject(t *testing.T, test func(t *testing.T, b *bench, s subject, m
 				mkdir(t, b.path("pod"))
 				test(t, b, s, s.mount(b), outside)
 				if b.Host.(*linux).legacy.Load() != old {
-					t.Error("the new system calls were not used: that proves nothing")
+					t.Error("the new system calls were not used: the test proves nothing")
 				}
 				if s.isFile {
 					b.unmount(b.path("staging"))
@@ -78,7 +78,7 @@ func forEachSubject(t *testing.T, test func(t *testing.T, b *bench, s subject, m
 	}
 }
 
-// make makes an empty file or directory, as s needs.
+// make creates an empty file or directory, as s needs.
 func (s subject) make(path string) error {
 	if s.isFile {
 		return os.WriteFile(path, nil, 0o600)
@@ -86,10 +86,10 @@ func (s subject) make(path string) error {
 	return os.Mkdir(path, 0o700)
 }
 
-// swaps are what a process can do to the target, pod/target, between two steps of a mount. Each
-// undoes itself.
+// swaps are the changes that a process can make to the target, pod/target, between two steps of a
+// mount. Each returns a function that undoes the change.
 var swaps = map[string]func(b *bench, s subject, outside string) (undo func() error, err error){
-	"a link takes the place of the target": func(b *bench, s subject, outside string) (func() error, error) {
+	"a link replaces the target": func(b *bench, s subject, outside string) (func() error, error) {
 		target, aside, lure := b.path("pod", "target"), b.path("pod", "aside"), filepath.Join(outside, "lure")
 		s.make(lure)
 		err := errors.Join(os.Rename(target, aside), os.Symlink(lure, target))
@@ -100,7 +100,7 @@ var swaps = map[string]func(b *bench, s subject, outside string) (undo func() er
 		err := errors.Join(os.Rename(target, moved), s.make(target))
 		return func() error { return errors.Join(os.Remove(target), os.Rename(moved, target)) }, err
 	},
-	"a link takes the place of the parent": func(b *bench, s subject, outside string) (func() error, error) {
+	"a link replaces the parent": func(b *bench, s subject, outside string) (func() error, error) {
 		pod, moved := b.path("pod"), filepath.Join(outside, "pod")
 		err := errors.Join(os.Rename(pod, moved), os.Symlink(moved, pod))
 		return func() error { return errors.Join(os.Remove(pod), os.Rename(moved, pod)) }, err
@@ -111,8 +111,8 @@ var swaps = map[string]func(b *bench, s subject, outside string) (undo func() er
 	},
 }
 
-// TestMountOnASwappedTargetIsUndone swaps the target when the mounter holds it, just before the
-// mount: the moment that a race has to find.
+// TestMountOnASwappedTargetIsUndone swaps the target while the mounter holds the target open, just
+// before the mount. A race has to hit this moment.
 func TestMountOnASwappedTargetIsUndone(t *testing.T) {
 	forEachSubject(t, func(t *testing.T, b *bench, s subject, m Mount, outside string) {
 		l, path := b.Host.(*linux), b.path("pod", "target")
@@ -125,7 +125,7 @@ func TestMountOnASwappedTargetIsUndone(t *testing.T) {
 			before := mountTable(t)
 			held := b.hold(m, path)
 			undo, err := swap(b, s, outside)
-			if errors.Is(err, unix.ENOTEMPTY) { // of a Disk, whose target has the device in it
+			if errors.Is(err, unix.ENOTEMPTY) { // a Disk, whose target contains the device
 				unix.Unlinkat(held.parent, held.name, 0)
 				undo, err = swap(b, s, outside)
 			}
@@ -145,7 +145,7 @@ func TestMountOnASwappedTargetIsUndone(t *testing.T) {
 			held.place.close()
 			held = b.hold(m, path)
 			if err := l.attach(held, r); err != nil {
-				t.Errorf("%s: attach after all is well again = %v", name, err)
+				t.Errorf("%s: attach after the swap was undone = %v", name, err)
 			}
 			held.close()
 			held.place.close()
@@ -184,7 +184,7 @@ func (b *bench) hold(m Mount, path string) target {
 	return held
 }
 
-// recipe returns how m is mounted.
+// recipe returns the recipe for m.
 func (b *bench) recipe(m Mount) (r recipe, release func()) {
 	b.t.Helper()
 	l := b.Host.(*linux)
@@ -223,8 +223,8 @@ func (b *bench) recipe(m Mount) (r recipe, release func()) {
 	return r, func() { dev.Close(); file.Close() }
 }
 
-// races is how many mounts of each kind and sort race with a swap. test/hostile sets it to
-// thousands.
+// raceCount returns the number of mounts of a kind that race with each swap. test/hostile sets the
+// number to thousands.
 func (s subject) raceCount(t *testing.T) int {
 	t.Helper()
 	value := os.Getenv("CAUSEWAY_TEST_RACES")
@@ -238,8 +238,8 @@ func (s subject) raceCount(t *testing.T) int {
 	return n
 }
 
-// TestMountsRaceWithSwappedLinks mounts while another process swaps the target as fast as it can.
-// A mount is at the right place, or fails and leaves nothing. CAUSEWAY_TEST_RACES says how often.
+// TestMountsRaceWithSwappedLinks mounts while a goroutine swaps the target. A mount is at the right
+// path, or fails and leaves nothing. CAUSEWAY_TEST_RACES is the number of races.
 func TestMountsRaceWithSwappedLinks(t *testing.T) {
 	forEachSubject(t, func(t *testing.T, b *bench, s subject, m Mount, outside string) {
 		for name, swap := range swaps {
@@ -277,7 +277,7 @@ func race(t *testing.T, b *bench, s subject, m Mount, outside, name string, swap
 		}
 		b.unmount(target)
 		if s.isFile {
-			err = os.Remove(target) // it is the test's
+			err = os.Remove(target) // the test has created the file
 		} else if err = b.Remove(ctx, target); errors.Is(err, ErrNotEmpty) {
 			t.Fatalf("%s: something is left in the target: %v", name, err)
 		}
@@ -303,8 +303,8 @@ func race(t *testing.T, b *bench, s subject, m Mount, outside, name string, swap
 	}
 }
 
-// movedBack moves the mount of m back to target. Since Linux 6.8 a rename within one directory that
-// has begun before a directory is mounted on can end after that, and takes the mount along.
+// movedBack moves the mount of m back to target. Since Linux 6.8, a rename within a directory can
+// begin before a mount on the renamed directory and end after it. The rename then moves the mount.
 func (b *bench) movedBack(name string, m Mount, target string) {
 	b.t.Helper()
 	if b.mounted(m, target) {
@@ -320,7 +320,7 @@ func (b *bench) movedBack(name string, m Mount, target string) {
 	}
 }
 
-// classOf names the class of an error that a swapped target may cause.
+// classOf returns the name of the class of an error that a swapped target may cause.
 func classOf(err error) string {
 	for _, class := range []error{ErrPath, ErrConflict, ErrNotEmpty, ErrBusy, fs.ErrNotExist, fs.ErrExist} {
 		if errors.Is(err, class) {
@@ -330,8 +330,8 @@ func classOf(err error) string {
 	return "other"
 }
 
-// swapping swaps and undoes that until stop is called, after which all is as it was: as fast as it
-// can, or at random moments of a mount, which takes so long.
+// swapping repeats a swap and its undo until the caller calls stop, which restores the target. It
+// swaps as fast as it can, or at random moments of a mount. took is the duration of a mount.
 func swapping(b *bench, s subject, outside string, took time.Duration, swap func(*bench, subject, string) (func() error, error)) (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	restless := rand.N(2) == 0
@@ -366,8 +366,8 @@ func swapping(b *bench, s subject, outside string, took time.Duration, swap func
 	return func() { close(done); <-ended }
 }
 
-// repair ends a swap that a mount has kept from being undone: nothing can be moved on or off a
-// mount.
+// repair undoes a swap whose own undo a mount has prevented: a mount point cannot be renamed or
+// replaced.
 func repair(b *bench, outside string) {
 	pod, target := b.path("pod"), b.path("pod", "target")
 	for _, path := range []string{pod, target} {
@@ -425,8 +425,8 @@ func TestMountRejectsLinksInTheSource(t *testing.T) {
 	}
 }
 
-// TestPublishedSourceIsFoundBelowTheKubeletDirectory: what is published is staged there, and the
-// directory's own path may have a link.
+// TestPublishedSourceIsFoundBelowTheKubeletDirectory: the source of a publish is a staging path
+// below the kubelet directory, whose own path may contain a link.
 func TestPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -470,8 +470,9 @@ func TestMountRejectsSourcesThatAreNoImage(t *testing.T) {
 	}
 }
 
-// peer starts a process in a mount namespace of its own, which gets what is mounted here.
-func peer(t *testing.T) (mounts func() string) {
+// otherNamespace starts a process in another mount namespace, which receives the mounts of this
+// namespace. mounts returns the mount table of the process.
+func otherNamespace(t *testing.T) (mounts func() string) {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -490,7 +491,7 @@ func peer(t *testing.T) (mounts func() string) {
 	}
 }
 
-// TestMountsReachOtherNamespaces: the driver mounts in its container, and pods must see it.
+// TestMountsReachOtherNamespaces: the driver mounts in its container, and pods must see the mount.
 func TestMountsReachOtherNamespaces(t *testing.T) {
 	forEachSubject(t, func(t *testing.T, b *bench, s subject, m Mount, outside string) {
 		if err := unix.Mount(b.path("pod"), b.path("pod"), "", unix.MS_BIND, ""); err != nil {
@@ -500,19 +501,20 @@ func TestMountsReachOtherNamespaces(t *testing.T) {
 		if err := unix.Mount("", b.path("pod"), "", unix.MS_SHARED, ""); err != nil {
 			t.Fatal(err)
 		}
-		mounts, target := peer(t), b.path("pod", "target")
+		mounts, target := otherNamespace(t), b.path("pod", "target")
 		b.mount(m, target)
 		if table := mounts(); strings.Count(table, " "+target) != 1 {
 			t.Errorf("the other namespace has\n%s", table)
 		}
 		b.unmount(target)
 		if table := mounts(); strings.Contains(table, " "+target) {
-			t.Errorf("it was unmounted, and the other namespace has\n%s", table)
+			t.Errorf("after the unmount the other namespace has\n%s", table)
 		}
 	})
 }
 
-// TestUndoneMountsLeaveNothingInOtherNamespaces: a mount that is undone was seen there for a moment.
+// TestUndoneMountsLeaveNothingInOtherNamespaces: other namespaces see a mount for a moment before
+// the driver undoes the mount.
 func TestUndoneMountsLeaveNothingInOtherNamespaces(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		b := newRealBench(t, legacy(old))
@@ -524,7 +526,7 @@ func TestUndoneMountsLeaveNothingInOtherNamespaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Unmount(b.kubelet, unix.MNT_DETACH)
-		mounts := peer(t)
+		mounts := otherNamespace(t)
 		before := mounts()
 		p, err := l.open(b.path("pod", "target"))
 		if err != nil {
@@ -550,7 +552,7 @@ func TestUndoneMountsLeaveNothingInOtherNamespaces(t *testing.T) {
 	}
 }
 
-// TestUndoRemovesOnlyItsOwnMount: not the one below, nor what is mounted at the path by then.
+// TestUndoRemovesOnlyItsOwnMount: neither the mount below, nor a later mount at the path.
 func TestUndoRemovesOnlyItsOwnMount(t *testing.T) {
 	b := newRealBench(t)
 	v := b.volume("v")
@@ -572,7 +574,7 @@ func TestUndoRemovesOnlyItsOwnMount(t *testing.T) {
 	}
 	m := ownMount{tree, at.mount}
 	if err := m.undo(); err != nil {
-		t.Errorf("undo of what was never mounted = %v", err)
+		t.Errorf("undo of a mount that never existed = %v", err)
 	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, b.path("target"), unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		t.Fatal(err)

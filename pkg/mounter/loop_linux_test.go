@@ -29,8 +29,8 @@ func returns(t *testing.T, what string, call func() error) error {
 	}
 }
 
-// stalledDevice returns a bench with a Disk whose device does not answer: a call of Tune waits for a
-// write that does not end, as the file of the disk is on a frozen filesystem. end ends the stall.
+// stalledDevice returns a bench with a Disk whose device does not answer: a call of Tune waits for
+// a write that does not end, as the file of the disk is on a frozen filesystem. end ends the stall.
 func stalledDevice(t *testing.T) (b *bench, device string, end func()) {
 	b = newFreezeBench(t)
 	outer := b.image("outer", "ext4")
@@ -302,7 +302,7 @@ func TestOpenAsksAreBounded(t *testing.T) {
 		}
 	}
 	if _, err := a.ask(maxAsks, question); !errors.Is(err, errNoAnswer) {
-		t.Errorf("one question too many: %v, want errNoAnswer", err)
+		t.Errorf("a question above the limit: %v, want errNoAnswer", err)
 	}
 	close(release)
 	for _, r := range open {

@@ -57,8 +57,8 @@ func realMounter(t *testing.T, change ...func(*linux)) func(string) Host {
 	}
 }
 
-// newRealBench returns a bench whose volumes are on a filesystem that the test has mounted. In a user
-// namespace, the access time options of other filesystems cannot be changed.
+// newRealBench returns a bench whose volumes are on a filesystem that the test has mounted. In a
+// user namespace, the access time options of other filesystems cannot be changed.
 func newRealBench(t *testing.T, change ...func(*linux)) *bench {
 	b := newBench(t, realMounter(t, change...))
 	if err := unix.Mount("none", b.storage, "tmpfs", 0, "size=16m"); err != nil {
@@ -516,6 +516,6 @@ func TestConcurrentCalls(t *testing.T) {
 	wg.Wait()
 	info, err := os.ReadFile("/proc/self/mountinfo")
 	if n := strings.Count(string(info), b.kubelet); err != nil || n != 1 {
-		t.Errorf("%d mounts are left, want the staging one, %v", n, err)
+		t.Errorf("%d mounts are left, want only the staging mount, %v", n, err)
 	}
 }

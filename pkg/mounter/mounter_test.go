@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// bench is a kubelet directory and a directory with volumes, for one test.
+// bench is a kubelet directory and a directory with volumes, for a single test.
 type bench struct {
 	Host
 	t                *testing.T

@@ -15,14 +15,14 @@ import (
 	mountutils "k8s.io/mount-utils"
 )
 
-// look is the view of one path: that of mount-utils, and ours.
+// look is the view of a path: that of mount-utils, and that of this package.
 type look struct {
 	path     string
 	listed   int   // entries of List with this path
 	point    bool  // IsMountPoint
 	pointErr error // of IsMountPoint
 	occupied bool
-	ours     error // of Occupied
+	err      error // of Occupied
 }
 
 // expect compares both views of the paths with the expected ones, and List with the paths: it must
@@ -36,7 +36,7 @@ func (b *bench) expect(looks ...look) {
 	}
 	listed := map[string]int{}
 	for _, m := range all {
-		if path := unescapeOctal(m.Path); within(path, b.kubelet) { // List returns the escapes of /proc/mounts as they are
+		if path := unescapeOctal(m.Path); within(path, b.kubelet) { // List does not decode /proc/mounts
 			listed[path]++
 		}
 	}
@@ -48,12 +48,12 @@ func (b *bench) expect(looks ...look) {
 		if got, err := utils.IsMountPoint(want.path); got != want.point || !errors.Is(err, want.pointErr) {
 			b.t.Errorf("%q: IsMountPoint = %t, %v, want %t, %v", want.path, got, err, want.point, want.pointErr)
 		}
-		if got, err := b.Occupied(context.Background(), want.path); got != want.occupied || !errors.Is(err, want.ours) {
-			b.t.Errorf("%q: Occupied = %t, %v, want %t, %v", want.path, got, err, want.occupied, want.ours)
+		if got, err := b.Occupied(context.Background(), want.path); got != want.occupied || !errors.Is(err, want.err) {
+			b.t.Errorf("%q: Occupied = %t, %v, want %t, %v", want.path, got, err, want.occupied, want.err)
 		}
 	}
 	for path := range listed {
-		b.t.Errorf("%q: List has it, and the test does not expect it", path)
+		b.t.Errorf("%q: List has this path, and the test does not expect it", path)
 	}
 }
 
@@ -63,11 +63,11 @@ func mountedAt(path string, layers int) look {
 }
 func emptyAt(path string) look { return look{path: path} }
 
-// missingAt is the view of a path that does not exist: an error to mount-utils, and unoccupied to
-// this package, as nothing is left to unmount.
+// missingAt returns the view of a path that does not exist: an error for mount-utils, and
+// unoccupied for this package, as nothing is left to unmount.
 func missingAt(path string) look { return look{path: path, pointErr: fs.ErrNotExist} }
 
-// rawMount mounts without this package, as another program does.
+// rawMount mounts without this package, as another program would.
 func rawMount(t *testing.T, source, target string, flags uintptr) {
 	t.Helper()
 	fsType := ""
@@ -153,8 +153,8 @@ func TestMountUtilsSeesTheSameMounts(t *testing.T) {
 			}
 			// mount-utils follows links, and this package never does.
 			b.expect(mountedAt(target, 1),
-				look{path: last, point: true, ours: ErrPath},
-				look{path: filepath.Join(middle, "target"), point: true, ours: ErrPath})
+				look{path: last, point: true, err: ErrPath},
+				look{path: filepath.Join(middle, "target"), point: true, err: ErrPath})
 		},
 		"mounts over a mount": func(t *testing.T, b *bench) {
 			v, target := b.volume("v"), b.path("target")
@@ -174,7 +174,8 @@ func TestMountUtilsSeesTheSameMounts(t *testing.T) {
 			mkdir(t, parent)
 			b.mount(b.volume("v"), target)
 			rawMount(t, "none", parent, 0)
-			// List still has the mount that no path reaches. Neither look at the path finds it.
+			// List still has the mount, which no path reaches. Neither package finds it by its
+			// path.
 			b.expect(mountedAt(parent, 1), look{path: target, listed: 1, pointErr: fs.ErrNotExist})
 			if err := b.Unmount(t.Context(), parent); err != nil {
 				t.Fatal(err)
@@ -186,8 +187,8 @@ func TestMountUtilsSeesTheSameMounts(t *testing.T) {
 	}
 }
 
-// removeElsewhere removes a directory that is a mount point here, in a mount namespace in which it
-// is none. The kernel then takes the mount away here: Linux 3.18, d_invalidate.
+// removeElsewhere removes a directory that is a mount point here, in a mount namespace where the
+// directory is no mount point. The kernel then removes the mount here: Linux 3.18, d_invalidate.
 func removeElsewhere(t *testing.T, path string) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", `umount "$0" && rmdir "$0"`, path)
@@ -197,15 +198,15 @@ func removeElsewhere(t *testing.T, path string) {
 	}
 }
 
-// TestMountUtilsFailsOnAWideSpace: one path on the machine that has a space which is none of
-// ASCII makes List fail, and with it what List is for. This package reads no table for a look.
+// TestMountUtilsFailsOnAWideSpace: List fails if any mount point of the machine contains a space
+// character outside ASCII. This package does not read the mount table to inspect a path.
 func TestMountUtilsFailsOnAWideSpace(t *testing.T) {
 	for _, space := range []string{"\u00a0", "\u3000", "\u2003", "\v"} {
 		b := newRealBench(t)
 		v, target := b.volume("v"), b.path("wide"+space+"space")
 		b.mount(v, target)
 		if all, err := mountutils.New("").List(); err == nil {
-			t.Errorf("List has %d entries: it can read %q now: correct docs/mount-utils.md", len(all), target)
+			t.Errorf("List has %d entries: mount-utils can read %q now: correct docs/mount-utils.md", len(all), target)
 		}
 		if got, err := mountutils.New("").IsMountPoint(target); err != nil || !got {
 			t.Errorf("IsMountPoint(%q) = %t, %v, want true", target, got, err)
@@ -222,7 +223,8 @@ func TestMountUtilsFailsOnAWideSpace(t *testing.T) {
 	}
 }
 
-// TestMountUtilsMountsAreInterchangeable: what one has mounted the other finds and unmounts.
+// TestMountUtilsMountsAreInterchangeable: mount-utils and this package find and unmount the mounts
+// of each other.
 func TestMountUtilsMountsAreInterchangeable(t *testing.T) {
 	b := newRealBench(t)
 	for _, program := range []string{"mount", "umount"} { // mount-utils runs them
@@ -238,7 +240,7 @@ func TestMountUtilsMountsAreInterchangeable(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.expect(mountedAt(target, 1))
-	b.mount(v, target) // it is there already, with the same options
+	b.mount(v, target) // the same mount, with the same options
 	b.expect(mountedAt(target, 1))
 	b.mount(v, other)
 	b.mount(v, third)
@@ -257,7 +259,7 @@ func TestMountUtilsMountsAreInterchangeable(t *testing.T) {
 	b.expect(emptyAt(target), emptyAt(other), mountedAt(third, 1))
 }
 
-// siblings compares what this package has mounted from the same source as path with the wanted paths.
+// siblings compares the result of OtherTargets for path with the wanted paths.
 func (b *bench) siblings(path string, want ...string) {
 	b.t.Helper()
 	if got, err := b.OtherTargets(context.Background(), path); err != nil || !slices.Equal(got, want) {

@@ -14,8 +14,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
-// dirtyCopy returns a disk as its node would leave it by a power cut: with a log to replay. file has
-// "synced" in it.
+// dirtyCopy returns a disk with a log to replay, as a power cut of its node leaves it. The content
+// of file is "synced".
 func (b *bench) dirtyCopy(fsType string) Mount {
 	b.t.Helper()
 	m, staging := b.attachDisk("disk", fsType, diskSize), b.path("staging")
@@ -36,8 +36,8 @@ func readOnlyState(t *testing.T, device string) string {
 	return strings.TrimSpace(runTool(t, "blockdev", "--getro", device))
 }
 
-// TestReadOnlyMountWritesNothing: neither the log nor anything else, of a filesystem that has a log
-// to replay, and of one that was unmounted.
+// TestReadOnlyMountWritesNothing: a read-only mount does not write to the disk, with or without a
+// log to replay.
 func TestReadOnlyMountWritesNothing(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		for _, fsType := range FSTypes() {
@@ -80,7 +80,7 @@ func TestReadOnlyMountWritesNothing(t *testing.T) {
 	}
 }
 
-// TestCrashInAReadOnlyMountLeavesARemedy: the device stays read-only then.
+// TestCrashInAReadOnlyMountLeavesARemedy: after the crash the device stays read-only.
 func TestCrashInAReadOnlyMountLeavesARemedy(t *testing.T) {
 	b := newLoopBench(t)
 	m, staging := b.attachDisk("disk", "ext4", diskSize), b.path("staging")
@@ -100,7 +100,7 @@ func TestCrashInAReadOnlyMountLeavesARemedy(t *testing.T) {
 	cmd.Env = append(os.Environ(), asMounter+"="+string(order), crashpoint.Env+"=device:read-only")
 	out, err := cmd.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != -1 {
-		t.Fatalf("the process ended with %v and said %s", err, out)
+		t.Fatalf("the process ended with %v and wrote %s", err, out)
 	}
 	err = b.Mount(context.Background(), m, staging)
 	if remedy := "blockdev --setrw " + m.Source; !errors.Is(err, ErrReadOnly) || !strings.Contains(err.Error(), remedy) {

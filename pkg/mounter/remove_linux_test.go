@@ -48,7 +48,7 @@ func TestRemoveRemovesOnlyTargetFiles(t *testing.T) {
 	}
 }
 
-// TestRemoveRecognizesTargetFiles, by whichever release it was made and wherever a driver died.
+// TestRemoveRecognizesTargetFiles of every release of the driver, and after a crash at any point.
 func TestRemoveRecognizesTargetFiles(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
@@ -56,7 +56,7 @@ func TestRemoveRecognizesTargetFiles(t *testing.T) {
 	b.mount(m, b.path("staging"))
 	device := m.BindFrom(b.path("staging"))
 	path := b.path("target")
-	old := func() { // makes the mount as the release before the mark did
+	old := func() { // mounts as a release without the mark did
 		t.Helper()
 		if err := os.WriteFile(path, nil, 0o640); err != nil {
 			t.Fatal(err)
@@ -65,7 +65,7 @@ func TestRemoveRecognizesTargetFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	killed := func() { // after the unmount, before the file is removed
+	killed := func() { // killed after the unmount, before the removal of the file
 		t.Helper()
 		if err := unix.Unmount(path, 0); err != nil {
 			t.Fatal(err)
@@ -96,7 +96,8 @@ func TestRemoveRecognizesTargetFiles(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-// TestFailedMountMarksNoFile: what follows it is NodeUnpublishVolume.
+// TestFailedMountMarksNoFile: NodeUnpublishVolume follows a failed mount, and must not remove a
+// foreign file.
 func TestFailedMountMarksNoFile(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
@@ -132,7 +133,7 @@ func TestTargetFileIsCreatedWithTheMark(t *testing.T) {
 	}
 }
 
-// TestForeignFilesInAStagingDirectoryStay: a Disk has two files of its own there.
+// TestForeignFilesInAStagingDirectoryStay: only the two files of a Disk belong to the driver.
 func TestForeignFilesInAStagingDirectoryStay(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)
@@ -167,14 +168,14 @@ func TestForeignFilesInAStagingDirectoryStay(t *testing.T) {
 		if err := b.Remove(ctx, staging); !errors.Is(err, ErrNotEmpty) {
 			t.Errorf("%s: Remove = %v, want ErrNotEmpty", name, err)
 		}
-		if name != "device" { // on an empty file a device is mounted
+		if name != "device" { // a device can be mounted on an empty file
 			if err := b.Mount(ctx, m, staging); err == nil {
 				t.Errorf("%s: Mount = nil", name)
 			}
 		}
 		after, err := os.ReadDir(staging)
 		if err != nil || !slices.EqualFunc(before, after, func(a, b os.DirEntry) bool { return a.Name() == b.Name() && a.Type() == b.Type() }) {
-			t.Errorf("%s: there was %v and is %v, %v", name, before, after, err)
+			t.Errorf("%s: the entries were %v and are %v, %v", name, before, after, err)
 		}
 		for _, entry := range after {
 			if entry.Type().IsRegular() && name != "device" {
@@ -187,7 +188,8 @@ func TestForeignFilesInAStagingDirectoryStay(t *testing.T) {
 	}
 }
 
-// TestRemoveRemovesDisksOfEarlierReleases: its files without the mark, and either of them alone.
+// TestRemoveRemovesDisksOfEarlierReleases: a Disk whose files have no mark, or of which only one
+// file is left.
 func TestRemoveRemovesDisksOfEarlierReleases(t *testing.T) {
 	ctx := context.Background()
 	b := newLoopBench(t)

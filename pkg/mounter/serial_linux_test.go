@@ -63,12 +63,12 @@ func TestFindDeviceBySerialNumber(t *testing.T) {
 	} {
 		got, _, err := look.find(context.Background(), serial)
 		if !errors.Is(err, ErrDevice) || errors.Is(err, fs.ErrNotExist) != tc.missing || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%s: %q, %v, want ErrDevice that says %q, fs.ErrNotExist: %v", serial, got, err, tc.says, tc.missing)
+			t.Errorf("%s: %q, %v, want ErrDevice with %q, fs.ErrNotExist: %v", serial, got, err, tc.says, tc.missing)
 		}
 	}
 }
 
-// TestFindDeviceBesideAStalledDevice: one device hangs, and another one cannot be read.
+// TestFindDeviceBesideAStalledDevice: a device is stalled, and another device cannot be read.
 func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make device nodes")
@@ -82,7 +82,7 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	look := finder{sys, dev, &asks[string, identity]{}}
-	defer func() { // let the question end
+	defer func() { // let the stalled read return
 		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
 			await(t, "no question is open", func() bool {
 				look.asks.mu.Lock()
@@ -111,7 +111,7 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 		t.Errorf("find = %v, want ErrNoAnswer that names vda and vdb", err)
 	}
 	if len(look.asks.open) != 1 {
-		t.Errorf("%d questions are open, want 1", len(look.asks.open))
+		t.Errorf("%d reads are open, want 1", len(look.asks.open))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -120,8 +120,8 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 	}
 }
 
-// TestIdentityOfRereadsAReplacedDisk: its serial number and its sequence number must be
-// those of one disk.
+// TestIdentityOfRereadsAReplacedDisk: the serial number and the sequence number must belong to the
+// same disk.
 func TestIdentityOfRereadsAReplacedDisk(t *testing.T) {
 	dir := t.TempDir()
 	serial, sequence := filepath.Join(dir, "serial"), filepath.Join(dir, "diskseq")
@@ -145,8 +145,8 @@ func TestIdentityOfRereadsAReplacedDisk(t *testing.T) {
 	}
 }
 
-// TestMountRejectsAReplacedDisk: the disk that the backend found is detached before Mount
-// opens it, or before Grow does.
+// TestMountRejectsAReplacedDisk: the disk that the backend has found is detached before Mount or
+// Grow opens the disk.
 func TestMountRejectsAReplacedDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", ""} {
 		t.Run(fsType, func(t *testing.T) {
@@ -202,8 +202,8 @@ func TestMountRejectsAReplacedDisk(t *testing.T) {
 	}
 }
 
-// TestAnAttachedDiskIsFoundAndFormatted needs blank disks, whose serial numbers the environment has:
-// the guest of test/vm has a virtio, an NVMe and a SCSI disk.
+// TestAnAttachedDiskIsFoundAndFormatted needs blank disks, whose serial numbers are in the
+// environment. The guest of test/vm has a virtio, an NVMe and a SCSI disk.
 func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 	serials := strings.Fields(os.Getenv("CAUSEWAY_TEST_DISKS"))
 	if len(serials) == 0 {
@@ -223,7 +223,7 @@ func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 			})
 			t.Logf("%s is %s", serial, path)
 			if sequence == 0 {
-				t.Error("it has no sequence number")
+				t.Error("the disk has no sequence number")
 			}
 			m := Mount{Kind: BlockDevice, Source: path, FSType: "ext4", Serial: serial, Size: 64 << 20, Sequence: sequence}
 			for range 2 {
@@ -238,7 +238,7 @@ func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 			}
 			rescan := filepath.Join("/sys/block", filepath.Base(path), "device/rescan")
 			if scsi := strings.HasPrefix(filepath.Base(path), "sd"); scsi != exists(rescan) {
-				t.Errorf("%s exists: %v; a SCSI disk is asked for its size by this file", rescan, !scsi)
+				t.Errorf("%s exists: %v; only a SCSI disk has this file, which rescans the size", rescan, !scsi)
 			}
 			m.ReadOnly = true
 			b.mount(m, b.path("staging"))

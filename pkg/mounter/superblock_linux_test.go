@@ -15,8 +15,8 @@ func damage(t *testing.T, device, with string) {
 	put(t, device, 0, strings.Repeat(with, 128<<10))
 }
 
-// TestFormatRecordDestroysNoDamagedFilesystem: a node recorded a format and died; another node used the
-// disk since; then the first superblock is damaged.
+// TestFormatRecordDestroysNoDamagedFilesystem: a node recorded a format and died. Another node has
+// used the disk since. Then the first superblock is damaged.
 func TestFormatRecordDestroysNoDamagedFilesystem(t *testing.T) {
 	for _, name := range []string{"before it begins", "when it is done"} {
 		for _, fsType := range FSTypes() {
@@ -45,7 +45,7 @@ func TestFormatRecordDestroysNoDamagedFilesystem(t *testing.T) {
 	}
 }
 
-// interrupted are formats of several sizes, whose first superblock was not written yet.
+// interrupted are formats of several sizes that ended before the write of the first superblock.
 var interrupted = map[string]struct {
 	fsType string
 	size   int64
@@ -95,14 +95,15 @@ func TestInterruptedFormatIsRecognizedByItsCopies(t *testing.T) {
 			}
 			b.mount(m, b.path("staging"))
 			if id := strings.ReplaceAll(idOnDisk(t, m.Source), "-", ""); id != f.UUID {
-				t.Errorf("the new filesystem has the UUID %s, want %s: had this format died, too, the rest of the first one would be another filesystem's", id, f.UUID)
+				t.Errorf("the new filesystem has the UUID %s, want %s, that of the interrupted format:"+
+					" otherwise a second interruption would leave copies with two UUIDs", id, f.UUID)
 			}
 			b.unmount(b.path("staging"))
 		})
 	}
 }
 
-// TestReadCopiesFindsTheCopiesOfALargeXFS: from 4 TiB on its allocation groups have another size.
+// TestReadCopiesFindsTheCopiesOfALargeXFS: from 4 TiB on, allocation groups have another size.
 func TestReadCopiesFindsTheCopiesOfALargeXFS(t *testing.T) {
 	for _, block := range []string{"1024", "4096"} {
 		file := filepath.Join(t.TempDir(), "xfs")

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A FIFO that is opened without O_NONBLOCK would hold up each start for ever: the test's own
-// deadline ends it then.
+// TestNewIgnoresForeignEntriesAmongFreezeRecords: an open of a FIFO without O_NONBLOCK would block
+// New forever, until the deadline of the test.
 func TestNewIgnoresForeignEntriesAmongFreezeRecords(t *testing.T) {
 	open := realMounter(t)
 	dir := filepath.Join(t.TempDir(), "kubelet")

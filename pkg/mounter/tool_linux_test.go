@@ -15,7 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// useTool puts a shell script in the place of a program.
+// useTool replaces a program with a shell script.
 func useTool(t *testing.T, name, script string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -25,7 +25,7 @@ func useTool(t *testing.T, name, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// format formats an image, and gives a program up that makes no progress for limit.
+// format formats an image, and gives up a program that makes no progress for limit.
 func (b *bench) format(m Mount, limit time.Duration) error {
 	b.t.Helper()
 	b.Host.(*linux).toolLimit = limit
@@ -43,7 +43,7 @@ func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pid")
 	useTool(t, "mkfs.ext4", "echo $$ > "+file+"; exec sleep 1000")
 	if err := b.format(m, time.Second); !errors.Is(err, ErrStalled) || !strings.Contains(err.Error(), "no progress") {
-		t.Fatalf("Format = %v, want ErrStalled for want of progress", err)
+		t.Fatalf("Format = %v, want ErrStalled for lack of progress", err)
 	}
 	pid, err := os.ReadFile(file)
 	if err != nil {
@@ -57,8 +57,8 @@ func TestProgramWithoutProgressIsGivenUp(t *testing.T) {
 	}
 }
 
-// TestProgramWithProgressIsNotGivenUp: it takes longer than the limit, and does something all the
-// time.
+// TestProgramWithProgressIsNotGivenUp: a program may run longer than the limit while it makes
+// progress.
 func TestProgramWithProgressIsNotGivenUp(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "")
@@ -68,8 +68,8 @@ func TestProgramWithProgressIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// TestUnkillableProgramMakesTheImageStalled: it waits in the kernel for the lock of a file. Until it ends,
-// nothing else works on the image.
+// TestUnkillableProgramMakesTheImageStalled: the program waits in the kernel for the lock of a
+// file. No other call uses the image until the program ends.
 func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 	b := newLoopBench(t)
 	m := b.image("image", "ext4")
@@ -102,8 +102,8 @@ func TestUnkillableProgramMakesTheImageStalled(t *testing.T) {
 	b.unmount(b.path("staging"))
 }
 
-// TestTenantGetsOnlyHalfOfTheCheckSlots: of many checks of one tenant's filesystems half of the slots are held,
-// and another tenant's check begins at once.
+// TestTenantGetsOnlyHalfOfTheCheckSlots: many checks for a tenant hold half of the slots, and a
+// check for another tenant begins at once.
 func TestTenantGetsOnlyHalfOfTheCheckSlots(t *testing.T) {
 	b := newLoopBench(t)
 	hold := filepath.Join(t.TempDir(), "hold")

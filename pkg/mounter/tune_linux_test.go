@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// tuned returns how the one device of the bench is attached: whether it is buffered, and its read-ahead in bytes.
+// tuned returns the settings of the only device of the bench: whether it is buffered, and its
+// read-ahead in bytes.
 func (b *bench) tuned() (buffered bool, readAhead int) {
 	b.t.Helper()
 	loops := b.loops()
@@ -34,7 +35,7 @@ func (b *bench) tuned() (buffered bool, readAhead int) {
 func (b *bench) wantTuned(what string, buffered bool, readAhead int) {
 	b.t.Helper()
 	if gotBuffered, gotReadAhead := b.tuned(); gotBuffered != buffered || gotReadAhead != readAhead {
-		b.t.Errorf("%s: buffered %v, %d bytes ahead, want %v, %d", what, gotBuffered, gotReadAhead, buffered, readAhead)
+		b.t.Errorf("%s: buffered %v, read-ahead %d, want %v, %d", what, gotBuffered, gotReadAhead, buffered, readAhead)
 	}
 }
 
@@ -45,9 +46,9 @@ func TestDevicesAreTuned(t *testing.T) {
 			b := newLoopBench(t)
 			m := b.image("image", fsType)
 			b.mount(m, b.path("staging"))
-			must, standard := b.tuned() // a tmpfs or a disk may not be able to do without
+			must, standard := b.tuned() // a tmpfs or a disk may not support direct I/O
 			if standard < oldReadAhead*sectorSize {
-				t.Fatalf("by default it is read %d bytes ahead", standard)
+				t.Fatalf("the default read-ahead is %d bytes", standard)
 			}
 			tune := func(what string, buffered bool, readAhead, want int) {
 				t.Helper()
@@ -80,7 +81,7 @@ func TestDevicesAreTuned(t *testing.T) {
 	}
 }
 
-// TestDeviceWithoutDirectIOStaysBuffered is one with sectors larger than the image's.
+// TestDeviceWithoutDirectIOStaysBuffered tests an image on a disk with larger sectors.
 func TestDeviceWithoutDirectIOStaysBuffered(t *testing.T) {
 	b := newLoopBench(t)
 	disk := b.image("disk", "")
@@ -98,8 +99,8 @@ func TestDeviceWithoutDirectIOStaysBuffered(t *testing.T) {
 			t.Fatalf("%v: %v, %s", command, err, out)
 		}
 	}
-	detach()           // with its mount
-	t.Cleanup(func() { // whoever looks at the image's device holds it for a moment
+	detach()           // together with the mount
+	t.Cleanup(func() { // another process may have the device of the image open for a moment
 		await(t, "it is unmounted", func() bool { return exec.Command("umount", below).Run() == nil })
 	})
 	m := Mount{Kind: Disk, Source: filepath.Join(below, "image"), Sector: 512}
@@ -112,12 +113,12 @@ func TestDeviceWithoutDirectIOStaysBuffered(t *testing.T) {
 	}
 	info, err := os.ReadFile("/sys/block/" + filepath.Base(loopOf(t, m)) + "/loop/dio")
 	if err != nil || strings.TrimSpace(string(info)) != "0" {
-		t.Errorf("dio is %s, %v: that proves nothing", info, err)
+		t.Errorf("dio is %s, %v: the test proves nothing", info, err)
 	}
 	b.unmount(b.path("staging"))
 }
 
-// loopOf returns the path of the device that has an image.
+// loopOf returns the path of the device of an image.
 func loopOf(t *testing.T, m Mount) string {
 	t.Helper()
 	out, err := exec.Command("losetup", "-j", m.Source, "-O", "NAME", "-n").Output()

@@ -57,7 +57,7 @@ func (b *bench) overlay(path, options string) {
 	b.t.Cleanup(func() { unix.Unmount(path, unix.MNT_DETACH) })
 }
 
-// overlayOf mounts an overlay by the calls of Linux 6.8, with each layer named alone.
+// overlayOf mounts an overlay with the system calls of Linux 6.8, each layer as its own option.
 func (b *bench) overlayOf(path string, layers ...string) bool {
 	b.t.Helper()
 	mkdir(b.t, path)
@@ -145,7 +145,8 @@ func TestMountPointsOfIncludesOverlays(t *testing.T) {
 	}
 }
 
-// TestMountPointsOfFindsAMovedLayerByItsPath: no path leads to it any more, and it is in the volume still.
+// TestMountPointsOfFindsAMovedLayerByItsPath: the recorded path no longer leads to the layer, which
+// is still in the volume.
 func TestMountPointsOfFindsAMovedLayerByItsPath(t *testing.T) {
 	b := newRealBench(t)
 	v, lower := b.volume("v"), b.volume("lower")
@@ -160,6 +161,6 @@ func TestMountPointsOfFindsAMovedLayerByItsPath(t *testing.T) {
 		t.Errorf("MountPointsOf = %v, %v, want %s", got, err, path)
 	}
 	if got, err := b.MountPointsOf(v.Source + "-none"); err != nil || len(got) > 0 {
-		t.Errorf("MountPointsOf of what is not there = %v, %v", got, err)
+		t.Errorf("MountPointsOf of a missing path = %v, %v", got, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// sound are the programs that say whether a filesystem that isn't mounted is whole.
+// sound are the programs that check an unmounted filesystem for errors.
 var sound = map[string][]string{
 	"ext4": {"e2fsck", "-fn"},
 	"xfs":  {"xfs_repair", "-n"},
@@ -50,14 +50,14 @@ func (b *bench) shows(want string, elem ...string) {
 func TestCopyWithANewUUIDIsMountedBesideItsSource(t *testing.T) {
 	for _, fsType := range FSTypes() {
 		for _, dirty := range []bool{false, true} {
-			t.Run(fsType+map[bool]string{false: ", clean", true: ", as a power cut leaves it"}[dirty], func(t *testing.T) {
+			t.Run(fsType+map[bool]string{false: ", clean", true: ", after a power cut"}[dirty], func(t *testing.T) {
 				b := newLoopBench(t)
 				m := b.image("image", fsType)
 				if fsType == "ext4" {
 					b.run(m, "tune2fs", "-T", "20200101") // checked long ago
 				}
 				b.mount(m, b.path("source"))
-				b.writeFile("hello", "source", "f") // in a log, as it was synced alone
+				b.writeFile("hello", "source", "f") // fsync puts the file into the log
 				if !dirty {
 					b.unmount(b.path("source"))
 				}
@@ -70,7 +70,7 @@ func TestCopyWithANewUUIDIsMountedBesideItsSource(t *testing.T) {
 						t.Fatal(err)
 					}
 					if super, err := readBtrfs(f); err != nil || super.log == 0 {
-						t.Fatalf("the copy's superblock is %+v, %v: that proves nothing", super, err)
+						t.Fatalf("the copy's superblock is %+v, %v: the test proves nothing", super, err)
 					}
 					f.Close()
 				}
