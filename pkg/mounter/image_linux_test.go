@@ -96,7 +96,9 @@ func TestOldAndNewMountCallsFailWithTheSameClass(t *testing.T) {
 	b := newLoopBench(t)
 	l := b.Host.(*linux)
 	spoils := map[string]func(m Mount) error{
-		"blank":              func(m Mount) error { return errors.Join(os.Truncate(m.Source, 0), os.Truncate(m.Source, 320<<20)) },
+		"blank": func(m Mount) error {
+			return errors.Join(os.Truncate(m.Source, 0), os.Truncate(m.Source, 320<<20))
+		},
 		"cut":                func(m Mount) error { return os.Truncate(m.Source, 100<<20) },
 		"start overwritten":  func(m Mount) error { return overwrite(m.Source, 0, 64<<10) },
 		"larger part":        func(m Mount) error { return overwrite(m.Source, 1<<10, 8<<20) },
@@ -126,7 +128,8 @@ func TestOldAndNewMountCallsFailWithTheSameClass(t *testing.T) {
 					b.unmount(b.path("target"))
 				}
 				alike := func(class error) bool { return errors.Is(errs[0], class) == errors.Is(errs[1], class) }
-				if (errs[0] == nil) != (errs[1] == nil) || !alike(ErrFormat) || !alike(unix.EINVAL) || !alike(unix.EUCLEAN) || !alike(unix.EIO) {
+				if (errs[0] == nil) != (errs[1] == nil) || !alike(ErrFormat) || !alike(unix.EINVAL) ||
+					!alike(unix.EUCLEAN) || !alike(unix.EIO) {
 					t.Errorf("%s of %s as %s: %v, and by mount(2) %v", name, fsType, as, errs[0], errs[1])
 				}
 				if as != fsType && !errors.Is(errs[0], ErrFormat) {
@@ -151,7 +154,10 @@ func overwrite(path string, offset, n int64) error {
 // TestFilesystemOptionsReachTheKernel compares each option with the options that the kernel
 // reports.
 func TestFilesystemOptionsReachTheKernel(t *testing.T) {
-	shows := map[string]string{"lazytime": "lazytime", "sync": "sync", "dirsync": "dirsync", "discard": "discard", "largeio": "largeio", "autodefrag": "autodefrag"}
+	shows := map[string]string{
+		"lazytime": "lazytime", "sync": "sync", "dirsync": "dirsync", "discard": "discard", "largeio": "largeio",
+		"autodefrag": "autodefrag",
+	}
 	for _, fsType := range FSTypes() {
 		for _, old := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, legacy=%v", fsType, old), func(t *testing.T) {
@@ -167,10 +173,14 @@ func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 						t.Fatal(infos, err)
 					}
 					want := cmp.Or(shows[o], o)
-					if super := strings.Split(infos[0].VFSOptions, ","); !slices.ContainsFunc(super, func(s string) bool { return s == want || strings.HasPrefix(s, want+":") }) {
+					super := strings.Split(infos[0].VFSOptions, ",")
+					if !slices.ContainsFunc(super, func(s string) bool {
+						return s == want || strings.HasPrefix(s, want+":")
+					}) {
 						t.Errorf("%s: the kernel shows %v", o, super)
 					}
-					if own := strings.Split(infos[0].Options, ","); !slices.Contains(own, "noatime") || !slices.Contains(own, "noexec") || !slices.Contains(own, "nodev") {
+					if own := strings.Split(infos[0].Options, ","); !slices.Contains(own, "noatime") ||
+						!slices.Contains(own, "noexec") || !slices.Contains(own, "nodev") {
 						t.Errorf("%s: the mount has %v", o, own)
 					}
 					b.unmount(b.path("target"))
@@ -178,7 +188,8 @@ func TestFilesystemOptionsReachTheKernel(t *testing.T) {
 				m.Options, m.ReadOnly = nil, true
 				b.mount(m, b.path("target"))
 				infos, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(b.path("target")))
-				if err != nil || len(infos) != 1 || !strings.HasPrefix(infos[0].Options, "ro,") || !strings.HasPrefix(infos[0].VFSOptions, "ro") {
+				if err != nil || len(infos) != 1 || !strings.HasPrefix(infos[0].Options, "ro,") ||
+					!strings.HasPrefix(infos[0].VFSOptions, "ro") {
 					t.Errorf("read-only: %+v, %v", infos, err)
 				}
 				b.unmount(b.path("target"))
@@ -241,7 +252,8 @@ func TestImagesAreMounted(t *testing.T) {
 						t.Errorf("restarted %v: Mounted does not distinguish images at %s", restarted, path)
 					}
 				}
-				if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, []string{one, staging, two}) {
+				if got, err := b.MountPointsOf(m.Source); err != nil ||
+					!slices.Equal(got, []string{one, staging, two}) {
 					t.Errorf("restarted %v: MountPointsOf = %v, %v", restarted, got, err)
 				}
 				if got, err := b.OtherTargets(ctx, staging); err != nil || !slices.Equal(got, []string{one, two}) {
@@ -343,10 +355,12 @@ func TestDiskIsMountedAsABlockDevice(t *testing.T) {
 				t.Errorf("restarted %v: Usage(%s) = %+v, %v", restarted, path, u, err)
 			}
 		}
-		if got, err := b.MountPointsOf(m.Source); err != nil || !slices.Equal(got, []string{one, filepath.Join(staging, DeviceName)}) {
+		if got, err := b.MountPointsOf(m.Source); err != nil ||
+			!slices.Equal(got, []string{one, filepath.Join(staging, DeviceName)}) {
 			t.Errorf("restarted %v: MountPointsOf = %v, %v", restarted, got, err)
 		}
-		if got, err := b.OtherTargets(ctx, m.BindFrom(staging).Source); err != nil || !slices.Equal(got, []string{one}) {
+		if got, err := b.OtherTargets(ctx, m.BindFrom(staging).Source); err != nil ||
+			!slices.Equal(got, []string{one}) {
 			t.Errorf("restarted %v: OtherTargets = %v, %v", restarted, got, err)
 		}
 	}
@@ -374,7 +388,8 @@ func TestDiskIsMountedAsABlockDevice(t *testing.T) {
 	}
 	dev.Close()
 	b.unmount(one, staging)
-	if got, err := b.MountPointsOf(m.Source); err != nil || len(got) != 0 || exists(filepath.Join(staging, DeviceName)) {
+	if got, err := b.MountPointsOf(m.Source); err != nil || len(got) != 0 ||
+		exists(filepath.Join(staging, DeviceName)) {
 		t.Errorf("MountPointsOf = %v, %v after all that", got, err)
 	}
 	if err := b.Remove(ctx, staging); err != nil || exists(staging) {
@@ -414,7 +429,8 @@ func TestImagesGrow(t *testing.T) {
 				}
 			}
 			after, err := b.Usage(ctx, path)
-			if grown := after.TotalBytes - before.TotalBytes; err != nil || grown < 150<<20 || after.TotalBytes > larger {
+			if grown := after.TotalBytes - before.TotalBytes; err != nil || grown < 150<<20 ||
+				after.TotalBytes > larger {
 				t.Errorf("Usage was %+v and is %+v, %v", before, after, err)
 			}
 			if fsType == "" {

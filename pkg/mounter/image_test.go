@@ -98,7 +98,9 @@ func TestFakeKeepsTheContractOfImages(t *testing.T) {
 }
 
 // testImageContract tests the contract for images, which every Host has to keep, the fake too.
-func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image func(b *bench, name, fsType string) Mount) {
+func testImageContract(
+	t *testing.T, newBench func(t *testing.T) *bench, image func(b *bench, name, fsType string) Mount,
+) {
 	ctx := context.Background()
 	run := func(name string, test func(t *testing.T, b *bench)) {
 		t.Run(name, func(t *testing.T) { test(t, newBench(t)) })
@@ -109,7 +111,8 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		b.mount(mounted, b.path("mounted"))
 		b.mount(disk, b.path("disk"))
 		for _, images := range [][]string{
-			{}, {mounted.Source}, {idle.Source}, {disk.Source}, {mounted.Source, mounted.Source}, {idle.Source, mounted.Source, disk.Source},
+			{}, {mounted.Source}, {idle.Source}, {disk.Source}, {mounted.Source, mounted.Source},
+			{idle.Source, mounted.Source, disk.Source},
 		} {
 			for _, want := range []error{nil, errors.New("on demand")} {
 				calls := 0
@@ -133,7 +136,9 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		if err := os.Symlink(m.Source, link); err != nil {
 			t.Skipf("no symbolic links here: %v", err)
 		}
-		for path, want := range map[string]error{filepath.Join(b.storage, "none"): fs.ErrNotExist, link: ErrFormat, b.storage: ErrFormat} {
+		for path, want := range map[string]error{
+			filepath.Join(b.storage, "none"): fs.ErrNotExist, link: ErrFormat, b.storage: ErrFormat,
+		} {
 			err := b.Freeze(ctx, "", []string{m.Source, path}, eternity, func(context.Context) error {
 				t.Error("cut was called")
 				return nil
@@ -168,15 +173,21 @@ func testImageContract(t *testing.T, newBench func(t *testing.T) *bench, image f
 		b.mount(m, b.path("mounted"))
 		b.mount(m.BindFrom(b.path("mounted")), b.path("again"))
 		for name, call := range map[string]func(ctx context.Context) error{
-			"Unmount":            func(ctx context.Context) error { return b.Unmount(ctx, b.path("mounted")) },
-			"Remove":             func(ctx context.Context) error { return b.Remove(ctx, b.path("again")) },
-			"Mount":              func(ctx context.Context) error { return b.Mount(ctx, m, b.path("other")) },
-			"Mount of idle":      func(ctx context.Context) error { return b.Mount(ctx, idle, b.path("idle")) },
-			"Mount once more":    func(ctx context.Context) error { return b.Mount(ctx, m.BindFrom(b.path("mounted")), b.path("more")) },
-			"Grow":               func(ctx context.Context) error { return b.Grow(ctx, m, b.path("mounted")) },
-			"Tune":               func(ctx context.Context) error { return b.Tune(ctx, m) },
-			"another Freeze":     func(ctx context.Context) error { return b.Freeze(ctx, "", []string{idle.Source}, eternity, nothing) },
-			"a Freeze of others": func(ctx context.Context) error { return b.Freeze(ctx, "", []string{m.Source}, eternity, nothing) },
+			"Unmount":       func(ctx context.Context) error { return b.Unmount(ctx, b.path("mounted")) },
+			"Remove":        func(ctx context.Context) error { return b.Remove(ctx, b.path("again")) },
+			"Mount":         func(ctx context.Context) error { return b.Mount(ctx, m, b.path("other")) },
+			"Mount of idle": func(ctx context.Context) error { return b.Mount(ctx, idle, b.path("idle")) },
+			"Mount once more": func(ctx context.Context) error {
+				return b.Mount(ctx, m.BindFrom(b.path("mounted")), b.path("more"))
+			},
+			"Grow": func(ctx context.Context) error { return b.Grow(ctx, m, b.path("mounted")) },
+			"Tune": func(ctx context.Context) error { return b.Tune(ctx, m) },
+			"another Freeze": func(ctx context.Context) error {
+				return b.Freeze(ctx, "", []string{idle.Source}, eternity, nothing)
+			},
+			"a Freeze of others": func(ctx context.Context) error {
+				return b.Freeze(ctx, "", []string{m.Source}, eternity, nothing)
+			},
 		} {
 			done := make(chan error, 1)
 			err := b.Freeze(ctx, "", []string{m.Source, idle.Source}, eternity, func(context.Context) error {

@@ -248,7 +248,10 @@ func TestMountsRaceWithSwappedLinks(t *testing.T) {
 	})
 }
 
-func race(t *testing.T, b *bench, s subject, m Mount, outside, name string, swap func(*bench, subject, string) (func() error, error)) {
+func race(
+	t *testing.T, b *bench, s subject, m Mount, outside, name string,
+	swap func(*bench, subject, string) (func() error, error),
+) {
 	t.Helper()
 	ctx, target := context.Background(), b.path("pod", "target")
 	before, start := mountTable(t), time.Now()
@@ -332,7 +335,10 @@ func classOf(err error) string {
 
 // swapping repeats a swap and its undo until the caller calls stop, which restores the target. It
 // swaps as fast as it can, or at random moments of a mount. took is the duration of a mount.
-func swapping(b *bench, s subject, outside string, took time.Duration, swap func(*bench, subject, string) (func() error, error)) (stop func()) {
+func swapping(
+	b *bench, s subject, outside string, took time.Duration,
+	swap func(*bench, subject, string) (func() error, error),
+) (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	restless := rand.N(2) == 0
 	pause := func(longest time.Duration) {
@@ -437,7 +443,9 @@ func TestPublishedSourceIsFoundBelowTheKubeletDirectory(t *testing.T) {
 	b.Host, b.kubelet = realMounter(t)(link), link
 	b.mount(m, b.path("staging"))
 	b.mount(m.BindFrom(b.path("staging")), b.path("target"))
-	if err := errors.Join(os.Rename(b.path("staging"), b.path("moved")), os.Symlink("moved", b.path("staging"))); err != nil {
+	if err := errors.Join(
+		os.Rename(b.path("staging"), b.path("moved")), os.Symlink("moved", b.path("staging")),
+	); err != nil {
 		t.Fatal(err)
 	}
 	b.refused(m.BindFrom(b.path("staging")), b.path("other"), ErrPath)

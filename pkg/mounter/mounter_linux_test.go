@@ -112,14 +112,17 @@ func TestOptionsReachTheKernel(t *testing.T) {
 		has     int64
 		hasNot  int64
 	}{
-		"by default":      {nil, unix.ST_NODEV | unix.ST_NOSUID, unix.ST_RDONLY | unix.ST_NOEXEC},
-		"suid":            {[]string{"suid"}, unix.ST_NODEV, unix.ST_NOSUID},
-		"noexec":          {[]string{"noexec"}, unix.ST_NOEXEC | unix.ST_NODEV | unix.ST_NOSUID, unix.ST_RDONLY},
-		"ro":              {[]string{"ro"}, unix.ST_RDONLY, 0},
-		"noatime":         {[]string{"noatime"}, unix.ST_NOATIME, unix.ST_RELATIME},
-		"strictatime":     {[]string{"strictatime"}, 0, unix.ST_RELATIME | unix.ST_NOATIME},
-		"nodiratime":      {[]string{"nodiratime"}, unix.ST_NODIRATIME, 0},
-		"the last counts": {[]string{"noatime", "relatime", "noexec", "exec"}, unix.ST_RELATIME, unix.ST_NOATIME | unix.ST_NOEXEC},
+		"by default":  {nil, unix.ST_NODEV | unix.ST_NOSUID, unix.ST_RDONLY | unix.ST_NOEXEC},
+		"suid":        {[]string{"suid"}, unix.ST_NODEV, unix.ST_NOSUID},
+		"noexec":      {[]string{"noexec"}, unix.ST_NOEXEC | unix.ST_NODEV | unix.ST_NOSUID, unix.ST_RDONLY},
+		"ro":          {[]string{"ro"}, unix.ST_RDONLY, 0},
+		"noatime":     {[]string{"noatime"}, unix.ST_NOATIME, unix.ST_RELATIME},
+		"strictatime": {[]string{"strictatime"}, 0, unix.ST_RELATIME | unix.ST_NOATIME},
+		"nodiratime":  {[]string{"nodiratime"}, unix.ST_NODIRATIME, 0},
+		"the last counts": {
+			[]string{"noatime", "relatime", "noexec", "exec"},
+			unix.ST_RELATIME, unix.ST_NOATIME | unix.ST_NOEXEC,
+		},
 	} {
 		for _, old := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, legacy=%v", name, old), func(t *testing.T) {
@@ -197,7 +200,8 @@ func TestMountReplacesADeletedSource(t *testing.T) {
 		t.Error("Mounted does not distinguish the deleted directory from the new directory")
 	}
 	b.mount(v, target)
-	if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); err != nil || !exists(filepath.Join(v.Source, "f")) {
+	if err := os.WriteFile(filepath.Join(target, "f"), nil, 0o600); err != nil ||
+		!exists(filepath.Join(v.Source, "f")) {
 		t.Errorf("the target does not show the new directory: %v", err)
 	}
 }
@@ -484,7 +488,10 @@ func TestUsageReportsTheFilesystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := b.Usage(context.Background(), b.path("target"))
-	want := Usage{TotalBytes: 1 << 20, UsedBytes: 64 << 10, AvailableBytes: 960 << 10, TotalInodes: 100, UsedInodes: 2, AvailableInodes: 98}
+	want := Usage{
+		TotalBytes: 1 << 20, UsedBytes: 64 << 10, AvailableBytes: 960 << 10, TotalInodes: 100, UsedInodes: 2,
+		AvailableInodes: 98,
+	}
 	if err != nil || got != want {
 		t.Errorf("Usage = %+v, %v, want %+v", got, err, want)
 	}
@@ -498,16 +505,20 @@ func TestConcurrentCalls(t *testing.T) {
 		wg.Go(func() {
 			path := b.path(fmt.Sprint("target", i))
 			for range 25 {
-				if err := b.Mount(context.Background(), Mount{Kind: Directory, Source: b.path("staging")}, path); err != nil {
+				m := Mount{Kind: Directory, Source: b.path("staging")}
+				if err := b.Mount(context.Background(), m, path); err != nil {
 					t.Error(err)
 				}
 				if _, err := b.OtherTargets(context.Background(), b.path("staging")); err != nil {
 					t.Error(err)
 				}
-				if users, err := b.MountPointsOf(filepath.Join(b.storage, "v")); err != nil || !slices.Contains(users, path) {
+				if users, err := b.MountPointsOf(filepath.Join(b.storage, "v")); err != nil ||
+					!slices.Contains(users, path) {
 					t.Errorf("MountPointsOf = %v, %v, without %s", users, err, path)
 				}
-				if err := errors.Join(b.Unmount(context.Background(), path), b.Remove(context.Background(), path)); err != nil {
+				if err := errors.Join(
+					b.Unmount(context.Background(), path), b.Remove(context.Background(), path),
+				); err != nil {
 					t.Error(err)
 				}
 			}

@@ -154,9 +154,11 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 			t.Fatal(err)
 		}
 		for _, path := range []string{
-			"", "relative", b.kubelet, b.kubelet + "/", b.kubelet + "/../storage/x", b.kubelet + "x/y", b.storage + "/y",
+			"", "relative", b.kubelet, b.kubelet + "/", b.kubelet + "/../storage/x", b.kubelet + "x/y",
+			b.storage + "/y",
 			b.kubelet + "//target", b.kubelet + "/target/", b.kubelet + "/./target", "/",
-			b.path("nul\x00"), b.path(strings.Repeat("x/", 3000)), b.path(strings.Repeat("x", 300)), b.path("link"), b.path("link", "target"), b.path("file", "target"),
+			b.path("nul\x00"), b.path(strings.Repeat("x/", 3000)), b.path(strings.Repeat("x", 300)), b.path("link"),
+			b.path("link", "target"), b.path("file", "target"),
 		} {
 			if err := b.Mount(ctx, v, path); !errors.Is(err, ErrPath) {
 				t.Errorf("Mount(%.60q) = %v, want ErrPath", path, err)
@@ -262,7 +264,8 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 
 	run("Mount rejects an unknown option and does not show it", func(t *testing.T, b *bench) {
 		err := b.Mount(ctx, b.volume("v", "noexec", "geheim"), b.path("target"))
-		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "number 2 of 2") || strings.Contains(err.Error(), "geheim") {
+		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "number 2 of 2") ||
+			strings.Contains(err.Error(), "geheim") {
 			t.Errorf("Mount = %v, want ErrOption with the number of the option", err)
 		}
 		if exists(b.path("target")) {
@@ -331,27 +334,34 @@ func TestFakeFailsOnDemand(t *testing.T) {
 
 // FuzzCheckOptions: only listed options and filesystem types are valid.
 func FuzzCheckOptions(f *testing.F) {
-	for _, o := range []string{"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00", "logdev=/dev/sda", "discard", "xfs", "nfs"} {
+	for _, o := range []string{
+		"ro", "noexec", "password=x", "bind", "", "ro,dev", "remount", "\x00", "logdev=/dev/sda", "discard", "xfs",
+		"nfs",
+	} {
 		f.Add(o)
 	}
 	f.Fuzz(func(t *testing.T, o string) {
 		for _, k := range []Kind{Directory, Disk, Device} {
 			err := CheckOptions(k, "", []string{o})
-			if listed := k == Directory && slices.Contains(directoryOptions, o); listed && err != nil || !listed && !errors.Is(err, ErrOption) {
+			if listed := k == Directory && slices.Contains(directoryOptions, o); listed && err != nil ||
+				!listed && !errors.Is(err, ErrOption) {
 				t.Errorf("CheckOptions(%q) of a %s = %v", o, k, err)
 			}
 		}
 		for fsType, own := range imageOptions {
 			err := CheckOptions(Image, fsType, []string{o})
-			if listed := slices.Contains(directoryOptions, o) || slices.Contains(own, o); listed && err != nil || !listed && !errors.Is(err, ErrOption) {
+			if listed := slices.Contains(directoryOptions, o) || slices.Contains(own, o); listed && err != nil ||
+				!listed && !errors.Is(err, ErrOption) {
 				t.Errorf("CheckOptions(%q) of an image with %s = %v", o, fsType, err)
 			}
 		}
-		if err := CheckOptions(Image, o, nil); slices.Contains(FSTypes(), o) && err != nil || !slices.Contains(FSTypes(), o) && !errors.Is(err, ErrFormat) {
+		if err := CheckOptions(Image, o, nil); slices.Contains(FSTypes(), o) && err != nil ||
+			!slices.Contains(FSTypes(), o) && !errors.Is(err, ErrFormat) {
 			t.Errorf("CheckOptions of an image with %q = %v", o, err)
 		}
 		const secret = "\u2603\u2603"
-		if err := CheckOptions(Directory, "", []string{o + secret}); err == nil || strings.Contains(err.Error(), secret) {
+		if err := CheckOptions(Directory, "", []string{o + secret}); err == nil ||
+			strings.Contains(err.Error(), secret) {
 			t.Errorf("CheckOptions(%q%s) = %v", o, secret, err)
 		}
 	})
@@ -363,7 +373,8 @@ func FuzzBelow(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, p string) {
 		rel, err := below("/k", p)
-		if err == nil && (filepath.Join("/k", rel) != p || !strings.HasPrefix(p, "/k/") || strings.Contains("/"+rel+"/", "/../")) {
+		if err == nil &&
+			(filepath.Join("/k", rel) != p || !strings.HasPrefix(p, "/k/") || strings.Contains("/"+rel+"/", "/../")) {
 			t.Errorf("below(%q) = %q", p, rel)
 		}
 	})

@@ -68,7 +68,8 @@ func TestReadOnlyMountWritesNothing(t *testing.T) {
 				b.unmount(staging)
 				before = b.sumOf("dirty")
 				b.mount(readOnly, staging)
-				if got := readOnlyState(t, m.Source); got != "0" || read(t, filepath.Join(staging, "file")) != "synced" {
+				if got := readOnlyState(t, m.Source); got != "0" ||
+					read(t, filepath.Join(staging, "file")) != "synced" {
 					t.Errorf("the device is read-only: %s, or the data are gone", got)
 				}
 				b.unmount(staging)
@@ -103,7 +104,8 @@ func TestCrashInAReadOnlyMountLeavesARemedy(t *testing.T) {
 		t.Fatalf("the process ended with %v and wrote %s", err, out)
 	}
 	err = b.Mount(context.Background(), m, staging)
-	if remedy := "blockdev --setrw " + m.Source; !errors.Is(err, ErrReadOnly) || !strings.Contains(err.Error(), remedy) {
+	if remedy := "blockdev --setrw " + m.Source; !errors.Is(err, ErrReadOnly) ||
+		!strings.Contains(err.Error(), remedy) {
 		t.Errorf("Mount = %v, want ErrReadOnly with %q", err, remedy)
 	}
 	b.mount(readOnly, staging)

@@ -18,14 +18,18 @@ func TestRemoveRemovesOnlyTargetFiles(t *testing.T) {
 	b := newLoopBench(t)
 	path := b.path("target")
 	for name, make := range map[string]func() error{
-		"an empty file":                   func() error { return os.WriteFile(path, nil, 0o640) },
-		"a file with the mark, not empty": func() error { return errors.Join(os.WriteFile(path, []byte("x"), 0o640), unix.Chmod(path, targetMode)) },
+		"an empty file": func() error { return os.WriteFile(path, nil, 0o640) },
+		"a file with the mark, not empty": func() error {
+			return errors.Join(os.WriteFile(path, []byte("x"), 0o640), unix.Chmod(path, targetMode))
+		},
 		"a file with the mark of a user": func() error {
 			return errors.Join(os.WriteFile(path, nil, 0o640), os.Chown(path, 1000, 1000), unix.Chmod(path, targetMode))
 		},
-		"a FIFO":                            func() error { return unix.Mkfifo(path, targetMode) },
-		"a device that is not mounted here": func() error { return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, 250))) },
-		"a link":                            func() error { return os.Symlink(b.storage, path) },
+		"a FIFO": func() error { return unix.Mkfifo(path, targetMode) },
+		"a device that is not mounted here": func() error {
+			return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, 250)))
+		},
+		"a link": func() error { return os.Symlink(b.storage, path) },
 	} {
 		if err := make(); err != nil {
 			t.Fatal(err)
@@ -73,9 +77,13 @@ func TestRemoveRecognizesTargetFiles(t *testing.T) {
 	}
 	for name, begin := range map[string]func(){
 		"mounted": func() { b.mount(device, path) },
-		"mounted, and killed in the middle of Remove":            func() { b.mount(device, path); killed() },
-		"mounted by an old release":                              old,
-		"mounted by an old release, and killed after the update": func() { old(); b.Host = realMounter(t)(b.kubelet); killed() },
+		"mounted, and killed in the middle of Remove": func() { b.mount(device, path); killed() },
+		"mounted by an old release":                   old,
+		"mounted by an old release, and killed after the update": func() {
+			old()
+			b.Host = realMounter(t)(b.kubelet)
+			killed()
+		},
 		"mounted on an old release's file, and killed": func() {
 			if err := os.WriteFile(path, nil, 0o640); err != nil {
 				t.Fatal(err)
@@ -144,13 +152,15 @@ func TestForeignFilesInAStagingDirectoryStay(t *testing.T) {
 	staging := b.path("staging")
 	device, backing := filepath.Join(staging, DeviceName), filepath.Join(staging, backingName)
 	for name, make := range map[string]func() error{
-		"device":         write(device, ""),
-		"full device":    write(device, "precious"),
-		"backing":        write(backing, "precious"),
-		"long backing":   write(backing, fmt.Sprintf("1 2 %100d", 3)),
-		"link":           func() error { return os.Symlink("/etc/passwd", backing) },
-		"FIFO":           func() error { return unix.Mkfifo(backing, 0o600) },
-		"both":           func() error { return errors.Join(write(device, "precious")(), write(backing, "precious")()) },
+		"device":       write(device, ""),
+		"full device":  write(device, "precious"),
+		"backing":      write(backing, "precious"),
+		"long backing": write(backing, fmt.Sprintf("1 2 %100d", 3)),
+		"link":         func() error { return os.Symlink("/etc/passwd", backing) },
+		"FIFO":         func() error { return unix.Mkfifo(backing, 0o600) },
+		"both": func() error {
+			return errors.Join(write(device, "precious")(), write(backing, "precious")())
+		},
 		"device, a FIFO": func() error { return unix.Mkfifo(device, 0o600) },
 		"device, a link": func() error { return os.Symlink("/etc/passwd", device) },
 	} {
@@ -174,7 +184,10 @@ func TestForeignFilesInAStagingDirectoryStay(t *testing.T) {
 			}
 		}
 		after, err := os.ReadDir(staging)
-		if err != nil || !slices.EqualFunc(before, after, func(a, b os.DirEntry) bool { return a.Name() == b.Name() && a.Type() == b.Type() }) {
+		if err != nil ||
+			!slices.EqualFunc(before, after, func(a, b os.DirEntry) bool {
+				return a.Name() == b.Name() && a.Type() == b.Type()
+			}) {
 			t.Errorf("%s: the entries were %v and are %v, %v", name, before, after, err)
 		}
 		for _, entry := range after {
@@ -206,7 +219,10 @@ func TestRemoveRemovesDisksOfEarlierReleases(t *testing.T) {
 			if file == backingName && mode == 0o640 {
 				content = "64768 1234567"
 			}
-			if err := errors.Join(os.WriteFile(filepath.Join(staging, file), []byte(content), 0o640), os.Chmod(filepath.Join(staging, file), mode)); err != nil {
+			if err := errors.Join(
+				os.WriteFile(filepath.Join(staging, file), []byte(content), 0o640),
+				os.Chmod(filepath.Join(staging, file), mode),
+			); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -62,7 +62,8 @@ func TestFindDeviceBySerialNumber(t *testing.T) {
 		"no node": {true, "vdd is missing"}, "wrong node": {false, "not the block device"},
 	} {
 		got, _, err := look.find(context.Background(), serial)
-		if !errors.Is(err, ErrDevice) || errors.Is(err, fs.ErrNotExist) != tc.missing || !strings.Contains(err.Error(), tc.says) {
+		if !errors.Is(err, ErrDevice) || errors.Is(err, fs.ErrNotExist) != tc.missing ||
+			!strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%s: %q, %v, want ErrDevice with %q, fs.ErrNotExist: %v", serial, got, err, tc.says, tc.missing)
 		}
 	}
@@ -107,7 +108,8 @@ func TestFindDeviceBesideAStalledDevice(t *testing.T) {
 		}
 	}
 	_, _, err := look.find(context.Background(), "two")
-	if !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "vda: does not answer") || !strings.Contains(err.Error(), "vdb: ") {
+	if !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "vda: does not answer") ||
+		!strings.Contains(err.Error(), "vdb: ") {
 		t.Errorf("find = %v, want ErrNoAnswer that names vda and vdb", err)
 	}
 	if len(look.asks.open) != 1 {
@@ -225,7 +227,9 @@ func TestAnAttachedDiskIsFoundAndFormatted(t *testing.T) {
 			if sequence == 0 {
 				t.Error("the disk has no sequence number")
 			}
-			m := Mount{Kind: BlockDevice, Source: path, FSType: "ext4", Serial: serial, Size: 64 << 20, Sequence: sequence}
+			m := Mount{
+				Kind: BlockDevice, Source: path, FSType: "ext4", Serial: serial, Size: 64 << 20, Sequence: sequence,
+			}
 			for range 2 {
 				b.mount(m, b.path("staging"))
 				if _, err := os.Stat(b.path("staging", "file")); errors.Is(err, fs.ErrNotExist) {

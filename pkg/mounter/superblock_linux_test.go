@@ -130,13 +130,15 @@ func TestFailedFormatOfABlankDiskLeavesNoRecord(t *testing.T) {
 		script string
 		left   int
 	}{
-		"mkfs writes nothing":   {"exit 1", 0},
-		"mkfs writes something": {"for device; do :; done; dd if=/dev/urandom of=$device bs=64k count=3 conv=notrunc status=none; exit 1", 1},
+		"mkfs writes nothing": {"exit 1", 0},
+		"mkfs writes something": {"for device; do :; done;" +
+			" dd if=/dev/urandom of=$device bs=64k count=3 conv=notrunc status=none; exit 1", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newLoopBench(t)
 			m, dir, path := b.attachDisk("disk", "ext4", diskSize), t.TempDir(), os.Getenv("PATH")
-			if err := os.WriteFile(filepath.Join(dir, "mkfs.ext4"), []byte("#!/bin/sh\n"+tc.script+"\n"), 0o755); err != nil {
+			script := []byte("#!/bin/sh\n" + tc.script + "\n")
+			if err := os.WriteFile(filepath.Join(dir, "mkfs.ext4"), script, 0o755); err != nil {
 				t.Fatal(err)
 			}
 			t.Setenv("PATH", dir+":"+path)

@@ -15,8 +15,13 @@ func TestNewIgnoresForeignEntriesAmongFreezeRecords(t *testing.T) {
 	open := realMounter(t)
 	dir := filepath.Join(t.TempDir(), "kubelet")
 	state := filepath.Join(filepath.Dir(dir), "frozen")
-	if err := errors.Join(os.Mkdir(dir, 0o700), os.MkdirAll(filepath.Join(state, "1.json", "x"), 0o700), unix.Mkfifo(filepath.Join(state, "2.json"), 0o600),
-		os.Symlink("/dev/zero", filepath.Join(state, "3.json")), os.WriteFile(filepath.Join(state, "4.json"), []byte("[]"), 0o600)); err != nil {
+	if err := errors.Join(
+		os.Mkdir(dir, 0o700),
+		os.MkdirAll(filepath.Join(state, "1.json", "x"), 0o700),
+		unix.Mkfifo(filepath.Join(state, "2.json"), 0o600),
+		os.Symlink("/dev/zero", filepath.Join(state, "3.json")),
+		os.WriteFile(filepath.Join(state, "4.json"), []byte("[]"), 0o600),
+	); err != nil {
 		t.Fatal(err)
 	}
 	open(dir)

@@ -39,7 +39,10 @@ func FuzzLayersOfAnOverlay(f *testing.F) {
 		}
 		escape := strings.NewReplacer(`\`, `\\`, ":", `\:`)
 		octal := strings.NewReplacer(`\`, `\134`, ",", `\054`, " ", `\040`, "\t", `\011`, "\n", `\012`)
-		for option, value := range map[string]string{"lowerdir": escape.Replace(path), "upperdir": escape.Replace(path), "workdir": path, "lowerdir+": path, "datadir+": path} {
+		for option, value := range map[string]string{
+			"lowerdir": escape.Replace(path), "upperdir": escape.Replace(path), "workdir": path, "lowerdir+": path,
+			"datadir+": path,
+		} {
 			if got := overlayLayers("rw," + option + "=" + octal.Replace(value) + ",x=y"); !slices.Contains(got, path) {
 				t.Errorf("%s of %q: %q", option, path, got)
 			}
@@ -106,8 +109,10 @@ func TestMountPointsOfIncludesOverlays(t *testing.T) {
 		mkdir(t, filepath.Join(v.Source, "upper"))
 		mkdir(t, filepath.Join(v.Source, "work"))
 		for way, layer := range map[string]string{
-			"itself": v.Source, "a directory in it": filepath.Join(v.Source, "sub"), "through a link": filepath.Join(link, name),
-			"through another mount": filepath.Join(bind, name, "sub"), "with dots": v.Source + "/../" + name + "/./sub/",
+			"itself": v.Source, "a directory in it": filepath.Join(v.Source, "sub"),
+			"through a link":        filepath.Join(link, name),
+			"through another mount": filepath.Join(bind, name, "sub"),
+			"with dots":             v.Source + "/../" + name + "/./sub/",
 		} {
 			path := filepath.Join(dir, fmt.Sprint("overlay", i))
 			used := func(what string) {

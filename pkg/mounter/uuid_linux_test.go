@@ -103,7 +103,10 @@ func TestCopyWithANewUUIDIsMountedBesideItsSource(t *testing.T) {
 
 func TestEveryExt4GetsANewUUID(t *testing.T) {
 	b := newLoopBench(t)
-	for _, features := range []string{"metadata_csum", "metadata_csum,metadata_csum_seed", "^metadata_csum,uninit_bg", "^metadata_csum,^uninit_bg", "^has_journal"} {
+	for _, features := range []string{
+		"metadata_csum", "metadata_csum,metadata_csum_seed", "^metadata_csum,uninit_bg",
+		"^metadata_csum,^uninit_bg", "^has_journal",
+	} {
 		m := b.image("image", "ext4")
 		b.run(m, "mkfs.ext4", "-q", "-F", "-O", features)
 		b.run(m, "tune2fs", "-T", "20200101")
@@ -151,7 +154,8 @@ func TestNewUUIDNamesAMissingProgram(t *testing.T) {
 	}
 	t.Setenv("PATH", t.TempDir())
 	for fsType, program := range programs {
-		if err := b.newUUID(images[fsType]); !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), program) {
+		if err := b.newUUID(images[fsType]); !errors.Is(err, errors.ErrUnsupported) ||
+			!strings.Contains(err.Error(), program) {
 			t.Errorf("NewUUID of a %s = %v, want ErrUnsupported that names %s", fsType, err, program)
 		}
 	}
