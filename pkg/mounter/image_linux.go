@@ -188,12 +188,12 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p place) err
 
 // mountNode mounts the node of a Disk at d.
 func (l *linux) mountNode(ctx context.Context, file *os.File, m Mount, b backing, d place) error {
-	if err := l.dropStale(ctx, d); err != nil {
+	if err := l.unmountStale(ctx, d); err != nil {
 		return err
 	}
 	t, done, err := d.prepare(unix.S_IFREG, func(at state, _ int) (bool, error) { return l.loops.holds(at, b) })
 	if done && err == nil {
-		return l.keep(file, m) // an earlier driver may have died before it cleared autoclear
+		return l.keepAttached(file, m) // an earlier driver may have died before it cleared autoclear
 	}
 	if err != nil {
 		return err
@@ -234,9 +234,9 @@ func (l *linux) attachNode(file *os.File, m Mount, t target) error {
 	return l.attach(t, r)
 }
 
-// keep clears autoclear of the device of a mounted Disk, so that the device stays attached, and
-// sets the properties that m asks for.
-func (l *linux) keep(file *os.File, m Mount) error {
+// keepAttached clears autoclear of the device of a mounted Disk, so that the device stays attached,
+// and sets the properties that m asks for.
+func (l *linux) keepAttached(file *os.File, m Mount) error {
 	dev, _, err := l.loops.attach(file, m.loop())
 	if err != nil {
 		return err
@@ -345,8 +345,8 @@ func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	return n, own, err
 }
 
-// isStale reports whether the device node that is mounted at path was mounted for another file than b,
-// as the file beside it shows. A node without such a file is not stale.
+// isStale reports whether the device node that is mounted at path was mounted for another backing file than
+// b, as its backing record shows. A node without a backing record is not stale.
 func isStale(path string, b backing) bool {
 	dir, name := filepath.Split(path)
 	if name != DeviceName {
@@ -362,8 +362,8 @@ func isStale(path string, b backing) bool {
 	return err == nil && there && was != backing{} && was != b
 }
 
-// dropStale unmounts the node at d if its device no longer has the file of the backing record.
-func (l *linux) dropStale(ctx context.Context, d place) error {
+// unmountStale unmounts the node at d if its device no longer has the file of the backing record.
+func (l *linux) unmountStale(ctx context.Context, d place) error {
 	at, err := d.stat()
 	if err != nil || !at.mounted {
 		return nil

@@ -718,12 +718,12 @@ func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
 	}
 	b.attachAs(int(unix.Minor(st.Rdev)), other)
 	b.mount(other, staging)
-	if got, err := b.Users(other.Source); err != nil || !slices.Equal(got, []string{filepath.Join(staging, DeviceName)}) {
-		t.Errorf("Users = %v, %v", got, err)
+	if got, err := b.MountPointsOf(other.Source); err != nil || !slices.Equal(got, []string{filepath.Join(staging, DeviceName)}) {
+		t.Errorf("MountPointsOf = %v, %v", got, err)
 	}
 	b.unmount(staging)
-	if got, err := b.Users(other.Source); err != nil || len(got) != 0 {
-		t.Errorf("Users after the unmount = %v, %v", got, err)
+	if got, err := b.MountPointsOf(other.Source); err != nil || len(got) != 0 {
+		t.Errorf("MountPointsOf after the unmount = %v, %v", got, err)
 	}
 	if left := b.loops(); len(left) != 0 {
 		t.Errorf("attached: %v", left)

@@ -75,7 +75,7 @@ func New(dir, state string) (Host, error) {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, fmt.Errorf("directory for the records of frozen filesystems: %w", err)
 	}
-	if err := l.thawLeft(); err != nil {
+	if err := l.thawRecords(); err != nil {
 		return nil, err
 	}
 	if err := l.findMounts(); err != nil {
@@ -359,7 +359,7 @@ func (l *linux) Unmount(ctx context.Context, path string) error {
 		return err
 	}
 	defer release()
-	return l.takeAway(ctx, path, false)
+	return l.unmountLayers(ctx, path, false)
 }
 
 func (l *linux) Remove(ctx context.Context, path string) error {
@@ -368,12 +368,12 @@ func (l *linux) Remove(ctx context.Context, path string) error {
 		return err
 	}
 	defer release()
-	return l.takeAway(ctx, path, true)
+	return l.unmountLayers(ctx, path, true)
 }
 
-// takeAway unmounts layer by layer until path is no mount point. With remove, the removal of path
-// shows that no layer is left. The caller holds the locks of the image that is mounted there.
-func (l *linux) takeAway(ctx context.Context, path string, remove bool) error {
+// unmountLayers unmounts layer by layer until path is no mount point. With remove, the removal of
+// path shows that no layer is left. The caller holds the locks of the image that is mounted there.
+func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) error {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		l.known.forget(path)

@@ -57,7 +57,7 @@ func (p *program) CombinedOutput() ([]byte, error) {
 	switch {
 	case strings.HasPrefix(p.name, "mkfs."):
 		if !p.format {
-			return nil, p.keep(fmt.Errorf("%w: blkid found no filesystem on a device that has one", ErrDevice))
+			return nil, p.recordFailure(fmt.Errorf("%w: blkid found no filesystem on a device that has a filesystem", ErrDevice))
 		}
 		ctx = context.WithoutCancel(ctx) // mkfs might never end if each retry began anew
 	case p.name == "fsck":
@@ -72,14 +72,14 @@ func (p *program) CombinedOutput() ([]byte, error) {
 			return out, p.convert(err)
 		}
 	}
-	return nil, p.keep(fmt.Errorf("%w: mount-utils calls %s %q", errors.ErrUnsupported, p.name, p.args))
+	return nil, p.recordFailure(fmt.Errorf("%w: mount-utils calls %s %q", errors.ErrUnsupported, p.name, p.args))
 }
 
 // fsck repairs an ext4 as fsck(8) would, and then grows the ext4, as a mounted ext4 cannot always
 // grow. xfs and btrfs need no fsck: fsck.xfs(8), fsck.btrfs(8).
 func (p *program) fsck() ([]byte, error) {
 	if !p.repair {
-		return nil, p.keep(fmt.Errorf("%w: blkid found a filesystem on a blank device", ErrDevice))
+		return nil, p.recordFailure(fmt.Errorf("%w: blkid found a filesystem on a blank device", ErrDevice))
 	}
 	if p.fsType != "ext4" {
 		return nil, nil
@@ -89,13 +89,13 @@ func (p *program) fsck() ([]byte, error) {
 		err = p.growOffline(p.ctx, p.disk)
 	}
 	if err != nil {
-		return nil, p.keep(err)
+		return nil, p.recordFailure(err)
 	}
 	return nil, nil
 }
 
-// keep records the first error, which fails the whole mount.
-func (p *programs) keep(err error) error {
+// recordFailure records the first error, which fails the whole mount.
+func (p *programs) recordFailure(err error) error {
 	if p.failed == nil {
 		p.failed = err
 	}
@@ -107,7 +107,7 @@ func (p *programs) convert(err error) error {
 		return utilexec.CodeExitError{Err: err, Code: exit.ExitCode()}
 	}
 	if err != nil {
-		p.keep(err)
+		p.recordFailure(err)
 	}
 	return err
 }

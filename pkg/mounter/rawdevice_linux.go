@@ -38,7 +38,7 @@ func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) er
 			}
 		}
 	}
-	if err := l.unused(m, src); err != nil {
+	if err := l.checkUnused(m, src); err != nil {
 		return err
 	}
 	if m.Serial != "" { // new data on the device must not count as the remains of an interrupted format
@@ -100,8 +100,8 @@ func (d place) becomesWritable(at state) func() {
 	}
 }
 
-// unused returns ErrBusy for a device that another program has open exclusively.
-func (l *linux) unused(m Mount, src source) error {
+// checkUnused returns ErrBusy for a device that another program has open exclusively.
+func (l *linux) checkUnused(m Mount, src source) error {
 	dev, err := claim(src.device)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s",

@@ -28,8 +28,8 @@ const (
 	startPatience = 3 * time.Second
 	// lockPatience is the time that the helper of a driver that has just died has to thaw.
 	lockPatience = time.Second
-	// againThaw is the time between attempts to thaw by a record.
-	againThaw = time.Second
+	// thawInterval is the time between attempts to thaw by a record.
+	thawInterval = time.Second
 )
 
 // writeRecord durably writes the list of the images that the caller will freeze to a new record in
@@ -61,11 +61,11 @@ func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err er
 	return file, path, nil
 }
 
-// thawLeft reads the records of an earlier process, thaws the filesystems that the process has left
-// frozen, and removes the records. If a thaw does not succeed soon, thawLeft retries it in the
-// background, and Failing reports the filesystem. It also thaws a filesystem that another program
-// has frozen since: the kernel does not report which program froze a filesystem.
-func (l *linux) thawLeft() error {
+// thawRecords reads the records of an earlier process, thaws the filesystems that the process has
+// left frozen, and removes the records. If a thaw does not succeed soon, thawRecords retries it in
+// the background, and Failing reports the filesystem. It also thaws a filesystem that another
+// program has frozen since: the kernel does not report which program froze a filesystem.
+func (l *linux) thawRecords() error {
 	records, err := os.ReadDir(l.state)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (l *linux) thawLeft() error {
 			continue
 		}
 		if strings.HasPrefix(r.Name(), unfinished) {
-			removeUnfinished(path)
+			removeIncomplete(path)
 			tried <- struct{}{}
 			continue
 		}
@@ -122,7 +122,7 @@ func (l *linux) thawUntilDone(record string, tried func()) {
 		if s := (*stuck)(nil); errors.As(err, &s) {
 			<-s.gone // another helper would stall, too
 		}
-		time.Sleep(againThaw)
+		time.Sleep(thawInterval)
 	}
 }
 
@@ -200,9 +200,9 @@ func tryLock(record *os.File) error {
 	}
 }
 
-// removeUnfinished removes a record that an earlier driver did not complete. A locked record stays,
+// removeIncomplete removes a record that an earlier driver did not complete. A locked record stays,
 // as another process is writing the record.
-func removeUnfinished(path string) {
+func removeIncomplete(path string) {
 	file, _, err := readRecord(path)
 	if err != nil {
 		return
