@@ -49,7 +49,7 @@ type linux struct {
 // New returns the Host of this machine for paths below dir, the kubelet directory, which must
 // exist. state is a directory for the Host alone, which must outlive the process. New creates a
 // missing state directory. New first thaws the filesystems that an earlier process has left
-// frozen. If a thaw takes longer than seconds, New retries it in the background, and Failing
+// frozen. If a thaw takes longer than a few seconds, New retries it in the background, and Failing
 // reports the filesystem.
 //
 // New needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.
@@ -560,8 +560,8 @@ func (l *linux) OtherTargets(_ context.Context, path string) ([]string, error) {
 	return paths, nil
 }
 
-// shows reports whether path has a mount for which is returns true. If path is a directory without
-// a mount, shows looks for the device of a Disk in the directory.
+// shows reports whether path has a mount that the function is accepts. If path is a directory
+// without a mount, shows looks for the device of a Disk in the directory.
 func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 	p, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -584,7 +584,8 @@ func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 	return is(at)
 }
 
-// IsFilesystem reports whether path is the root of a filesystem, not a directory below the root.
+// IsFilesystem reports whether path is the root of a filesystem. A directory below the root is not,
+// nor is a bind mount of such a directory.
 func IsFilesystem(path string) (bool, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {

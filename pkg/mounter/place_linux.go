@@ -209,7 +209,7 @@ func (t target) failed(m Mount, err error) error {
 
 // prepare makes p ready for a mount on a file or a directory; mode is the type. If p is a mount
 // point already, done is true, and prepare returns ErrConflict unless the mount is the wanted
-// mount. is compares the mount at p, by its state and its root, with the wanted mount.
+// mount. The function is compares the mount at p, by its state and its root, with the wanted mount.
 func (p place) prepare(
 	mode uint16, is func(at state, root int) (same bool, differs error),
 ) (t target, done bool, err error) {
@@ -239,7 +239,7 @@ func (p place) prepare(
 	return t, false, err
 }
 
-// compare returns ErrConflict unless is accepts the mount at p.
+// compare returns ErrConflict unless the function is accepts the mount at p.
 func (p place) compare(is func(at state, root int) (same bool, differs error)) error {
 	root, err := p.openPath()
 	if err != nil {

@@ -57,7 +57,8 @@ func (p *program) CombinedOutput() ([]byte, error) {
 	switch {
 	case strings.HasPrefix(p.name, "mkfs."):
 		if !p.format {
-			return nil, p.recordFailure(fmt.Errorf("%w: blkid found no filesystem on a device that has a filesystem", ErrDevice))
+			return nil, p.recordFailure(
+				fmt.Errorf("%w: blkid found no filesystem on a device that has a filesystem", ErrDevice))
 		}
 		ctx = context.WithoutCancel(ctx) // mkfs might never end if each retry began anew
 	case p.name == "fsck":

@@ -153,7 +153,8 @@ func TestMountRejectsAReplacedDisk(t *testing.T) {
 	for _, fsType := range []string{"ext4", ""} {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
-			m, staging := Mount{Kind: BlockDevice, Source: ownLoop(t), FSType: fsType, Serial: "serial"}, b.path("staging")
+			staging := b.path("staging")
+			m := Mount{Kind: BlockDevice, Source: ownLoop(t), FSType: fsType, Serial: "serial"}
 			t.Cleanup(func() {
 				b.Unmount(context.Background(), staging) // if the test has failed
 				exec.Command("losetup", "--detach", m.Source).Run()
