@@ -269,7 +269,7 @@ func (l *loops) fileOf(n int) (backing, error) {
 	return has, err
 }
 
-// sequenceOf returns a device's sequence number (Linux 5.15), or "".
+// sequenceOf returns the sequence number of a device, or "" on Linux before 5.15, which has none.
 func sequenceOf(n int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/diskseq", n))
 	if err != nil {

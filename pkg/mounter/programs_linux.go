@@ -50,8 +50,8 @@ type program struct {
 	args []string
 }
 
-// CombinedOutput runs the program. It returns the errors that mount-utils expects. It also keeps
-// the errors, as mount-utils only logs some of them.
+// CombinedOutput runs the program. It returns the errors that mount-utils expects. It also
+// records the errors, as mount-utils only logs some of them.
 func (p *program) CombinedOutput() ([]byte, error) {
 	ctx, end := p.ctx, killed
 	switch {
@@ -95,7 +95,7 @@ func (p *program) fsck() ([]byte, error) {
 	return nil, nil
 }
 
-// recordFailure records the first error, which fails the whole mount.
+// recordFailure records the first error, which fails the whole call.
 func (p *programs) recordFailure(err error) error {
 	if p.failed == nil {
 		p.failed = err

@@ -12,8 +12,8 @@ import (
 )
 
 // toolLimit is the time after which the driver gives up a program that makes no progress. A tenth
-// of toolLimit is the time between two checks of the progress. A killed program has the same
-// time to end: a stalled system call delays the end.
+// of toolLimit is the time between two checks of the progress. A killed program gets the same
+// time to end, as a system call can stall.
 const toolLimit = 5 * time.Minute
 
 // disk is an image on which programs run.

@@ -111,8 +111,9 @@ func (s *overlaySearch) leadsBelow(path string) bool {
 }
 
 // resolvesBelow reports whether path leads to the directory or below it. It follows links, as the
-// kernel did when the overlay was mounted. If the path leads through a filesystem that does not
-// answer, such as a network filesystem, the layer is not on a disk of this node.
+// kernel did when the overlay was mounted. The path may lead through a filesystem that does not
+// answer, such as a network filesystem. Then the layer is not on a disk of this node, and the
+// result is false.
 func (s *overlaySearch) resolvesBelow(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), layerTime)
 	defer cancel()

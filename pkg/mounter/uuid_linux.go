@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// renew holds the function that gives a filesystem of each type a new UUID.
+// renew holds, for each filesystem type, the function that gives a filesystem a new UUID.
 var renew = map[string]func(ctx context.Context, l *linux, d disk, sector int) error{
 	"ext4": renewExt4,
 	"xfs":  renewXFS,
