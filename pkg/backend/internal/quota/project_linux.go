@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// From linux/quota.h and linux/dqblk_xfs.h. The calls named after xfs are served by ext4 too.
+// From linux/quota.h and linux/dqblk_xfs.h. ext4 serves the calls that are named after xfs, too.
 const (
 	projectQuota = 2 // PRJQUOTA
 
@@ -26,7 +26,7 @@ const (
 	enforced       = 1 << 5 // FS_QUOTA_PDQ_ENFD
 )
 
-// unit is what quotas are counted in, in bytes. ext4 rounds what it keeps to 1024.
+// unit is the unit of quotas, in bytes. ext4 rounds limits to 1024.
 const (
 	unit     = 512
 	limitsIn = 1024
@@ -64,7 +64,7 @@ type quotaState struct {
 	_       uint8
 	flags   uint16
 	_       uint32
-	_       [3][3]uint64 // where the quotas are kept
+	_       [3][3]uint64 // files of the quotas
 	_       [3]int32
 	_       [4]uint16
 	_       uint32
@@ -81,7 +81,7 @@ type fsxattr struct {
 	_          [8]byte
 }
 
-// inherit makes what is made in a directory a part of its project: FS_XFLAG_PROJINHERIT.
+// inherit gives new entries of a directory its project: FS_XFLAG_PROJINHERIT.
 const inherit = 0x200
 
 var (
@@ -92,18 +92,19 @@ var (
 // quotactl is quotactl_fd(2), of Linux 5.14.
 func quotactl(file *os.File, command uint32, id uint32, arg unsafe.Pointer) error {
 	return with(file, func(fd int) error {
-		if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(fd), uintptr(command), uintptr(id), uintptr(arg), 0, 0); errno != 0 {
+		if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(fd), uintptr(command), uintptr(id), uintptr(arg),
+			0, 0); errno != 0 {
 			return errno
 		}
 		return nil
 	})
 }
 
-// stateOf returns what of project quotas is on: accounted, enforced.
+// stateOf returns the state of project quotas: accounted, enforced.
 func stateOf(dir *os.File) (uint16, error) {
 	state := quotaState{version: versionOfState}
 	err := quotactl(dir, getState, 0, unsafe.Pointer(&state))
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // no quotas at all; none of projects
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) { // no quotas; no project quotas
 		return 0, nil
 	}
 	if err != nil {
@@ -112,7 +113,8 @@ func stateOf(dir *os.File) (uint16, error) {
 	return state.flags, nil
 }
 
-// projectsEnforced returns ErrNotEnforced, with what to do, unless the limits of projects hold, and may be set by us.
+// projectsEnforced returns ErrNotEnforced, with a remedy, unless the limits of projects hold and
+// this process may set them.
 func projectsEnforced(dir *os.File) error {
 	state, err := stateOf(dir)
 	if err != nil {
@@ -130,7 +132,7 @@ func howToEnforce(dir *os.File, state uint16) error {
 	if err != nil {
 		return err
 	}
-	// A kernel that knows the call says that the descriptor is none.
+	// A kernel that knows the call reports an invalid descriptor.
 	if _, _, errno := unix.Syscall6(unix.SYS_QUOTACTL_FD, ^uintptr(0), getState, 0, 0, 0, 0); errno == unix.ENOSYS {
 		return notEnforced("the kernel has no quotactl_fd: it is older than Linux 5.14, or was built without quotas")
 	}
@@ -138,11 +140,13 @@ func howToEnforce(dir *os.File, state uint16) error {
 	case magic == unix.XFS_SUPER_MAGIC && state&accounted != 0:
 		return notEnforced("xfs counts what projects use but has no limits: mount it with prjquota, not pqnoenforce")
 	case magic == unix.XFS_SUPER_MAGIC:
-		return notEnforced("unmount the xfs, and mount it with the option prjquota (which a remount does not set; for / it is rootflags=prjquota on the kernel's command line)")
+		return notEnforced("unmount the xfs, and mount it with the option prjquota (which a remount does not set; " +
+			"for / it is rootflags=prjquota on the kernel's command line)")
 	case magic == unix.EXT4_SUPER_MAGIC && state&accounted != 0:
 		return notEnforced("ext4 counts what projects use but has no limits: mount it with the option prjquota")
 	case magic == unix.EXT4_SUPER_MAGIC:
-		return notEnforced("unmount the ext4, run tune2fs -O project,quota -Q prjquota on its device, and mount it with the option prjquota")
+		return notEnforced("unmount the ext4, run tune2fs -O project,quota -Q prjquota on its device, and mount it " +
+			"with the option prjquota")
 	}
 	return notEnforced("this filesystem (of type %#x) has no quotas of projects: take xfs, ext4 or btrfs", magic)
 }
@@ -151,7 +155,7 @@ func howToEnforce(dir *os.File, state uint16) error {
 func getProject(dir *os.File, id uint32) (diskQuota, error) {
 	var q diskQuota
 	err := quotactl(dir, getQuota, id, unsafe.Pointer(&q))
-	if errors.Is(err, unix.ENOENT) { // xfs has nothing of it
+	if errors.Is(err, unix.ENOENT) { // xfs has no usage of the project
 		return diskQuota{}, nil
 	}
 	if err != nil {
@@ -160,7 +164,7 @@ func getProject(dir *os.File, id uint32) (diskQuota, error) {
 	return q, nil
 }
 
-// limitProject sets the limit of a project, in bytes; 0 is none.
+// limitProject sets the limit of a project, in bytes; 0 means no limit.
 func limitProject(dir *os.File, id uint32, size int64) error {
 	if state, err := stateOf(dir); err != nil {
 		return err
@@ -175,7 +179,7 @@ func limitProject(dir *os.File, id uint32, size int64) error {
 	return nil
 }
 
-// projects is held from the look for an unused ID until it is used.
+// projects is locked from the search for an unused ID until the ID is in use.
 var projects sync.Mutex
 
 func makeProject(parent *os.File, name string, o Options) (Mark, error) {
@@ -188,7 +192,8 @@ func makeProject(parent *os.File, name string, o Options) (Mark, error) {
 	if err := with(parent, func(fd int) error { return unix.Mkdirat(fd, name, 0o700) }); err != nil {
 		return Mark{}, &os.PathError{Op: "mkdir", Path: parent.Name() + "/" + name, Err: err}
 	}
-	// First the project, then the limit: what is in no record is then found by the directory, and never only by a limit.
+	// The project is set before the limit, so that a crash between both leaves a directory with the
+	// project, and never a limit without a directory.
 	err = withDir(parent, name, func(dir *os.File) error {
 		if err := errors.Join(dir.Chmod(o.Mode), enterProject(dir, id)); err != nil || o.Size == 0 {
 			return err
@@ -203,7 +208,7 @@ func makeProject(parent *os.File, name string, o Options) (Mark, error) {
 	return Mark{Kind: Project, Project: id}, nil
 }
 
-// withDir calls do with the directory called name in parent.
+// withDir calls do with the directory name in parent.
 func withDir(parent *os.File, name string, do func(dir *os.File) error) error {
 	dir, err := openBelow(parent, name)
 	if err != nil {
@@ -213,7 +218,7 @@ func withDir(parent *os.File, name string, do func(dir *os.File) error) error {
 	return do(dir)
 }
 
-// unusedProject returns an ID that no volume has, and of which the filesystem knows nothing.
+// unusedProject returns an ID that no volume has, and for which the filesystem has no usage.
 func unusedProject(dir *os.File, o Options) (uint32, error) {
 	for n := range candidates {
 		id := candidate(o.Volume, n)
@@ -233,7 +238,7 @@ func unusedProject(dir *os.File, o Options) (uint32, error) {
 
 func xattrOf(dir *os.File) (x fsxattr, err error) { return x, getXattr.call(dir, unsafe.Pointer(&x)) }
 
-// enterProject makes an empty directory, and so all that will be in it, part of a project.
+// enterProject adds an empty directory, and so its future content, to a project.
 func enterProject(dir *os.File, id uint32) error {
 	x, err := xattrOf(dir)
 	if err != nil {
@@ -243,14 +248,15 @@ func enterProject(dir *os.File, id uint32) error {
 	return setXattr.call(dir, unsafe.Pointer(&x))
 }
 
-// inProject returns an error unless dir and what will be made in it are part of the project.
+// inProject returns an error unless dir and its future entries belong to the project.
 func inProject(dir *os.File, id uint32) error {
 	x, err := xattrOf(dir)
 	if err != nil {
 		return err
 	}
 	if x.project != id || x.flags&inherit == 0 {
-		return notEnforced("the directory is in project %d, inherited: %v, must be project %d, inherited: true: it was changed outside the driver",
+		return notEnforced("the directory is in project %d, inherited: %v, must be project %d, inherited: true: it " +
+			"was changed outside the driver",
 			x.project, x.flags&inherit != 0, id)
 	}
 	return nil
@@ -267,8 +273,8 @@ func lookAtProject(dir *os.File, id uint32) (Usage, error) {
 	return Usage{Limit: int64(q.hardLimit) * unit, Used: int64(q.used) * unit, Files: int64(q.files)}, err
 }
 
-// discardProject takes the limit from the project of a directory that is to be removed, and leaves it its ID: while
-// there are files of it, nobody else gets that.
+// discardProject removes the limit from the project of a directory that is to be removed. The
+// directory keeps the project's ID: while files have the ID, no other volume gets it.
 func discardProject(parent, dir *os.File, taken func(project uint32) bool) error {
 	x, err := xattrOf(dir)
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EOPNOTSUPP) { // tmpfs, before Linux 6.6
@@ -277,7 +283,8 @@ func discardProject(parent, dir *os.File, taken func(project uint32) bool) error
 	if err != nil {
 		return err
 	}
-	if x.project < firstProject || x.project > lastProject || x.flags&inherit == 0 || (taken != nil && taken(x.project)) {
+	if x.project < firstProject || x.project > lastProject || x.flags&inherit == 0 ||
+		(taken != nil && taken(x.project)) {
 		return nil
 	}
 	if around, err := xattrOf(parent); err != nil || around.project == x.project {

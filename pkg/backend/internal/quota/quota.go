@@ -1,12 +1,14 @@
-// Package quota makes directories that can't get larger than they are meant to be, where the filesystem has a way to
-// see to that: projects of xfs and ext4 with project quotas, and subvolumes of btrfs with quota groups. It turns no
-// quotas on, as that is for the whole filesystem and its owner to decide: it finds out whether they are.
+// Package quota limits the size of directories with the means of the filesystem: projects of xfs
+// and ext4 with project quotas, and subvolumes of btrfs with quota groups. The package never
+// enables quotas, which affect the whole filesystem: its owner decides.
 //
-// A write beyond the limit is EDQUOT, or on xfs ENOSPC, to whoever writes. It is no fence against root: who has
-// CAP_SYS_RESOURCE may exceed a project's limit on ext4, and the owner of a file may move it to another project.
+// A write beyond the limit fails with EDQUOT, on xfs with ENOSPC. A limit does not restrict root: a
+// process with CAP_SYS_RESOURCE may exceed the limit of a project on ext4, and the owner of a file
+// may move the file to another project.
 //
-// Directories are reached by name below an open one, and nothing is followed out of it. What is done here is durable
-// once something is that was done later in the same filesystem: the record of the volume, say.
+// Functions take an open directory and a name below it, and follow no link out of it. A change is
+// durable once a later change in the same filesystem is durable, for example the record of the
+// volume.
 package quota
 
 import (
@@ -18,10 +20,11 @@ import (
 	"strconv"
 )
 
-// ErrNotEnforced says that nothing holds a directory to a size. The words after it say why, and what a person can do.
+// ErrNotEnforced reports that the filesystem does not enforce the size of a directory. The text
+// after it has the reason and a remedy.
 var ErrNotEnforced = errors.New("sizes are not enforced")
 
-// Kind is by what a directory is held to its size.
+// Kind is the mechanism that limits a directory.
 type Kind string
 
 const (
@@ -29,17 +32,18 @@ const (
 	Subvolume Kind = "subvolume" // a subvolume of btrfs, with the quota group of its own: btrfs-quota(5)
 )
 
-// Mechanism is what a filesystem has.
+// Mechanism describes the mechanism of a filesystem.
 type Mechanism struct {
 	Kind Kind
 
-	// Simple says that it is btrfs with simple quotas (squota). With these an extent counts for the subvolume that wrote
-	// it, as long as anybody has it: what a directory shares with a snapshot doesn't count for it.
+	// Simple reports simple quotas of btrfs (squota). They count an extent for the subvolume that
+	// wrote it, as long as any subvolume refers to it. The blocks that a snapshot shares with a
+	// directory do not count for the directory.
 	Simple bool
 }
 
-// Mark is what is to be known of a directory to find its limit again. It belongs into the record of the volume, and
-// there is none, the zero value, for a directory that was not made here.
+// Mark identifies the limit of a directory. The record of the volume stores it. The zero value is
+// that of a directory that this package did not make.
 type Mark struct {
 	Kind    Kind   `json:"kind,omitempty"`
 	Project uint32 `json:"project,omitempty"`
@@ -58,38 +62,43 @@ func (m Mark) Check() error {
 	return nil
 }
 
-// Options are what a new directory is to be.
+// Options describe a new directory.
 type Options struct {
-	Mode   fs.FileMode               // permissions, whatever the umask is; on btrfs there may be no room to change them any more
+	// permissions, independent of the umask; on btrfs a full subvolume has no space for a later
+	// change
+	Mode   fs.FileMode
 	Size   int64                     // bytes; 0: no limit, and Set can give it one
 	Volume string                    // the ID of the volume, from which that of a project is derived
 	Taken  func(project uint32) bool // reports whether a project is in the record of any volume; may be nil
 }
 
-// Usage is what the filesystem says of a directory.
+// Usage is the usage of a directory, as the filesystem reports it.
 type Usage struct {
 	Limit int64 // bytes; 0: none
-	Used  int64 // bytes; on btrfs as of its last commit, which is up to 30 s ago
-	Files int64 // files, directories and all; 0 on btrfs, which doesn't count them
+	Used  int64 // bytes; on btrfs those of its last commit, up to 30 s ago
+	Files int64 // files and directories; 0 on btrfs, which does not count them
 }
 
-// grain is to how many bytes filesystems round a limit, at most: xfs has blocks of up to 64 KiB.
+// grain is the largest number of bytes to which filesystems round a limit: xfs has blocks of up to
+// 64 KiB.
 const grain = 64 << 10
 
-// Holds reports whether the limit is size bytes, or what the filesystem made of it.
+// Holds reports whether the limit is size bytes, also after rounding by the filesystem.
 func (u Usage) Holds(size int64) bool { return size > 0 && u.Limit >= size && u.Limit-size < grain }
 
-// Project IDs are taken from a range that is far from those that people choose, and from 0, which is no project.
+// Project IDs come from a range far from the IDs that administrators choose, and from 0, which
+// means no project.
 const (
 	firstProject = 0x40000000
 	lastProject  = 0x7fffffff
 )
 
-// candidates are how many IDs are tried for one directory. One of a thousand volumes finds its first one taken with a
-// probability of one in a million.
+// candidates is the number of IDs that are tried for a directory. A directory among 1,000 volumes
+// finds its first ID in use with a probability of 1 to 1,000,000.
 const candidates = 64
 
-// candidate returns the nth ID to try for a volume. They are the same in every try, and those of other volumes are others.
+// candidate returns the nth ID to try for a volume. The sequence is the same in each attempt, and
+// differs between volumes.
 func candidate(volume string, n int) uint32 {
 	sum := sha256.Sum256([]byte(volume + "/" + strconv.Itoa(n)))
 	return firstProject + binary.BigEndian.Uint32(sum[:])%(lastProject-firstProject+1)

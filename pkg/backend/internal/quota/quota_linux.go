@@ -10,11 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Find returns what the filesystem of an open directory has right now. It takes some microseconds, but where btrfs
-// counts its extents (a rescan), as after quotas were enabled, limits don't hold yet: then it waits for the end of that.
+// Find returns the mechanism that the filesystem of an open directory has now. It takes some
+// microseconds. While btrfs counts its extents (a rescan, for example after quotas were enabled),
+// limits do not hold, and Find waits for the end of the rescan.
 //
-// Errors: ErrNotEnforced, the context's. With ErrNotEnforced the Kind may be Subvolume all the same: without a limit
-// those can be made. Otherwise it is "".
+// Errors: ErrNotEnforced, the error of the context. With ErrNotEnforced the Kind can be Subvolume:
+// subvolumes without a limit are possible. Otherwise it is "".
 func Find(ctx context.Context, dir *os.File) (Mechanism, error) {
 	isBtrfs, err := onBtrfs(dir)
 	switch {
@@ -33,8 +34,8 @@ func Find(ctx context.Context, dir *os.File) (Mechanism, error) {
 	return Mechanism{Kind: Subvolume, Simple: simple}, err
 }
 
-// Make makes the empty directory called name in parent, held to o.Size. After an error there is none.
-// Errors: ErrNotEnforced, unless o.Size is 0; fs.ErrExist.
+// Make makes the empty directory name in parent, with the limit o.Size. After an error there is no
+// directory. Errors: ErrNotEnforced, unless o.Size is 0; fs.ErrExist.
 func Make(m Mechanism, parent *os.File, name string, o Options) (Mark, error) {
 	switch m.Kind {
 	case Project:
@@ -45,17 +46,19 @@ func Make(m Mechanism, parent *os.File, name string, o Options) (Mark, error) {
 	return Mark{}, errNoKind(m.Kind)
 }
 
-// Snapshot makes what the subvolume src holds at this moment a subvolume called name in parent, held to size bytes if
-// that isn't 0, whatever src is held to. It is durable on return, and takes milliseconds, whatever there is in src. A
-// subvolume that somebody made within src is an empty directory in it. After an error there is none.
-// Errors: ErrNotEnforced, unless size is 0; fs.ErrExist; and errors.ErrUnsupported if src is no subvolume of the
-// filesystem that parent is on.
+// Snapshot makes a snapshot of the subvolume src: the subvolume name in parent, with a limit of
+// size bytes, or without a limit if size is 0. The limit of src does not matter. The snapshot is
+// durable on return, and takes milliseconds for any amount of data. A subvolume inside src is an
+// empty directory in the snapshot. After an error there is no snapshot. Errors: ErrNotEnforced,
+// unless size is 0; fs.ErrExist; and errors.ErrUnsupported if src is not a subvolume of the
+// filesystem of parent.
 func Snapshot(src, parent *os.File, name string, size int64, readOnly bool) (Mark, error) {
 	return Mark{Kind: Subvolume}, makeSnapshot(src, parent, name, size, readOnly)
 }
 
-// Set makes size bytes the limit of a directory, or takes the limit away if size is 0. It may be below what is used:
-// then no more can be written. On btrfs it is durable on return, which takes a commit. Errors: ErrNotEnforced.
+// Set changes the limit of a directory to size bytes, or removes the limit if size is 0. If the
+// limit is below the usage, further writes fail. On btrfs the change is durable on return, which
+// takes a commit. Errors: ErrNotEnforced.
 func Set(dir *os.File, mark Mark, size int64) error {
 	switch mark.Kind {
 	case Project:
@@ -69,8 +72,8 @@ func Set(dir *os.File, mark Mark, size int64) error {
 	return errNoKind(mark.Kind)
 }
 
-// Look returns the limit of a directory and what is used of it. Errors: ErrNotEnforced if no limit would hold there,
-// because the directory isn't what mark says any more, or quotas are off.
+// Look returns the limit and the usage of a directory. Errors: ErrNotEnforced if no limit holds
+// there, as the directory no longer matches mark, or quotas are off.
 func Look(dir *os.File, mark Mark) (Usage, error) {
 	switch mark.Kind {
 	case Project:
@@ -81,10 +84,11 @@ func Look(dir *os.File, mark Mark) (Usage, error) {
 	return Usage{}, errNoKind(mark.Kind)
 }
 
-// Discard gives up what holds the directory called name in parent, if there is anything, so that it can be removed as
-// any other. A subvolume is removed right away, with all in it, subvolumes too; its room becomes free in the
-// background. From a project the limit is taken, unless that is the project of parent or taken reports that a volume
-// has it: who owns a directory can give it any. Nothing may be mounted from there. No such directory is no error.
+// Discard releases the limit of the directory name in parent, so that the directory can be removed
+// like any other. A subvolume is removed at once, with its content and the subvolumes in it; the
+// kernel frees its space in the background. The limit of a project is removed, unless parent has
+// the same project, or taken reports that a volume has it: the owner of a directory can give it any
+// project. Nothing may be mounted from the directory. A missing directory is no error.
 func Discard(parent *os.File, name string, taken func(project uint32) bool) error {
 	dir, err := openBelow(parent, name)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
@@ -106,9 +110,10 @@ func Discard(parent *os.File, name string, taken func(project uint32) bool) erro
 	return nil
 }
 
-// Sweep removes what Discard can't, as it takes the kernel a while to be done with it: the quota groups of subvolumes
-// that are gone, whosever they were. Linux 6.18 does that itself, 6.1 doesn't. It looks at each subvolume of the filesystem,
-// and is for a start, and for when there is nothing else to do.
+// Sweep removes the quota groups of subvolumes that no longer exist, of all programs. Discard
+// cannot remove them, as the kernel needs a while to remove a subvolume. Linux 6.18 removes them
+// itself, 6.1 does not. Sweep reads every subvolume of the filesystem: call it at start and when
+// idle.
 func Sweep(root *os.File) error {
 	isBtrfs, err := onBtrfs(root)
 	if err != nil || !isBtrfs {
@@ -118,17 +123,19 @@ func Sweep(root *os.File) error {
 }
 
 func errNoKind(k Kind) error {
-	return notEnforced("the record of the directory has the invalid kind of quota %q: must be %q or %q", string(k), Project, Subvolume)
+	return notEnforced("the record of the directory has the invalid kind of quota %q: must be %q or %q", string(k),
+		Project, Subvolume)
 }
 
-// openBelow opens the directory called name in parent.
+// openBelow opens the directory name in parent.
 func openBelow(parent *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	}
 	var child int
-	if err := with(parent, func(fd int) (err error) { child, err = unix.Openat2(fd, name, &how); return err }); err != nil {
+	if err := with(parent, func(fd int) (err error) { child,
+		err = unix.Openat2(fd, name, &how); return err }); err != nil {
 		return nil, &os.PathError{Op: "open", Path: parent.Name() + "/" + name, Err: err}
 	}
 	return os.NewFile(uintptr(child), parent.Name()+"/"+name), nil
@@ -140,7 +147,7 @@ func onBtrfs(file *os.File) (bool, error) {
 	return magic == unix.BTRFS_SUPER_MAGIC, err
 }
 
-// magicOf returns the number of the kind of filesystem that a file is on: statfs(2).
+// magicOf returns the filesystem type of a file, as a number: statfs(2).
 func magicOf(file *os.File) (int64, error) {
 	var st unix.Statfs_t
 	if err := with(file, func(fd int) error { return unix.Fstatfs(fd, &st) }); err != nil {
@@ -149,7 +156,8 @@ func magicOf(file *os.File) (int64, error) {
 	return int64(st.Type), nil
 }
 
-// with calls do with the descriptor of a file, which stays open until do returns: after file.Fd() it might not.
+// with calls do with the descriptor of a file, and keeps the file open until do returns. A
+// finalizer could close it after file.Fd().
 func with(file *os.File, do func(fd int) error) error {
 	conn, err := file.SyscallConn()
 	if err != nil {
@@ -162,7 +170,7 @@ func with(file *os.File, do func(fd int) error) error {
 	return failed
 }
 
-// request is an ioctl(2), which x/sys/unix has no function for.
+// request is an ioctl(2) for which x/sys/unix has no function.
 type request struct {
 	number uintptr
 	name   string
@@ -181,7 +189,8 @@ func (r request) call(file *os.File, arg unsafe.Pointer) error {
 	return nil
 }
 
-// unprivileged explains the error of a call that only the machine's root may make.
+// unprivileged explains the error of a call that is reserved for root of the initial user
+// namespace.
 func unprivileged(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		return notEnforced("quotas need CAP_SYS_ADMIN on the machine, not in a user namespace: %w", err)
@@ -189,10 +198,10 @@ func unprivileged(err error) error {
 	return err
 }
 
-// removeAfter removes what was made before err, and returns both.
+// removeAfter removes an object that was made before err, and returns both errors.
 func removeAfter(err error, remove func() error) error {
 	if undo := remove(); undo != nil {
-		err = errors.Join(err, fmt.Errorf("and removing it again failed: %w", undo))
+		err = errors.Join(err, fmt.Errorf("roll back: %w", undo))
 	}
 	return err
 }

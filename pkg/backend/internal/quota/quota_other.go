@@ -8,7 +8,8 @@ import (
 	"os"
 )
 
-// Find returns errors.ErrUnsupported: Windows and macOS have no quotas of directories that would hold everybody.
+// Find returns errors.ErrUnsupported: Windows and macOS have no quotas of directories that apply to
+// all users.
 func Find(context.Context, *os.File) (Mechanism, error) { return Mechanism{}, errors.ErrUnsupported }
 
 // Make returns errors.ErrUnsupported: see Find.
@@ -25,7 +26,7 @@ func Set(*os.File, Mark, int64) error { return errors.ErrUnsupported }
 // Look returns errors.ErrUnsupported: see Find.
 func Look(*os.File, Mark) (Usage, error) { return Usage{}, errors.ErrUnsupported }
 
-// Discard does nothing: where no directory is held to a size, each is as any other.
+// Discard does nothing: no directory has a limit.
 func Discard(*os.File, string, func(project uint32) bool) error { return nil }
 
 // Sweep does nothing: see Discard.

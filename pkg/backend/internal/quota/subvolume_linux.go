@@ -37,8 +37,10 @@ const (
 	byID         = 1 << 4 // BTRFS_SUBVOL_SPEC_BY_ID
 	maxReferred  = 1 << 0 // BTRFS_QGROUP_LIMIT_MAX_RFER
 
-	top           = 256       // the inode of each subvolume's directory, and the first ID: BTRFS_FIRST_FREE_OBJECTID
-	lastSubvolume = 1<<48 - 1 // beyond it are IDs of other groups
+	// the inode of the root directory of each subvolume, and the first ID:
+	// BTRFS_FIRST_FREE_OBJECTID
+	top           = 256
+	lastSubvolume = 1<<48 - 1 // larger IDs belong to other groups
 )
 
 // From linux/btrfs_tree.h: trees, types of items, and flags of the status of quotas.
@@ -47,8 +49,8 @@ const (
 	quotaTree = 8 // BTRFS_QUOTA_TREE_OBJECTID
 
 	itemInode  = 1   // BTRFS_INODE_ITEM_KEY
-	itemRoot   = 132 // BTRFS_ROOT_ITEM_KEY: of a subvolume, until all in it is gone
-	itemChild  = 156 // BTRFS_ROOT_REF_KEY: of a subvolume in another one
+	itemRoot   = 132 // BTRFS_ROOT_ITEM_KEY: a subvolume, until its content is removed
+	itemChild  = 156 // BTRFS_ROOT_REF_KEY: a subvolume inside another
 	itemStatus = 240 // BTRFS_QGROUP_STATUS_KEY
 	itemUsage  = 242 // BTRFS_QGROUP_INFO_KEY
 	itemLimit  = 244 // BTRFS_QGROUP_LIMIT_KEY
@@ -65,7 +67,7 @@ type volumeArgs struct {
 	_     uint64
 	flags uint64
 	_     [4]uint64
-	name  [4040]byte // or an ID in its first bytes
+	name  [4040]byte // or an ID in the first bytes
 }
 
 // lookUpArgs is struct btrfs_ioctl_ino_lookup_args.
@@ -104,7 +106,7 @@ type searchArgs struct {
 	found                        [3992]byte
 }
 
-// searchHeader is the size of struct btrfs_ioctl_search_header, which comes before each item.
+// searchHeader is the size of struct btrfs_ioctl_search_header, which precedes each item.
 const searchHeader = 32
 
 func newArgs(parent *os.File, name string) (*volumeArgs, error) {
@@ -112,7 +114,7 @@ func newArgs(parent *os.File, name string) (*volumeArgs, error) {
 	if name == "" || len(name) >= len(args.name) {
 		return nil, &os.PathError{Op: "make a subvolume", Path: parent.Name() + "/" + name, Err: unix.ENAMETOOLONG}
 	}
-	copy(args.name[:], name) // the kernel refuses slashes
+	copy(args.name[:], name) // the kernel rejects slashes
 	return args, nil
 }
 
@@ -147,14 +149,14 @@ func makeSnapshot(src, parent *os.File, name string, size int64, readOnly bool) 
 		args.fd = int64(fd)
 		return createSnapshot.call(parent, unsafe.Pointer(args))
 	})
-	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENOTTY) { // another btrfs, another kind of filesystem
+	if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENOTTY) { // another btrfs, another filesystem type
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	}
 	if err != nil {
 		return err
 	}
 	return finish(parent, name, func(dir *os.File) error {
-		err := limitTop(dir, size) // it has that of src
+		err := limitTop(dir, size) // the snapshot has the limit of src
 		if size == 0 && errors.Is(err, ErrNotEnforced) {
 			return nil
 		}
@@ -162,7 +164,7 @@ func makeSnapshot(src, parent *os.File, name string, size int64, readOnly bool) 
 	})
 }
 
-// finish calls do with a new subvolume. If that fails there is none.
+// finish calls do with a new subvolume, and removes the subvolume if do fails.
 func finish(parent *os.File, name string, do func(dir *os.File) error) error {
 	if err := withDir(parent, name, do); err != nil {
 		return removeAfter(err, func() error { return Discard(parent, name, nil) })
@@ -170,8 +172,9 @@ func finish(parent *os.File, name string, do func(dir *os.File) error) error {
 	return nil
 }
 
-// limitTop sets the limit of the subvolume of which dir is the top, in bytes; 0 is none. It does so from the outside: in
-// a subvolume that is full there is no room for that either, and the kernel says EDQUOT.
+// limitTop sets the limit of the subvolume with the root directory dir, in bytes; 0 means no limit.
+// It uses a descriptor outside of the subvolume: a full subvolume has no space for the change, and
+// the kernel returns EDQUOT.
 func limitTop(dir *os.File, size int64) error {
 	id, err := subvolumeID(dir)
 	if err != nil {
@@ -192,8 +195,8 @@ func limitTop(dir *os.File, size int64) error {
 	return commit(outside)
 }
 
-// commit makes durable what was done to btrfs itself, which an fsync of a file doesn't. It leaves the data of files
-// alone.
+// commit makes changes of btrfs's own structures durable, which fsync(2) of a file does not. It
+// does not write the data of files.
 func commit(dir *os.File) error {
 	var transaction uint64
 	if err := startSync.call(dir, unsafe.Pointer(&transaction)); err != nil {
@@ -202,7 +205,7 @@ func commit(dir *os.File) error {
 	return waitSync.call(dir, unsafe.Pointer(&transaction))
 }
 
-// limitSubvolume sets the limit of a subvolume of the filesystem that dir is on.
+// limitSubvolume sets the limit of a subvolume of the filesystem of dir.
 func limitSubvolume(dir *os.File, id uint64, size int64) error {
 	args := limitArgs{group: id, flags: maxReferred, maxReferenced: uint64(size)}
 	if size == 0 {
@@ -219,14 +222,16 @@ func limitSubvolume(dir *os.File, id uint64, size int64) error {
 }
 
 func groupGone(id uint64) error {
-	return notEnforced("the subvolume has lost its quota group: btrfs qgroup create 0/%d on the mount makes one, then btrfs quota rescan", id)
+	return notEnforced("the subvolume has lost its quota group: btrfs qgroup create 0/%d on the mount makes one, " +
+		"then btrfs quota rescan", id)
 }
 
 func groupsOff() error {
-	return notEnforced("this btrfs has no quotas enabled: btrfs quota enable --simple on its mount (Linux 6.7), or without --simple")
+	return notEnforced("this btrfs has no quotas enabled: btrfs quota enable --simple on its mount (Linux 6.7), or " +
+		"without --simple")
 }
 
-// subvolumeID returns the ID of the subvolume of which dir is the top, or ErrNotEnforced.
+// subvolumeID returns the ID of the subvolume with the root directory dir, or ErrNotEnforced.
 func subvolumeID(dir *os.File) (uint64, error) {
 	isBtrfs, err := onBtrfs(dir)
 	if err != nil {
@@ -246,8 +251,8 @@ func subvolumeID(dir *os.File) (uint64, error) {
 	return args.tree, nil
 }
 
-// awaitRescan returns when btrfs has counted all extents. It asks every now and then, as a wait in the kernel couldn't
-// be given up.
+// awaitRescan returns when btrfs has counted all extents. It polls, as a wait in the kernel could
+// not be canceled.
 func awaitRescan(ctx context.Context, dir *os.File) error {
 	const most = 100 * time.Millisecond
 	for pause := time.Millisecond; ; pause = min(2*pause, most) {
@@ -256,7 +261,7 @@ func awaitRescan(ctx context.Context, dir *os.File) error {
 			return unprivileged(err)
 		}
 		if args.running == 0 {
-			return unprivileged(rescanWait.call(dir, nil)) // for its last step
+			return unprivileged(rescanWait.call(dir, nil)) // waits for the last step of the rescan
 		}
 		select {
 		case <-ctx.Done():
@@ -266,8 +271,8 @@ func awaitRescan(ctx context.Context, dir *os.File) error {
 	}
 }
 
-// groupsEnforced returns ErrNotEnforced, with what to do, unless the limits of subvolumes hold, and whether quotas are
-// simple.
+// groupsEnforced returns ErrNotEnforced, with a remedy, unless the limits of subvolumes hold.
+// simple reports simple quotas.
 func groupsEnforced(dir *os.File) (simple bool, err error) {
 	status, err := item(dir, quotaTree, 0, itemStatus, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -286,7 +291,8 @@ func groupsEnforced(dir *os.File) (simple bool, err error) {
 	case flags&quotasRescan != 0:
 		return false, notEnforced("btrfs is counting its extents: until then it knows no sizes")
 	case flags&quotasInconsistent != 0:
-		return false, notEnforced("btrfs has lost count of its extents, as after a large snapshot was deleted: btrfs quota rescan on its mount")
+		return false, notEnforced("btrfs has lost count of its extents, as after a large snapshot was deleted: btrfs " +
+			"quota rescan on its mount")
 	}
 	return false, nil
 }
@@ -317,7 +323,7 @@ func lookAtSubvolume(dir *os.File) (Usage, error) {
 	return u, nil
 }
 
-// field returns the nth number of an item, all of which are of 64 bits, or 0 where it has fewer.
+// field returns the nth 64-bit number of an item, or 0 if the item is shorter.
 func field(item []byte, n int) uint64 {
 	if len(item) < 8*(n+1) {
 		return 0
@@ -327,7 +333,8 @@ func field(item []byte, n int) uint64 {
 
 func bytesOf(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// item returns an item of a tree of the filesystem that dir is on. Errors: fs.ErrNotExist, for the tree too.
+// item returns an item of a tree of the filesystem of dir. Errors: fs.ErrNotExist, also for a
+// missing tree.
 func item(dir *os.File, tree, object uint64, kind uint32, offset uint64) ([]byte, error) {
 	var found []byte
 	err := items(dir, tree, object, kind, offset, offset, func(_ uint64, item []byte) { found = item })
@@ -337,8 +344,10 @@ func item(dir *os.File, tree, object uint64, kind uint32, offset uint64) ([]byte
 	return found, err
 }
 
-// items calls each for the items of a tree with an object ID, a type, and an offset from first to last.
-func items(dir *os.File, tree, object uint64, kind uint32, first, last uint64, each func(offset uint64, item []byte)) error {
+// items calls each for the items of a tree with the given object ID and type, and with an offset
+// from first to last.
+func items(dir *os.File, tree, object uint64, kind uint32, first, last uint64,
+	each func(offset uint64, item []byte)) error {
 	for {
 		args := searchArgs{
 			tree: tree, minObject: object, maxObject: object, minType: kind, maxType: kind,
@@ -360,11 +369,11 @@ func items(dir *os.File, tree, object uint64, kind uint32, first, last uint64, e
 	}
 }
 
-// destroySubvolumes removes a subvolume and all that are in it. They are found and removed by their IDs: who made them
-// chose their names, where they are, and what is read-only.
+// destroySubvolumes removes a subvolume and all subvolumes inside it. It finds and removes them by
+// ID, as a tenant chose their names, paths and read-only flags.
 func destroySubvolumes(dir *os.File, id uint64) error {
 	all := []uint64{id}
-	inside := map[uint64]uint64{} // which one each is in
+	inside := map[uint64]uint64{} // subvolume ID to the ID of the subvolume around it
 	for i := 0; i < len(all); i++ {
 		err := items(dir, rootTree, all[i], itemChild, 0, math.MaxUint64, func(child uint64, _ []byte) {
 			all, inside[child] = append(all, child), all[i]
@@ -373,7 +382,7 @@ func destroySubvolumes(dir *os.File, id uint64) error {
 			return unprivileged(err)
 		}
 	}
-	for _, id := range all { // in one that is full nothing can be removed
+	for _, id := range all { // a full subvolume rejects removals
 		if err := limitSubvolume(dir, id, 0); err != nil && !errors.Is(err, ErrNotEnforced) {
 			return err
 		}
@@ -392,15 +401,16 @@ func destroySubvolumes(dir *os.File, id uint64) error {
 	return nil
 }
 
-// destroySubvolume removes a subvolume in which there are no others.
+// destroySubvolume removes a subvolume that contains no others.
 func destroySubvolume(dir *os.File, id uint64) error {
 	args := volumeArgs{flags: byID}
 	binary.NativeEndian.PutUint64(args.name[:], id)
 	return destroy.call(dir, unsafe.Pointer(&args))
 }
 
-// sweepGroups removes the quota groups of subvolumes that are gone. Their IDs are never used again. One that still counts
-// something is left: Linux 6.18 is about to remove it itself, and takes it for a lost count if somebody else does.
+// sweepGroups removes the quota groups of subvolumes that no longer exist. Subvolume IDs are never
+// used again. It leaves a group with usage alone: Linux 6.18 is about to remove the group itself,
+// and treats a removal by another process as a lost count.
 func sweepGroups(dir *os.File) error {
 	var stale []uint64
 	var failed error
@@ -419,7 +429,7 @@ func sweepGroups(dir *os.File) error {
 			stale = append(stale, id)
 		}
 	})
-	if errors.Is(err, unix.ENOENT) { // there are no quotas
+	if errors.Is(err, unix.ENOENT) { // no quotas
 		return nil
 	}
 	if err = errors.Join(err, failed); err != nil {
@@ -427,7 +437,8 @@ func sweepGroups(dir *os.File) error {
 	}
 	for _, id := range stale {
 		err := createGroup.call(dir, unsafe.Pointer(&createArgs{create: 0, group: id}))
-		// With simple quotas one stays in use while a snapshot shares what was written in it.
+		// With simple quotas a group stays in use while a snapshot shares blocks that its subvolume
+		// wrote.
 		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTCONN) {
 			return err
 		}
@@ -438,19 +449,20 @@ func sweepGroups(dir *os.File) error {
 // handleOfDirectory is FILEID_BTRFS_WITHOUT_PARENT, the type of the handles of files on btrfs: linux/exportfs.h.
 const handleOfDirectory = 0x4d
 
-// makeWritable makes a subvolume, which is opened by its ID, writable.
+// makeWritable makes a subvolume writable. It opens the subvolume by its ID.
 func makeWritable(dir *os.File, id uint64) error {
 	inode, err := item(dir, id, top, itemInode, 0)
 	if err != nil {
 		return err
 	}
-	handle := make([]byte, 20) // struct btrfs_fid: inode, subvolume, generation, of which 32 bits count
+	handle := make([]byte, 20) // struct btrfs_fid: inode, subvolume, generation (32 bits)
 	binary.NativeEndian.PutUint64(handle, top)
 	binary.NativeEndian.PutUint64(handle[8:], id)
 	binary.NativeEndian.PutUint32(handle[16:], uint32(field(inode, 0)))
 	var fd int
 	err = with(dir, func(mount int) (err error) {
-		fd, err = unix.OpenByHandleAt(mount, unix.NewFileHandle(handleOfDirectory, handle), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
+		fd, err = unix.OpenByHandleAt(mount, unix.NewFileHandle(handleOfDirectory, handle),
+			unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
 		return err
 	})
 	if err != nil {
