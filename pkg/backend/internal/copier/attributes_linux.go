@@ -58,8 +58,8 @@ func (t *tree) directoryAttributes(src, dst int, st *unix.Statx_t) error {
 	return nil
 }
 
-// attributes gives to, which is the descriptor dst, the attributes of from, and returns what dst
-// was like before. The order matters: a new owner removes capabilities and the setuid bits, and an
+// attributes gives to, with the descriptor dst, the attributes of from, and returns the previous
+// status of dst. The order matters: a new owner removes capabilities and the setuid bits, and an
 // ACL sets bits of the mode.
 func attributes(dst int, from, to attributed, st *unix.Statx_t) (was unix.Statx_t, err error) {
 	if err := statx(dst, &was); err != nil {
@@ -158,7 +158,7 @@ func hasNoFlags(fd int) (bool, error) {
 }
 
 // copyFlags gives out, a file or directory of btrfs without content, the flag C if in has it, and
-// else removes it: files of which only one has the flag cannot share blocks.
+// else removes it: files of which just one has the flag cannot share blocks.
 func copyFlags(in, out int) error {
 	if none, err := hasNoFlags(out); none || err != nil {
 		return err

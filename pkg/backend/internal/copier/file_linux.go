@@ -96,7 +96,7 @@ type image string
 
 func (i image) path(string) string { return string(i) }
 
-// File copies src, a regular file, to dst, a new and empty one: by sharing its blocks where the
+// File copies src, a regular file, to dst, an empty file: by sharing its blocks where the
 // filesystem can, else the data without the holes. It copies as many bytes as src has at the start.
 // It is a point in time only while no process writes to src. dst is durable when File returns, its
 // entry in the directory is not. A caller that syncs src first spares the writers of src a wait.
@@ -115,7 +115,7 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	return c.how(), nil
 }
 
-// content copies the content of files, and remembers what the filesystem cannot do.
+// content copies the content of files, and remembers unsupported calls.
 type content struct {
 	progress *Progress   // may be nil
 	yield    func()      // may be nil
@@ -222,7 +222,7 @@ func (f *transfer) clone(ctx context.Context) (cloned bool, err error) {
 	if err == nil || !cannot(err) {
 		return err == nil, err
 	}
-	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ETXTBSY) { // which concern the one file
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ETXTBSY) { // errors that concern this file alone
 		f.noClone.Store(true)
 	}
 	return false, unix.Ftruncate(f.out, 0)

@@ -12,7 +12,7 @@ import (
 )
 
 // links makes the hard links of the target. For each file of the source with several names, a
-// directory in the top of the target has one more name of its copy, until the copy has as many
+// directory in the top of the target has another name of its copy, until the copy has as many
 // names as its source. So the memory does not grow with the number of such files, and each link
 // takes the same time. A directory elsewhere could be in another project or subvolume, and no link
 // could lead there.
@@ -73,7 +73,7 @@ func sideName(st *unix.Statx_t) string {
 }
 
 // place makes an entry whose file has several names. It returns the new file open, or -1 if the
-// copy has it already and the entry is one more name of it. Errors: errTwice.
+// copy has it already and the entry is another name of it. Errors: errTwice.
 func (l *links) place(t *tree, e *entry) (dst int, err error) {
 	side, err := l.open(t)
 	if err != nil {
@@ -97,8 +97,8 @@ func (l *links) place(t *tree, e *entry) (dst int, err error) {
 	return dst, nil
 }
 
-// link makes the entry another name of the file called key in the directory side, if there is one.
-// The last name is that one moved: a file may have as many names as its filesystem permits.
+// link makes the entry another name of the file key in the directory side, if that exists. The last
+// name is the name in side, moved: a file may have as many names as its filesystem permits.
 func (e *entry) link(side int, key string) (linked bool, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(side, key, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_NLINK, &st)

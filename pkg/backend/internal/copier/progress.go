@@ -26,10 +26,10 @@ func (p *Progress) Held() int64 { return p.held.Load() }
 // Entries returns the number of entries that are done: names of files, links, nodes, directories.
 func (p *Progress) Entries() int64 { return p.entries.Load() }
 
-// Oldest returns the entry in work whose last progress is the longest ago, and the time of that. The
-// path is the one that an error would show: of an image its name, else relative to the top of the
-// tree, and at most its last 1,000 bytes. Where no entry is in work, path is "": a copy waits for the
-// disk at its end, as long as that takes, and no tenant can delay that.
+// Oldest returns the entry in work whose last progress is the longest ago, and the time of that.
+// The path is the path in error messages: of an image its name, else relative to the top of the
+// tree, and at most its last 1,000 bytes. Where no entry is in work, path is "": a copy waits for
+// the disk at its end, as long as that takes, and no tenant can delay that.
 func (p *Progress) Oldest() (path string, since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,9 +42,9 @@ func newTree(ctx context.Context, src, dst *os.File, o Options) *tree {
 	return t
 }
 
-// tree is a copy of a tree. Each worker walks a subtree of its own. Where it has more than one
-// subdirectory before it, it leaves one to the others; where none has a subtree to give, they help
-// with the entries of its directory.
+// tree is a copy of a tree. Each worker walks a subtree of its own. A worker with more than one
+// subdirectory before it offers a subtree to the others. If there is no subtree to offer, idle
+// workers help with the entries of a directory.
 type tree struct {
 	ctx      context.Context
 	from, to *os.File
@@ -121,8 +121,8 @@ func (t *tree) prepare() error {
 	return t.links.init()
 }
 
-// isEmpty returns ENOTEMPTY for a directory with entries. In an empty one, a name that exists is
-// one that the copy has made.
+// isEmpty returns ENOTEMPTY for a directory with entries. In a directory that was empty, the copy
+// made every name that exists.
 func isEmpty(dir int) error {
 	fd, err := openAt(dir, ".", openDir)
 	if err != nil {
@@ -141,9 +141,9 @@ func isEmpty(dir int) error {
 	}
 }
 
-// finish does what needs the whole tree. The attributes of the top come last: a mode may forbid
-// this process to make and remove the directory of the hard links there, and that changes the
-// times.
+// finish completes the copy after the last entry. The attributes of the top come last: its mode can
+// forbid this process to make and remove the directory of the hard links there, and those steps
+// change the times.
 func (t *tree) finish(top *dir) error {
 	var site worksite
 	defer t.progress.enter(&site)()
@@ -196,8 +196,8 @@ func (t *tree) fail(err error) {
 	t.change.Broadcast()
 }
 
-// stopped is called between two entries. It returns the error of the context, and whether the worker
-// is to stop for this or another reason.
+// stopped is called between two entries. It returns the error of the context, and whether the
+// worker is to stop for this or another reason.
 func (t *tree) stopped() (bool, error) {
 	if t.failed.Load() {
 		return true, nil
@@ -237,8 +237,8 @@ func (t *tree) next() (*list, *dir) {
 	}
 }
 
-// offer leaves the subtree of an open directory to another worker, unless enough of them wait for
-// one already.
+// offer offers the subtree of an open directory to another worker, unless enough subtrees are
+// offered already.
 func (t *tree) offer(d *dir) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 // can change, so it keeps no list of them. The work in a subdirectory does not change the times of
 // its parent.
 //
-// Of the directories above it, a worker has the nearest ones open: the window. One that leaves the
-// window keeps its name, its identity and its position in the listing. It is opened again by the
-// ".." of the subdirectory below it.
+// A worker keeps the nearest directories above it open: the window. A directory outside the window
+// keeps its name, its identity and its position in the listing. The worker opens it again through
+// the ".." of the subdirectory below it.
 
 const (
 	// window is the number of directories that a worker has open, besides the one that it fills.
@@ -117,7 +117,7 @@ type walker struct {
 	*tree
 	site    worksite
 	buffer  [32 << 10]byte // for entries of the source
-	pending []*dir         // with subdirectories left, each a subdirectory of the one before
+	pending []*dir         // with subdirectories left, each a subdirectory of the previous entry
 }
 
 // subtree copies the subtree of an open directory.
@@ -142,7 +142,8 @@ func (w *walker) subtree(d *dir) (err error) {
 	return err
 }
 
-// push adds a directory whose subdirectories come next, and closes the one that leaves the window.
+// push adds a directory whose subdirectories come next, and closes the directory that leaves the
+// window.
 func (w *walker) push(d *dir) error {
 	w.pending = append(w.pending, d)
 	if len(w.pending) <= window {
@@ -189,11 +190,11 @@ func (w *walker) descend() (*dir, error) {
 	return nil, nil
 }
 
-// subdirectory returns the name of the next subdirectory of d, or "" after the last one.
+// subdirectory returns the name of the next subdirectory of d, or "" at the end.
 func (w *walker) subdirectory(d *dir) (string, error) {
 	l := &d.open.listing
 	if l.fd < 0 {
-		fd, err := openAt(d.open.dst, ".", openDir) // btrfs lists what existed when it was opened
+		fd, err := openAt(d.open.dst, ".", openDir) // btrfs lists the entries that existed at the open
 		if err != nil {
 			return "", err
 		}
@@ -229,7 +230,8 @@ func (w *walker) enter(d *dir, name string) (*dir, error) {
 	sub := &dir{parent: d, name: name, depth: d.depth + 1}
 	w.site.at(sub, "")
 	if sub.depth > MaxDepth {
-		return nil, fmt.Errorf("%w: more than %d levels, below %q: move the lower directories up, or pack them into an archive", ErrDepth, MaxDepth, sub.top())
+		return nil, fmt.Errorf("%w: more than %d levels, below %q: move the lower directories up, or pack them into "+
+			"an archive", ErrDepth, MaxDepth, sub.top())
 	}
 	if d.open.src >= 0 {
 		if err := w.open(sub, d.open.src, d.open.dst, name); err != nil || sub.open != nil {
@@ -274,7 +276,7 @@ func (w *walker) reopen(d, sub *dir) error {
 	if err != nil {
 		return d.wrong("open the copy of", "", err)
 	}
-	o.src, _ = openSame(sub.open.src, up, d.source) // an error is one of a directory that was moved
+	o.src, _ = openSame(sub.open.src, up, d.source) // an error is that of a directory that was moved
 	if o.src < 0 {
 		if err := w.find(d); err != nil {
 			return err

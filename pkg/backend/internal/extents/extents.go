@@ -1,11 +1,13 @@
-// Package extents finds which ranges of a file hold data, and in which two files differ, without reading what needn't
-// be read: the filesystem is asked where it keeps the blocks of each. Two files of which one is a reflink of the other
-// share the blocks that nobody has written since. Where the filesystem's answer proves nothing, blocks are read.
+// Package extents finds which ranges of a file hold data, and in which two files differ, without
+// reading what needn't be read: the filesystem is asked where it keeps the blocks of each. Two
+// files of which one is a reflink of the other share the blocks that nobody has written since.
+// Where the filesystem's answer proves nothing, blocks are read.
 //
-// The files must not change meanwhile, as snapshots don't; but their blocks may be moved about the disk. What is asked
-// for moves a file's own offset, and takes less than a MiB of memory. Ranges are reported in ascending order, without
-// overlaps. They start and end at multiples of Block, but the last may end with its file. Ranges that touch are
-// reported as one; but once it has 1 GiB it is, so that whoever is interrupted later can go on from there.
+// The files must not change meanwhile, as snapshots don't; but their blocks may be moved about the
+// disk. What is asked for moves a file's own offset, and takes less than a MiB of memory. Ranges
+// are reported in ascending order, without overlaps. They start and end at multiples of Block, but
+// the last may end with its file. Ranges that touch are reported as one; but once it has 1 GiB it
+// is, so that whoever is interrupted later can go on from there.
 package extents
 
 import (
@@ -24,12 +26,13 @@ const Block = 4096
 // ErrOffset says that there is nothing to start from: an offset is negative or beyond the end.
 var ErrOffset = errors.New("offset out of range")
 
-// Each is called for every range, in order. If it returns an error, it isn't called again, and that is the error of
-// the whole.
+// Each is called for every range, in order. If it returns an error, it isn't called again, and that
+// is the error of the whole.
 type Each func(offset, length int64) error
 
-// Allocated calls each for the ranges of a file that hold data. All others read as zeros; those reported may too. The
-// first one ends after from, and may start at the beginning of from's block. Errors: ErrOffset, the context's.
+// Allocated calls each for the ranges of a file that hold data. All others read as zeros; those
+// reported may too. The first one ends after from, and may start at the beginning of from's block.
+// Errors: ErrOffset, the context's.
 func Allocated(ctx context.Context, file *os.File, from int64, each Each) error {
 	f, err := newSide(file)
 	if err != nil {
@@ -57,14 +60,16 @@ func Allocated(ctx context.Context, file *os.File, from int64, each Each) error 
 	return out.flush()
 }
 
-// Delta calls each for the ranges in which target differs from base. Beyond base's end target is compared with zeros;
-// there is nothing beyond its own. The first range ends after from, and may start at the beginning of from's block.
-// Errors: ErrOffset if from isn't within target, the context's.
+// Delta calls each for the ranges in which target differs from base. Beyond base's end target is
+// compared with zeros; there is nothing beyond its own. The first range ends after from, and may
+// start at the beginning of from's block. Errors: ErrOffset if from isn't within target, the
+// context's.
 //
-// related says that one file was made from the other, or both from a third, by reflink (FICLONE), directly or in many
-// steps, and was not copied. It is a promise: two files on two disks may have their blocks at the same addresses.
-// Then what is reported is a superset, for a block that was written anew is reported whatever was written. Verified
-// makes it exact. Without it, and on filesystems whose addresses prove nothing, blocks are read, and it is exact.
+// related says that one file was made from the other, or both from a third, by reflink (FICLONE),
+// directly or in many steps, and was not copied. It is a promise: two files on two disks may have
+// their blocks at the same addresses. Then what is reported is a superset, for a block that was
+// written anew is reported whatever was written. Verified makes it exact. Without it, and on
+// filesystems whose addresses prove nothing, blocks are read, and it is exact.
 func Delta(ctx context.Context, base, target *os.File, related bool, from int64, each Each) error {
 	b, err := newSide(base)
 	if err != nil {
@@ -83,7 +88,8 @@ func Delta(ctx context.Context, base, target *os.File, related bool, from int64,
 	return d.run(ctx, from, each)
 }
 
-// Verified returns an Each that reads what it is called for from both files, and passes on the blocks that differ.
+// Verified returns an Each that reads what it is called for from both files, and passes on the
+// blocks that differ.
 func Verified(ctx context.Context, base, target *os.File, each Each) Each {
 	c := comparison{base: base, target: target}
 	return func(offset, length int64) error {
@@ -107,8 +113,8 @@ type side struct {
 	file *os.File
 	size int64
 
-	// window returns extents from start on, in order, and up to where they are all: to end, if not to limit. They lie
-	// between start and end.
+	// window returns extents from start on, in order, and up to where they are all: to end, if not
+	// to limit. They lie between start and end.
 	window func(ctx context.Context, start, limit int64) (found []extent, end int64, err error)
 }
 
@@ -118,7 +124,7 @@ func newSide(file *os.File) (*side, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", file.Name())
+		return nil, fmt.Errorf("%s is not a regular file", file.Name())
 	}
 	f := &side{file: file, size: info.Size()}
 	look := newLook(file)
@@ -157,8 +163,8 @@ func (d *delta) run(ctx context.Context, from int64, each Each) error {
 	d.reader = comparison{base: d.base.file, target: d.target.file}
 	d.out = newMerger(from, d.target.size, each)
 	at, end := floor(from), ceil(d.target.size)
-	// In the block in which only one file ends, the same address doesn't mean the same: what is behind an end isn't
-	// data.
+	// In the block in which only one file ends, the same address doesn't mean the same: what is
+	// behind an end isn't data.
 	if seam := min(d.base.size, d.target.size); d.base.size != d.target.size && seam%Block != 0 && at <= seam {
 		if err := d.walk(ctx, at, floor(seam)); err != nil {
 			return err
@@ -197,12 +203,13 @@ func (d *delta) walk(ctx context.Context, at, limit int64) error {
 // looks is how often look looks at a range whose extents are being moved.
 const looks = 3
 
-// look returns the extents of both files from at on, and up to where they are all. If they are plain, they were in
-// these places at one and the same moment: had one of base been freed and its place been given to one of target
-// meanwhile, the two would seem to be the same.
+// look returns the extents of both files from at on, and up to where they are all. If they are
+// plain, they were in these places at one and the same moment: had one of base been freed and its
+// place been given to one of target meanwhile, the two would seem to be the same.
 //
-// So base is looked at again after target, which takes half as long again. It needn't be where the extents of both can
-// be counted, and a filesystem moves them only to have fewer: that is so on xfs, where this counts.
+// So base is looked at again after target, which takes half as long again. It needn't be where the
+// extents of both can be counted, and a filesystem moves them only to have fewer: that is so on
+// xfs, where this counts.
 func (d *delta) look(ctx context.Context, at, limit int64) (base, target []extent, end int64, err error) {
 	for range looks {
 		before, err := d.counts()
@@ -261,8 +268,8 @@ func (d *delta) decide(ctx context.Context, at, until int64, base, target *exten
 	return d.out.add(at, until)
 }
 
-// next returns the first of extents if at is in it, and where it ends, or where the hole at at ends. Those that end
-// before at it drops.
+// next returns the first of extents if at is in it, and where it ends, or where the hole at at
+// ends. Those that end before at it drops.
 func next(extents *[]extent, at, limit int64) (*extent, int64) {
 	for len(*extents) > 0 && (*extents)[0].end <= at {
 		*extents = (*extents)[1:]
@@ -292,7 +299,8 @@ func cut(extents []extent, end int64) []extent {
 func appendExtent(extents []extent, e extent) []extent {
 	if n := len(extents); n > 0 {
 		last := &extents[n-1]
-		if last.end == e.start && last.plain == e.plain && (!e.plain || last.physical+last.end-last.start == e.physical) {
+		if last.end == e.start && last.plain == e.plain &&
+			(!e.plain || last.physical+last.end-last.start == e.physical) {
 			last.end = e.end
 			return extents
 		}
@@ -309,7 +317,8 @@ type comparison struct {
 	buffers      []byte
 }
 
-// run calls report for the blocks from start to end that differ. A file that ends before reads as zeros.
+// run calls report for the blocks from start to end that differ. A file that ends before reads as
+// zeros.
 func (c *comparison) run(ctx context.Context, start, end int64, report func(start, end int64) error) error {
 	if c.buffers == nil {
 		c.buffers = make([]byte, 2*chunk)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newLook returns a function that looks at extents, as side.window does, but not beyond the end of the file.
+// newLook returns a function that works as side.window, but not beyond the end of the file.
 func newLook(file *os.File) func(ctx context.Context, start, limit int64) ([]extent, int64, error) {
 	request := &fiemap{}
 	return func(ctx context.Context, start, limit int64) ([]extent, int64, error) {
@@ -18,16 +18,16 @@ func newLook(file *os.File) func(ctx context.Context, start, limit int64) ([]ext
 			if !errors.Is(err, errors.ErrUnsupported) && !errors.Is(err, unix.EBADR) && !errors.Is(err, unix.ENOTTY) {
 				return found, end, err
 			}
-			request = nil // tmpfs has none
+			request = nil // tmpfs has no FIEMAP
 		}
 		return seek(file, start, limit)
 	}
 }
 
-// atOnce is how many extents are asked for at once. It bounds the memory.
+// atOnce is the number of extents of a request. It limits the memory.
 const atOnce = 2048
 
-// fiemap is struct fiemap of linux/fiemap.h, with room for extents.
+// fiemap is struct fiemap of linux/fiemap.h, with space for extents.
 type fiemap struct {
 	start, length uint64
 	flags         uint32
@@ -47,7 +47,7 @@ type fiemapExtent struct {
 const (
 	iocFiemap     = 0xC020660B // FS_IOC_FIEMAP
 	iocGetXattr   = 0x801C581F // FS_IOC_FSGETXATTR
-	fiemapSync    = 1          // FIEMAP_FLAG_SYNC: of what isn't written yet, nobody knows where it will be
+	fiemapSync    = 1          // FIEMAP_FLAG_SYNC: data that is not written yet has no address
 	flagRealtime  = 1          // FS_XFLAG_REALTIME
 	flagLast      = 0x1        // FIEMAP_EXTENT_LAST
 	flagUnwritten = 0x800      // FIEMAP_EXTENT_UNWRITTEN: allocated, and reads as zeros
@@ -56,7 +56,7 @@ const (
 	harmless      = flagLast | flagMerged | flagShared
 )
 
-// turn is held by whoever asks for extents: on xfs two at once take eight times as long.
+// turn serializes requests for extents: two concurrent requests on xfs take eight times as long.
 var turn = make(chan struct{}, 1)
 
 func (r *fiemap) look(ctx context.Context, file *os.File, start, limit int64) ([]extent, int64, error) {
@@ -75,12 +75,13 @@ func (r *fiemap) look(ctx context.Context, file *os.File, start, limit int64) ([
 		if e.flags&^harmless == flagUnwritten {
 			continue
 		}
-		// What has any other flag, a new one too, is data whose address says nothing.
+		// An extent with any other flag, also an unknown flag, is data whose address proves
+		// nothing.
 		f := extent{start: int64(e.logical), end: int64(e.logical + e.length), plain: e.flags&^harmless == 0}
 		if f.plain {
 			f.physical = int64(e.physical)
 		}
-		if f.start < start { // the filesystem may tell of the whole extent
+		if f.start < start { // the filesystem may return the whole extent
 			if f.plain {
 				f.physical += start - f.start
 			}
@@ -96,12 +97,13 @@ func (r *fiemap) look(ctx context.Context, file *os.File, start, limit int64) ([
 	last := r.extents[atOnce-1]
 	end := min(int64(last.logical+last.length), limit)
 	if end <= start {
-		return nil, 0, &os.PathError{Op: "fiemap", Path: file.Name(), Err: errors.New("the filesystem tells of extents out of order")}
+		return nil, 0, &os.PathError{Op: "fiemap", Path: file.Name(),
+			Err: errors.New("the filesystem returned extents out of order")}
 	}
 	return found, end, nil
 }
 
-// seek finds what holds data, but not where.
+// seek finds ranges of data, without addresses.
 func seek(file *os.File, start, limit int64) ([]extent, int64, error) {
 	var found []extent
 	for at := start; at < limit; {
@@ -110,7 +112,7 @@ func seek(file *os.File, start, limit int64) ([]extent, int64, error) {
 		case errors.Is(err, unix.ENXIO) || (err == nil && data >= limit):
 			return found, limit, nil
 		case errors.Is(err, unix.EINVAL) || errors.Is(err, errors.ErrUnsupported):
-			return []extent{{start: start, end: limit}}, limit, nil // it may all be data
+			return []extent{{start: start, end: limit}}, limit, nil // all of it may be data
 		case err != nil:
 			return nil, 0, err
 		}
@@ -126,8 +128,8 @@ func seek(file *os.File, start, limit int64) ([]extent, int64, error) {
 	return found, limit, nil
 }
 
-// sameDisk reports whether addresses of two files on this kind of filesystem can be compared: both are addresses of
-// one disk, and shared blocks are never written in place. count may be nil.
+// sameDisk reports whether the addresses of two files on this filesystem type are comparable: both
+// are on one disk, and the filesystem never overwrites shared blocks in place. count may be nil.
 func sameDisk(base, target *os.File) (trusted bool, count func() ([2]uint32, error), err error) {
 	b, err := diskOf(base)
 	if err != nil {
@@ -138,7 +140,7 @@ func sameDisk(base, target *os.File) (trusted bool, count func() ([2]uint32, err
 		return false, nil, err
 	}
 	switch b.kind {
-	case unix.BTRFS_SUPER_MAGIC: // its addresses are of all its disks together
+	case unix.BTRFS_SUPER_MAGIC: // its addresses span all its disks
 		return true, nil, nil
 	case unix.XFS_SUPER_MAGIC:
 		xb, err := xattrOf(base)
@@ -146,12 +148,15 @@ func sameDisk(base, target *os.File) (trusted bool, count func() ([2]uint32, err
 			return false, nil, err
 		}
 		xt, err := xattrOf(target)
-		return err == nil && xb.flags&flagRealtime == xt.flags&flagRealtime, func() ([2]uint32, error) { return counts(base, target) }, err
+		return err == nil && xb.flags&flagRealtime == xt.flags&flagRealtime, func() ([2]uint32,
+			error) {
+			return counts(base, target)
+		}, err
 	}
 	return false, nil, nil
 }
 
-// diskID is what holds a file: a kind of filesystem, and which one.
+// diskID identifies the filesystem of a file: its type and its device.
 type diskID struct {
 	kind   int64
 	device uint64
@@ -186,7 +191,8 @@ func xattrOf(file *os.File) (x fsxattr, err error) {
 	return x, nil
 }
 
-// counts returns how many extents two files on xfs have. Whoever moves them (xfs_fsr) does it to have fewer.
+// counts returns the numbers of extents of two files on xfs. Programs that move extents (xfs_fsr)
+// reduce their number.
 func counts(base, target *os.File) (extents [2]uint32, err error) {
 	for i, file := range []*os.File{base, target} {
 		x, err := xattrOf(file)
@@ -198,14 +204,17 @@ func counts(base, target *os.File) (extents [2]uint32, err error) {
 	return extents, nil
 }
 
-// ioctl keeps the file open until it is done: f.Fd() alone wouldn't.
+// ioctl keeps the file open until the call returns: a finalizer could close it after f.Fd().
 func ioctl(file *os.File, request uintptr, arg unsafe.Pointer) error {
 	conn, err := file.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var errno unix.Errno
-	if err := conn.Control(func(fd uintptr) { _, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg)) }); err != nil {
+	if err := conn.Control(func(fd uintptr) {
+		_, _,
+			errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg))
+	}); err != nil {
 		return err
 	}
 	if errno != 0 {

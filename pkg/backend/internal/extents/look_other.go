@@ -7,12 +7,13 @@ import (
 	"os"
 )
 
-// newLook returns a function that takes all for data: here the filesystem isn't asked.
+// newLook returns a function that reports the whole file as data: this platform has no request for
+// extents.
 func newLook(*os.File) func(ctx context.Context, start, limit int64) ([]extent, int64, error) {
 	return func(_ context.Context, start, limit int64) ([]extent, int64, error) {
 		return []extent{{start: start, end: limit}}, limit, nil
 	}
 }
 
-// sameDisk reports false: there are no addresses.
+// sameDisk reports false: this platform has no addresses.
 func sameDisk(_, _ *os.File) (bool, func() ([2]uint32, error), error) { return false, nil, nil }

@@ -1,7 +1,8 @@
-// Package record keeps a small value in a file, so that a reader finds it whole or not at all, and can tell a file
-// that is damaged from one that a newer release wrote.
+// Package record stores a small value in a file. A reader finds the whole value or none, and
+// distinguishes a damaged file from the file of a newer release.
 //
-// A file is JSON: {"version":1,"crc32c":"…","data":{…}}. The sum is over data without white space.
+// A file is JSON: {"version":1,"crc32c":"…","data":{…}}. The checksum is that of data without white
+// space.
 package record
 
 import (
@@ -18,22 +19,23 @@ import (
 )
 
 var (
-	// ErrDamaged says that a file isn't what was written.
+	// ErrDamaged reports a file with other content than was written.
 	ErrDamaged = errors.New("damaged record")
-	// ErrNewer says that a newer release wrote the file.
+	// ErrNewer reports a file that a newer release wrote.
 	ErrNewer = errors.New("record of a newer version")
 )
 
-// maxSize bounds what Read takes into memory, in bytes, and so what is written.
+// maxSize limits the bytes that Read reads, and so those that are written.
 const maxSize = 1 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Format is the form of one kind of record.
+// Format is the format of a kind of record.
 type Format struct {
-	// Version is what Write writes, from 1.
+	// Version is the version that Write writes, from 1.
 	Version int
-	// Upgrades turn data of version n into data of version n+1. A version for which there is none can't be read.
+	// Upgrades convert data of version n to data of version n+1. A version without an upgrade
+	// cannot be read.
 	Upgrades map[int]func(data []byte) ([]byte, error)
 }
 
@@ -43,7 +45,7 @@ type envelope struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// Encode returns v as a file of this format. It fails only for a v that isn't JSON.
+// Encode returns v as a file of this format. It fails only if v cannot be encoded as JSON.
 func (f Format) Encode(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -53,9 +55,10 @@ func (f Format) Encode(v any) ([]byte, error) {
 	return append(file, '\n'), err
 }
 
-// Decode reads a file of this format, or of an older one that can be upgraded, into v. Errors: ErrDamaged, ErrNewer.
+// Decode reads a file of this format, or of an older version that has an upgrade, into v. Errors:
+// ErrDamaged, ErrNewer.
 func (f Format) Decode(file []byte, v any) error {
-	var head struct{ Version int } // first of all, since a newer release may have changed the rest
+	var head struct{ Version int } // decoded first, since a newer release may have changed the rest
 	if err := json.Unmarshal(file, &head); err == nil && head.Version > f.Version {
 		return fmt.Errorf("%w: %d, this release reads up to %d", ErrNewer, head.Version, f.Version)
 	}
@@ -87,8 +90,8 @@ func (f Format) Decode(file []byte, v any) error {
 	return nil
 }
 
-// Create writes v to a new file called name in dir, durably; only the directory is left for the caller
-// to sync. It is for directories that nobody reads yet.
+// Create writes v durably to the new file name in dir. The caller syncs dir. Create is for
+// directories that have no readers yet.
 func (f Format) Create(dir *beneath.Dir, name string, v any) error {
 	file, err := f.bounded(v)
 	if err != nil {
@@ -97,7 +100,7 @@ func (f Format) Create(dir *beneath.Dir, name string, v any) error {
 	return atomicfile.Create(dir, name, file)
 }
 
-// bounded is Encode, and fails for a file that Read would not take.
+// bounded is Encode, and returns an error for a file that Read would reject.
 func (f Format) bounded(v any) ([]byte, error) {
 	file, err := f.Encode(v)
 	if err != nil {
@@ -109,8 +112,8 @@ func (f Format) bounded(v any) ([]byte, error) {
 	return file, nil
 }
 
-// Replace writes v to the file called name in dir, durably, in place of a file that may be there. At
-// every moment one of the two is there, whole.
+// Replace writes v durably to the file name in dir, and replaces an existing file. At every moment
+// the old file or the new file is there, whole.
 func (f Format) Replace(dir *beneath.Dir, name string, v any) error {
 	file, err := f.bounded(v)
 	if err != nil {
@@ -119,7 +122,7 @@ func (f Format) Replace(dir *beneath.Dir, name string, v any) error {
 	return atomicfile.Writer{Dir: dir}.Write(name, file)
 }
 
-// Read reads the file called name in dir into v. Errors: fs.ErrNotExist, ErrDamaged, ErrNewer.
+// Read reads the file name in dir into v. Errors: fs.ErrNotExist, ErrDamaged, ErrNewer.
 func (f Format) Read(dir *beneath.Dir, name string, v any) error {
 	file, err := dir.ReadFile(name, maxSize)
 	switch {
@@ -131,7 +134,7 @@ func (f Format) Read(dir *beneath.Dir, name string, v any) error {
 	return f.Decode(file, v)
 }
 
-// unmarshal is json.Unmarshal that takes no unknown fields and nothing after the value.
+// unmarshal is json.Unmarshal, but rejects unknown fields and text after the value.
 func unmarshal(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -139,7 +142,7 @@ func unmarshal(data []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("something follows the value")
+		return errors.New("unexpected text after the value")
 	}
 	return nil
 }
