@@ -70,7 +70,7 @@ func (w Writer) commit(name string) error {
 	return w.Dir.Sync(".")
 }
 
-// fill makes the new file, also where a crash has left something. After an error there is none.
+// fill makes the new file, and replaces the remains of a crash. After an error there is no file.
 func (w Writer) fill(name string, data []byte) (*os.File, error) {
 	temp := w.temp(name)
 	file, err := open(w.Dir, temp)
@@ -98,9 +98,9 @@ func (w Writer) fill(name string, data []byte) (*os.File, error) {
 	return file, nil
 }
 
-// Create makes the file called name, which must not exist, in a directory that nobody reads yet. The
-// content is durable, the entry is not: the caller syncs the directory. After an error a part of the
-// file may be there.
+// Create makes the file name, which must not exist, in a directory that has no readers yet. The
+// content is durable, the entry is not: the caller syncs the directory. After an error a part of
+// the file may be there.
 func Create(dir *beneath.Dir, name string, data []byte) error {
 	file, err := open(dir, name)
 	if err != nil {

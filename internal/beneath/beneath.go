@@ -1,5 +1,5 @@
 // Package beneath opens, makes, renames and removes files beneath an open directory. No operation
-// leaves that directory and none follows a symbolic link, whichever element of its path that is.
+// leaves that directory, and none follows a symbolic link at any element of its path.
 //
 // os.Root keeps the first promise and not the second: it follows links that stay inside. A link in
 // place of a volume's directory would then show the data of another volume.
@@ -32,8 +32,8 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	return regular.Read(file, limit)
 }
 
-// Check describes the entry called name, which must have the type want: fs.ModeDir, or 0 for a
-// regular file. Errors: fs.ErrNotExist, ErrType.
+// Check describes the entry name, which must have the type want: fs.ModeDir, or 0 for a regular
+// file. Errors: fs.ErrNotExist, ErrType.
 func (d *Dir) Check(name string, want fs.FileMode) (fs.FileInfo, error) {
 	info, err := d.Lstat(name)
 	if err != nil {
@@ -55,7 +55,7 @@ func (d *Dir) Names(name string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// Chmod sets the permissions of the directory called name, whatever the umask is.
+// Chmod sets the permissions of the directory name, independent of the umask.
 func (d *Dir) Chmod(name string, mode fs.FileMode) error {
 	dir, err := d.OpenDirFile(name)
 	if err != nil {

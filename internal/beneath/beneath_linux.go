@@ -232,8 +232,8 @@ func (d *Dir) failed(op, name string, want fs.FileMode, err error) error {
 	return &fs.PathError{Op: op, Path: d.join(at), Err: err}
 }
 
-// explain returns the element of name that has the wrong type, with ErrType. If it has none by now,
-// err tells which it was.
+// explain returns ErrType with the element of name that has the wrong type. If all types are right
+// by now, err decides which error it was.
 func (d *Dir) explain(name string, want fs.FileMode, err error) (string, error) {
 	switch element, wrong := d.wrong(name, want); {
 	case wrong != nil:
@@ -246,8 +246,8 @@ func (d *Dir) explain(name string, want fs.FileMode, err error) (string, error) 
 	return name, err
 }
 
-// wrong returns the first element of name that has the wrong type, with ErrType: all but the last
-// must be directories, and the last one must have the type want. It returns nil if there is none
+// wrong returns ErrType with the first element of name that has the wrong type. All but the last
+// must be directories, and the last must have the type want. It returns nil if all types are right
 // now.
 func (d *Dir) wrong(name string, want fs.FileMode) (element string, err error) {
 	for end := 0; end < len(name); {

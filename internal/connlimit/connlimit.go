@@ -2,12 +2,12 @@
 // then take a fixed amount of memory and files, and cannot keep other clients out.
 //
 // A connection waits until it is admitted: a TLS server admits a client that has authenticated, an
-// HTTP server admits none. The listener accepts every connection at once. When the waiting
-// connections are more than the limit, it drops one of the source that has the most of them. The
-// first to go are those that have sent nothing for a while, then those that have sent a part of a
-// message, then new ones. So no source can hold more than its share while another source wants
-// a place, and a client that sends a whole message as soon as it is connected outlasts any number of
-// others of its own source that do not.
+// HTTP server admits none. The listener accepts every connection at once. If more connections wait
+// than the limit permits, it drops a connection of the source with the most connections: first
+// those that have sent nothing for a while, then those that have sent a part of a message, then new
+// ones. So a source never holds more than its share while another source connects, and a client
+// that sends a whole message right after it has connected outlasts any number of clients of its
+// source that do not.
 //
 // A source is an IPv4 address or the first 64 bits of an IPv6 address, as a host has all addresses
 // below them.
@@ -80,9 +80,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if l.due() {
 			l.Warn(victim.source)
 		}
-		// A file is closed when the goroutine that reads it has noticed. Without this, a flood of
-		// connections takes files faster than the dropped ones give theirs back, and new clients are
-		// dropped before their goroutine has read what they sent.
+		// The file of a dropped connection is closed when its reading goroutine notices. Without
+		// this pause a flood of connections opens files faster than dropped connections close
+		// theirs, and the listener drops new clients before it has read their messages.
 		runtime.Gosched()
 	}
 	return c, nil
@@ -102,7 +102,7 @@ func (l *Listener) due() bool {
 	return true
 }
 
-// enter gives a new connection a place, and returns the connection that loses its place for it.
+// enter adds a new connection, and returns the connection that is dropped for it.
 func (l *Listener) enter(raw net.Conn) (c, victim *Conn) {
 	c = &Conn{Conn: raw, listener: l, source: sourceOf(raw.RemoteAddr())}
 	l.mu.Lock()
@@ -122,8 +122,8 @@ func (l *Listener) enter(raw net.Conn) (c, victim *Conn) {
 }
 
 const (
-	maxSources = 64             // a source costs an authenticated client, so these are few
-	rememberOf = 24 * time.Hour // a source that has not been seen for so long may have another owner
+	maxSources = 64             // a source is an authenticated client, so these are few
+	rememberOf = 24 * time.Hour // a source that was not seen for so long may have another owner
 )
 
 // knows reports whether a connection of a source was admitted lately. The caller holds mu.
@@ -212,15 +212,15 @@ func (c *Conn) wait() {
 	c.came.Store(nothing)
 }
 
-// leave gives up the place of c, if it has one. The caller holds the listener's mu.
+// leave removes c from the counts, if it is counted. The caller holds the listener's mu.
 func (c *Conn) leave() {
 	if c.pool != nil {
 		c.pool.remove(c)
 	}
 }
 
-// drop closes a connection that has lost its place. A reset leaves nothing of it in the kernel, which
-// would wait for the client's end otherwise.
+// drop closes a connection that was chosen to go. A reset leaves no state in the kernel; a normal
+// close would wait for the client.
 func (c *Conn) drop() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		tcp.SetLinger(0)

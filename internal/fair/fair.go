@@ -1,5 +1,5 @@
 // Package fair shares a small number of slots among many claims, so that no tenant, no volume and
-// no kind of work holds all of them.
+// no kind of job holds all of them.
 package fair
 
 import (
@@ -12,8 +12,8 @@ import (
 
 // Claim is a request for a slot.
 type Claim struct {
-	Kind   string // of work, such as "snapshot"
-	Tenant string // the namespace; "": not known, the volume stands for it
+	Kind   string // of job, such as "snapshot"
+	Tenant string // the namespace; "" is unknown, and the volume counts as the tenant
 	Volume string // ID
 }
 
@@ -21,7 +21,7 @@ type Claim struct {
 type Limits struct {
 	Slots  int // in total
 	Tenant int // by one tenant, and by one volume
-	Kind   int // by one kind of work
+	Kind   int // by one kind of job
 }
 
 // Entry is a claim that holds a slot or waits for one.
@@ -31,9 +31,9 @@ type Entry struct {
 	Since   time.Time // when it began to run, or to wait
 }
 
-// Slots hands out slots. A free slot goes to the waiting claim whose tenant holds the fewest; among
-// those to the tenant that was served longest ago, then to the claim that came first. So a tenant
-// with a thousand claims delays another tenant's first claim by one turn.
+// Slots assigns slots. A free slot goes to the waiting claim of the tenant with the fewest slots;
+// then to the tenant that was served longest ago; then to the earliest claim. So a tenant with
+// 1,000 claims delays the first claim of another tenant by one turn.
 type Slots struct {
 	limits Limits
 

@@ -1,4 +1,4 @@
-// Package flood opens connections for tests, as an attacker does that wants to keep others out.
+// Package flood opens connections for tests, as an attacker does who wants to lock others out.
 package flood
 
 import (
@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// Run connects clients to a server until the test is over, from an address of this machine. Each sends
-// a text, and nothing more. When the server closes its connection, it connects again at once.
+// Run connects clients to a server until the test ends, from an address of this machine. Each
+// client sends a text and nothing more. When the server closes its connection, the client connects
+// again at once.
 func Run(t testing.TB, server, from string, clients int, text string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -20,7 +21,7 @@ func Run(t testing.TB, server, from string, clients int, text string) {
 		running.Go(func() {
 			for ctx.Err() == nil {
 				conn, err := dialer.DialContext(ctx, "tcp", server)
-				if err != nil { // such as no port that is free: the server is too slow to close the others
+				if err != nil { // such as no free port: the server closes the other connections too slowly
 					continue
 				}
 				stop := context.AfterFunc(ctx, func() { conn.Close() })

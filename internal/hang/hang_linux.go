@@ -96,7 +96,7 @@ const (
 	uffdMessage     = 32 // bytes
 )
 
-// run makes a system call with a page that nobody fills until standard input ends.
+// run makes a system call with a page that stays absent until standard input ends.
 func run(how, path string) error {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

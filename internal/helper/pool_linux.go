@@ -88,7 +88,7 @@ func (p *Pool) take() (h *process, fresh bool, err error) {
 	}
 	if limit := cmp.Or(p.Max, maxProcesses); p.alive >= limit {
 		p.mu.Unlock()
-		return nil, false, fmt.Errorf("%w: %d hang or are at work", ErrTooMany, limit)
+		return nil, false, fmt.Errorf("%w: %d are busy or hang", ErrTooMany, limit)
 	}
 	p.alive++
 	p.mu.Unlock()
@@ -111,12 +111,12 @@ func (p *Pool) start() (*process, error) {
 	h.cmd.Env, h.cmd.Dir = []string{raceExits}, "/"
 	h.cmd.Stderr = h.lastWords
 	h.cmd.ExtraFiles = []*os.File{theirs}
-	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a signal to the driver's session is not for it
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a signal to the driver's session must not reach it
 	if err := h.cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: start: %w", ErrDied, err), ours.socket.Close())
 	}
 	go func() {
-		h.cmd.Wait() // the error says that it was killed, or is in lastWords
+		h.cmd.Wait() // the error reports a kill, or is in lastWords
 		close(h.gone)
 		p.ended()
 	}()
@@ -154,8 +154,8 @@ func (p *Pool) drop(h *process) {
 	}
 }
 
-// Close ends the idle helpers, and waits a moment for the end of all. Those at work are ended by
-// their Sessions; those that hang are left behind.
+// Close ends the idle helpers, and waits a moment for their end. Sessions end the busy helpers.
+// Helpers that hang are left.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	for _, h := range p.idle {
@@ -176,7 +176,7 @@ func (p *Pool) Alive() int {
 	return p.alive
 }
 
-// Busy returns the number of helpers that are at work or hang, and their limit.
+// Busy returns the number of helpers that are busy or hang, and their limit.
 func (p *Pool) Busy() (busy, limit int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -257,7 +257,7 @@ func (s *Session) next(ctx context.Context) (json.RawMessage, error) {
 	return f.Body, nil
 }
 
-// died says why the helper's end of the link is gone.
+// died returns the reason for which the helper's end of the link is closed.
 func (s *Session) died(err error) error {
 	select { // its exit follows at once, or its last words are not worth a wait
 	case <-s.process.gone:
@@ -284,8 +284,8 @@ func (s *Session) Close() {
 // Ended reports whether the task has ended, well or with an error.
 func (s *Session) Ended() bool { return s.ended }
 
-// Gone is closed when the helper process has ended. After Close of a task that was given up it
-// tells when the last system call of the task is over.
+// Gone is closed when the helper process has ended. After Close of a task that was given up, this
+// marks the end of the task's last system call.
 func (s *Session) Gone() <-chan struct{} { return s.process.gone }
 
 // kill sends SIGKILL. The process ends as soon as its system calls return.

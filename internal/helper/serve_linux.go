@@ -171,7 +171,7 @@ func (h *worker) run(f frame) error {
 		h.spent = setNice(h.nice) != nil // only root may take the niceness back
 	}
 	closeAll(f.files)        // before the caller learns of the end: it may want to unmount them
-	if h.life.Err() != nil { // nobody to report to
+	if h.life.Err() != nil { // no receiver is left
 		return nil
 	}
 	h.setLasting(false)
@@ -192,7 +192,8 @@ func guarded(task Task, job *Job) (result any, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
-			result, err = nil, fmt.Errorf("panic in helper task %s: %v: %s", task.Name, v, stack[:min(len(stack), maxStack)])
+			result, err = nil, fmt.Errorf("panic in helper task %s: %v: %s", task.Name, v,
+				stack[:min(len(stack), maxStack)])
 		}
 	}()
 	return task.Run(job)
@@ -210,7 +211,7 @@ func find(tables [][]Task, name string) (Task, bool) {
 }
 
 // OpenDirs opens directories for reading that are open as paths only (O_PATH). The caller closes
-// them. On btrfs, that waits for a lock that a tenant can hold, so the driver leaves it to helpers.
+// them. On btrfs, that waits for a lock that a tenant can hold, so only helpers do so.
 func OpenDirs(dirs []*os.File) (opened []*os.File, err error) {
 	for _, d := range dirs {
 		fd, err := unix.Openat(int(d.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

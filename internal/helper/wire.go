@@ -21,7 +21,7 @@ var known = []error{
 	fs.ErrNotExist, fs.ErrExist, fs.ErrPermission, fs.ErrInvalid,
 }
 
-// encodeError returns what the driver is told of err. sentinels are the task's Errors.
+// encodeError returns the form of err that is sent to the driver. sentinels are the task's Errors.
 func encodeError(err error, sentinels []error) *failure {
 	if err == nil {
 		return nil
@@ -55,7 +55,8 @@ func walk(err error, visit func(error)) {
 	}
 }
 
-// remoteError is an error that a helper returned. errors.Is finds in it what it found there.
+// remoteError is an error that a helper returned. errors.Is finds the same errors in it as in the
+// helper.
 type remoteError struct {
 	text  string
 	wraps []error

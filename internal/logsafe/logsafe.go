@@ -1,6 +1,6 @@
-// Package logsafe makes JSON logs safe to show. A log holds text of others, such as names and errors of
-// programs, and a JSON encoder leaves characters in it that a terminal obeys or that hide what follows:
-// C1 controls, marks of the writing direction, line separators.
+// Package logsafe makes JSON logs safe to show. A log holds text of other programs, such as names
+// and errors. A JSON encoder leaves characters in it that a terminal obeys or that hide the
+// following text: C1 controls, marks of the writing direction, line separators.
 package logsafe
 
 import (
@@ -43,7 +43,7 @@ func (e escaper) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// isPlain reports whether p has nothing but printable ASCII and line feeds.
+// isPlain reports whether p has only printable ASCII and line feeds.
 func isPlain(p []byte) bool {
 	for _, b := range p {
 		if (b < ' ' && b != '\n') || b >= 0x7f {

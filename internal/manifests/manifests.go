@@ -1,4 +1,5 @@
-// Package manifests reads what deploy/linux gives containers, for tests that hold programs against it.
+// Package manifests reads the arguments of containers in deploy/linux, for tests that compare
+// programs with them.
 package manifests
 
 import (
@@ -10,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Linux returns the directory of the manifests, which is in the repository's root: a directory above
-// the one in which a test runs.
+// Linux returns the directory of the manifests, in the repository's root: a directory above the
+// directory in which a test runs.
 func Linux() string {
 	for root := ".."; len(root) < len("../../../../.."); root = filepath.Join(root, "..") {
 		if dir := filepath.Join(root, "deploy", "linux"); exists(dir) {
@@ -26,7 +27,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// workload is what is read of a Deployment or a DaemonSet. Kubernetes' own types would be compiled for every platform.
+// workload has the fields of a Deployment or DaemonSet that are read. Kubernetes' own types would
+// have to be compiled for every platform.
 type workload struct {
 	Kind string
 	Spec struct {
@@ -41,7 +43,8 @@ type workload struct {
 	}
 }
 
-// Args returns the arguments of a container in a file. The test fails if there is none of that name.
+// Args returns the arguments of a container in a file. The test fails if the container does not
+// exist.
 func Args(t testing.TB, file, container string) []string {
 	t.Helper()
 	return ArgsOf(t, file, "", container)

@@ -1,5 +1,6 @@
-// Package namespace runs a program of this project in a mount namespace of its own, so that whatever it mounts is
-// seen by nobody else and is gone when it ends, however it ends. The demo, the benchmarks and the tests use it.
+// Package namespace runs a program of this project in a mount namespace of its own. Other processes
+// do not see the mounts of the program, and the mounts end with it. The demo, the benchmarks and
+// the tests use it.
 package namespace
 
 import (
@@ -9,11 +10,11 @@ import (
 	"testing"
 )
 
-// mustMount is set in the environment where a test that can't mount has failed: .ci/run does it.
+// mustMount is set in the environment, as by .ci/run, where a test that cannot mount must fail.
 const mustMount = "CAUSEWAY_MUST_MOUNT"
 
-// Skip skips a test that can't mount here, because of why. Where CAUSEWAY_MUST_MOUNT is set it fails the test, or a
-// CI machine without namespaces would be green and have tested little.
+// Skip skips a test that cannot mount here, with a reason. Where CAUSEWAY_MUST_MOUNT is set, the
+// test fails: otherwise CI on a machine without namespaces would pass with few tests.
 func Skip(t testing.TB, why any) {
 	t.Helper()
 	if os.Getenv(mustMount) != "" {
@@ -22,7 +23,7 @@ func Skip(t testing.TB, why any) {
 	t.Skip(why)
 }
 
-// Signals returns the signals that ask a program to end. SIGHUP isn't one of them under nohup.
+// Signals returns the signals that ask a program to end. Under nohup, SIGHUP is not among them.
 func Signals() []os.Signal {
 	if signal.Ignored(syscall.SIGHUP) {
 		return []os.Signal{os.Interrupt, syscall.SIGTERM}

@@ -10,15 +10,16 @@ import (
 	"syscall"
 )
 
-// inside is set in the environment of a process that is in its own namespace.
+// inside is set in the environment of a process that has its own namespace.
 const inside = "CAUSEWAY_IN_NAMESPACE"
 
-// Enter returns nil in a process that is in a mount namespace of its own. Elsewhere it runs this program again, with
-// the same arguments, in a new one, and exits with its exit code. A user who isn't root also gets a user namespace,
-// and is root in there. It returns an error if the machine permits neither.
+// Enter returns nil in a process with a mount namespace of its own. In any other process it runs
+// this program again with the same arguments, in a new mount namespace, and exits with the exit
+// code of that run. A user other than root also gets a user namespace, with root rights inside.
+// Enter returns an error if the machine permits neither.
 //
-// A signal that asks this process to end is passed on, and the program in there may take its time to clean up. From a
-// terminal it gets that signal twice.
+// Enter forwards signals that ask this process to end, and the program in the namespace may take
+// its time to clean up. From a terminal the program gets such a signal twice.
 func Enter() error {
 	if os.Getenv(inside) != "" {
 		return nil
@@ -26,29 +27,30 @@ func Enter() error {
 	return again(0)
 }
 
-// EnterAlone is Enter, and the processes are in a namespace of their own too: this program is the first of them, and
-// whatever it starts ends with it, however it ends. /proc shows these processes and no others.
+// EnterAlone is Enter with a PID namespace as well: this program is its first process, and all
+// processes that it starts end with it. /proc shows only these processes.
 func EnterAlone() error {
 	if os.Getenv(inside) == "" {
 		return again(syscall.CLONE_NEWPID)
 	}
 	if os.Getpid() != 1 {
-		return errors.New("the processes are in no namespace of their own: this one was started in another's")
+		return errors.New("this process was not started in a PID namespace of its own")
 	}
-	if err := syscall.Mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
+	if err := syscall.Mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC,
+		""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
 	return nil
 }
 
-// again runs this program in a new mount namespace, and in those that flags say, and exits as it does. It returns only
-// why it can't.
+// again runs this program in a new mount namespace, and in the namespaces of flags, and exits with
+// its exit code. It returns only an error.
 func again(flags uintptr) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	// The child dies with the thread that started it.
+	// The kernel kills the child when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(self, os.Args[1:]...)
@@ -56,7 +58,7 @@ func again(flags uintptr) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:   flags,
-		Unshareflags: syscall.CLONE_NEWNS, // with it, os/exec makes every mount private
+		Unshareflags: syscall.CLONE_NEWNS, // as os/exec does with this flag: every mount becomes private
 		Pdeathsig:    syscall.SIGKILL,
 	}
 	if os.Geteuid() != 0 {
@@ -68,11 +70,11 @@ func again(flags uintptr) error {
 	signal.Notify(signals, Signals()...)
 	defer signal.Stop(signals)
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("namespaces of its own, for user %d: %w", os.Geteuid(), err)
+		return fmt.Errorf("new namespaces for user %d: %w", os.Geteuid(), err)
 	}
 	go func() {
 		for s := range signals {
-			cmd.Process.Signal(s) // an error is that it has ended, which is what Wait waits for
+			cmd.Process.Signal(s) // fails if it has ended, which Wait reports
 		}
 	}()
 	err = cmd.Wait()

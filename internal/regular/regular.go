@@ -1,5 +1,5 @@
-// Package regular reads small files at paths where something else may be. A FIFO never blocks the
-// reader, a device is never read, and a file larger than a limit is not taken into memory.
+// Package regular reads small files at paths that can have other types of files. A FIFO never
+// blocks the reader, a device is never read, and a file above a size limit is not read into memory.
 //
 // Links are followed: the files of a Kubernetes Secret or ConfigMap are links. Package beneath
 // follows none.

@@ -16,30 +16,31 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
-// Filesystem is one to mount.
+// Filesystem is a filesystem to mount.
 type Filesystem struct {
 	Type     string   // ext4, xfs or btrfs
-	Size     int64    // of the file, in bytes; 0: one that does for most
+	Size     int64    // of the file, in bytes; 0: the standard size
 	Make     []string // arguments for mkfs
 	Options  string   // for mount, without loop
 	Reflinks bool     // files on it can share blocks
-	Rare     bool     // few kernels can mount it so: elsewhere the test is skipped
+	Rare     bool     // few kernels can mount it; elsewhere the test is skipped
 }
 
-// All are the filesystems on which a root may be.
+// All are the filesystems that a root can have.
 var All = []Filesystem{{Type: "ext4"}, {Type: "xfs", Reflinks: true}, {Type: "btrfs", Reflinks: true}}
 
-// standard is the size of a Filesystem that doesn't say, in bytes: what it doesn't use is a hole.
+// standard is the size of a Filesystem without Size, in bytes. Unused space is a hole.
 const standard = 4 << 30
 
-// Mount makes the filesystem and mounts it at dir, an existing directory, until the test is over. It skips the test
-// where that can't be.
+// Mount makes the filesystem and mounts it at dir, an existing directory, until the end of the
+// test. It skips the test if that is impossible.
 func (f Filesystem) Mount(t testing.TB, dir string) {
 	t.Helper()
 	f.Attach(t, f.Image(t), dir)
 }
 
-// Image makes the filesystem in a new file, and returns its path. It skips the test where it can't be mounted.
+// Image makes the filesystem in a new file, and returns its path. It skips the test if the
+// filesystem cannot be mounted.
 func (f Filesystem) Image(t testing.TB) string {
 	t.Helper()
 	f.Need(t)
@@ -54,10 +55,11 @@ func (f Filesystem) Image(t testing.TB) string {
 	return file.Name()
 }
 
-// Attach mounts an image at dir until the test is over.
+// Attach mounts an image at dir until the end of the test.
 func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	t.Helper()
-	out, err := exec.Command("mount", "-t", f.Type, "-o", strings.TrimSuffix("loop,"+f.Options, ","), image, dir).CombinedOutput()
+	out, err := exec.Command("mount", "-t", f.Type, "-o", strings.TrimSuffix("loop,"+f.Options, ","), image,
+		dir).CombinedOutput()
 	if err != nil && f.Rare {
 		t.Logf("mount: %s", out)
 		t.Skipf("this kernel mounts no %s with %s: make test-vm has one that does", f.Type, f.Options)
@@ -67,7 +69,7 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	}
 	t.Cleanup(func() {
 		if err := unmount(t, dir); err != nil && !errors.Is(err, unix.EINVAL) {
-			t.Errorf("unmount %s: %v: something is left open", dir, err)
+			t.Errorf("unmount %s: %v: a file or mount is still open there", dir, err)
 			unix.Unmount(dir, unix.MNT_DETACH)
 		}
 		Detached(t, image)
@@ -108,7 +110,8 @@ func Loops(t testing.TB, prefix string) (devices []string) {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		if name, _ := os.ReadFile(file); strings.HasPrefix(string(name), prefix) { // it fails if the device has just let go
+		// fails if the device was just detached
+		if name, _ := os.ReadFile(file); strings.HasPrefix(string(name), prefix) {
 			devices = append(devices, filepath.Join("/dev", strings.Split(file, "/")[3]))
 		}
 	}
@@ -142,21 +145,22 @@ func Syncfs(t testing.TB, path string) {
 	}
 }
 
-// Need skips the test where the filesystem can't be made or mounted.
+// Need skips the test if the filesystem cannot be made or mounted.
 func (f Filesystem) Need(t testing.TB) {
 	t.Helper()
 	NeedLoops(t)
 	if _, err := exec.LookPath("mkfs." + f.Type); err != nil {
 		t.Skip(err)
 	}
-	// The kernel looks for the filesystem, and loads its module, before it sees that there is nothing to mount.
+	// The kernel looks up the filesystem, and loads its module, before it finds that there is
+	// nothing to mount.
 	err := unix.Mount(filepath.Join(t.TempDir(), "none"), t.TempDir(), f.Type, 0, "")
 	if errors.Is(err, unix.ENODEV) {
 		t.Skipf("the kernel has no %s", f.Type)
 	}
 }
 
-// NeedLoops skips the test where no loop device can be mounted.
+// NeedLoops skips the test if no loop device can be mounted.
 func NeedLoops(t testing.TB) {
 	t.Helper()
 	if !isRoot(t) {
@@ -167,7 +171,7 @@ func NeedLoops(t testing.TB) {
 	}
 }
 
-// Missing returns why no loop device can be mounted here, or "".
+// Missing returns the reason for which no loop device can be mounted, or "".
 func Missing(t testing.TB) string {
 	t.Helper()
 	if !isRoot(t) {
@@ -179,7 +183,7 @@ func Missing(t testing.TB) string {
 	return ""
 }
 
-// isRoot reports whether this is the machine's root. In a user namespace it isn't.
+// isRoot reports whether the process is root of the initial user namespace.
 func isRoot(t testing.TB) bool {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -19,7 +19,8 @@ func Credential() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: User, Gid: User}}
 }
 
-// Self is the path of the test's own binary. Its directory is root's alone, so User needs the kernel's link to it.
+// Self is the path of the test's own binary. Only root can search its directory, so User needs the
+// kernel's link to it.
 func Self(t testing.TB) string {
 	t.Helper()
 	if runtime.GOOS == "linux" {
