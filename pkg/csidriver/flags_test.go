@@ -108,8 +108,8 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"a root in the kubelet's":      {[]string{"--root=/var/lib/kubelet/x"}, "--kubelet-dir"},
 		"a root around the kubelet's":  {[]string{"--root=/var/lib"}, "--kubelet-dir"},
 		"everything as the root":       {[]string{"--root=/"}, "--root"},
-		"a lost root that is a path":   {[]string{"--lost-roots=/var/lib/causeway"}, "is no UUID"},
-		"a lost root without a name":   {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"}, "is no UUID"},
+		"a lost root that is a path":   {[]string{"--lost-roots=/var/lib/causeway"}, "invalid UUID"},
+		"a lost root without a name":   {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"}, "invalid UUID"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := parse(program(), tc.args, env(nil)); err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {

@@ -15,28 +15,31 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Config is what a Backend needs to know. All fields but Init, Adopt, Lost, Report and Warn are required.
+// Config configures a Backend. All fields except Init, Adopt, Lost, Report and Warn are required.
 type Config struct {
 	Root    string // absolute path of an existing directory; best the top of a filesystem of its own
 	Node    string // name of this node
-	Seen    string // a file outside Root that remembers which root was served, in a directory that exists
-	Release string // of the driver, for people who read identity.json
-	Init    bool   // take Root if it is empty and nothing is remembered: a first start
-	Adopt   bool   // take Root as it is, even if it is another one than Seen remembers or another node's
-	// Lost are roots that never come back, by their UUIDs: that Seen remembers one means nothing, and one that is there all the
-	// same is refused, as nobody would miss it when it is gone again.
+	Seen    string // a file outside Root that records which root was served, in a directory that exists
+	Release string // of the driver, for operators who read identity.json
+	Init    bool   // take Root if it is empty and Seen records no root: a first start
+	Adopt   bool   // take Root as it is, even if Seen records another root, or Root is that of another node
+	// Lost are the UUIDs of roots that never come back. A record of such a root in Seen does not
+	// count. If such a root is served again, the backend rejects it: its next loss would stay
+	// unnoticed.
 	Lost []string
 
-	// Report is called with a panic of a task in the background, a *guard.Panic. It may be nil.
+	// Report is called with the panic of a background task, a *guard.Panic. It may be nil.
 	Report func(error)
-	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait. It may be nil.
+	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait.
+	// It may be nil.
 	Warn func(volume, reason, message string)
 
-	// Images works on images, and finds where volumes are mounted. It belongs to the Host that mounts them.
+	// Images works on images, and finds where volumes are mounted. It belongs to the Host that
+	// mounts them.
 	Images mounter.Images
 }
 
-// index is the catalog of the objects below a root, and contents its content.
+// index is the catalog of the objects below a root. contents is its content.
 type (
 	index    = catalog.Catalog[*volume, *snapshot, *group]
 	contents = catalog.Contents[*volume, *snapshot, *group]
@@ -54,31 +57,31 @@ type Backend struct {
 	catalog  index
 	count    counters
 	traffic  traffic
-	emptying time.Time // start of the slice in which the trash is emptied
+	emptying time.Time // start of the time slice in which the trash is emptied
 
 	mu     sync.Mutex
 	store  *root // nil until the root is open and read
-	reason error // why it isn't yet
+	reason error // the reason for which it is not open yet
 }
 
-// counters are what Metrics reports beside what is in the index.
+// counters are the figures of Metrics beside those of the index.
 type counters struct {
 	openTime     atomic.Int64           // nanoseconds
-	swept        atomic.Int64           // half-made or leftover things that the start found
-	unswept      atomic.Pointer[string] // why the start could not move an entry to the trash
+	swept        atomic.Int64           // incomplete and leftover objects that the start found
+	unswept      atomic.Pointer[string] // the error of the start for an entry that it could not move to the trash
 	panics       atomic.Int64           // of tasks in the background
 	lastPanic    atomic.Pointer[string]
 	trashed      atomic.Int64 // entries of trash/ that wait
 	removedFiles atomic.Int64
 	trashErrors  atomic.Int64
-	stuck        atomic.Pointer[string] // why the last try to empty the trash failed
-	unfrozen     atomic.Int64           // cuts of mounted images without a freeze
+	stuck        atomic.Pointer[string] // the error of the last attempt to empty the trash
+	unfrozen     atomic.Int64           // copies of mounted images without a freeze
 }
 
 // Node returns the name of the node that holds the volumes.
 func (b *Backend) Node() string { return b.cfg.Node }
 
-// ready returns the open root if it is in its place still, or ErrUnavailable.
+// ready returns the open root if it is still at its path, or ErrUnavailable.
 func (b *Backend) ready() (*root, error) {
 	b.mu.Lock()
 	s, reason := b.store, b.reason
@@ -92,7 +95,7 @@ func (b *Backend) ready() (*root, error) {
 	return nil, fmt.Errorf("%w: the driver is still reading the records of its volumes", backend.ErrUnavailable)
 }
 
-// panicked reports err, and returns true, if it is that of a background task that panicked.
+// panicked reports whether err is the panic of a background task, and passes such an err to Report.
 func (b *Backend) panicked(err error) bool {
 	if p := (*guard.Panic)(nil); !errors.As(err, &p) {
 		return false
@@ -106,8 +109,8 @@ func (b *Backend) panicked(err error) bool {
 	return true
 }
 
-// volume returns the volume with this ID, or the inline volume with this handle. Errors: ErrNotFound,
-// or the reason why the record cannot be used.
+// volume returns the volume with this ID, or the inline volume with this handle. Errors:
+// ErrNotFound, or the reason why the record cannot be used.
 func (b *Backend) volume(id string) (*volume, error) {
 	v, err := b.catalog.Volume(id)
 	return v, found(err)
@@ -117,7 +120,7 @@ func (b *Backend) volume(id string) (*volume, error) {
 func (b *Backend) persistent(id string) (*volume, error) {
 	v, err := b.volume(id)
 	if err == nil && v.Inline {
-		return nil, fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
+		return nil, fmt.Errorf("%w: volume %.128q is an inline volume", backend.ErrNotFound, id)
 	}
 	return v, err
 }
@@ -144,7 +147,8 @@ func (b *Backend) part(id string) (*group, error) {
 }
 
 // runOrJoin is jobs.RunOrJoin. Errors: ErrBusy, ErrExists, ErrUnavailable, those of run and of ctx.
-func (b *Backend) runOrJoin(ctx context.Context, id, what string, sources []string, run func(ctx context.Context, job *jobs.Job) error) error {
+func (b *Backend) runOrJoin(ctx context.Context, id, what string, sources []string,
+	run func(ctx context.Context, job *jobs.Job) error) error {
 	return unblocked(b.jobs.RunOrJoin(ctx, id, what, sources, run))
 }
 
@@ -154,7 +158,7 @@ func (b *Backend) exclusive(ids ...string) (release func(), err error) {
 	return release, unblocked(err)
 }
 
-// reserve promises size bytes, or returns ErrExhausted.
+// reserve reserves size bytes, or returns ErrExhausted.
 func (b *Backend) reserve(s *root, size int64) error {
 	disk, err := s.Space()
 	if err != nil {
@@ -170,7 +174,7 @@ func (b *Backend) reserve(s *root, size int64) error {
 	return err
 }
 
-// wakeTrash makes emptyTrash look.
+// wakeTrash makes emptyTrash check the trash.
 func (b *Backend) wakeTrash() {
 	select {
 	case b.wake <- struct{}{}:

@@ -11,10 +11,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A record with the right checksum may still hold a combination of fields that no code expects: a
-// person wrote it, or a defect did. The functions in this file return record.ErrDamaged for each
-// combination that no release can have written. A record of any earlier release passes. So they do
-// not repeat limits that a later release may tighten, such as those of the parameters of a class.
+// A record with the right checksum can still hold a combination of fields that no code expects, by
+// a manual change or a defect. The functions in this file return record.ErrDamaged for each
+// combination that no release can have written. The records of all earlier releases pass: the
+// checks do not repeat limits that a later release may tighten, such as those of class parameters.
 
 // maxName is more than the driver allows for any name, in bytes.
 const maxName = 1 << 10
@@ -37,8 +37,8 @@ func checkID(id, dir string, kinds ...volumeid.Kind) (volumeid.ID, error) {
 	return parsed, nil
 }
 
-// checkName returns an error for a name that no object has, and unless the ID is made from an
-// element of digested.
+// checkName returns an error for a name that no object can have, or if the ID is not derived from
+// an element of digested.
 func checkName(id volumeid.ID, name string, digested ...string) error {
 	switch {
 	case name == "" || len(name) > maxName:
@@ -49,7 +49,7 @@ func checkName(id volumeid.ID, name string, digested ...string) error {
 	return nil
 }
 
-// checkCreated returns an error for a time that no API can show.
+// checkCreated returns an error for a time that the API cannot represent.
 func checkCreated(t time.Time) error {
 	if t.IsZero() || t.UTC().Year() > 9999 {
 		return damaged("created: %v", t)
@@ -100,9 +100,9 @@ func (v *volume) checkFrom() error {
 }
 
 // checkLimit returns an error for impossible fields about the limit of a directory. Promised and
-// Enforced may both be set: quotas may have been turned on after the volume was created. Enforced
-// and the setting enforce: off may be, too: a release recorded the setting before it could take the
-// limit away.
+// Enforced can both be set: quotas were enabled after the creation of the volume. Enforced and the
+// setting enforce: off can both be set: a release recorded the setting before it could remove the
+// limit.
 func (v *volume) checkLimit() error {
 	switch {
 	case v.Kind == image && (v.Mark != nil || v.Enforced || v.Promised):
@@ -130,7 +130,7 @@ func (s settings) check(field string, k kind) error {
 			return damaged("kind and %s: %s is for images", field, key)
 		case k == image && key == enforceKey && value == off:
 			return damaged("kind and %s: the size of an image is always enforced", field)
-		case key == labelKey: // nothing depends on it, and the rules for its characters are for new labels
+		case key == labelKey: // no code depends on it, and its character rules are for new labels
 			if value == "" || len(value) > maxName {
 				return damaged("%s: a label of %d bytes, must be 1 to %d", field, len(value), maxName)
 			}
@@ -146,11 +146,11 @@ func (s settings) check(field string, k kind) error {
 // check returns an error for the content of a volume or snapshot.
 //
 // The size of an image need not be a multiple of sizeUnit: releases recorded the size of a file
-// that a person had grown.
+// that an administrator had grown.
 func (c *content) check() error {
 	switch c.Kind {
 	case directory:
-		c.Kind = directory // one string for all volumes, not one for each
+		c.Kind = directory // shares the string among all volumes
 		if c.FSType != "" || c.Block || c.Sector != 0 {
 			return damaged("kind, fsType, block and sector: a directory has no filesystem and no sectors")
 		}
@@ -205,7 +205,8 @@ func (n *snapshot) check(dir string) error {
 	case n.Group != "" && !isOfKind(n.Group, volumeid.Group):
 		return damaged("group: %.64q is not the ID of a group", n.Group)
 	case n.Group != "" && (n.Name != n.Source || n.Accept != frozen || n.Kind != image):
-		return damaged("group, name, consistency and kind: a member of a group is a frozen image with the name of its source")
+		return damaged("group, name, consistency and kind: a member of a group is a frozen image with the name of " +
+			"its source")
 	}
 	for _, err := range []error{checkName(id, n.Name, digested...), checkCreated(n.Created), n.content.check()} {
 		if err != nil {
@@ -255,7 +256,8 @@ func (m *member) check(group string) error {
 		return damaged("members: %.64q is not the ID of a snapshot", m.ID)
 	case !isOfKind(m.Source, volumeid.Volume):
 		return damaged("members: %.64q is not the ID of a volume", m.Source)
-	case !slices.ContainsFunc(digestedForMember(group, m.Source), func(from string) bool { return volumeid.NameDigest(from) == id.Name }):
+	case !slices.ContainsFunc(digestedForMember(group, m.Source),
+		func(from string) bool { return volumeid.NameDigest(from) == id.Name }):
 		return damaged("members: %s is not the snapshot of volume %s in this group", m.ID, m.Source)
 	}
 	suffix, ok := strings.CutPrefix(m.Half, path.Join(stagingDir, m.ID)+"-")

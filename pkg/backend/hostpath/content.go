@@ -10,16 +10,16 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// content is what a volume or a snapshot is made of.
+// content describes the data of a volume or a snapshot.
 type content struct {
 	Size   int64  `json:"size"` // bytes
 	Kind   kind   `json:"kind"`
-	FSType string `json:"fsType,omitempty"` // in an image; "" if there is none
+	FSType string `json:"fsType,omitempty"` // of an image; "" if it has none
 	Block  bool   `json:"block,omitempty"`  // an image may be used as a block device
 	Sector int    `json:"sector,omitempty"` // of an image, in bytes
 }
 
-// planContent returns what the volume is to be made of.
+// planContent returns the content of a new volume.
 func planContent(o backend.CreateOptions, from *content) (content, error) {
 	c := content{Kind: directory}
 	if from != nil {
@@ -38,10 +38,12 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	}
 	if from != nil {
 		if from.Kind != c.Kind {
-			return c, fmt.Errorf("%w: invalid kind %.32q: must be %q, as the source is", backend.ErrInvalid, c.Kind, from.Kind)
+			return c, fmt.Errorf("%w: invalid kind %.32q: must be %q, the kind of the source", backend.ErrInvalid,
+				c.Kind, from.Kind)
 		}
 		if (o.Required > 0 && o.Required < from.Size) || (o.Limit > 0 && o.Limit < from.Size) {
-			return c, fmt.Errorf("%w: the source has %d bytes, and a copy no less", backend.ErrOutOfRange, from.Size)
+			return c, fmt.Errorf("%w: the source has %d bytes: a copy cannot be smaller", backend.ErrOutOfRange,
+				from.Size)
 		}
 		o.Required = max(o.Required, from.Size)
 	}
@@ -60,7 +62,8 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 	return c, fmt.Errorf("%w: invalid kind %.64q: must be %q or %q", backend.ErrInvalid, c.Kind, directory, image)
 }
 
-// planImage says what is in the image: a filesystem, unless it is used as a block device only.
+// planImage sets the fields of an image: it has a filesystem, unless it is used as a block device
+// only.
 func (c *content) planImage(o backend.CreateOptions, from *content) error {
 	c.Sector = sector
 	standard := defaultFSType
@@ -74,18 +77,20 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 		}
 		fsType := cmp.Or(a.FSType, standard)
 		if c.FSType != "" && c.FSType != fsType {
-			return fmt.Errorf("%w: an image has one filesystem, not %.32q and %.32q", backend.ErrInvalid, c.FSType, fsType)
+			return fmt.Errorf("%w: an image has a single filesystem: the capabilities ask for %.32q and %.32q",
+				backend.ErrInvalid, c.FSType, fsType)
 		}
 		c.FSType = fsType
 		if err := mounter.CheckOptions(mounter.Image, fsType, a.Options); err != nil {
 			return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
 		}
 	}
-	if c.Block && c.FSType != "" { // a pod could write under a mounted filesystem
+	if c.Block && c.FSType != "" { // a pod could write below a mounted filesystem
 		return fmt.Errorf("%w: an image has a filesystem or is a block device, not both", backend.ErrInvalid)
 	}
 	if from != nil && c.FSType != "" && c.FSType != from.FSType {
-		return fmt.Errorf("%w: invalid fsType %.32q: must be %q, the filesystem of the source", backend.ErrInvalid, c.FSType, from.FSType)
+		return fmt.Errorf("%w: invalid fsType %.32q: must be %q, the filesystem of the source", backend.ErrInvalid,
+			c.FSType, from.FSType)
 	}
 	wanted := max(chooseSize(o), minSizes[c.FSType])
 	if wanted > maxImage {
@@ -93,16 +98,17 @@ func (c *content) planImage(o backend.CreateOptions, from *content) error {
 	}
 	c.Size = (wanted + sizeUnit - 1) / sizeUnit * sizeUnit
 	if down := wanted / sizeUnit * sizeUnit; o.Required == 0 && down >= minSizes[c.FSType] {
-		c.Size = down // nobody asked for more, and there may be a limit
+		c.Size = down // no larger size is required, and there may be a limit
 	}
 	if o.Limit > 0 && c.Size > o.Limit {
-		return fmt.Errorf("%w: an image has a multiple of %d bytes, with this filesystem at least %d: %d is over the limit of %d",
+		return fmt.Errorf("%w: the size of an image is a multiple of %d bytes, with this filesystem at least %d: %d "+
+			"is above the limit of %d",
 			backend.ErrOutOfRange, sizeUnit, minSizes[c.FSType], c.Size, o.Limit)
 	}
 	return nil
 }
 
-// chooseSize returns a size in bytes within what o asks for.
+// chooseSize returns a size in bytes within the range of o.
 func chooseSize(o backend.CreateOptions) int64 {
 	switch {
 	case o.Required > 0:
@@ -113,13 +119,14 @@ func chooseSize(o backend.CreateOptions) int64 {
 	return defaultSize
 }
 
-// checkDirectory returns an error for a use that a directory doesn't have.
+// checkDirectory returns an error for a volume capability that a directory does not support.
 func checkDirectory(a backend.Access) error {
 	switch {
 	case a.Block:
 		return fmt.Errorf("%w: a directory cannot be a block device: use a class with kind: image", backend.ErrInvalid)
 	case a.FSType != "":
-		return fmt.Errorf("%w: a directory has no filesystem of its own: leave fsType %.64q out, or take kind: image", backend.ErrInvalid, a.FSType)
+		return fmt.Errorf("%w: a directory has no filesystem of its own: remove fsType %.64q, or use kind: image",
+			backend.ErrInvalid, a.FSType)
 	}
 	if err := mounter.CheckOptions(mounter.Directory, "", a.Options); err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, err)
@@ -130,16 +137,16 @@ func checkDirectory(a backend.Access) error {
 // consistencyKey is the parameter for the consistency of a copy whose source image is mounted.
 const consistencyKey = "consistency"
 
-// consistency is its value.
+// consistency is the value of the parameter.
 type consistency string
 
 const (
-	// frozen: the filesystem is frozen while it is copied, so the copy is clean. If it cannot be frozen,
-	// or the freeze takes too long, the copy is what a power cut would leave. If the disk cannot copy at
-	// one point in time, there is an error.
+	// frozen: the filesystem is frozen while it is copied, so the copy is clean. If the freeze is
+	// impossible or takes too long, the copy has the state of a power cut. If the disk cannot copy
+	// at a point in time, the call fails.
 	frozen consistency = "frozen"
-	// anyState: if the disk cannot copy at one point in time, the copy is made while the image is written to,
-	// and may be torn.
+	// anyState: if the disk cannot copy at a point in time, the copy is made while pods write, and
+	// may be torn.
 	anyState consistency = "none"
 )
 
@@ -150,6 +157,7 @@ func parseConsistency(parameters map[string]string) (consistency, error) {
 	case frozen, anyState:
 		return c, nil
 	default:
-		return "", fmt.Errorf("%w: invalid consistency %.64q: must be %q or %q", backend.ErrInvalid, c, frozen, anyState)
+		return "", fmt.Errorf("%w: invalid consistency %.64q: must be %q or %q", backend.ErrInvalid, c, frozen,
+			anyState)
 	}
 }

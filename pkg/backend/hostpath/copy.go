@@ -19,15 +19,15 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// freezeLimit is how long a filesystem may be frozen: who writes to it waits meanwhile.
+// freezeLimit is the maximum time for which a filesystem is frozen: its writers wait meanwhile.
 const freezeLimit = 5 * time.Second
 
-// copying is the making of one copy.
+// copying is a copy in progress.
 type copying struct {
 	*Backend
 	store  *root
-	from   string // directory of what is copied, below the root
-	live   string // ID of the volume, if it is one: it may be written to meanwhile. "" for a snapshot
+	from   string // directory of the source, below the root
+	live   string // ID of the source volume, which pods may write to meanwhile; "" if the source is a snapshot
 	accept consistency
 	raw    bool // an image without a filesystem: it cannot be frozen
 	claim  fair.Claim
@@ -37,27 +37,28 @@ type copying struct {
 // copyJob is the job of one copy.
 type copyJob struct {
 	*jobs.Job
-	cut time.Time // point in time of the data, or of the start of a copy that has no such point
+	cut time.Time // point in time of the data; the start of a copy that has none
 }
 
 // report notes the state of the copy.
 func (j *copyJob) report(r copyReport) {
 	p := jobs.Progress{Bytes: r.Bytes, Held: r.Held}
 	if r.Idle >= stallAfter {
-		p.Stall = fmt.Sprintf(", no progress at %q since %s", r.Entry, time.Now().Add(-r.Idle).UTC().Format(time.RFC3339))
+		p.Stall = fmt.Sprintf(", no progress at %q since %s", r.Entry,
+			time.Now().Add(-r.Idle).UTC().Format(time.RFC3339))
 	}
 	j.Report(p)
 }
 
-// copied is what came of it.
+// copied is the result of a copy.
 type copied struct {
 	how  copier.How
 	size int64 // bytes of an image
 	held int64 // bytes of the disk, as if none of them were shared
 }
 
-// run copies the data of c.from, which is made of what content says, to the directory half, durably but for its entry
-// there.
+// run copies the data of c.from, as content describes it, to the directory half. The data is
+// durable then, except for its entry in half.
 func (c copying) run(ctx context.Context, what content, half *beneath.Dir) (copied, error) {
 	if what.Kind == image {
 		c.raw = what.FSType == ""
@@ -66,7 +67,8 @@ func (c copying) run(ctx context.Context, what content, half *beneath.Dir) (copi
 	return c.tree(ctx, what, half)
 }
 
-// tree copies a directory, for a snapshot: a subvolume at one moment, others file by file.
+// tree copies a directory for a snapshot: a subvolume at a point in time, any other directory file
+// by file.
 func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got copied, err error) {
 	if c.store.subvolumes() {
 		err = c.subvolumeOf(ctx, half, true)
@@ -88,7 +90,7 @@ func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got
 	return c.treeTo(ctx, dst)
 }
 
-// image copies an image in a moment where the disk can.
+// image copies an image, at a point in time if the disk can.
 func (c copying) image(ctx context.Context, half *beneath.Dir) (got copied, err error) {
 	src, err := c.store.Dir().OpenFile(path.Join(c.from, imageFile), os.O_RDONLY, 0)
 	if err != nil {
@@ -136,7 +138,7 @@ func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, er
 	return c.unmounted(ctx, src, dst)
 }
 
-// slowly copies an image, by reading it where the disk cannot share its blocks.
+// slowly copies an image by reading it, as the disk cannot share its blocks.
 func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.traffic.pause()()
 	leave := func() {}
@@ -152,7 +154,7 @@ func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, err
 	})
 }
 
-// watched makes a copy that may hang. One that does leaves its slot.
+// watched makes a copy that may hang. A copy that hangs leaves its slot.
 func (c copying) watched(leave func(), run func(report func(copyReport)) (copier.How, error)) (copier.How, error) {
 	if err := c.troubles.check(c.claim); err != nil {
 		return copier.Copied, err
@@ -171,8 +173,8 @@ func (c copying) watched(leave func(), run func(report func(copyReport)) (copier
 	return how, c.explain(err)
 }
 
-// cut makes dst share all blocks of src, at one moment, under a freeze if that is possible.
-// Errors: errors.ErrUnsupported.
+// cut makes dst share all blocks of src at a point in time, under a freeze if possible. Errors:
+// errors.ErrUnsupported.
 func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	defer c.traffic.pause()()
 	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
@@ -183,26 +185,27 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	if err := c.troubles.check(c.claim); err != nil {
 		return err
 	}
-	clone, err := c.exec.cloner(src, dst) // ready before anything is frozen
+	clone, err := c.exec.cloner(src, dst) // started before the freeze
 	if err != nil {
 		return err
 	}
 	defer func() { clone.close() }()
 	ordered := false
-	err = c.cfg.Images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit, func(limit context.Context) error {
-		c.job.cut, ordered = time.Now(), true
-		if c.raw { // writes to it continue: only one clone of the whole is of one moment
-			return clone.whole(ctx)
-		}
-		return clone.within(limit)
-	})
+	err = c.cfg.Images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit,
+		func(limit context.Context) error {
+			c.job.cut, ordered = time.Now(), true
+			if c.raw { // its writes continue: only a single clone of the whole file is of a point in time
+				return clone.whole(ctx)
+			}
+			return clone.within(limit)
+		})
 	unfrozen, why := canDoWithout(ctx, err)
 	if !unfrozen {
 		return c.explain(why)
 	}
 	c.troubles.warned(c.claim, "CopyUnfrozen", fmt.Sprintf("the copy is made without a freeze: %v", why))
-	// The filesystem could not be frozen, or not for as long as the clone took. One clone of the
-	// whole is still of one moment: it holds what a power cut would have left then.
+	// The filesystem could not be frozen, or not for as long as the clone took. A single clone of
+	// the whole file is still of a point in time: it has the state of a power cut.
 	if ordered {
 		clone.close()
 		if err := dst.Truncate(0); err != nil {
@@ -217,8 +220,8 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	return c.explain(clone.whole(ctx))
 }
 
-// canDoWithout reports whether err, of a cut under a freeze, leaves a cut without one. Otherwise it
-// returns what the caller of the copy is told.
+// canDoWithout reports whether err, of a copy under a freeze, permits a copy without a freeze.
+// Otherwise it returns the error for the caller.
 func canDoWithout(ctx context.Context, err error) (bool, error) {
 	g := (*givenUp)(nil)
 	switch {
@@ -226,15 +229,16 @@ func canDoWithout(ctx context.Context, err error) (bool, error) {
 		return false, nil
 	case ctx.Err() != nil:
 		return false, errors.Join(ctx.Err(), err)
-	case errors.As(err, &g), errors.Is(err, mounter.ErrFrozen): // an operator has to know
+	case errors.As(err, &g), errors.Is(err, mounter.ErrFrozen): // for the operator
 		return false, err
 	}
-	return errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrStalled) || errors.Is(err, mounter.ErrNoAnswer) ||
+	return errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrStalled) ||
+		errors.Is(err, mounter.ErrNoAnswer) ||
 		errors.Is(err, mounter.ErrBusy) || errors.Is(err, context.DeadlineExceeded), err
 }
 
-// explain turns the reasons for which a tenant's data cannot be copied into ErrPrecondition, and
-// notes them for the health of the source.
+// explain converts errors of a tenant's data to ErrPrecondition, and records them for the health of
+// the source.
 func (c copying) explain(err error) error {
 	g := (*givenUp)(nil)
 	switch {
@@ -251,7 +255,7 @@ func (c copying) explain(err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 }
 
-// unmounted copies an image that nobody writes to, and makes sure that nobody did.
+// unmounted copies an image without writers, and verifies that there were none.
 func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.jobs.Hold(c.live)()
 	before, err := c.quiet(src)
@@ -264,19 +268,20 @@ func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, 
 	}
 	after, err := c.quiet(src)
 	if err == nil && !after.ModTime().Equal(before.ModTime()) {
-		err = fmt.Errorf("%w: volume %s was written to while it was copied: once more", backend.ErrBusy, c.live)
+		err = fmt.Errorf("%w: volume %s was written to during the copy: the copy starts again", backend.ErrBusy, c.live)
 	}
 	return how, err
 }
 
-// quiet returns what the image looks like, or ErrPrecondition if it is mounted.
+// quiet describes the image file, or returns ErrPrecondition if the image is mounted.
 func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 	users, err := c.cfg.Images.MountPointsOf(c.path())
 	if err != nil {
 		return nil, err
 	}
 	if len(users) > 0 {
-		return nil, fmt.Errorf("%w: volume %s is mounted at %s, and the filesystem of the root cannot copy it at one moment: unmount it, or use a class with consistency: none, for a copy that may be torn",
+		return nil, fmt.Errorf("%w: volume %s is mounted at %s, and the filesystem of the root cannot copy it at a "+
+			"point in time: unmount it, or use a class with consistency: none, for a copy that may be torn",
 			backend.ErrPrecondition, c.live, users[0])
 	}
 	return src.Stat()
@@ -285,8 +290,8 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 // path is the absolute path of the image.
 func (c copying) path() string { return c.store.Real(c.from, imageFile) }
 
-// subvolumeOf makes a copy of the source's data at one moment, in the directory half.
-// Errors: errors.ErrUnsupported if the data is not a subvolume.
+// subvolumeOf makes a snapshot of the source's data in the directory half. Errors:
+// errors.ErrUnsupported if the data is not a subvolume.
 func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bool) error {
 	defer c.traffic.pause()()
 	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
@@ -315,8 +320,8 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 	return nil
 }
 
-// source opens the directory that is copied, as a path only: a helper opens it for reading.
-// Errors: ErrPrecondition if that hangs.
+// source opens the directory to be copied, as a path only: a helper opens it for reading. Errors:
+// ErrPrecondition if that hangs.
 func (c copying) source() (*os.File, error) {
 	src, err := c.store.Dir().OpenDirPath(path.Join(c.from, dataDir))
 	if err != nil {
@@ -332,8 +337,9 @@ func (c copying) source() (*os.File, error) {
 	return src, nil
 }
 
-// heldBy returns how many bytes of the disk the subvolume in half takes, as if it shared none of them. Where nothing
-// counts that, and with simple quotas, which count what is shared elsewhere, it is the size of what it was made of.
+// heldBy returns the bytes on disk of the subvolume in half, shared blocks included. If the
+// filesystem does not count them, or has simple quotas, which leave out shared blocks, it is the
+// size of the source.
 func (s *root) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
 	if m, why := s.mechanism(ctx); why != nil || m.Simple {
 		return what.Size, nil
@@ -350,7 +356,7 @@ func (s *root) heldBy(ctx context.Context, half *beneath.Dir, what content) (int
 	return u.Used, err
 }
 
-// treeTo copies the directory to dst, file by file, and so at no one point in time.
+// treeTo copies the directory to dst file by file, and so without a point in time.
 func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err error) {
 	defer c.traffic.pause()()
 	leave, err := c.slots.copies.Acquire(ctx, c.claim)
@@ -371,7 +377,7 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 	return got, err
 }
 
-// took notes what came of the copy.
+// took records the result of the copy.
 func (n *snapshot) took(got copied) {
 	n.Held, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
 	n.Size = max(n.Size, got.size)

@@ -19,16 +19,16 @@ type deletion struct {
 	members []string     // IDs of the snapshots that go with the object
 	prepare func() error // runs right before the object is moved; nil: nothing to do
 	undo    func()       // undoes prepare if the object could not be moved; nil: nothing to do
-	drop    func()       // takes the object out of the catalog
+	drop    func()       // removes the object from the catalog
 }
 
-// remove moves an object to the trash: every deletion of a volume, snapshot or group takes this path.
-// id is the object that no job may use meanwhile. find looks the object up and returns why it must
-// stay; ErrNotFound means that there is nothing to delete, which is no error.
+// remove moves an object to the trash: every deletion of a volume, snapshot or group takes this
+// path. No job may use the object id meanwhile. find looks the object up and returns the reason for
+// which it must stay; ErrNotFound means that there is nothing to delete, which is no error.
 //
-// The record of a group goes first: without it the members are deleted at the next start, if a crash
-// or an error comes before the last of them. The catalog keeps the group until then, so a retry
-// finishes the deletion.
+// The record of a group goes first: without it the members are deleted at the next start, if a
+// crash or an error comes before the last of them. The catalog keeps the group until then, so a
+// retry finishes the deletion.
 func (b *Backend) remove(id string, find func(s *root) (*deletion, error)) error {
 	s, err := b.ready()
 	if err != nil {
@@ -94,8 +94,8 @@ func (b *Backend) Delete(_ context.Context, id string, _ map[string]string) erro
 // DeleteInline moves an inline volume to the trash.
 func (b *Backend) DeleteInline(_ context.Context, handle string) error {
 	b.traffic.touch()
-	// The driver calls DeleteInline for every volume that it unpublishes. A volume of CreateVolume must not
-	// have to wait for the root.
+	// The driver calls DeleteInline for every volume that it unpublishes. A volume of CreateVolume
+	// must not wait for the root.
 	if _, err := volumeid.Parse(handle); err == nil {
 		return nil
 	}
@@ -118,7 +118,8 @@ func (b *Backend) removeVolume(id string, inline bool) error {
 					return err
 				}
 				crashpoint.Reached("delete:checked")
-				// The trash may be emptied at once, which ends the project: no volume has it any more.
+				// From now on the trash can be emptied, which frees the project: no volume has it
+				// any more.
 				b.catalog.YieldProject(v)
 				return nil
 			},
@@ -133,7 +134,8 @@ func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]stri
 	return b.remove(id, func(*root) (*deletion, error) {
 		n, err := b.snapshot(id)
 		if err == nil && n.Group != "" {
-			err = fmt.Errorf("%w: snapshot %s is a member of group %s, and goes with it", backend.ErrInvalid, id, n.Group)
+			err = fmt.Errorf("%w: snapshot %s is a member of group %s: delete the group", backend.ErrInvalid, id,
+				n.Group)
 		}
 		if err != nil {
 			return nil, err
@@ -147,8 +149,8 @@ func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, 
 	return b.removeGroup(id, func(g *group) error { return g.hasMembers(snapshots) })
 }
 
-// removeGroup moves a group to the trash if it exists and allow returns nil. The group does not change
-// while allow runs.
+// removeGroup moves a group to the trash if it exists and allow returns nil. The group does not
+// change while allow runs.
 func (b *Backend) removeGroup(id string, allow func(*group) error) error {
 	return b.remove(id, func(*root) (*deletion, error) {
 		g, err := b.group(id)
@@ -162,15 +164,16 @@ func (b *Backend) removeGroup(id string, allow func(*group) error) error {
 	})
 }
 
-// unused returns ErrInUse if the volume is mounted anywhere on this machine, as the kernel sees it now.
-// No attach prevents a deletion, and the emptying of the trash would delete the files of a mount.
+// unused returns ErrInUse if the kernel reports the volume as mounted anywhere on this machine.
+// hostpath attaches nothing, so no attachment prevents a deletion, and the emptying of the trash
+// would delete the files below a mount.
 func (b *Backend) unused(s *root, v *volume) error {
 	source := filepath.Dir(s.dataPath(v))
 	if v.Kind == image {
 		source = s.dataPath(v)
 	}
 	users, err := b.cfg.Images.MountPointsOf(source)
-	if errors.Is(err, mounter.ErrPath) { // a link is in the path, and no argument of the call is the reason
+	if errors.Is(err, mounter.ErrPath) { // a link is in the path: the arguments of the call are not the reason
 		if _, at := s.data(v); at != nil {
 			return misplaced(at)
 		}
@@ -179,7 +182,8 @@ func (b *Backend) unused(s *root, v *volume) error {
 		return fmt.Errorf("find out whether volume %s is in use: %w", v.ID, err)
 	}
 	if len(users) > 0 {
-		return fmt.Errorf("%w: volume %s is mounted at %s", backend.ErrInUse, v.ID, strings.Join(users[:min(3, len(users))], ", "))
+		return fmt.Errorf("%w: volume %s is mounted at %s", backend.ErrInUse, v.ID,
+			strings.Join(users[:min(3, len(users))], ", "))
 	}
 	return nil
 }

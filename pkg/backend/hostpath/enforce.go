@@ -17,16 +17,17 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// The size of an image is its own. A directory is held to its size by a project quota of xfs or ext4, or as a subvolume
-// of btrfs with a quota group, where there are quotas: nobody turns them on here. On btrfs directories are subvolumes
-// in any case, for the sake of their snapshots.
+// The size of an image is that of its file. A directory has a limit by a project quota of xfs or
+// ext4, or as a subvolume of btrfs with a quota group, if the filesystem has quotas enabled; the
+// driver never enables them. On btrfs directories are subvolumes in any case, for their snapshots.
 
-// dataMode is the mode of a new volume's directory, which belongs to root, as on a freshly made filesystem. Pods that
-// don't run as root set fsGroup.
+// dataMode is the mode of a new volume's directory. The directory belongs to root, as that of a new
+// filesystem does. Pods that do not run as root set fsGroup.
 const dataMode = 0o755
 
-// admit returns by what the directory of v can be held to its size, and why it can't be. It notes that in v.
-// Errors: ErrExhausted if that is required, as another node may be able to; the context's.
+// admit returns the mechanism for the limit of v's directory, and the reason if there can be no
+// limit. It records the reason in v. Errors: ErrExhausted if the limit is required, as another node
+// may have quotas; the error of the context.
 func (s *root) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, err error) {
 	m, why = s.mechanism(ctx)
 	switch wanted := v.set(enforceKey); {
@@ -40,9 +41,10 @@ func (s *root) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, er
 	}
 }
 
-// makeDirectory makes the directory of a volume in half, held to its size if that is what v wants and what can be. It
-// is empty, or holds what fill puts into it, if that isn't nil.
-func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir, v *volume, fill func(dir *os.File) error) error {
+// makeDirectory makes the directory of a volume in half, with a limit if v wants one and the
+// filesystem can enforce it. The directory is empty, or fill fills it if that is not nil.
+func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir, v *volume,
+	fill func(dir *os.File) error) error {
 	m, why, err := s.admit(ctx, v)
 	if err != nil {
 		return err
@@ -51,7 +53,7 @@ func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir,
 		if err := half.Mkdir(dataDir, dataMode); err != nil {
 			return err
 		}
-		if err := half.Chmod(dataDir, dataMode); err != nil { // whatever the umask is
+		if err := half.Chmod(dataDir, dataMode); err != nil { // independent of the umask
 			return err
 		}
 	} else if err := b.makeMarked(m, half, v); err != nil {
@@ -70,19 +72,20 @@ func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir,
 	return b.hold(half, v, why)
 }
 
-// makeMarked makes the directory so that it can be held to a size.
+// makeMarked makes the directory with a mark, so that it can have a limit.
 func (b *Backend) makeMarked(m quota.Mechanism, half *beneath.Dir, v *volume) error {
 	parent, err := half.OpenDirFile(".")
 	if err != nil {
 		return err
 	}
 	defer parent.Close()
-	mark, err := quota.Make(m, parent, dataDir, quota.Options{Mode: dataMode, Volume: v.ID, Taken: b.catalog.ProjectTaken})
+	mark, err := quota.Make(m, parent, dataDir,
+		quota.Options{Mode: dataMode, Volume: v.ID, Taken: b.catalog.ProjectTaken})
 	v.Mark = &mark
 	return err
 }
 
-// hold gives the directory of v, in dir, the limit that it is to have; why says why there can be none.
+// hold sets the limit of v's directory, in dir. why is the reason if there can be no limit.
 func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	v.Enforced = why == nil && v.Mark != nil && v.set(enforceKey) != off
 	if !v.Enforced {
@@ -92,15 +95,15 @@ func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
 	return b.limitIn(dir, dataDir, v, v.Size)
 }
 
-// enforceAnew makes the limit of a directory what its settings say, as they have changed.
-// Errors: ErrInvalid if it is required and can't be.
+// enforceAnew sets or removes the limit of a directory after a change of its settings. Errors:
+// ErrInvalid if a limit is required and impossible.
 func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 	if v.Kind != directory {
 		return nil
 	}
 	_, why := s.mechanism(ctx)
 	if why == nil && v.Mark == nil {
-		why = errors.New("the volume was made without")
+		why = errors.New("the volume was created without a limit")
 	}
 	dir, err := s.Dir().OpenDir(path.Dir(s.dataName(v)))
 	if err != nil {
@@ -112,7 +115,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
 	case wanted != off && why == nil:
 		return b.hold(dir, v, nil)
-	case wanted != off || !v.Enforced: // it has a limit still, or never had one
+	case wanted != off || !v.Enforced: // the limit was not removed yet, or there never was one
 		return nil
 	case why != nil:
 		return fmt.Errorf("%w: cannot remove the limit now: %w", backend.ErrUnavailable, why)
@@ -121,8 +124,8 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 	return b.limit(s, v, 0)
 }
 
-// raise makes the limit of a directory, if it has one, its size, which has grown. Where quotas are off for a while, a
-// start gives the limit back.
+// raise raises the limit of a directory that has grown to its new size, if it has a limit. If
+// quotas are off, a later start sets the limit.
 func (b *Backend) raise(ctx context.Context, s *root, v *volume) error {
 	if !v.Enforced {
 		return nil
@@ -136,12 +139,12 @@ func (b *Backend) raise(ctx context.Context, s *root, v *volume) error {
 	return b.limit(s, v, v.Size)
 }
 
-// limit gives the directory of v a limit, or none if size is 0.
+// limit sets the limit of v's directory, or removes it if size is 0.
 func (b *Backend) limit(s *root, v *volume, size int64) error {
 	return b.limitIn(s.Dir(), s.dataName(v), v, size)
 }
 
-// limitIn is limit for the directory called name in dir.
+// limitIn is limit for the directory name in dir.
 func (b *Backend) limitIn(dir *beneath.Dir, name string, v *volume, size int64) error {
 	data, err := openMarked(dir, name, v)
 	if err != nil {
@@ -154,7 +157,7 @@ func (b *Backend) limitIn(dir *beneath.Dir, name string, v *volume, size int64) 
 	return quota.Set(data, *v.Mark, size)
 }
 
-// openMarked opens the directory of v, called name in dir: a subvolume as a path only, for a helper.
+// openMarked opens the directory of v, name in dir: a subvolume as a path only, for a helper.
 func openMarked(dir *beneath.Dir, name string, v *volume) (*os.File, error) {
 	if v.Mark.Kind == quota.Subvolume {
 		return dir.OpenDirPath(name)
@@ -162,7 +165,7 @@ func openMarked(dir *beneath.Dir, name string, v *volume) (*os.File, error) {
 	return dir.OpenDirFile(name)
 }
 
-// unenforced says what is wrong with the limit of a directory, or nothing.
+// unenforced returns the problem with the limit of a directory, or nil.
 func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 	if v.Kind != directory {
 		return nil
@@ -179,14 +182,15 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 			err = fmt.Errorf("its limit is %d bytes, not %d", u.Limit, v.Size)
 		}
 		return condition(backend.Degraded, "SizeNotEnforced", "its size was enforced, and is not now: %v", err)
-	case v.set(enforceKey) == preferred && (class || mutable): // nobody who didn't ask needs to hear it
-		return condition(backend.Degraded, "SizeNotEnforced", "its size cannot be enforced here: %s", "mount the root with project quotas, or enable those of btrfs, and make it anew")
+	case v.set(enforceKey) == preferred && (class || mutable): // reported only if the volume asks for a limit
+		return condition(backend.Degraded, "SizeNotEnforced", "its size cannot be enforced here: %s",
+			"mount the root with project quotas, or enable those of btrfs, and make it anew")
 	}
 	return nil
 }
 
-// heal gives directories their limits back, as quotas may have been off and on again, and takes away what the kernel
-// keeps of subvolumes that are gone.
+// heal sets limits that directories have lost, as quotas may have been off and on again, and
+// removes quota groups of subvolumes that no longer exist.
 func (b *Backend) heal(ctx context.Context, s *root) {
 	for _, v := range b.catalog.Volumes() {
 		if ctx.Err() != nil {
@@ -204,12 +208,12 @@ func (b *Backend) heal(ctx context.Context, s *root) {
 	}
 	if root, err := s.Dir().OpenDirFile("."); err == nil {
 		defer root.Close()
-		_ = quota.Sweep(root) // it is for tidiness only
+		_ = quota.Sweep(root) // housekeeping: a failure has no effect
 	}
 }
 
-// again sets the limit of a directory that has lost it. It takes no lock, and looks whether the volume has changed
-// meanwhile. What can't be mended stays in its health.
+// again sets the limit of a directory that has lost it. It takes no lock, and checks whether the
+// volume has changed meanwhile. A limit that it cannot set stays in the volume's health.
 func (b *Backend) again(s *root, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
 		_ = b.limit(s, v, v.Size)
@@ -235,7 +239,8 @@ func (b *Backend) look(s *root, v *volume) (quota.Usage, error) {
 	return quota.Look(data, *v.Mark)
 }
 
-// Usage tells how full a subvolume is: its mount shows the whole filesystem. All others tell themselves.
+// Usage returns the usage of a subvolume, whose mount reports that of the whole filesystem. All
+// other mounts report their own.
 func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bool, err error) {
 	s, err := b.ready()
 	if err != nil {
@@ -249,7 +254,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 		return u, false, nil
 	}
 	q, err := b.look(s, v)
-	if errors.Is(err, quota.ErrNotEnforced) { // its health says so
+	if errors.Is(err, quota.ErrNotEnforced) { // its health reports that
 		return u, false, nil
 	}
 	if err != nil || q.Limit == 0 {
@@ -263,8 +268,8 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.Free)}, true, nil
 }
 
-// stalled turns the error of work that was given up into ErrPrecondition, and notes it for the health
-// of the source until the helper has ended.
+// stalled converts the error of a task that was given up to ErrPrecondition, and records it for the
+// health of the source until the helper has ended.
 func (b *Backend) stalled(c fair.Claim, err error) error {
 	g := (*givenUp)(nil)
 	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {

@@ -12,7 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
-// found gives an error of a lookup its class.
+// found gives the error of a lookup its class.
 func found(err error) error {
 	if none := (*catalog.NotFound)(nil); errors.As(err, &none) {
 		return fmt.Errorf("%w: %w", backend.ErrNotFound, err)
@@ -21,7 +21,8 @@ func found(err error) error {
 }
 
 // conflicts are the classes of conflicts of jobs.
-var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists, jobs.InUse: backend.ErrInUse}
+var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists,
+	jobs.InUse: backend.ErrInUse}
 
 // unblocked gives an error of package jobs its class.
 func unblocked(err error) error {
@@ -35,7 +36,7 @@ func unblocked(err error) error {
 	return err
 }
 
-// classed is an error that also has a class of package backend, with the same words.
+// classed is an error that also has a class of package backend, without a change of its text.
 type classed struct {
 	error
 	class error
@@ -51,7 +52,8 @@ func available(err error) error {
 	return err
 }
 
-// exhausted turns the errors of a disk that is full or read-only into ErrExhausted: another node may have room.
+// exhausted converts the errors of a full or read-only disk to ErrExhausted: another node may have
+// space.
 func exhausted(err error) error {
 	if store.IsTooLarge(err) {
 		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
@@ -62,8 +64,8 @@ func exhausted(err error) error {
 	return err
 }
 
-// infeasible turns the errors of a disk that is full or that allows no such file into ErrOutOfRange: it is final, so that
-// the user may ask for less.
+// infeasible converts the errors of a disk that is full or that cannot have such a file to
+// ErrOutOfRange, which is final, so that the user can set a smaller size.
 func infeasible(err error) error {
 	if store.IsFull(err) || store.IsTooLarge(err) {
 		return fmt.Errorf("%w: %w", backend.ErrOutOfRange, err)
@@ -71,10 +73,12 @@ func infeasible(err error) error {
 	return err
 }
 
-// obstructed is what health and errors say about an element of the wrong type in the path of a volume's data.
-const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a backup"
+// obstructed is the text of health and errors for an element of the wrong type in the path of a
+// volume's data.
+const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a " +
+	"backup"
 
-// misplaced turns ErrType, of an element in the path of data, into ErrPrecondition.
+// misplaced converts ErrType, of an element in the path of data, to ErrPrecondition.
 func misplaced(err error) error {
 	if errors.Is(err, beneath.ErrType) {
 		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
@@ -82,7 +86,7 @@ func misplaced(err error) error {
 	return err
 }
 
-// missing explains why data cannot be opened that a record says is there.
+// missing explains why the data of a record cannot be opened.
 func missing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the data to copy is missing: %w", err)

@@ -6,36 +6,36 @@ import (
 	"time"
 )
 
-// Copies of tenants' data, and the removal of it, can hang for as long as a tenant likes: in the
-// lock of an inode, for example, that a write holds. So an executor runs them in helper processes,
-// where there are such, and gives up waiting for them.
+// A copy or a removal of tenants' data can hang for any time: for example in the lock of an inode,
+// which a write holds. So an executor runs them in helper processes, where the platform has them,
+// and can give them up.
 
 const (
 	// progressLimit is the time after which a copy or a removal that makes no progress is given up.
 	progressLimit = time.Minute
-	// quotaLimit bounds the time in which a helper opens a directory, and reads or sets its limit.
+	// quotaLimit is the time in which a helper must open a directory, and read or set its limit.
 	quotaLimit = 3 * time.Second
-	// cloneLimit bounds one FICLONE, which shows no progress: some 30 µs for each extent of an
-	// image on xfs, so an hour is enough for 100 million extents.
+	// cloneLimit is the time for a FICLONE, which reports no progress: it takes some 30 µs for each
+	// extent of an image on xfs, so an hour is enough for 100 million extents.
 	cloneLimit = time.Hour
 )
 
 // burst is the number of files that a helper removes between two messages.
 const burst = 64
 
-// errNoProgress says that a copy or a removal was given up.
+// errNoProgress reports a copy or a removal that was given up.
 var errNoProgress = errors.New("no progress")
 
 // copyReport is the state of a copy.
 type copyReport struct {
-	Bytes int64         `json:"bytes"` // that are copied, shared blocks and holes included
-	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, as if it shared none
+	Bytes int64         `json:"bytes"` // copied so far, shared blocks and holes included
+	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, shared blocks included
 	Yield bool          `json:"yield"` // the copy waits for an answer, and gives way to calls
-	Entry string        `json:"entry"` // in work whose last progress is the longest ago
-	Idle  time.Duration `json:"idle"`  // the time since then
+	Entry string        `json:"entry"` // the entry being copied with the oldest progress
+	Idle  time.Duration `json:"idle"`  // the time since that progress
 }
 
-// stalled returns errNoProgress if an entry in work has made no progress for limit.
+// stalled returns errNoProgress if an entry that is being copied has made no progress for limit.
 func (r copyReport) stalled(limit time.Duration) error {
 	if r.Idle < limit {
 		return nil
@@ -43,8 +43,8 @@ func (r copyReport) stalled(limit time.Duration) error {
 	return fmt.Errorf("%w for %s at %q", errNoProgress, r.Idle.Round(time.Second), r.Entry)
 }
 
-// givenUp is the error of work that may go on in the kernel: a helper that was killed ends when its
-// system call returns. Until then the files that it works on must be left alone.
+// givenUp is the error of a task that may still run in the kernel: a helper that was killed ends
+// when its system call returns. Until then its files must not be used.
 type givenUp struct {
 	error
 	gone <-chan struct{} // closed when the helper has ended

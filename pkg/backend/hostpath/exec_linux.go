@@ -24,7 +24,7 @@ func HelperTasks() []helper.Task {
 	return []helper.Task{openTask, quotaTask, treeTask, fileTask, cloneTask, subvolumeTask, removeTask}
 }
 
-// executor runs work in helper processes.
+// executor runs tasks in helper processes.
 type executor struct {
 	helpers helper.Pool
 	limit   time.Duration // progressLimit, or less in a test
@@ -48,10 +48,11 @@ func (e *executor) start(task helper.Task, request any, files ...*os.File) (*hel
 	return s, nil
 }
 
-// finish waits for the end of a task, whose messages go to each, for as long as there is one
+// finish waits for the end of a task, and passes its messages to each, as long as a message comes
 // within limit. Errors: errNoProgress, ErrUnavailable if the helper dies; *givenUp if the helper
-// may go on.
-func finish(ctx context.Context, s *helper.Session, limit time.Duration, result any, each func(json.RawMessage) error) error {
+// may still run.
+func finish(ctx context.Context, s *helper.Session, limit time.Duration, result any,
+	each func(json.RawMessage) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silence := time.AfterFunc(limit, func() { cancel(fmt.Errorf("%w for %s", errNoProgress, limit)) })
@@ -71,7 +72,7 @@ func finish(ctx context.Context, s *helper.Session, limit time.Duration, result 
 	return &givenUp{err, s.Gone()}
 }
 
-// openTask opens a directory that is open as a path only, to see whether that hangs.
+// openTask opens a directory that is open as a path only, to find out whether that hangs.
 var openTask = helper.Task{Name: "open-dir", Run: func(j *helper.Job) (any, error) {
 	dirs, err := helper.OpenDirs(j.Files)
 	if err != nil {
@@ -93,28 +94,29 @@ func (e *executor) open(ctx context.Context, dir *os.File) error {
 // quotaRequest is a request of quotaTask.
 type quotaRequest struct {
 	Mark  quota.Mark `json:"mark"`
-	Limit *int64     `json:"limit"` // to be set, in bytes; nil: none is
+	Limit *int64     `json:"limit"` // to be set, in bytes; nil: none
 }
 
-// quotaTask sets the limit of a directory, which is open as a path only, or looks at its usage.
-var quotaTask = helper.Task{Name: "quota", Errors: []error{quota.ErrNotEnforced}, Run: func(j *helper.Job) (any, error) {
-	var r quotaRequest
-	if err := j.Request(&r); err != nil {
-		return nil, err
-	}
-	dirs, err := helper.OpenDirs(j.Files)
-	if err != nil {
-		return nil, err
-	}
-	defer dirs[0].Close()
-	if r.Limit != nil {
-		return nil, quota.Set(dirs[0], r.Mark, *r.Limit)
-	}
-	return quota.Look(dirs[0], r.Mark)
-}}
+// quotaTask sets the limit of a directory that is open as a path only, or returns its usage.
+var quotaTask = helper.Task{Name: "quota", Errors: []error{quota.ErrNotEnforced},
+	Run: func(j *helper.Job) (any, error) {
+		var r quotaRequest
+		if err := j.Request(&r); err != nil {
+			return nil, err
+		}
+		dirs, err := helper.OpenDirs(j.Files)
+		if err != nil {
+			return nil, err
+		}
+		defer dirs[0].Close()
+		if r.Limit != nil {
+			return nil, quota.Set(dirs[0], r.Mark, *r.Limit)
+		}
+		return quota.Look(dirs[0], r.Mark)
+	}}
 
-// look returns the usage of a directory that is open as a path only. Errors: errNoProgress in *givenUp
-// if the directory cannot be opened within seconds.
+// look returns the usage of a directory that is open as a path only. Errors: errNoProgress in
+// *givenUp if the directory cannot be opened within seconds.
 func (e *executor) look(dir *os.File, mark quota.Mark) (u quota.Usage, err error) {
 	err = e.quota(dir, quotaRequest{Mark: mark}, &u)
 	return u, err
@@ -141,29 +143,33 @@ const reportEvery = time.Second
 // copyResult is the outcome of a copy.
 type copyResult struct {
 	How    copier.How `json:"how"`
-	Report copyReport `json:"report"` // the last one
+	Report copyReport `json:"report"` // the last report
 }
 
-// copyErrors keep their identity on the way from a helper.
+// copyErrors are found by errors.Is in the error of a helper, too.
 var copyErrors = []error{copier.ErrLease, copier.ErrDepth, copier.ErrMoved}
 
-// treeTask copies a directory, which is open as a path only, to an empty one; fileTask copies a file to
-// an empty one. Their files are source and target.
+// treeTask copies a directory that is open as a path only to an empty directory. fileTask copies a
+// file to an empty file. Their files are source and target.
 var (
-	treeTask = helper.Task{Name: "copy-tree", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) {
-		src, err := helper.OpenDirs(j.Files[:1])
-		if err != nil {
-			return nil, err
-		}
-		defer src[0].Close()
-		return runCopy(j, func(ctx context.Context, _, dst *os.File, o copier.Options) (copier.How, error) {
-			return copier.Tree(ctx, src[0], dst, o)
-		})
-	}}
-	fileTask = helper.Task{Name: "copy-file", Background: true, Errors: copyErrors, Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.File) }}
+	treeTask = helper.Task{Name: "copy-tree", Background: true, Errors: copyErrors,
+		Run: func(j *helper.Job) (any, error) {
+			src, err := helper.OpenDirs(j.Files[:1])
+			if err != nil {
+				return nil, err
+			}
+			defer src[0].Close()
+			return runCopy(j, func(ctx context.Context, _, dst *os.File, o copier.Options) (copier.How, error) {
+				return copier.Tree(ctx, src[0], dst, o)
+			})
+		}}
+	fileTask = helper.Task{Name: "copy-file", Background: true, Errors: copyErrors,
+		Run: func(j *helper.Job) (any, error) { return runCopy(j, copier.File) }}
 )
 
-func runCopy(j *helper.Job, run func(ctx context.Context, src, dst *os.File, o copier.Options) (copier.How, error)) (any, error) {
+func runCopy(
+	j *helper.Job, run func(ctx context.Context, src, dst *os.File, o copier.Options) (copier.How, error),
+) (any, error) {
 	p := &copier.Progress{}
 	ended := make(chan struct{})
 	defer close(ended)
@@ -177,7 +183,8 @@ func runCopy(j *helper.Job, run func(ctx context.Context, src, dst *os.File, o c
 			}
 		}
 	}()
-	how, err := run(j.Context, j.Files[0], j.Files[1], copier.Options{Progress: p, Yield: (&yielder{job: j, progress: p}).yield})
+	how, err := run(j.Context, j.Files[0], j.Files[1],
+		copier.Options{Progress: p, Yield: (&yielder{job: j, progress: p}).yield})
 	return copyResult{how, reportOf(p)}, err
 }
 
@@ -186,7 +193,7 @@ type yielder struct {
 	job      *helper.Job
 	progress *copier.Progress
 
-	mu   sync.Mutex // held while the copy gives way
+	mu   sync.Mutex // locked while the copy gives way
 	last time.Time
 }
 
@@ -214,7 +221,7 @@ func reportOf(p *copier.Progress) copyReport {
 	return r
 }
 
-// tree copies a directory, and calls report now and then and at the end.
+// tree copies a directory, and calls report regularly and at the end.
 func (e *executor) tree(ctx context.Context, src, dst *os.File, report func(copyReport)) (copier.How, error) {
 	return e.copy(ctx, treeTask, src, dst, report)
 }
@@ -224,7 +231,8 @@ func (e *executor) file(ctx context.Context, src, dst *os.File, report func(copy
 	return e.copy(ctx, fileTask, src, dst, report)
 }
 
-func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File, report func(copyReport)) (copier.How, error) {
+func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File,
+	report func(copyReport)) (copier.How, error) {
 	s, err := e.start(task, nil, src, dst)
 	if err != nil {
 		return copier.Copied, err
@@ -250,15 +258,15 @@ func (e *executor) copy(ctx context.Context, task helper.Task, src, dst *os.File
 	return result.How, nil
 }
 
-// cloneOrder tells cloneTask how to clone.
+// cloneOrder is the order to clone.
 type cloneOrder struct {
-	// Within is the time in which the clones must be complete; they are then made piece by piece,
-	// which is a point in time only while nothing is written. 0 is one FICLONE for each file.
+	// Within is the time for all clones, which are then made in pieces: a point in time only
+	// without writes. 0 stands for a single FICLONE for each file.
 	Within time.Duration `json:"within"`
 }
 
 // cloneTask makes empty files share the blocks of others. Its files are pairs of source and target.
-// It begins when it receives an order, so that the start of a process is not part of a freeze.
+// It starts when it receives an order, so that the start of a process is not part of a freeze.
 var cloneTask = helper.Task{Name: "clone", Errors: copyErrors, Run: func(j *helper.Job) (any, error) {
 	var o cloneOrder
 	if _, err := j.Receive(&o); err != nil {
@@ -293,10 +301,10 @@ func (c *cloner) close() {
 	}
 }
 
-// cloneGrace is the time that a helper has to notice that its own time is over.
+// cloneGrace is the time in which a helper must notice the end of its time.
 const cloneGrace = 30 * time.Second
 
-// within clones piece by piece until ctx ends. It may return a moment later than that.
+// within clones in pieces until ctx ends. It may return a moment later.
 func (c *cloner) within(ctx context.Context) error {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -309,7 +317,7 @@ func (c *cloner) within(ctx context.Context) error {
 	return c.order(context.WithoutCancel(ctx), cloneOrder{left}, left+cloneGrace)
 }
 
-// whole clones each file at one moment.
+// whole clones each file by a single call, at a point in time.
 func (c *cloner) whole(ctx context.Context) error { return c.order(ctx, cloneOrder{}, cloneLimit) }
 
 func (c *cloner) order(ctx context.Context, o cloneOrder, limit time.Duration) error {
@@ -325,8 +333,8 @@ type subvolumeRequest struct {
 	ReadOnly bool   `json:"readOnly"`
 }
 
-// subvolumeTask makes a snapshot of a subvolume. Its files are the subvolume, open as a path only, and
-// the directory in which the snapshot is made.
+// subvolumeTask makes a snapshot of a subvolume. Its files are the subvolume, open as a path only,
+// and the directory in which the snapshot is made.
 var subvolumeTask = helper.Task{Name: "subvolume", Run: func(j *helper.Job) (any, error) {
 	var r subvolumeRequest
 	if err := j.Request(&r); err != nil {
@@ -341,7 +349,7 @@ var subvolumeTask = helper.Task{Name: "subvolume", Run: func(j *helper.Job) (any
 	return nil, err
 }}
 
-// subvolume makes a snapshot of the subvolume src, called name, in parent.
+// subvolume makes the snapshot name of the subvolume src in parent.
 // Errors: errors.ErrUnsupported if src is not a subvolume.
 func (e *executor) subvolume(ctx context.Context, src, parent *os.File, name string, readOnly bool) error {
 	s, err := e.start(subvolumeTask, subvolumeRequest{name, readOnly}, src, parent)
@@ -354,8 +362,8 @@ func (e *executor) subvolume(ctx context.Context, src, parent *os.File, name str
 
 // removal is a message of removeTask. The driver answers each, before the task goes on.
 type removal struct {
-	Files   int     `json:"files,omitempty"`   // that were removed since the last message
-	Project *uint32 `json:"project,omitempty"` // the question whether a volume has this project
+	Files   int     `json:"files,omitempty"`   // removed since the last message
+	Project *uint32 `json:"project,omitempty"` // asks whether a volume has this project
 }
 
 // removeTask removes an entry of the trash. Its file is the trash.
@@ -389,9 +397,10 @@ var removeTask = helper.Task{Name: "remove", Background: true, Run: func(j *help
 	return removal{Files: files % burst}, err
 }}
 
-// remove removes an entry of the trash. taken reports whether a volume has a project. removed is
-// called with the number of files that were removed since its last call.
-func (e *executor) remove(ctx context.Context, trash *os.File, name string, taken func(uint32) bool, removed func(files int) error) error {
+// remove removes an entry of the trash. taken reports whether a volume has a project. removed
+// receives the number of files that were removed since its last call.
+func (e *executor) remove(ctx context.Context, trash *os.File, name string, taken func(uint32) bool,
+	removed func(files int) error) error {
 	s, err := e.start(removeTask, name, trash)
 	if err != nil {
 		return err

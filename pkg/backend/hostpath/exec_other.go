@@ -16,13 +16,13 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// HelperTasks are none: nothing hangs in the kernel here, as nothing is cloned or frozen.
+// HelperTasks is empty: this platform has no clone and no freeze that could hang.
 func HelperTasks() []helper.Task { return nil }
 
 // executor runs work in this process.
 type executor struct {
-	limit   time.Duration // of no use: a copy in this process cannot be given up
-	giveWay func()        // of no use
+	limit   time.Duration // unused: a copy in this process cannot be given up
+	giveWay func()        // unused
 }
 
 func (e *executor) close() {}
@@ -77,7 +77,8 @@ func (e *executor) subvolume(_ context.Context, src, parent *os.File, name strin
 	return err
 }
 
-func (e *executor) remove(ctx context.Context, trash *os.File, name string, taken func(uint32) bool, removed func(files int) error) error {
+func (e *executor) remove(ctx context.Context, trash *os.File, name string, taken func(uint32) bool,
+	removed func(files int) error) error {
 	dir, err := beneath.Open(trash.Name())
 	if err != nil {
 		return err

@@ -9,8 +9,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// Expand raises the promise to a volume, and makes an image longer: first the file, then the record, so that no record
-// ever says more than there is. Whatever is interrupted, the same call finishes it. The node grows what is in an image.
+// Expand reserves more space for a volume, and makes an image longer: first the file, then the
+// record, so that no record has more than its file. A repeated call completes an interrupted one.
+// The node grows the filesystem of an image.
 func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	s, err := b.ready()
 	if err != nil {
@@ -27,7 +28,8 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	defer b.traffic.begin()()
 	if err := b.reserve(s, larger.Size-v.Size); err != nil {
-		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err) // not ErrExhausted, too: that has another code
+		// without ErrExhausted, which has another code
+		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err)
 	}
 	if err := b.grow(ctx, s, &larger); err != nil {
 		b.catalog.Release(larger.Size - v.Size)
@@ -35,7 +37,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	crashpoint.Reached("expand:grown")
 	if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &larger); err != nil {
-		if v.Kind == image { // its file is as large, durably, and a start finds it so
+		if v.Kind == image { // its file has this size, durably, and a start finds the size
 			b.catalog.PutVolume(&larger)
 		} else {
 			b.catalog.Release(larger.Size - v.Size)
@@ -46,7 +48,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	return larger.Size, node, nil
 }
 
-// grow makes the data of the volume as large as v says, durably.
+// grow makes the data of the volume as large as v, durably.
 func (b *Backend) grow(ctx context.Context, s *root, v *volume) error {
 	if v.Kind == image {
 		return s.growImage(v)
@@ -64,7 +66,7 @@ func (s *root) growImage(v *volume) error {
 	if err != nil {
 		return err
 	}
-	if info.Size() < v.Size { // an earlier try may have made it longer
+	if info.Size() < v.Size { // an earlier attempt may have made it longer
 		if err := file.Truncate(v.Size); err != nil {
 			return err
 		}

@@ -19,13 +19,20 @@ type Flags struct {
 
 // Declare declares the flags on set.
 func (f *Flags) Declare(set *flag.FlagSet) {
-	set.StringVar(&f.Root, "root", "/var/lib/causeway", "hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
-	set.BoolVar(&f.Init, "init-root", false, "hostpath: take --root if it is empty and no root was served here before; without this flag, an empty directory is refused: it may be the mount point of a disk that is not mounted")
-	set.BoolVar(&f.Adopt, "adopt-root", false, "hostpath: serve --root even if it is not the root that was served before; set it for one start, then remove it")
-	set.Var((*uuidList)(&f.Lost), "lost-roots", "hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root that is there now is taken as at a first start")
+	set.StringVar(&f.Root, "root", "/var/lib/causeway",
+		"hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
+	set.BoolVar(&f.Init, "init-root", false,
+		"hostpath: take --root if it is empty and no root was served here before; without this flag, an empty "+
+			"directory is refused: it may be the mount point of a disk that is not mounted")
+	set.BoolVar(&f.Adopt, "adopt-root", false,
+		"hostpath: serve --root even if it is not the root that was served before; set it for one start, then remove "+
+			"it")
+	set.Var((*uuidList)(&f.Lost), "lost-roots",
+		"hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root "+
+			"that is there now is taken as at a first start")
 }
 
-// uuidList is a flag's value: UUIDs, separated by commas.
+// uuidList is the value of a flag: UUIDs, separated by commas.
 type uuidList []string
 
 func (u *uuidList) String() string { return strings.Join(*u, ",") }
@@ -38,16 +45,16 @@ func (u *uuidList) Set(list string) error {
 	for _, s := range strings.Split(list, ",") {
 		id, err := uuid.Parse(s)
 		if err != nil {
-			return fmt.Errorf("%q is no UUID: %w", s, err)
+			return fmt.Errorf("invalid UUID %q: %w", s, err)
 		}
 		*u = append(*u, id.String())
 	}
 	return nil
 }
 
-// Check makes Root clean, and returns an error unless it is an absolute path outside of the
-// kubelet's directory and of the state directory, which are clean absolute paths: what is mounted
-// or recorded in the root would be lost with its disk. Links are followed as far as they exist.
+// Check cleans Root, and returns an error unless it is an absolute path outside of the kubelet's
+// directory and of the state directory, which are clean absolute paths: mounts and records inside
+// the root would be lost with its disk. Check follows links as far as they exist.
 func (f *Flags) Check(kubeletDir, stateDir string) error {
 	if !filepath.IsAbs(f.Root) {
 		return fmt.Errorf("--root=%s: the path is not absolute", f.Root)
@@ -55,7 +62,7 @@ func (f *Flags) Check(kubeletDir, stateDir string) error {
 	f.Root = filepath.Clean(f.Root)
 	for _, other := range []struct{ flag, dir string }{{"kubelet-dir", kubeletDir}, {"state-dir", stateDir}} {
 		if nested(f.Root, other.dir) || nested(resolved(f.Root), resolved(other.dir)) {
-			return fmt.Errorf("--root=%s and --%s=%s: one is in the other", f.Root, other.flag, other.dir)
+			return fmt.Errorf("--root=%s and --%s=%s: neither may be inside the other", f.Root, other.flag, other.dir)
 		}
 	}
 	return nil

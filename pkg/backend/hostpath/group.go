@@ -20,31 +20,36 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A group is there from the moment at which its record is in its place: groups/<id>/record.json, made durable after
-// the data of all of its members is. Its members are renamed into their places after that, and if a driver dies in
-// between, the next start does so. To delete it is to take the record away: a member without its group is deleted by
-// the next start.
+// A group exists when its record is at its path, groups/<id>/record.json; it gets there after the
+// data of all of its members is durable. Then its members are renamed to their paths; if a driver
+// dies in between, the next start does so. A deletion removes the record first: the next start
+// deletes members without a group.
 
-// SnapshotGroup cuts images at one moment, while none of their filesystems is written to.
+// SnapshotGroup makes snapshots of images at a point in time, while none of their filesystems is
+// written to.
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
-	g, err := b.makeGroup(o, &group{ID: volumeid.New(volumeid.Group, b.cfg.Node, o.Name), Name: o.Name}, func(t *taking) error {
-		what := "volumes " + strings.Join(t.sources, ", ")
-		return b.runOrJoin(ctx, t.group.ID, what, t.sources, func(ctx context.Context, _ *jobs.Job) error { return t.run(ctx) })
-	})
+	g, err := b.makeGroup(o, &group{ID: volumeid.New(volumeid.Group, b.cfg.Node, o.Name), Name: o.Name},
+		func(t *taking) error {
+			what := "volumes " + strings.Join(t.sources, ", ")
+			return b.runOrJoin(ctx, t.group.ID, what, t.sources,
+				func(ctx context.Context, _ *jobs.Job) error { return t.run(ctx) })
+		})
 	if err != nil {
 		return backend.Group{}, err
 	}
 	return b.publicGroup(g)
 }
 
-// makeGroup finds the group with the ID of g, or makes it as g says, without members yet: begin runs what it gets.
+// makeGroup finds the group with the ID of g, or makes it as g, without members yet: begin runs the
+// given job.
 func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taking) error) (*group, error) {
 	s, err := b.ready()
 	if err != nil {
 		return nil, err
 	}
 	for key := range o.Parameters {
-		return nil, fmt.Errorf("%w: unknown parameter %.64q: a group has none", backend.ErrInvalid, key)
+		return nil, fmt.Errorf("%w: unknown parameter %.64q: a VolumeGroupSnapshotClass has no parameters",
+			backend.ErrInvalid, key)
 	}
 	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
 	t.claim = fair.Claim{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}
@@ -63,7 +68,8 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 	return b.group(g.ID)
 }
 
-// groupable returns the volumes with these IDs. Errors: ErrNotFound; ErrPrecondition if there is no one moment for them.
+// groupable returns the volumes with these IDs. Errors: ErrNotFound; ErrPrecondition if they cannot
+// have a common point in time.
 func (b *Backend) groupable(s *root, ids []string) (volumes []*volume, err error) {
 	for _, id := range ids {
 		v, err := b.persistent(id)
@@ -71,28 +77,30 @@ func (b *Backend) groupable(s *root, ids []string) (volumes []*volume, err error
 		case err != nil:
 			return nil, err
 		case v.Kind == directory:
-			err = fmt.Errorf("volume %s is a directory, which is copied file by file, and not at one moment", id)
+			err = fmt.Errorf("volume %s is a directory, which is copied file by file, not at a point in time", id)
 		case v.FSType == "":
-			err = fmt.Errorf("volume %s is a block device, and nothing holds writes to several of them at one moment", id)
+			err = fmt.Errorf("volume %s is a block device: writes to several block devices cannot be stopped at a "+
+				"point in time", id)
 		case !s.reflinks():
-			err = errors.New("the filesystem of the root cannot copy a file at one moment: must be xfs with reflink=1, or btrfs")
+			err = errors.New("the filesystem of the root cannot copy a file at a point in time: must be xfs with " +
+				"reflink=1, or btrfs")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: a group is of one moment: %w", backend.ErrPrecondition, err)
+			return nil, fmt.Errorf("%w: a group snapshot needs a point in time: %w", backend.ErrPrecondition, err)
 		}
 		volumes = append(volumes, v)
 	}
 	return volumes, nil
 }
 
-// taking is the making of a group, or of a part of one.
+// taking is the creation of a group, or of a part of a group.
 type taking struct {
 	*Backend
 	store     *root
 	group     *group
-	sources   []string    // IDs of its volumes, sorted
+	sources   []string    // IDs of the group's volumes, sorted
 	snapshots []*snapshot // as g.Members
-	images    []string    // their sources' absolute paths
+	images    []string    // absolute paths of the sources of snapshots
 	claim     fair.Claim
 	reserved  int64
 	files     [][2]*os.File // source and copy
@@ -101,14 +109,14 @@ type taking struct {
 	frozen, durable func(context.Context) error
 }
 
-// run makes the group of its volumes, and takes it into the index.
+// run makes the group of its volumes, and adds it to the index.
 func (t *taking) run(ctx context.Context) (err error) {
-	if old, err := t.Backend.group(t.group.ID); err == nil { // made just before this work began
+	if old, err := t.Backend.group(t.group.ID); err == nil { // made just before this job began
 		return old.fits(t.sources, t.group.All)
 	}
 	defer t.traffic.begin()()
 	defer t.wakeTrash()
-	volumes, err := t.groupable(t.store, t.sources) // now that they can't be deleted
+	volumes, err := t.groupable(t.store, t.sources) // from now on they cannot be deleted
 	if err != nil {
 		return err
 	}
@@ -135,14 +143,14 @@ func (t *taking) run(ctx context.Context) (err error) {
 	if err := asked(ctx, t.durable); err != nil {
 		return err
 	}
-	if err := t.commit(t.jobs.Context()); err != nil { // whoever asked need not wait for it
+	if err := t.commit(t.jobs.Context()); err != nil { // the caller need not wait for it
 		return err
 	}
 	t.catalog.PutGroup(t.group, t.snapshots...)
 	return nil
 }
 
-// asked returns what hook says, if there is one, or why ctx has ended meanwhile.
+// asked returns the answer of hook, if it is set, or the reason why ctx has ended meanwhile.
 func asked(ctx context.Context, hook func(context.Context) error) error {
 	if hook != nil {
 		if err := hook(ctx); err != nil {
@@ -155,7 +163,8 @@ func asked(ctx context.Context, hook func(context.Context) error) error {
 // open makes the directory of the member for v, in staging/, and an empty image in it.
 func (t *taking) open(v *volume) error {
 	n := &snapshot{
-		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node, nameOfMember(t.group.ID, v.ID)), Name: v.ID, Source: v.ID, Accept: frozen,
+		ID: volumeid.New(volumeid.Snapshot, t.cfg.Node,
+			nameOfMember(t.group.ID, v.ID)), Name: v.ID, Source: v.ID, Accept: frozen,
 		content: v.content, Group: t.group.ID,
 	}
 	half, err := t.store.NewIncomplete(n.ID)
@@ -178,11 +187,11 @@ func (t *taking) open(v *volume) error {
 	return nil
 }
 
-// cut makes all copies at one moment.
+// cut makes all copies at a point in time.
 func (t *taking) cut(ctx context.Context) error {
 	defer t.traffic.pause()()
 	crashpoint.Reached("group:prepared")
-	var refused error // by who asked, and for them to read as it is
+	var refused error // an error of the caller's hook, returned unchanged
 	leave, err := t.slots.cuts.Acquire(ctx, t.claim)
 	if err != nil {
 		return err
@@ -192,7 +201,7 @@ func (t *taking) cut(ctx context.Context) error {
 	for _, f := range t.files {
 		pairs = append(pairs, f[0], f[1])
 	}
-	clone, err := t.exec.cloner(pairs...) // ready before anything is frozen
+	clone, err := t.exec.cloner(pairs...) // started before the freeze
 	if err != nil {
 		return err
 	}
@@ -214,7 +223,8 @@ func (t *taking) cut(ctx context.Context) error {
 	return fmt.Errorf("%w: no one moment: %w", backend.ErrUnavailable, err)
 }
 
-// record makes the copies durable, with a record beside each. After a death they are swept all the same.
+// record makes the copies durable, with a record beside each. After a death they are swept all the
+// same.
 func (t *taking) record() error {
 	for i, n := range t.snapshots {
 		dst := t.files[i][1]
@@ -259,8 +269,8 @@ func (t *taking) commit(ctx context.Context) error {
 	return nil
 }
 
-// finish renames the members of a group that is committed into their places, if they are not there. The
-// caller syncs.
+// finish renames the members of a group that is committed into their places, if they are not there.
+// The caller syncs.
 func (s *root) finish(g *group) error {
 	for _, m := range g.Members {
 		if err := s.MoveIn(m.Half, snapshotsDir, m.ID); err != nil {
@@ -305,8 +315,8 @@ func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 	return group, nil
 }
 
-// lostMember returns the error for a group without one of its members: another call may be deleting it. Once that call is
-// done, the group isn't in the index.
+// lostMember returns the error for a group without one of its members: another call may be deleting
+// it. Once that call is done, the group isn't in the index.
 func (b *Backend) lostMember(g *group, why error) error {
 	deleting := b.jobs.InExclusiveUse(g.ID)
 	if !deleting {
@@ -320,7 +330,8 @@ func (b *Backend) lostMember(g *group, why error) error {
 }
 
 // GetGroup returns the group.
-func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string, _ map[string]string) (backend.Group, error) {
+func (b *Backend) GetGroup(_ context.Context, id string, snapshots []string,
+	_ map[string]string) (backend.Group, error) {
 	if _, err := b.ready(); err != nil {
 		return backend.Group{}, err
 	}

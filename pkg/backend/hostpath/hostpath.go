@@ -10,10 +10,10 @@
 //	<root>/staging/              incomplete objects; moved to trash/ at start
 //	<root>/trash/                deleted objects, emptied in the background
 //
-// Each object is made in staging/, made durable, and renamed into its place. After a SIGKILL or a power
-// cut at any moment the whole object is there, or none. A deletion is a rename to trash/. The records
-// are read once, at start, so the cost of a call does not grow with the number of volumes, except for
-// lists.
+// Each object is made in staging/, made durable, and renamed into its place. After a SIGKILL or a
+// power cut at any moment the whole object is there, or none. A deletion is a rename to trash/. The
+// records are read once, at start, so the cost of a call does not grow with the number of volumes,
+// except for lists.
 //
 // Every path below the root is resolved by package beneath, which follows no link. The content of
 // data/ belongs to tenants, and the driver never follows it either.
@@ -21,21 +21,21 @@
 // Below the root, objects are named relative to it. Absolute paths occur in what package
 // mounter gets, and in messages.
 //
-// This package decides, and maps errors to the classes of package backend. It calls three others, which
-// know nothing of each other: internal/store keeps objects on the disk, internal/catalog finds them in
-// memory, and internal/jobs runs copies that take longer than a call.
+// This package decides, and maps errors to the classes of package backend. It calls three others,
+// which know nothing of each other: internal/store keeps objects on the disk, internal/catalog
+// finds them in memory, and internal/jobs runs copies that take longer than a call.
 //
-// Create takes this path. It plans the content of the volume from the request (content.go) and looks in
-// the catalog for a volume of that name: if there is one, it must fit the plan, and Create ends. It asks
-// jobs whether a copy is making that volume, and reserves the capacity in the catalog. Then store.Make
-// makes a directory in staging/. Create fills it with a directory that is held to its size (enforce.go)
-// or with an image and its filesystem (volume.go), and with the record. store.Make syncs it, renames it
-// to volumes/ and syncs that. Last, the volume enters the catalog. After an error up to the rename,
-// store.Make removes the incomplete directory, and Create gives the capacity back. After an error of the
-// last sync, store.Make undoes the rename. If it cannot, the result is known at the next start only:
-// until then the catalog holds the error in place of the volume, and the capacity stays reserved.
-// Restore and Clone differ in two points: a job runs the steps from the reservation on, and it fills the
-// directory with a copy.
+// Create takes this path. It plans the content of the volume from the request (content.go) and
+// looks in the catalog for a volume of that name: if there is one, it must fit the plan, and Create
+// ends. It asks jobs whether a copy is making that volume, and reserves the capacity in the
+// catalog. Then store.Make makes a directory in staging/. Create fills it with a directory that is
+// held to its size (enforce.go) or with an image and its filesystem (volume.go), and with the
+// record. store.Make syncs it, renames it to volumes/ and syncs that. Last, the volume enters the
+// catalog. After an error up to the rename, store.Make removes the incomplete directory, and Create
+// gives the capacity back. After an error of the last sync, store.Make undoes the rename. If it
+// cannot, the result is known at the next start only: until then the catalog holds the error in
+// place of the volume, and the capacity stays reserved. Restore and Clone differ in two points: a
+// job runs the steps from the reservation on, and it fills the directory with a copy.
 package hostpath
 
 import (
@@ -51,8 +51,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
-// Pauses until a root that can't be used is opened again: after an error, and after a panic, which
-// is reported with its stack each time.
+// Pauses before a root that cannot be used is opened again: after an error, and after a panic,
+// which is reported with its stack each time.
 const (
 	retryOpen  = 500 * time.Millisecond
 	retryPanic = 30 * time.Second
@@ -61,14 +61,14 @@ const (
 var (
 	_ backend.Backend          = (*Backend)(nil)
 	_ backend.Lister           = (*Backend)(nil)
-	_ backend.CapacityReporter            = (*Backend)(nil)
+	_ backend.CapacityReporter = (*Backend)(nil)
 	_ backend.Expander         = (*Backend)(nil)
 	_ backend.NodeLocal        = (*Backend)(nil)
 	_ backend.Inliner          = (*Backend)(nil)
 	_ backend.Prober           = (*Backend)(nil)
-	_ backend.HealthReporter           = (*Backend)(nil)
-	_ backend.MetricsSource            = (*Backend)(nil)
-	_ backend.UsageReporter         = (*Backend)(nil)
+	_ backend.HealthReporter   = (*Backend)(nil)
+	_ backend.MetricsSource    = (*Backend)(nil)
+	_ backend.UsageReporter    = (*Backend)(nil)
 	_ backend.Modifier         = (*Backend)(nil)
 	_ backend.Cloner           = (*Backend)(nil)
 	_ backend.GroupSnapshotter = (*Backend)(nil)
@@ -76,11 +76,11 @@ var (
 	_ backend.Differ           = (*Backend)(nil)
 )
 
-// New returns a Backend that opens its root in the background, and goes on trying until it can: Probe tells. Until
-// then every call is ErrUnavailable. Close ends it.
+// New returns a Backend that opens its root in the background, and retries until it succeeds: Probe
+// reports the state. Until then every call is ErrUnavailable. Close ends it.
 func New(cfg Config) (*Backend, error) {
 	if !filepath.IsAbs(cfg.Root) || filepath.Clean(cfg.Root) != cfg.Root {
-		return nil, fmt.Errorf("%w: the root %q is not an absolute, clean path", backend.ErrInvalid, cfg.Root)
+		return nil, fmt.Errorf("%w: invalid root %q: must be an absolute, clean path", backend.ErrInvalid, cfg.Root)
 	}
 	b := &Backend{cfg: cfg, jobs: jobs.New(), slots: newSlots(), wake: make(chan struct{}, 1)}
 	b.exec.limit, b.exec.giveWay = progressLimit, b.traffic.giveWay
@@ -96,7 +96,7 @@ func New(cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// Close stops the work in the background, copies too, and gives the root up. No call may be running.
+// Close stops the background tasks, copies included, and closes the root. No call may be running.
 func (b *Backend) Close() error {
 	b.jobs.Close()
 	b.exec.close()
@@ -159,7 +159,8 @@ func (b *Backend) openOnce() (*root, error) {
 // openRoot opens the root. Errors: ErrUnavailable.
 func openRoot(cfg Config) (*root, error) {
 	s, err := store.Open(store.Config{
-		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release, Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
+		Root: cfg.Root, Node: cfg.Node, Seen: cfg.Seen, Release: cfg.Release,
+		Init: cfg.Init, Adopt: cfg.Adopt, Lost: cfg.Lost,
 	})
 	if err != nil {
 		return nil, available(err)

@@ -362,8 +362,8 @@ func TestTheRootsIdentity(t *testing.T) {
 			os.Remove(w.cfg.Seen)
 		}, nil, "is not empty"},
 		"a torn identity":            {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt, "damaged"},
-		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "no UUID"},
-		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.Seen) }, adopt, "no UUID"},
+		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "invalid uuid"},
+		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.Seen) }, adopt, "invalid uuid"},
 		"an identity of a newer release": {func(w *world) {
 			os.WriteFile(w.path(identityFile), []byte(`{"version":9}`), 0o600)
 		}, adopt, "newer"},

@@ -1,6 +1,6 @@
 package hostpath
 
-// kind is what a volume is made of.
+// kind is the kind of a volume.
 type kind string
 
 const (
@@ -10,19 +10,21 @@ const (
 )
 
 const (
-	defaultSize   = 1 << 30 // bytes of a volume for which no size is asked
+	defaultSize   = 1 << 30 // bytes of a volume without a requested size
 	defaultFSType = "ext4"
 
-	// sector is the logical block size of images, in bytes. A filesystem made on smaller sectors can't be mounted on
-	// larger ones, so it is kept in the record and never left to the machine.
+	// sector is the logical block size of images, in bytes. A filesystem made for smaller sectors
+	// cannot be mounted with larger sectors, so the record stores the size instead of leaving it to
+	// the machine.
 	sector = 512
 
-	// sizeUnit is what the sizes of images are multiples of, in bytes: a loop device cuts off what is no whole block.
+	// sizeUnit is the unit of the sizes of images, in bytes: a loop device ignores an incomplete
+	// last block.
 	sizeUnit = 4096
 )
 
-// minSizes are the smallest images in which mkfs makes a filesystem that is of use, and that can grow, in bytes: btrfs
-// takes no size below 256 MiB for a device that it is to be resized to.
+// minSizes are the sizes, in bytes, of the smallest images with a useful filesystem that can grow:
+// btrfs rejects sizes below 256 MiB for a device that is to be resized.
 var minSizes = map[string]int64{"": sizeUnit, "ext4": 4 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
 
 // Logical block sizes of a loop device, in bytes.

@@ -11,28 +11,33 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// load finishes the groups that were committed, moves incomplete objects of an earlier process to
-// the trash, makes durable what it finds, and reads all records into the index. An object with
-// which it fails is reported and left alone; the others are served.
+// load finishes committed groups, moves incomplete objects of an earlier process to the trash,
+// makes the objects that it finds durable, and reads all records into the index. It reports an
+// object with an error and leaves it alone; the others are served.
 func (b *Backend) load(s *root) (err error) {
 	var c contents
-	if c.Groups, c.BrokenGroups, err = store.ReadAll(s.Store, store.Kind[group]{Dir: groupsDir, Format: partFormat, IsName: isID, Check: (*group).check}); err != nil {
+	if c.Groups, c.BrokenGroups, err = store.ReadAll(s.Store,
+		store.Kind[group]{Dir: groupsDir, Format: partFormat, IsName: isID, Check: (*group).check}); err != nil {
 		return err
 	}
 	c.Groups = s.finishAll(c.Groups, c.BrokenGroups)
 	if err := b.sweepStaging(s, c.BrokenGroups); err != nil {
 		return err
 	}
-	if c.Snapshots, c.BrokenSnapshots, err = store.ReadAll(s.Store, store.Kind[snapshot]{Dir: snapshotsDir, Format: snapshotFormat, IsName: isID, Check: (*snapshot).check}); err != nil {
+	if c.Snapshots, c.BrokenSnapshots, err = store.ReadAll(s.Store,
+		store.Kind[snapshot]{Dir: snapshotsDir, Format: snapshotFormat, IsName: isID,
+			Check: (*snapshot).check}); err != nil {
 		return err
 	}
 	c.Snapshots = b.sweepMembers(s, c.Snapshots, c.BrokenSnapshots)
-	c.Volumes, c.BrokenVolumes, err = store.ReadAll(s.Store, store.Kind[volume]{Dir: volumesDir, Format: volumeFormat, IsName: isID, Check: s.checkVolume})
+	c.Volumes, c.BrokenVolumes, err = store.ReadAll(s.Store,
+		store.Kind[volume]{Dir: volumesDir, Format: volumeFormat, IsName: isID, Check: s.checkVolume})
 	if err != nil {
 		return err
 	}
-	// A driver that died between a rename and its fsync left what the kernel shows and the disk may not have. The retry
-	// of that create finds the volume, the retry of that delete finds none, and neither has a reason to sync anything.
+	// A driver that died between a rename and its fsync left a state that the kernel shows and the
+	// disk may not have. The retry of that create finds the volume, the retry of that delete finds
+	// none, and neither has a reason to sync.
 	if err := s.Sync(volumesDir, snapshotsDir, groupsDir, trashDir); err != nil {
 		return err
 	}
@@ -51,7 +56,7 @@ func isID(name string) bool {
 	return err == nil
 }
 
-// checkVolume returns an error for the record of a volume in the directory called dir. It corrects the
+// checkVolume returns an error for the record of a volume in the directory dir. It corrects the
 // size of an image.
 func (s *root) checkVolume(v *volume, dir string) error {
 	err := v.check(dir)
@@ -61,8 +66,8 @@ func (s *root) checkVolume(v *volume, dir string) error {
 	return err
 }
 
-// finishAll finishes groups that were committed, and returns those with which that worked. The
-// others are in broken then.
+// finishAll finishes committed groups, and returns those that it finished. The others are in broken
+// then.
 func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*group) {
 	for _, g := range groups {
 		err := s.finish(g)
@@ -70,7 +75,7 @@ func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*
 			err = errors.Join(err, s.Sync(path.Join(groupsDir, g.ID)))
 		}
 		if err != nil {
-			broken[g.ID] = fmt.Errorf("move its members to their places: %w", err)
+			broken[g.ID] = fmt.Errorf("move its members to their paths: %w", err)
 			continue
 		}
 		finished = append(finished, g)
@@ -78,8 +83,9 @@ func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*
 	return finished
 }
 
-// measure makes the size of an image what its file has: a driver that died while it grew left the record behind.
-// The record stays as it is: the disk may be full, or read-only. What is wrong with a file, its health tells.
+// measure sets the size of an image to that of its file: a driver that died while the image grew
+// left an older size in the record. The record stays as it is, as the disk may be full or
+// read-only. The health of the volume reports problems with a file.
 func (s *root) measure(v *volume) {
 	if v.Kind != image {
 		return
@@ -93,13 +99,13 @@ func (s *root) measure(v *volume) {
 		return
 	}
 	defer file.Close()
-	if file.Sync() == nil { // or it would be as long only until the power goes
+	if file.Sync() == nil { // otherwise the size is lost with the power
 		v.Size = info.Size()
 	}
 }
 
-// sweepStaging sweeps all entries of staging/. Members of a group that was committed and could not
-// be finished are left there, as they are the only copy; so is an entry of which that is not known.
+// sweepStaging sweeps all entries of staging/, except members of committed groups that could not be
+// finished, as they are the only copy, and entries that may be such members.
 func (b *Backend) sweepStaging(s *root, brokenGroups map[string]error) error {
 	b.count.unswept.Store(nil)
 	names, err := s.Dir().Names(stagingDir)
@@ -118,13 +124,13 @@ func (b *Backend) sweepStaging(s *root, brokenGroups map[string]error) error {
 	return nil
 }
 
-// isMember reports whether an entry of staging/ is, or may be, a member of one of these groups.
+// isMember reports whether an entry of staging/ is, or may be, a member of these groups.
 func (s *root) isMember(name string, groups map[string]error) bool {
 	var n snapshot
 	switch err := s.ReadIncomplete(name, snapshotFormat, &n); {
 	case errors.Is(err, fs.ErrNotExist): // a member has its record before its group is committed
 		return false
-	case err != nil: // also if a file of another type is in the place of the record
+	case err != nil: // also if a file of another type is at the path of the record
 		return true
 	}
 	return groups[n.Group] != nil
@@ -140,7 +146,7 @@ func (b *Backend) sweep(s *root, dir, name string) error {
 }
 
 // sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots. A
-// member with which it fails is in broken then.
+// member with an error is in broken then.
 func (b *Backend) sweepMembers(s *root, all []*snapshot, broken map[string]error) (left []*snapshot) {
 	for _, n := range all {
 		if n.Group == "" {

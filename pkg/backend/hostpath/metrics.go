@@ -10,7 +10,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Metrics returns what the index and the filesystem say now.
+// Metrics returns the current figures of the index and the filesystem.
 func (b *Backend) Metrics() []backend.Metric {
 	objects := b.catalog.Stats()
 	work := b.jobs.Stats()
@@ -32,22 +32,32 @@ func (b *Backend) Metrics() []backend.Metric {
 		gauge("inline_volumes", "Inline ephemeral volumes.", float64(objects.Hidden)),
 		gauge("snapshots", "Snapshots, members of groups too.", float64(objects.Snapshots)),
 		gauge("snapshot_groups", "Groups of snapshots.", float64(objects.Groups)),
-		gauge("unreadable_records", "Volumes, snapshots and groups whose record is unusable. They are left as they are.", float64(objects.Broken)),
-		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.", float64(objects.Reserved)),
+		gauge("unreadable_records", "Volumes, snapshots and groups whose record is unusable. They are left as they "+
+			"are.", float64(objects.Broken)),
+		gauge("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots hold.",
+			float64(objects.Reserved)),
 		gauge("copies", "Snapshots, restored volumes and clones that are being made.", float64(work.Running)),
 		counter("copied_bytes_total", "Bytes that were copied for them, shared blocks and holes included.", work.Bytes),
-		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be made or took too long.", b.count.unfrozen.Load()),
+		counter("unfrozen_cuts_total", "Copies of mounted images that were made without a freeze, as it couldn't be "+
+			"made or took too long.", b.count.unfrozen.Load()),
 		counter("copy_errors_total", "Copies that failed.", work.Failed),
-		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.", float64(disk.Total)),
+		gauge("storage_size_bytes", "Size of the root's filesystem, without what only root may use.",
+			float64(disk.Total)),
 		gauge("storage_free_bytes", "Free space of the root's filesystem.", float64(disk.Free)),
 		gauge("storage_available_bytes", "Room for new volumes, as GetCapacity reports it.", float64(room)),
-		gauge("open_seconds", "How long it took at start to sweep the root and read its records.", time.Duration(b.count.openTime.Load()).Seconds()),
-		counter("swept_total", "Incomplete volumes and snapshots that the start found and moved to the trash.", b.count.swept.Load()),
+		gauge("open_seconds", "How long it took at start to sweep the root and read its records.",
+			time.Duration(b.count.openTime.Load()).Seconds()),
+		counter("swept_total", "Incomplete volumes and snapshots that the start found and moved to the trash.",
+			b.count.swept.Load()),
 		gauge("trash_entries", "Deleted volumes that still take space.", float64(b.count.trashed.Load())),
-		counter("background_panics_total", "Panics of tasks in the background, which are then run again.", b.count.panics.Load()),
-		counter("trash_removed_files_total", "Files and directories removed from the trash.", b.count.removedFiles.Load()),
-		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.", b.count.trashErrors.Load()),
-		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.", float64(b.troubles.hanging())),
+		counter("background_panics_total", "Panics of tasks in the background, which are then run again.",
+			b.count.panics.Load()),
+		counter("trash_removed_files_total", "Files and directories removed from the trash.",
+			b.count.removedFiles.Load()),
+		counter("trash_errors_total", "Deleted volumes that could not be removed on a try.",
+			b.count.trashErrors.Load()),
+		gauge("stalled_copies", "Volumes and snapshots of which a copy hangs in the kernel.",
+			float64(b.troubles.hanging())),
 	}
 	all = append(all, helperMetrics(b.helpers())...)
 	for _, r := range b.resources() {
@@ -79,8 +89,9 @@ func (b *Backend) helpers() []mounter.Helpers {
 // withoutHelpers is the effect where a pool has no free helper.
 var withoutHelpers = map[string]string{
 	"freeze": "snapshots of mounted images are made without a freeze, and groups of them are UNAVAILABLE",
-	"mount":  "mounted images do not grow, snapshots of them are made without a freeze, and groups of them are UNAVAILABLE",
-	"copy":   "snapshots, restores and clones are UNAVAILABLE, and deleted volumes keep their space",
+	"mount": "mounted images do not grow, snapshots of them are made without a freeze, and groups of them are " +
+		"UNAVAILABLE",
+	"copy": "snapshots, restores and clones are UNAVAILABLE, and deleted volumes keep their space",
 }
 
 // exhaustedHelpers returns a condition for each pool that has no free helper.
@@ -88,17 +99,19 @@ func exhaustedHelpers(pools []mounter.Helpers) (all []backend.Condition) {
 	for _, p := range pools {
 		if p.Busy >= p.Limit {
 			all = append(all, condition(backend.Degraded, "HelpersExhausted",
-				"all %d helper processes of the pool %q are at work or hang: %s: end the pods of the volumes with FilesystemStalled or CopyStalled", p.Limit, p.Pool, withoutHelpers[p.Pool])...)
+				"all %d helper processes of the pool %q are at work or hang: %s: end the pods of the volumes with "+
+					"FilesystemStalled or CopyStalled", p.Limit, p.Pool, withoutHelpers[p.Pool])...)
 		}
 	}
 	return all
 }
 
-// helperMetrics returns how many helpers of each pool are busy.
+// helperMetrics returns the number of busy helpers of each pool.
 func helperMetrics(pools []mounter.Helpers) (all []backend.Metric) {
 	for _, p := range pools {
 		labels := map[string]string{"pool": p.Pool}
-		all = append(all, backend.Metric{Name: "helpers", Help: "Helper processes that are at work or hang, of 64.", Labels: labels, Value: float64(p.Busy)})
+		all = append(all, backend.Metric{Name: "helpers", Help: "Helper processes that are at work or hang, of 64.",
+			Labels: labels, Value: float64(p.Busy)})
 	}
 	return all
 }
@@ -106,11 +119,11 @@ func helperMetrics(pools []mounter.Helpers) (all []backend.Metric) {
 // resource is a limited resource and its users.
 type resource struct {
 	name    string
-	kinds   []string // of work that use it
+	kinds   []string // of jobs that use it
 	entries []fair.Entry
 }
 
-// metrics returns how much work of each kind runs and waits.
+// metrics returns the numbers of jobs of each kind that run and wait.
 func (r resource) metrics() (all []backend.Metric) {
 	running, waiting, oldest := map[string]int{}, map[string]int{}, time.Duration(0)
 	for _, e := range r.entries {
@@ -124,8 +137,10 @@ func (r resource) metrics() (all []backend.Metric) {
 	for _, kind := range r.kinds {
 		labels := map[string]string{"resource": r.name, "kind": kind}
 		all = append(all,
-			backend.Metric{Name: "slots_used", Help: "Slots of a limited resource that are held, by the kind of work.", Labels: labels, Value: float64(running[kind])},
-			backend.Metric{Name: "slot_waiters", Help: "Work that waits for a slot of a limited resource, by its kind.", Labels: labels, Value: float64(waiting[kind])})
+			backend.Metric{Name: "slots_used", Help: "Slots of a limited resource that are held, by the kind of work.",
+				Labels: labels, Value: float64(running[kind])},
+			backend.Metric{Name: "slot_waiters", Help: "Work that waits for a slot of a limited resource, by its kind.",
+				Labels: labels, Value: float64(waiting[kind])})
 	}
 	return append(all, backend.Metric{
 		Name: "slot_wait_seconds", Help: "For how long the oldest work waits for a slot of a limited resource.",

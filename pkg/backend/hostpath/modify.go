@@ -10,9 +10,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
-// Modify changes settings: the record first, then what is mounted now. If only the second fails, the next mount, or the
-// same call again, does what the record says. A disk that is full or read-only is ErrUnavailable, whatever was tried on
-// it: ErrInvalid would be final for the resizer.
+// Modify changes settings: first the record, then the current mounts. If only the second step
+// fails, the next mount, or the same call again, applies the record. A full or read-only disk is
+// ErrUnavailable in each step: ErrInvalid would be final for the resizer.
 func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[string]string) (err error) {
 	defer func() {
 		if store.IsFull(err) || store.IsReadOnly(err) {
@@ -59,7 +59,7 @@ func (b *Backend) Modify(ctx context.Context, id string, parameters, _ map[strin
 	return b.apply(ctx, s, &next)
 }
 
-// apply makes what is mounted of v as its settings say.
+// apply applies v's settings to its current mounts.
 func (b *Backend) apply(ctx context.Context, s *root, v *volume) error {
 	if v.Kind != image {
 		return nil

@@ -7,14 +7,14 @@ import (
 )
 
 // namespaceAttribute is the extended attribute of a volume's directory that holds the namespace of
-// its claim. It is a hint for fair shares and no part of the record, whose format older releases
-// read. It is not synced, and may be missing: then the volume counts as a tenant of its own.
+// its claim. It is a hint for fair shares and not part of the record, whose format older releases
+// read. It is not synced, and can be missing: then the volume counts as a tenant of its own.
 const namespaceAttribute = "user.causeway.namespace"
 
 // maxNamespace is the length of the longest name of a namespace: RFC 1123, DNS label.
 const maxNamespace = 63
 
-// setNamespace notes the namespace on a volume's directory, where the filesystem can.
+// setNamespace writes the namespace to a volume's directory, if the filesystem can store it.
 func setNamespace(dir *beneath.Dir, namespace string) {
 	if namespace == "" {
 		return

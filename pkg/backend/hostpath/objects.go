@@ -14,30 +14,30 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// volumeFormat is the form of a volume's record.json. Version 1 is the first.
+// volumeFormat is the format of a volume's record.json. Version 1 is the first.
 var volumeFormat = record.Format{Version: 1}
 
-// volume is the content of a record.json. It never changes once it is in the index.
+// volume is the content of a record.json. It never changes once the index has it.
 type volume struct {
 	ID   string `json:"id"`
 	Name string `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
 	content
 	Inline  bool      `json:"inline,omitempty"`
-	From    *origin   `json:"from,omitempty"`    // nil if it was made empty
-	Class   settings  `json:"class,omitempty"`   // that it was made with
-	Mutable settings  `json:"mutable,omitempty"` // that came later, and override Class
+	From    *origin   `json:"from,omitempty"`    // nil if it was created empty
+	Class   settings  `json:"class,omitempty"`   // from its creation
+	Mutable settings  `json:"mutable,omitempty"` // set later; they override Class
 	Created time.Time `json:"created"`
 
-	// Of a directory: how its limit is found, nil if it can have none; whether it has one; and whether it had none when
-	// it was made, though that was preferred.
+	// Of a directory: the mark of its limit, nil if it can have none; whether it has a limit; and
+	// whether it had none at its creation, though a limit was preferred.
 	Mark     *quota.Mark `json:"mark,omitempty"`
 	Enforced bool        `json:"enforced,omitempty"`
 	Promised bool        `json:"promised,omitempty"`
 
-	namespace string // while it is made; see namespaceOf
+	namespace string // during its creation; see namespaceOf
 }
 
-// origin is what a volume was made from: nothing, a snapshot or a volume, either of which may be gone.
+// origin is the source of a volume: none, a snapshot or a volume. Either may be deleted by now.
 type origin struct {
 	Snapshot string `json:"snapshot,omitempty"` // ID
 	Volume   string `json:"volume,omitempty"`   // ID
@@ -71,20 +71,24 @@ func (v *volume) public() backend.Volume {
 	}
 }
 
-// Most volumes have nothing but the standard in these. They share it, as a list has thousands: nobody changes it.
+// Most volumes have only defaults in these maps. They share them, as a list has thousands of
+// volumes: do not modify them.
 var (
-	plainParameters = map[kind]map[string]string{directory: {kindKey: string(directory)}, image: {kindKey: string(image)}}
-	plainMutable    = map[kind]map[string]string{directory: mutableOf(&volume{content: content{Kind: directory}}), image: mutableOf(&volume{content: content{Kind: image}})}
-	promised        = map[string]string{contextKey: contextPromised}
+	plainParameters = map[kind]map[string]string{directory: {kindKey: string(directory)},
+		image: {kindKey: string(image)}}
+	plainMutable = map[kind]map[string]string{directory: mutableOf(&volume{content: content{Kind: directory}}),
+		image: mutableOf(&volume{content: content{Kind: image}})}
+	promised = map[string]string{contextKey: contextPromised}
 )
 
-// contextKey is in the context of a directory whose size was not enforced when it was made, though that was preferred.
+// contextKey is in the volume context of a directory whose size was preferred, but not enforced at
+// its creation.
 const contextKey = "size"
 
 // contextPromised is its value.
 const contextPromised = "promised"
 
-// parameters are those that v was made with.
+// parameters are the parameters with which v was created.
 func (v *volume) parameters() map[string]string {
 	if len(v.Class) == 0 {
 		return plainParameters[v.Kind]
@@ -94,7 +98,7 @@ func (v *volume) parameters() map[string]string {
 	return all
 }
 
-// mutable returns what holds for v, for those who ask.
+// mutable returns the current values of the settings that callers see.
 func (v *volume) mutable() map[string]string {
 	if len(v.Class) == 0 && len(v.Mutable) == 0 {
 		return plainMutable[v.Kind]
@@ -102,7 +106,7 @@ func (v *volume) mutable() map[string]string {
 	return mutableOf(v)
 }
 
-// context is what the CO hands on to every use of v.
+// context is the volume context: the CO passes it with every call for v.
 func (v *volume) context() map[string]string {
 	if v.Promised && !v.Inline {
 		return promised
@@ -110,7 +114,7 @@ func (v *volume) context() map[string]string {
 	return nil
 }
 
-// set returns what holds for v.
+// set returns the current value of a setting of v.
 func (v *volume) set(key string) string {
 	for _, s := range []settings{v.Mutable, v.Class} {
 		if value, ok := s[key]; ok {
@@ -120,7 +124,7 @@ func (v *volume) set(key string) string {
 	return knownSettings[key].standard
 }
 
-// mutableOf returns all settings of a volume, as they hold.
+// mutableOf returns the current values of all settings of a volume.
 func mutableOf(v *volume) map[string]string {
 	all := map[string]string{}
 	for key, known := range knownSettings {
@@ -131,13 +135,14 @@ func mutableOf(v *volume) map[string]string {
 	return all
 }
 
-// bytes returns a setting that is a number of bytes, 0 if it isn't set.
+// bytes returns a setting that is a number of bytes, 0 if it is not set.
 func (v *volume) bytes(key string) int64 {
-	n, _ := strconv.ParseInt(v.set(key), 10, 64) // it was read when it was set
+	n, _ := strconv.ParseInt(v.set(key), 10, 64) // it was validated when it was set
 	return n
 }
 
-// plan makes v what o asks for; if from isn't nil, a copy of that. Errors: ErrInvalid, ErrOutOfRange.
+// plan sets the fields of v as o requests; if from is not nil, v is a copy of that. Errors:
+// ErrInvalid, ErrOutOfRange.
 func (v *volume) plan(o backend.CreateOptions, from *content) (err error) {
 	if v.content, err = planContent(o, from); err != nil {
 		return err
@@ -152,26 +157,29 @@ func (v *volume) plan(o backend.CreateOptions, from *content) (err error) {
 	return err
 }
 
-// fits returns ErrExists unless v is what o asks for, of which want is the plan.
+// fits returns ErrExists unless v is as o requests. want is the plan of o.
 func (v *volume) fits(want *volume, o backend.CreateOptions) error {
 	if v.origin() != want.origin() {
-		return fmt.Errorf("%w: it was made from %s, not from %s", backend.ErrExists, v.origin(), want.origin())
+		return fmt.Errorf("%w: the volume was created from %s, not from %s", backend.ErrExists, v.origin(),
+			want.origin())
 	}
-	if v.Kind != want.Kind || v.FSType != want.FSType || v.Block != want.Block || v.Size < o.Required || (o.Limit > 0 && v.Size > o.Limit) {
-		return fmt.Errorf("%w: it has %d bytes and is of kind %s, filesystem %q, block device: %v", backend.ErrExists, v.Size, v.Kind, v.FSType, v.Block)
+	if v.Kind != want.Kind || v.FSType != want.FSType || v.Block != want.Block || v.Size < o.Required ||
+		(o.Limit > 0 && v.Size > o.Limit) {
+		return fmt.Errorf("%w: the volume has %d bytes, kind %s, filesystem %q, block device: %v", backend.ErrExists,
+			v.Size, v.Kind, v.FSType, v.Block)
 	}
 	if !maps.Equal(v.Class, want.Class) {
-		return fmt.Errorf("%w: it was made with %v", backend.ErrExists, v.Class)
+		return fmt.Errorf("%w: the volume was created with %v", backend.ErrExists, v.Class)
 	}
-	for key, value := range want.Mutable { // what isn't named may have been changed since
+	for key, value := range want.Mutable { // others may have changed since
 		if v.set(key) != value {
-			return fmt.Errorf("%w: its %s is %q", backend.ErrExists, key, v.set(key))
+			return fmt.Errorf("%w: the volume's %s is %q", backend.ErrExists, key, v.set(key))
 		}
 	}
 	return nil
 }
 
-// mount returns what to mount for a use. data is the path of what pods see.
+// mount returns the mount of v for a volume capability. data is the path of the data.
 func (v *volume) mount(data string, a backend.Access) (mounter.Mount, error) {
 	m := mounter.Mount{Kind: mounter.Directory, Source: data, Options: a.Options, ReadOnly: a.ReadOnly}
 	if v.Kind == directory {
@@ -180,14 +188,17 @@ func (v *volume) mount(data string, a backend.Access) (mounter.Mount, error) {
 	m.Sector, m.Buffered, m.ReadAhead = v.Sector, v.set(directIOKey) == "false", int(v.bytes(readAheadKey))
 	switch {
 	case a.Block && !v.Block:
-		return m, fmt.Errorf("%w: volume %s was made for its filesystem, not as a block device", backend.ErrInvalid, v.ID)
+		return m, fmt.Errorf("%w: volume %s was created with a filesystem, not as a block device", backend.ErrInvalid,
+			v.ID)
 	case a.Block:
 		m.Kind, m.Options = mounter.Disk, nil
 		return m, nil
 	case v.FSType == "":
-		return m, fmt.Errorf("%w: volume %s was made as a block device, without a filesystem", backend.ErrInvalid, v.ID)
+		return m, fmt.Errorf("%w: volume %s was created as a block device, without a filesystem", backend.ErrInvalid,
+			v.ID)
 	case a.FSType != "" && a.FSType != v.FSType:
-		return m, fmt.Errorf("%w: volume %s has the filesystem %s, not %.32q", backend.ErrInvalid, v.ID, v.FSType, a.FSType)
+		return m, fmt.Errorf("%w: volume %s has the filesystem %s, not %.32q", backend.ErrInvalid, v.ID, v.FSType,
+			a.FSType)
 	}
 	m.Kind, m.FSType = mounter.Image, v.FSType
 	if err := mounter.CheckOptions(m.Kind, m.FSType, a.Options); err != nil {
@@ -196,7 +207,7 @@ func (v *volume) mount(data string, a backend.Access) (mounter.Mount, error) {
 	return m, nil
 }
 
-// grown returns the size that v has to have.
+// grown returns the size that v must have after an expansion.
 func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 	size := max(v.Size, o.Required)
 	if v.Kind == image {
@@ -206,12 +217,13 @@ func (v *volume) grown(o backend.ExpandOptions) (int64, error) {
 		size = (size + sizeUnit - 1) / sizeUnit * sizeUnit
 	}
 	if o.Limit > 0 && size > o.Limit {
-		return 0, fmt.Errorf("%w: the volume has %d bytes and would have %d, over the limit of %d", backend.ErrOutOfRange, v.Size, size, o.Limit)
+		return 0, fmt.Errorf("%w: the volume has %d bytes and would have %d, above the limit of %d",
+			backend.ErrOutOfRange, v.Size, size, o.Limit)
 	}
 	return size, nil
 }
 
-// Key is the ID, or the kubelet's handle of an inline volume.
+// Key is the ID, or the handle of an inline volume.
 func (v *volume) Key() string {
 	if v.Inline {
 		return v.Name
@@ -231,32 +243,33 @@ func (v *volume) Project() uint32 {
 	return v.Mark.Project
 }
 
-// snapshotFormat is the form of a snapshot's record.json. Version 1 is the first.
+// snapshotFormat is the format of a snapshot's record.json. Version 1 is the first.
 var snapshotFormat = record.Format{Version: 1}
 
-// snapshot is the content of a record.json below snapshots/. Beside it is what a volume has: data/ or image.raw.
+// snapshot is the content of a record.json below snapshots/. The data is beside it, as that of a
+// volume: data/ or image.raw.
 type snapshot struct {
 	ID      string      `json:"id"`
 	Name    string      `json:"name"`   // given to CreateSnapshot; in a group the volume's ID
 	Source  string      `json:"source"` // ID of the volume
 	Accept  consistency `json:"consistency"`
-	content             // Size is the least that a volume made from it has
+	content             // Size is the smallest size of a volume made from it
 	Cloned  bool        `json:"cloned,omitempty"` // an image: all of its blocks were the volume's own
-	Held    int64       `json:"held"`             // bytes of the disk, as if none of them were shared
+	Held    int64       `json:"held"`             // bytes of the disk, shared blocks included
 	Group   string      `json:"group,omitempty"`  // ID
-	Created time.Time   `json:"created"`          // when the data was cut
+	Created time.Time   `json:"created"`          // point in time of the data
 }
 
 func (n *snapshot) public() backend.Snapshot {
 	return backend.Snapshot{ID: n.ID, Source: n.Source, Size: n.Size, Created: n.Created, Group: n.Group}
 }
 
-// fits returns ErrExists unless n is what is asked for.
+// fits returns ErrExists unless n is as requested.
 func (n *snapshot) fits(want *snapshot) error {
 	if n.Source == want.Source && n.Accept == want.Accept {
 		return nil
 	}
-	return fmt.Errorf("%w: it is of volume %s, with consistency: %s", backend.ErrExists, n.Source, n.Accept)
+	return fmt.Errorf("%w: the snapshot is of volume %s, with consistency: %s", backend.ErrExists, n.Source, n.Accept)
 }
 
 func (n *snapshot) Key() string { return n.ID }
@@ -265,8 +278,8 @@ func (n *snapshot) Reserved() int64 { return n.Held }
 
 func (n *snapshot) VolumeID() string { return n.Source }
 
-// A group's record.json is of version 1, the first, and that of a part (part.go) of version 2: an older release doesn't
-// know what to do with a part, and has to leave it alone. With what it knows it can go on.
+// The record.json of a group has version 1, the first, and that of a part (part.go) version 2: an
+// older release cannot handle a part, and must leave it alone. It serves all other objects.
 var (
 	groupFormat = record.Format{Version: 1}
 	partFormat  = record.Format{Version: 2, Upgrades: map[int]func([]byte) ([]byte, error){
@@ -287,7 +300,7 @@ type group struct {
 	Settled bool     `json:"settled,omitempty"`
 }
 
-// format is the form of g's record.
+// format is the format of g's record.
 func (g *group) format() record.Format {
 	if g.isPart() {
 		return partFormat
@@ -295,11 +308,11 @@ func (g *group) format() record.Format {
 	return groupFormat
 }
 
-// member is one snapshot of a group.
+// member is a snapshot of a group.
 type member struct {
 	ID     string `json:"id"`
 	Source string `json:"source"` // ID of the volume
-	Half   string `json:"half"`   // its directory, below the root, before it was in its place
+	Half   string `json:"half"`   // its directory below the root before its rename
 }
 
 func (g *group) sources() []string {
@@ -318,15 +331,17 @@ func (g *group) members() []string {
 	return ids
 }
 
-// fits returns ErrExists unless g is of these volumes, in the order of their IDs, and with all its parts of those.
+// fits returns ErrExists unless g has these volumes, in the order of their IDs, and its parts
+// together have those.
 func (g *group) fits(sources, all []string) error {
 	if slices.Equal(g.sources(), sources) && slices.Equal(g.All, all) {
 		return nil
 	}
-	return fmt.Errorf("%w: it is of the volumes %s%s", backend.ErrExists, strings.Join(g.sources(), ", "), g.beside())
+	return fmt.Errorf("%w: the group has the volumes %s%s", backend.ErrExists, strings.Join(g.sources(), ", "),
+		g.beside())
 }
 
-// hasMembers returns ErrInvalid if snapshots are given, and aren't the members.
+// hasMembers returns ErrInvalid if snapshots is not empty and differs from the members.
 func (g *group) hasMembers(snapshots []string) error {
 	if len(snapshots) == 0 || slices.Equal(g.members(), slices.Sorted(slices.Values(snapshots))) {
 		return nil
@@ -336,7 +351,7 @@ func (g *group) hasMembers(snapshots []string) error {
 
 func (g *group) isPart() bool { return g.Cut != "" }
 
-// beside says of which group g is a part, if it is one.
+// beside returns a text with the group of which g is a part, if it is a part.
 func (g *group) beside() string {
 	if !g.isPart() {
 		return ""
@@ -344,19 +359,19 @@ func (g *group) beside() string {
 	return ", as a part of a group of " + strings.Join(g.All, ", ")
 }
 
-// of returns ErrPrecondition unless g is of that cut, and ErrNotFound if it is no part.
+// of returns ErrPrecondition unless g is of that cut, and ErrNotFound if it is not a part.
 func (g *group) of(cut string) error {
 	switch {
 	case !g.isPart():
-		return fmt.Errorf("%w: group %.128q is a whole one", backend.ErrNotFound, g.ID)
+		return fmt.Errorf("%w: group %.128q is not a part", backend.ErrNotFound, g.ID)
 	case g.Cut == cut:
 		return nil
 	}
 	return fmt.Errorf("%w: group %s is of the cut %.64q, not of %.64q", backend.ErrPrecondition, g.ID, g.Cut, cut)
 }
 
-// nameOfMember returns the name from which the ID of the snapshot of a volume in a group is made.
-// The name of no other snapshot has a NUL.
+// nameOfMember returns the name from which the ID of a volume's snapshot in a group is derived. The
+// names of other snapshots have no NUL.
 func nameOfMember(group, volume string) string { return group + "\x00" + volume }
 
 func (g *group) Key() string { return g.ID }

@@ -11,19 +11,21 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A part of a group over several nodes is a group of the volumes that are here, with an ID that is the same on all
-// nodes. It is made with two questions to whoever makes all parts, and its record says whether all are known to be there.
+// A part of a group on several nodes is a group of the volumes of this node, with an ID that is the
+// same on all nodes. While it is made, the caller that makes all parts is asked twice. The record
+// stores whether all parts are known to be committed.
 
-// SnapshotPart cuts images at one moment, which o.Frozen makes one for other nodes too.
+// SnapshotPart makes snapshots of images at a point in time, which o.Frozen extends to other nodes.
 func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (backend.Part, error) {
 	if err := o.Check(); err != nil {
 		return backend.Part{}, err
 	}
 	id := volumeid.New(volumeid.Group, volumeid.SeveralNodes, o.Name)
-	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut}, func(t *taking) error {
-		t.frozen, t.durable = o.Frozen, o.Durable
-		return unblocked(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
-	})
+	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut},
+		func(t *taking) error {
+			t.frozen, t.durable = o.Frozen, o.Durable
+			return unblocked(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
+		})
 	if err != nil {
 		return backend.Part{}, err
 	}
@@ -47,16 +49,16 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	return b.publicPart(g)
 }
 
-// SettlePart writes the record anew.
+// SettlePart replaces the record.
 func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	s, err := b.ready()
 	if err != nil {
 		return err
 	}
-	if _, err := b.part(id); err != nil { // perhaps one that is being made
+	if _, err := b.part(id); err != nil { // perhaps it is being made
 		return err
 	}
-	release, err := b.exclusive(id) // or it could be discarded meanwhile
+	release, err := b.exclusive(id) // otherwise it could be discarded meanwhile
 	if err != nil {
 		return err
 	}
@@ -71,7 +73,8 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	next := *g
 	next.Settled = true
 	crashpoint.Reached("part:settling")
-	if err := s.Rewrite(groupsDir, id, partFormat, &next); err != nil { // what is there stays: others may have settled theirs
+	// the old record stays: other nodes may have settled their parts
+	if err := s.Rewrite(groupsDir, id, partFormat, &next); err != nil {
 		return fmt.Errorf("%w: settle group %s: %w", backend.ErrUnavailable, id, err)
 	}
 	crashpoint.Reached("part:settled")
@@ -84,7 +87,7 @@ func (b *Backend) DiscardPart(_ context.Context, id, cut string) error {
 	return b.removeGroup(id, func(g *group) error {
 		err := g.of(cut)
 		if err == nil && g.Settled {
-			err = fmt.Errorf("%w: group %s is settled, and deleted as a group only", backend.ErrPrecondition, id)
+			err = fmt.Errorf("%w: group %s is settled: delete the group", backend.ErrPrecondition, id)
 		}
 		return err
 	})

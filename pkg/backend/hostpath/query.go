@@ -14,7 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// List returns volumes from the index. One whose record can't be read is in ListHealth only: nothing is known of it.
+// List returns volumes from the index. A volume whose record cannot be read is in ListHealth only.
 func (b *Backend) List(_ context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
 	if _, err := b.ready(); err != nil {
 		return nil, false, err
@@ -33,7 +33,7 @@ func (b *Backend) List(_ context.Context, after string, limit int) (page []backe
 	return page, more, nil
 }
 
-// Capacity returns the room for directories and images.
+// Capacity returns the capacity for directories and images.
 func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 		if err := want.plan(o, nil); err != nil || len(access) == 0 {
 			return backend.Capacity{}, err
 		}
-		return backend.Capacity{}, nil // there can be no volume for such a use
+		return backend.Capacity{}, nil // no volume can have these capabilities
 	}
 	if want.Kind == directory && want.set(enforceKey) == required {
 		if _, why := s.mechanism(ctx); why != nil {
@@ -79,8 +79,10 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	return b.diagnose(s, id, v, err, failing), nil
 }
 
-// ListHealth looks at every volume above after until it has found limit sick ones.
-func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick []backend.VolumeHealth, more bool, err error) {
+// ListHealth examines every volume after the volume after, until it has found limit volumes with a
+// condition.
+func (b *Backend) ListHealth(ctx context.Context, after string,
+	limit int) (sick []backend.VolumeHealth, more bool, err error) {
 	s, err := b.ready()
 	if err != nil {
 		return nil, false, err
@@ -110,23 +112,30 @@ func (b *Backend) ListHealth(ctx context.Context, after string, limit int) (sick
 	return sick, false, nil
 }
 
-// diagnose returns what is wrong with the volume called id. err is the reason why its record cannot
-// be used, and failing are the images whose filesystems have failed, by their paths.
-func (b *Backend) diagnose(s *root, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
+// diagnose returns the conditions of the volume id. err is the reason why its record cannot be
+// used. failing are the images whose filesystems have failed, by path.
+func (b *Backend) diagnose(s *root, id string, v *volume, err error,
+	failing map[string]mounter.Failure) []backend.Condition {
 	return append(b.observe(s, id, v, err, failing), b.troubles.conditions(id)...)
 }
 
-// observe returns what the volume's record, its data and its filesystem show.
-func (b *Backend) observe(s *root, id string, v *volume, err error, failing map[string]mounter.Failure) []backend.Condition {
+// observe returns the conditions that the volume's record, data and filesystem show.
+func (b *Backend) observe(s *root, id string, v *volume, err error,
+	failing map[string]mounter.Failure) []backend.Condition {
 	switch {
 	case errors.Is(err, record.ErrNewer):
-		return condition(backend.Inaccessible, "RecordOfNewerVersion", "%v: run the release that made it, or a newer one", err)
+		return condition(backend.Inaccessible, "RecordOfNewerVersion",
+			"%v: run the release that made it, or a newer one", err)
 	case err != nil:
 		dir := s.Path(volumesDir, id)
 		if at, statErr := os.Lstat(dir); statErr != nil || !at.IsDir() { // a link may lead to another tenant's data
-			return condition(backend.Inaccessible, "RecordUnreadable", "when the driver started: %v: %s is not a directory: move the volume's directory back there, and restart the driver", err, dir)
+			return condition(backend.Inaccessible, "RecordUnreadable",
+				"when the driver started: %v: %s is not a directory: move the volume's directory back there, and "+
+					"restart the driver", err, dir)
 		}
-		return condition(backend.Inaccessible, "RecordUnreadable", "when the driver started: %v: the data is untouched in %s: repair the record, and restart the driver", err, dir)
+		return condition(backend.Inaccessible, "RecordUnreadable",
+			"when the driver started: %v: the data is untouched in %s: repair the record, and restart the "+
+				"driver", err, dir)
 	}
 	info, err := s.data(v)
 	switch {
@@ -137,7 +146,8 @@ func (b *Backend) observe(s *root, id string, v *volume, err error, failing map[
 	case err != nil:
 		return condition(backend.Inaccessible, "DataUnreadable", "%v", err)
 	case v.Kind == image && info.Size() < v.Size:
-		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup", s.dataPath(v), info.Size(), v.Size)
+		return condition(backend.DataLoss, "ImageTruncated", "%s has %d bytes of %d: restore it from a backup",
+			s.dataPath(v), info.Size(), v.Size)
 	}
 	if f, ok := failing[s.dataPath(v)]; ok {
 		return conditionOf(f)
@@ -149,19 +159,24 @@ func (b *Backend) observe(s *root, id string, v *volume, err error, failing map[
 func conditionOf(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
 	case mounter.Down:
-		return condition(backend.Inaccessible, "FilesystemDown", "%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
+		return condition(backend.Inaccessible, "FilesystemDown",
+			"%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
 	case mounter.Stalled:
 		return condition(backend.Degraded, "FilesystemStalled", "%s: end the pods that use the volume", f.Message)
 	case mounter.TurnedReadOnly:
-		return condition(backend.Degraded, "FilesystemReadOnly", "%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
+		return condition(backend.Degraded, "FilesystemReadOnly",
+			"%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
 	}
-	return condition(backend.Degraded, "FilesystemErrors", "%s: see dmesg; end its pods, and it is checked when it is staged again; take a snapshot before", f.Message)
+	return condition(backend.Degraded, "FilesystemErrors",
+		"%s: see dmesg; end its pods, and it is checked when it is staged again; take a snapshot before", f.Message)
 }
 
-// almostFull is below which part of a disk being free it is time to act: 1/almostFull of it.
+// almostFull is the fraction of free space, 1/almostFull of a disk, below which an operator should
+// act.
 const almostFull = 20
 
-// StorageHealth tells whether the root is there and writable, has room, and can empty its trash.
+// StorageHealth reports whether the root exists and is writable, has space, and can empty its
+// trash.
 func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error) {
 	if _, err := b.Probe(ctx); err != nil {
 		severity := backend.Inaccessible
@@ -175,10 +190,14 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 		all = condition(backend.Degraded, "TrashStuck", "deleted volumes keep their space: %s", *why)
 	}
 	if why := b.count.unswept.Load(); why != nil {
-		all = append(all, condition(backend.Degraded, "SweepFailed", "an incomplete object of an earlier process keeps its space until a start can move it to the trash: %s", *why)...)
+		all = append(all, condition(backend.Degraded, "SweepFailed",
+			"an incomplete object of an earlier process keeps its space until a start can move it to the trash: "+
+				"%s", *why)...)
 	}
 	if why := b.count.lastPanic.Load(); why != nil {
-		all = append(all, condition(backend.Degraded, "TaskPanicked", "%d times since the start a background task ended with a panic, and was run again; the last time: %s: report it with the stack from the log", b.count.panics.Load(), *why)...)
+		all = append(all, condition(backend.Degraded, "TaskPanicked",
+			"%d times since the start a background task ended with a panic, and was run again; the last time: %s: "+
+				"report it with the stack from the log", b.count.panics.Load(), *why)...)
 	}
 	all = append(all, exhaustedHelpers(b.helpers())...)
 	s, err := b.ready()
@@ -191,11 +210,13 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	}
 	if disk.Free < disk.Total/almostFull {
 		all = append(all, condition(backend.Degraded, "StorageAlmostFull",
-			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or delete snapshots and volumes", disk.Free, disk.Total, s.Path())...)
+			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or "+
+				"delete snapshots and volumes", disk.Free, disk.Total, s.Path())...)
 	}
 	if disk.NoInodes() {
 		all = append(all, condition(backend.Degraded, "StorageInodesExhausted",
-			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or make the disk of %s again with more inodes (df -i)", disk.FreeInodes, disk.Inodes, s.Path())...)
+			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or "+
+				"make the filesystem of %s again with more inodes (df -i)", disk.FreeInodes, disk.Inodes, s.Path())...)
 	}
 	return all, nil
 }

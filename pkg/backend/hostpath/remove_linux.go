@@ -12,14 +12,15 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath/internal/store"
 )
 
-// maxDepth is how deep removeTree descends, and so how many descriptors it holds.
+// maxDepth is the number of levels that removeTree descends, and so the number of its descriptors.
 const maxDepth = 64
 
-// removeTree removes the entry called name of dir with all that is in it, and calls each after each file. It follows
-// no link and enters no mount, not even one of the same filesystem: that is an error. A tree deeper than maxDepth
-// comes apart: the deeper parts become entries of dir, which the caller then finds.
+// removeTree removes the entry name of dir with its content, and calls each after each file. It
+// follows no link and enters no mount, not even a mount of the same filesystem: that is an error. A
+// tree deeper than maxDepth comes apart: the deeper parts become entries of dir, which the caller
+// then finds.
 func removeTree(dir *os.File, name string, each func() error) error {
-	defer runtime.KeepAlive(dir) // or the collector may close it in the middle
+	defer runtime.KeepAlive(dir) // otherwise the collector may close it during the call
 	r := remover{top: int(dir.Fd()), each: each}
 	return r.remove(r.top, name, 0)
 }
@@ -48,7 +49,7 @@ func (r *remover) remove(dir int, name string, depth int) error {
 	return r.each()
 }
 
-// clear removes all that is in the directory called name.
+// clear removes the content of the directory name.
 func (r *remover) clear(dir int, name string, depth int) error {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
@@ -56,11 +57,11 @@ func (r *remover) clear(dir int, name string, depth int) error {
 	}
 	fd, err := unix.Openat2(dir, name, &how)
 	if err != nil {
-		return fmt.Errorf("open %q to remove what is in it: %w", name, err)
+		return fmt.Errorf("open %q to remove its content: %w", name, err)
 	}
 	d := os.NewFile(uintptr(fd), name)
 	defer d.Close()
-	for { // until a whole pass finds nothing: a removal while reading may hide an entry from that pass
+	for { // until a whole pass finds nothing: a removal during the listing may hide an entry from that pass
 		found := 0
 		for {
 			names, err := d.Readdirnames(1024)

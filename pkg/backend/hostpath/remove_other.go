@@ -10,8 +10,9 @@ import (
 	"os"
 )
 
-// removeTree removes the entry called name of dir with all that is in it, and calls each after each file. It follows
-// no link: os.Root doesn't, and only what is a plain directory is entered (a mount point of Windows isn't).
+// removeTree removes the entry name of dir with its content, and calls each after each file. It
+// follows no link: os.Root does not, and removeTree enters plain directories only (a mount point of
+// Windows is none).
 func removeTree(dir *os.File, name string, each func() error) error {
 	root, err := os.OpenRoot(dir.Name())
 	if err != nil {

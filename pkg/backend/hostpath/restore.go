@@ -17,17 +17,17 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Restore makes a volume of a snapshot.
+// Restore makes a volume from a snapshot.
 func (b *Backend) Restore(ctx context.Context, snapshot string, o backend.CreateOptions) (backend.Volume, error) {
 	return b.createFrom(ctx, origin{Snapshot: snapshot}, o)
 }
 
-// Clone makes a volume of another one.
+// Clone makes a volume from another volume.
 func (b *Backend) Clone(ctx context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
 	return b.createFrom(ctx, origin{Volume: source}, o)
 }
 
-// createFrom makes the volume of o.Name from what there is, or finds it.
+// createFrom makes the volume o.Name from a source, or finds it.
 func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateOptions) (backend.Volume, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -35,7 +35,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	}
 	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: timestamp()}
 	switch old, err := b.volume(v.ID); {
-	case err == nil: // what it was made from may be gone, but it was of that kind, and no larger
+	case err == nil: // its source may be gone, but had this kind and no larger size
 		source := old.content
 		source.Size = 0
 		if err := v.plan(o, &source); err != nil {
@@ -60,10 +60,10 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
 	v.namespace = o.Namespace
 	err = b.runOrJoin(ctx, v.ID, what, []string{id}, func(ctx context.Context, job *jobs.Job) error {
-		if old, err := b.volume(v.ID); err == nil { // made just before this work began
+		if old, err := b.volume(v.ID); err == nil { // made just before this job began
 			return old.fits(v, o)
 		}
-		source, err := b.contentOf(from) // now that it can't be deleted
+		source, err := b.contentOf(from) // from now on it cannot be deleted
 		if err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	return b.Get(ctx, v.ID, nil)
 }
 
-// contentOf returns what is in the snapshot or volume to copy.
+// contentOf returns the content of the snapshot or volume to be copied.
 func (b *Backend) contentOf(from origin) (content, error) {
 	if from.Volume != "" {
 		v, err := b.persistent(from.Volume)
@@ -96,7 +96,7 @@ func (b *Backend) contentOf(from origin) (content, error) {
 	return n.content, nil
 }
 
-// makeVolume makes v of what is copied, and takes it into the index.
+// makeVolume makes v from its source, and adds it to the index.
 func (c copying) makeVolume(ctx context.Context, source content, v *volume) error {
 	defer c.traffic.begin()()
 	defer c.wakeTrash()
@@ -122,11 +122,11 @@ func (c copying) restore(ctx context.Context, source content, half *beneath.Dir,
 	return c.adapt(ctx, half, v, got)
 }
 
-// adapt makes the copy of an image what v is to be: as large as that, and if it is mounted one day, a filesystem that
-// can be mounted beside the one that it was copied from. The filesystem grows when it is mounted.
+// adapt gives the copy of an image the size of v, and, if it has a filesystem, a UUID with which
+// the filesystem can be mounted beside its source. The filesystem grows when it is mounted.
 func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got copied) (err error) {
 	if got.size > v.Size {
-		return fmt.Errorf("%w: the source has grown to %d bytes meanwhile", backend.ErrBusy, got.size)
+		return fmt.Errorf("%w: the source has grown to %d bytes during the copy", backend.ErrBusy, got.size)
 	}
 	file, err := half.OpenFile(imageFile, os.O_RDWR, 0)
 	if err != nil {
@@ -145,7 +145,7 @@ func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got co
 	return file.Sync()
 }
 
-// newUUID makes the copy of a filesystem, in file, one of its own.
+// newUUID gives the copy of a filesystem, in file, a new UUID.
 func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 	claim := c.claim
 	claim.Kind = kindUUID
@@ -158,7 +158,8 @@ func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 	return c.cfg.Images.NewUUID(ctx, file, v.FSType, v.Sector)
 }
 
-// restoreDirectory makes the directory of v, in half, of a copy: a subvolume of a subvolume, else file by file.
+// restoreDirectory makes the directory of v, in half, from a copy: a subvolume from a subvolume,
+// otherwise file by file.
 func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *volume) error {
 	if c.store.subvolumes() {
 		_, why, err := c.store.admit(ctx, v)

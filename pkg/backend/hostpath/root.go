@@ -26,7 +26,7 @@ const (
 	imageFile    = store.Image
 )
 
-// root is an open root, and what its filesystem can do.
+// root is an open root, with the abilities of its filesystem.
 type root struct {
 	*store.Store
 	reflink, subvolume ability
@@ -46,8 +46,8 @@ func (s *root) dataPath(v *volume) string { return s.Real(s.dataName(v)) }
 // dataName returns the path of the volume's data below the root.
 func (s *root) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
 
-// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if something else is in
-// its place, a link for example.
+// data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if a file of another
+// type is at its path, a link for example.
 func (s *root) data(v *volume) (fs.FileInfo, error) {
 	want := fs.ModeDir
 	if v.Kind == image {
@@ -64,13 +64,14 @@ func (c *content) dataFile() string {
 	return dataDir
 }
 
-// ability is something that the root's filesystem can do or not, which is found out once.
+// ability is an ability of the root's filesystem, which is probed until there is a result.
 type ability struct {
 	mu         sync.Mutex
 	known, yes bool
 }
 
-// get returns what probe says. A disk that is full or read-only says nothing: it is asked again the next time.
+// get returns the result of probe. A disk that is full or read-only gives no result, and is probed
+// again the next time.
 func (a *ability) get(probe func() (bool, error)) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -87,7 +88,8 @@ func (s *root) subvolumes() bool { return s.subvolume.get(s.canSubvolume) }
 // reflinks reports whether files below the root can share blocks.
 func (s *root) reflinks() bool { return s.reflink.get(s.canReflink) }
 
-// canSubvolume finds out whether subvolumes can be made and removed below the root: not by everybody on every btrfs.
+// canSubvolume finds out whether subvolumes can be made and removed below the root: not every btrfs
+// permits both to every user.
 func (s *root) canSubvolume() (bool, error) {
 	staging, err := s.Dir().OpenDirFile(stagingDir)
 	if err != nil {
@@ -95,11 +97,12 @@ func (s *root) canSubvolume() (bool, error) {
 	}
 	defer staging.Close()
 	name := "probe-" + store.Random()
-	if _, err := quota.Make(quota.Mechanism{Kind: quota.Subvolume}, staging, name, quota.Options{Mode: 0o700}); err != nil {
+	if _, err := quota.Make(quota.Mechanism{Kind: quota.Subvolume}, staging, name,
+		quota.Options{Mode: 0o700}); err != nil {
 		return false, err
 	}
 	if err := quota.Discard(staging, name, nil); err != nil {
-		_ = s.Dir().Remove(path.Join(stagingDir, name)) // else the next start sweeps it
+		_ = s.Dir().Remove(path.Join(stagingDir, name)) // otherwise the next start sweeps it
 		return false, err
 	}
 	return true, nil
@@ -129,8 +132,9 @@ func (s *root) canReflink() (bool, error) {
 	return true, nil
 }
 
-// mechanism returns by what directories can be held to their sizes. With quota.ErrNotEnforced they can't be, and why
-// says what a person can do; the kind may be that of a subvolume all the same.
+// mechanism returns the mechanism for limits of directories. With quota.ErrNotEnforced limits are
+// impossible, and why has the reason and a remedy; the kind can be that of a subvolume
+// nevertheless.
 func (s *root) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
 	root, err := s.Dir().OpenDirFile(".")
 	if err != nil {
@@ -139,7 +143,7 @@ func (s *root) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
 	defer root.Close()
 	m, err = quota.Find(ctx, root)
 	if m.Kind == quota.Subvolume && !s.subvolumes() {
-		return quota.Mechanism{}, fmt.Errorf("%w: the driver may not make subvolumes", quota.ErrNotEnforced)
+		return quota.Mechanism{}, fmt.Errorf("%w: the driver is not permitted to make subvolumes", quota.ErrNotEnforced)
 	}
 	return m, err
 }

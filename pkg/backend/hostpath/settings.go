@@ -12,22 +12,22 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// settings are the parameters that can change while a volume is used, in the form in which they are compared and kept.
-// A class may say them (StorageClass), and a VolumeAttributesClass overrides it.
+// settings are the mutable parameters of a volume, in the normalized form in which they are
+// compared and stored. A StorageClass can set them; a VolumeAttributesClass overrides it.
 type settings map[string]string
 
 const (
-	enforceKey   = "enforce"   // the size of a directory
-	directIOKey  = "direct-io" // between an image and its disk
-	readAheadKey = "readahead" // of an image's device, in bytes
-	labelKey     = "label"     // for people; nothing depends on it
+	enforceKey   = "enforce"   // whether the size of a directory is enforced
+	directIOKey  = "direct-io" // whether an image bypasses the page cache of its disk
+	readAheadKey = "readahead" // read-ahead of an image's device, in bytes
+	labelKey     = "label"     // a text for users; no code depends on it
 )
 
-// enforce is what happens where the size of a directory can't be enforced.
+// Values of enforce, for a directory whose size cannot be enforced.
 const (
-	required  = "required"  // there is no such volume
-	preferred = "preferred" // it says so in its health
-	off       = "off"       // it is not even tried
+	required  = "required"  // CreateVolume fails
+	preferred = "preferred" // the health of the volume reports it
+	off       = "off"       // the driver does not try
 )
 
 const (
@@ -35,35 +35,39 @@ const (
 	maxLabel     = 128     // bytes
 )
 
-// setting is how one of them is read.
+// setting describes a mutable parameter.
 type setting struct {
-	standard string // what holds if nobody says anything
-	images   bool   // it is for volumes of kind image
+	standard string // the value without a class that sets it
+	images   bool   // it is for volumes of kind image only
 
-	// read returns the form in which a value is kept. Errors: ErrInvalid.
+	// read validates a value and returns its normalized form. Errors: ErrInvalid.
 	read func(value string) (string, error)
 }
 
 var knownSettings = map[string]setting{
-	enforceKey:  {preferred, false, func(value string) (string, error) { return value, oneOf(value, required, preferred, off) }},
+	enforceKey: {preferred, false,
+		func(value string) (string, error) { return value, oneOf(value, required, preferred, off) }},
 	directIOKey: {"true", true, func(value string) (string, error) { return value, oneOf(value, "true", "false") }},
 	readAheadKey: {"", true, func(value string) (string, error) {
 		size, err := backend.ParseSize(value)
 		if err == nil && (size%sizeUnit != 0 || size > maxReadAhead) {
-			err = fmt.Errorf("%w: %.32q is no multiple of %d up to %d", backend.ErrInvalid, value, sizeUnit, maxReadAhead)
+			err = fmt.Errorf("%w: invalid value %.32q: must be a multiple of %d, at most %d", backend.ErrInvalid, value,
+				sizeUnit, maxReadAhead)
 		}
 		return strconv.FormatInt(size, 10), err
 	}},
 	labelKey: {"", false, func(value string) (string, error) {
 		if len(value) > maxLabel || !utf8.ValidString(value) || strings.ContainsFunc(value, isHidden) {
-			return "", fmt.Errorf("%w: a label must be UTF-8 of at most %d bytes, without control characters, line separators, byte order marks and marks"+
+			return "", fmt.Errorf("%w: a label must be UTF-8 of at most %d bytes, without control characters, line "+
+				"separators, byte order marks and marks"+
 				" of the writing direction", backend.ErrInvalid, maxLabel)
 		}
 		return value, nil
 	}},
 }
 
-// isHidden reports whether a character in a label could change how a terminal shows the text around it.
+// isHidden reports whether a character in a label could change the display of the text around it in
+// a terminal.
 func isHidden(c rune) bool {
 	const byteOrderMark = 0xfeff
 	return unicode.In(c, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Bidi_Control) || c == byteOrderMark
@@ -73,10 +77,10 @@ func oneOf(value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
 	}
-	return fmt.Errorf("%w: %.32q is none of %q", backend.ErrInvalid, value, allowed)
+	return fmt.Errorf("%w: invalid value %.32q: must be one of %q", backend.ErrInvalid, value, allowed)
 }
 
-// readSettings returns those of parameters that are settings. "" is the same as not to say it.
+// readSettings returns the settings among parameters. The value "" is the same as no parameter.
 func readSettings(parameters map[string]string, k kind) (settings, error) {
 	var all settings
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
@@ -88,7 +92,7 @@ func readSettings(parameters map[string]string, k kind) (settings, error) {
 		switch {
 		case err != nil:
 		case known.images && k != image:
-			err = fmt.Errorf("%w: it is for volumes of kind %s", backend.ErrInvalid, image)
+			err = fmt.Errorf("%w: only volumes of kind %s have this parameter", backend.ErrInvalid, image)
 		case k == image && key == enforceKey && value == off:
 			err = fmt.Errorf("%w: the size of an image is always enforced", backend.ErrInvalid)
 		}
@@ -103,11 +107,12 @@ func readSettings(parameters map[string]string, k kind) (settings, error) {
 	return all, nil
 }
 
-// onlySettings returns ErrInvalid for a parameter that isn't one.
+// onlySettings returns ErrInvalid for a parameter that is not a setting.
 func onlySettings(parameters map[string]string) error {
 	for key := range parameters {
 		if _, ok := knownSettings[key]; !ok {
-			return fmt.Errorf("%w: unknown mutable parameter %.64q: must be one of %q", backend.ErrInvalid, key, slices.Sorted(maps.Keys(knownSettings)))
+			return fmt.Errorf("%w: unknown mutable parameter %.64q: must be one of %q", backend.ErrInvalid, key,
+				slices.Sorted(maps.Keys(knownSettings)))
 		}
 	}
 	return nil

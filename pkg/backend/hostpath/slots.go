@@ -6,12 +6,12 @@ import (
 
 // slots are the limited resources of a node, shared fairly among namespaces and volumes.
 type slots struct {
-	copies  *fair.Slots // of data, which is limited by the disk
-	cuts    *fair.Slots // at one moment, under a freeze if a filesystem is mounted
+	copies  *fair.Slots // of data; the disk limits them
+	cuts    *fair.Slots // at a point in time, under a freeze if a filesystem is mounted
 	formats *fair.Slots // runs of mkfs, and of the programs that change a UUID
 }
 
-// Kinds of work in slots.
+// Kinds of jobs in slots.
 const (
 	kindSnapshot = "snapshot"
 	kindClone    = "clone"
@@ -22,7 +22,7 @@ const (
 	kindCheck    = "check"
 )
 
-// More copies at a time would only make each of them slower; of the others, two cores run few.
+// More copies at a time would only slow each of them down; two cores run few of the others.
 func newSlots() slots {
 	return slots{
 		copies:  fair.New(fair.Limits{Slots: 4, Tenant: 2, Kind: 3}),

@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Snapshot copies what is in a volume. An image is cut at one moment; a directory is copied file by file.
+// Snapshot copies the content of a volume: an image at a point in time, a directory file by file.
 func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -27,7 +27,8 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	if err != nil {
 		return backend.Snapshot{}, err
 	}
-	n := &snapshot{ID: volumeid.New(volumeid.Snapshot, b.cfg.Node, o.Name), Name: o.Name, Source: o.Source, Accept: accept}
+	n := &snapshot{ID: volumeid.New(volumeid.Snapshot, b.cfg.Node, o.Name), Name: o.Name, Source: o.Source,
+		Accept: accept}
 	switch old, err := b.snapshot(n.ID); {
 	case err == nil:
 		return old.public(), old.fits(n)
@@ -42,7 +43,8 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 		what += ", consistency " + string(n.Accept)
 	}
 	err = b.runOrJoin(ctx, n.ID, what, []string{n.Source}, func(ctx context.Context, job *jobs.Job) error {
-		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source}, &copyJob{Job: job})
+		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source},
+			&copyJob{Job: job})
 	})
 	if err != nil {
 		return backend.Snapshot{}, err
@@ -50,7 +52,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	return b.GetSnapshot(ctx, n.ID, nil)
 }
 
-// snapshotParameters reads those of a VolumeSnapshotClass.
+// snapshotParameters reads the parameters of a VolumeSnapshotClass.
 func snapshotParameters(parameters map[string]string) (consistency, error) {
 	for key := range parameters {
 		if key != consistencyKey {
@@ -60,17 +62,18 @@ func snapshotParameters(parameters map[string]string) (consistency, error) {
 	return parseConsistency(parameters)
 }
 
-// takeSnapshot makes n of its volume, and takes it into the index.
+// takeSnapshot makes n from its volume, and adds it to the index.
 func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim fair.Claim, job *copyJob) error {
-	if old, err := b.snapshot(n.ID); err == nil { // made just before this work began
+	if old, err := b.snapshot(n.ID); err == nil { // made just before this job began
 		return old.fits(n)
 	}
-	v, err := b.persistent(n.Source) // now that it can't be deleted
+	v, err := b.persistent(n.Source) // from now on it cannot be deleted
 	if err != nil {
 		return err
 	}
 	defer b.traffic.begin()()
-	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, claim: claim, job: job}
+	c := copying{Backend: b, store: s, from: path.Join(volumesDir, v.ID), live: v.ID, accept: n.Accept, claim: claim,
+		job: job}
 	reserved := c.estimate(v)
 	if err := b.reserve(s, reserved); err != nil {
 		return err
@@ -92,7 +95,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 		return store.WriteRecord(half, snapshotFormat, n)
 	})
 	switch {
-	case errors.Is(err, store.ErrUndecided): // its promise stays, too
+	case errors.Is(err, store.ErrUndecided): // the space stays reserved
 		b.catalog.BreakSnapshot(n.ID, err)
 		return err
 	case err != nil:
@@ -105,8 +108,8 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 	return nil
 }
 
-// estimate returns what the copy of v will hold, as far as that can be told: at least a byte, as on a full disk nothing
-// is to be begun.
+// estimate returns the size of the copy of v, as far as it is known: at least 1 byte, so that no
+// copy begins on a full disk.
 func (c copying) estimate(v *volume) (held int64) {
 	switch {
 	case v.Kind == image:
@@ -140,7 +143,8 @@ func (b *Backend) findSnapshot(id string) (*snapshot, *root, error) {
 }
 
 // ListSnapshots returns snapshots from the index.
-func (b *Backend) ListSnapshots(_ context.Context, source, after string, limit int) (page []backend.Snapshot, more bool, err error) {
+func (b *Backend) ListSnapshots(_ context.Context, source, after string,
+	limit int) (page []backend.Snapshot, more bool, err error) {
 	if _, err := b.ready(); err != nil {
 		return nil, false, err
 	}

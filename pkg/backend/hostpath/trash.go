@@ -11,10 +11,10 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// retryTrash is the time until a failed removal is tried again.
+// retryTrash is the pause before a failed removal is tried again.
 const retryTrash = time.Minute
 
-// trash moves the object called id in dir to the trash, durably. Errors: ErrUnavailable.
+// trash moves the object id in dir to the trash, durably. Errors: ErrUnavailable.
 func (b *Backend) trash(s *root, dir, id string) error {
 	if err := available(s.Delete(dir, id)); err != nil {
 		return err
@@ -24,9 +24,8 @@ func (b *Backend) trash(s *root, dir, id string) error {
 	return nil
 }
 
-// emptyTrash removes the entries of the trash, whenever there are some, until ctx is done. It is
-// one goroutine that gives way to calls: the removal of many files slows the journal down that
-// calls wait for.
+// emptyTrash removes the entries of the trash until ctx is done. It is a single goroutine that
+// gives way to calls: the removal of many files slows down the journal for which calls wait.
 func (b *Backend) emptyTrash(ctx context.Context, s *root) {
 	for {
 		again := time.Duration(0)
@@ -58,7 +57,8 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	// Nothing that is mounted gets here, as Delete has looked. But what is removed is gone for ever: look again.
+	// Delete has checked that nothing is mounted from the entry. The removal is final, so check
+	// again.
 	if err := s.inPlace(); err != nil {
 		return err
 	}
@@ -77,7 +77,8 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 			if err := b.pace(ctx, 0); err != nil {
 				return err
 			}
-			return b.exec.remove(ctx, trash, name, b.catalog.ProjectTaken, func(files int) error { return b.pace(ctx, files) })
+			return b.exec.remove(ctx, trash, name, b.catalog.ProjectTaken,
+				func(files int) error { return b.pace(ctx, files) })
 		})
 		if err != nil {
 			b.panicked(err)
@@ -101,7 +102,8 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 	return failed
 }
 
-// unmounted returns those entries of the trash of which nothing is mounted, and an error about the others.
+// unmounted returns the entries of the trash from which nothing is mounted, and an error about the
+// others.
 func (b *Backend) unmounted(ctx context.Context, s *root, names []string) (free []string, err error) {
 	trash := s.Real(trashDir)
 	users, err := b.cfg.Images.MountPointsOf(trash)
@@ -128,7 +130,7 @@ func (b *Backend) unmounted(ctx context.Context, s *root, names []string) (free 
 	return free, err
 }
 
-// pace is called after the removal of some files, and before that of an entry. After a slice of time
+// pace is called after the removal of some files, and before that of an entry. After a time slice
 // it gives way to calls.
 func (b *Backend) pace(ctx context.Context, files int) error {
 	b.count.removedFiles.Add(int64(files))

@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// remembered is the time for which a failure is worth telling: later its reason may be gone.
+	// remembered is the time for which a failure is reported: later its reason may be gone.
 	remembered = 5 * time.Minute
-	// stallAfter is the time without progress after which a copy counts as one that hangs. It then
-	// leaves its slot to others: it does not use the disk.
+	// stallAfter is the time without progress after which a copy counts as hanging. It then leaves
+	// its slot, as it does not use the disk.
 	stallAfter = 3 * time.Second
-	// maxHanging is the number of volumes of one tenant in which copies may hang. Each of them keeps
+	// maxHanging is the number of volumes of a tenant in which copies may hang. Each of them keeps
 	// a helper process, of which there are few.
 	maxHanging = 8
 )
@@ -26,7 +26,7 @@ const (
 // troubles are the reasons for which volumes or snapshots could not be copied. Its zero value is
 // empty.
 type troubles struct {
-	warn func(volume, reason, message string) // nil: nobody
+	warn func(volume, reason, message string) // may be nil
 
 	mu       sync.Mutex
 	bySource map[string]*trouble
@@ -39,7 +39,7 @@ type trouble struct {
 	hangs   int // copies that hang in the source
 }
 
-// failed notes why the source could not be copied.
+// failed records the reason why the source could not be copied.
 func (t *troubles) failed(c fair.Claim, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,7 +48,7 @@ func (t *troubles) failed(c fair.Claim, message string) {
 	}
 }
 
-// well notes that a copy of the source was made.
+// well records a successful copy of the source.
 func (t *troubles) well(c fair.Claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -57,7 +57,7 @@ func (t *troubles) well(c fair.Claim) {
 	}
 }
 
-// hang notes that a copy hangs in the source since a time, until ends is called.
+// hang records that a copy hangs in the source since a time, until ends is called.
 func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends func()) {
 	t.mu.Lock()
 	one := t.of(c)
@@ -79,14 +79,14 @@ func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends fun
 	})
 }
 
-// warned reports something that an operator looks for in the log.
+// warned logs an event for the operator.
 func (t *troubles) warned(c fair.Claim, reason, message string) {
 	if t.warn != nil {
 		t.warn(c.Volume, reason, message)
 	}
 }
 
-// of returns the trouble of a source, which it makes where there is none, and forgets old ones.
+// of returns the trouble of a source, and makes it if necessary. It drops old troubles.
 func (t *troubles) of(c fair.Claim) *trouble {
 	if t.bySource == nil {
 		t.bySource = map[string]*trouble{}
@@ -107,13 +107,14 @@ func (t *troubles) of(c fair.Claim) *trouble {
 // tenantOf returns the namespace of a claim, or the volume where the namespace is not known.
 func tenantOf(c fair.Claim) string { return cmp.Or(c.Tenant, c.Volume) }
 
-// check returns ErrPrecondition while a copy hangs in the source, as another one would hang too, or
-// while copies hang in too many volumes of the tenant.
+// check returns ErrPrecondition while a copy hangs in the source, as another copy would hang too,
+// or while copies hang in too many volumes of the tenant.
 func (t *troubles) check(c fair.Claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if one := t.bySource[c.Volume]; one != nil && one.hangs > 0 {
-		return fmt.Errorf("%w: an earlier copy still hangs since %s: %s", backend.ErrPrecondition, one.since.UTC().Format(time.RFC3339), one.message)
+		return fmt.Errorf("%w: an earlier copy still hangs since %s: %s", backend.ErrPrecondition,
+			one.since.UTC().Format(time.RFC3339), one.message)
 	}
 	var hanging []string
 	for id, one := range t.bySource {
@@ -129,7 +130,7 @@ func (t *troubles) check(c fair.Claim) error {
 	return nil
 }
 
-// conditions returns what is wrong with copies of the volume.
+// conditions returns the conditions of the volume that concern copies.
 func (t *troubles) conditions(id string) []backend.Condition {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -141,7 +142,8 @@ func (t *troubles) conditions(id string) []backend.Condition {
 	case one.hangs > 0:
 		return condition(backend.Degraded, "CopyStalled", "a snapshot or clone hangs since %s: %s", since, one.message)
 	case time.Since(one.since) <= remembered:
-		return condition(backend.Degraded, "CopyFailed", "the last snapshot or clone failed at %s: %s", since, one.message)
+		return condition(backend.Degraded, "CopyFailed", "the last snapshot or clone failed at %s: %s", since,
+			one.message)
 	}
 	return nil
 }
@@ -167,11 +169,13 @@ type watch struct {
 	ends     func() // not nil while the copy hangs
 }
 
-// report notes whether the copy makes progress.
+// report records whether the copy makes progress.
 func (w *watch) report(r copyReport) {
 	switch {
 	case r.Idle >= w.after && w.ends == nil:
-		w.ends = w.troubles.hang(w.claim, time.Now().Add(-r.Idle), fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume holds it: end the pod", r.Entry))
+		w.ends = w.troubles.hang(w.claim, time.Now().Add(-r.Idle),
+			fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume holds it: end the pod",
+				r.Entry))
 		w.leave()
 	case r.Idle < w.after && w.ends != nil:
 		w.ends()
@@ -179,7 +183,7 @@ func (w *watch) report(r copyReport) {
 	}
 }
 
-// end notes the end of the copy, or that it was given up: it then hangs until gone is closed.
+// end records the end of the copy. If it was given up, it hangs until gone is closed.
 func (w *watch) end(gone <-chan struct{}) {
 	if gone != nil && w.ends == nil { // a helper that does not answer
 		w.ends = w.troubles.hang(w.claim, time.Now(), "its helper process does not answer")

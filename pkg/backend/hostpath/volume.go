@@ -19,29 +19,33 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Create makes a directory or an image. It takes three fsyncs: the record, the directory around it, and volumes/ after the rename.
+// Create makes a directory or an image. It takes three fsyncs: of the record, of the directory
+// around it, and of volumes/ after the rename.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name}, o)
 }
 
-// inlineHandle is how the kubelet names inline volumes.
+// inlineHandle is the form of the kubelet's handles of inline volumes.
 var inlineHandle = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// CreateInline makes a volume for the life of one pod, whose author says its parameters: of these there is only the kind. What an
-// administrator decides in a class, whether a size is enforced say, isn't the author's to undo.
+// CreateInline makes a volume for the life of a pod. The author of the pod sets its parameters, of
+// which only the kind is permitted: an author must not override the decisions of an administrator
+// in a class, such as the enforcement of a size.
 func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.CreateOptions) (backend.Volume, error) {
 	if !inlineHandle.MatchString(handle) {
-		return backend.Volume{}, fmt.Errorf("%w: an inline volume's handle is csi- and 64 hexadecimal digits", backend.ErrInvalid)
+		return backend.Volume{}, fmt.Errorf("%w: invalid handle of an inline volume: must be csi- and 64 hexadecimal "+
+			"digits", backend.ErrInvalid)
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
 		if key != kindKey {
-			return backend.Volume{}, fmt.Errorf("%w: an inline volume has its size and its %s, and no %.64q", backend.ErrInvalid, kindKey, key)
+			return backend.Volume{}, fmt.Errorf("%w: unknown attribute %[2]q of an inline volume: must be size or "+
+				"%[1]s", backend.ErrInvalid, kindKey, key)
 		}
 	}
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Inline, b.cfg.Node, handle), Name: handle, Inline: true}, o)
 }
 
-// create makes v, which has its ID and name, as o says, or finds it.
+// create makes v, with its ID and name, as o requests, or finds it.
 func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions) (backend.Volume, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -67,13 +71,13 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	return v.public(), err
 }
 
-// keep promises room to v, makes it, and takes it into the index.
+// keep reserves space for v, makes it, and adds it to the index.
 func (b *Backend) keep(s *root, v *volume, make func() error) error {
 	if err := b.reserve(s, v.Size); err != nil {
 		return err
 	}
 	switch err := make(); {
-	case errors.Is(err, store.ErrUndecided): // its promise stays, too
+	case errors.Is(err, store.ErrUndecided): // the space stays reserved
 		b.catalog.BreakVolume(v.Key(), err)
 		return err
 	case err != nil:
@@ -84,7 +88,7 @@ func (b *Backend) keep(s *root, v *volume, make func() error) error {
 	return nil
 }
 
-// timestamp returns the time of now as records hold it.
+// timestamp returns the current time in the precision of records.
 func timestamp() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
 // makeEmpty makes the content of a new and empty volume, and its record.
@@ -107,9 +111,8 @@ func (v *volume) record(half *beneath.Dir) error {
 	return store.WriteRecord(half, volumeFormat, v)
 }
 
-// makeImage makes a file of the volume's size, with holes for what nobody has written, and a filesystem in it. Here,
-// where nobody has written to it yet, is the only place where that is done: what looks blank later may be a filesystem
-// on a disk that can't be read.
+// makeImage makes a sparse file of the volume's size, with a filesystem. No other function formats
+// an image: a file that looks blank later can be a filesystem on a disk that cannot be read.
 func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *volume) (err error) {
 	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -122,7 +125,7 @@ func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *v
 	if v.FSType != "" {
 		if err := b.format(ctx, file, v); err != nil {
 			if disk, look := s.Space(); look == nil && disk.Free < leastFree {
-				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // which a program can't say
+				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // which the error of a program does not show
 			}
 			return err
 		}
@@ -131,12 +134,13 @@ func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *v
 	return file.Sync()
 }
 
-// leastFree is how many bytes a disk must have free for a failing mkfs not to be blamed on it.
+// leastFree is the free space in bytes above which a failure of mkfs is not attributed to a full
+// disk.
 const leastFree = 1 << 20
 
 // format makes the filesystem of v in an image.
 func (b *Backend) format(ctx context.Context, image *os.File, v *volume) error {
-	resume := b.traffic.pause() // the wait is not traffic
+	resume := b.traffic.pause() // time spent waiting is not traffic
 	leave, err := b.slots.formats.Acquire(ctx, fair.Claim{Kind: kindFormat, Tenant: v.namespace, Volume: v.ID})
 	resume()
 	if err != nil {
@@ -171,11 +175,13 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 	}
 	for key, value := range a.Context {
 		if own, ok := v.context()[key]; !ok || own != value {
-			return mounter.Mount{}, fmt.Errorf("%w: volume %s has no such %.64q in its context", backend.ErrInvalid, v.ID, key)
+			return mounter.Mount{}, fmt.Errorf("%w: volume %s has another %.64q in its context", backend.ErrInvalid,
+				v.ID, key)
 		}
 	}
 	if b.jobs.Held(v.ID) {
-		return mounter.Mount{}, fmt.Errorf("%w: volume %s is being copied: it can be mounted when the copy is complete", backend.ErrBusy, v.ID)
+		return mounter.Mount{}, fmt.Errorf("%w: volume %s is being copied: it can be mounted when the copy is complete",
+			backend.ErrBusy, v.ID)
 	}
 	b.traffic.touch()
 	m, err := v.mount(s.dataPath(v), a)

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// Object is a volume, a snapshot or a group. An object in a catalog never changes: a call puts
-// another one in its place.
+// Object is a volume, a snapshot or a group. An object in a catalog never changes: a call replaces
+// it with another object.
 type Object interface {
 	Key() string // unique among the objects of its kind, which are listed in this order
 }
@@ -35,7 +35,7 @@ type NotFound struct{ What, Key string }
 
 func (n *NotFound) Error() string { return fmt.Sprintf("%s %.128q", n.What, n.Key) }
 
-// Full is the error of a reservation for which there is no room. Both are in bytes.
+// Full is the error of a reservation without enough space. Both are in bytes.
 type Full struct{ Wanted, Left int64 }
 
 func (f *Full) Error() string {
@@ -46,8 +46,8 @@ func (f *Full) Error() string {
 // called by many goroutines.
 type Catalog[V Volume, S Snapshot, G Object] struct {
 	mu        sync.RWMutex
-	volumes   table[V]     // that are listed
-	hidden    map[string]V // that are not
+	volumes   table[V]     // listed volumes
+	hidden    map[string]V // other volumes
 	snapshots table[S]
 	bySource  map[string][]string // keys of snapshots, sorted, by the ID of their volume
 	groups    table[G]
@@ -115,7 +115,7 @@ func (c *Catalog[V, S, G]) Reserved() int64 {
 	return c.reserved
 }
 
-// take notes the project of a volume.
+// take records the project of a volume.
 func (c *Catalog[V, S, G]) take(v V) {
 	if project := v.Project(); project != 0 {
 		c.projects[project] = true
@@ -191,7 +191,7 @@ func (c *Catalog[V, S, G]) DropVolume(v V) {
 	}
 }
 
-// BreakVolume notes why a volume cannot be used until the next start.
+// BreakVolume records why a volume cannot be used until the next start.
 func (c *Catalog[V, S, G]) BreakVolume(key string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +246,7 @@ func (c *Catalog[V, S, G]) DropSnapshot(s S) {
 	}
 }
 
-// BreakSnapshot notes why a snapshot cannot be used until the next start.
+// BreakSnapshot records why a snapshot cannot be used until the next start.
 func (c *Catalog[V, S, G]) BreakSnapshot(key string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -277,7 +277,7 @@ func (c *Catalog[V, S, G]) DropGroup(key string) {
 	c.groups.drop(key)
 }
 
-// BreakGroup notes why a group cannot be used until the next start.
+// BreakGroup records why a group cannot be used until the next start.
 func (c *Catalog[V, S, G]) BreakGroup(key string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,7 +290,7 @@ type Stats struct {
 	Reserved                                   int64 // bytes
 }
 
-// Stats returns the figures of now.
+// Stats returns the current figures.
 func (c *Catalog[V, S, G]) Stats() Stats {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

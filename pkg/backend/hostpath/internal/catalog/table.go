@@ -7,7 +7,7 @@ import (
 
 // table holds all objects of one kind.
 type table[T Object] struct {
-	what   string // an object is called in messages
+	what   string // the name of the kind in messages
 	byKey  map[string]T
 	broken map[string]error // why an object cannot be used, by its key
 	keys   []string         // of both, sorted: pages are cut from it

@@ -1,6 +1,6 @@
-// Package jobs runs work that may take longer than the call that asks for it. A job goes on when its
-// caller gives up, a later call for the same object joins it, and the sources that it reads cannot be
-// deleted meanwhile. The package knows objects by their IDs only.
+// Package jobs runs jobs that may take longer than the call that asks for them. A job goes on when
+// its caller gives up, a later call for the same object joins it, and the sources that it reads
+// cannot be deleted meanwhile. The package knows objects by their IDs only.
 package jobs
 
 import (
@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// notice is how long before its deadline a call that has joined a job returns: its error then tells
-	// the caller how far the job is.
+	// notice is the time before its deadline at which a call that has joined a job returns: its
+	// error then reports the progress of the job.
 	notice = 500 * time.Millisecond
 	// remembered is the time for which the error of a job is kept for a call that asks again.
 	remembered = 5 * time.Minute
 )
 
-// ErrStopped says that a job ended because of Close.
+// ErrStopped reports a job that ended because of Close.
 var ErrStopped = errors.New("the driver is shutting down")
 
-// Reason is why a call cannot have an object now.
+// Reason is the reason for which a call cannot have an object now.
 type Reason int
 
 const (
-	Busy    Reason = iota // a job or a call works on the object, and the same call may succeed later
+	Busy    Reason = iota // a job or a call uses the object, and the same call may succeed later
 	Differs               // a job makes the object from other sources than the call asks for
 	InUse                 // a job makes the object or reads it
 )
@@ -49,14 +49,14 @@ func conflict(reason Reason, format string, args ...any) error {
 // Jobs are the jobs of one backend, and the exclusive use of objects. Its methods may be called by
 // many goroutines.
 type Jobs struct {
-	ctx  context.Context // of all background work; ends with Close
+	ctx  context.Context // of all background tasks; ends with Close
 	stop context.CancelFunc
 	done sync.WaitGroup
 
 	mu        sync.Mutex
 	running   map[string]*Job // by the ID of the object that is made; a failed job stays until a call got its error
-	readers   map[string]int  // number of jobs that read an object, by its ID
-	exclusive map[string]bool // objects of which one call has exclusive use
+	readers   map[string]int  // number of jobs that read an object, by the object's ID
+	exclusive map[string]bool // objects in exclusive use by a call
 	held      map[string]int  // objects that must not be written to
 
 	copied atomic.Int64 // bytes, of all jobs that have ended
@@ -72,7 +72,7 @@ func New() *Jobs {
 	}
 }
 
-// Close cancels all background work and waits for its end.
+// Close cancels all background tasks and waits for their end.
 func (j *Jobs) Close() {
 	j.stop()
 	j.done.Wait()
@@ -84,7 +84,7 @@ func (j *Jobs) Context() context.Context { return j.ctx }
 // Go runs a task in the background. Its context ends with Close, which waits for it.
 func (j *Jobs) Go(task func(ctx context.Context)) { j.done.Go(func() { task(j.ctx) }) }
 
-// Job makes one object.
+// Job makes an object.
 type Job struct {
 	what     string        // the sources and properties of the object: a call joins only if its own are equal
 	sources  []string      // IDs
@@ -94,17 +94,17 @@ type Job struct {
 	progress atomic.Pointer[Progress]
 }
 
-// Progress is how far a job is.
+// Progress is the progress of a job.
 type Progress struct {
-	Bytes int64  // that are copied
-	Held  int64  // bytes of the disk that the copy takes, as if it shared none of them
-	Stall string // where and since when there is no progress, for people; "" while there is
+	Bytes int64  // copied so far
+	Held  int64  // bytes of the disk that the copy takes, shared blocks included
+	Stall string // path and time of the last progress, for messages; "" while there is progress
 }
 
-// Report notes how far the job is.
+// Report records the progress of the job.
 func (job *Job) Report(p Progress) { job.progress.Store(&p) }
 
-// Progress returns what was reported last.
+// Progress returns the last reported progress.
 func (job *Job) Progress() Progress {
 	if p := job.progress.Load(); p != nil {
 		return *p
@@ -114,13 +114,14 @@ func (job *Job) Progress() Progress {
 
 func (p Progress) String() string { return fmt.Sprintf("%d bytes so far%s", p.Bytes, p.Stall) }
 
-// RunOrJoin makes the object with this ID by run, in the background, or waits for the job that makes it
-// already. run reads the sources, which are IDs; its context ends with Close. what describes sources
-// and properties: a job for something else is a Conflict.
+// RunOrJoin makes the object with this ID by run, in the background, or waits for the job that is
+// already making it. run reads the sources, which are IDs; its context ends with Close. what
+// describes sources and properties: a job for others is a Conflict.
 //
 // RunOrJoin returns the error of run. If ctx ends first, the call that started the job gets the error
 // of ctx, and a call that joined it a Conflict.
-func (j *Jobs) RunOrJoin(ctx context.Context, id, what string, sources []string, run func(ctx context.Context, job *Job) error) error {
+func (j *Jobs) RunOrJoin(ctx context.Context, id, what string, sources []string,
+	run func(ctx context.Context, job *Job) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -188,7 +189,8 @@ func (j *Jobs) Run(ctx context.Context, id, what string, sources []string, run f
 	return j.result(id, job)
 }
 
-// begin returns the job that makes the object: a new one, or one that runs already or has just failed.
+// begin returns the job that makes the object: a new job, or a job that is running or has just
+// failed.
 func (j *Jobs) begin(id, what string, sources []string) (job *Job, joined bool, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -218,7 +220,7 @@ func (j *Jobs) begin(id, what string, sources []string) (job *Job, joined bool, 
 	return job, false, nil
 }
 
-// end releases the sources of a job and notes its result.
+// end releases the sources of a job and records its result.
 func (j *Jobs) end(id string, job *Job, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -236,7 +238,8 @@ func (j *Jobs) end(id string, job *Job, err error) {
 	close(job.done)
 }
 
-// result returns the result of a job that has ended. If it failed, the next call starts another one.
+// result returns the result of a job that has ended. After a failure the next call starts another
+// job.
 func (j *Jobs) result(id string, job *Job) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -303,7 +306,7 @@ func (j *Jobs) InExclusiveUse(id string) bool {
 	return j.exclusive[id]
 }
 
-// Hold marks an object as one that must not be written to, until the caller calls release.
+// Hold marks an object whose data must not be written, until the caller calls release.
 func (j *Jobs) Hold(id string) (release func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -315,7 +318,7 @@ func (j *Jobs) Hold(id string) (release func()) {
 	}
 }
 
-// Held reports whether the object with this ID must not be written to.
+// Held reports whether the data of the object with this ID must not be written.
 func (j *Jobs) Held(id string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -329,7 +332,7 @@ type Stats struct {
 	Failed  int64 // jobs
 }
 
-// Stats returns the figures of now.
+// Stats returns the current figures.
 func (j *Jobs) Stats() Stats {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
-// lockFile is not used here: the directory itself is locked.
+// lockFile is unused on Unix: the lock is on the directory itself.
 const lockFile = ""
 
 // lockRoot locks the root for this process until the returned file is closed or the process dies.
@@ -34,14 +34,14 @@ func lockRoot(root *beneath.Dir) (*os.File, error) {
 	return dir, nil
 }
 
-// unlockRoot gives the lock up. A child that is just being started has the descriptor until its exec,
-// and would keep the lock after a mere close.
+// unlockRoot releases the lock. A child process that is being started has the descriptor until its
+// exec, and would keep the lock after a mere close.
 func unlockRoot(dir *os.File) error {
 	err := unix.Flock(int(dir.Fd()), unix.LOCK_UN)
 	return errors.Join(err, dir.Close())
 }
 
-// Space asks the filesystem of the root how much room it has.
+// Space returns the space of the root's filesystem.
 func (s *Store) Space() (Space, error) {
 	var st unix.Statfs_t
 	raw, err := s.lock.SyscallConn()
@@ -49,7 +49,8 @@ func (s *Store) Space() (Space, error) {
 		return Space{}, err
 	}
 	var failed error
-	if err := raw.Control(func(fd uintptr) { failed = unix.Fstatfs(int(fd), &st) }); err != nil { // the root is being closed
+	// the root is being closed
+	if err := raw.Control(func(fd uintptr) { failed = unix.Fstatfs(int(fd), &st) }); err != nil {
 		return Space{}, err
 	}
 	if failed != nil {
@@ -65,10 +66,10 @@ func (s *Store) Space() (Space, error) {
 	}, nil
 }
 
-// IsFull reports whether a disk or a quota has no room left.
+// IsFull reports whether a disk or a quota is full.
 func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// IsTooLarge reports whether the filesystem allows no file of that size.
+// IsTooLarge reports whether the filesystem rejects files of that size.
 func IsTooLarge(err error) bool { return errors.Is(err, unix.EFBIG) }
 
 // IsReadOnly reports whether the filesystem is read-only.

@@ -10,7 +10,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
-// lockFile is what lockRoot locks: Windows has no locks on directories.
+// lockFile is the file that lockRoot locks: Windows has no locks on directories.
 const lockFile = "lock"
 
 // lockRoot locks the root for this process until the returned file is closed or the process dies.
@@ -29,7 +29,7 @@ func lockRoot(root *beneath.Dir) (*os.File, error) {
 
 func unlockRoot(f *os.File) error { return f.Close() }
 
-// Space asks the filesystem of the root how much room it has.
+// Space returns the space of the root's filesystem.
 func (s *Store) Space() (Space, error) {
 	path, err := windows.UTF16PtrFromString(s.path)
 	if err != nil {
@@ -42,12 +42,12 @@ func (s *Store) Space() (Space, error) {
 	return Space{Total: int64(total), Free: int64(free), Whole: s.whole}, nil
 }
 
-// IsFull reports whether a disk has no room left.
+// IsFull reports whether a disk is full.
 func IsFull(err error) bool {
 	return errors.Is(err, windows.ERROR_DISK_FULL) || errors.Is(err, windows.ERROR_HANDLE_DISK_FULL)
 }
 
-// IsTooLarge reports whether the filesystem allows no file of that size.
+// IsTooLarge reports whether the filesystem rejects files of that size.
 func IsTooLarge(err error) bool { return errors.Is(err, windows.ERROR_FILE_TOO_LARGE) }
 
 // IsReadOnly reports whether the filesystem is read-only.

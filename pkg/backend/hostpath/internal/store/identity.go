@@ -15,25 +15,26 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 )
 
-// A data disk that failed to mount looks like an empty root, and would be taken for one: deletes of volumes that
-// nobody sees would be acknowledged, and new volumes made on the wrong disk. So a root has an identity, what was
-// served last is remembered outside it, and the first start is one that somebody asked for.
+// A data disk that failed to mount looks like an empty root. The driver would acknowledge deletes
+// of volumes that it does not see, and make new volumes on the wrong disk. So a root has an
+// identity, a file outside the root remembers the root that was served last, and an operator must
+// confirm the first start.
 
-// IdentityFile is the name of the file in the root that says which root it is.
+// IdentityFile is the name of the file in the root with its identity.
 const IdentityFile = "identity.json"
 
 var identityFormat = record.Format{Version: 1}
 
-// identity is the content of identity.json, and of the file that remembers it.
+// identity is the content of identity.json, and of the file that remembers the root.
 type identity struct {
 	UUID    string    `json:"uuid"`
 	Node    string    `json:"node"`
-	Release string    `json:"release"` // that made it
+	Release string    `json:"release"` // release that made it
 	Created time.Time `json:"created"`
 }
 
-// identify makes sure that root is the one that was served before, or that there was none before. With cfg.Adopt it
-// makes it so.
+// identify verifies that root is the root that was served before, or that there was none. With
+// cfg.Adopt it makes root that root.
 func identify(root *beneath.Dir, cfg Config) error {
 	memory, err := beneath.Open(filepath.Dir(cfg.Seen))
 	if err != nil {
@@ -57,13 +58,14 @@ func identify(root *beneath.Dir, cfg Config) error {
 	case doubt != nil:
 		return doubt
 	case has == nil && !cfg.Init:
-		return fmt.Errorf("the root %s is empty and none was served here before: if its disk is mounted, start the driver with --init-root", cfg.Root)
+		return fmt.Errorf("the root %s is empty and no root was served here before: if its disk is mounted, start "+
+			"the driver with --init-root", cfg.Root)
 	}
 	if has == nil {
 		has = &identity{UUID: uuid.NewString(), Release: cfg.Release, Created: time.Now().UTC().Truncate(time.Second)}
 	}
 	if has.Node != cfg.Node {
-		if has.Node != "" { // the node that it was taken from may say that its root is lost, which isn't to mean this one
+		if has.Node != "" { // the node from which it comes may list it as lost, which must not concern this node
 			has.UUID = uuid.NewString()
 		}
 		has.Node = cfg.Node
@@ -78,24 +80,29 @@ func identify(root *beneath.Dir, cfg Config) error {
 	return nil
 }
 
-// compare returns why a person should look before root is served.
+// compare returns the reason for which an operator should examine root before it is served.
 func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 	switch {
 	case has == nil && seen != nil:
-		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, IdentityFile, seen.UUID)
+		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for "+
+			"good: --lost-roots==%[3]s, lostRoots in the chart", cfg.Root, IdentityFile, seen.UUID)
 	case has == nil:
 		return unused(root, cfg.Root)
-	case slices.Contains(cfg.Lost, has.UUID): // else it would never be missed
-		return fmt.Errorf("the root %s is %s, which --lost-roots says never comes back: take it out of there", cfg.Root, has.UUID)
+	case slices.Contains(cfg.Lost, has.UUID): // otherwise its next loss would stay unnoticed
+		return fmt.Errorf("the root %s is %s, which --lost-roots says never comes back: remove it from that list",
+			cfg.Root, has.UUID)
 	case has.Node != cfg.Node:
-		return fmt.Errorf("the root %s belongs to node %q, this is %q: to serve it all the same, start the driver once with --adopt-root", cfg.Root, has.Node, cfg.Node)
+		return fmt.Errorf("the root %s belongs to node %q, this is %q: to serve it all the same, start the driver "+
+			"once with --adopt-root", cfg.Root, has.Node, cfg.Node)
 	case seen != nil && seen.UUID != has.UUID:
-		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted? If that one is lost for good, say so: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, has.UUID, seen.UUID)
+		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted? If that root is "+
+			"lost for good: --lost-roots==%[3]s, lostRoots in the chart", cfg.Root, has.UUID, seen.UUID)
 	}
 	return nil
 }
 
-// unused returns an error if something other than a fresh filesystem leaves, or an interrupted first start, is in root.
+// unused returns an error if root has an entry other than those of a new filesystem or of an
+// interrupted first start.
 func unused(root *beneath.Dir, name string) error {
 	names, err := root.Names(".")
 	if err != nil {
@@ -103,16 +110,17 @@ func unused(root *beneath.Dir, name string) error {
 	}
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if n != "lost+found" && n != IdentityFile+".new" && n != lockFile {
-			return fmt.Errorf("the root %s has no %s and is not empty: it holds %.64q. To serve it all the same, start the driver once with --adopt-root", name, IdentityFile, n)
+			return fmt.Errorf("the root %s has no %s and is not empty: it holds %.64q. To serve it all the same, "+
+				"start the driver once with --adopt-root", name, IdentityFile, n)
 		}
 	}
 	return nil
 }
 
-// check returns an error for an identity that names no root.
+// check returns an error for an invalid identity.
 func (i *identity) check() error {
 	if id, err := uuid.Parse(i.UUID); err != nil || id.String() != i.UUID {
-		return fmt.Errorf("%w: uuid: %.64q is no UUID of a root", record.ErrDamaged, i.UUID)
+		return fmt.Errorf("%w: invalid uuid %.64q", record.ErrDamaged, i.UUID)
 	}
 	return nil
 }

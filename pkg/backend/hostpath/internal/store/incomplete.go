@@ -12,18 +12,19 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 )
 
-// ErrUndecided says that an object is in its place, but perhaps not durably: only the next start can
-// tell.
+// ErrUndecided reports an object that has its final name, but perhaps not durably: only the next
+// start can decide.
 var ErrUndecided = fmt.Errorf("%w: restart the driver", ErrUnavailable)
 
-// InUse is an error of work that may go on with the files of an object until Gone is closed.
+// InUse is an error after which a process may still use the files of an object, until Gone is
+// closed.
 type InUse interface {
 	error
 	Gone() <-chan struct{}
 }
 
-// Make makes the object called id in dir. fill puts a record and data into the incomplete directory,
-// durably. After an error nothing is left of the object, unless the error is ErrUndecided.
+// Make makes the object id in dir. fill durably puts a record and data into the incomplete
+// directory. After an error no part of the object is left, unless the error is ErrUndecided.
 func (s *Store) Make(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
 	half, err := s.prepare(ctx, id, fill)
 	if err != nil {
@@ -77,17 +78,18 @@ func (s *Store) filled(half string, fill func(half *beneath.Dir) error) error {
 	return dir.Sync(".")
 }
 
-// MoveIn renames an incomplete directory, if it exists, into its place as the object called id in dir.
-// The caller syncs dir.
+// MoveIn renames an incomplete directory, if it exists, to its final name id in dir. The caller
+// syncs dir.
 func (s *Store) MoveIn(half, dir, id string) error {
 	if _, err := s.dir.Lstat(half); errors.Is(err, fs.ErrNotExist) {
-		return nil // the object is in its place
+		return nil // the object has its final name
 	}
 	return s.dir.Rename(half, path.Join(dir, id))
 }
 
-// Drop removes an incomplete directory after the error why. If that is InUse, Drop moves the directory
-// to the trash and parks it there: to remove a file would wait for the lock of the work that hangs.
+// Drop removes an incomplete directory after the error why. If why is InUse, Drop moves the
+// directory to the trash and parks it there: the removal of a file would wait for a lock of the
+// hanging process.
 func (s *Store) Drop(half string, why error) error {
 	var use InUse
 	if !errors.As(why, &use) {
@@ -114,8 +116,8 @@ func (s *Store) discard(half string) error {
 	return nil
 }
 
-// DiscardData takes the limit of its size from the data of an entry of trash/ or staging/, which root
-// holds, so that the data can be removed. taken reports whether a volume has a project.
+// DiscardData removes the limit from the data of an entry of trash/ or staging/ in root, so that
+// the data can be removed. taken reports whether a volume has a project.
 func DiscardData(root *beneath.Dir, entry string, taken func(uint32) bool) error {
 	dir, err := root.OpenDirFile(entry)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrType) { // a file that the driver did not make

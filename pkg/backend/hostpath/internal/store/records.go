@@ -16,12 +16,12 @@ import (
 // readers is the number of goroutines that read records at start.
 const readers = 4
 
-// Kind is one kind of object.
+// Kind is a kind of object.
 type Kind[T any] struct {
 	Dir    string
 	Format record.Format
 	IsName func(name string) bool             // reports whether an entry of Dir is an object
-	Check  func(object *T, name string) error // returns what is wrong with the record of the object called name
+	Check  func(object *T, name string) error // returns an error for an invalid record of the object name
 }
 
 // ReadAll reads the records of all objects of a kind. broken are the errors of objects that cannot be
@@ -68,7 +68,7 @@ func (kind Kind[T]) read(dir *beneath.Dir, name string) (*T, error) {
 	object := new(T)
 	err := kind.Format.Read(dir, path.Join(name, Record), object)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: it is missing", record.ErrDamaged)
+		err = fmt.Errorf("%w: missing", record.ErrDamaged)
 	}
 	if err == nil {
 		err = kind.Check(object, name)

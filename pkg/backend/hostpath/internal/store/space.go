@@ -1,23 +1,23 @@
 package store
 
-// Space is the room of the root's filesystem.
+// Space is the space of the root's filesystem.
 type Space struct {
 	Total      int64 // bytes, used or free, without those for root alone
 	Free       int64 // bytes
-	Inodes     int64 // 0 if the filesystem has no fixed number of them
+	Inodes     int64 // 0 if the filesystem has no fixed number of inodes
 	FreeInodes int64
 	ReadOnly   bool
-	Whole      bool // everything on the filesystem belongs to the store
+	Whole      bool // all data on the filesystem belongs to the store
 }
 
 // objectInodes is the number of inodes of a new volume: its directory, its record and its data.
 const objectInodes = 3
 
-// NoInodes reports whether the filesystem has too few inodes for one more volume.
+// NoInodes reports whether the filesystem has too few inodes for another volume.
 func (d Space) NoInodes() bool { return d.Inodes > 0 && d.FreeInodes < objectInodes }
 
-// Offered returns the room for new volumes as GetCapacity reports it: that of Available, if a volume
-// can be made.
+// Offered returns the available space as GetCapacity reports it: that of Available, if a volume can
+// be made.
 func (d Space) Offered(reserved int64) int64 {
 	if d.NoInodes() {
 		return 0
@@ -25,12 +25,12 @@ func (d Space) Offered(reserved int64) int64 {
 	return d.Available(reserved)
 }
 
-// Available returns the bytes that are left for new volumes.
+// Available returns the bytes that are available for new volumes.
 //
-// If everything on the filesystem belongs to the store, its size less the reserved bytes is left, or
-// less if volumes hold more than was reserved. On a filesystem that is shared with others, the store
-// cannot tell which part of the reserved bytes is used already. So it takes all of them off the free
-// bytes: it then offers too little, never too much.
+// If all data on the filesystem belongs to the store, that is its size less the reserved bytes, or
+// less if volumes hold more than was reserved. On a filesystem that is shared with others, the
+// store cannot find out which part of the reserved bytes is used already. So it subtracts all of
+// them from the free bytes: the result is too low, never too high.
 func (d Space) Available(reserved int64) int64 {
 	room := d.Free - reserved
 	if d.Whole {

@@ -1,16 +1,16 @@
 // Package store keeps objects below a root directory: volumes, snapshots and groups, each with a
 // record and its data. It makes them durable in the right order, and knows nothing of their meaning.
 //
-//	<root>/identity.json              which root this is
+//	<root>/identity.json              identity of the root
 //	<root>/volumes/<id>/record.json   beside the data of the volume
 //	<root>/snapshots/<id>/record.json beside the data of the snapshot
 //	<root>/groups/<id>/record.json
 //	<root>/staging/                   incomplete objects; moved to trash/ at start
 //	<root>/trash/                     deleted objects
 //
-// An object is filled in staging/, made durable, and renamed into its place, so a SIGKILL or a power
-// cut leaves the whole object or none. A deletion is a rename to trash/. Every path is resolved by
-// package beneath, which follows no link.
+// An object is filled in staging/, made durable, and renamed to its final name, so a SIGKILL or a
+// power cut leaves the whole object or none. A deletion is a rename to trash/. Every path is
+// resolved by package beneath, which follows no link.
 package store
 
 import (
@@ -43,17 +43,17 @@ const (
 	Image  = "image.raw"
 )
 
-// ErrUnavailable says that the root cannot be used now. The object of the call may exist.
+// ErrUnavailable reports a root that cannot be used now. The object of the call may exist.
 var ErrUnavailable = errors.New("not available now")
 
-// Config says which root to open.
+// Config selects the root to open.
 type Config struct {
 	Root    string   // absolute path of an existing directory
 	Node    string   // name of this node
 	Seen    string   // file outside Root that remembers the root that was served
-	Release string   // of the driver, for people who read identity.json
-	Init    bool     // take Root if it is empty and Seen remembers nothing
-	Adopt   bool     // take Root whatever Seen remembers
+	Release string   // of the driver, for operators who read identity.json
+	Init    bool     // take Root if it is empty and Seen records no root
+	Adopt   bool     // take Root regardless of Seen
 	Lost    []string // UUIDs of roots that never come back
 }
 
@@ -65,12 +65,12 @@ type Store struct {
 	info   fs.FileInfo // of the root
 	lock   *os.File
 	parked *Parked
-	whole  bool // the root is the top of a filesystem, all of which belongs to the store
+	whole  bool // the root is the top of a filesystem that belongs to the store alone
 }
 
-// Open opens the root, makes sure that it is the right one and that no other process serves it, and
-// makes its directories. It never makes the root itself: where a data disk is not mounted, that would
-// hide the mistake. The caller closes the store.
+// Open opens the root, verifies that it is the right one and that no other process serves it, and
+// makes its directories. It never makes the root itself: on the mount point of an absent data disk,
+// that would hide the mistake. The caller closes the store.
 func Open(cfg Config) (_ *Store, err error) {
 	s := &Store{path: cfg.Root, parked: newParked()}
 	if s.dir, err = beneath.Open(cfg.Root); err != nil {
@@ -78,7 +78,7 @@ func Open(cfg Config) (_ *Store, err error) {
 	}
 	opened := false
 	defer func() {
-		if !opened { // also after a panic: the next try needs the lock
+		if !opened { // also after a panic: the next attempt needs the lock
 			s.Close()
 		}
 	}()
@@ -100,7 +100,8 @@ func Open(cfg Config) (_ *Store, err error) {
 	if err = s.makeDirectories(); err != nil {
 		return nil, err
 	}
-	// Where the owner of the filesystem is unknown, the store is not: it then offers less room, never more.
+	// If the owner of the filesystem is unknown, the store counts as one of several users: the
+	// available space is then too low, never too high.
 	s.whole, err = mounter.IsFilesystem(cfg.Root)
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
@@ -118,7 +119,7 @@ func (s *Store) makeDirectories() error {
 	return s.dir.Sync(".")
 }
 
-// Close gives the root up.
+// Close closes the root.
 func (s *Store) Close() error {
 	err := s.dir.Close()
 	if s.lock != nil {
@@ -140,8 +141,9 @@ func (s *Store) Real(elem ...string) string {
 	return filepath.Join(s.real, filepath.FromSlash(path.Join(elem...)))
 }
 
-// InPlace returns ErrUnavailable if a path of the root leads to another directory than the open one:
-// its disk was unmounted, another disk was mounted over it, or a link in the path was changed.
+// InPlace returns ErrUnavailable if the path of the root leads to another directory than the open
+// root: its disk was unmounted, another disk was mounted over it, or a link in the path was
+// changed.
 func (s *Store) InPlace() error {
 	paths := []string{s.path}
 	if s.real != s.path {
@@ -153,14 +155,15 @@ func (s *Store) InPlace() error {
 			return fmt.Errorf("%w: the root: %w", ErrUnavailable, err)
 		}
 		if !os.SameFile(info, s.info) {
-			return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver", ErrUnavailable, path)
+			return fmt.Errorf("%w: the root %s is another directory than at the start: restart the driver",
+				ErrUnavailable, path)
 		}
 	}
 	return nil
 }
 
-// Writable returns an error if no file can be made. A full disk is no such error: its volumes are
-// served all the same.
+// Writable returns an error if no file can be made. A full disk is no error: its volumes are
+// served.
 func (s *Store) Writable() error {
 	f, name, err := s.Probe()
 	if err == nil {
@@ -170,13 +173,13 @@ func (s *Store) Writable() error {
 		return nil
 	}
 	if in := (*fs.PathError)(nil); errors.As(err, &in) {
-		err = in.Err // without the name, so that the same reason always has the same words
+		err = in.Err // without the name, so that the same reason always has the same text
 	}
 	return fmt.Errorf("the root %s is not writable: %w", s.path, err)
 }
 
-// Probe makes an empty file, to see what the filesystem can do, and returns its path below the root.
-// The caller closes and removes it.
+// Probe makes an empty file for tests of the filesystem's abilities, and returns its path below the
+// root. The caller closes and removes it.
 func (s *Store) Probe() (file *os.File, name string, err error) {
 	name = path.Join(Incomplete, "probe-"+Random())
 	file, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)

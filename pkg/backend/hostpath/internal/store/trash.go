@@ -10,8 +10,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/crashpoint"
 )
 
-// Delete moves the object called id in dir to the trash, durably. It is no error if an earlier try got
-// that far. Errors: ErrUnavailable on a filesystem that is read-only.
+// Delete moves the object id in dir to the trash, durably. An object that an earlier attempt has
+// moved is no error. Errors: ErrUnavailable on a filesystem that is read-only.
 func (s *Store) Delete(dir, id string) error {
 	err := s.dir.Rename(path.Join(dir, id), path.Join(Trash, id+"-"+Random()))
 	if IsReadOnly(err) {
@@ -29,7 +29,7 @@ func (s *Store) Delete(dir, id string) error {
 	return nil
 }
 
-// Sweep moves the entry called name in dir, which a crash has left, to the trash.
+// Sweep moves the entry name in dir, which a crash has left, to the trash.
 func (s *Store) Sweep(dir, name string) error {
 	if err := s.dir.Rename(path.Join(dir, name), path.Join(Trash, name+"-"+Random())); err != nil {
 		return fmt.Errorf("sweep: %w", err)
@@ -44,18 +44,18 @@ func (s *Store) Parked() *Parked { return s.parked }
 // maxRemovals is the number of removals that may hang: each of them keeps a helper process.
 const maxRemovals = 16
 
-// Parked are entries of the trash on whose files work may still go on.
+// Parked are entries of the trash whose files may still be in use.
 type Parked struct {
-	freed chan struct{} // there is one entry less
+	freed chan struct{} // receives when an entry is removed
 
 	mu       sync.Mutex
-	names    map[string]string // and the reason
+	names    map[string]string // with the reason
 	removals int               // of names: their removal hangs
 }
 
 func newParked() *Parked { return &Parked{freed: make(chan struct{}, 1), names: map[string]string{}} }
 
-// Freed receives when there is an entry less.
+// Freed receives when an entry is removed.
 func (p *Parked) Freed() <-chan struct{} { return p.freed }
 
 // Add parks an entry until gone is closed.
@@ -82,7 +82,7 @@ func (p *Parked) park(name, why string, removals int, gone <-chan struct{}) {
 	}()
 }
 
-// Without returns the names of entries that are not parked, and an error about one that is.
+// Without returns the names of entries that are not parked, and an error about a parked entry.
 func (p *Parked) Without(names []string) (free []string, parked error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +96,7 @@ func (p *Parked) Without(names []string) (free []string, parked error) {
 	return free, parked
 }
 
-// Full returns an error while so many removals hang that no other one may begin.
+// Full returns an error if so many removals hang that no other may begin.
 func (p *Parked) Full() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
