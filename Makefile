@@ -20,11 +20,11 @@ SIDECARS = $(GO) -C sidecars
 TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/sidecars/internal/sidecar.version=$(VERSION)
 
-# Images: the tag, what they are for, and more flags, as --windows-base=… (docs/images.md).
+# Images: the tag, what they are for, and more flags, as --windows-base=… (docs/how-to/images.md).
 VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
-# More flags of test/e2e: another provider, one kind, several runs (docs/e2e.md).
+# More flags of test/e2e: another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
 .PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
@@ -51,12 +51,12 @@ test-images: ## build the images for this machine and run what is in them; root,
 test-cluster: ## break a real cluster on this machine in every way that the docs speak of, and upgrade the chart on one; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
-e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/e2e.md
+e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
 	set -e; $(GO) -C test/e2e test -count=1 ./...; $(SUITE) test ./definition
 	$(GO) -C test/e2e run . $(E2E)
 e2e-full: ## run all of Kubernetes' storage specs
 	$(GO) -C test/e2e run . --full $(E2E)
-conformance: ## run csi-sanity, our own tests and all of the storage suite, and write docs/conformance.md (CONFORMANCE=--storage=DIR takes earlier results of the suite)
+conformance: ## run csi-sanity, our own tests and all of the storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR takes earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
 	$(GO) build -trimpath -ldflags='$(LDFLAGS)' -tags $(TAGS) -o bin/ ./cmd/...
@@ -65,27 +65,27 @@ images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMA
 	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
 images-lock: ## take the newest packages of Debian 12 for the images: deploy/images/debian.lock
 	@$(GO) -C deploy/images run . --lock
-bench: ## measure the driver beside the old way: docs/benchmarks.md
+bench: ## measure the driver beside the old way: docs/reference/benchmarks.md
 	@$(GO) run ./test/bench
-bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/benchmarks.md
+bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/reference/benchmarks.md
 	@$(GO) run ./test/bench-router
-bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/benchmarks.md
+bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/reference/benchmarks.md
 	@$(GO) -C sidecars/test run ./bench
-bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/benchmarks.md
+bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/reference/benchmarks.md
 	@$(GO) -C test/cluster run ./bench
-own-driver: ## run the commands of docs/write-your-own-driver.md and docs/attached-disks.md outside of this tree
+own-driver: ## run the commands of docs/tutorials/write-your-own-driver.md and docs/how-to/attached-disks.md outside of this tree
 	@./hack/own-driver
-	@./hack/own-driver docs/attached-disks.md
+	@./hack/own-driver docs/how-to/attached-disks.md
 own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
 	@./hack/own-driver --cluster
-	@./hack/own-driver docs/attached-disks.md
+	@./hack/own-driver docs/how-to/attached-disks.md
 attached-cluster: ## deploy examples/attached on a cluster on this machine, and move a pod with its data (ATTACHED=--suite); root, Debian
 	@./hack/attached-cluster $(ATTACHED)
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
 	./hack/generate $(GO)
-generate-flags: ## make docs/sidecar-flags.md anew
+generate-flags: ## make docs/reference/sidecar-flags.md anew
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
-generate-manifest: ## make the objects in docs/sidecars-manifests.md anew
+generate-manifest: ## make the objects in docs/how-to/sidecars-manifests.md anew
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheManifestPageIsTrue ./cmd/csi-sidecars
 generate-rbac: ## make the chart's roles anew
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars

@@ -1,4 +1,4 @@
-// Command images makes the images of the driver and the sidecars, without a container engine: docs/images.md.
+// Command images makes the images of the driver and the sidecars, without a container engine: docs/how-to/images.md.
 package main
 
 import (

@@ -3,7 +3,7 @@
 //
 // The router is a client with a name that every node knows; it may call everything. A node is a
 // server, and the router compares its name with the reported node ID. No certificate serves as
-// both, so a key from one node does not open other nodes. docs/certificates.md is for operators.
+// both, so a key from one node does not open other nodes. docs/how-to/certificates.md is for operators.
 package peertls
 
 import (

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestTheDocumentedMetricsAreTheMetrics compares docs/metrics.md with what is registered.
+// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with what is registered.
 func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,13 +23,13 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	for name := range c.metrics() {
 		name, _, _ = strings.Cut(name, " ")
 		if _, ok := documented[name]; !ok {
-			t.Errorf("%s is not in docs/metrics.md", name)
+			t.Errorf("%s is not in docs/reference/metrics.md", name)
 		}
 		documented[name] = true
 	}
 	for name, there := range documented {
 		if !there {
-			t.Errorf("docs/metrics.md has %s, the router hasn't", name)
+			t.Errorf("docs/reference/metrics.md has %s, the router hasn't", name)
 		}
 	}
 }

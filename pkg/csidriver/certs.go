@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// certsFlags are the flags of the command certs. docs/certificates.md is made from their usage.
+// certsFlags are the flags of the command certs. docs/how-to/certificates.md is made from their usage.
 type certsFlags struct {
 	dir    string
 	client string

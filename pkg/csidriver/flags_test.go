@@ -139,9 +139,9 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFlagsAreTheFlags compares docs/flags.md with what the command declares.
+// TestTheDocumentedFlagsAreTheFlags compares docs/reference/flags.md with what the command declares.
 func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "flags.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "flags.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,15 +156,15 @@ func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
 	}
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
-			t.Errorf("--%s is not in docs/flags.md", f.Name)
+			t.Errorf("--%s is not in docs/reference/flags.md", f.Name)
 		}
 		delete(documented, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/flags.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/reference/flags.md", f.Name, f.DefValue)
 		}
 	})
 	for name := range documented {
-		t.Errorf("docs/flags.md has --%s, the command hasn't", name)
+		t.Errorf("docs/reference/flags.md has --%s, the command hasn't", name)
 	}
 }
 

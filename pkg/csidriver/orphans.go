@@ -23,7 +23,7 @@ const (
 	exitOrphans      = 3
 )
 
-// orphansFlags are the flags of the command orphans. docs/orphans.md is made from their usage.
+// orphansFlags are the flags of the command orphans. docs/how-to/orphans.md is made from their usage.
 type orphansFlags struct {
 	endpoint string
 	output   string

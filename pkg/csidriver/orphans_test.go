@@ -39,9 +39,9 @@ func TestOrphansDefaults(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/orphans.md with what the command declares.
+// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with what the command declares.
 func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "orphans.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "orphans.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,14 +54,14 @@ func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
 	o.flags(set)
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
-			t.Errorf("--%s is not in docs/orphans.md", f.Name)
+			t.Errorf("--%s is not in docs/how-to/orphans.md", f.Name)
 		}
 		delete(documented, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+strings.TrimSuffix(f.DefValue, "0s")+"`") && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/orphans.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/how-to/orphans.md", f.Name, f.DefValue)
 		}
 	})
 	for name := range documented {
-		t.Errorf("docs/orphans.md has --%s, the command hasn't", name)
+		t.Errorf("docs/how-to/orphans.md has --%s, the command hasn't", name)
 	}
 }

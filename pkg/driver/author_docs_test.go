@@ -16,10 +16,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// authorsPage returns docs/write-your-own-driver.md.
+// authorsPage returns docs/tutorials/write-your-own-driver.md.
 func authorsPage(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "write-your-own-driver.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", "write-your-own-driver.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestTheDocumentedInterfacesAreTheInterfaces(t *testing.T) {
 		b, known := alone[name]
 		delete(documented, name)
 		if !ok || !known {
-			t.Errorf("backend.%s: in docs/write-your-own-driver.md %v, in alone %v, want it in both", name, ok, known)
+			t.Errorf("backend.%s: in docs/tutorials/write-your-own-driver.md %v, in alone %v, want it in both", name, ok, known)
 			continue
 		}
 		want := advertised(t, b)
@@ -163,11 +163,11 @@ func TestTheDocumentedInterfacesAreTheInterfaces(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
-			t.Errorf("docs/write-your-own-driver.md says that %s gives %q; it gives %q", name, got, want)
+			t.Errorf("docs/tutorials/write-your-own-driver.md says that %s gives %q; it gives %q", name, got, want)
 		}
 	}
 	for name := range documented {
-		t.Errorf("docs/write-your-own-driver.md has %s, package backend hasn't", name)
+		t.Errorf("docs/tutorials/write-your-own-driver.md has %s, package backend hasn't", name)
 	}
 }
 
@@ -222,12 +222,12 @@ func TestTheDocumentedErrorsAreTheErrors(t *testing.T) {
 	}
 	for _, d := range declared {
 		if want := shouted(codes[d[1]]); documented[d[1]] != want || want == "" {
-			t.Errorf("docs/write-your-own-driver.md says that %s is %q; it is %q", d[1], documented[d[1]], want)
+			t.Errorf("docs/tutorials/write-your-own-driver.md says that %s is %q; it is %q", d[1], documented[d[1]], want)
 		}
 		delete(documented, d[1])
 	}
 	for name := range documented {
-		t.Errorf("docs/write-your-own-driver.md has %s, package backend hasn't", name)
+		t.Errorf("docs/tutorials/write-your-own-driver.md has %s, package backend hasn't", name)
 	}
 }
 

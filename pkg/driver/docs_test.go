@@ -14,9 +14,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestTheDocumentedMetricsAreTheMetrics compares docs/metrics.md with what is registered.
+// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with what is registered.
 func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,12 +35,12 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	}
 	for _, f := range families {
 		if !documented[f.GetName()] {
-			t.Errorf("%s is not in docs/metrics.md", f.GetName())
+			t.Errorf("%s is not in docs/reference/metrics.md", f.GetName())
 		}
 		delete(documented, f.GetName())
 	}
 	for name := range documented {
-		t.Errorf("docs/metrics.md has %s, the driver hasn't", name)
+		t.Errorf("docs/reference/metrics.md has %s, the driver hasn't", name)
 	}
 }
 
@@ -81,9 +81,9 @@ func TestMetricsNameNoObject(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedConditionsAreTheConditions looks for every reason of a condition in docs/troubleshooting.md.
+// TestTheDocumentedConditionsAreTheConditions looks for every reason of a condition in docs/how-to/troubleshooting.md.
 func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "troubleshooting.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "troubleshooting.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 			for _, m := range reasons.FindAllStringSubmatch(string(source), -1) {
 				found++
 				if !strings.Contains(string(page), "`"+m[1]+"`") {
-					t.Errorf("%s is not in docs/troubleshooting.md", m[1])
+					t.Errorf("%s is not in docs/how-to/troubleshooting.md", m[1])
 				}
 			}
 		}
@@ -112,11 +112,11 @@ func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 	}
 }
 
-// TestTheProofsOfTheSecurityPageExist looks for every test, subtest and trial that docs/security.md
+// TestTheProofsOfTheSecurityPageExist looks for every test, subtest and trial that docs/explanation/security.md
 // names.
 func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
 	root := filepath.Join("..", "..")
-	page, err := os.ReadFile(filepath.Join(root, "docs", "security.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs", "explanation", "security.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,19 +145,19 @@ func TestTheProofsOfTheSecurityPageExist(t *testing.T) {
 	named := regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`).FindAllString(string(page), -1)
 	for _, name := range named {
 		if tests[name] == "" {
-			t.Errorf("docs/security.md names %s, which does not exist", name)
+			t.Errorf("docs/explanation/security.md names %s, which does not exist", name)
 		}
 	}
 	for _, m := range regexp.MustCompile("`(Test\\w+)/([^`]+)`").FindAllStringSubmatch(string(page), -1) {
 		if !strings.Contains(tests[m[1]], `"`+m[2]+`"`) {
-			t.Errorf("docs/security.md names %q of %s, which does not exist", m[2], m[1])
+			t.Errorf("docs/explanation/security.md names %q of %s, which does not exist", m[2], m[1])
 		}
 	}
 	titles := regexp.MustCompile("trials? `([^`]+)`(?: and `([^`]+)`)?").FindAllStringSubmatch(string(page), -1)
 	for _, m := range titles {
 		for _, title := range m[1:] {
 			if !strings.Contains(trials, `"`+title+`"`) && title != "" {
-				t.Errorf("docs/security.md names the trial %q, which does not exist", title)
+				t.Errorf("docs/explanation/security.md names the trial %q, which does not exist", title)
 			}
 		}
 	}

@@ -81,7 +81,7 @@ func rawMount(t *testing.T, source, target string, flags uintptr) {
 }
 
 // TestMountUtilsSeesTheSameMounts compares List and IsMountPoint of k8s.io/mount-utils with this
-// package. docs/mount-utils.md lists the differences that these cases show.
+// package. docs/explanation/mount-utils.md lists the differences that these cases show.
 func TestMountUtilsSeesTheSameMounts(t *testing.T) {
 	for name, test := range map[string]func(t *testing.T, b *bench){
 		"bind mounts of a directory and of a file": func(t *testing.T, b *bench) {
@@ -206,7 +206,7 @@ func TestMountUtilsFailsOnAWideSpace(t *testing.T) {
 		v, target := b.volume("v"), b.path("wide"+space+"space")
 		b.mount(v, target)
 		if all, err := mountutils.New("").List(); err == nil {
-			t.Errorf("List has %d entries: mount-utils can read %q now: correct docs/mount-utils.md", len(all), target)
+			t.Errorf("List has %d entries: mount-utils can read %q now: correct docs/explanation/mount-utils.md", len(all), target)
 		}
 		if got, err := mountutils.New("").IsMountPoint(target); err != nil || !got {
 			t.Errorf("IsMountPoint(%q) = %t, %v, want true", target, got, err)

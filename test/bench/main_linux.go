@@ -2,7 +2,7 @@
 //
 // With -endpoint it drives any driver through the life of many volumes and prints how long each call took; with
 // -endpoint2 as well, two drivers in turn, and how they compare. Without either it builds this project's driver and
-// measures what docs/benchmarks.md promises, beside the cost of the old way on the same machine in the same run.
+// measures what docs/reference/benchmarks.md promises, beside the cost of the old way on the same machine in the same run.
 package main
 
 import (

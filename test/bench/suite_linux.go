@@ -25,7 +25,7 @@ const (
 	execs     = 50       // runs of each of the old way's programs in each round
 )
 
-// suite measures what docs/benchmarks.md promises.
+// suite measures what docs/reference/benchmarks.md promises.
 func suite(ctx context.Context, rounds int, only string) (err error) {
 	dir, err := os.MkdirTemp("", "causeway-bench-")
 	if err != nil {

@@ -467,7 +467,7 @@ func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 			f.need(t)
 			all := accidents("grow", growths[f.name])
 			if f.name == "ext4" {
-				// resize2fs on an ext4 that is not mounted is not safe: docs/attached-disks.md.
+				// resize2fs on an ext4 that is not mounted is not safe: docs/how-to/attached-disks.md.
 				all = slices.DeleteFunc(all, func(c accident) bool { return !mayGrowExt4(t) && c.point == "device:grown" })
 			}
 			for _, c := range part(t, all, 6) {

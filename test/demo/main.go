@@ -28,7 +28,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("\nDone in %s. docs/how-it-works.md tells what happened.\n", time.Since(start).Round(10*time.Millisecond))
+	fmt.Printf("\nDone in %s. docs/explanation/how-it-works.md tells what happened.\n", time.Since(start).Round(10*time.Millisecond))
 }
 
 // advice says what to do where the demo can't run.

@@ -121,7 +121,7 @@ func (d *demo) stats(ctx context.Context, id, path string) (string, error) {
 			text += fmt.Sprintf(", %d of %d inodes", u.GetAvailable(), u.GetTotal())
 		}
 	}
-	return text + " (the filesystem's: see docs/limitations.md)", nil
+	return text + " (the filesystem's: see docs/reference/limitations.md)", nil
 }
 
 func (d *demo) refusedDelete(ctx context.Context, id string) (string, error) {

@@ -32,7 +32,7 @@ type declared struct {
 // exceptions are what a driver has and its configuration doesn't declare, by "configuration capability", with the reason.
 var exceptions = map[string]string{
 	"hostpath-directory block":            "a directory is no device",
-	"hostpath-directory groupSnapshot":    "images only: docs/snapshots.md",
+	"hostpath-directory groupSnapshot":    "images only: docs/explanation/snapshots.md",
 	"hostpath-directory nodeExpansion":    "a directory has no filesystem to grow on the node",
 	"hostpath-directory snapshotMetadata": "its specs want the external-snapshot-metadata sidecar",
 	"hostpath-image snapshotMetadata":     "its specs want the external-snapshot-metadata sidecar",

@@ -1,5 +1,5 @@
 // Command e2e runs Kubernetes' external storage suite with the driver in a cluster: one that it starts and ends, or one that is
-// there. docs/e2e.md.
+// there. docs/contributing/e2e.md.
 package main
 
 import (
@@ -190,7 +190,7 @@ func installs(o options) (bool, error) {
 	switch o.install {
 	case "", "yes":
 		if o.cluster.Provider == "existing" {
-			return false, errors.New("--install=yes is for clusters that are there for it: docs/install.md says what to do with an existing one")
+			return false, errors.New("--install=yes is for clusters that are there for it: docs/how-to/install.md says what to do with an existing one")
 		}
 		return true, nil
 	case "no":

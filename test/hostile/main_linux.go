@@ -3,7 +3,7 @@
 //
 // For each class of attack it makes four hostile volumes, and measures each call on innocent
 // volumes before and during the attack; then how long SIGTERM takes, and how soon the next driver
-// serves. docs/security.md names the trial that proves each of its lines.
+// serves. docs/explanation/security.md names the trial that proves each of its lines.
 package main
 
 import (

@@ -176,7 +176,7 @@ func TestCertificatesAreReplacedWhileEverythingRuns(t *testing.T) {
 	w.certify(renewed)
 	w.reconnect()
 
-	// Another CA, by the steps of docs/certificates.md: believed by all, then used by all, then the only one.
+	// Another CA, by the steps of docs/how-to/certificates.md: believed by all, then used by all, then the only one.
 	first, next := filepath.Join(w.dir, "first.crt"), filepath.Join(w.dir, "next")
 	w.copyFile(first, filepath.Join(w.certs, "ca.crt"))
 	w.must(second(peertls.Make(next, peertls.MakeOptions{})))

@@ -180,7 +180,7 @@ imagePullSecrets:
 {{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* no kind is known without a cluster */}}
 {{- range $name, $has := dict "snapshotClass" "snapshot.storage.k8s.io/v1/VolumeSnapshotClass" "groupSnapshotClass" "groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass" -}}
 {{- if and (index $.Values.hostpath $name).create (not ($.Capabilities.APIVersions.Has $has)) -}}
-{{- fail (printf "hostpath.%s: the cluster doesn't serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/install.md)" $name $has) -}}
+{{- fail (printf "hostpath.%s: the cluster doesn't serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/how-to/install.md)" $name $has) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

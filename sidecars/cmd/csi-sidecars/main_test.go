@@ -12,14 +12,14 @@ import (
 const intro = `# Flags of csi-sidecars
 
 Made from the command itself by ` + "`make generate-flags`" + `; a test holds this page against it. ` + "`csi-sidecars help`" + ` prints the same.
-What the prefixes mean is in [csi-sidecars](sidecars.md#flags). ` + "`csi-sidecars-node`" + ` has the parts for the whole process (without the
+What the prefixes mean is in [csi-sidecars](../how-to/sidecars.md#flags). ` + "`csi-sidecars-node`" + ` has the parts for the whole process (without the
 API server and with fewer log formats), livenessprobe and node-driver-registrar.
 
 `
 
-// TestTheFlagsPageIsTrue compares docs/sidecar-flags.md with the flags, or writes it.
+// TestTheFlagsPageIsTrue compares docs/reference/sidecar-flags.md with the flags, or writes it.
 func TestTheFlagsPageIsTrue(t *testing.T) {
-	const path = "../../../docs/sidecar-flags.md"
+	const path = "../../../docs/reference/sidecar-flags.md"
 	page := bytes.NewBufferString(intro)
 	command().Markdown(page)
 	if os.Getenv("CAUSEWAY_GENERATE") != "" {

@@ -59,10 +59,10 @@ func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
 
 var blocks = regexp.MustCompile("(?s)```sh\ncsi-sidecars manifest (.*?)\n```.*```yaml\n(.*)```\n")
 
-// TestTheManifestPageIsTrue compares the objects in docs/sidecars-manifests.md with what the
+// TestTheManifestPageIsTrue compares the objects in docs/how-to/sidecars-manifests.md with what the
 // command on that page prints, or writes them.
 func TestTheManifestPageIsTrue(t *testing.T) {
-	const path = "../../../docs/sidecars-manifests.md"
+	const path = "../../../docs/how-to/sidecars-manifests.md"
 	page, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-const supportPage = "../../../docs/sidecars-support.md"
+const supportPage = "../../../docs/reference/sidecars-support.md"
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()

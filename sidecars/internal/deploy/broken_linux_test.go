@@ -105,7 +105,7 @@ func TestTheRulesSee(t *testing.T) {
 		{"capabilities", controller, "capabilities: {drop: [ALL]}", "", "no row for driver: capabilities"},
 		{"a way to more", controller, "allowPrivilegeEscalation: false", "", "no row for driver: allowPrivilegeEscalation"},
 		{"any system call", controller, "seccompProfile: {type: RuntimeDefault}", "", "no row for csi-sidecars: no seccomp profile"},
-		{"a writable image", node, "privileged: true   # docs/install.md says for what\n          readOnlyRootFilesystem: true", "privileged: true", "no row for driver: a writable root filesystem"},
+		{"a writable image", node, "privileged: true   # docs/how-to/install.md says for what\n          readOnlyRootFilesystem: true", "privileged: true", "no row for driver: a writable root filesystem"},
 		{"the node's disk", node, "hostPath: {path: /dev, type: Directory}", "hostPath: {path: /, type: Directory}", "no row for driver: hostPath `/`"},
 		{"a socket that may be replaced", node, "- {name: plugin, mountPath: /csi, readOnly: true}", "- {name: plugin, mountPath: /csi}", "no row for csi-sidecars-node: hostPath `/var/lib/kubelet/plugins/hostpath.csi.causeway.dev`"},
 		{"a port of the host", node, "{name: peer, containerPort: 9810}", "{name: peer, containerPort: 9810, hostPort: 9810}", "no row for driver: a port of the host"},
@@ -119,7 +119,7 @@ func TestTheRulesSee(t *testing.T) {
 			if files[tc.file] = strings.Replace(text, tc.old, tc.new, 1); files[tc.file] == text {
 				t.Fatalf("%q is not in the file", tc.old)
 			}
-			wrong := check(files, argsFiles(t), read(t, "docs", "install.md"))
+			wrong := check(files, argsFiles(t), read(t, "docs", "how-to", "install.md"))
 			if !slices.ContainsFunc(wrong, func(w string) bool { return strings.Contains(w, tc.want) }) {
 				t.Errorf("it says %q, want %q", wrong, tc.want)
 			}
@@ -129,7 +129,7 @@ func TestTheRulesSee(t *testing.T) {
 
 // TestTheTableSays: a row of the documentation that goes, or is made up, is missed.
 func TestTheTableSays(t *testing.T) {
-	page := read(t, "docs", "install.md")
+	page := read(t, "docs", "how-to", "install.md")
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"a row is gone":    {"| `driver` | privileged |", "| `driver` | little |", "no row for driver: privileged"},
 		"no reason":        {"| `driver` | privileged | mounts, loop devices, and mounts that others see: see below. With it there is no seccomp or AppArmor profile, whatever the pod says. |", "| `driver` | privileged | it is |", "no row for driver: privileged"},
@@ -148,7 +148,7 @@ func TestTheTableSays(t *testing.T) {
 func TestAFlagOfAFileIsMissed(t *testing.T) {
 	args := argsFiles(t)
 	args["csi-resizer"] += "\n# A reason that is long enough to be one.\n--workers=20\n"
-	wrong := check(linuxFiles(t), args, read(t, "docs", "install.md"))
+	wrong := check(linuxFiles(t), args, read(t, "docs", "how-to", "install.md"))
 	if want := "flags of csi-sidecars: --resizer-workers=, want 20"; !slices.Contains(wrong, want) {
 		t.Errorf("it says %q, want %q", wrong, want)
 	}

@@ -69,7 +69,7 @@ func TestCertificates(t *testing.T) {
 		t.Error("the nodes expect another router than cert-manager's")
 	}
 	var shown []map[string]any
-	for _, block := range fenced.FindAllStringSubmatch(read(t, "docs", "certificates.md"), -1) {
+	for _, block := range fenced.FindAllStringSubmatch(read(t, "docs", "how-to", "certificates.md"), -1) {
 		shown = append(shown, certificateObjects(t, block[1])...)
 	}
 	have := certificateObjects(t, text)
@@ -82,10 +82,10 @@ func TestCertificates(t *testing.T) {
 	slices.SortFunc(have, byName)
 	slices.SortFunc(shown, byName)
 	if len(have) != 5 || !reflect.DeepEqual(have, shown) {
-		t.Errorf("the component has %v, and docs/certificates.md %v", have, shown)
+		t.Errorf("the component has %v, and docs/how-to/certificates.md %v", have, shown)
 	}
-	if page := read(t, "docs", "install.md"); !strings.Contains(page, "driver certs --dir=certs --shared="+m.router()["peer-server"]+"\n") {
-		t.Error("docs/install.md makes certificates with another name than --peer-server's")
+	if page := read(t, "docs", "how-to", "install.md"); !strings.Contains(page, "driver certs --dir=certs --shared="+m.router()["peer-server"]+"\n") {
+		t.Error("docs/how-to/install.md makes certificates with another name than --peer-server's")
 	}
 }
 
@@ -142,7 +142,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// TestParameters: what classes say stands in docs/parameters.md.
+// TestParameters: what classes say stands in docs/reference/parameters.md.
 func TestParameters(t *testing.T) {
 	m, err := parse(linuxFiles(t))
 	if err != nil {
@@ -156,14 +156,14 @@ func TestParameters(t *testing.T) {
 	for _, c := range m.classes {
 		said = append(said, c.Parameters)
 	}
-	page := read(t, "docs", "parameters.md")
+	page := read(t, "docs", "reference", "parameters.md")
 	for _, parameters := range said {
 		if len(parameters) == 0 {
 			t.Error("a class says nothing")
 		}
 		for name := range parameters {
 			if !strings.Contains(page, "\n| `"+name+"` |") {
-				t.Errorf("docs/parameters.md doesn't know %s", name)
+				t.Errorf("docs/reference/parameters.md doesn't know %s", name)
 			}
 		}
 	}

@@ -566,7 +566,7 @@ func check(files, args map[string]string, table string) (wrong []string) {
 }
 
 func TestLinux(t *testing.T) {
-	for _, wrong := range check(linuxFiles(t), argsFiles(t), read(t, "docs", "install.md")) {
+	for _, wrong := range check(linuxFiles(t), argsFiles(t), read(t, "docs", "how-to", "install.md")) {
 		t.Error(wrong)
 	}
 }

@@ -92,7 +92,7 @@ func ofMounts(p core.PodSpec, c core.Container) (all []string) {
 
 var privilegeRow = regexp.MustCompile("(?m)^\\| `?([a-z-]+)`? \\| ([^|]+) \\| [^|]{20,} \\|$")
 
-// checkPrivileges compares what the pods have with the table in docs/install.md, each row of which says why.
+// checkPrivileges compares what the pods have with the table in docs/how-to/install.md, each row of which says why.
 func (m *manifests) checkPrivileges(page string) (wrong []string) {
 	_, table, found := strings.Cut(page, "\n## Privileges\n")
 	table, _, _ = strings.Cut(table, "\n## ")
@@ -101,7 +101,7 @@ func (m *manifests) checkPrivileges(page string) (wrong []string) {
 		told = append(told, row[1]+": "+strings.TrimSpace(row[2]))
 	}
 	if !found {
-		return []string{"docs/install.md has no table of privileges"}
+		return []string{"docs/how-to/install.md has no table of privileges"}
 	}
 	have := append(privileges(m.controller.Spec.Template.Spec), privileges(m.node.Spec.Template.Spec)...)
 	for _, p := range have {

@@ -128,7 +128,7 @@ func (m *driverManifest) deployment() *appsv1.Deployment {
 	}
 }
 
-// sidecars is the container of csi-sidecars. docs/benchmarks.md measures 82 MiB for it.
+// sidecars is the container of csi-sidecars. docs/reference/benchmarks.md measures 82 MiB for it.
 func (m *driverManifest) sidecars() corev1.Container {
 	c := ourContainer("csi-sidecars", m.image, "50m", "96Mi")
 	c.Args = []string{"--controllers=" + strings.Join(m.controllers, ",")}
@@ -193,7 +193,7 @@ const (
 	nodeProbe = 9808
 )
 
-// nodeSidecars is the container of csi-sidecars-node. docs/benchmarks.md measures 14 MiB for it.
+// nodeSidecars is the container of csi-sidecars-node. docs/reference/benchmarks.md measures 14 MiB for it.
 func (m *driverManifest) nodeSidecars() corev1.Container {
 	c := ourContainer("csi-sidecars-node", m.nodeImage, "5m", "16Mi")
 	c.Args = []string{

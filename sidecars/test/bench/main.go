@@ -1,5 +1,5 @@
 // Command bench measures csi-sidecars beside upstream's binaries, whose place it takes: on one API server that is as full as a
-// cluster of 500 nodes makes it, before one driver, in one run. docs/benchmarks.md has what came of it.
+// cluster of 500 nodes makes it, before one driver, in one run. docs/reference/benchmarks.md has what came of it.
 package main
 
 import (

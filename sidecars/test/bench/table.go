@@ -7,7 +7,7 @@ import (
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// table is what is printed: Markdown, for docs/benchmarks.md.
+// table is what is printed: Markdown, for docs/reference/benchmarks.md.
 type table struct{ rows []string }
 
 // compare adds a figure of both ways. What is asked is asked of their ratio.

@@ -66,7 +66,7 @@ func TestFilesAreRendered(t *testing.T) {
 
 // TestTheAuthorsValues: the pages for authors of drivers show the values of these tests.
 func TestTheAuthorsValues(t *testing.T) {
-	for page, configuration := range map[string]string{"write-your-own-driver.md": "own-driver", "attached-disks.md": "attached"} {
+	for page, configuration := range map[string]string{"tutorials/write-your-own-driver.md": "own-driver", "how-to/attached-disks.md": "attached"} {
 		text, err := os.ReadFile(filepath.Join(Sources(), "docs", page))
 		if err != nil {
 			t.Fatal(err)
@@ -207,15 +207,15 @@ func TestWhatIsUnusual(t *testing.T) {
 	}
 }
 
-// TestThePagesValues: the file of values in docs/install.md does what its lines say.
+// TestThePagesValues: the file of values in docs/how-to/install.md does what its lines say.
 func TestThePagesValues(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(Sources(), "docs", "install.md"))
+	page, err := os.ReadFile(filepath.Join(Sources(), "docs", "how-to", "install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := regexp.MustCompile("(?s)```yaml\n(# values.yaml\n.*?)```").FindSubmatch(page)
 	if found == nil {
-		t.Fatal("docs/install.md has no values")
+		t.Fatal("docs/how-to/install.md has no values")
 	}
 	objects, err := renderWith(t, programs(t), string(found[1]))
 	if err != nil {
@@ -232,7 +232,7 @@ func TestThePagesValues(t *testing.T) {
 	}
 	for _, value := range regexp.MustCompile("`((?:hostpath|snapshotController|networkPolicy|images|tests)\\.[a-zA-Z.]+)`").FindAllSubmatch(page, -1) {
 		if err := exists(string(value[1])); err != nil && string(value[1]) != "hostpath.csi.causeway.dev" {
-			t.Errorf("docs/install.md: %v", err)
+			t.Errorf("docs/how-to/install.md: %v", err)
 		}
 	}
 }

@@ -484,7 +484,7 @@ func changed(s *server) {
 	nodes := func() string {
 		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o", "jsonpath={.data.nodes}")
 	}
-	// The cluster's CRDs are its own, and not as the chart's: as docs/install.md says, Helm is told to leave them alone.
+	// The cluster's CRDs are its own, and not as the chart's: as docs/how-to/install.md says, Helm is told to leave them alone.
 	s.kubectl("", "annotate", "--overwrite", "--field-manager=somebody", "crd", "volumesnapshots.snapshot.storage.k8s.io", "controller-gen.kubebuilder.io/version=v0.0.1")
 	if err := s.release("causeway", "install", "causeway", Directory()); err == nil || !strings.Contains(err.Error(), `"somebody"`) {
 		s.Errorf("%v", err)

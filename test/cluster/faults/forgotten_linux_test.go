@@ -20,7 +20,7 @@ parameters: {kind: directory}
 `
 
 // A node burns: its volumes can be deleted once it is said to be gone for good, and not before, and the others work. If it comes
-// back after all, what it holds are orphans, and docs/orphans.md's way to get rid of them works.
+// back after all, what it holds are orphans, and docs/how-to/orphans.md's way to get rid of them works.
 func TestNodeGoneForGood(t *testing.T) {
 	s := begin(t)
 	lost, other := nodes[1], nodes[0]
@@ -78,7 +78,7 @@ func (s *scene) forget(lines string) {
 	s.kubectl("-n", install.Namespace, "patch", "configmap", "causeway-forgotten-nodes", "--type=merge", "-p", fmt.Sprintf(`{"data":{"nodes":%q}}`, lines+"\n"))
 }
 
-// orphans runs the command as docs/orphans.md says, with less time in between, as nothing else is going on, and compares its
+// orphans runs the command as docs/how-to/orphans.md says, with less time in between, as nothing else is going on, and compares its
 // exit code and the IDs that it tells.
 func (s *scene) orphans(code int, ids ...string) {
 	s.Helper()
@@ -101,7 +101,7 @@ func (s *scene) orphans(code int, ids ...string) {
 	})
 }
 
-// remove gives an orphaned volume and its snapshot their objects back, as docs/orphans.md says, and deletes these.
+// remove gives an orphaned volume and its snapshot their objects back, as docs/how-to/orphans.md says, and deletes these.
 func (s *scene) remove(n local.Node, volume, cut string) {
 	s.Helper()
 	s.apply(fmt.Sprintf(`apiVersion: v1

@@ -1,4 +1,4 @@
-// Package install puts the driver into a test cluster, by the steps of docs/install.md: with Helm, or without.
+// Package install puts the driver into a test cluster, by the steps of docs/how-to/install.md: with Helm, or without.
 package install
 
 import (

@@ -1,4 +1,4 @@
-// Package manifests applies deploy/linux to a real API server, in the order of docs/install.md.
+// Package manifests applies deploy/linux to a real API server, in the order of docs/how-to/install.md.
 package manifests
 
 import (
@@ -28,12 +28,12 @@ const (
 // scene is an API server, and a directory, Home, with copies of deploy and charts, and the operator's own files beside them.
 type scene struct {
 	apiserver.Server
-	page string // docs/install.md
+	page string // docs/how-to/install.md
 }
 
 func begin(t *testing.T) *scene {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(source, "docs", "install.md"))
+	page, err := os.ReadFile(filepath.Join(source, "docs", "how-to", "install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +67,11 @@ func (s *scene) run(line string) string {
 	return out
 }
 
-// documented makes sure that a line stands in docs/install.md, and returns it.
+// documented makes sure that a line stands in docs/how-to/install.md, and returns it.
 func (s *scene) documented(line string) string {
 	s.Helper()
 	if !strings.Contains(s.page, "\n"+line+"\n") {
-		s.Fatalf("docs/install.md doesn't say %q", line)
+		s.Fatalf("docs/how-to/install.md doesn't say %q", line)
 	}
 	return line
 }
@@ -81,7 +81,7 @@ func (s *scene) overlay(without ...string) {
 	s.Helper()
 	found := regexp.MustCompile("(?s)```yaml\n(# causeway/kustomization.yaml\n.*?)```").FindStringSubmatch(s.page)
 	if found == nil {
-		s.Fatal("docs/install.md has no kustomization")
+		s.Fatal("docs/how-to/install.md has no kustomization")
 	}
 	var lines []string
 	for line := range strings.Lines(found[1]) {
@@ -359,7 +359,7 @@ func otherNamespace(s *scene) {
 func someNodes(s *scene) {
 	patch := regexp.MustCompile("(?s)```yaml\n(- target: \\{kind: DaemonSet.*?)```").FindStringSubmatch(s.page)
 	if patch == nil {
-		s.Fatal("docs/install.md has no such patch")
+		s.Fatal("docs/how-to/install.md has no such patch")
 	}
 	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/linux]\npatches:\n" + patch[1])
 	if out := s.run("kubectl kustomize causeway"); !strings.Contains(out, "nodeSelector:\n        kubernetes.io/os: linux\n        storage.example.com/causeway: \"true\"\n") {

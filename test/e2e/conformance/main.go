@@ -1,5 +1,5 @@
 // Command conformance runs csi-sanity, this repository's own tests and Kubernetes' external-storage suite, and writes what came of
-// them: docs/conformance.md and docs/conformance.json.
+// them: docs/reference/conformance.md and docs/reference/conformance.json.
 package main
 
 import (
@@ -69,10 +69,10 @@ func run(ctx context.Context, results string) error {
 		}
 	}
 	c.report.Runs = append(c.report.Runs, notRun...)
-	if err := c.report.write(filepath.Join(root, "docs", "conformance.json")); err != nil {
+	if err := c.report.write(filepath.Join(root, "docs", "reference", "conformance.json")); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "docs", "conformance.md"), []byte(c.report.page()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "docs", "reference", "conformance.md"), []byte(c.report.page()), 0o644); err != nil {
 		return err
 	}
 	if !c.report.good() {
@@ -123,7 +123,7 @@ func (c *collector) commit(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("git: %w", err)
 	}
-	changes, err := c.command(ctx, "git", "status", "--porcelain", "--", ".", ":!docs/conformance.*").Output()
+	changes, err := c.command(ctx, "git", "status", "--porcelain", "--", ".", ":!docs/reference/conformance.*").Output()
 	if err != nil {
 		return "", fmt.Errorf("git: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
 
-// Report is what was run, and what came of it: docs/conformance.json.
+// Report is what was run, and what came of it: docs/reference/conformance.json.
 type Report struct {
 	Made     time.Time         `json:"made"`
 	Commit   string            `json:"commit"` // of the sources; "+" at its end stands for changes that aren't committed
@@ -200,9 +200,9 @@ What was run against the driver, and what came of it. ` + "`make conformance`" +
 
 - **csi-sanity** (csi-test v5.6.0) calls every RPC of CSI, with the fake mounter and with real mounts; on a router, too.
 - **own** are the tests of this repository: the contract that a backend has to keep, crashes at every step, the sidecars' controllers, and the
-  rest of ` + "`make test`" + `. Those that need a cluster are not among them: [cluster](cluster.md).
-- **external-storage** is Kubernetes' own suite for storage, in [a cluster of two nodes](cluster.md) with everything in pods from the chart and csi-sidecars as the
-  only sidecar. [e2e](e2e.md) says what is declared, and what isn't, and why.
+  rest of ` + "`make test`" + `. Those that need a cluster are not among them: [cluster](../contributing/cluster.md).
+- **external-storage** is Kubernetes' own suite for storage, in [a cluster of two nodes](../contributing/cluster.md) with everything in pods from the chart and csi-sidecars as the
+  only sidecar. [e2e](../contributing/e2e.md) says what is declared, and what isn't, and why.
 `
 
 // page is the report for people.

@@ -18,13 +18,13 @@ func TestThePageIsTheReports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := read(filepath.Join(root, "docs", "conformance.json"))
+	r, err := read(filepath.Join(root, "docs", "reference", "conformance.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "conformance.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs", "reference", "conformance.md"))
 	if err != nil || string(page) != r.page() {
-		t.Errorf("docs/conformance.md, %v, isn't what conformance.json says: run make conformance", err)
+		t.Errorf("docs/reference/conformance.md, %v, isn't what conformance.json says: run make conformance", err)
 	}
 	if !r.good() {
 		t.Errorf("it says that something failed:\n%s", strings.Join(r.failures(), "\n"))

@@ -313,7 +313,7 @@ func uninstalled(s *story) {
 		left, err := kube.Run(s.Context(), "-n", install.Namespace, "get", strings.Join(kinds, ","), "-o", "name", "--ignore-not-found")
 		got := strings.Fields(left)
 		slices.Sort(got)
-		// What every namespace has. The sidecars' leases stay, which aren't Helm's: docs/install.md.
+		// What every namespace has. The sidecars' leases stay, which aren't Helm's: docs/how-to/install.md.
 		want := []string{"configmap/kube-root-ca.crt", "serviceaccount/default"}
 		if err == nil && !slices.Equal(got, want) {
 			err = fmt.Errorf("there is %q, want %q", got, want)
@@ -349,7 +349,7 @@ func installedAgain(s *story) {
 }
 
 // ended: when claims are deleted nothing is left on the nodes' disks. The release leaves only the objects
-// that docs/install.md names, and the commands of that page delete those, too.
+// that docs/how-to/install.md names, and the commands of that page delete those, too.
 func ended(s *story) {
 	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
 	s.until("no PersistentVolume left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
@@ -369,13 +369,13 @@ func ended(s *story) {
 	})
 }
 
-// documented matches the objects that stay after the release is uninstalled, by docs/install.md.
+// documented matches the objects that stay after the release is uninstalled, by docs/how-to/install.md.
 var documented = regexp.MustCompile(`^(Namespace /causeway|ConfigMap causeway/kube-root-ca\.crt|ServiceAccount causeway/default|Lease causeway/.+|CustomResourceDefinition /.+\.(group)?snapshot\.storage\.k8s\.io|APIService /v[a-z0-9]+\.(group)?snapshot\.storage\.k8s\.io)$`)
 
-// procedure is the block of commands in the section of docs/install.md about uninstalling.
+// procedure is the block of commands in the section of docs/how-to/install.md about uninstalling.
 var procedure = regexp.MustCompile("(?s)\n## Uninstall, and keep the data\n.*?\n +```\n(.*?)\n +```\n")
 
-// uninstall runs the commands of docs/install.md. They end without an error, and not before all pods of
+// uninstall runs the commands of docs/how-to/install.md. They end without an error, and not before all pods of
 // the driver are gone.
 //
 // A finalizer keeps one pod of the controller for 10 s, so that there is something to wait for. Helm's
@@ -383,11 +383,11 @@ var procedure = regexp.MustCompile("(?s)\n## Uninstall, and keep the data\n.*?\n
 // read the Deployment's status (helm/helm#32261).
 func (s *story) uninstall() {
 	s.Helper()
-	page, err := os.ReadFile(filepath.Join(chart.Sources(), "docs", "install.md"))
+	page, err := os.ReadFile(filepath.Join(chart.Sources(), "docs", "how-to", "install.md"))
 	s.must(err)
 	block := procedure.FindStringSubmatch(string(page))
 	if block == nil {
-		s.Fatal("docs/install.md has no commands that uninstall the release")
+		s.Fatal("docs/how-to/install.md has no commands that uninstall the release")
 	}
 	pod := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-controller", "-o", "name"))[0]
 	hold := func(finalizers string) error {
@@ -404,11 +404,11 @@ func (s *story) uninstall() {
 		case "kubectl":
 			s.kubectl(command[1:]...)
 		default:
-			s.Fatalf("docs/install.md has a command that is neither helm's nor kubectl's: %s", line)
+			s.Fatalf("docs/how-to/install.md has a command that is neither helm's nor kubectl's: %s", line)
 		}
 	}
 	if pods := s.kubectl("-n", install.Namespace, "get", "pods", "-o", "name"); pods != "" {
-		s.Errorf("the commands of docs/install.md have ended before these pods:\n%s", pods)
+		s.Errorf("the commands of docs/how-to/install.md have ended before these pods:\n%s", pods)
 	}
 	s.must(<-released)
 	sockets, err := s.everywhere("find /var/lib/kubelet/plugins/hostpath.csi.causeway.dev /var/lib/kubelet/plugins_registry -mindepth 1")
