@@ -8,7 +8,7 @@
 //
 // peers.go finds the nodes and keeps a connection to each (conn.go). view.go has the nodes that
 // answer at a moment. controller.go, create.go, list.go, group.go and metadata.go are the calls.
-// Their rules come from reading the sidecars: docs/explanation/node-local-storage.md.
+// Their rules come from reading the sidecars: docs/explanation/router.md.
 package router
 
 import (

@@ -77,7 +77,7 @@ func (b Backend) flags(set *flag.FlagSet) (err error) {
 
 // common declares the flags that every driver has.
 func (o *options) common(set *flag.FlagSet) {
-	set.StringVar((*string)(&o.mode), "mode", string(modeAll), "what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; node, for the kubelet. docs/explanation/node-local-storage.md")
+	set.StringVar((*string)(&o.mode), "mode", string(modeAll), "what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; node, for the kubelet. docs/explanation/router.md")
 	o.peers.flags(set)
 	set.StringVar(&o.endpoint, "endpoint", "", "where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
 	set.BoolVar(&o.allowTCP, "allow-tcp", false, "permit a TCP endpoint, which has no protection of its own: for trials on one machine")

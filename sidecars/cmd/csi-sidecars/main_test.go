@@ -12,7 +12,7 @@ import (
 const intro = `# Flags of csi-sidecars
 
 Made from the command itself by ` + "`make generate-flags`" + `; a test holds this page against it. ` + "`csi-sidecars help`" + ` prints the same.
-What the prefixes mean is in [csi-sidecars](../how-to/sidecars.md#flags). ` + "`csi-sidecars-node`" + ` has the parts for the whole process (without the
+What the prefixes mean is in [csi-sidecars](../explanation/csi-sidecars.md#flags). ` + "`csi-sidecars-node`" + ` has the parts for the whole process (without the
 API server and with fewer log formats), livenessprobe and node-driver-registrar.
 
 `

@@ -198,8 +198,8 @@ func TestFlagsOfSidecars(t *testing.T) {
 		if !strings.Contains(text, s.release) {
 			t.Errorf("%s doesn't say that it is for %s", name, s.release)
 		}
-		if page := read(t, "docs", "explanation", "node-local-storage.md"); !strings.Contains(page, "(../../deploy/sidecars/"+name+".args)") {
-			t.Errorf("docs/explanation/node-local-storage.md has no link to %s.args", name)
+		if page := read(t, "docs", "explanation", "router.md"); !strings.Contains(page, "(../../deploy/sidecars/"+name+".args)") {
+			t.Errorf("docs/explanation/router.md has no link to %s.args", name)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func TestAProcessEndsInTimeInTheMiddleOfItsWork(t *testing.T) {
 }
 
 // Upstream's snapshotter v8.7.0 never ends its workers for groups: it is waited for as long as patience goes, and no longer. When
-// a release ends them, this fails: docs/how-to/sidecars.md speaks of it.
+// a release ends them, this fails: docs/explanation/csi-sidecars.md speaks of it.
 func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
 	s := newScene(t)
 	var first *replica
