@@ -1,0 +1,102 @@
+package hostpath
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/causeway-csi/causeway/pkg/backend"
+)
+
+// schema is the part of a JSON schema that this test reads.
+type schema struct {
+	Properties map[string]*schema `json:"properties"`
+	Additional json.RawMessage    `json:"additionalProperties"`
+	AnyOf      []*schema          `json:"anyOf"`
+	Enum       []any              `json:"enum"`
+}
+
+// at returns the schema of a path of properties. "*" stands for any name.
+func (s *schema) at(t *testing.T, path ...string) *schema {
+	t.Helper()
+	for _, name := range path {
+		next := s.Properties[name]
+		if name == "*" {
+			next = &schema{}
+			if err := json.Unmarshal(s.Additional, next); err != nil {
+				t.Fatal(err)
+			}
+			for _, option := range next.AnyOf {
+				if option.Properties != nil {
+					next = option
+				}
+			}
+		}
+		if next == nil {
+			t.Fatalf("values.schema.json has no %q of %v", name, path)
+		}
+		s = next
+	}
+	return s
+}
+
+// TestChartSchemaHasTheDriversParameters compares the parameters in the schema of the chart's values
+// with those that the driver accepts: the names of all, and each value of an enumeration.
+func TestChartSchemaHasTheDriversParameters(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "charts", "causeway", "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := &schema{}
+	if err := json.Unmarshal(text, root); err != nil {
+		t.Fatal(err)
+	}
+	mutable := slices.Collect(maps.Keys(knownSettings))
+	class := func(key, value string) error {
+		k := image
+		if key == enforceKey {
+			k = directory
+		}
+		parameters := map[string]string{kindKey: string(k), key: value}
+		if _, err := planContent(backend.CreateOptions{Parameters: parameters}, nil); err != nil {
+			return err
+		}
+		_, err := readSettings(parameters, k)
+		return err
+	}
+	for _, c := range []struct {
+		name   string
+		path   []string
+		keys   []string
+		accept func(key, value string) error
+	}{
+		{"StorageClass", []string{"storageClasses", "*", "parameters"}, append([]string{consistencyKey}, mutable...), class},
+		{"VolumeAttributesClass", []string{"volumeAttributesClasses", "*"}, mutable, class},
+		{"VolumeSnapshotClass", []string{"snapshotClass", "parameters"}, []string{consistencyKey}, func(key, value string) error {
+			_, err := snapshotParameters(map[string]string{key: value})
+			return err
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			found := root.at(t, append([]string{"hostpath"}, c.path...)...).Properties
+			if got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(c.keys)); !slices.Equal(got, want) {
+				t.Errorf("the chart has %q, want %q", got, want)
+			}
+			for key, property := range found {
+				for _, value := range property.Enum {
+					if err := c.accept(key, value.(string)); err != nil {
+						t.Errorf("the chart accepts %s=%q, the driver does not: %v", key, value, err)
+					}
+				}
+				if property.Enum != nil {
+					if err := c.accept(key, "no such value"); err == nil {
+						t.Errorf("the driver accepts %s=%q, which the chart rejects", key, "no such value")
+					}
+				}
+			}
+		})
+	}
+}
