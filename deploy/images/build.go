@@ -20,7 +20,7 @@ const (
 	ldflags = "-s -w"
 )
 
-// version is what programs and images say of themselves.
+// version is the version that programs report and images carry.
 type version struct {
 	tag      string // of the images: v1.2.3, or dev
 	revision string // of git; unknown outside of it
@@ -38,7 +38,8 @@ func (v version) program() string {
 	return fmt.Sprintf("dev-%.12s%s", commit, dirty)
 }
 
-// tagged is what a tag of an image may be: OCI distribution spec v1.1, and it is an argument of the linker.
+// tagged matches the valid tags of an image: OCI distribution spec v1.1. A tag is also an argument
+// of the linker.
 var tagged = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$`)
 
 // findVersion asks git for the revision of the sources.
@@ -64,7 +65,8 @@ func findVersion(ctx context.Context, root, tag string) (version, error) {
 	return v, nil
 }
 
-// environment is what the go command builds for a platform with, whatever is set on this machine.
+// environment is the environment of the go command for a platform, independent of the settings of
+// this machine.
 func environment(platform string) []string {
 	goos, arch, _ := strings.Cut(platform, "/")
 	return []string{
@@ -83,7 +85,7 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// An empty one is what go env -w has set, if it was.
+	// An empty value stands for that of go env -w.
 	experiment, err := output(ctx, root, environment(platform), "go", "env", "GOEXPERIMENT")
 	if err != nil {
 		return err
@@ -184,7 +186,7 @@ func licenceFiles(dir string) (texts []string, err error) {
 	return texts, nil
 }
 
-// output runs a program in dir and returns what it prints.
+// output runs a program in dir and returns its output.
 func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)

@@ -76,7 +76,8 @@ func run(ctx context.Context, args []string) error {
 	return m.make(ctx)
 }
 
-// findRoot returns the directory of the product's sources: the one above that has its go.mod.
+// findRoot returns the directory of the product's sources: the nearest directory above with its
+// go.mod.
 func findRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -137,7 +138,8 @@ type maker struct {
 	made        map[string][]oci.Image // by the name of their archive, without its end
 }
 
-// make writes an archive for each product, one more if it is for Windows, the SBOMs, and a file with all digests.
+// make writes an archive for each product, another archive for Windows, the SBOMs, and a file with
+// all digests.
 func (m *maker) make(ctx context.Context) error {
 	m.made = map[string][]oci.Image{}
 	for _, platform := range m.platforms {
@@ -155,7 +157,7 @@ func (m *maker) make(ctx context.Context) error {
 	return m.write()
 }
 
-// programs builds the programs of products, and returns what reads one.
+// programs builds the programs of products, and returns a function that reads a program.
 func (m *maker) programs(ctx context.Context, platform string, products []product) (func(product) ([]byte, error), error) {
 	goos, arch, _ := strings.Cut(platform, "/")
 	dir := filepath.Join(m.out, "programs", goos+"-"+arch)
@@ -246,7 +248,7 @@ func (m *maker) pull(ctx context.Context, platform string) (v1.Image, error) {
 	if m.windowsBase == "" {
 		return nil, nil
 	}
-	ref, err := name.NewDigest(m.windowsBase) // what a tag stands for may change
+	ref, err := name.NewDigest(m.windowsBase) // a tag can move
 	if err != nil {
 		return nil, fmt.Errorf("--windows-base: %w", err)
 	}
@@ -291,7 +293,7 @@ func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debi
 	return os.WriteFile(filepath.Join(m.out, fmt.Sprintf("%s.%s-%s.spdx.json", p.name, goos, arch)), list, 0o644)
 }
 
-// write writes the archives, and what their digests are.
+// write writes the archives and their digests.
 func (m *maker) write() error {
 	if len(m.made) == 0 {
 		return errors.New("none of these images is for these platforms")
@@ -303,7 +305,7 @@ func (m *maker) write() error {
 		if windows {
 			ref += "-windows"
 			if images[0].Base == nil {
-				ref += "-incomplete" // nobody shall push it by mistake
+				ref += "-incomplete" // prevents a push by mistake
 			}
 		}
 		d, err := oci.Write(filepath.Join(m.out, archive+".tar"), ref, images...)

@@ -14,11 +14,12 @@ const (
 	registry = "ghcr.io/causeway-csi"
 	source   = "https://" + module
 
-	// windowsBase is what Windows images are put on. It has nothing of Windows: HostProcess containers see the node's.
+	// windowsBase is the base of Windows images. It contains no files of Windows: HostProcess
+	// containers see those of the node.
 	windowsBase = "mcr.microsoft.com/oss/kubernetes/windows-host-process-containers-base-image:v1.0.0"
 )
 
-// nonroot is the user of what needs no rights: 65532, as in Google's distroless images.
+// nonroot is the user of programs without rights: 65532, as in Google's distroless images.
 const nonroot = "65532:65532"
 
 // product is a program of cmd/ that becomes images.
@@ -58,7 +59,7 @@ var tools = []string{
 	"/sbin/mkfs.btrfs", "/bin/btrfstune", "/bin/btrfs",
 }
 
-// configs are what tools read.
+// configs are configuration files of tools.
 var configs = []string{"/etc/mke2fs.conf"}
 
 // searchPath finds the programs and the tools. All Linux images set it, so that a manifest can say command: [csi-sidecars].
@@ -67,18 +68,20 @@ const searchPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 // release tells scanners whose packages these are.
 var release = []string{"/etc/os-release", "/etc/debian_version"}
 
-// authorities is the package of the authorities' certificates; bundle is what its installation makes of them.
+// authorities is the package of the authorities' certificates. bundle is the file that its
+// installation makes from them.
 const (
 	authorities = "ca-certificates"
 	bundle      = "/etc/ssl/certs/ca-certificates.crt"
 )
 
-// packages are those that the lock has: of the tools, of what they need, and of the base.
+// packages are the packages of the lock: those of the tools, of their dependencies, and of the
+// base.
 var packages = []string{
 	"base-files", authorities,
 	"util-linux", "e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1", "libuuid1",
 	"xfsprogs", "libinih1", "liburcu8", "libedit2", "libtinfo6", "libbsd0", "libmd0",
-	"btrfs-progs", "libudev1", "liblzo2-2", "libzstd1", "zlib1g", "libgcc-s1", "gcc-12-base", // the last one has the copyright of the one before
+	"btrfs-progs", "libudev1", "liblzo2-2", "libzstd1", "zlib1g", "libgcc-s1", "gcc-12-base", // the last has the copyright of the package before it
 	"libc6",
 }
 
@@ -108,7 +111,7 @@ func base(t *debian.Tree) (debian.Picked, error) {
 	return picked, nil
 }
 
-// toolbox returns the layer of the tools, without what is in the base.
+// toolbox returns the layer of the tools, without the files of the base.
 func toolbox(t *debian.Tree, base debian.Picked) (debian.Picked, error) {
 	picked, err := t.Pick(slices.Concat(tools, configs))
 	if err != nil {
@@ -120,7 +123,7 @@ func toolbox(t *debian.Tree, base debian.Picked) (debian.Picked, error) {
 	return picked, nil
 }
 
-// labels are what an image says of itself.
+// labels are the labels of an image.
 func (p product) labels(v version) map[string]string {
 	return map[string]string{
 		"org.opencontainers.image.title":       "causeway-" + p.name,

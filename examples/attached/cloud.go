@@ -40,7 +40,7 @@ type directoryCloud struct {
 	// mu is held by every call, but not while a disk is detached: that takes as long as the disk
 	// takes to write.
 	mu        sync.Mutex
-	disks     map[string]record // durable ones, by ID, as the snapshots
+	disks     map[string]record // durable disks, by ID, as the snapshots
 	snapshots map[string]backend.Snapshot
 }
 
@@ -60,7 +60,7 @@ const (
 	imageName, recordName                 = "image", "record.json"
 )
 
-// openCloud opens the cloud, and attaches what was attached when the machine went down.
+// openCloud opens the cloud, and attaches the disks that were attached when the machine went down.
 func openCloud(path string, nodes []string, limit int64, log *slog.Logger) (_ cloud, err error) {
 	c := &directoryCloud{nodes: nodes, limit: limit, log: log, disks: map[string]record{}, snapshots: map[string]backend.Snapshot{}}
 	if c.dir, err = os.Open(path); err != nil {
@@ -131,7 +131,7 @@ func eachRecord[T any](c *directoryCloud, dir string, do func(id string, r T, si
 	return nil
 }
 
-// Close gives the directory up. What is attached stays attached.
+// Close closes the directory. Attached disks stay attached.
 func (c *directoryCloud) Close() error { return c.dir.Close() }
 
 func (c *directoryCloud) path(elem ...string) string {
@@ -146,7 +146,7 @@ func (c *directoryCloud) lock() (unlock func()) {
 }
 
 // canClone returns an error for a filesystem without reflinks. A copy of an attached disk that
-// takes time would not be of one moment.
+// takes time would have no point in time.
 func (c *directoryCloud) canClone() error {
 	from, to := c.path(unfinishedDir, "from"), c.path(unfinishedDir, "to")
 	err := makeImage(from, "", 0)
@@ -181,7 +181,7 @@ func (c *directoryCloud) make(dir, id string, record any, from string, size int6
 		if err = c.settle(dir); err == nil {
 			return nil
 		}
-		err = errors.Join(err, os.Rename(whole, half)) // nobody has seen it
+		err = errors.Join(err, os.Rename(whole, half)) // not visible yet
 	}
 	return errors.Join(err, os.RemoveAll(half))
 }
@@ -226,8 +226,7 @@ func writeRecord(dir string, record any) error {
 	return syncDir(dir)
 }
 
-// remove deletes the object id in dir, if it is one of all. Its space is freed now, or at the next
-// start.
+// remove deletes the object id in dir, if all has it. Its space is freed now, or at the next start.
 func remove[T any](c *directoryCloud, dir, id string, all map[string]T) error {
 	if _, ok := all[id]; !ok {
 		return nil
@@ -409,7 +408,7 @@ func (r record) shares(a attachment) error {
 	return nil
 }
 
-// hasRoom returns ErrExhausted if a node cannot have one more disk.
+// hasRoom returns ErrExhausted if a node cannot have another disk.
 func (c *directoryCloud) hasRoom(node string) error {
 	n := int64(0)
 	for _, r := range c.disks {
@@ -423,8 +422,8 @@ func (c *directoryCloud) hasRoom(node string) error {
 	return nil
 }
 
-// rewrite replaces the record of a disk. After an error, the old record may count or the new one:
-// the caller repeats its call.
+// rewrite replaces the record of a disk. After an error, the old record or the new record can be in
+// effect: the caller repeats its call.
 func (c *directoryCloud) rewrite(id string, r record) error {
 	if err := writeRecord(c.path(disksDir, id), r); err != nil {
 		return unavailable(err)

@@ -20,13 +20,13 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// A disk is attached to a node if a loop device of its image has the label of the two. So on one
-// machine, which plays all nodes, a node finds its own disks only. The number of a loop device says
-// nothing: it is another disk's after a boot.
+// A disk is attached to a node if a loop device of its image has the label of the two. So on a
+// machine that plays all nodes, a node finds its own disks only. The number of a loop device does
+// not identify a disk: after a boot, another disk can have it.
 
-// label is what the kernel keeps as the file name of the loop device of a disk on a node. It has
-// the serial number, and a digest of the volume and the node: 53 bytes, of 63 that the kernel
-// keeps.
+// label is the text that the kernel keeps as the file name of the loop device of a disk on a node.
+// It has the serial number, and a digest of the volume and the node: 53 bytes, of 63 that the
+// kernel keeps.
 func label(serial, volume, node string) string {
 	sum := sha256.Sum256([]byte(node + "\x00" + volume))
 	return serial + "@" + hex.EncodeToString(sum[:16])
@@ -101,7 +101,7 @@ func openLoop(label string, flag int) (*os.File, error) {
 	}
 	dev, err := os.OpenFile(l.path, flag, 0)
 	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait < time.Second; wait *= 2 {
-		time.Sleep(wait) // a program that took the device for a free one claims it for a moment: LOOP_CONFIGURE
+		time.Sleep(wait) // another program that found the device free claims it for a moment: LOOP_CONFIGURE
 		dev, err = os.OpenFile(l.path, flag, 0)
 	}
 	if errors.Is(err, unix.EBUSY) {
@@ -177,8 +177,8 @@ func configure(path string, flag int, config *unix.LoopConfig) error {
 	return nil
 }
 
-// unplug detaches what has a label. Errors: ErrInUse while it is mounted; ErrUnavailable while a
-// program has it open.
+// unplug detaches the device with a label. Errors: ErrInUse while it is mounted; ErrUnavailable
+// while a program has it open.
 func unplug(ctx context.Context, label string) error {
 	dev, err := openLoop(label, os.O_RDONLY|unix.O_EXCL)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -186,7 +186,7 @@ func unplug(ctx context.Context, label string) error {
 	} else if err != nil {
 		return err
 	}
-	err = dev.Sync() // what was written to the device must reach the image
+	err = dev.Sync() // the writes to the device must reach the image
 	if err == nil {
 		err = unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0)
 	}
@@ -202,7 +202,7 @@ func unplug(ctx context.Context, label string) error {
 	return fmt.Errorf("%w: %s is still open", backend.ErrUnavailable, dev.Name())
 }
 
-// replug tells the loop device with a label, if there is one, that its image has grown.
+// replug makes the loop device with a label, if it exists, read the new size of its image.
 func replug(label string) error {
 	dev, err := openLoop(label, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -16,8 +16,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// storage is a backend.Backend, and a Lister, Expander, Snapshotter, Cloner, Attacher and Limiter.
-// It is what drivers for attached disks have in common. EDIT marks what depends on the cloud.
+// storage is a backend.Backend, and a Lister, Expander, Snapshotter, Cloner, Attacher and Limiter:
+// the common part of drivers for attached disks. EDIT marks the parts that depend on the cloud.
 type storage struct {
 	cloud cloud  // nil on a node
 	node  string // the name of this node
@@ -30,15 +30,16 @@ type storage struct {
 // ErrPrecondition or mounter.ErrDevice if the node does not have the disk.
 type finder func(ctx context.Context, serial, volume string) (path string, sequence uint64, readOnly bool, err error)
 
-// cloud is what the driver needs of a cloud. Many goroutines call it, but one at a time for the
-// changes of one ID. A check and the change that depends on it are one call, so that nothing comes
-// between. After an error, the same call can be repeated. Every method can also return
-// ErrUnavailable, which says that the call may have had its effect, and the error of ctx. The
-// errors are those of package backend: the driver derives the status code from them.
+// cloud is the interface of the driver to a cloud. Many goroutines call it, but one at a time for
+// the changes of one ID. A check and the change that depends on it are a single call, so that
+// nothing happens in between. After an error, the same call can be repeated. Every method can also
+// return ErrUnavailable, if the call may have had its effect, and the error of ctx. The errors are
+// those of package backend: the driver derives the status code from them.
 type cloud interface {
-	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.SourceSnapshot or d.SourceVolume if one is
-	// set. If the disk exists, CreateDisk returns it unchanged, also if it differs from d. Errors:
-	// ErrNotFound for the source, ErrOutOfRange if the source is larger than d.Size, ErrExhausted.
+	// CreateDisk creates the disk d.ID with d.Size, as a copy of d.SourceSnapshot or d.SourceVolume
+	// if either is set. If the disk exists, CreateDisk returns it unchanged, also if it differs
+	// from d. Errors: ErrNotFound for the source, ErrOutOfRange if the source is larger than
+	// d.Size, ErrExhausted.
 	CreateDisk(ctx context.Context, d disk) (disk, error)
 	// Disk returns a disk. Errors: ErrNotFound.
 	Disk(ctx context.Context, id string) (disk, error)
@@ -58,13 +59,14 @@ type cloud interface {
 	// disk that does not exist is no error. Errors: ErrInUse while the node has the disk mounted.
 	DetachDisk(ctx context.Context, id, node string) error
 
-	// CreateSnapshot copies the disk source at one moment. If the snapshot id exists,
+	// CreateSnapshot copies the disk source at a point in time. If the snapshot id exists,
 	// CreateSnapshot returns it unchanged, also if it is of another disk. Errors: ErrNotFound,
 	// ErrExhausted.
 	CreateSnapshot(ctx context.Context, id, source string) (backend.Snapshot, error)
 	// Snapshot returns a snapshot. Errors: ErrNotFound.
 	Snapshot(ctx context.Context, id string) (backend.Snapshot, error)
-	// Snapshots does for the snapshots of a disk, or for all if source is "", what Disks does.
+	// Snapshots lists the snapshots of a disk, or all snapshots if source is "", as Disks lists
+	// disks.
 	Snapshots(ctx context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error)
 	// DeleteSnapshot deletes a snapshot, if it exists. Disks that were made from it stay.
 	DeleteSnapshot(ctx context.Context, id string) error
@@ -96,7 +98,7 @@ const unit, largest = 1 << 20, 16 << 40
 // smallest has the least sizes of disks with a filesystem, in bytes; "" is none. mkfs refuses less.
 var smallest = map[string]int64{"": unit, "ext4": 16 << 20, "xfs": 300 << 20, "btrfs": 256 << 20}
 
-// Keys of a publish context. One from an earlier version of the driver has no size.
+// Keys of a publish context. A publish context of an earlier version of the driver has no size.
 const serialKey, sizeKey = "serial", "size"
 
 // Close is called after the last call.
@@ -107,8 +109,9 @@ func (s *storage) Close() error {
 	return s.cloud.Close()
 }
 
-// idOf derives the ID of a disk or snapshot from its name: a call that is repeated finds what it
-// made. EDIT: a cloud that chooses its IDs needs a tag or name with this text, and a search for it.
+// idOf derives the ID of a disk or snapshot from its name: a repeated call finds the object of the
+// first. EDIT: a cloud that chooses its IDs needs a tag or name with this text, and a search for
+// it.
 func idOf(prefix, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return prefix + hex.EncodeToString(sum[:20])
@@ -127,7 +130,7 @@ func (s *storage) Restore(ctx context.Context, snapshot string, o backend.Create
 	})
 }
 
-// Clone makes a disk from another one, as it is at one moment.
+// Clone makes a disk from the current content of another disk.
 func (s *storage) Clone(ctx context.Context, source string, o backend.CreateOptions) (backend.Volume, error) {
 	return s.create(ctx, o, backend.Volume{SourceVolume: source}, func() (int64, error) {
 		d, err := s.cloud.Disk(ctx, source)
@@ -178,7 +181,7 @@ func leastSize(o backend.CreateOptions) (int64, error) {
 	return least, nil
 }
 
-// sizeOfCopy returns the size of a new disk, which must hold what its source holds.
+// sizeOfCopy returns the size of a new disk, which is at least that of its source.
 func sizeOfCopy(o backend.CreateOptions, least int64, held func() (int64, error)) (int64, error) {
 	source, err := held()
 	if err == nil && o.Required > 0 && o.Required < source {
@@ -234,7 +237,7 @@ func (s *storage) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	return size, true, s.cloud.GrowDisk(ctx, id, size)
 }
 
-// Snapshot copies a disk, as it is at one moment.
+// Snapshot copies the current content of a disk.
 func (s *storage) Snapshot(ctx context.Context, o backend.SnapshotOptions) (backend.Snapshot, error) {
 	for key := range o.Parameters { // EDIT: read those of your snapshot classes
 		return backend.Snapshot{}, fmt.Errorf("%w: unknown parameter %.64q, must be none", backend.ErrInvalid, key)
@@ -280,9 +283,9 @@ func (s *storage) Attach(ctx context.Context, id string, o backend.AttachOptions
 	return publishContext(d.Serial, a.Size), nil
 }
 
-// publishContext returns what a node must know of a disk: its serial number, and its least size in
-// bytes. A disk never shrinks, so the size stays right when the disk grows, and the publish context
-// stays the same: a node refuses to stage a volume again with another one.
+// publishContext returns the facts that a node needs about a disk: its serial number, and its least
+// size in bytes. A disk never shrinks, so the size stays right when the disk grows, and the publish
+// context stays the same: a node refuses to stage a volume again with another publish context.
 func publishContext(serial string, size int64) map[string]string {
 	c := map[string]string{serialKey: serial}
 	if size > 0 {

@@ -1,4 +1,4 @@
-// Command minimal is a CSI driver in one file. A volume is an ext4 filesystem in a file of the
+// Command minimal is a CSI driver in a single file. A volume is an ext4 filesystem in a file of the
 // node's directory --dir, so its size is enforced and is recorded nowhere else.
 package main
 

@@ -65,10 +65,10 @@ func New(l net.Listener, limits Limits) *Listener {
 	}
 }
 
-// Dropped returns how many connections were dropped for newer ones.
+// Dropped returns the number of connections that were dropped for newer ones.
 func (l *Listener) Dropped() uint64 { return l.dropped.Load() }
 
-// Accept waits for the next connection, and drops another one if there are too many.
+// Accept waits for the next connection, and drops another if there are too many.
 func (l *Listener) Accept() (net.Conn, error) {
 	raw, err := l.Listener.Accept()
 	if err != nil {
@@ -148,7 +148,7 @@ func (l *Listener) remember(source netip.Prefix) {
 	delete(l.sources, oldest)
 }
 
-// sourceOf returns the source of an address. All addresses that are not of TCP are one source.
+// sourceOf returns the source of an address. All addresses other than TCP's are the same source.
 func sourceOf(address net.Addr) netip.Prefix {
 	tcp, ok := address.(*net.TCPAddr)
 	if !ok {
@@ -163,15 +163,15 @@ func sourceOf(address net.Addr) netip.Prefix {
 	return source
 }
 
-// What has come on a connection since it began to wait.
+// Progress of a connection since it began to wait.
 const (
 	nothing = iota
 	something
 	message // Advance was called
 )
 
-// grace is the time in which the first message of a client comes that has one to send. Until then its
-// connection is new.
+// grace is the time in which a client must send its first message. Until then its connection is
+// new.
 const grace = 100 * time.Millisecond
 
 // Conn is a connection of a Listener.
@@ -228,8 +228,9 @@ func (c *Conn) drop() {
 	c.Conn.Close()
 }
 
-// Advance notes that the client of a connection that waits has sent a whole message. The listener
-// drops connections without one first. It does nothing with the connection of another listener.
+// Advance records that the client of a waiting connection has sent a whole message. The listener
+// first drops connections without such a message. Advance does nothing with the connection of
+// another listener.
 func Advance(conn net.Conn) {
 	if c, ok := conn.(*Conn); ok {
 		c.came.Store(message)
@@ -261,7 +262,7 @@ func Admit(conn net.Conn) error {
 	return nil
 }
 
-// WasDropped reports whether a Listener has dropped a connection for a newer one.
+// WasDropped reports whether a Listener has dropped a connection for a newer connection.
 func WasDropped(conn net.Conn) bool {
 	c, ok := conn.(*Conn)
 	if !ok {
@@ -272,7 +273,7 @@ func WasDropped(conn net.Conn) bool {
 	return c.dropped
 }
 
-// pool holds the connections to which one limit applies. The listener's mu guards it.
+// pool holds the connections of a common limit. The listener's mu guards it.
 type pool struct {
 	limit   int
 	conns   map[*Conn]struct{}

@@ -4,7 +4,7 @@ package connlimit
 // so half of its files are left for CSI calls and the storage. The node's sidecars have three.
 const shares = 4
 
-// minConns is how many connections a listener holds at least: with fewer it serves nobody.
+// minConns is the smallest limit of a listener: with fewer connections it serves no client.
 const minConns = 8
 
 // Share returns how many connections a listener on the network may hold: most, or a quarter of the

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// filesLimit returns how many files this process may have open. Go raises the soft limit to the hard
-// one when a program starts.
+// filesLimit returns the number of files that this process may open. Go raises the soft limit to
+// the hard limit when a program starts.
 func filesLimit() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

@@ -26,7 +26,7 @@ func Reached(name string) {
 	if err != nil {
 		os.Exit(137)
 	}
-	select {} // not one instruction more than it takes to die
+	select {} // no further instruction before the death
 }
 
 // parse reads "name" or "name:n". The name itself may have colons.

@@ -24,7 +24,7 @@ type Limits struct {
 	Kind   int // by one kind of job
 }
 
-// Entry is a claim that holds a slot or waits for one.
+// Entry is a claim that holds a slot or waits for a slot.
 type Entry struct {
 	Claim
 	Running bool

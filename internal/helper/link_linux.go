@@ -25,7 +25,7 @@ const (
 	maxFiles = 250      // descriptors of one message; the kernel's limit is SCM_MAX_FD, 253
 )
 
-// frame is one message between driver and helper: one datagram of a SOCK_SEQPACKET pair.
+// frame is a message between driver and helper: a datagram of a SOCK_SEQPACKET pair.
 type frame struct {
 	Kind string          `json:"kind"`
 	Task string          `json:"task,omitempty"`
@@ -35,12 +35,12 @@ type frame struct {
 	files []*os.File
 }
 
-// link is one end of the connection between driver and helper. The kernel reports the death of
-// the other end as the end of the stream.
+// link is an end of the connection between driver and helper. The kernel reports the death of the
+// other end as the end of the stream.
 type link struct {
 	socket *net.UnixConn
 	mu     sync.Mutex // held by send
-	buffer []byte     // of receive, which one goroutine calls
+	buffer []byte // of receive; not for concurrent use
 }
 
 // newPair returns a link and the other end of it, as a file for a child process.
@@ -74,7 +74,7 @@ func newLink(fd int) (*link, error) {
 	return &link{socket: socket, buffer: make([]byte, maxFrame)}, nil
 }
 
-// send sends one frame with body as its Body. The files stay the caller's.
+// send sends a frame with body as its Body. The files stay the caller's.
 func (l *link) send(f frame, body any, files []*os.File) error {
 	if body != nil {
 		raw, err := json.Marshal(body)

@@ -32,7 +32,7 @@ type Pool struct {
 	Max int
 
 	mu    sync.Mutex
-	idle  []*process // the last one was used last
+	idle  []*process // the last was used last
 	alive int
 }
 
@@ -45,7 +45,7 @@ type process struct {
 	expire    *time.Timer // while it is idle
 }
 
-// Session is one run of a task. Its methods are for one goroutine. Close must be called.
+// Session is a run of a task. Its methods are for a single goroutine. Close must be called.
 type Session struct {
 	pool    *Pool
 	process *process
@@ -76,7 +76,7 @@ func (p *Pool) Start(task Task, request any, files ...*os.File) (*Session, error
 	}
 }
 
-// take returns an idle helper or starts one.
+// take returns an idle helper or starts a new helper.
 func (p *Pool) take() (h *process, fresh bool, err error) {
 	p.mu.Lock()
 	if n := len(p.idle); n > 0 {
@@ -169,7 +169,7 @@ func (p *Pool) Close() {
 	}
 }
 
-// Alive returns the number of helpers that have not ended, idle ones included.
+// Alive returns the number of helpers that have not ended, including idle helpers.
 func (p *Pool) Alive() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

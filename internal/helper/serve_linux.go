@@ -60,7 +60,7 @@ func serve(tables [][]Task) (code int) {
 	return 0
 }
 
-// Job is one run of a Task, in the helper.
+// Job is a run of a Task, in the helper.
 type Job struct {
 	// Context ends when the driver has died or given the job up. Only a Task with Outlives lives
 	// to see that.

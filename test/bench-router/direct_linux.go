@@ -27,16 +27,17 @@ const (
 	imageSize  = 1 << 30 // bytes
 )
 
-// way is one to call a node that has storage.
+// way is a way to call a node that has storage.
 type way struct {
 	name, node string
 	csi.ControllerClient
 	tree, image    string // volumes of which snapshots are made
-	volume, copied string // the last ones that were made
+	volume, copied string // the last that were made
 }
 
-// trial is three nodes, a router before them, and the ways to call the first of them. The third way is to a
-// driver that is whole in one process, without network or TLS: what node deployment has. Its figures are for comparison.
+// trial has three nodes, a router before them, and the ways to call the first node. The third way
+// leads to a driver with all services in a single process, without network or TLS, as in node
+// deployment. Its figures are for comparison.
 type trial struct {
 	ctx    context.Context
 	images bool
@@ -66,7 +67,7 @@ func onXFS(ctx context.Context, dir, bin string, o options) error {
 
 // compared measures each call by all ways, call by call in turn, so that the disk's moods meet all of them.
 func compared(ctx context.Context, dir, bin string, o options, images bool) (err error) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the idle threads of one caller would only disturb
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the idle threads of a single caller would only disturb
 	t := &trial{ctx: ctx, images: images}
 	defer func() { err = errors.Join(err, t.end()) }()
 	if err := t.begin(dir, bin); err != nil {
@@ -80,7 +81,7 @@ func compared(ctx context.Context, dir, bin string, o options, images bool) (err
 				return err
 			}
 		}
-		if round > 0 { // the first one warms up
+		if round > 0 { // the first round warms up
 			rounds = append(rounds, w)
 		}
 	}
@@ -178,13 +179,13 @@ func (w *way) create(name string, image bool) *csi.CreateVolumeRequest {
 	return req
 }
 
-// step is a call that is timed, or one that takes back what another one made.
+// step is a call that is timed, or a call that undoes another.
 type step struct {
 	name      string
 	call      func(w *way, name string) error
 	ratio     bool // a goal says how many times longer it may take
 	routeOnly bool // there is no other way to do it
-	silent    bool // nobody asked how long it takes
+	silent    bool // not reported
 }
 
 // steps are the life of a volume.
@@ -240,7 +241,7 @@ func (t *trial) steps() []step {
 	return steps
 }
 
-// life makes each call once by each way. Which way is first changes from one life to the next.
+// life makes each call once by each way. The first way changes from one life to the next.
 func (t *trial) life(w figures.Stopwatch, name string, turn int) error {
 	for _, s := range t.steps() {
 		for i := range t.ways {
@@ -256,7 +257,7 @@ func (t *trial) life(w figures.Stopwatch, name string, turn int) error {
 	return nil
 }
 
-// report prints what a call took.
+// report prints the durations of a call.
 func (s step) report(rounds []figures.Stopwatch) {
 	if s.silent {
 		return
@@ -282,7 +283,7 @@ func (s step) report(rounds []figures.Stopwatch) {
 	}
 	figures.Row(s.name+", routed to direct", figures.Median(rounds, func(w figures.Stopwatch) float64 { return s.took(w, routed, .5) / s.took(w, direct, .5) }), "", asked...)
 	figures.Row(s.name+", routed less direct", more(.5), "µs", figures.AtMost(250))
-	figures.Row(s.name+", the same of the fastest tenth", more(.1), "µs") // what else the machine does disturbs these least
+	figures.Row(s.name+", the same of the fastest tenth", more(.1), "µs") // other load on the machine disturbs these least
 }
 
 // took is a quantile in microseconds.

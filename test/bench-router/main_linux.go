@@ -1,5 +1,6 @@
-// Command bench-router measures the router: what it adds to calls of real node drivers, and what it costs before
-// hundreds of simulated nodes. It builds the driver, and runs it as nodes and as routers in processes of their own.
+// Command bench-router measures the router: the time that it adds to calls of real node drivers,
+// and its memory and CPU time before hundreds of simulated nodes. It builds the driver, and runs it
+// as nodes and as routers in processes of their own.
 package main
 
 import (
@@ -25,7 +26,7 @@ type options struct {
 	only          string
 }
 
-// fleet is some simulated nodes. The first one is what others are compared with.
+// fleet is a number of simulated nodes. The other fleets are compared with the first.
 type fleet struct {
 	nodes, volumes int // volumes in all
 	compared       bool

@@ -72,7 +72,7 @@ func hundreds(ctx context.Context, dir, bin string, o options) (err error) {
 			return err
 		}
 	}
-	for round := range o.rounds + 1 { // the first one warms up
+	for round := range o.rounds + 1 { // the first round warms up
 		for _, s := range all {
 			s.rounds = append(s.rounds, figures.Stopwatch{})
 		}
@@ -98,13 +98,13 @@ func hundreds(ctx context.Context, dir, bin string, o options) (err error) {
 	return nil
 }
 
-// certificates makes one for each of the names that the largest fleet needs, and the router's.
+// certificates makes certificates for the router and for each node of the largest fleet.
 func certificates(dir string, fleets []fleet) (certs string, names []string, err error) {
 	certs = filepath.Join(dir, "certs")
 	if err := os.Mkdir(certs, 0o700); err != nil {
 		return "", nil, err
 	}
-	if err := unix.Mount("none", certs, "tmpfs", 0, ""); err != nil { // they are made durable, one by one
+	if err := unix.Mount("none", certs, "tmpfs", 0, ""); err != nil { // they are synced individually
 		return "", nil, err
 	}
 	for _, f := range fleets {
@@ -116,7 +116,7 @@ func certificates(dir string, fleets []fleet) (certs string, names []string, err
 	return certs, names, err
 }
 
-// begin starts the nodes in this process, and the router in one of its own.
+// begin starts the nodes in this process, and the router in a process of its own.
 func (s *simulation) begin(ctx context.Context, bin, dir, certs string, names []string) error {
 	var addresses []string
 	var volumes [][]string
@@ -168,7 +168,7 @@ func (s *simulation) call(ctx context.Context, round int) error {
 		}))
 }
 
-// page asks for the next page. All are of one size, or they couldn't be compared.
+// page requests the next page. All pages have the same size, so that they can be compared.
 func (s *simulation) page(ctx context.Context) error {
 	resp, err := s.router.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: s.token})
 	if err != nil {
@@ -203,7 +203,7 @@ func (s *simulation) listAll(ctx context.Context) error {
 	return nil
 }
 
-// rest watches what routers that have nothing to do do.
+// rest measures idle routers.
 func rest(ctx context.Context, all []*simulation, idle time.Duration) error {
 	for _, s := range all {
 		before, err := s.router.cpu()
@@ -227,7 +227,7 @@ func rest(ctx context.Context, all []*simulation, idle time.Duration) error {
 	return nil
 }
 
-// report prints what a router took, beside one before another fleet.
+// report prints the cost of a router, beside that of a router before another fleet.
 func (s *simulation) report(few *simulation) error {
 	if err := s.router.scrape(); err != nil { // as Prometheus does, and it takes memory
 		return err

@@ -22,7 +22,7 @@ const (
 	treeFiles, treeFile = 64, 8 << 20 // a directory volume of 512 MiB
 	imageSize           = 4 << 30     // of an image
 	manyFiles           = 100_000
-	copyRounds          = 3 // of what takes seconds
+	copyRounds          = 3 // of steps that take seconds
 )
 
 // onDisk runs a measurement with a driver whose root is on a filesystem of its own.
@@ -51,7 +51,7 @@ type bench struct {
 	times  figures.Stopwatch
 }
 
-// p50 is the median of what was timed under a name, in milliseconds.
+// p50 is the median of the durations under a name, in milliseconds.
 func (b *bench) p50(name string) float64 { return b.times.P50(name) / 1000 }
 
 func (b *bench) exec(name string, command ...string) error {
@@ -64,7 +64,7 @@ func (b *bench) exec(name string, command ...string) error {
 	})
 }
 
-// sync writes everything out, so that nobody pays for somebody else.
+// sync writes all filesystems out, so that no step pays for an earlier one.
 func (b *bench) sync() error {
 	d, err := os.Open(b.disk)
 	if err != nil {
@@ -197,10 +197,10 @@ func writeRandom(name string, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// same makes sure that two files hold the same, as what copies nothing is fast.
+// same verifies that two files have the same content: a copy that copies nothing is fast.
 func same(a, b string) error { return exec.Command("cmp", a, b).Run() }
 
-// cloning compares the clone of an image with cp, and finds what has changed in it.
+// cloning compares the clone of an image with cp, and measures the search for changes.
 func cloning(ctx context.Context, dir, bin string, _ int) error {
 	return onDisk(ctx, dir, bin, "xfs", func(b *bench) error {
 		v, err := b.create("image", imageSize, nil)
@@ -266,7 +266,7 @@ func (b *bench) deltas(v, image string) error {
 	if err := b.sync(); err != nil {
 		return err
 	}
-	cold := append([]string{b.disk + ".img"}, files...) // or what is below the loop device would still have it
+	cold := append([]string{b.disk + ".img"}, files...) // otherwise the layer below the loop device still has it
 	var changed int64
 	for range copyRounds {
 		err := errors.Join(
@@ -287,7 +287,7 @@ func (b *bench) deltas(v, image string) error {
 	return nil
 }
 
-// scatter changes one percent of an image in pieces of 4 KiB.
+// scatter changes 1 % of an image in pieces of 4 KiB.
 func scatter(name string) error {
 	f, err := os.OpenFile(name, os.O_WRONLY, 0)
 	if err != nil {

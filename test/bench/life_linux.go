@@ -24,7 +24,7 @@ import (
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// client is a connection to one driver.
+// client is a connection to a driver.
 type client struct {
 	csi.IdentityClient
 	csi.ControllerClient
@@ -51,7 +51,7 @@ func dial(ctx context.Context, endpoint, dir string) (*client, error) {
 	return c, os.MkdirAll(dir, 0o750)
 }
 
-// peakRSS returns the most memory that the driver's process has had, in KiB, or 0 if that can't be told.
+// peakRSS returns the peak memory of the driver's process, in KiB, or 0 if it is unknown.
 func (c *client) peakRSS() int64 { return figures.Status(c.pid(), "VmHWM") }
 
 // pid returns the process that serves the socket.
@@ -85,13 +85,14 @@ func use() *csi.VolumeCapability {
 	}
 }
 
-// volume is one volume in the middle of its life.
+// volume is a volume during its life.
 type volume struct {
 	*client
 	name, id        string
 	context         map[string]string
 	staging, target string
-	// What may have been done and not taken back: nobody knows what came of a call without an answer.
+	// Steps that may have been done and are not undone: the result of a call without an answer is
+	// unknown.
 	created, staged, published bool
 }
 
@@ -157,7 +158,7 @@ func (v *volume) delete(ctx context.Context) error {
 	return err
 }
 
-// end takes back whatever of the volume may be there. It stops where that fails, as a kubelet does.
+// end undoes all steps of the volume. It stops at an error, as a kubelet does.
 func (v *volume) end(ctx context.Context) error {
 	lost := v.created && v.id == "" // no answer told the ID; a second create of the same name does
 	for _, step := range []struct {
@@ -168,7 +169,7 @@ func (v *volume) end(ctx context.Context) error {
 			continue
 		}
 		switch err := settled(ctx, step.call); status.Code(err) {
-		case codes.OK, codes.NotFound, codes.InvalidArgument, codes.Unimplemented: // it never did what is taken back
+		case codes.OK, codes.NotFound, codes.InvalidArgument, codes.Unimplemented: // the step was never done
 		default:
 			return err
 		}
@@ -216,7 +217,7 @@ var phases = []struct {
 	{"delete", (*volume).delete},
 }
 
-// each makes one call for each of n things, by some callers at a time. The first error ends it.
+// each makes a call for each of n items, by several callers at a time. The first error ends it.
 func each(ctx context.Context, n, callers int, call func(ctx context.Context, i int) error) (figures.Sample, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -245,7 +246,8 @@ func each(ctx context.Context, n, callers int, call func(ctx context.Context, i 
 	return s, context.Cause(ctx)
 }
 
-// compare drives one driver, or two in turn, phase by phase, and prints medians over the rounds.
+// compare drives a driver, or two drivers in turn, phase by phase, and prints medians over the
+// rounds.
 func compare(ctx context.Context, o options) (err error) {
 	var clients []*client
 	for i, endpoint := range o.endpoints {
@@ -284,7 +286,8 @@ func headings(clients []*client) {
 	}
 }
 
-// round is one whole life of all volumes. It leaves nothing of them behind, as the driver may be somebody else's.
+// round is a whole life of all volumes. It removes all of them, as the driver may belong to another
+// user.
 func (c *client) round(ctx context.Context, o options, round int, results [][]figures.Sample) (err error) {
 	vs, err := c.volumes(o.volumes, fmt.Sprintf("bench-%d-%d", os.Getpid(), round))
 	defer func() { err = errors.Join(err, tidy(ctx, vs, o.callers)) }()
@@ -301,10 +304,10 @@ func (c *client) round(ctx context.Context, o options, round int, results [][]fi
 	return nil
 }
 
-// patience is how long a driver has to take back what it made for a round that was interrupted.
+// patience is the time in which a driver must remove the volumes of an interrupted round.
 const patience = 2 * time.Minute
 
-// tidy takes back what there may be of some volumes.
+// tidy removes volumes that may exist.
 func tidy(ctx context.Context, vs []*volume, callers int) error {
 	if ctx.Err() != nil {
 		fmt.Fprintln(os.Stderr, "bench: taking back what was made")

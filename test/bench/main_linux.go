@@ -1,8 +1,9 @@
 // Command bench measures CSI drivers.
 //
-// With -endpoint it drives any driver through the life of many volumes and prints how long each call took; with
-// -endpoint2 as well, two drivers in turn, and how they compare. Without either it builds this project's driver and
-// measures what docs/reference/benchmarks.md promises, beside the cost of the old way on the same machine in the same run.
+// With -endpoint it drives any driver through the life of many volumes and prints the duration of
+// each call; with -endpoint2 as well, two drivers in turn, and their ratio. Without either it
+// builds this project's driver and measures the figures of docs/reference/benchmarks.md, beside the
+// cost of programs on the same machine in the same run.
 package main
 
 import (

@@ -88,7 +88,7 @@ func newPair(dir string) (*pair, error) {
 	return p, err
 }
 
-// lap measures one round. Which library is first changes from mount to mount.
+// lap measures a round. The first library changes from mount to mount.
 func (p *pair) lap(ctx context.Context) (figures.Stopwatch, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // as measureLap
 	w := figures.Stopwatch{}

@@ -25,7 +25,7 @@ const (
 	execs     = 50       // runs of each of the old way's programs in each round
 )
 
-// suite measures what docs/reference/benchmarks.md promises.
+// suite measures the figures of docs/reference/benchmarks.md.
 func suite(ctx context.Context, rounds int, only string) (err error) {
 	dir, err := os.MkdirTemp("", "causeway-bench-")
 	if err != nil {
@@ -133,7 +133,7 @@ func (p *process) made(ctx context.Context, n int, prefix string, staged bool) (
 	return vs, err
 }
 
-// filler makes and unmakes mounts that belong to nobody, so that the machine has as many as are wanted.
+// filler makes and removes unrelated mounts, so that the machine has a given number of mounts.
 type filler struct {
 	dir   string
 	count int
@@ -162,9 +162,10 @@ func (f *filler) fill(n int) error {
 
 func (f *filler) at(i int) string { return filepath.Join(f.dir, fmt.Sprint(i)) }
 
-// mounting measures publish, unpublish and stats with few and with many mounts, beside the system calls in them and
-// the old way's programs. Twice, with the kubelet directory in memory and on the disk: a publish makes a directory and
-// an unpublish removes it, which the programs don't, and which takes a disk's filesystem its time.
+// mounting measures publish, unpublish and stats with few and with many mounts, beside the same
+// system calls and beside programs. It measures twice, with the kubelet directory in memory and on
+// the disk: a publish makes a directory and an unpublish removes it, which the programs do not, and
+// which takes time on a disk.
 func mounting(ctx context.Context, dir, bin string, rounds int) error {
 	f := &filler{dir: filepath.Join(dir, "filler")}
 	places := []struct {
@@ -206,15 +207,16 @@ func mounting(ctx context.Context, dir, bin string, rounds int) error {
 	return f.fill(0)
 }
 
-// lap is the medians of one round, in microseconds.
+// lap has the medians of a round, in microseconds.
 type lap struct {
 	publish, unpublish, stats                float64 // the whole gRPC call
 	mount, umount, mkdir, rmdir              float64 // the system calls; the directories are made beside the targets
 	execMount, execUmount, execFindmnt, noop float64
 }
 
-// measureLap measures each call beside the system call that it can't do without, volume by volume, and then the old
-// way's programs. One caller is one thread here: the idle threads of this process would only disturb what it measures.
+// measureLap measures each call beside its necessary system call, volume by volume, and then the
+// programs. A single caller is a single thread here: the idle threads of this process would disturb
+// the measurement.
 func measureLap(ctx context.Context, vs []*volume, direct string) (lap, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	source, target := filepath.Join(direct, "source"), filepath.Join(direct, "target")
@@ -285,7 +287,7 @@ func reportMounting(results map[int][]lap) {
 	figures.Row(fmt.Sprintf("unpublish less umount2(2), %d mounts to %d", many, few), unown(many)/unown(few), "", figures.AtMost(1.2))
 }
 
-// callers compares publishes per second of eight callers with those of one.
+// callers compares publishes per second of eight callers with those of a single caller.
 func callers(ctx context.Context, dir, bin string, rounds int) (err error) {
 	p, err := startDriver(ctx, dir, bin, "callers", true)
 	if err != nil {
@@ -318,7 +320,8 @@ func callers(ctx context.Context, dir, bin string, rounds int) (err error) {
 	return err
 }
 
-// ownDisk mounts a new ext4 at dir/disk and returns that. Where it can't, it returns dir and says so.
+// ownDisk mounts a new ext4 at dir/disk and returns that path. If it cannot, it returns dir and
+// prints that.
 func ownDisk(ctx context.Context, dir string) (string, error) {
 	image, disk := filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk")
 	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 64<<30), os.MkdirAll(disk, 0o755)); err != nil {
@@ -336,10 +339,11 @@ func ownDisk(ctx context.Context, dir string) (string, error) {
 	return disk, nil
 }
 
-// creating compares CreateVolume on a driver with 100 volumes and on one with 10,000, call by call in turn, so that the
-// disk's moods meet both. It is a new filesystem and nothing is deleted in between: ext4 doesn't use the inode of a
-// deleted file again for minutes, and looks at each of them on the way to a free one, which after an earlier
-// benchmark is most of the time that a create takes.
+// creating compares CreateVolume on a driver with 100 volumes and on a driver with 10,000, call by
+// call in turn, so that variations of the disk affect both. The filesystem is new, and nothing is
+// deleted in between: ext4 does not use the inode of a deleted file again for minutes, and looks at
+// each of them on the way to a free inode, which after an earlier benchmark is most of the time of
+// a create.
 func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
 	if dir, err = ownDisk(ctx, dir); err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// aside calls do while nobody uses the volume, if it can't be copied while somebody does.
+// aside calls do while the volume is unused, if it cannot be copied in use.
 func (a *act) aside(ctx context.Context, do func() error) error {
 	if a.reflinks != "" {
 		return do()
@@ -85,7 +85,7 @@ func (a *act) volume() *csi.VolumeContentSource {
 	}}
 }
 
-// createFrom makes a volume from what there is.
+// createFrom makes a volume from a source.
 func (a *act) createFrom(ctx context.Context, source *csi.VolumeContentSource) (id string, err error) {
 	return a.createVolume(ctx, nil, source)
 }

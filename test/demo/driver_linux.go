@@ -26,7 +26,7 @@ const patience = 30 * time.Second
 // demo is a driver process with a client.
 type demo struct {
 	dir, root, kubelet, socket string
-	cmd                        *exec.Cmd // nil when the driver doesn't run
+	cmd                        *exec.Cmd // nil while the driver does not run
 	pid                        int       // the driver's, even when it has ended
 	exited                     chan error
 	conn                       *grpc.ClientConn
@@ -63,7 +63,7 @@ func startDriver(ctx context.Context) (*demo, error) {
 	return d, nil
 }
 
-// mountRoot gives the driver a root of its own, on which files can share blocks, if there is a program to make one.
+// mountRoot gives the driver a root of its own with reflinks, if mkfs for such a filesystem exists.
 func (d *demo) mountRoot() (string, error) {
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		disk := filepath.Join(d.dir, "disk")
@@ -81,7 +81,7 @@ func (d *demo) mountRoot() (string, error) {
 func (d *demo) build(ctx context.Context) (string, error) {
 	bin := filepath.Join(d.dir, "driver")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
-	cmd.Env = append(os.Environ(), "GOTMPDIR="+d.dir)                     // for what an interrupted build leaves
+	cmd.Env = append(os.Environ(), "GOTMPDIR="+d.dir) // for the remains of an interrupted build
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it then ends its compilers, too
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -135,7 +135,7 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	}
 }
 
-// logged returns what the driver logged.
+// logged returns the log of the driver.
 func (d *demo) logged() error {
 	log, err := os.ReadFile(filepath.Join(d.dir, "log"))
 	return errors.Join(err, errors.New(string(log)))
@@ -241,8 +241,8 @@ func (d *demo) trashEmptied() (string, error) {
 	return "", errors.New("it does not")
 }
 
-// cleanUp removes the demo's directory. What a failed demo left mounted in it is seen in this namespace only, and is
-// taken away first.
+// cleanUp removes the demo's directory. Mounts that a failed demo left in it are visible in this
+// namespace only, and are unmounted first.
 func (d *demo) cleanUp() error {
 	if d.conn != nil {
 		d.conn.Close()
@@ -268,7 +268,7 @@ func (d *demo) cleanUp() error {
 	return os.RemoveAll(d.dir)
 }
 
-// detach takes the file off a loop device that nobody uses any more.
+// detach detaches the file of a loop device that is no longer in use.
 func detach(device string) error {
 	dev, err := os.Open(device)
 	if err != nil {

@@ -42,7 +42,8 @@ type act struct {
 	snapshots       []string // IDs
 }
 
-// playImages is the second act: an image with a filesystem, which grows, and one as a block device.
+// playImages is the second act: an image with a filesystem, which grows, and an image as a block
+// device.
 func (d *demo) playImages(ctx context.Context) error {
 	if why := noImages(); why != "" {
 		fmt.Println("  images and block devices are left out:", why)
@@ -56,7 +57,7 @@ func (d *demo) playImages(ctx context.Context) error {
 	c := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "clone"), target: filepath.Join(d.kubelet, "pod-clone")}
 	when := ", in use"
 	if d.reflinks == "" {
-		when = "" // a disk that can't share blocks copies what nobody writes to
+		when = "" // a disk without reflinks copies volumes that are not in use
 	}
 	steps := []struct {
 		what string

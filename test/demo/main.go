@@ -31,7 +31,7 @@ func main() {
 	fmt.Printf("\nDone in %s. docs/explanation/how-it-works.md tells what happened.\n", time.Since(start).Round(10*time.Millisecond))
 }
 
-// advice says what to do where the demo can't run.
+// advice is the remedy on a machine where the demo cannot run.
 func advice(err error) string {
 	if errors.Is(err, errors.ErrUnsupported) {
 		return "It needs Linux. Elsewhere the project builds and passes its unit tests: make build, make test."

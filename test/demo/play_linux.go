@@ -17,7 +17,7 @@ import (
 
 const gib = 1 << 30
 
-// use is how the demo's pods want the volume: many of them, on one node.
+// use is the volume capability of the demo's pods: many of them, on a single node.
 func use() *csi.VolumeCapability {
 	return &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
@@ -91,7 +91,7 @@ func (d *demo) unpublish(ctx context.Context, id, target string) error {
 	return err
 }
 
-// share writes a file through one target and reads it through another.
+// share writes a file through a target and reads it through another target.
 func share(writer, reader, name string) (string, error) {
 	want := make([]byte, 1<<20)
 	rand.Read(want)

@@ -30,8 +30,8 @@ func run(ctx context.Context) (err error) {
 	return step(ctx, "nothing is left behind", d.nothingLeft)
 }
 
-// step runs one step and prints a line with what it was, what came of it and how long it took. A signal makes it fail,
-// and then is the error: what else went wrong is its work.
+// step runs a step and prints a line with its name, its result and its duration. A signal makes it
+// fail and becomes its error: other errors are consequences.
 func step(ctx context.Context, what string, do func() (result string, err error)) error {
 	start := time.Now()
 	result, err := do()

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CleanUp removes a directory in which a benchmark worked, with the mounts that an interruption left: in a namespace of
-// its own nobody else sees them.
+// CleanUp removes the directory of a benchmark, with the mounts that an interruption left: in a
+// mount namespace of its own, other processes do not see them.
 func CleanUp(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package figures times calls, and prints what came of it beside what was asked. The benchmarks use it.
+// Package figures times calls, and prints figures beside their goals. The benchmarks use it.
 package figures
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Goal is what is asked of a figure.
+// Goal is the goal for a figure.
 type Goal struct {
 	word  string
 	limit float64
@@ -24,7 +24,8 @@ func AtLeast(limit float64) Goal { return Goal{"at least", limit} }
 func AtMost(limit float64) Goal  { return Goal{"at most", limit} }
 func Under(limit float64) Goal   { return Goal{"under", limit} }
 
-// met judges a figure as it is printed, with two decimals. One that isn't positive was not measured.
+// met judges a figure as it is printed, with two decimals. A figure that is not positive was not
+// measured.
 func (g Goal) met(figure float64) bool {
 	figure = math.Round(figure*100) / 100
 	switch g.word {
@@ -37,7 +38,7 @@ func (g Goal) met(figure float64) bool {
 	}
 }
 
-// Row prints one line: what, the figure, what is asked of it, and whether that was missed.
+// Row prints a line: the name, the figure, its goal, and whether that was missed.
 func Row(what string, figure float64, unit string, asked ...Goal) {
 	text := ""
 	for _, g := range asked {
@@ -46,7 +47,7 @@ func Row(what string, figure float64, unit string, asked ...Goal) {
 	fmt.Printf("  %-68s %9.2f %-6s %s\n", what, figure, unit, strings.TrimSpace(text))
 }
 
-// Judge says what is asked of a figure, and whether it was missed.
+// Judge returns the goal for a figure, and whether it was missed.
 func (g Goal) Judge(figure float64) string {
 	text := fmt.Sprintf("%s %v", g.word, g.limit)
 	if !g.met(figure) {
@@ -85,13 +86,13 @@ func (w Stopwatch) Time(name string, call func() error) error {
 	return nil
 }
 
-// P50 is the median of what was timed under a name, in microseconds.
+// P50 is the median of the durations under a name, in microseconds.
 func (w Stopwatch) P50(name string) float64 { return Micro(w[name].Quantile(.5)) }
 
 // Micro returns d in microseconds.
 func Micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// Median returns the middle one of what f says of each of xs.
+// Median returns the median of f over xs.
 func Median[T any](xs []T, f func(T) float64) float64 {
 	var all []float64
 	for _, x := range xs {
@@ -101,7 +102,7 @@ func Median[T any](xs []T, f func(T) float64) float64 {
 	return all[len(all)/2]
 }
 
-// Status reads a number of KiB from /proc/<pid>/status. It returns 0 if that can't be told.
+// Status reads a number of KiB from /proc/<pid>/status. It returns 0 if that is unknown.
 func Status(pid int, key string) (kib int64) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -119,7 +120,7 @@ func Status(pid int, key string) (kib int64) {
 func BuildDriver(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "driver")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
-	build.Env = append(os.Environ(), "GOTMPDIR="+dir)                         // for what an interrupted build leaves
+	build.Env = append(os.Environ(), "GOTMPDIR="+dir) // for the remains of an interrupted build
 	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
@@ -127,7 +128,8 @@ func BuildDriver(ctx context.Context, dir string) (string, error) {
 	return bin, nil
 }
 
-// Disk mounts a new filesystem of a type at dir/<type> and returns that. Where it can't it returns "" and says so.
+// Disk mounts a new filesystem of a type at dir/<type> and returns that path. If it cannot, it
+// returns "" and prints that.
 func Disk(ctx context.Context, dir, fsType string) (string, error) {
 	disk := filepath.Join(dir, fsType)
 	file, err := os.Create(disk + ".img")

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attackerEnv names, in the environment of an attacker, what it does.
+// attackerEnv names, in the environment of an attacker, its attack.
 const attackerEnv = "CAUSEWAY_HOSTILE_ATTACKER"
 
 // nobody is the user of an attacker: a pod without capabilities.
@@ -139,7 +139,8 @@ func peerPID(c net.Conn) (pid int) {
 	return pid
 }
 
-// namespaceOf returns the namespace of a volume by its name: all hostile volumes are of one tenant.
+// namespaceOf returns the namespace of a volume by its name: all hostile volumes belong to the same
+// tenant.
 func namespaceOf(name string) string {
 	prefix, _, _ := strings.Cut(name, "-")
 	return prefix

@@ -104,7 +104,7 @@ func (w *world) deleteSnapshots(ctx context.Context) error {
 	})
 }
 
-// left returns what is left of volumes: entries below the root, mounts and loop devices.
+// left returns the remains of volumes: entries below the root, mounts and loop devices.
 func (w *world) left() (all []string, err error) {
 	for _, dir := range []string{"volumes", "snapshots", "staging", "trash"} {
 		names, err := os.ReadDir(filepath.Join(w.root(), dir))

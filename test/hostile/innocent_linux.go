@@ -109,7 +109,7 @@ func (v *volume) attempt(ctx context.Context, name string) string {
 	return status.Code(err).String()
 }
 
-// suffer measures what innocent volumes notice of hostile ones that are armed, then SIGTERM and the
+// suffer measures the effect of armed hostile volumes on innocent volumes, then SIGTERM and the
 // start of a successor.
 func (w *world) suffer(ctx context.Context, b *bench, before figures.Stopwatch, bad []*volume) error {
 	end := w.pressure(ctx, bad)
@@ -154,7 +154,7 @@ func (b *bench) compare(before, during figures.Stopwatch) {
 	}
 }
 
-// succeed ends the driver while hostile volumes are armed, starts the next one, and uses it.
+// succeed ends the driver while hostile volumes are armed, and starts and uses the next driver.
 func (w *world) succeed(ctx context.Context, b *bench) error {
 	took, err := w.stop()
 	if err != nil {
@@ -181,8 +181,8 @@ type attack struct {
 	reason string
 }
 
-// run measures innocent volumes alone, arms hostile ones, measures again, disarms them, and makes
-// sure that all of it can be taken down.
+// run measures innocent volumes alone, arms hostile volumes, measures again, disarms them, and
+// verifies that all of them can be removed.
 func (a attack) run(ctx context.Context, b *bench) (err error) {
 	w, err := newWorld(ctx, b, "xfs")
 	if err != nil {

@@ -1,9 +1,9 @@
-// Command hostile does to the driver what a tenant can do, with the driver's real binary and
-// socket, and measures what the others notice of it.
+// Command hostile attacks the driver as a tenant can, with the driver's real binary and socket, and
+// measures the effect on other tenants.
 //
 // For each class of attack it makes four hostile volumes, and measures each call on innocent
-// volumes before and during the attack; then how long SIGTERM takes, and how soon the next driver
-// serves. docs/explanation/security.md names the trial that proves each of its lines.
+// volumes before and during the attack; then the duration of SIGTERM, and of the start of the next
+// driver. docs/explanation/security.md names the trial that proves each of its lines.
 package main
 
 import (
@@ -45,7 +45,7 @@ type options struct {
 	rounds, races, levels int
 	least                 time.Duration
 	only                  string
-	short                 bool   // too few races to ask for one that the driver wins
+	short                 bool // too few races to require that the driver wins one
 	bin                   string // of the driver
 }
 
@@ -58,7 +58,7 @@ func run(o options) error {
 	return runAll(ctx, o)
 }
 
-// trial is one class of attack.
+// trial is a class of attack.
 type trial struct {
 	title string
 	run   func(ctx context.Context, t *bench) error

@@ -169,7 +169,7 @@ func (v *volume) capability() *csi.VolumeCapability {
 	return c
 }
 
-// parameters are those of the volume's class. Each hostile volume is of one namespace.
+// parameters are those of the volume's class. Each hostile volume belongs to the same namespace.
 func (v *volume) parameters() map[string]string {
 	p := map[string]string{"csi.storage.k8s.io/pvc/namespace": namespaceOf(v.name)}
 	if v.kind != directory {
@@ -283,7 +283,7 @@ func ended(ctx context.Context, all []*volume) error {
 	return nil
 }
 
-// retried repeats a call as a CO does: an error may be one of a moment.
+// retried repeats a call as a CO does: an error may be temporary.
 func retried(ctx context.Context, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

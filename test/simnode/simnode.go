@@ -1,5 +1,6 @@
-// Package simnode simulates nodes for tests and benchmarks of the router: each answers as a driver with storage of its
-// own does, from memory, and there can be hundreds in a process. It answers what a router asks, and nothing of Node.
+// Package simnode simulates nodes for tests and benchmarks of the router. Each answers from memory,
+// as a driver with storage of its own does, and there can be hundreds in a process. It implements
+// the calls of a router, and none of Node.
 package simnode
 
 import (
@@ -21,7 +22,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Node is one node.
+// Node is a simulated node.
 type Node struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer

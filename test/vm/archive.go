@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// archive writes what Linux unpacks as its first filesystem: cpio in the format newc, of
-// Documentation/driver-api/early-userspace/buffer-format.rst. It is too little for a library, of which the one that is
-// kept (u-root's) comes with all of u-root.
+// archive writes the format that Linux unpacks as its first filesystem: cpio in the format newc, of
+// Documentation/driver-api/early-userspace/buffer-format.rst. It is too small for a library: the
+// maintained library (u-root's) comes with all of u-root.
 type archive struct {
 	out   io.Writer
 	dirs  map[string]bool

@@ -12,7 +12,7 @@ import (
 // libraries are the directories that Debian's dynamic linker looks into.
 var libraries = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
 
-// addLibraries adds what a program or a library needs to run, each at the path where it is on this machine.
+// addLibraries adds the dependencies of a program or a library, each at its path on this machine.
 func addLibraries(a *archive, content []byte, added map[string]bool) error {
 	file, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
@@ -61,7 +61,7 @@ func library(name string) (path string, content []byte, err error) {
 	return "", nil, fmt.Errorf("its library %s is not in %s", name, strings.Join(libraries, ", "))
 }
 
-// modinfo returns what a module of the kernel says of itself under a key: what it depends on, say.
+// modinfo returns a field of the information in a kernel module, such as its dependencies.
 func modinfo(content []byte, key string) (values []string, err error) {
 	file, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// What the guest writes to its second serial port: the output of each suite between a line with its package and one
-// with its exit code, and a last line. A guest that panics or hangs writes no last line.
+// Format of the second serial port: the output of each suite between a line with its package and a
+// line with its exit code, and a last line. A guest that panics or hangs writes no last line.
 var (
 	began   = regexp.MustCompile(`^vm: begin (\S+)$`)
 	ended   = regexp.MustCompile(`^vm: end (\S+) (.*)$`)
@@ -25,7 +25,8 @@ type outcome struct {
 	exit    string // "0" if it passed
 }
 
-// judge returns an error unless each suite ran to its end, at least one test of it, and all that ran passed.
+// judge returns an error unless each suite ran to its end, with at least a test, and all tests that
+// ran passed.
 func judge(suites []suite, results string) error {
 	outcomes, done := read(results)
 	var failed []error
@@ -48,7 +49,7 @@ func judge(suites []suite, results string) error {
 	return errors.Join(failed...)
 }
 
-// read reads what the guest wrote, and whether that is all.
+// read reads the output of the guest, and reports whether it is complete.
 func read(results string) (outcomes map[string]*outcome, done bool) {
 	outcomes = map[string]*outcome{}
 	var now *outcome

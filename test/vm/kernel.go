@@ -19,7 +19,7 @@ import (
 // only, and xfs, ext4 and btrfs with quotas among its filesystems.
 const metapackage = "linux-image-cloud-amd64"
 
-// kernel is one that was unpacked.
+// kernel is an unpacked kernel.
 type kernel struct {
 	image   string            // path
 	modules map[string]string // paths by name
@@ -48,7 +48,8 @@ func findKernel(ctx context.Context) (kernel, error) {
 
 var dependency = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-\S+)$`)
 
-// fetchKernel makes dir with what is in the kernel's package, all at once. Apt checks that it is Debian's.
+// fetchKernel makes dir with the content of the kernel's package, all at once. Apt checks that it
+// is Debian's.
 func fetchKernel(ctx context.Context, cache, dir string) error {
 	for _, tool := range []string{"apt-get", "apt-cache", "dpkg-deb"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -104,7 +105,7 @@ func newestKernel(ctx context.Context) (string, error) {
 	return string(found[1]), nil
 }
 
-// readKernel finds what is in an unpacked kernel.
+// readKernel finds the files of an unpacked kernel.
 func readKernel(dir string) (kernel, error) {
 	k := kernel{modules: map[string]string{}, builtin: map[string]bool{}}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -18,14 +18,14 @@ const (
 	emulator = "qemu-system-x86_64"
 )
 
-// machine is what the guest is made of.
+// machine is the content of the guest.
 type machine struct {
 	dir    string // of our own, for all that is made
 	kernel kernel
 	initrd string // path of an archive
 }
 
-// program is one that the guest needs, and the package of Debian that has it.
+// program is a program that the guest needs, and the package of Debian that has it.
 type program struct{ name, pkg string }
 
 // prepare makes all that the guest needs.

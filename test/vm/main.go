@@ -1,9 +1,10 @@
-// Command vm runs tests in a guest with a kernel of Debian's: those of what the machine's own kernel may not have, such
-// as project quotas, or of what the machine's root may not do. It needs no KVM and no root, but for what it has to
-// install.
+// Command vm runs tests in a guest with a kernel of Debian's: tests of features that the machine's
+// own kernel may lack, such as project quotas, or that the machine's root may not use. It needs no
+// KVM. It needs root only to install packages.
 //
-// The guest has a kernel, an init that is in the directory guest, the tests as static programs, and the few programs
-// that tests run, which are those of this machine. It has blank disks with serial numbers, and no network.
+// The guest has a kernel, an init that is in the directory guest, the tests as static programs, and
+// the few programs that tests run, which are those of this machine. It has blank disks with serial
+// numbers, and no network.
 package main
 
 import (
@@ -20,13 +21,14 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
-// suite is tests of one package. None of them may be skipped in the guest.
+// suite is a set of tests of a package. None of them may be skipped in the guest.
 type suite struct {
 	Package string // below the module
 	Run     string // as go test -run
 }
 
-// suites are what runs in the guest. It is as slow as ten years ago: write little.
+// suites are the tests that run in the guest. It is as slow as a machine of ten years ago: write
+// little.
 var suites = []suite{
 	{"pkg/backend/internal/quota", "Project|^TestGroups|Struct|Numbers"},
 	{"pkg/backend/hostpath", "^TestProjects"},
@@ -34,13 +36,13 @@ var suites = []suite{
 	{"pkg/mounter", "^(TestImagesGrow|TestAMountedDeviceGrows|TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
 }
 
-// modules are those of the kernel that tests need, beside what these depend on.
+// modules are the kernel modules that tests need, without their dependencies.
 var modules = []string{"loop", "xfs", "quota_v2", "btrfs", "virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "nvme"}
 
 // disks are the devices of QEMU that are disks of the guest. Their serial numbers are their names.
 var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
 
-// programs are what tests run.
+// programs are the programs that tests run.
 var programs = []program{
 	{"blkid", "util-linux"}, {"blockdev", "util-linux"}, {"losetup", "mount"}, {"btrfs", "btrfs-progs"}, {"cp", "coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
 	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"resize2fs", "e2fsprogs"}, {"umount", "mount"},

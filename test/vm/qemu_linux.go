@@ -22,7 +22,7 @@ func supported() error {
 	if runtime.GOARCH != "amd64" {
 		return fmt.Errorf("the guest is an amd64, and runs this machine's programs, which are for %s", runtime.GOARCH)
 	}
-	// go run, and what else started us, may be killed without a word to us.
+	// A SIGKILL of go run, or of another parent, does not reach this process.
 	return unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
 }
 
@@ -44,8 +44,8 @@ func (m *machine) disks() (options []string, err error) {
 	return options, nil
 }
 
-// boot runs the guest and shows what it says. It returns what the guest wrote for us. The guest is gone on return, or
-// when this process is, however it ends.
+// boot runs the guest, prints its output, and returns its result. The guest has ended on return,
+// and ends with this process in any case.
 func (m *machine) boot(ctx context.Context, limit time.Duration) (results string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest took longer than %s", limit))
 	defer cancel()

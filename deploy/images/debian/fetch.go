@@ -20,7 +20,7 @@ const (
 
 // Store fetches packages, and keeps them in a directory by their sums.
 type Store struct {
-	Dir             string // made if it isn't there
+	Dir             string // made if it is missing
 	Mirror, Archive string
 	Snapshot        string // of the lock
 }

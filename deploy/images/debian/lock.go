@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Package is one as the lock has it.
+// Package is a package in the lock.
 type Package struct {
 	Archive string // debian or debian-security
 	Arch    string // amd64, arm64 or all
@@ -45,7 +45,7 @@ func (l Lock) Format() []byte {
 	return out.Bytes()
 }
 
-// ParseLock reads what Format has written.
+// ParseLock reads the output of Format.
 func ParseLock(content []byte) (Lock, error) {
 	var l Lock
 	for n, line := range strings.Split(string(content), "\n") {

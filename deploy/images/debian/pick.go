@@ -17,7 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/deploy/images/oci"
 )
 
-// Tree is what is in the packages of one architecture, as if they were installed side by side; no script of theirs is run.
+// Tree is the content of the packages of an architecture, as if they were installed side by side.
+// Their scripts do not run.
 type Tree struct {
 	arch     architecture
 	files    map[string]owned
@@ -31,7 +32,7 @@ type owned struct {
 	pkg string
 }
 
-// architecture is what Debian's dynamic linker is like: where it looks, and for which machine.
+// architecture describes Debian's dynamic linker: its search path and its machine.
 type architecture struct {
 	libraries []string
 	machine   elf.Machine
@@ -75,10 +76,11 @@ type Picked struct {
 	Packages []Package // those that any of the files is of
 }
 
-// Pick returns the files at paths with all that they need to run: what links lead to, and libraries. For each package
-// that any of these is of there are also its copyright, with the licences that this refers to, and what Debian says of it,
-// where scanners of images without dpkg look. Files that are made of a package's take its name in made. Errors: a file or
-// library that none of the packages has.
+// Pick returns the files at paths with everything they need: the targets of links, and libraries.
+// For each package with such a file it adds the copyright, with the licences to which that refers,
+// and the package's description at the path where scanners of images without dpkg look. Files made
+// from those of a package are attributed to it by made. Errors: a file or library that no package
+// has.
 func (t *Tree) Pick(paths []string, made ...string) (Picked, error) {
 	p := picker{tree: t, files: map[string]owned{}}
 	for _, path := range paths {
@@ -90,7 +92,7 @@ func (t *Tree) Pick(paths []string, made ...string) (Picked, error) {
 	for _, name := range made {
 		owners[name] = true
 	}
-	for more := true; more; { // a copyright may be another package's, which then has one too
+	for more := true; more; { // a copyright can be another package's, whose own is then added
 		more = false
 		for _, f := range p.files {
 			owners[f.pkg] = true
@@ -130,7 +132,7 @@ type picker struct {
 	files map[string]owned
 }
 
-// add adds a file, the links on the way to it, and what it needs.
+// add adds a file, the links on the way to it, and its dependencies.
 func (p *picker) add(name string) error {
 	f, err := p.follow(name)
 	if err != nil {
@@ -200,7 +202,8 @@ func (p *picker) addLibrary(name string) error {
 	return fmt.Errorf("none of the packages has %s, which it needs: add the one that has it, and make images-lock", name)
 }
 
-// opened are libraries that glibc opens by itself for whoever calls a function, and without which it ends the process.
+// opened are libraries that glibc opens itself for the callers of some functions. Without them it
+// ends the process.
 var opened = map[string]string{"pthread_cancel": "libgcc_s.so.1", "pthread_exit": "libgcc_s.so.1"}
 
 // needs returns the libraries and the interpreter of a program or library, or nothing for any other file.
@@ -247,7 +250,7 @@ func statusPath(pkg string) string { return "/var/lib/dpkg/status.d/" + pkg }
 
 var licence = regexp.MustCompile(`/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]`)
 
-// describe adds what an image says of a package.
+// describe adds the description of a package.
 func (p *picker) describe(name string) error {
 	control, ok := p.tree.controls[name]
 	if !ok {

@@ -23,7 +23,7 @@ import (
 // suite is a part of a release, with an index of its own.
 type suite struct{ archive, name, prefix string }
 
-// suites are those of Debian 12. The second one gets what was mended since its last point release.
+// suites are those of Debian 12. The second suite gets the repairs since the last point release.
 var suites = []suite{{"debian", "bookworm", "main"}, {"debian-security", "bookworm-security", "main"}}
 
 // Keyring has the keys that Debian signs its indices with: the package debian-archive-keyring.
@@ -32,8 +32,9 @@ const Keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 // maxIndex bounds an index, in bytes.
 const maxIndex = 64 << 20
 
-// Renew returns a lock with the newest version of each package for each architecture. What it says was signed by Debian:
-// gpgv checks the signature of each suite's InRelease, that has the sums of the indices, which have those of packages.
+// Renew returns a lock with the newest version of each package for each architecture. Its content
+// was signed by Debian: gpgv checks the signature of each suite's InRelease, which has the sums of
+// the indices, which have those of packages.
 func Renew(ctx context.Context, mirror, keyring string, now time.Time, names, arches []string) (Lock, error) {
 	l := Lock{Snapshot: now.UTC().Format("20060102T150405Z")}
 	newest := map[[2]string]Package{} // by name and architecture
@@ -119,7 +120,7 @@ func (s suite) release(ctx context.Context, mirror, keyring string, now time.Tim
 			continue
 		case key == "Codename":
 			codename = strings.TrimSpace(value)
-		case key == "Valid-Until": // else a mirror could hold back what was mended
+		case key == "Valid-Until": // otherwise a mirror could hold back repairs
 			until, err := time.Parse(time.RFC1123, strings.TrimSpace(value))
 			if err != nil || now.After(until) {
 				return nil, fmt.Errorf("its index was valid until %s: %w", value, cmp.Or(err, errors.New("the mirror is out of date")))

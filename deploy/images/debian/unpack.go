@@ -17,9 +17,9 @@ import (
 	"github.com/causeway-csi/causeway/deploy/images/oci"
 )
 
-// unpacked is what is in a package.
+// unpacked is the content of a package.
 type unpacked struct {
-	control string     // what Debian says of it: deb-control(5)
+	control string // its description: deb-control(5)
 	files   []oci.File // no directories
 }
 

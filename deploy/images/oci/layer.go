@@ -22,7 +22,7 @@ import (
 // File is an entry of a layer. It is root's.
 type File struct {
 	Path    string      // absolute, with slashes; on Windows too, and without a drive
-	Mode    fs.FileMode // permissions; fs.ModeDir or fs.ModeSymlink for what is no regular file; fs.ModeSticky for a /tmp
+	Mode    fs.FileMode // permissions; fs.ModeDir or fs.ModeSymlink for directories and links; fs.ModeSticky for a /tmp
 	Content []byte      // of a regular file
 	Target  string      // of a symbolic link
 }
@@ -30,8 +30,8 @@ type File struct {
 // epoch is the time of everything in an image.
 var epoch = time.Unix(0, 0).UTC()
 
-// complete returns files in order, with the directories above them that they don't name. Errors: two of one path, a path
-// that isn't clean, a mode that File doesn't have, such as setuid.
+// complete returns files in order, and adds missing directories above them. Errors: two files of
+// the same path, a path that is not clean, a mode that File does not support, such as setuid.
 func complete(files []File) ([]File, error) {
 	all := map[string]File{}
 	for _, f := range files {
@@ -115,8 +115,9 @@ func header(f File) *tar.Header {
 	return h
 }
 
-// ofUsers is a Windows security descriptor, self-relative, that says who owns a file, and nothing of who may do what: that
-// is inherited. Without one, a file is of whoever unpacks it. MS-DTYP 2.4.6.
+// ofUsers is a Windows security descriptor, self-relative, with the owner of a file and without
+// access rules: those are inherited. Without a descriptor, a file belongs to the user who unpacks
+// it. MS-DTYP 2.4.6.
 var ofUsers = slices.Concat(
 	[]byte{1, 0, 0x00, 0x80},         // revision, reserved, control: SE_SELF_RELATIVE
 	[]byte{20, 0, 0, 0, 36, 0, 0, 0}, // where the owner and the group are

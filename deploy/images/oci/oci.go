@@ -14,11 +14,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Image is what an image for one platform is made of.
+// Image describes an image for a platform.
 type Image struct {
 	Platform   string   // as linux/arm64
-	Base       v1.Image // what the layers are put on; nil for nothing
-	Layers     [][]File // directories that a layer's files need and it doesn't name are added
+	Base       v1.Image // the image below the layers; nil for none
+	Layers     [][]File // directories that a layer's files need are added
 	Entrypoint []string
 	Cmd        []string
 	Env        []string // as PATH=/bin
@@ -40,7 +40,7 @@ func (i Image) build() (v1.Image, error) {
 		base = mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	} else if m, err := base.MediaType(); err != nil {
 		return nil, fmt.Errorf("the base: %w", err)
-	} else if m == types.DockerManifestSchema2 { // an image has layers of one kind
+	} else if m == types.DockerManifestSchema2 { // all layers of an image have the same media type
 		media = types.DockerLayer
 	}
 	config, err := i.config(base, os, arch)
@@ -66,7 +66,7 @@ func (i Image) build() (v1.Image, error) {
 	return image, nil
 }
 
-// config returns the base's, with what the image says of itself.
+// config returns the configuration of the base, with the labels of the image.
 func (i Image) config(base v1.Image, os, arch string) (*v1.ConfigFile, error) {
 	found, err := base.ConfigFile()
 	if err != nil {

@@ -18,15 +18,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Digests are what Write has written, as sha256:….
+// Digests are the digests of the objects that Write has written, as sha256:….
 type Digests struct {
-	Image     string            // what the name stands for: an index, or the only manifest
+	Image     string // digest of the image's index, or of its only manifest
 	Manifests map[string]string // by platform
 }
 
-// Write writes images to an archive at path, all at once: several are one index, which has one image for each platform.
-// ref is the full name, as example.com/driver:v1. The archive is an OCI layout, which ctr images import, kind load
-// image-archive and newer Dockers read, and it has the first of images in the form of docker save, for older ones.
+// Write writes images to an archive at path, all at once: several images form an index, with an
+// image for each platform. ref is the full name, as example.com/driver:v1. The archive is an OCI
+// layout for ctr images import, kind load image-archive and newer Dockers. For older Dockers it
+// also has the first of images in the form of docker save.
 func Write(path, ref string, images ...Image) (Digests, error) {
 	digests := Digests{Manifests: map[string]string{}}
 	a := archive{blobs: map[v1.Hash]func() (io.ReadCloser, error){}, sizes: map[v1.Hash]int64{}}
@@ -69,7 +70,7 @@ func Write(path, ref string, images ...Image) (Digests, error) {
 	return digests, a.write(path)
 }
 
-// archive is what is written: a few files, then blobs.
+// archive is the content of the archive: a few files, then blobs.
 type archive struct {
 	files []File
 	blobs map[v1.Hash]func() (io.ReadCloser, error)
@@ -84,7 +85,7 @@ func (a *archive) raw(h v1.Hash, content []byte) {
 	a.blob(h, int64(len(content)), func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil })
 }
 
-// image adds an image's blobs, and returns what an index says of it.
+// image adds the blobs of an image, and returns its entry for an index.
 func (a *archive) image(image v1.Image) (*v1.Descriptor, error) {
 	layers, err := image.Layers()
 	if err != nil {
@@ -142,14 +143,15 @@ func (a *archive) manifest(of interface {
 	return &v1.Descriptor{MediaType: media, Size: int64(len(raw)), Digest: digest, Platform: platform}, nil
 }
 
-// layout adds what makes the archive an OCI layout. The first annotation is OCI's; containerd takes the second one as it is.
+// layout adds the files of an OCI layout. The first annotation is OCI's; containerd takes the
+// second as the name.
 func (a *archive) layout(ref string, top v1.Descriptor) error {
 	top.Annotations = map[string]string{"org.opencontainers.image.ref.name": ref, "io.containerd.image.name": ref}
 	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{top}}
 	return errors.Join(a.json("/index.json", index), a.json("/oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"}))
 }
 
-// docker adds what docker load looks for. It has one platform.
+// docker adds the files that docker load reads. They describe a single platform.
 func (a *archive) docker(ref string, image v1.Image) error {
 	m, err := image.Manifest()
 	if err != nil {

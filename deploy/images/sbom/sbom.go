@@ -1,4 +1,4 @@
-// Package sbom says what an image is made of, in SPDX 2.3.
+// Package sbom describes the content of an image, in SPDX 2.3.
 package sbom
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/deploy/images/debian"
 )
 
-// Image is what is to be said of an image for one platform.
+// Image is the content of an image for a platform.
 type Image struct {
 	Name, Version, Revision, Platform string
 	Module                            string           // of Go, that the program is of
@@ -26,7 +26,7 @@ type Image struct {
 	Debian                            []debian.Package // of which files are in the image
 }
 
-// notID matches what an SPDX ID may not have.
+// notID matches characters that an SPDX ID cannot have.
 var notID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
 // noAssertion is SPDX for: look elsewhere. Licences are in the image.
@@ -41,7 +41,7 @@ func Document(i Image) ([]byte, error) {
 	image := newPackage("Image-"+i.Name, i.Name, i.Version, "")
 	image.PrimaryPackagePurpose = "CONTAINER"
 	image.PackageComment = "revision " + i.Revision + ", " + i.Platform
-	// A document's name is its own: two that aren't committed, say, have one revision.
+	// The name of a document is unique: two uncommitted trees, for example, have the same revision.
 	space := fmt.Sprintf("https://%s/spdx/%s/%s/%s/%s/%.16x", i.Module, i.Name, url.PathEscape(i.Version), i.Revision, i.Platform, sha256.Sum256(i.Program))
 	d := &spdx.Document{
 		SPDXVersion: spdx.Version, DataLicense: spdx.DataLicense, SPDXIdentifier: "DOCUMENT",
@@ -87,7 +87,7 @@ func goPackages(info *buildinfo.BuildInfo, main, version string) (all []*spdx.Pa
 		all = append(all, newPackage("Go-"+path+"-"+version, path, version, "pkg:golang/"+path+"@"+escaped(version)))
 	}
 	add("stdlib", strings.TrimPrefix(info.GoVersion, "go"))
-	add(main, version) // the Go command doesn't know its version
+	add(main, version) // the Go command does not know its version
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = &debug.Module{Path: m.Replace.Path, Version: m.Replace.Version}

@@ -21,9 +21,9 @@ var calls = map[string][]uint64{
 	"sync":  {unix.SYS_FSYNC, unix.SYS_FDATASYNC, unix.SYS_SYNC_FILE_RANGE},
 }
 
-// trace runs a program, stops it for good as it enters the nth call of a kind, and kills the process
-// that started this one. It kills that, too, if the program ends before. Arguments: the kind, n, the
-// program and its arguments. It returns only errors.
+// trace runs a program, stops it for good when it enters the nth call of a kind, and kills the
+// process that started this process. It also kills that process if the program ends before.
+// Arguments: the kind, n, the program and its arguments. It returns only errors.
 func trace(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -50,7 +50,7 @@ func trace(args []string) error {
 	select {} // the program stays stopped until both are killed
 }
 
-// await runs a traced program until one of its threads enters the nth of these calls, or it ends.
+// await runs a traced program until a thread enters the nth of these calls, or the program ends.
 func await(pid int, of []uint64, n int) error {
 	var status syscall.WaitStatus
 	if _, err := syscall.Wait4(pid, &status, 0, nil); err != nil { // it has just started

@@ -1,5 +1,6 @@
-// Command parts makes parts of groups as a router has them made, settles and deletes them, and looks first at what the
-// process before it has left. The crash tests kill it. Nothing is mounted: what a freeze leaves they look at elsewhere.
+// Command parts makes, settles and deletes parts of groups as a router requests, and first verifies
+// the state that the previous process has left. The crash tests kill it. Nothing is mounted: other
+// tests verify the remains of a freeze.
 package main
 
 import (
@@ -93,7 +94,8 @@ var steps = []func(*work) error{
 	(*work).remove,
 }
 
-// kept returns an error unless all is as it must be after so many steps, and perhaps a part of the next one.
+// kept returns an error unless the state is that after so many steps, or after a part of the next
+// step.
 func (w *work) kept(next int) error {
 	g, errG := w.look("g", next == 2 || next == 3 || next == 4 || next == 5, next > 6, next == 4 || next == 5, next < 3)
 	h, errH := w.look("h", next == 3 || next == 6, next < 2 || next > 7, false, true)
@@ -112,8 +114,8 @@ func (w *work) kept(next int) error {
 	return errors.Join(append(wrong, errG, errH, err)...)
 }
 
-// look returns how many parts of the group there are, and an error if there is none and must be one, or there is one that
-// must be gone, must be settled or must not be, or isn't whole.
+// look returns the number of parts of the group, and an error if a part is missing, must be gone,
+// must be settled or must not be, or is incomplete.
 func (w *work) look(name string, there, gone, settled, unsettled bool) (int, error) {
 	part, err := w.GetPart(context.Background(), group(name))
 	if errors.Is(err, backend.ErrNotFound) && !there {
@@ -161,7 +163,7 @@ func (w *work) remove() error {
 	return nil
 }
 
-// make makes a part, with what its volumes hold while they are frozen, and at no other time.
+// make makes a part, and changes the content of its volumes only while they are frozen.
 func (w *work) make(name string) error {
 	cut := fmt.Sprint(name, " of ", time.Now().UnixNano())
 	hook := func(point, text string) func(context.Context) error {
@@ -202,7 +204,7 @@ func (w *work) settle(name string) error {
 	return w.SettlePart(context.Background(), part.ID, part.Cut)
 }
 
-// discard discards what there is.
+// discard discards the parts.
 func (w *work) discard(name string) error {
 	part, err := w.GetPart(context.Background(), group(name))
 	if errors.Is(err, backend.ErrNotFound) {

@@ -1,5 +1,5 @@
-// Command guest is the init of the guest of test/vm: it loads modules of the kernel, runs tests, and turns the machine
-// off. What it writes to the second serial port is what the other side goes by.
+// Command guest is the init of the guest of test/vm: it loads modules of the kernel, runs tests,
+// and turns the machine off. The other side reads the result from the second serial port.
 package main
 
 import (
