@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 )
 
-// withKubectl lets somebody use the kubectl of the local cluster's release, whichever cluster it is for.
+// withKubectl adds the kubectl of the local cluster's release to the environment, for any cluster.
 func withKubectl(ctx context.Context, p provider.Provider, use func(kubectl.Kubectl) error) error {
 	dir, err := os.MkdirTemp("", "causeway-cluster-")
 	if err != nil {
@@ -92,7 +92,7 @@ func execute(ctx context.Context, p provider.Provider, args []string) error {
 	return fmt.Errorf("there is no node %q: they are node-1 to node-%d", args[0], len(nodes))
 }
 
-// interactive runs a command at this one's terminal. Its exit code becomes this one's.
+// interactive runs a command at the terminal of this process, with the same exit code.
 func interactive(cmd *exec.Cmd) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err := cmd.Run()

@@ -32,7 +32,8 @@ func build(ctx context.Context, dir string) (map[string]string, error) {
 	return paths, settle(paths)
 }
 
-// settle writes the files to the disk: a page of a program that isn't there yet counts as private and dirty memory.
+// settle writes the files to the disk: a page of a program that is not written yet counts as
+// private and dirty memory.
 func settle(paths map[string]string) (err error) {
 	for _, path := range paths {
 		f, opening := os.Open(path)
@@ -44,7 +45,8 @@ func settle(paths map[string]string) (err error) {
 	return err
 }
 
-// sizes compares files. The separate liveness probe is ours: upstream's module isn't a program's that others can build.
+// sizes compares files. The separate liveness probe is this project's: upstream's module cannot be
+// built as a program.
 func (b *bench) sizes(context.Context) error {
 	sum, err := b.megabytes(nodeOnly)
 	if err != nil {

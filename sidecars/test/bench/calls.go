@@ -129,7 +129,7 @@ func (b *bench) callsOf(ctx context.Context, c callCase, name string) (count cal
 	return r.count(ctx)
 }
 
-// callRound is one round of one way.
+// callRound is a round of a way.
 type callRound struct {
 	*bench
 	callCase
@@ -238,7 +238,7 @@ func (r *callRound) until(ctx context.Context, what string, count func(context.C
 	return nil
 }
 
-// claim makes a claim. Every second one gets a node, as the scheduler does it.
+// claim makes a claim. Every second claim has a node, as the scheduler sets it.
 func (r *callRound) claim(ctx context.Context, i int) error {
 	claims := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault)
 	c := newClaim(claimName(i))
@@ -286,7 +286,7 @@ func (r *callRound) remove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What is left after this time stays.
+	// Objects that are left after this time stay.
 	patient, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	rig.Until(patient, func(ctx context.Context) error {
@@ -299,7 +299,7 @@ func (r *callRound) remove(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// objects counts what there is of volumes in the API server and in the storage.
+// objects counts the volumes in the API server and in the storage.
 func (r *callRound) objects(ctx context.Context) (int, error) {
 	volumes, err := r.plane.Kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {

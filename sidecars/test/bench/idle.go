@@ -16,17 +16,17 @@ import (
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// cost is what processes cost that have nothing to do.
+// cost is the cost of idle processes.
 type cost struct {
 	memory
 	watches  float64
 	requests float64 // to the API server in the window
 	writes   float64 // of leases, among these
 	stop     time.Duration
-	held     int // leases that nobody gave up at the end
+	held     int // leases with a holder at the end
 }
 
-// memory is what processes have, all together.
+// memory is the memory of all processes together.
 type memory struct {
 	rss, dirty float64 // MiB
 	cpu        float64 // seconds since their start
@@ -34,7 +34,7 @@ type memory struct {
 
 // idling looks at each way when it has read all objects, and at how it ends.
 func (b *bench) idling(ctx context.Context) error {
-	// What the API server and the binder do by themselves is taken off.
+	// The use by the API server and the binder themselves is subtracted.
 	before, err := b.requests(ctx)
 	if err != nil {
 		return err
@@ -219,7 +219,7 @@ func containsAll(s string, parts []string) bool {
 	return true
 }
 
-// memory adds up what the set's processes have.
+// memory adds up the memory of the set's processes.
 func (s *set) memory() (sum memory, err error) {
 	if err := s.err(); err != nil {
 		return sum, err
@@ -257,7 +257,7 @@ func memoryOf(pid int) (m memory, err error) {
 	return m, nil
 }
 
-// mib reads one line of smaps_rollup.
+// mib reads a line of smaps_rollup.
 func mib(rollup []byte, key string) (mib float64) {
 	for line := range bytes.Lines(rollup) {
 		if rest, ok := bytes.CutPrefix(line, []byte(key)); ok {

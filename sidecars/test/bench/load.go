@@ -122,7 +122,7 @@ func (l *loader) bound(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// of is how many there are of what there are n of at 100 percent.
+// of returns the number of objects at the current percentage, of n at 100 percent.
 func (l *loader) of(n int) int { return max(1, n*l.percent/100) }
 
 // each calls f with 0 to n-1, several at a time.

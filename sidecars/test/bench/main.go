@@ -1,5 +1,6 @@
-// Command bench measures csi-sidecars beside upstream's binaries, whose place it takes: on one API server that is as full as a
-// cluster of 500 nodes makes it, before one driver, in one run. docs/reference/benchmarks.md has what came of it.
+// Command bench measures csi-sidecars beside the binaries of upstream that it replaces: with a
+// single API server with the objects of a cluster of 500 nodes, with a single driver, in a single
+// run. docs/reference/benchmarks.md has the results.
 package main
 
 import (
@@ -54,7 +55,7 @@ func run(ctx context.Context, o options) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	for _, part := range []struct {
 		name  string
-		needs func(context.Context) error // makes what isn't there yet
+		needs func(context.Context) error // makes missing prerequisites
 		run   func(context.Context) error
 	}{
 		{"size", func(context.Context) error { return nil }, b.sizes},

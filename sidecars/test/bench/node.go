@@ -16,7 +16,8 @@ import (
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// node looks at what runs on every node, after a kubelet has registered the driver and probed it for a while.
+// node measures the processes of every node, after a kubelet has registered the driver and probed
+// it for a while.
 func (b *bench) node(ctx context.Context) error {
 	dir, err := os.MkdirTemp(b.dir, "r")
 	if err != nil {
@@ -58,7 +59,7 @@ func (b *bench) node(ctx context.Context) error {
 	return nil
 }
 
-// register does what the kubelet does with a socket in its directory.
+// register does the kubelet's part for a socket in its directory.
 func register(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

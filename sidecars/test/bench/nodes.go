@@ -15,7 +15,7 @@ func nodeName(i int) string {
 	return fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/250, i%250)
 }
 
-// zoneKey is where a node is. Volumes of one zone can't be used in another.
+// zoneKey is the topology key of a node. A volume of a zone cannot be used in another zone.
 const zoneKey = corev1.LabelTopologyZone
 
 // node makes a node as a kubelet registers it and then tells its state, and its CSINode.
@@ -106,7 +106,7 @@ func newCSINode(n *corev1.Node, driver string) *storagev1.CSINode {
 	}
 }
 
-// hex and uuid are as long as what they stand for, and different for each i.
+// hex and uuid return texts of a realistic length, different for each i.
 func hex(i, digits int) string {
 	return strings.Repeat(fmt.Sprintf("%08x", uint32(i)*2654435761), digits/8)
 }

@@ -43,7 +43,7 @@ func (b *bench) provision(ctx context.Context, w way, name string) (took time.Du
 		return 0, err
 	}
 	defer s.kill()
-	defer func() { // the claims are removed by nobody else, whatever happened
+	defer func() { // no other program removes the claims
 		s.kill()
 		err = errors.Join(err, b.unprovision(context.WithoutCancel(ctx), name))
 	}()
@@ -95,8 +95,8 @@ func isPrefix(c *corev1.PersistentVolumeClaim, prefix string) bool {
 	return len(c.Name) >= len(prefix) && c.Name[:len(prefix)] == prefix
 }
 
-// unprovision removes a round's claims and volumes, as if nobody held on to them: no way is running, and the next one would
-// have to finish this one's work.
+// unprovision removes a round's claims and volumes, finalizers included: no way is running, and the
+// next way would have to complete the deletions.
 func (b *bench) unprovision(ctx context.Context, label string) error {
 	core := b.plane.Kube.CoreV1()
 	claims, err := core.PersistentVolumeClaims(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: round + "=" + label})

@@ -7,16 +7,16 @@ import (
 	"github.com/causeway-csi/causeway/test/figures"
 )
 
-// table is what is printed: Markdown, for docs/reference/benchmarks.md.
+// table is the output: Markdown, for docs/reference/benchmarks.md.
 type table struct{ rows []string }
 
-// compare adds a figure of both ways. What is asked is asked of their ratio.
+// compare adds a figure of both ways, with a goal for their ratio.
 func (t *table) compare(what string, separate, combined float64, asked ...figures.Goal) {
 	ratio := combined / separate
 	t.add(what, number(separate), number(combined), fmt.Sprintf("%.2f", ratio), judge(ratio, asked))
 }
 
-// limit adds a figure of both ways. What is asked is asked of the combined one.
+// limit adds a figure of both ways, with a goal for the combined way.
 func (t *table) limit(what string, separate, combined float64, asked ...figures.Goal) {
 	t.add(what, number(separate), number(combined), fmt.Sprintf("%.2f", combined/separate), judge(combined, asked))
 }

@@ -18,7 +18,7 @@ const className = "class-0"
 
 const volumeSize = 1 << 30
 
-// class makes a StorageClass. Every second one is another driver's.
+// class makes a StorageClass. Every second class belongs to another driver.
 func (l *loader) class(ctx context.Context, i int) error {
 	remove, expand := corev1.PersistentVolumeReclaimDelete, true
 	c := &storagev1.StorageClass{
@@ -32,7 +32,7 @@ func (l *loader) class(ctx context.Context, i int) error {
 	return err
 }
 
-// applied is what kubectl apply leaves.
+// applied is the annotation of kubectl apply.
 func applied(kind string, i int) string {
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":%q,"metadata":{"annotations":{},"name":"applied-%d","labels":{"app.kubernetes.io/managed-by":"kubectl"}}}`, kind, i)
 }
@@ -100,7 +100,7 @@ func (l *loader) newVolume(name, handle string, c *corev1.PersistentVolumeClaim)
 	}
 }
 
-// finalizer is what the attacher adds to what it attaches.
+// finalizer is the finalizer that the attacher adds to objects.
 func (l *loader) finalizer() string { return "external-attacher/" + "memory-csi-causeway-dev" }
 
 // attachment makes the VolumeAttachment, as the attach-detach controller does, and fills it in as the attacher does.

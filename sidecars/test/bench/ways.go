@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
 
-// bench is one run.
+// bench is a run of the benchmark.
 type bench struct {
 	options
 	table
@@ -46,7 +46,7 @@ func (b *bench) needsCluster(ctx context.Context) error {
 		return err
 	}
 	var err error
-	// The binder is needed for claims to become bound. Others would take away what nobody uses, such as attachments.
+	// The binder binds claims. Other controllers would remove unused objects, such as attachments.
 	b.plane, err = rig.StartPlane(ctx, controlplane.Options{Log: os.Stderr, Dir: b.dir,
 		Controllers:           []string{"persistentvolume-binder-controller", "serviceaccount-controller"},
 		ControllerManagerArgs: []string{"--kube-api-qps=5000", "--kube-api-burst=5000"}})
@@ -90,7 +90,7 @@ func (b *bench) separate(limits ...string) way {
 // four are those with a binary upstream, and the probe that every driver has.
 const four = "attacher,provisioner,resizer,snapshotter,livenessprobe"
 
-// combined is one process for all of them.
+// combined is a single process for all controllers.
 func (b *bench) combined(limits ...string) way { return b.one("combined", four, limits) }
 
 func (b *bench) one(name, controllers string, limits []string) way {
@@ -102,7 +102,7 @@ func (b *bench) common() []string {
 	return []string{"--kubeconfig=" + b.plane.Kubeconfig(), "--csi-address=" + b.driver.Socket, "--leader-election"}
 }
 
-// freePort is one of this host that nobody had just now.
+// freePort returns a port of this host that was free a moment ago.
 func freePort() string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -124,7 +124,8 @@ type set struct {
 	processes []*rig.Process
 }
 
-// start starts a way's processes, in an environment without anything. Leases of those before are removed: nobody waits for them.
+// start starts a way's processes, in an empty environment. It removes the leases of earlier
+// processes, so that no process waits for them.
 func (b *bench) start(ctx context.Context, w way) (*set, error) {
 	err := b.plane.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 	if err != nil {
@@ -170,7 +171,7 @@ func (s *set) stop() (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// kill ends what still runs.
+// kill ends processes that still run.
 func (s *set) kill() error {
 	for _, p := range s.processes {
 		p.Signal(syscall.SIGKILL) // an error is that it has ended

@@ -1,5 +1,5 @@
-// Package rig is what tests and benchmarks of csi-sidecars stand on: an API server, a CSI driver of ours beside it, and the
-// processes that are tried.
+// Package rig is the foundation of the tests and benchmarks of csi-sidecars: an API server, a CSI
+// driver beside it, and the processes under test.
 package rig
 
 import (
@@ -43,21 +43,21 @@ type Driver struct {
 	foreign *foreign
 }
 
-// Call is one that the driver got.
+// Call is a call that the driver received.
 type Call struct {
 	Method  string // such as CreateVolume
 	Request any
-	PID     int // of the process that made it; 0 where that can't be known
+	PID     int // of the process that made it; 0 if unknown
 	Start   time.Time
 	End     time.Time // zero while it runs
 	Err     error
 }
 
-// DriverOptions says what a driver is like.
+// DriverOptions describe a driver.
 type DriverOptions struct {
 	Name     string   // default memory.csi.causeway.dev, or csi.vendor.example.org if Foreign
 	Nodes    []string // that volumes can be attached to
-	Topology bool     // say that volumes aren't everywhere, so that sidecars watch nodes
+	Topology bool // report topologies, so that sidecars watch nodes
 	// Foreign makes the driver pose as another vendor's driver of CSI v1.12: its socket has mode
 	// 0755, it lacks the calls and capabilities of v1.13, and it reports VolumeCondition (see
 	// SetCondition). Adapt comes after this.
@@ -66,7 +66,7 @@ type DriverOptions struct {
 	Adapt func(answer proto.Message)
 }
 
-// adapter is Adapt after what the other options ask of answers.
+// adapter is Adapt after the changes of the other options.
 func (o DriverOptions) adapter() func(proto.Message) {
 	return func(answer proto.Message) {
 		if r, ok := answer.(*csi.GetPluginCapabilitiesResponse); ok && o.Topology {

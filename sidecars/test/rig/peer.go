@@ -24,7 +24,7 @@ func (l knowing) Accept() (net.Conn, error) {
 	return known{c, caller{c.RemoteAddr(), pid}}, nil
 }
 
-// known is a connection of somebody.
+// known is the connection of a process.
 type known struct {
 	*net.UnixConn
 	from caller

@@ -21,7 +21,7 @@ type Plane struct {
 // crds is the directory of the CRDs, relative to the module of csi-sidecars.
 const crds = "../charts/causeway/crds"
 
-// StartPlane starts one. Close ends it.
+// StartPlane starts a Plane. Close ends it.
 func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {
 	product, err := Product(ctx)
 	if err != nil {

@@ -33,7 +33,7 @@ func Build(ctx context.Context, dir, command string) (string, error) {
 	}
 	path := filepath.Join(dir, command)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", path, "./cmd/"+command)
-	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir) // for what an interrupted build leaves
+	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir) // for the remains of an interrupted build
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }              // it then ends its compilers, too
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building %s: %w: %s", command, err, out)
@@ -41,7 +41,7 @@ func Build(ctx context.Context, dir, command string) (string, error) {
 	return path, nil
 }
 
-// Process is a program that is tried. It dies with this one.
+// Process is a program under test. It dies with this process.
 type Process struct {
 	cmd   *exec.Cmd
 	out   tail
@@ -71,7 +71,7 @@ func StartProcess(path string, env []string, args ...string) (*Process, error) {
 // Pid is the process's.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Log is what the process wrote so far.
+// Log returns the log of the process so far.
 func (p *Process) Log() string { return p.out.String() }
 
 // Ended is closed when the process has ended.

@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// bench is what is measured.
+// bench is the benchmark.
 type bench struct {
 	pods, rounds int
 	nodes        []local.Node
@@ -57,7 +57,7 @@ type bench struct {
 	client       kubernetes.Interface
 }
 
-// kinds are the volumes of the pods. The first is what the others are compared with.
+// kinds are the volumes of the pods. The others are compared with the first.
 var kinds = []struct{ name, class string }{
 	{"emptyDir", ""},
 	{"claim for a directory", "causeway-hostpath"},
@@ -125,7 +125,8 @@ func (b *bench) measure(ctx context.Context) error {
 	return nil
 }
 
-// ratio is the median of the ratios in each round: a round's two kinds are measured one after the other.
+// ratio is the median of the ratios in each round: the two kinds of a round are measured in
+// succession.
 func ratio(of, to []time.Duration) float64 {
 	r := make([]float64, len(of))
 	for i := range of {
@@ -139,12 +140,13 @@ func median[T cmp.Ordered](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
-// percentile returns what p per cent of the sorted times are at most.
+// percentile returns a percentile of sorted times.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[(len(sorted)*p+99)/100-1]
 }
 
-// once creates the pods, each with a claim if class isn't empty, and returns how long each took. It removes them.
+// once creates the pods, each with a claim if class is not empty, and returns their start times. It
+// removes them.
 func (b *bench) once(ctx context.Context, class string) (times []time.Duration, err error) {
 	ns, err := b.client.CoreV1().Namespaces().Create(ctx, &core.Namespace{ObjectMeta: meta.ObjectMeta{GenerateName: "bench-"}}, meta.CreateOptions{})
 	if err != nil {
@@ -166,7 +168,7 @@ func (b *bench) once(ctx context.Context, class string) (times []time.Duration, 
 	if err != nil {
 		return nil, err
 	}
-	// The API server ends a watch now and then; this one goes on where the last has ended.
+	// The API server ends a watch now and then; this watch continues after the last event.
 	events, err := watchtools.NewRetryWatcherWithContext(ctx, empty.ResourceVersion, &cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, o meta.ListOptions) (watch.Interface, error) { return pods.Watch(ctx, o) },
 	})
@@ -276,10 +278,11 @@ func (b *bench) remove(ctx context.Context, namespace string, before int) error 
 	return err
 }
 
-// settle is between two measurements, for what can't be waited for: kubelets tidy up for a while.
+// settle is a pause between two measurements, for events that cannot be observed: kubelets clean up
+// for a while.
 const settle = 10 * time.Second
 
-// containers returns how many the nodes have, in whatever state.
+// containers returns the number of containers of the nodes, in any state.
 func (b *bench) containers(ctx context.Context) (int, error) {
 	all := 0
 	for _, n := range b.nodes {

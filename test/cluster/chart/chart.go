@@ -1,4 +1,5 @@
-// Package chart renders charts/causeway, as Helm does, and what is made of it: deploy/linux, deploy/windows, and the chart's README.
+// Package chart renders charts/causeway, as Helm does, and the files derived from it: deploy/linux,
+// deploy/windows, and the chart's README.
 package chart
 
 import (
@@ -34,7 +35,8 @@ func Sources() string {
 // Directory is the chart.
 func Directory() string { return filepath.Join(Sources(), "charts", "causeway") }
 
-// Helm runs Helm from bin, with nothing of the user's own, and returns what it prints. An error has what it complains about.
+// Helm runs Helm from bin, without files of the user, and returns its output. An error has the text
+// of its standard error.
 func Helm(ctx context.Context, bin string, args ...string) (string, error) {
 	return HelmIn(ctx, bin, os.Environ(), args...)
 }
@@ -56,13 +58,14 @@ func HelmIn(ctx context.Context, bin string, env []string, args ...string) (stri
 	return stdout.String(), nil
 }
 
-// Object is one that a chart has been made into.
+// Object is a rendered object.
 type Object struct {
 	Source string // the template, below templates/
 	Text   string
 }
 
-// Render returns what the chart's templates make of values, for a release causeway in the namespace causeway.
+// Render renders the chart's templates with values, for a release causeway in the namespace
+// causeway.
 func Render(ctx context.Context, bin string, args ...string) ([]Object, error) {
 	out, err := Helm(ctx, bin, append([]string{"template", "causeway", Directory(), "--namespace=causeway", "--kube-version=v1.37.1"}, args...)...)
 	if err != nil {
@@ -73,7 +76,7 @@ func Render(ctx context.Context, bin string, args ...string) ([]Object, error) {
 
 var source = regexp.MustCompile(`^# Source: causeway/templates/(\S+)\n`)
 
-// split takes apart what helm template prints.
+// split splits the output of helm template.
 func split(text string) (all []Object, err error) {
 	for _, part := range strings.Split("\n"+text, "\n---\n") {
 		found := source.FindStringSubmatch(part)
@@ -128,7 +131,7 @@ var manifests = []struct {
 		map[string]string{"linux/attributes/class.yaml": "hostpath/attributes.yaml"},
 	},
 	{
-		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets", "--skip-schema-validation"}, // which users can't have yet
+		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets", "--skip-schema-validation"}, // which users cannot have yet
 		map[string]string{"windows/node.yaml": "hostpath/node-windows.yaml"},
 	},
 }
@@ -160,7 +163,7 @@ func Files(ctx context.Context, bin string) (map[string]string, error) {
 	return all, nil
 }
 
-// secret is what is other each time that the chart makes certificates.
+// secret matches the random parts of rendered certificates.
 var secret = regexp.MustCompile(`(?m)^(  (?:ca\.crt|tls\.crt|tls\.key)): .*$`)
 
 // Configuration is a file of values with which the chart is tried.
@@ -169,8 +172,8 @@ type Configuration struct {
 	Args []string // Helm's
 }
 
-// Configurations returns those in charts/causeway/ci. One whose name begins with "later" has what no user can have yet, which
-// the schema refuses.
+// Configurations returns those in charts/causeway/ci. A configuration whose name begins with
+// "later" has values that no user can have yet, which the schema rejects.
 func Configurations() (all []Configuration, err error) {
 	paths, err := filepath.Glob(filepath.Join(Directory(), "ci", "*-values.yaml"))
 	if err == nil && len(paths) == 0 {
@@ -186,7 +189,7 @@ func Configurations() (all []Configuration, err error) {
 	return all, err
 }
 
-// readme returns what helm-docs makes of values.yaml and README.md.gotmpl.
+// readme returns the output of helm-docs for values.yaml and README.md.gotmpl.
 func readme(ctx context.Context, bin string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm-docs"), "--dry-run", "--chart-search-root="+Directory(), "--log-level=warning", "--sort-values-order=file")
 	var complaints strings.Builder

@@ -52,16 +52,16 @@ var table = map[string]component{
 // recipe is a part of the cache's key: change it when the same modules are to be built in another way.
 const recipe = "1: CGO_ENABLED=0 -trimpath -s -w"
 
-// unused is for how long programs are kept that nobody asks for.
+// unused is the time for which unused programs are kept.
 const unused = 30 * 24 * time.Hour
 
 // Names returns the components that there are.
 func Names() []string { return slices.Sorted(maps.Keys(table)) }
 
-// Build returns a directory of the user's cache that has the named components, and builds those that aren't there yet,
-// which takes minutes. It tells log about those, and what the compiler says. Builds on a machine are done one at a time,
-// however many processes ask. The go command is the one in PATH, which under go run and go test is the one that runs.
-// Errors: the context's; what isn't in Names.
+// Build returns a directory of the user's cache with the named components, and builds missing
+// components, which takes minutes. It passes the output of the compiler to log. A machine runs a
+// single build at a time, for all processes. The go command is that in PATH, which under go run and
+// go test is the running one. Errors: that of the context; a component that is not in Names.
 func Build(ctx context.Context, log io.Writer, names ...string) (string, error) {
 	for _, n := range names {
 		if _, ok := table[n]; !ok {
@@ -87,7 +87,8 @@ type Tool struct {
 	Test    bool // the program is the package's tests
 }
 
-// BuildTools is Build for programs that aren't a cluster's: those of the modules below dir, whose tools by name are all.
+// BuildTools is Build for programs outside of a cluster: those of the modules below dir. tools has
+// all of their names.
 func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]Tool) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -117,7 +118,7 @@ func (b builder) build(ctx context.Context, names []string) (string, error) {
 		return "", err
 	}
 	now := time.Now()
-	os.Chtimes(dir, now, now) // for prune; if it isn't there yet it is made below
+	os.Chtimes(dir, now, now) // for prune; a missing directory is made below
 	if len(missing(dir, names)) == 0 {
 		return dir, nil
 	}
@@ -135,7 +136,7 @@ func missing(dir string, names []string) []string {
 	})
 }
 
-// alone builds those of names that are missing in dir, when nobody else builds.
+// alone builds the components of names that are missing in dir, under the lock of builds.
 func (b builder) alone(ctx context.Context, dir string, names []string) error {
 	unlock, err := flock.Wait(ctx, filepath.Join(b.cache, "lock"), func() {
 		fmt.Fprintln(b.log, "components: waiting for another process that builds")
@@ -153,7 +154,7 @@ func (b builder) alone(ctx context.Context, dir string, names []string) error {
 	return nil
 }
 
-// one builds one component into dir, under another name until it is whole.
+// one builds a component into dir, under another name until it is complete.
 func (b builder) one(ctx context.Context, dir, name string) error {
 	c := b.table[name]
 	module := filepath.Join(b.tools, c.module)
@@ -175,7 +176,7 @@ func (b builder) one(ctx context.Context, dir, name string) error {
 	}
 	cmd := goCommand(ctx, module, append(build, "-trimpath", "-ldflags", flags, "-o", part, c.pkg)...)
 	cmd.Stdout, cmd.Stderr = b.log, b.log
-	// A build whose process is gone would run on beside the next one's, without the lock.
+	// A build whose parent is gone would continue beside the next build, without the lock.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = process.DieWithThread()
@@ -186,8 +187,8 @@ func (b builder) one(ctx context.Context, dir, name string) error {
 	return os.Rename(part, filepath.Join(dir, name))
 }
 
-// prune removes from the cache what isn't dir and wasn't used for long, as when the modules changed since. All that can
-// go wrong costs space alone.
+// prune removes directories other than dir from the cache that were not used for long, as after a
+// change of the modules. A failure only costs space.
 func (b builder) prune(dir string) {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {
@@ -228,8 +229,8 @@ func (b builder) directory(ctx context.Context) (string, error) {
 	return filepath.Join(b.cache, fmt.Sprintf("%.16x", sum.Sum(nil))), nil
 }
 
-// kubeVersion returns the linker's flags that tell Kubernetes' programs which version they are of, which only its own
-// build scripts know. Clients and servers compare it. The commit isn't known.
+// kubeVersion returns the linker's flags for the version of Kubernetes' programs, which otherwise
+// only their own build scripts set. Clients and servers compare versions. The commit is unknown.
 func kubeVersion(ctx context.Context, dir string) (string, error) {
 	version, err := moduleVersion(ctx, dir, "k8s.io/kubernetes")
 	if err != nil {
@@ -263,8 +264,9 @@ func moduleVersion(ctx context.Context, dir, module string) (string, error) {
 	return output(goCommand(ctx, dir, "list", "-m", "-f", "{{.Version}}", module))
 }
 
-// tools returns the directory of the tools' modules, which is beside this package's. The compiler has noted where that is;
-// but not with -trimpath. Then the go command finds it, if the working directory is in a module that needs this one.
+// tools returns the directory of the tools' modules, which is beside this package's. The compiler
+// has recorded that path, except with -trimpath. Then the go command finds it, if the working
+// directory is in a module that needs this one.
 func tools(ctx context.Context) (string, error) {
 	if _, file, _, ok := runtime.Caller(0); ok && filepath.IsAbs(file) {
 		dir := filepath.Join(filepath.Dir(filepath.Dir(file)), "tools")
@@ -279,9 +281,9 @@ func tools(ctx context.Context) (string, error) {
 	return filepath.Join(dir, "tools"), nil
 }
 
-// goCommand returns a go command that runs in dir and builds for this machine. What GOFLAGS has is meant for other builds:
-// -race needs C, -mod=vendor a folder that isn't there. When ctx ends it is asked to end, so that
-// it ends the compilers too.
+// goCommand returns a go command that runs in dir and builds for this machine. The content of
+// GOFLAGS is for other builds: -race needs C, -mod=vendor a missing folder. At the end of ctx the
+// command gets a signal, so that it also ends its compilers.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -294,7 +296,7 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs cmd and returns what it prints. An error has what it complains about.
+// output runs cmd and returns its output. An error has the text of its standard error.
 func output(cmd *exec.Cmd) (string, error) {
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {

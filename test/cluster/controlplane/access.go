@@ -24,7 +24,7 @@ const tokenLife = 24 * time.Hour
 // Config returns how to reach the API server as an administrator, who may do everything. It is the caller's to change.
 func (p *Plane) Config() *rest.Config { return rest.CopyConfig(p.admin) }
 
-// Kubeconfig returns the path of a file with what Config has.
+// Kubeconfig returns the path of a file with the content of Config.
 func (p *Plane) Kubeconfig() string { return filepath.Join(p.Dir, "admin.kubeconfig") }
 
 // ConfigFor returns how to reach the API server as user, who is in groups and in system:authenticated.
@@ -38,7 +38,7 @@ func (p *Plane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
 	return c, nil
 }
 
-// KubeconfigFor writes what ConfigFor returns into a new file and returns its path.
+// KubeconfigFor writes ConfigFor into a new file and returns its path.
 func (p *Plane) KubeconfigFor(user string, groups ...string) (string, error) {
 	c, err := p.ConfigFor(user, groups...)
 	if err != nil {
@@ -47,7 +47,7 @@ func (p *Plane) KubeconfigFor(user string, groups ...string) (string, error) {
 	return p.writeNewKubeconfig(c)
 }
 
-// WriteKubeconfig writes what ConfigFor returns into the file at path, for this user alone.
+// WriteKubeconfig writes ConfigFor into the file at path, readable by this user alone.
 func (p *Plane) WriteKubeconfig(path, user string, groups ...string) error {
 	c, err := p.ConfigFor(user, groups...)
 	if err != nil {
@@ -74,7 +74,7 @@ func (p *Plane) ServiceAccountConfig(ctx context.Context, namespace, name string
 	return c, nil
 }
 
-// ServiceAccountKubeconfig writes what ServiceAccountConfig returns into a new file and returns its path.
+// ServiceAccountKubeconfig writes ServiceAccountConfig into a new file and returns its path.
 func (p *Plane) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
 	c, err := p.ServiceAccountConfig(ctx, namespace, name)
 	if err != nil {
@@ -92,7 +92,8 @@ func (p *Plane) APIServerMetrics(ctx context.Context) ([]byte, error) {
 	return get(ctx, client, p.admin.Host+"/metrics")
 }
 
-// config returns how to reach the API server as nobody. The limits are there to be out of a test's way.
+// config returns the address of the API server without credentials. The limits are too high to
+// disturb a test.
 func (p *Plane) config() *rest.Config {
 	return &rest.Config{
 		Host:            url(p.host, p.server.Port),
@@ -102,7 +103,7 @@ func (p *Plane) config() *rest.Config {
 	}
 }
 
-// get returns what a server answers with 200; any other answer is an error.
+// get returns the body of an answer 200; any other answer is an error.
 func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

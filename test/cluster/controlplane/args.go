@@ -8,7 +8,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/pki"
 )
 
-// Etcd says how etcd is to run: alone, with its files in one directory, and without a network.
+// Etcd describes an etcd: alone, with its files in a directory, and without a network.
 type Etcd struct {
 	DataDir string
 	Socket  string // where clients connect to; only who may write to its directory can
@@ -17,9 +17,9 @@ type Etcd struct {
 // URL is where clients find etcd.
 func (e Etcd) URL() string { return "unix://" + e.Socket }
 
-// Args returns etcd's arguments. It never syncs: a test's data needn't outlive the machine's power. The addresses that
-// it advertises are used by nobody, but it wants some that look right. Its peers' socket is in the directory that it is
-// started in.
+// Args returns etcd's arguments. It never syncs: a test's data need not outlive the machine's
+// power. No process uses the addresses that it advertises, but etcd requires plausible addresses.
+// The socket for its peers is in its working directory.
 func (e Etcd) Args() []string {
 	return []string{
 		"--data-dir=" + e.DataDir,
@@ -41,9 +41,9 @@ type APIServer struct {
 	Port        int
 	ServiceCIDR string
 	CA          string    // the authority's certificate
-	Serving     pki.Files // what it shows to clients
-	FrontProxy  pki.Files // what it shows to aggregated API servers
-	Kubelets    pki.Files // what it shows to kubelets
+	Serving     pki.Files // for clients
+	FrontProxy  pki.Files // for aggregated API servers
+	Kubelets    pki.Files // for kubelets
 	TokenKey    string    // signs service accounts' tokens
 	Extra       []string  // arguments that come last, and so win
 }
@@ -81,8 +81,8 @@ func (a APIServer) Args() []string {
 	return append(append(args, a.endpoint()...), a.Extra...)
 }
 
-// endpoint returns the arguments about the service "kubernetes". Kubernetes refuses a loopback address as its endpoint,
-// and without pods nobody asks for one.
+// endpoint returns the arguments about the service "kubernetes". Kubernetes rejects a loopback
+// address as its endpoint, and without pods the endpoint is unused.
 func (a APIServer) endpoint() []string {
 	if a.Advertise == "" {
 		return []string{"--endpoint-reconciler-type=none", "--advertise-address=127.0.0.1"}
@@ -98,7 +98,7 @@ type Daemon struct {
 	Serving    pki.Files
 }
 
-// args returns what such components have in common.
+// args returns the common arguments of such components.
 func (d Daemon) args() []string {
 	return []string{
 		"--kubeconfig=" + d.Kubeconfig,

@@ -74,7 +74,7 @@ func readCRDs(dir fs.FS) ([]*unstructured.Unstructured, error) {
 	return all, nil
 }
 
-// readFile returns the definitions in one file, which may have several documents.
+// readFile returns the definitions in a file, which may have several documents.
 func readFile(dir fs.FS, name string) ([]*unstructured.Unstructured, error) {
 	f, err := dir.Open(name)
 	if err != nil {
@@ -126,8 +126,8 @@ func served(ctx context.Context, client dynamic.Interface, found *discovery.Disc
 	return nil
 }
 
-// definition is what served reads of a CustomResourceDefinition, whose own type is in a module that nothing else here
-// needs.
+// definition has the fields of a CustomResourceDefinition that served reads. Its own type is in a
+// module that no other code here needs.
 type definition struct {
 	Spec struct {
 		Group string `json:"group"`

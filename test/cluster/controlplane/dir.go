@@ -29,11 +29,12 @@ func makeDir(parent string) (string, *os.File, error) {
 		}
 		if locked, err := tryLock(dir); locked != nil || err != nil {
 			return dir, locked, err
-		} // else somebody's sweep was between the two
+		} // the sweep of another process was in between
 	}
 }
 
-// sweep removes planes' directories that nobody has locked. What it can't remove, such as another user's, stays.
+// sweep removes the directories of planes that are not locked. Directories that it cannot remove,
+// such as another user's, stay.
 func sweep(parent string) {
 	left, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
 	if err != nil {
@@ -47,7 +48,8 @@ func sweep(parent string) {
 	}
 }
 
-// tryLock locks a directory. It returns nil if somebody else has, or has removed it.
+// tryLock locks a directory. It returns nil if another process holds the lock, or has removed the
+// directory.
 func tryLock(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if os.IsNotExist(err) {
@@ -64,7 +66,7 @@ func tryLock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// is reports whether an open file is still the one at path.
+// is reports whether an open file is still that at path.
 func is(f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/pki"
 )
 
-// keys makes the authority and what the API server and its administrator need of it.
+// keys makes the authority and the keys of the API server and its administrator.
 func (p *Plane) keys() error {
 	var err error
 	if p.CA, err = pki.NewAuthority("causeway-test"); err != nil {

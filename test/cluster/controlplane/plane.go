@@ -1,6 +1,7 @@
-// Package controlplane runs a Kubernetes control plane on this machine: etcd, kube-apiserver, kube-controller-manager
-// and, for a cluster that has nodes, kube-scheduler as plain processes. It needs neither root nor a container runtime, so
-// it is also what a test takes that needs a real API server alone.
+// Package controlplane runs a Kubernetes control plane on this machine: etcd, kube-apiserver,
+// kube-controller-manager and, for a cluster that has nodes, kube-scheduler as plain processes. It
+// needs neither root nor a container runtime, so it also serves tests that need only a real API
+// server.
 package controlplane
 
 import (
@@ -34,7 +35,7 @@ const (
 	scheduler         = "kube-scheduler"
 )
 
-// Options says what a plane is to be like. The zero value is a plane with a controller manager that runs
+// Options describe a plane. The zero value is a plane with a controller manager that runs
 // StorageControllers, on 127.0.0.1.
 type Options struct {
 	// Log is told when components are built, which takes minutes the first time. Nil is os.Stderr.
@@ -48,7 +49,7 @@ type Options struct {
 	Launch process.Launcher
 	// Bind is the IP address that the API server listens on. Empty is 127.0.0.1.
 	Bind string
-	// Port is the API server's. 0 is a free one, which is kept as long as the plane is.
+	// Port is that of the API server. 0 means a free port, which is reserved until the plane ends.
 	Port int
 	// Advertise is the IP address at which pods find the API server. Empty is none.
 	Advertise string
@@ -60,7 +61,8 @@ type Options struct {
 	APIServerArgs []string
 	// WithoutControllerManager leaves kube-controller-manager out.
 	WithoutControllerManager bool
-	// Controllers are what the controller manager runs, as --controllers takes them. Nil is StorageControllers.
+	// Controllers are the controllers of the controller manager, in the form of --controllers. Nil
+	// is StorageControllers.
 	Controllers []string
 	// ControllerManagerArgs come after the controller manager's other arguments.
 	ControllerManagerArgs []string
@@ -71,7 +73,7 @@ type Options struct {
 // Plane is a control plane that runs. Its methods may be called by several goroutines at a time, but not those that
 // start and stop parts of it.
 type Plane struct {
-	CA  *pki.Authority // signs whoever the API server is to believe
+	CA  *pki.Authority // signs the certificates that the API server accepts
 	Dir string         // the plane's own; Close removes it
 	Bin string         // the components' directory
 
@@ -84,9 +86,9 @@ type Plane struct {
 	running map[string]process.Process
 }
 
-// Start builds what isn't built yet and starts a plane. When it returns, the API server is ready, the namespace "default"
-// is there, and the controllers run. ctx limits the start alone; the plane runs until Close. An error has the end of the
-// log of what failed, and leaves nothing behind.
+// Start builds missing components and starts a plane. When it returns, the API server is ready, the
+// namespace "default" exists, and the controllers run. ctx limits the start alone; the plane runs
+// until Close. An error has the end of the log of the failed component, and leaves nothing behind.
 func Start(ctx context.Context, o Options) (*Plane, error) {
 	o.complete()
 	names := []string{etcd, apiServer, controllerManager}
@@ -113,7 +115,7 @@ func Start(ctx context.Context, o Options) (*Plane, error) {
 	return p, nil
 }
 
-// complete fills in what the zero values stand for.
+// complete sets the defaults.
 func (o *Options) complete() {
 	if o.Log == nil {
 		o.Log = os.Stderr
@@ -210,8 +212,8 @@ func (p *Plane) startEtcd(ctx context.Context) error {
 	})
 }
 
-// StartAPIServer starts the API server after StopAPIServer, at the same address and with the same data, and waits until
-// it is ready. After an error it doesn't run.
+// StartAPIServer starts the API server after StopAPIServer, at the same address and with the same
+// data, and waits until it is ready. After an error it does not run.
 func (p *Plane) StartAPIServer(ctx context.Context) error {
 	if p.running[apiServer] != nil {
 		return errors.New("the API server runs")
@@ -226,8 +228,8 @@ func (p *Plane) StartAPIServer(ctx context.Context) error {
 	return nil
 }
 
-// StopAPIServer ends the API server, as a crash would: its clients lose their connections, and new ones are refused.
-// Repeating it is fine.
+// StopAPIServer ends the API server, as a crash would: its clients lose their connections, and new
+// connections are refused. It can be repeated.
 func (p *Plane) StopAPIServer() { p.kill(apiServer) }
 
 func (p *Plane) startControllerManager(ctx context.Context) error {
@@ -250,7 +252,7 @@ func (p *Plane) startControllerManager(ctx context.Context) error {
 	return p.awaitAnswer(ctx, controllerManager, p.admin, "/api/v1/namespaces/default/serviceaccounts/default")
 }
 
-// controllerManager makes what the controller manager needs.
+// controllerManager makes the files of the controller manager.
 func (p *Plane) controllerManager() (ControllerManager, error) {
 	c := ControllerManager{CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers, Extra: p.options.ControllerManagerArgs}
 	var err error
@@ -271,7 +273,7 @@ func (p *Plane) startScheduler(ctx context.Context) error {
 	return p.awaitAnswer(ctx, scheduler, at, "/healthz")
 }
 
-// daemon makes what a component needs that is a client of the API server, and serves its health.
+// daemon makes the files of a component that is a client of the API server, and serves its health.
 func (p *Plane) daemon(name string) (Daemon, error) {
 	d := Daemon{Kubeconfig: filepath.Join(p.Dir, name+".kubeconfig"), Bind: "127.0.0.1"}
 	err := p.WriteKubeconfig(d.Kubeconfig, "system:"+name)
@@ -329,7 +331,8 @@ func (p *Plane) awaitAnswer(ctx context.Context, name string, server *rest.Confi
 // LogFile returns the path of a component's log, such as that of kube-apiserver.
 func (p *Plane) LogFile(component string) string { return filepath.Join(p.Dir, component+".log") }
 
-// Err returns nil if everything runs that was started and not stopped, and else what ended and how.
+// Err returns nil if all components run that were started and not stopped, and otherwise the
+// component that ended, with the reason.
 func (p *Plane) Err() error {
 	var errs []error
 	for _, r := range p.running {

@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// reserve isn't there: test clusters need a Unix.
+// reserve returns an error: test clusters need a Unix.
 func reserve(address string) (int, *os.File, error) {
 	return 0, nil, fmt.Errorf("reserve a port of %s: %w", address, errors.ErrUnsupported)
 }

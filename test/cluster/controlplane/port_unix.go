@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve finds a free port of address and keeps it for as long as the returned file is open: bound to a socket that
-// doesn't listen. A server that asks to share it (SO_REUSEPORT) can listen on it, again and again; nobody else gets it in
-// between, not even as the port of an outgoing connection. While no server listens, connections are refused.
+// reserve finds a free port of address and reserves it for as long as the returned file is open:
+// bound to a socket that does not listen. A server that asks to share the port (SO_REUSEPORT) can
+// listen on it, again and again; no other process gets the port in between, not even for an
+// outgoing connection. While no server listens, connections are refused.
 func reserve(address string) (port int, keep *os.File, err error) {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {

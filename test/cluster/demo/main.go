@@ -1,6 +1,7 @@
-// Command demo starts a cluster of two nodes, puts the driver into it, and uses it as people would, with kubectl: pods with
-// volumes on both nodes, a snapshot and its restore, an expansion of a volume in use, a pod that is replaced. It checks
-// what each step comes to, and at the end that nothing is left.
+// Command demo starts a cluster of two nodes, installs the driver, and uses it with kubectl, as
+// users do: pods with volumes on both nodes, a snapshot and its restore, an expansion of a volume
+// in use, a pod that is replaced. It verifies the result of each step, and at the end that nothing
+// is left.
 package main
 
 import (
@@ -35,7 +36,7 @@ func main() {
 	fmt.Printf("\nAll of it worked, in %d s.\n", int(time.Since(start).Seconds()))
 }
 
-// name is the demo's cluster, which isn't the one that a developer may have up.
+// name is the demo's cluster, which differs from that of a developer.
 const name = "demo"
 
 func run(ctx context.Context, keep bool) (err error) {

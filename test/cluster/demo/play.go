@@ -22,14 +22,14 @@ var (
 	restore string
 )
 
-// play is what the demo does in its cluster.
+// play is a run of the demo in its cluster.
 type play struct {
 	ctx     context.Context
 	kubectl kubectl.Kubectl
 	cluster *local.Cluster
 }
 
-// all plays it, up to the first thing that isn't as it should be.
+// all plays all steps, up to the first failure.
 func (p play) all() error {
 	for _, scene := range []func() error{p.driver, p.volumes, p.snapshot, p.expansion, p.replaced, p.gone} {
 		if err := scene(); err != nil {
@@ -39,7 +39,7 @@ func (p play) all() error {
 	return nil
 }
 
-// driver shows that it runs, where, and what the scheduler knows of its room.
+// driver shows the pods of the driver, their nodes, and the capacity that the scheduler knows.
 func (p play) driver() error {
 	if err := p.show("-n", "causeway", "get", "pods", "-o", "wide"); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (p play) volumes() error {
 	return nil
 }
 
-// snapshot takes one of a volume in use, and restores it beside the volume.
+// snapshot takes a snapshot of a volume in use, and restores it beside the volume.
 func (p play) snapshot() error {
 	say("A snapshot of the image of demo-0, which goes on writing, and a pod with a restore of it")
 	if err := p.apply(snapshot); err != nil {
@@ -145,7 +145,7 @@ func (p play) expansion() error {
 	return p.expect("demo-1", "cat /image/file", "first")
 }
 
-// replaced has a pod come back to its volumes: to no other node, as they are on that one.
+// replaced replaces a pod, which gets its volumes again: on the same node, as they are there.
 func (p play) replaced() error {
 	say("demo-1 is deleted while its node takes no pods: it waits, though the other node has room, and comes back to its data")
 	node, err := p.kubectl.Run(p.ctx, "get", "pod", "demo-1", "-o", "jsonpath={.spec.nodeName}")
@@ -176,7 +176,7 @@ func (p play) replaced() error {
 	return p.expect("demo-1", "cat /image/file", "first")
 }
 
-// gone deletes everything, and looks at what is left on the nodes' disks.
+// gone deletes all objects, and verifies that the nodes' disks are empty.
 func (p play) gone() error {
 	say("Everything is deleted, and so is what was on the nodes' disks")
 	steps := [][]string{
@@ -211,7 +211,7 @@ func (p play) gone() error {
 	return nil
 }
 
-// show runs kubectl, and shows the command and what it prints.
+// show runs kubectl, and shows the command and its output.
 func (p play) show(args ...string) error {
 	quoted := make([]string, len(args))
 	for i, a := range args {
@@ -229,7 +229,7 @@ func (p play) show(args ...string) error {
 	return nil
 }
 
-// why shows what people look at when something doesn't come.
+// why shows the objects that explain a pod that does not start.
 func (p play) why() {
 	for _, args := range [][]string{{"get", "pods,pvc", "-A", "-o", "wide"}, {"events", "-A", "--types=Warning"}} {
 		if out, err := p.kubectl.Run(context.WithoutCancel(p.ctx), args...); err == nil {
@@ -238,7 +238,7 @@ func (p play) why() {
 	}
 }
 
-// apply shows the objects' file, which is what matters of it.
+// apply shows the file of the objects, and applies it.
 func (p play) apply(objects string) error {
 	cmd := p.kubectl.Command(p.ctx, "apply", "-f", "-")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(objects), os.Stdout, os.Stderr
@@ -252,13 +252,13 @@ func (p play) values(args ...string) ([]string, error) {
 	return strings.Fields(out), err
 }
 
-// in runs a shell's line in a pod, and returns what it prints, without space around it.
+// in runs a line of shell in a pod, and returns its output, without space around it.
 func (p play) in(pod, line string) (string, error) {
 	out, err := p.kubectl.Run(p.ctx, "exec", pod, "--", "sh", "-c", line)
 	return strings.TrimSpace(out), err
 }
 
-// expect shows a shell's line in a pod, and what it prints, which must be want.
+// expect shows a line of shell in a pod, and its output, which must be want.
 func (p play) expect(pod, line, want string) error {
 	got, err := p.in(pod, line)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package existing has the cluster that a kubeconfig file names, which somebody else has started and will end.
+// Package existing provides the cluster of a kubeconfig file, which runs independently of this
+// program.
 package existing
 
 import (
@@ -21,15 +22,16 @@ import (
 
 // Options says which cluster it is. All is optional, but a kubeconfig file must be named somehow.
 type Options struct {
-	// Kubeconfig is a kubeconfig file, whose current context is taken. Empty is what KUBECONFIG names. The user's
-	// ~/.kube/config isn't taken unless it is named: tests do harm to what runs in a cluster.
+	// Kubeconfig is a kubeconfig file, of which the current context is used. Empty means the file
+	// in KUBECONFIG. The user's ~/.kube/config is not used unless it is named: tests damage objects
+	// in a cluster.
 	Kubeconfig string
 	// Registry is where Load pushes images to, such as registry.example.com/team. The cluster must be able to pull from
 	// there, and the user's docker login be good for it.
 	Registry string
 	// Namespaces are those that Logs looks into. Empty is all.
 	Namespaces []string
-	// Log is told what Down, Load and Up do. Nil is os.Stderr.
+	// Log receives the messages of Down, Load and Up. Nil is os.Stderr.
 	Log io.Writer
 }
 
@@ -43,8 +45,8 @@ type Cluster struct {
 
 var _ provider.Provider = (*Cluster)(nil)
 
-// New returns the cluster. It isn't asked whether it is there. Errors: no kubeconfig is named, or it can't be read; the registry
-// isn't a registry's name.
+// New returns the cluster, without a connection to it. Errors: no kubeconfig is named, or it cannot
+// be read; the name of the registry is invalid.
 func New(o Options) (*Cluster, error) {
 	if o.Log == nil {
 		o.Log = os.Stderr
@@ -74,7 +76,7 @@ func New(o Options) (*Cluster, error) {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	c.host = config.Host
-	config.QPS = -1 // no limit of the client's own: the API server has one
+	config.QPS = -1 // without the client's own limit: the API server has a limit
 	c.client, err = kubernetes.NewForConfig(config)
 	return c, err
 }
@@ -92,7 +94,8 @@ func checkRegistry(registry string) error {
 	return nil
 }
 
-// Up is provider.Provider's. It starts nothing: it is an error if the cluster isn't as asked for. More nodes are fine.
+// Up is provider.Provider's. It starts nothing: it returns an error if the cluster differs from the
+// options. More nodes are fine.
 func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	switch {
 	case o.Nodes < 1:
@@ -122,7 +125,8 @@ func (c *Cluster) Down(context.Context) error {
 	return nil
 }
 
-// Kubeconfig is provider.Provider's. It has the current context alone, and what else it needs of files.
+// Kubeconfig is provider.Provider's. It has the current context alone, and the content of the files
+// that it names.
 func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	raw, err := c.rules.RawConfig()
 	if err != nil {

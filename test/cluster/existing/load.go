@@ -21,8 +21,9 @@ import (
 // The annotations of an OCI layout by which containerd knows an image's full name. The first that is there counts.
 var nameAnnotations = []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"}
 
-// Image returns the name by which the cluster pulls an image that a tar has as ref, which is a full name: the same one if it is
-// in the registry already, else one with the registry instead of its host. Errors: there is no registry; ref isn't a full name.
+// Image returns the name by which the cluster pulls an image that a tar has as ref, which is a full
+// name: the same name if it is in the registry already, otherwise the name with the registry in
+// place of its host. Errors: there is no registry; ref is not a full name.
 func (c *Cluster) Image(ref string) (string, error) {
 	if c.options.Registry == "" {
 		return "", errors.New("images get to a cluster that is there by way of a registry that it can pull from: name one with --registry=registry.example.com/team")
@@ -37,8 +38,9 @@ func (c *Cluster) Image(ref string) (string, error) {
 	return c.options.Registry + "/" + tag.RepositoryStr() + ":" + tag.TagStr(), nil
 }
 
-// Load is provider.Provider's, but for the images' names: they are pushed to the registry, and Image tells as what. An image for
-// several platforms stays one, with its digest. The tars are OCI layouts, as this project makes them.
+// Load is provider.Provider's, except for the images' names: they are pushed to the registry under
+// the name of Image. An image for several platforms stays a single image, with its digest. The tars
+// are OCI layouts, as this project makes them.
 func (c *Cluster) Load(ctx context.Context, tars ...string) error {
 	for _, t := range tars {
 		if err := c.load(ctx, t); err != nil {
@@ -48,7 +50,7 @@ func (c *Cluster) Load(ctx context.Context, tars ...string) error {
 	return nil
 }
 
-// load pushes the images of one archive.
+// load pushes the images of an archive.
 func (c *Cluster) load(ctx context.Context, archive string) error {
 	if _, err := c.Image("example.com/any:tag"); err != nil { // before anything is unpacked
 		return err
@@ -80,7 +82,7 @@ func (c *Cluster) load(ctx context.Context, archive string) error {
 	return nil
 }
 
-// push pushes what the index names d.
+// push pushes the content to which the index refers as d.
 func (c *Cluster) push(ctx context.Context, index v1.ImageIndex, d v1.Descriptor) error {
 	from := ""
 	for _, a := range nameAnnotations {

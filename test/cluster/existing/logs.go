@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Logs is provider.Provider's: what the containers have logged, the pods as they are, and events. What a container that was
-// started again has logged before is there too. The components' own logs are out of reach. What can't be had is an error in the
-// end, beside the rest.
+// Logs is provider.Provider's: the logs of the containers, the pods as they are, and events. The
+// logs of an earlier run of a restarted container are included. The logs of the components are out
+// of reach. A part that cannot be read is an error in the end, beside the rest.
 func (c *Cluster) Logs(ctx context.Context, dir string) error {
 	spaces := c.options.Namespaces
 	if len(spaces) == 0 {
@@ -68,7 +68,7 @@ func at(e core.Event) meta.Time {
 	return e.CreationTimestamp
 }
 
-// pods writes what there is of the pods of a namespace, each into a directory of its own.
+// pods writes the pods of a namespace, each into a directory of its own.
 func (c *Cluster) pods(ctx context.Context, namespace, dir string) error {
 	list, err := c.client.CoreV1().Pods(namespace).List(ctx, meta.ListOptions{})
 	if err != nil {
@@ -93,7 +93,7 @@ func (c *Cluster) pods(ctx context.Context, namespace, dir string) error {
 	return errors.Join(errs...)
 }
 
-// container writes a container's logs. One that hasn't run yet has none.
+// container writes a container's logs. A container that has not run yet has no logs.
 func (c *Cluster) container(ctx context.Context, p core.Pod, s core.ContainerStatus, dir string) error {
 	var errs []error
 	if s.State.Running != nil || s.State.Terminated != nil {

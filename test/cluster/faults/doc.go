@@ -1,3 +1,3 @@
-// Package faults breaks a real cluster on this machine, in the ways that docs/explanation/router.md and docs/how-to/troubleshooting.md
-// speak of, and looks at what becomes of the data. It has tests only: make test-cluster.
+// Package faults breaks a real cluster on this machine, in the ways of docs/how-to/node-failures.md
+// and docs/how-to/troubleshooting.md, and verifies the data. It has tests only: make test-cluster.
 package faults

@@ -20,9 +20,9 @@ import (
 // Namespace is the driver's.
 const Namespace = "causeway"
 
-// Driver makes the images from the sources that this program was built from, gives them to the cluster's nodes, and has Helm
-// install the chart, or upgrade what there is of it. It returns when everything is ready. Pods that run other images under the
-// same names are replaced.
+// Driver makes the images from the sources of this program, loads them into the cluster's nodes,
+// and has Helm install or upgrade the chart. It returns when all pods are ready. Pods that run
+// other images under the same names are replaced.
 func Driver(ctx context.Context, p provider.Provider, k kubectl.Kubectl, log io.Writer) error {
 	dir, err := os.MkdirTemp("", "causeway-install-")
 	if err != nil {
@@ -88,25 +88,25 @@ func MakeNamespace(ctx context.Context, k kubectl.Kubectl) error {
 	return err
 }
 
-// Helm is a Helm for one cluster, which runs in the driver's namespace.
+// Helm is a Helm for a cluster, which runs in the driver's namespace.
 type Helm struct {
 	bin     string
 	kubectl kubectl.Kubectl
 }
 
-// NewHelm builds it, if it isn't yet.
+// NewHelm builds Helm if necessary.
 func NewHelm(ctx context.Context, log io.Writer, k kubectl.Kubectl) (Helm, error) {
 	bin, err := chart.Programs(ctx, log)
 	return Helm{bin, k}, err
 }
 
-// Run returns what a command prints. An error has what it complains about.
+// Run returns the output of a command. An error has the text of its standard error.
 func (h Helm) Run(ctx context.Context, args ...string) (string, error) {
 	return chart.HelmIn(ctx, h.bin, h.kubectl.Environment(), append([]string{"--namespace=" + Namespace}, args...)...)
 }
 
-// Upgrade upgrades the release causeway to a chart with the tests' values and these images, and waits until everything is ready.
-// An error says what the pods say.
+// Upgrade upgrades the release causeway to a chart with the tests' values and these images, and
+// waits until all pods are ready. An error has the states of the pods.
 func (h Helm) Upgrade(ctx context.Context, to string, i Images, args ...string) (string, error) {
 	args = append([]string{"upgrade", "causeway", to, "--wait", "--timeout=180s",
 		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "install", "values.yaml"), "--set=images.tag=" + i.tag,
@@ -120,7 +120,7 @@ func (h Helm) Upgrade(ctx context.Context, to string, i Images, args ...string) 
 	return out, nil
 }
 
-// why adds to an error what the pods say.
+// why adds the states of the pods to an error.
 func why(ctx context.Context, k kubectl.Kubectl, err error) error {
 	said, _ := k.Run(ctx, "-n", Namespace, "get", "pods,events", "-o", "wide")
 	return fmt.Errorf("%w\n%s", err, said)

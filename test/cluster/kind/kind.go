@@ -29,7 +29,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
 
-// StorageDir is a directory of each node that is on its disk, for a driver that keeps volumes in one.
+// StorageDir is a directory of each node that is on its disk, for a driver with volumes in a
+// directory.
 const StorageDir = "/var/lib/causeway"
 
 // patience is for how long kind waits for the control plane, whose images are in the node's.
@@ -38,7 +39,7 @@ const patience = 5 * time.Minute
 // nameGrammar keeps names good for containers and hosts: kind adds a role and a number.
 var nameGrammar = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// engine is what is taken of *kind.Provider.
+// engine has the used methods of *kind.Provider.
 type engine interface {
 	Create(name string, options ...kind.CreateOption) error
 	Delete(name, kubeconfig string) error
@@ -46,8 +47,8 @@ type engine interface {
 	CollectLogs(name, dir string) error
 }
 
-// Cluster is a cluster of kind's, which may run or not. It is a provider.Provider, with one reservation: kind itself can't be
-// interrupted, and so an end of a context is seen when kind's step is done.
+// Cluster is a cluster of kind's, which may run or not. It is a provider.Provider, with a limit:
+// kind itself cannot be interrupted, so the end of a context takes effect after kind's step.
 type Cluster struct {
 	name   string
 	dir    string // says that the cluster is this package's, and has its kubeconfig
@@ -57,8 +58,9 @@ type Cluster struct {
 
 var _ provider.Provider = (*Cluster)(nil)
 
-// New returns the cluster of that name. Its kubeconfig is kept in the user's cache, and nothing is written into the user's own.
-// Errors: the name isn't good for one; there is no engine. KIND_EXPERIMENTAL_PROVIDER chooses one, as it does for kind.
+// New returns the cluster of that name. Its kubeconfig is in the user's cache; the user's own file
+// is not written. Errors: an invalid name; no engine. KIND_EXPERIMENTAL_PROVIDER selects the
+// engine, as it does for kind.
 func New(name string) (*Cluster, error) {
 	if !nameGrammar.MatchString(name) {
 		return nil, errors.New("a cluster's name is at most 32 lower-case letters, digits and hyphens, a letter first: not " + strconv.Quote(name))
@@ -77,7 +79,7 @@ func New(name string) (*Cluster, error) {
 	}, nil
 }
 
-// choose returns the engine that was asked for, or the one that is there.
+// choose returns the requested engine, or the available engine.
 func choose(asked string) (kind.ProviderOption, error) {
 	switch asked {
 	case "":
@@ -131,7 +133,7 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	}
 	err = c.start(ctx, o)
 	if err != nil && strings.Contains(err.Error(), alreadyExist) {
-		return errors.Join(err, os.RemoveAll(c.dir)) // somebody else's, made since we looked: not ours to delete
+		return errors.Join(err, os.RemoveAll(c.dir)) // another process made it since the check
 	}
 	if err != nil {
 		return errors.Join(err, c.clean())
@@ -142,8 +144,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 // alreadyExist is in kind's error where there are nodes of that name.
 const alreadyExist = "already exist for a cluster"
 
-// runs reports whether the cluster, which has nodes, runs as asked for. Errors: it does otherwise; it isn't this package's to
-// remove.
+// runs reports whether the cluster, which has nodes, runs as requested. Errors: it differs; it is
+// not this package's to remove.
 func (c *Cluster) runs(ctx context.Context, found []nodes.Node, o provider.Options) (bool, error) {
 	if err := c.own(); err != nil {
 		return false, err
@@ -206,7 +208,7 @@ func (c *Cluster) start(ctx context.Context, o provider.Options) error {
 	return os.WriteFile(c.up(), nil, 0o600)
 }
 
-// config is what kind is to make.
+// config is the configuration for kind.
 func config(o provider.Options) *v1alpha4.Cluster {
 	all := []v1alpha4.Node{{Role: v1alpha4.ControlPlaneRole}}
 	for range o.Nodes {
@@ -233,7 +235,7 @@ func (c *Cluster) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.QPS = -1 // no limit of the client's own: the API server has one
+	config.QPS = -1 // without the client's own limit: the API server has a limit
 	return kubernetes.NewForConfig(config)
 }
 
@@ -302,7 +304,8 @@ func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	return flock.Wait(ctx, all, func() { c.log.Info("waiting for another process that starts or ends a cluster") })
 }
 
-// Load is provider.Provider's. The control plane's node is one too: a DaemonSet may tolerate its taint.
+// Load is provider.Provider's. The control plane's node is included: a DaemonSet may tolerate its
+// taint.
 func (c *Cluster) Load(ctx context.Context, tars ...string) error {
 	all, err := c.running()
 	if err != nil {

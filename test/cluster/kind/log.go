@@ -9,10 +9,10 @@ import (
 	"sigs.k8s.io/kind/pkg/log"
 )
 
-// logger writes what kind says to whoever is to be told at the time. kind logs from several goroutines.
+// logger forwards the messages of kind to the current writer. kind logs from several goroutines.
 type logger struct {
 	mu sync.Mutex
-	w  io.Writer // nil is nobody
+	w  io.Writer // nil drops the messages
 }
 
 var _ log.Logger = (*logger)(nil)
@@ -51,7 +51,7 @@ func (l *logger) Errorf(format string, args ...any) { l.Infof(format, args...) }
 // Enabled says that there is something to tell.
 func (l *logger) Enabled() bool { return true }
 
-// V leaves out what only helps who works on kind.
+// V drops messages for developers of kind.
 func (l *logger) V(level log.Level) log.InfoLogger {
 	if level > 0 {
 		return log.NoopInfoLogger{}

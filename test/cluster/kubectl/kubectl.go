@@ -14,13 +14,14 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
-// Kubectl is a kubectl for one cluster.
+// Kubectl is a kubectl for a cluster.
 type Kubectl struct {
 	bin    string // the directory that has it
 	config string
 }
 
-// New builds kubectl, if it isn't yet, and returns it for a provider's cluster, whose kubeconfig it writes into dir.
+// New builds kubectl if necessary, and returns it for a provider's cluster, whose kubeconfig it
+// writes into dir.
 func New(ctx context.Context, p provider.Provider, dir string) (Kubectl, error) {
 	config, err := p.Kubeconfig(ctx)
 	if err != nil {
@@ -37,20 +38,20 @@ func New(ctx context.Context, p provider.Provider, dir string) (Kubectl, error) 
 // Kubeconfig returns the path of the kubeconfig.
 func (k Kubectl) Kubeconfig() string { return k.config }
 
-// Environment returns this process's environment, in which the command kubectl is this one.
+// Environment returns this process's environment, in which the command kubectl is this kubectl.
 func (k Kubectl) Environment() []string {
-	// Whatever proxy there is, a local cluster is on this machine.
+	// A local cluster is reached without a proxy.
 	return append(os.Environ(), "NO_PROXY="+os.Getenv("NO_PROXY")+",10.99.0.0/16", "KUBECONFIG="+k.config, "PATH="+k.bin+":"+os.Getenv("PATH"))
 }
 
-// Command returns a command that isn't started.
+// Command returns a command that is not started.
 func (k Kubectl) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(k.bin, "kubectl"), args...)
 	cmd.Env = k.Environment()
 	return cmd
 }
 
-// Run returns what a command prints on its standard output. An error has what it complains about.
+// Run returns the standard output of a command. An error has the text of its standard error.
 func (k Kubectl) Run(ctx context.Context, args ...string) (string, error) {
 	return k.run(k.Command(ctx, args...))
 }

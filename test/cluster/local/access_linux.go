@@ -32,7 +32,7 @@ func (c *Cluster) Load(ctx context.Context, tars ...string) error {
 	return nil
 }
 
-// load gives containerd an archive, which the node can't see, by standard input.
+// load passes containerd an archive by standard input, as the node cannot see the file.
 func (n Node) load(ctx context.Context, tar string) error {
 	f, err := os.Open(tar)
 	if err != nil {
@@ -59,7 +59,7 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	return data, err
 }
 
-// Logs is provider.Provider's. It copies what is there, also of a cluster that didn't start.
+// Logs is provider.Provider's. It copies existing logs, also of a cluster that did not start.
 func (c *Cluster) Logs(_ context.Context, dir string) error {
 	if _, err := os.Stat(c.dir); err != nil {
 		return fmt.Errorf("cluster %s isn't there: %w", c.name, err)

@@ -14,8 +14,8 @@ import (
 // cgroups is where control groups are.
 const cgroups = "/sys/fs/cgroup"
 
-// hierarchies returns the directories of the version 1 hierarchies, and of the one of version 2 beside them, where there is one:
-// it has no controllers, but runc makes groups in it too.
+// hierarchies returns the directories of the version 1 hierarchies, and that of version 2 beside
+// them if it exists: it has no controllers, but runc makes groups in it, too.
 func hierarchies() ([]string, error) {
 	var root unix.Statfs_t
 	if err := unix.Statfs(cgroups, &root); err != nil {
@@ -50,8 +50,8 @@ func hierarchies() ([]string, error) {
 	return found, nil
 }
 
-// makeCgroups makes the group of a node in each hierarchy, and returns its path as the kubelet takes it. What is left of a
-// former life of the node is removed.
+// makeCgroups makes the group of a node in each hierarchy, and returns its path in the kubelet's
+// form. It removes the remains of an earlier run of the node.
 func makeCgroups(parent, node string) (string, error) {
 	found, err := hierarchies()
 	if err != nil {
@@ -70,7 +70,7 @@ func makeCgroups(parent, node string) (string, error) {
 	return "/" + filepath.Join(parent, node), nil
 }
 
-// makeCgroup makes one group. A new group of cpuset has no CPUs and no memory, until it is told which.
+// makeCgroup makes a group. A new group of cpuset has no CPUs and no memory until they are set.
 func makeCgroup(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -116,7 +116,7 @@ func removeCgroup(dir string) error {
 	return err
 }
 
-// removeGroups removes directories only: files of a group can't be, and go with it.
+// removeGroups removes directories only: files of a group cannot be removed, and go with it.
 func removeGroups(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -20,7 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/testimages"
 )
 
-// diskSize is how large a node's data disk is. The file takes what is in use.
+// diskSize is the size of a node's data disk. The file is sparse.
 const diskSize = 8 << 30
 
 // Cluster is a cluster on this machine, which may run or not. It is a provider.Provider.
@@ -29,7 +29,7 @@ type Cluster struct {
 	files
 }
 
-// New returns the cluster of that name. Errors: the name isn't good for one.
+// New returns the cluster of that name. Errors: an invalid name.
 func New(name string) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a local cluster needs root: it makes namespaces, mounts and control groups, and its files are root's")
@@ -46,7 +46,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 		return err
 	}
 	if !exists(c.up()) {
-		// What takes minutes the first time is done before others are kept from theirs; below it is there.
+		// Steps that take minutes the first time come before the lock; below it their results
+		// exist.
 		if _, err := components.Build(ctx, o.Log, components.Names()...); err != nil {
 			return err
 		}
@@ -87,7 +88,7 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	return errors.Join(err, c.clean())
 }
 
-// supported says what this machine lacks.
+// supported returns the features that this machine lacks.
 func supported(o provider.Options) error {
 	switch {
 	case o.Nodes < 1 || o.Nodes > maxNodes:
@@ -117,12 +118,13 @@ func (c *Cluster) lock(ctx context.Context, log io.Writer) (unlock func(), err e
 	if err := os.MkdirAll(Root, 0o711); err != nil {
 		return nil, err
 	}
-	// The directory stays: whoever waits for its lock waits for this very one.
+	// The directory stays: a process that waits for its lock waits for this directory.
 	return flock.Wait(ctx, Root, func() { fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one") })
 }
 
-// runs reports whether the cluster runs as asked for. What wasn't started wholly doesn't. Errors: it runs otherwise, or not
-// all of it does; what a user may have in it is then theirs to end.
+// runs reports whether the cluster runs as requested. A cluster that was not started completely
+// does not. Errors: it differs, or runs in part; it may hold a user's objects, so the user has to
+// end it.
 func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 	if !exists(c.up()) {
 		return false, nil
@@ -202,7 +204,7 @@ func (c *Cluster) prepare(ctx context.Context, s spec) error {
 	if err := makeDirs(c.dir, c.plane(), c.images()); err != nil {
 		return err
 	}
-	// Nodes' disks and containers' logs are nobody else's business.
+	// Other users must not read nodes' disks and containers' logs.
 	if err := os.Chmod(c.dir, 0o700); err != nil {
 		return err
 	}
@@ -290,7 +292,7 @@ func (c *Cluster) connect(ctx context.Context, plane int, s spec) error {
 	return ip(ctx, "addr add "+s.address(machineHost)+"/24 dev "+link, "link set "+link+" up")
 }
 
-// command is one to run.
+// command is a command to run.
 type command struct{ *exec.Cmd }
 
 // inNetwork returns a command in the network of a process, with this machine's files.

@@ -22,7 +22,7 @@ const pause = 500 * time.Millisecond
 // daemons keeps a node's programs running, and waits for the orphans that an init gets.
 type daemons struct {
 	mu   sync.Mutex
-	mine map[int]bool // PIDs that somebody waits for
+	mine map[int]bool // PIDs that a goroutine waits for
 }
 
 // run starts a program and starts it anew whenever it ends, unless it is held. Its log and its PID in the node are files.
@@ -48,7 +48,7 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 	defer log.Close()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	d.mu.Lock() // so that the reaper doesn't see a child that isn't in the table
+	d.mu.Lock() // so that the reaper does not see a child that is missing in the table
 	if err = cmd.Start(); err == nil {
 		d.mine[cmd.Process.Pid] = true
 	}
@@ -71,19 +71,20 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 	return fmt.Errorf("ended: %v", err)
 }
 
-// reap waits for the children that nobody else does: what a program that ended had started, such as containerd's shims. From
-// then on nobody in this process but run may start a program: reap would take its end.
+// reap waits for children without a waiting goroutine: processes of a program that ended, such as
+// containerd's shims. From then on only run may start programs in this process: reap would take
+// their ends.
 func (d *daemons) reap() {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)
 	for range died {
 		for d.reapOne() {
-			// one signal may be for several
+			// a signal can stand for several children
 		}
 	}
 }
 
-// reapOne waits for one child that has ended and reports whether there may be more.
+// reapOne waits for a child that has ended and reports whether there may be more.
 func (d *daemons) reapOne() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/windows"
 )
 
-// furnish brings the cluster from an API server that answers to one that pods run in.
+// furnish brings the cluster from an API server that answers to a cluster that runs pods.
 func (c *Cluster) furnish(ctx context.Context, s spec) error {
 	client, err := c.client()
 	if err != nil {
@@ -38,11 +38,11 @@ func (c *Cluster) furnish(ctx context.Context, s spec) error {
 	if err := c.awaitNodes(ctx, client, s); err != nil {
 		return err
 	}
-	// A pod that is ended by its time says what it saw last.
+	// A pod that is ended by its deadline reports its last state.
 	return readiness.TryPods(ctx, client, testimages.Busybox, names(s), "timeout", "90", "sh", "-c", seesTheAPI)
 }
 
-// client returns a client of the API server. Nobody is between them, whatever proxy this machine has.
+// client returns a client of the API server, without a proxy.
 func (c *Cluster) client() (kubernetes.Interface, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig())
 	if err != nil {
@@ -84,6 +84,6 @@ func (c *Cluster) apply(ctx context.Context, s spec, objects []byte) error {
 	return nil
 }
 
-// seesTheAPI is what a pod on each node does: it finds the API server by its name and reaches it at its service's address. DNS,
-// kube-proxy and the ways between pods and nodes work then.
+// seesTheAPI is the check of a pod on each node: it finds the API server by name and reaches it at
+// its service's address. Then DNS, kube-proxy and the network between pods and nodes work.
 const seesTheAPI = "until nslookup -type=a kubernetes.default.svc.cluster.local && nc -w 2 kubernetes.default.svc.cluster.local 443 </dev/null; do sleep 0.2; done"

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initProcess is one of a cluster's that runs.
+// initProcess is a running init process of a cluster.
 type initProcess struct {
 	pid  int // in this machine's namespace
 	role string
@@ -46,7 +46,8 @@ func (f files) inits() ([]initProcess, error) {
 		if i.pid, err = strconv.Atoi(filepath.Base(p)); err != nil {
 			continue
 		}
-		// Empty for a moment, in which the program runs already: then it is one, but nobody knows which.
+		// It is empty for a moment after the start of the program: then the process counts, but its
+		// node is unknown.
 		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
 		if args := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00"); len(args) > 2 {
 			i.role = args[1]
@@ -57,7 +58,8 @@ func (f files) inits() ([]initProcess, error) {
 	return found, nil
 }
 
-// init returns the init process of a node, or of the plane if node is empty. Errors: it doesn't run.
+// init returns the init process of a node, or of the plane if node is empty. Errors: it does not
+// run.
 func (f files) init(node string) (initProcess, error) {
 	all, err := f.inits()
 	if err != nil {
@@ -105,8 +107,9 @@ func (f files) spawn(log, role string, args ...string) error {
 	}
 }
 
-// environment is that of all that runs in a cluster. Nothing of the caller's gets there: no proxy, no secret,
-// and no TMPDIR that a node doesn't see, without which runc would run nothing in a container.
+// environment is the environment of all processes of a cluster. It has nothing of the caller's: no
+// proxy, no secret, and no TMPDIR, which a node does not see and without which runc runs no
+// container.
 func environment(path string) []string {
 	return []string{"PATH=" + path, "HOME=/root", "TMPDIR=/tmp", "LANG=C.UTF-8"}
 }
@@ -130,8 +133,9 @@ func (f files) killAll(which func(initProcess) bool) error {
 	}
 }
 
-// kill kills an init process, and no other that has its PID by now. It returns when all of the namespace's processes have
-// ended, for which the kernel waits before an init has; its program can't be seen any more long before that.
+// kill kills an init process, and no other process that has its PID by now. It returns when all of
+// the namespace's processes have ended, for which the kernel waits before an init ends; its program
+// is invisible long before that.
 func (f files) kill(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 // three clusters of two nodes; a kubelet beyond that ends again and again.
 const inotifyLimit = "/proc/sys/fs/inotify/max_user_instances"
 
-// What a cluster takes of them, as counted, and some more for the pods.
+// Instances that a cluster uses, as counted, with a reserve for the pods.
 const (
 	inotifyPlane = 15
 	inotifyNode  = 12
@@ -36,7 +36,8 @@ func inotify(nodes int) error {
 	return nil
 }
 
-// inotifyUsed counts the instances that root's processes have open. Processes that end meanwhile don't matter.
+// inotifyUsed counts the instances that root's processes have open. Processes that end during the
+// count do not matter.
 func inotifyUsed() int {
 	open, err := filepath.Glob("/proc/[0-9]*/fd/*")
 	if err != nil {

@@ -23,7 +23,7 @@ func (c *Cluster) End(ctx context.Context) error {
 	return err
 }
 
-// Leftovers returns what there is of the cluster on this machine, in words: nothing after Down.
+// Leftovers describes the remains of the cluster on this machine: nothing after Down.
 func (c *Cluster) Leftovers() ([]string, error) {
 	var found []string
 	if _, err := os.Stat(c.dir); err == nil {

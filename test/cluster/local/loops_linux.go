@@ -17,11 +17,11 @@ type loop struct {
 	number  uint64 // of the device itself
 	backing string // the path as the kernel tells it, which has lost its beginning once the mounts of a node are gone
 	file    file   // the backing file
-	device  uint64 // the device that the backing file is, if it is one
+	device  uint64 // the device that the backing file is, if it is a device
 	mute    bool   // it does not tell file and device: the filesystem of its file is dead
 }
 
-// file is a file, whatever its path.
+// file identifies a file independent of its path.
 type file struct{ on, inode uint64 } // the device of its filesystem, and its number there
 
 // loops returns all loop devices in use.
@@ -68,8 +68,9 @@ func (l *loop) read(backing string) error {
 	return nil
 }
 
-// ours returns those of all that a cluster's nodes have attached: those of their data disks, and, as often as it takes, those
-// whose backing file is on one of these, or is one of these. A device that is mute is known by the path of its file.
+// ours returns the devices that a cluster's nodes have attached: those of their data disks, and,
+// repeatedly, those whose backing file is on such a device, or is such a device. A device that does
+// not answer is identified by the path of its file.
 func (f files) ours(all []loop) []loop {
 	disks := f.disks()
 	numbers := map[uint64]bool{}
@@ -103,8 +104,8 @@ func (f files) disks() map[file]bool {
 	return found
 }
 
-// detachLoops waits until the loop devices are gone that go with their mounts, and detaches what stays, such as those that a
-// kubelet makes for block volumes.
+// detachLoops waits until the loop devices are gone that go with their mounts, and detaches the
+// others, such as those that a kubelet makes for block volumes.
 func (f files) detachLoops() error {
 	var left []loop
 	for try := range 100 {
@@ -125,7 +126,8 @@ func (f files) detachLoops() error {
 	return fmt.Errorf("%d loop devices can't be detached, such as %s of %s: somebody has them open", len(left), left[0].path, left[0].backing)
 }
 
-// detach has the kernel detach the device, now or when its last user lets go of it, if it is still what it was.
+// detach has the kernel detach the device, now or when its last user closes it, unless it has
+// changed.
 func (l loop) detach() {
 	dev, err := os.Open(l.path)
 	if err != nil {

@@ -15,8 +15,8 @@ const (
 	nodeRole  = "init-of-node"
 )
 
-// Main is to be called first in a program that calls Cluster.Up: the init processes of a cluster are that program. There
-// Main doesn't return.
+// Main must be called first in a program that calls Cluster.Up: the init processes of a cluster are
+// that program. There Main does not return.
 func Main() {
 	if len(os.Args) < 3 || os.Args[1] != planeRole && os.Args[1] != nodeRole {
 		return

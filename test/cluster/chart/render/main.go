@@ -1,5 +1,5 @@
-// Command render writes what is made of charts/causeway: the manifests in deploy, the chart's README, and the files that the
-// tests compare with.
+// Command render writes the files derived from charts/causeway: the manifests in deploy, the
+// chart's README, and the files that the tests compare with.
 package main
 
 import (

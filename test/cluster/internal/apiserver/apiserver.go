@@ -1,4 +1,4 @@
-// Package apiserver has a real API server without controllers, for tests of what it takes and refuses.
+// Package apiserver provides a real API server without controllers, for tests of validation.
 package apiserver
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
 
-// Server is one that runs until its test ends. A copy with another T is for a test within.
+// Server runs until its test ends. A copy with another T is for a subtest.
 type Server struct {
 	*testing.T
 	Client  kubernetes.Interface
@@ -23,7 +23,7 @@ type Server struct {
 	Env     []string // of programs that are to reach it: KUBECONFIG, HOME, and a PATH with kubectl
 }
 
-// Start starts one.
+// Start starts a Server.
 func Start(t *testing.T) Server {
 	t.Helper()
 	plane, err := controlplane.Start(t.Context(), controlplane.Options{WithoutControllerManager: true})

@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Try locks a file or a directory and reports whether it could: somebody else may have it, in this process or another,
-// through another os.File. Closing f unlocks it, and so does the end of the process, however that ends.
+// Try locks a file or a directory and reports whether it could: the lock can be held by this
+// process or another, through another os.File. Closing f unlocks it, and so does any end of the
+// process.
 func Try(f *os.File) (bool, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

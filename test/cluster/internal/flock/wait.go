@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// Wait opens the file or directory at path, makes the file if it isn't there, locks it, and returns what unlocks it. While
-// somebody else has it, Wait waits, and says so once by calling waiting. Errors: the context's.
+// Wait opens the file or directory at path, makes a missing file, locks it, and returns a function
+// that unlocks it. While another os.File holds the lock, Wait waits, and calls waiting once.
+// Errors: that of the context.
 func Wait(ctx context.Context, path string, waiting func()) (unlock func(), err error) {
 	f, err := open(path)
 	if err != nil {

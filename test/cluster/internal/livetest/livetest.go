@@ -1,4 +1,5 @@
-// Package livetest runs a package's tests in a cluster of their own on this machine, and takes it down whatever becomes of them.
+// Package livetest runs a package's tests in a cluster of their own on this machine, and always
+// takes it down.
 package livetest
 
 import (
@@ -24,7 +25,8 @@ import (
 type Tests struct {
 	Name    string // the cluster's, which no other tests have
 	Options provider.Options
-	// Furnish puts into the cluster what all tests need. kept is that the cluster is to be taken as it is, if all is there.
+	// Furnish puts into the cluster the objects that all tests need. kept means that the cluster
+	// has them already.
 	Furnish func(ctx context.Context, c *local.Cluster, k kubectl.Kubectl, kept bool) error
 	// Enter is told of the cluster, in the process that runs the tests.
 	Enter func(c *local.Cluster, k kubectl.Kubectl, nodes []local.Node)
@@ -35,8 +37,8 @@ const inside = "CAUSEWAY_LIVETEST_DIR"
 
 var keep = flag.Bool("keep", false, "leave the cluster up, and take one that is up as it is")
 
-// Main is what a package's TestMain does. It has a child run the tests: whatever becomes of it, a panic or the end of go
-// test's patience, the cluster is taken down.
+// Main is the body of a package's TestMain. It has a child run the tests: after any end of the
+// child, a panic or the timeout of go test included, it takes the cluster down.
 func Main(m *testing.M, t Tests) {
 	local.Main()
 	flag.Parse()
@@ -69,7 +71,7 @@ func (t Tests) outside(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if !*keep { // what an earlier run has kept may have another driver
+	if !*keep { // a cluster that an earlier run has kept may have another driver
 		if err := c.Down(ctx); err != nil {
 			return err
 		}
@@ -98,7 +100,8 @@ func (t Tests) outside(ctx context.Context) (err error) {
 	return tests(ctx, dir, time.Since(start))
 }
 
-// tests runs this program once more, and gives it what is left of go test's patience, less what the end takes.
+// tests runs this program again, with the rest of the timeout of go test, less the time for the
+// end.
 func tests(ctx context.Context, dir string, since time.Duration) error {
 	args := os.Args[1:]
 	if limit, err := time.ParseDuration(flag.Lookup("test.timeout").Value.String()); err == nil && limit > 0 {

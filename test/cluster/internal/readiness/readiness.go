@@ -29,10 +29,11 @@ const namespace = meta.NamespaceDefault
 // Node is a Linux node of a cluster.
 type Node struct {
 	Name string
-	Bad  string // why no pod can be placed on it; empty if one can
+	Bad  string // the reason for which it takes no pods; empty if it does
 }
 
-// Nodes returns the Linux nodes of a cluster. A node that only some pods tolerate is bad: tests don't know of taints.
+// Nodes returns the Linux nodes of a cluster. A node that only some pods tolerate is bad: tests do
+// not tolerate taints.
 func Nodes(ctx context.Context, client kubernetes.Interface) ([]Node, error) {
 	list, err := client.CoreV1().Nodes().List(ctx, meta.ListOptions{})
 	if err != nil {
@@ -62,7 +63,7 @@ func bad(n core.Node) string {
 	return ""
 }
 
-// Ready returns nil if a node is ready, whatever its taints.
+// Ready returns nil if a node is ready, regardless of its taints.
 func Ready(ctx context.Context, client kubernetes.Interface, node string) error {
 	n, err := client.CoreV1().Nodes().Get(ctx, node, meta.GetOptions{})
 	if err != nil {
@@ -98,7 +99,7 @@ func Good(nodes []Node) []string {
 	return names
 }
 
-// Bad says why pods can't be placed on the other nodes.
+// Bad returns the reasons for which pods cannot be placed on the other nodes.
 func Bad(nodes []Node) string {
 	var all []string
 	for _, n := range nodes {
@@ -156,7 +157,8 @@ func TryPods(ctx context.Context, client kubernetes.Interface, image string, nod
 	return nil
 }
 
-// pod is one that every cluster lets in: it asks for nothing, and meets the restricted pod security standard.
+// pod returns a pod that every cluster admits: it requests nothing, and meets the restricted pod
+// security standard.
 func pod(node, image string, command []string) *core.Pod {
 	yes, no, nobody, none := true, false, int64(65534), int64(0)
 	return &core.Pod{
@@ -177,7 +179,7 @@ func pod(node, image string, command []string) *core.Pod {
 // errFailed is that there is nothing to wait for.
 var errFailed = errors.New("it failed")
 
-// succeeded returns nil if a pod has, and else what is said of it.
+// succeeded returns nil if a pod has succeeded, and otherwise the reason.
 func succeeded(ctx context.Context, client kubernetes.Interface, name string) error {
 	p, err := client.CoreV1().Pods(namespace).Get(ctx, name, meta.GetOptions{})
 	if err != nil {
@@ -215,7 +217,7 @@ func await(ctx context.Context, what string, try func() error) error {
 			return fmt.Errorf("%s: %w", what, now)
 		}
 		if err == nil || !errors.Is(now, context.DeadlineExceeded) && !errors.Is(now, context.Canceled) {
-			err = now // what was seen last says more than that the time is up
+			err = now // the last state says more than the timeout
 		}
 		select {
 		case <-ctx.Done():
@@ -225,7 +227,7 @@ func await(ctx context.Context, what string, try func() error) error {
 	}
 }
 
-// Write writes a line of each node and what it is. It is an error if one isn't ready.
+// Write writes a line for each node with its state. It returns an error if a node is not ready.
 func Write(ctx context.Context, client kubernetes.Interface, w io.Writer) error {
 	list, err := client.CoreV1().Nodes().List(ctx, meta.ListOptions{})
 	if err != nil {

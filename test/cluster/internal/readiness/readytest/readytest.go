@@ -1,5 +1,5 @@
-// Package readytest is a cluster for the tests of those who look whether one is ready: a real API server, nodes that are
-// objects alone, and a kubelet that says of pods what a test wants it to.
+// Package readytest provides a cluster for tests of package readiness and its users: a real API
+// server, nodes that are objects alone, and a kubelet that reports pod states that a test sets.
 package readytest
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
 
-// Succeeded is what is said of a pod by default.
+// Succeeded is the default state of a pod.
 var Succeeded = core.PodStatus{Phase: core.PodSucceeded}
 
 // Cluster runs as long as its test.
@@ -61,7 +61,7 @@ func Start(t *testing.T) *Cluster {
 	return c
 }
 
-// Say sets what is said of all pods from now on.
+// Say sets the state of all pods from now on.
 func (c *Cluster) Say(s core.PodStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,7 @@ func (c *Cluster) Node(t *testing.T, name, os string, change func(*core.Node)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made.Spec.Taints = taints // without what the API server has added, which a controller takes away when a kubelet is ready
+	made.Spec.Taints = taints // without those of the API server, which a controller removes when a kubelet is ready
 	if _, err := c.CoreV1().Nodes().Update(t.Context(), made, meta.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
