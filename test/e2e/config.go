@@ -11,8 +11,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// config is a driver definition, with the files that it names, and what is expected of a run. A
-// configuration is a directory with driver.yaml, which is the definition, and expected.yaml. Other
+// config is a driver definition, with the files that it names, and the expected result of a run. A
+// configuration is a directory with driver.yaml, the definition, and expected.yaml. Other
 // definitions have no expected.yaml.
 type config struct {
 	name       string
@@ -29,21 +29,22 @@ type expected struct {
 	// Floor is the number of specs that pass at least in a full run. Specs that the suite skips for
 	// something that the cluster lacks are subtracted.
 	Floor int `json:"floor"`
-	// Smoke has patterns of names: a smoke run is the specs that match one.
+	// Smoke has patterns of names: a smoke run has the specs that match a pattern.
 	Smoke []string `json:"smoke"`
-	// LeftOut are specs that this program can't run. Each is a pattern.
+	// LeftOut are patterns of specs that this program cannot run.
 	LeftOut []group `json:"leftOut"`
 	// Skips are the specs that the suite skips when they are run. Each is a name.
 	Skips []group `json:"skips"`
 }
 
-// group is specs, and why they don't run.
+// group is a set of specs, with the reason for which they do not run.
 type group struct {
 	Reason string `json:"reason"`
 	// Without limits the group to clusters that lack this: "ssh" is a way into the nodes,
 	// "second-node" a second node for pods.
 	Without string `json:"without,omitempty"`
-	// Count is the number of specs that the patterns match, where it is not one each, or anyCount.
+	// Count is the number of specs that the patterns match, if it differs from one each, or
+	// anyCount.
 	Count int      `json:"count,omitempty"`
 	Specs []string `json:"specs"`
 }
@@ -93,8 +94,8 @@ func readDefinition(file string) (config, error) {
 	return c, nil
 }
 
-// choose applies the patterns of a command line: focus replaces those of a smoke run, skip is left
-// out, too. Empty ones do nothing.
+// choose applies the patterns of a command line: focus replaces those of a smoke run, skip excludes
+// further specs. Empty patterns do nothing.
 func (c *config) choose(focus, skip string) {
 	if focus != "" {
 		c.Smoke = []string{focus}
@@ -158,13 +159,13 @@ const (
 	withoutSecondNode = "second-node"
 )
 
-// features are what specs need of a cluster beyond one node and a driver.
+// features are requirements of specs on a cluster beyond a node and a driver.
 type features struct {
 	ssh   bool // a way into the nodes
 	nodes int  // Linux nodes that pods can run on
 }
 
-// lacks reports whether a cluster lacks what group.Without names.
+// lacks reports whether a cluster lacks a feature in group.Without.
 func (f features) lacks(what string) bool {
 	return what == withoutSSH && !f.ssh || what == withoutSecondNode && f.nodes < 2
 }

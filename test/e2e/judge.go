@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
 
-// report is what of ginkgo's JSON report counts here.
+// report has the relevant fields of ginkgo's JSON report.
 type report struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []specReport
@@ -29,11 +29,11 @@ type specReport struct {
 	Failure                 struct{ Message string }
 }
 
-// outcome is what a report says.
+// outcome is the content of a report.
 type outcome struct {
 	ran   []result.Spec
 	all   []result.Spec // those too that weren't selected, without a state
-	wrong []string      // what went wrong beside the specs
+	wrong []string // problems beside the specs
 }
 
 // readReport reads a report.
@@ -78,7 +78,8 @@ func (o *outcome) add(r specReport) {
 	o.ran = append(o.ran, spec)
 }
 
-// stateOf returns a spec's state. Whatever is neither passed nor skipped has failed: it panicked, was interrupted, took too long.
+// stateOf returns a spec's state. A spec that neither passed nor was skipped has failed: it
+// panicked, was interrupted, took too long.
 func stateOf(r specReport) result.State {
 	switch r.State {
 	case "passed":

@@ -1,5 +1,5 @@
-// Command e2e runs Kubernetes' external storage suite with the driver in a cluster: one that it starts and ends, or one that is
-// there. docs/contributing/e2e.md.
+// Command e2e runs Kubernetes' external storage suite with the driver in a cluster: a cluster that
+// it starts and ends, or an existing cluster. docs/contributing/e2e.md.
 package main
 
 import (
@@ -67,7 +67,7 @@ func (o *options) flags(set *flag.FlagSet) {
 	set.BoolVar(&o.keep, "keep", false, "leave the cluster as it is at the end, and take one that is up as it is, with its driver if it has one")
 }
 
-// complete fills in what depends on other flags. Errors: flags that are invalid, or not together.
+// complete sets flags that depend on others. Errors: invalid flags or combinations.
 func (o *options) complete() error {
 	isExisting := o.cluster.Provider == "existing"
 	if o.runs < 1 || o.procs < 1 || o.nodes < 0 {
@@ -107,7 +107,7 @@ func main() {
 	o := options{cluster: providers.Choice{Name: "e2e"}}
 	o.flags(flag.CommandLine)
 	flag.Parse()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // whoever reads may leave; the cluster is ended all the same
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // the reader may leave; the cluster is ended nevertheless
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends this at once
 	defer stop()
@@ -118,7 +118,7 @@ func main() {
 	}
 }
 
-// start runs what the command line says.
+// start runs the command line.
 func start(ctx context.Context, o options) error {
 	if flag.NArg() > 0 {
 		return fmt.Errorf("%q: there are flags only", flag.Args())
@@ -185,7 +185,8 @@ func chooseConfigs(o options, here string) ([]config, error) {
 	return all, nil
 }
 
-// installs reports whether the driver is to be installed. An existing cluster has what its owner has put there.
+// installs reports whether the driver is to be installed. In an existing cluster its owner has done
+// so.
 func installs(o options) (bool, error) {
 	switch o.install {
 	case "", "yes":

@@ -26,7 +26,7 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
 
-// run is one run of this program.
+// run is a run of this program.
 type run struct {
 	options  options
 	provider provider.Provider
@@ -57,7 +57,7 @@ func (r *run) all(ctx context.Context) (err error) {
 	if err := r.forget(); err != nil {
 		return err
 	}
-	if !r.options.keep { // what an earlier run has kept may have another driver
+	if !r.options.keep { // a cluster that an earlier run has kept may have another driver
 		if err := r.provider.Down(ctx); err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func (r *run) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// forget removes the results of earlier runs: those of this one aren't all that there are of them.
+// forget removes the results of earlier runs, of which this run may replace only a part.
 func (r *run) forget() error {
 	for _, c := range r.configs {
 		for _, dir := range []string{"", "run-*"} {
@@ -189,7 +189,7 @@ func schedulable(list []byte) (int, error) {
 	return n, nil
 }
 
-// install installs the driver, and returns what it is of. With --keep one that is there stays, whatever that is.
+// install installs the driver, and returns its versions. With --keep an installed driver stays.
 func (r *run) install(ctx context.Context) (string, error) {
 	if r.options.keep {
 		if _, err := r.kubectl.Run(ctx, "-n", install.Namespace, "get", "daemonset", "causeway-node"); err == nil {
@@ -231,7 +231,7 @@ func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
 	return versions, nil
 }
 
-// commit returns what these sources are of, or "unknown" where git can't tell.
+// commit returns the commit of these sources, or "unknown" without git.
 func commit(ctx context.Context) string {
 	_, file, _, _ := runtime.Caller(0)
 	cmd := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
@@ -243,7 +243,7 @@ func commit(ctx context.Context) string {
 	return strings.TrimSpace(string(out))
 }
 
-// one runs the suite with one configuration, writes the result, and reports whether it is good.
+// one runs the suite with a configuration, writes the result, and reports whether it is good.
 func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	dir := r.options.report
 	if r.options.runs > 1 {
@@ -281,8 +281,7 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 	return len(res.Problems) == 0, res.Write(filepath.Join(dir, c.name+".json"))
 }
 
-// specs runs the selected specs, completes the result with what they came to, and returns the last
-// part's outcome.
+// specs runs the selected specs, completes the result, and returns the outcome of the last part.
 func (r *run) specs(ctx context.Context, c config, f features, number int, dir string, res *result.Result) (last outcome, err error) {
 	s := suite{config: c, cluster: f, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
 	start, before := time.Now(), machine()
@@ -329,8 +328,8 @@ func tell(r result.Result, unlisted bool) {
 	}
 }
 
-// skipReasons returns what the suite says of the specs that it skipped, each with the number of
-// specs, most first.
+// skipReasons returns the suite's reasons for skipped specs, each with the number of specs, most
+// first.
 func skipReasons(specs []result.Spec) (lines []string) {
 	counts := map[string]int{}
 	for _, s := range specs {
@@ -345,10 +344,10 @@ func skipReasons(specs []result.Spec) (lines []string) {
 	return lines
 }
 
-// patience is for how long a cluster may take to be empty again: what is deleted last takes its time.
+// patience is the time in which a cluster must be empty again: late deletes take time.
 const patience = 90 * time.Second
 
-// left returns an error if a volume or snapshot is left of the specs, which delete what they make.
+// left returns an error if a volume or snapshot is left of the specs, which delete theirs.
 func (r *run) left(ctx context.Context, driver string, before []string) error {
 	for deadline := time.Now().Add(patience); ; {
 		left, err := r.remains(ctx, driver)
@@ -369,7 +368,7 @@ func (r *run) left(ctx context.Context, driver string, before []string) error {
 	}
 }
 
-// remains returns the driver's objects, and on a local cluster what is on its nodes' disks.
+// remains returns the driver's objects, and on a local cluster the content of its nodes' disks.
 func (r *run) remains(ctx context.Context, driver string) (left []string, err error) {
 	for kind, path := range map[string]string{
 		"pv": "{range .items[?(@.spec.csi.driver==%q)]}pv/{.metadata.name} {end}", "volumesnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumesnapshotcontent/{.metadata.name} {end}",
@@ -427,8 +426,8 @@ func (r *run) down(ctx context.Context) error {
 	return r.provider.Down(ctx)
 }
 
-// machine returns how many seconds of CPU time this machine has spent since it started, for whatever it was. Where it has no /proc
-// that is 0.
+// machine returns the CPU time in seconds that this machine has spent since its start. Without
+// /proc that is 0.
 func machine() float64 {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -446,7 +445,7 @@ func machine() float64 {
 			ticks += n
 		}
 	}
-	const hertz = 100 // of user space, whatever the kernel's is
+	const hertz = 100 // of user space, for any kernel
 	return ticks / hertz
 }
 

@@ -20,8 +20,9 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
-// sshd is the SSH server that the suite expects on nodes: disruptive specs stop the kubelet by it and look at what is mounted. A local
-// cluster's nodes have no such server, and no systemd: so here is as much of both as the suite needs.
+// sshd is the SSH server that the suite expects on nodes: disruptive specs stop the kubelet and
+// list mounts through it. A local cluster's nodes have no such server, and no systemd: this is the
+// part of both that the suite needs.
 type sshd struct {
 	node   local.Node
 	config *ssh.ServerConfig
@@ -56,7 +57,7 @@ func serveSSH(ctx context.Context, nodes []local.Node, dir string) (string, erro
 		}
 		return nil, nil
 	}}
-	config.AddHostKey(signer) // the suite doesn't look at it
+	config.AddHostKey(signer) // the suite ignores the key
 	for _, n := range nodes {
 		l, err := n.Listen(n.Address + ":22")
 		if err != nil {
@@ -79,7 +80,7 @@ func (d *sshd) serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// connection serves sessions of a client, which runs one command in each.
+// connection serves sessions of a client, which runs a command in each.
 func (d *sshd) connection(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	conn, channels, requests, err := ssh.NewServerConn(c, d.config)
@@ -146,7 +147,7 @@ func (d *sshd) execute(ctx context.Context, line string) (out, complaint []byte,
 	return stdout.Bytes(), stderr.Bytes(), 0
 }
 
-// systemctl does what the suite has it do.
+// systemctl implements the commands of the suite.
 func (d *sshd) systemctl(args string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

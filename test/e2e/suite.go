@@ -34,7 +34,7 @@ func (c config) checkDriver(ctx context.Context, bin string) (notes []string, er
 	return slices.Collect(strings.FieldsFuncSeq(out.String(), func(r rune) bool { return r == '\n' })), err
 }
 
-// suite runs specs of one configuration.
+// suite runs specs of a configuration.
 type suite struct {
 	config  config
 	cluster features
@@ -90,14 +90,14 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 		args = append(args, "--skip="+p)
 	}
 	provider := "skeleton"
-	if s.key != "" { // some specs skip themselves with providers whose nodes, they think, can't be entered
+	if s.key != "" { // some specs skip themselves for providers whose nodes they cannot enter
 		provider = "local"
 	}
 	args = append(args, filepath.Join(s.bin, storagesuite.Binary), "--",
 		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider="+provider, "-repo-root="+s.config.dir,
 		"-driver="+s.config.definition)
 	path := filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json")
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier run's would be taken for this one's
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // results of an earlier run could be taken for those of this run
 		return o, 0, err
 	}
 	log, err := os.Create(filepath.Join(dir, s.config.name+"."+sel.name+".log"))
@@ -115,7 +115,7 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	cmd.WaitDelay = 2 * time.Minute
 	failed := cmd.Run()
 	if cmd.Process != nil {
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what has outlived it; mostly nobody
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // processes that outlived it; mostly none
 	}
 	if cmd.ProcessState != nil {
 		cpu = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
@@ -133,7 +133,7 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	return o, cpu, nil
 }
 
-// unmatched returns the patterns that match no spec: there was one when they were written.
+// unmatched returns the patterns that match no spec: the specs were renamed or removed.
 func unmatched(patterns []string, o outcome) []string {
 	var none []string
 next:
@@ -149,7 +149,8 @@ next:
 	return none
 }
 
-// suiteVersions returns the versions of what the suite is made of. Tests' programs don't say; those that are built with them do.
+// suiteVersions returns the versions of the suite's modules. Test programs have no such data;
+// programs built with them do.
 func suiteVersions(bin string) (map[string]string, error) {
 	versions := map[string]string{}
 	for name, program := range map[string]string{"suite": storagesuite.Agnhost, "ginkgo": storagesuite.Ginkgo} {

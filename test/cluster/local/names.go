@@ -22,21 +22,20 @@ import (
 	"strconv"
 )
 
-// Root is the directory of all local clusters. It is on a disk, as containerd can't put its layers on every filesystem
-// that /tmp may be.
+// Root is the directory of all local clusters. It is on a disk, as containerd cannot put its layers
+// on every filesystem of /tmp.
 const Root = "/var/lib/causeway-cluster"
 
 // nameGrammar keeps names good for cgroups, file names and the rest.
 var nameGrammar = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// The cluster's addresses. Those of nodes begin with the cluster's subnet, of which there is one for each cluster on a
-// machine.
+// The cluster's addresses. Those of nodes begin with the subnet of the cluster.
 const (
 	services     = "10.96.0.0/16"
 	dnsAddress   = "10.96.0.10"
 	pods         = "10.244.0.0/16"
 	planeHost    = 1   // the last byte of the plane's address, which is every node's gateway
-	firstNode    = 10  // of node 0, which there isn't
+	firstNode    = 10 // of node 0, which does not exist
 	machineHost  = 254 // of this machine's
 	apiPort      = 6443
 	maxNodes     = 50
@@ -44,7 +43,7 @@ const (
 	subnetPrefix = "10.99"
 )
 
-// spec is what a cluster was started with. It is in the file spec.json.
+// spec is the configuration with which a cluster was started, in the file spec.json.
 type spec struct {
 	Name    string
 	Subnet  string // of nodes, such as 10.99.0
@@ -56,9 +55,10 @@ type spec struct {
 // address returns an address of the nodes' network.
 func (s spec) address(host int) string { return s.Subnet + "." + strconv.Itoa(host) }
 
-// hardware returns the hardware address of who has an address of the nodes' network. It stays over a node's reboot, as a real
-// one does. The bridge's has to be said too: by itself it is the lowest of its ports', and when the node with that one is
-// switched off, nobody finds the plane for the half minute that ARP remembers (ip-link(8); addr_assign_type in sysfs).
+// hardware returns the hardware address for an address of the nodes' network. It stays the same
+// over a node's reboot, as that of real hardware. The address of the bridge has to be set, too: by
+// default it is the lowest of its ports', and when the node of that port is switched off, no node
+// finds the plane for the half minute that ARP remembers (ip-link(8); addr_assign_type in sysfs).
 func (s spec) hardware(host int) string { return fmt.Sprintf("02:00:00:00:00:%02x", host) }
 
 // node returns the i-th node, from 1.
@@ -87,7 +87,7 @@ func (s spec) find(name string) (node, error) {
 	return node{}, fmt.Errorf("there is no node %q: they are node-1 to node-%d", name, s.Nodes)
 }
 
-// node is one of a cluster's.
+// node is a node of a cluster.
 type node struct {
 	Name    string
 	Address string
@@ -97,7 +97,7 @@ type node struct {
 	hardware string // the hardware address of the other end
 }
 
-// files are where what belongs to a cluster is.
+// files has the paths of a cluster's files.
 type files struct{ dir string }
 
 func (f files) program() string            { return filepath.Join(f.dir, "cluster") }
@@ -109,7 +109,8 @@ func (f files) node(name string) nodeFiles { return nodeFiles{filepath.Join(f.di
 func (f files) ready() string              { return filepath.Join(f.plane(), "ready") }
 func (f files) planeLog() string           { return filepath.Join(f.plane(), "init.log") }
 
-// nodeFiles are where what belongs to a node is. A node sees no more of the cluster's than this directory and the images.
+// nodeFiles has the paths of a node's files. A node sees only this directory and the images of the
+// cluster's files.
 type nodeFiles struct{ dir string }
 
 func (f nodeFiles) of(name string) string   { return filepath.Join(f.dir, name) }

@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Node is a Linux node of a cluster that runs. What it does to the node is what happens to machines; tests do it.
+// Node is a Linux node of a running cluster. Its methods do to the node what happens to machines;
+// tests call them.
 type Node struct {
 	cluster *Cluster
 	spec    spec
@@ -37,8 +38,8 @@ func (c *Cluster) Nodes() ([]Node, error) {
 	return all, nil
 }
 
-// Login returns a command in all the node's namespaces, as if somebody had logged in. It may have this process's terminal. The end
-// of ctx may leave it running. Errors: the node is off.
+// Login returns a command in all of the node's namespaces, as after a login. It may have this
+// process's terminal. The end of ctx may leave the command running. Errors: the node is off.
 func (n Node) Login(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 	i, err := n.cluster.init(n.Name)
 	if err != nil {
@@ -49,7 +50,7 @@ func (n Node) Login(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// Run runs a command on the node and returns what it prints, on standard output or error.
+// Run runs a command on the node and returns its standard output and error.
 func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
 	cmd, err := n.Command(ctx, argv...)
 	if err != nil {
@@ -62,7 +63,7 @@ func (n Node) Run(ctx context.Context, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// Command is Login for what has no terminal: the end of ctx ends it.
+// Command is Login for commands without a terminal: the end of ctx ends the command.
 func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 	cmd, err := n.Login(ctx, argv...)
 	if err != nil {
@@ -89,8 +90,8 @@ func (n Node) cable(ctx context.Context, state string) error {
 	return inNetwork(ctx, plane.pid, "ip", "link", "set", n.port, state).run()
 }
 
-// Hold kills one of the node's programs (containerd, kubelet, kube-proxy) and keeps it from being started again. Containers
-// run on.
+// Hold kills a program of the node (containerd, kubelet, kube-proxy) and prevents its restart.
+// Containers continue.
 func (n Node) Hold(program string) error {
 	own := n.cluster.node(n.Name)
 	if err := os.WriteFile(own.held(program), nil, 0o644); err != nil {
@@ -111,7 +112,8 @@ func (n Node) Held(program string) (bool, error) {
 // Release has a program that was held start again.
 func (n Node) Release(program string) error { return os.Remove(n.cluster.node(n.Name).held(program)) }
 
-// Kill kills one of the node's programs, which starts again at once, and returns when it has ended.
+// Kill kills a program of the node, which starts again at once, and returns when the program has
+// ended.
 func (n Node) Kill(program string) error {
 	path := n.cluster.node(n.Name).pid(program)
 	was, err := os.ReadFile(path)
@@ -131,7 +133,7 @@ func (n Node) Kill(program string) error {
 	})
 }
 
-// PowerOff ends the node at once, with everything that runs on it and is mounted there. What is on its disks stays.
+// PowerOff ends the node at once, with all of its processes and mounts. Its disks stay.
 func (n Node) PowerOff(ctx context.Context) error {
 	if err := n.cluster.killAll(func(i initProcess) bool { return i.node == n.Name }); err != nil {
 		return err
@@ -140,7 +142,7 @@ func (n Node) PowerOff(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The kernel takes its time to remove a network that nobody is in any more, and the cable with it.
+	// The kernel needs a while to remove an unused network, and its cable.
 	return await(ctx, n.port+" to go", func() error {
 		if inNetwork(ctx, plane.pid, "ip", "link", "show", n.port).Run() == nil {
 			return errors.New("it is there")
@@ -149,8 +151,8 @@ func (n Node) PowerOff(ctx context.Context) error {
 	})
 }
 
-// PowerOn starts the node after PowerOff, with the data disk mounted or, as if that were broken, without. It doesn't wait
-// for the kubelet.
+// PowerOn starts the node after PowerOff, with the data disk mounted or, as after a failure of the
+// disk, without. It does not wait for the kubelet.
 func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
 	noDisk := n.cluster.node(n.Name).noDisk()
 	if withDisk {
@@ -167,8 +169,9 @@ func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
 	return n.cluster.startNode(ctx, plane.pid, n.node)
 }
 
-// Listen listens in the node's network, at an address of the node's, with this process at the other end. It is for what a node
-// of others' has and this one hasn't, such as an SSH server. Errors: the node is off.
+// Listen listens in the node's network, at an address of the node's, with this process at the other
+// end. It serves as a program that other nodes have, such as an SSH server. Errors: the node is
+// off.
 func (n Node) Listen(address string) (net.Listener, error) {
 	i, err := n.cluster.init(n.Name)
 	if err != nil {

@@ -93,8 +93,8 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 // say writes into the init's log how far it has come.
 func say(what string) { fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), what) }
 
-// makeRoot makes the node's root of what it may see, and enters it. Everything that is mounted here is the node's alone:
-// it is gone with the node's init.
+// makeRoot builds the node's root from the visible directories, and enters it. All mounts made here
+// are the node's alone: they end with the node's init.
 func makeRoot(own nodeFiles, f files, s spec) error {
 	// First of all, so that nothing gets out.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -106,7 +106,7 @@ func makeRoot(own nodeFiles, f files, s spec) error {
 	}
 	b := builder{root: root}
 	b.mount("tmpfs", "/", "tmpfs", 0, "mode=755")
-	// Before all that may be in them: somebody's cache, say, with the programs.
+	// Before the mounts that may be inside: a user's cache, for example, with the programs.
 	b.mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
 	b.mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 	for _, dir := range []string{"/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
@@ -157,7 +157,7 @@ func (b *builder) mount(source, target, fstype string, flags uintptr, data strin
 	}
 }
 
-// bind shows what is at source, and what is mounted below it, at target. MS_RDONLY is for what is at source itself.
+// bind shows source, with the mounts below, at target. MS_RDONLY applies to source itself.
 func (b *builder) bind(source, target string, flags uintptr) {
 	info, err := os.Stat(source)
 	if b.try("bind", err); b.err != nil {
@@ -179,8 +179,8 @@ func (b *builder) bind(source, target string, flags uintptr) {
 	}
 }
 
-// settings are those of the whole kernel that a kubelet changes if they aren't so. They are this machine's to decide: so the
-// kubelet is shown that they are.
+// settings are those of the whole kernel that a kubelet changes unless they have its values. They
+// are this machine's, so the kubelet sees files with its values.
 func (b *builder) settings(own nodeFiles) {
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
@@ -195,7 +195,7 @@ func (b *builder) settings(own nodeFiles) {
 	}
 }
 
-// system shows one of this machine's directories of programs, which may be a link, or not be there.
+// system shows a directory of this machine's programs, which may be a link, or be missing.
 func (b *builder) system(dir string) {
 	info, err := os.Lstat(dir)
 	switch {
@@ -211,13 +211,13 @@ func (b *builder) system(dir string) {
 	}
 }
 
-// enter makes root the root, lets go of the old one, and has what is mounted from now on seen in containers, as Bidirectional
-// volumes need.
+// enter makes root the root, releases the old root, and makes new mounts visible in containers, as
+// Bidirectional volumes need.
 func enter(root string) error {
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
-	if err := unix.PivotRoot(".", "."); err != nil { // the old root is then on top of the new one: pivot_root(2)
+	if err := unix.PivotRoot(".", "."); err != nil { // the old root is then above the new root: pivot_root(2)
 		return fmt.Errorf("pivot_root: %w", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
@@ -253,7 +253,7 @@ func joinNetwork(ctx context.Context, s spec, n node) error {
 	)
 }
 
-// ip does what ip(8) would, line by line.
+// ip runs lines of ip(8) commands.
 func ip(ctx context.Context, lines ...string) error {
 	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
@@ -263,9 +263,10 @@ func ip(ctx context.Context, lines ...string) error {
 	return nil
 }
 
-// serveCRI returns nil if containerd serves kubelets. It serves others even where a plugin can't start, such as for want of
-// inotify instances (fs.inotify.max_user_instances), of which all clusters on this machine have a share, and never tries
-// again: it is ended then, so that it starts anew.
+// serveCRI returns nil if containerd serves kubelets. If a plugin cannot start, for example for
+// want of inotify instances (fs.inotify.max_user_instances), which all clusters on this machine
+// share, containerd serves other clients and never retries: serveCRI then ends it, so that it
+// starts anew.
 func serveCRI(ctx context.Context, own nodeFiles) error {
 	out, err := exec.CommandContext(ctx, "ctr", "plugins", "ls").CombinedOutput()
 	if err != nil {
@@ -302,7 +303,7 @@ func importImages(ctx context.Context, own nodeFiles, f files) error {
 	return nil
 }
 
-// render writes one of the embedded files, filled in.
+// render writes an embedded file, filled in.
 func render(name, to string, values any) error {
 	t, err := template.New(name).Option("missingkey=error").ParseFS(embedded, "files/"+name)
 	if err != nil {

@@ -92,7 +92,7 @@ func planeNetwork(ctx context.Context, s spec) error {
 	return ip(ctx, lines...)
 }
 
-// admit gives a node what the API server knows it by.
+// admit makes the node's credentials for the API server.
 func admit(p *controlplane.Plane, own nodeFiles, n node) error {
 	if err := os.WriteFile(own.of("ca.crt"), p.CA.Cert, 0o644); err != nil {
 		return err
@@ -107,7 +107,7 @@ func admit(p *controlplane.Plane, own nodeFiles, n node) error {
 	if err := p.WriteKubeconfig(own.of("kubelet.kubeconfig"), "system:node:"+n.Name, "system:nodes"); err != nil {
 		return err
 	}
-	// What is written last is what the node waits for.
+	// Written last: the node waits for this file.
 	whole := own.of("kube-proxy.kubeconfig")
 	if err := p.WriteKubeconfig(whole+".part", "system:kube-proxy"); err != nil {
 		return err
@@ -115,13 +115,13 @@ func admit(p *controlplane.Plane, own nodeFiles, n node) error {
 	return os.Rename(whole+".part", whole)
 }
 
-// simulate runs kwok, which plays the kubelets of nodes that aren't there.
+// simulate runs kwok, which plays the kubelets of simulated nodes.
 func simulate(f files, s spec) (process.Process, error) {
 	args, err := windows.KwokArgs(f.kubeconfig(), f.plane())
 	if err != nil {
 		return nil, err
 	}
-	os.Setenv("KWOK_WORKDIR", f.plane()) // or it would read what a user has configured for kwok
+	os.Setenv("KWOK_WORKDIR", f.plane()) // prevents the use of a user's configuration of kwok
 	return process.Start(process.Command{
 		Name: "kwok", Dir: f.plane(), Log: filepath.Join(f.plane(), "kwok.log"), Argv: append([]string{filepath.Join(s.Bin, "kwok")}, args...),
 	})

@@ -1,4 +1,5 @@
-// Package pki makes the certificates of a test cluster: one authority, and what it signs for servers and clients.
+// Package pki makes the certificates of a test cluster: an authority, and certificates for servers
+// and clients.
 package pki
 
 import (
@@ -18,7 +19,7 @@ import (
 // valid is how long a certificate is good for: a local cluster may be kept for weeks.
 const valid = 365 * 24 * time.Hour
 
-// Pair is a certificate and its key, or for a key without one just that, in PEM.
+// Pair is a certificate and its key, or a key alone, in PEM.
 type Pair struct {
 	Cert, Key []byte
 }
@@ -89,7 +90,7 @@ func (a *Authority) sign(template *x509.Certificate) (Pair, error) {
 	return encode(der, key)
 }
 
-// NewKey makes a key without a certificate, such as the one that signs the tokens of service accounts.
+// NewKey makes a key without a certificate, such as that for the tokens of service accounts.
 func NewKey() (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -110,7 +111,8 @@ func (p Pair) Write(dir, name string) (Files, error) {
 	return f, os.WriteFile(f.Key, p.Key, 0o600)
 }
 
-// certificate returns what all certificates have. They begin an hour ago: a guest's clock may be behind.
+// certificate returns the common fields of all certificates. They begin an hour ago: a guest's
+// clock may be behind.
 func certificate(subject pkix.Name) *x509.Certificate {
 	return &x509.Certificate{ // x509 draws the serial number
 		Subject:   subject,
@@ -121,7 +123,7 @@ func certificate(subject pkix.Name) *x509.Certificate {
 }
 
 func encode(der []byte, key *ecdsa.PrivateKey) (Pair, error) {
-	k, err := x509.MarshalECPrivateKey(key) // of PKCS #8 the API server can't read the public key
+	k, err := x509.MarshalECPrivateKey(key) // the API server cannot read the public key of PKCS #8
 	if err != nil {
 		return Pair{}, err
 	}

@@ -10,7 +10,7 @@ import (
 	"runtime"
 )
 
-// Command says what to run. How it is run is up to a Launcher.
+// Command describes a program to run. A Launcher runs it.
 type Command struct {
 	Name string   // for errors
 	Argv []string // the program's path comes first
@@ -22,7 +22,7 @@ type Command struct {
 type Process interface {
 	// Kill ends the program at once, as a crash would, and returns when it has ended. Repeating it is fine.
 	Kill()
-	// Done is closed when the program has ended, for whatever reason.
+	// Done is closed when the program has ended, for any reason.
 	Done() <-chan struct{}
 	// Err tells how the program ended, with the end of its log. It is nil as long as the program runs.
 	Err() error
@@ -31,7 +31,7 @@ type Process interface {
 // Launcher starts a program, such as on this machine (Start) or in the namespaces of a node.
 type Launcher func(Command) (Process, error)
 
-// child is a process that this one started.
+// child is a process that this process started.
 type child struct {
 	command Command
 	cmd     *exec.Cmd
@@ -58,9 +58,9 @@ func Start(c Command) (Process, error) {
 	return p, nil
 }
 
-// run starts the child and waits for its end, on a thread that nobody else uses: the child dies with the thread that
-// started it, and one of Go's ends when a goroutine does that was locked to it, as somebody else's may be. This one stays
-// until the child has ended.
+// run starts the child and waits for its end, on a thread of its own: the child dies with the
+// thread that started it. Go ends a thread when the goroutine that was locked to it ends, as other
+// goroutines may be. This thread stays until the child has ended.
 func (p *child) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -75,8 +75,8 @@ func (p *child) run(started chan<- error) {
 	close(p.done)
 }
 
-// Kill is Process's. The process isn't reaped before done is closed, and os.Process remembers when it was: no other
-// process is hit.
+// Kill is Process's. The process is not reaped before done is closed, and os.Process remembers a
+// reaped process: no other process is hit.
 func (p *child) Kill() {
 	p.cmd.Process.Kill() // an error is that it has ended
 	<-p.done
@@ -95,7 +95,7 @@ func (p *child) Err() error {
 	}
 }
 
-// Tail returns the last n lines of a file, or why it can't.
+// Tail returns the last n lines of a file, or the error of reading it.
 func Tail(path string, n int) string {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package provider says what a cluster for trials and tests is, whoever runs it: this machine (local), kind, or somebody
-// else (existing).
+// Package provider defines a cluster for trials and tests, independent of its provider: this
+// machine (local), kind, or an existing cluster (existing).
 package provider
 
 import (
@@ -7,18 +7,19 @@ import (
 	"io"
 )
 
-// Options says what a cluster is to be like.
+// Options describe a cluster.
 type Options struct {
 	Nodes   int       // Linux nodes, at least 1
 	Windows int       // Windows nodes that are simulated: pods are placed on them, and run nowhere
-	Keep    bool      // leaves what there is, to look at it, when the cluster can't be started; the next Up or Down removes it
-	Log     io.Writer // is told what is done, and what takes its time
+	Keep    bool // keeps the remains of a cluster that did not start, for inspection; the next Up or Down removes them
+	Log     io.Writer // receives messages about steps that take time
 }
 
-// Provider runs one cluster, or knows one. Its methods aren't called at the same time.
+// Provider runs or knows a cluster. Its methods are not for concurrent use.
 type Provider interface {
-	// Up starts the cluster, and returns when pods can run on every Linux node. If it runs already, as asked for, that is
-	// all there is to see to; else Up says what is different. What an Up that was killed has left behind is removed first.
+	// Up starts the cluster, and returns when pods can run on every Linux node. If the cluster runs
+	// as requested, Up does nothing more; if it differs, Up returns the difference. Up first
+	// removes the remains of a killed Up.
 	Up(ctx context.Context, o Options) error
 	// Down ends the cluster and leaves nothing of it on the machine. It is fine if there is none.
 	Down(ctx context.Context) error
@@ -26,8 +27,8 @@ type Provider interface {
 	Load(ctx context.Context, tars ...string) error
 	// Kubeconfig returns how to reach the API server as an administrator, as a kubeconfig file has it.
 	Kubeconfig(ctx context.Context) ([]byte, error)
-	// Logs writes into dir, which is made, what the components and containers have logged.
+	// Logs writes the logs of the components and containers into dir, which it makes.
 	Logs(ctx context.Context, dir string) error
-	// Status writes what runs. It is an error if not all does.
+	// Status writes the running components. It returns an error unless all run.
 	Status(ctx context.Context, w io.Writer) error
 }

@@ -1,4 +1,4 @@
-// Package providers has all kinds of clusters, for programs that let people choose one.
+// Package providers has all kinds of clusters, for programs whose users select a kind.
 package providers
 
 import (
@@ -11,11 +11,11 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
-// Choice is what people say of a cluster.
+// Choice is a user's selection of a cluster.
 type Choice struct {
 	Provider   string // local, kind or existing
 	Name       string
-	Kubeconfig string // existing: a path, or "" for what KUBECONFIG names
+	Kubeconfig string // existing: a path, or "" for that in KUBECONFIG
 }
 
 // Flags adds the flags of a choice to set. A Name that is there is the default.
@@ -25,8 +25,9 @@ func (c *Choice) Flags(set *flag.FlagSet, aboutName string) {
 	set.StringVar(&c.Kubeconfig, "kubeconfig", "", "existing: the cluster's kubeconfig; by default, what KUBECONFIG names")
 }
 
-// Open returns the cluster. It isn't asked whether it is there. o is what else there is to say of an existing one. Errors: there is no
-// such provider, a name isn't a cluster's, this machine isn't one for local or kind.
+// Open returns the cluster, without a connection to it. o are further options of an existing
+// cluster. Errors: an unknown provider, an invalid name, a machine that local or kind do not
+// support.
 func (c Choice) Open(o existing.Options) (provider.Provider, error) {
 	switch c.Provider {
 	case "local":

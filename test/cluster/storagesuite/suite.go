@@ -1,5 +1,5 @@
-// Package storagesuite gives the nodes of a test cluster what Kubernetes' storage suite expects of
-// nodes, for any driver.
+// Package storagesuite prepares the nodes of a test cluster for Kubernetes' storage suite, for any
+// driver.
 package storagesuite
 
 import (
@@ -26,7 +26,7 @@ const (
 	Agnhost = "agnhost"
 )
 
-// Programs returns the directory that has the named programs, and builds the missing ones, which
+// Programs returns the directory that has the named programs, and builds missing programs, which
 // takes minutes the first time.
 func Programs(ctx context.Context, log io.Writer, names ...string) (string, error) {
 	all := map[string]components.Tool{

@@ -18,8 +18,9 @@ const (
 	Glibc   = "registry.k8s.io/e2e-test-images/glibc-dns-testing:2.1.1"
 )
 
-// BuildSuite writes archives of the images that Kubernetes' storage suite needs into dir, and returns their paths. agnhost is the
-// program of that name. What the suite wants of nginx is a shell, and of the one with glibc a dd that knows oflag=nocache.
+// BuildSuite writes archives of the images that Kubernetes' storage suite needs into dir, and
+// returns their paths. agnhost is the program of that name. Of nginx the suite uses the shell, of
+// the image with glibc a dd that supports oflag=nocache.
 func BuildSuite(dir, agnhost string) ([]string, error) {
 	own, err := program(filepath.Dir(agnhost), filepath.Base(agnhost))
 	if err != nil {
@@ -35,7 +36,8 @@ func BuildSuite(dir, agnhost string) ([]string, error) {
 	}
 	gnu = append(gnu, oci.File{Path: "/bin/sh", Mode: fs.ModeSymlink | 0o777, Target: "dash"})
 	return write(dir, map[string]oci.Image{
-		// The suite enters the node's files from its pods, with their PATH: so it has the places of a Linux that isn't an image's.
+		// The suite runs the node's programs from its pods, with the pods' PATH, so the image has
+		// the paths of a Linux distribution.
 		Agnhost: {Layers: [][]oci.File{busybox, {own}}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{
 			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		}},

@@ -53,9 +53,9 @@ func KwokArgs(kubeconfig, dir string) ([]string, error) {
 	}, nil
 }
 
-// Create makes n nodes, windows-1 and so on. Those that are there already stay as they are. They turn ready when kwok runs.
-// They have no CSINode: that says which drivers are registered with a node's kubelet, and no driver runs here. Errors: there
-// is such a node that isn't simulated; the API server's.
+// Create makes n nodes, windows-1 and so on. Existing nodes stay as they are. They turn ready when
+// kwok runs. They have no CSINode, which would list the drivers of the node's kubelet: no driver
+// runs here. Errors: a node of that name is not simulated; that of the API server.
 func Create(ctx context.Context, client kubernetes.Interface, n int) error {
 	if n == 0 {
 		return nil
@@ -72,7 +72,7 @@ func Create(ctx context.Context, client kubernetes.Interface, n int) error {
 	return nil
 }
 
-// create makes a node that isn't there.
+// create makes a missing node.
 func create(ctx context.Context, client kubernetes.Interface, n *core.Node) error {
 	_, err := client.CoreV1().Nodes().Create(ctx, n, meta.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
@@ -88,8 +88,8 @@ func create(ctx context.Context, client kubernetes.Interface, n *core.Node) erro
 	return nil
 }
 
-// node is what a kubelet of that version would register. It has no address, at which nothing would answer: who asks for a
-// pod's log is told so at once.
+// node is the object that a kubelet of that version would register. It has no address, at which no
+// server would answer: a request for a pod's log fails at once.
 func node(name, version string) *core.Node {
 	of := core.ResourceList{
 		core.ResourceCPU:              resource.MustParse("4"),

@@ -1,5 +1,6 @@
-// Command conformance runs csi-sanity, this repository's own tests and Kubernetes' external-storage suite, and writes what came of
-// them: docs/reference/conformance.md and docs/reference/conformance.json.
+// Command conformance runs csi-sanity, this repository's own tests and Kubernetes' external-storage
+// suite, and writes their results: docs/reference/conformance.md and
+// docs/reference/conformance.json.
 package main
 
 import (
@@ -89,7 +90,7 @@ func sources() (string, error) {
 	return root, err
 }
 
-// machine says what this ran on.
+// machine describes this machine.
 func machine() string {
 	kernel := "an unknown kernel"
 	if text, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
@@ -98,7 +99,7 @@ func machine() string {
 	return fmt.Sprintf("%d cores of %s, %s", runtime.NumCPU(), runtime.GOARCH, kernel)
 }
 
-// collector runs the suites and keeps what comes of them.
+// collector runs the suites and collects their results.
 type collector struct {
 	root, tmp string
 	report    Report
@@ -110,7 +111,7 @@ func (c *collector) command(ctx context.Context, name string, args ...string) *e
 	cmd.Dir, cmd.Stderr = c.root, os.Stderr
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	if os.Getuid() == 0 {
-		cmd.Env = append(cmd.Env, "CAUSEWAY_MUST_MOUNT=1") // what can't mount here is a failure, not a test less
+		cmd.Env = append(cmd.Env, "CAUSEWAY_MUST_MOUNT=1") // a test that cannot mount fails instead of being skipped
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
@@ -169,13 +170,13 @@ func (c *collector) sanity(ctx context.Context, pkg string) error {
 			}
 		}
 	}
-	if failed != nil && c.report.good() { // the test around it says what Ginkgo doesn't know
+	if failed != nil && c.report.good() { // the test around it reports other failures than Ginkgo
 		c.report.Runs[len(c.report.Runs)-1].fail("the test around it", string(out))
 	}
 	return nil
 }
 
-// backend is what a run of csi-sanity is about.
+// backend is the subject of a run of csi-sanity.
 func backend(name string) string {
 	if strings.Contains(name, "in memory") {
 		return "memory"
@@ -189,7 +190,8 @@ type event struct {
 	Elapsed                       float64
 }
 
-// groups are the repository's packages, by what their tests are about. The first whose prefix fits has a package.
+// groups are the repository's packages by subject. A package belongs to the first group with a
+// matching prefix.
 var groups = []struct{ prefix, backend, about string }{
 	{"pkg/backend/hostpath", "hostpath", "the backend and its contract"},
 	{"pkg/backend/backendtest/memory", "memory", "the backend and its contract"},
@@ -217,7 +219,7 @@ func (c *collector) own(ctx context.Context) error {
 	for i, g := range groups {
 		runs[i] = Run{Suite: "own", Backend: g.backend, OS: runtime.GOOS, Configuration: g.about}
 	}
-	said := map[string]string{}   // by a test, what it has printed
+	said := map[string]string{} // output by test
 	failures := map[string]bool{} // packages in which a test failed
 	parents := map[string]bool{}  // tests that have others in them, which count instead of them
 	for line := range strings.Lines(string(out)) {
@@ -243,7 +245,7 @@ func (c *collector) own(ctx context.Context) error {
 			run.Passed++
 		case e.Action == "skip":
 			run.skip(name, last(said[name]))
-		case e.Action == "fail" && parents[name] && failures[pkg]: // one in it did
+		case e.Action == "fail" && parents[name] && failures[pkg]: // a subtest failed
 		case e.Action == "fail":
 			failures[pkg] = true
 			run.fail(name, last(said[name]))
@@ -282,7 +284,7 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 		cmd := c.command(ctx, "go", "-C", filepath.Join("test", "e2e"), "run", ".", "--full", "--report="+dir)
 		cmd.Stdout = os.Stderr
 		if err := cmd.Run(); err != nil {
-			fmt.Fprintln(os.Stderr, "conformance: external-storage:", err) // its results say what is wrong
+			fmt.Fprintln(os.Stderr, "conformance: external-storage:", err) // its results have the reason
 		}
 	}
 	results, err := results(dir)
@@ -304,7 +306,8 @@ func (c *collector) storage(ctx context.Context, dir string) error {
 	return nil
 }
 
-// results reads the results below dir, as test/e2e writes them. Errors: there is none of one of the configurations.
+// results reads the results below dir, as test/e2e writes them. Errors: a configuration has no
+// results.
 func results(dir string) (all []result.Result, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".json" || strings.HasSuffix(path, ".ginkgo.json") {

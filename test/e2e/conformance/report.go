@@ -14,22 +14,22 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
 
-// Report is what was run, and what came of it: docs/reference/conformance.json.
+// Report is the content of docs/reference/conformance.json: runs and their results.
 type Report struct {
 	Made     time.Time         `json:"made"`
-	Commit   string            `json:"commit"` // of the sources; "+" at its end stands for changes that aren't committed
+	Commit   string            `json:"commit"` // of the sources; "+" at its end stands for uncommitted changes
 	Machine  string            `json:"machine"`
 	Versions map[string]string `json:"versions"`
 	Runs     []Run             `json:"runs"`
 }
 
-// Run is one suite with one configuration.
+// Run is a suite with a configuration.
 type Run struct {
 	Suite         string `json:"suite"`   // csi-sanity, own or external-storage
 	Backend       string `json:"backend"` // hostpath, smb, memory, or none, where the tests are of none in particular
 	OS            string `json:"os"`
 	Configuration string `json:"configuration"`
-	Commit        string `json:"commit,omitempty"` // of the driver, where that isn't the report's
+	Commit        string `json:"commit,omitempty"` // of the driver, if it differs from the report's
 	// Times is how often it was run, where that was counted. A test has passed that passed each time, and times are medians.
 	Times      int     `json:"times,omitempty"`
 	Seconds    float64 `json:"seconds,omitempty"`
@@ -39,9 +39,9 @@ type Run struct {
 	Passed  int            `json:"passed"`
 	Failed  int            `json:"failed"`
 	Skipped map[string]int `json:"skipped,omitempty"` // how many, by the reason
-	// Tests are those that didn't pass, by their names, with what is said of them.
+	// Tests are the tests that did not pass, by name, with their messages.
 	Tests map[string]string `json:"tests,omitempty"`
-	// Problems are what is wrong with the run as a whole. A good one has none.
+	// Problems are the problems of the run as a whole. A good run has none.
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -75,7 +75,7 @@ func (r *Run) say(name, message string) {
 	r.Tests[name] = message
 }
 
-// notRun are what there is no machine for, and what isn't there yet.
+// notRun are the parts without a machine to run them, and the parts that do not exist yet.
 var notRun = []Run{
 	{Suite: "csi-sanity", Backend: "hostpath", OS: "windows", Configuration: "process", NotRun: "the driver has no mounter for Windows yet"},
 	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory", NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
@@ -83,8 +83,8 @@ var notRun = []Run{
 	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share", NotRun: "the backend isn't there yet"},
 }
 
-// storage is the Run that runs of the external-storage suite with one configuration come to. A spec that isn't the same in all of them
-// has failed.
+// storage combines runs of the external-storage suite with a configuration into a Run. A spec with
+// different results has failed.
 func storage(runs []result.Result) Run {
 	r := runs[0]
 	run := Run{
@@ -183,7 +183,7 @@ func (r Report) write(path string) error {
 	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
-// read reads what write has written.
+// read reads the output of write.
 func read(path string) (r Report, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -192,7 +192,7 @@ func read(path string) (r Report, err error) {
 	return r, json.Unmarshal(data, &r)
 }
 
-// intro says what the suites are.
+// intro describes the suites.
 const intro = `# Conformance
 
 What was run against the driver, and what came of it. ` + "`make conformance`" + ` runs all of it and writes this page and
@@ -240,7 +240,7 @@ func (r Report) page() string {
 	return b.String()
 }
 
-// failures are a line for each test that failed, and for what is wrong with a run as a whole.
+// failures has a line for each failed test, and for each problem of a run as a whole.
 func (r Report) failures() (lines []string) {
 	for _, run := range r.Runs {
 		for _, name := range slices.Sorted(maps.Keys(run.Tests)) {

@@ -1,4 +1,4 @@
-// Package result is what a run of the storage suite comes to, as it is written for programs.
+// Package result is the result of a run of the storage suite, in a form for programs.
 package result
 
 import (
@@ -7,31 +7,31 @@ import (
 	"time"
 )
 
-// Result is one run of the suite with one configuration. It is the file CONFIGURATION.json of a report.
+// Result is a run of the suite with a configuration: the file CONFIGURATION.json of a report.
 type Result struct {
 	Configuration string `json:"configuration"` // such as hostpath-image
 	Driver        string `json:"driver"`        // its CSI name
-	// Scope is "full", which is every spec of the configuration, "smoke", which is one of each
-	// suite, or "focus", which is those of a pattern.
+	// Scope is "full" for every spec of the configuration, "smoke" for a spec of each suite, or
+	// "focus" for the specs of a pattern.
 	Scope    string            `json:"scope"`
 	Provider string            `json:"provider"` // who ran the cluster
 	Nodes    int               `json:"nodes"`
 	Procs    int               `json:"procs"` // specs that ran at the same time; those with [Serial] or [Disruptive] ran alone
 	Start    time.Time         `json:"start"`
-	Seconds  float64           `json:"seconds"` // from the first spec's start to the last one's end
+	Seconds  float64           `json:"seconds"` // from the start of the first spec to the end of the last
 	CPU      CPU               `json:"cpuSeconds"`
-	Versions map[string]string `json:"versions"` // by what they are of
+	Versions map[string]string `json:"versions"` // by component
 	Counts   Counts            `json:"counts"`
 	Specs    []Spec            `json:"specs"` // in order of their names
-	// Problems are why the run isn't good: failed specs, others skipped than expected, too few passed, something left behind. A good
-	// run has none.
+	// Problems are the reasons for which the run is not good: failed specs, unexpected skips, too
+	// few passes, remains. A good run has none.
 	Problems []string `json:"problems"`
 }
 
-// CPU is in seconds of one processor, for as long as Result.Seconds says.
+// CPU is the CPU time in seconds during Result.Seconds.
 type CPU struct {
 	Suite   float64 `json:"suite"`             // the suite's own processes
-	Machine float64 `json:"machine,omitempty"` // this machine altogether; left out where the cluster isn't on it
+	Machine float64 `json:"machine,omitempty"` // the whole machine; left out if the cluster is elsewhere
 }
 
 // Counts are how many specs there are of each state. Selected is passed, skipped and failed together.
@@ -43,7 +43,7 @@ type Counts struct {
 	LeftOut  int `json:"leftOut"` // not run, as the configuration says
 }
 
-// State is what a spec came to.
+// State is the result of a spec.
 type State string
 
 // The states.
@@ -54,14 +54,14 @@ const (
 	LeftOut State = "leftOut"
 )
 
-// Spec is one that there is for the configuration.
+// Spec is a spec of the configuration.
 type Spec struct {
 	// Name has all that Kubernetes calls it, but for "External Storage [Driver: …] ", which is the same for all.
 	Name    string  `json:"name"`
 	Suite   string  `json:"suite"` // such as subPath
 	State   State   `json:"state"`
 	Seconds float64 `json:"seconds"`
-	// Message is what the suite says of a spec that failed or was skipped.
+	// Message is the suite's message for a spec that failed or was skipped.
 	Message string `json:"message,omitempty"`
 	// Reason is why it is right that the spec was skipped or left out, as the configuration says.
 	Reason string `json:"reason,omitempty"`
@@ -76,7 +76,7 @@ func (r Result) Write(path string) error {
 	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
-// Read reads what Write has written.
+// Read reads the output of Write.
 func Read(path string) (Result, error) {
 	var r Result
 	data, err := os.ReadFile(path)

@@ -82,8 +82,8 @@ func (doc *document) checkSizes(info storageframework.DriverInfo) {
 	}
 }
 
-// checkTimeouts checks the timeouts. Upstream compares their names without case, ignores an unknown
-// one, and for one invalid value takes the defaults of all.
+// checkTimeouts checks the timeouts. Upstream compares their names without case, ignores unknown
+// names, and for a single invalid value takes the defaults of all.
 func (doc *document) checkTimeouts(timeouts map[string]string) {
 	known := fieldsIn(reflect.TypeFor[framework.TimeoutContext]())
 	for name, value := range timeouts {
@@ -121,7 +121,7 @@ func (doc *document) checkClasses(d Definition) {
 	}
 }
 
-// checkClass checks one class. Only the file that upstream would read is read.
+// checkClass checks a class. It reads only the file that upstream would read.
 func (doc *document) checkClass(at string, c class, check func(*document)) {
 	taken := ""
 	for _, source := range []struct {

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// document is one file: its values as upstream sees them, and the lines where they are.
+// document is a file: its values as upstream sees them, and their lines.
 type document struct {
 	file            string
 	json            []byte
@@ -64,7 +64,7 @@ func open(file string) (*document, error) {
 }
 
 // locate finds the lines of the values. A key that occurs twice and a second object are mistakes:
-// upstream's reader ignores one.
+// upstream's reader ignores the first or the second.
 func (doc *document) locate(data []byte) {
 	decoder := yamlv3.NewDecoder(bytes.NewReader(data))
 	for objects := 0; ; {
@@ -88,7 +88,7 @@ func (doc *document) locate(data []byte) {
 	}
 }
 
-// duplicates reports each key that occurs twice in one object.
+// duplicates reports each key that occurs twice in an object.
 func (doc *document) duplicates(path string, n *yamlv3.Node) {
 	seen := map[string]bool{}
 	for i, child := range n.Content {
@@ -114,7 +114,7 @@ func field(path, key string) string {
 
 func element(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
 
-// line returns the line of the value at a path, or of the nearest one around it, or 0.
+// line returns the line of the value at a path, or of the nearest value around it, or 0.
 func (doc *document) line(path string) int {
 	if doc.root == nil {
 		return 0
@@ -188,7 +188,7 @@ func (doc *document) reported(all []message) []string {
 	return slices.Compact(text)
 }
 
-// err returns all mistakes as one error, or nil.
+// err returns all mistakes as a single error, or nil.
 func (doc *document) err() error {
 	var errs []error
 	for _, text := range doc.reported(doc.mistakes) {
