@@ -148,7 +148,7 @@ func TestTheProcess(t *testing.T) {
 		t.Fatalf("Probe = %v, %v: %s", ready, err, first.said())
 	}
 	second := start(t, bin, dir)
-	if code := second.ended(); code != 1 || !strings.Contains(second.said(), "another process serves it") {
+	if code := second.ended(); code != 1 || !strings.Contains(second.said(), "another process serves this endpoint") {
 		t.Errorf("a second driver on a live socket: exit %d, %s", code, second.said())
 	}
 	first.cmd.Process.Kill()

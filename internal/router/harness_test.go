@@ -178,11 +178,11 @@ func (c *cluster) start(change ...func(*Config)) {
 	if c.router, err = New(cfg); err != nil {
 		c.Fatal(err)
 	}
-	around, err := driver.NewAround(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	interceptors, err := driver.NewInterceptors(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		c.Fatal(err)
 	}
-	server := around.Server()
+	server := interceptors.Server()
 	c.router.Register(server)
 	socket := "unix://" + filepath.Join(c.dir, "csi.sock")
 	l, err := driver.Listen(socket, false)

@@ -109,11 +109,11 @@ func (c *cluster) whole(node string) (endpoint string) {
 		c.Fatal(err)
 	}
 	c.Cleanup(func() { toNode.Close() })
-	around, err := driver.NewAround(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	interceptors, err := driver.NewInterceptors(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	if err != nil {
 		c.Fatal(err)
 	}
-	server := around.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	server := interceptors.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (any, error) {
 		if !strings.HasPrefix(info.FullMethod, "/csi.v1.Node/") {
 			return handler(ctx, req)

@@ -182,14 +182,14 @@ func (p *instance) route(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	around, err := driver.NewAround(p.log, p.registry, p.traces.Server...)
+	interceptors, err := driver.NewInterceptors(p.log, p.registry, p.traces.Server...)
 	if err != nil {
 		return err
 	}
 	if err := p.registry.Register(r.Metrics()); err != nil {
 		return err
 	}
-	server := around.Server()
+	server := interceptors.Server()
 	r.Register(server)
 	ctx, cancel := context.WithCancel(ctx)
 	lives, die := context.WithCancel(context.Background()) // beyond ctx: calls that are drained need their nodes

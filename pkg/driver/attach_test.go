@@ -24,7 +24,8 @@ const (
 
 // attach attaches the volume and returns the publish context.
 func (v *volume) attach(node string, change ...func(*csi.ControllerPublishVolumeRequest)) (map[string]string, error) {
-	req := &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: node, VolumeCapability: v.use, VolumeContext: v.context}
+	req := &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: node, VolumeCapability: v.capability,
+		VolumeContext: v.context}
 	for _, c := range change {
 		c(req)
 	}
@@ -33,20 +34,23 @@ func (v *volume) attach(node string, change ...func(*csi.ControllerPublishVolume
 }
 
 func (v *volume) detach(node string) error {
-	_, err := v.ControllerUnpublishVolume(context.Background(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node})
+	_, err := v.ControllerUnpublishVolume(context.Background(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node})
 	return err
 }
 
-// wantNodes fails the test unless both calls that tell say that the volume is attached to these nodes.
+// wantNodes fails the test unless ListVolumes and ControllerGetVolume report that the volume is
+// attached to these nodes.
 func (v *volume) wantNodes(want ...string) {
 	v.Helper()
 	one, err := v.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: v.id})
 	v.want(codes.OK, err)
 	all, err := v.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
 	v.want(codes.OK, err)
-	i := slices.IndexFunc(all.GetEntries(), func(e *csi.ListVolumesResponse_Entry) bool { return e.GetVolume().GetVolumeId() == v.id })
+	i := slices.IndexFunc(all.GetEntries(),
+		func(e *csi.ListVolumesResponse_Entry) bool { return e.GetVolume().GetVolumeId() == v.id })
 	if i < 0 || all.GetEntries()[i].GetStatus() == nil {
-		v.Fatalf("the list says nothing of %s: %v", v.id, all)
+		v.Fatalf("the list does not contain %s: %v", v.id, all)
 	}
 	got, listed := one.GetStatus().GetPublishedNodeIds(), all.GetEntries()[i].GetStatus().GetPublishedNodeIds()
 	if !slices.Equal(got, want) || !slices.Equal(listed, want) {
@@ -74,7 +78,7 @@ func TestAVolumeIsAttachedAndDetached(t *testing.T) {
 		v.wantNodes()
 	}
 
-	v.use = capability(manyMode)
+	v.capability = capability(manyMode)
 	for _, node := range []string{"node-3", "node-1", "node-2"} {
 		_, err := v.attach(node)
 		d.want(codes.OK, err)
@@ -95,33 +99,46 @@ func TestAttachRequests(t *testing.T) {
 		return func(r *request) { r.VolumeCapability = capability(m) }
 	}
 	for name, tc := range map[string]struct {
-		there  func(*request) // how the volume is attached to node-1, nil if it isn't
-		change func(*request) // of a request for node-1
-		code   codes.Code
-		says   string
+		there   func(*request) // the request that attached the volume to node-1; nil: not attached
+		change  func(*request) // of a request for node-1
+		code    codes.Code
+		wantErr string
 	}{
-		"no volume ID":                  {nil, func(r *request) { r.VolumeId = "" }, codes.InvalidArgument, "volume ID"},
-		"no node ID":                    {nil, func(r *request) { r.NodeId = "" }, codes.InvalidArgument, "node ID"},
-		"no capability":                 {nil, func(r *request) { r.VolumeCapability = nil }, codes.InvalidArgument, "neither block nor mount"},
-		"an unknown access mode":        {nil, mode(99), codes.InvalidArgument, "access mode"},
-		"a volume that isn't there":     {nil, func(r *request) { r.VolumeId = "none" }, codes.NotFound, `"none"`},
-		"a node that isn't there":       {nil, func(r *request) { r.NodeId = "node-9" }, codes.NotFound, `"node-9"`},
-		"a node called after a path":    {nil, func(r *request) { r.NodeId = "../node-1" }, codes.NotFound, ""},
-		"another volume's context":      {nil, func(r *request) { r.VolumeContext = map[string]string{"colour": "blue"} }, codes.InvalidArgument, "context"},
-		"a reserved key in the context": {nil, func(r *request) { r.VolumeContext = map[string]string{"csi.storage.k8s.io/x": "y"} }, codes.OK, ""},
-		"a mount flag that may not be":  {nil, func(r *request) { r.VolumeCapability = capability(sharedMode, "dev") }, codes.InvalidArgument, "mount option"},
+		"no volume ID": {nil, func(r *request) { r.VolumeId = "" }, codes.InvalidArgument,
+			"volume ID"},
+		"no node ID": {nil, func(r *request) { r.NodeId = "" }, codes.InvalidArgument, "node ID"},
+		"no capability": {nil, func(r *request) { r.VolumeCapability = nil }, codes.InvalidArgument,
+			"neither block nor mount"},
+		"an unknown access mode":       {nil, mode(99), codes.InvalidArgument, "access mode"},
+		"a volume that does not exist": {nil, func(r *request) { r.VolumeId = "none" }, codes.NotFound, `"none"`},
+		"a node that does not exist":   {nil, func(r *request) { r.NodeId = "node-9" }, codes.NotFound, `"node-9"`},
+		"a node ID with a path":        {nil, func(r *request) { r.NodeId = "../node-1" }, codes.NotFound, ""},
+		"another volume's context": {nil, func(r *request) { r.VolumeContext = map[string]string{"colour": "blue"} },
+			codes.InvalidArgument, "context"},
+		"a reserved key in the context": {nil,
+			func(r *request) { r.VolumeContext = map[string]string{"csi.storage.k8s.io/x": "y"} }, codes.OK, ""},
+		"a forbidden mount flag": {nil, func(r *request) { r.VolumeCapability = capability(sharedMode, "dev") },
+			codes.InvalidArgument, "mount option"},
 
-		"the same again":                        {mode(sharedMode), mode(sharedMode), codes.OK, ""},
-		"the same, but read-only":               {mode(sharedMode), func(r *request) { r.Readonly = true }, codes.AlreadyExists, ""},
-		"the same, but another access mode":     {mode(singleMode), mode(sharedMode), codes.AlreadyExists, ""},
-		"the same, but another mount flag":      {mode(sharedMode), func(r *request) { r.VolumeCapability = capability(sharedMode, "noexec") }, codes.AlreadyExists, ""},
-		"a reader's mode, and read-only or not": {mode(readersMode), func(r *request) { mode(readersMode)(r); r.Readonly = true }, codes.OK, ""},
+		"the same again": {mode(sharedMode), mode(sharedMode), codes.OK, ""},
+		"the same, but read-only": {mode(sharedMode), func(r *request) { r.Readonly = true },
+			codes.AlreadyExists, ""},
+		"the same, but another access mode": {mode(singleMode), mode(sharedMode), codes.AlreadyExists, ""},
+		"the same, but another mount flag": {mode(sharedMode),
+			func(r *request) { r.VolumeCapability = capability(sharedMode, "noexec") }, codes.AlreadyExists, ""},
+		"a reader's mode, and read-only or not": {mode(readersMode),
+			func(r *request) { mode(readersMode)(r); r.Readonly = true }, codes.OK, ""},
 
-		"another node, of one":        {mode(sharedMode), func(r *request) { r.NodeId = "node-2" }, codes.FailedPrecondition, "node-1"},
-		"another node, of one reader": {mode(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY), func(r *request) { mode(readersMode)(r); r.NodeId = "node-2" }, codes.FailedPrecondition, "node-1"},
-		"another reader, of many":     {mode(readersMode), func(r *request) { mode(readersMode)(r); r.NodeId = "node-2" }, codes.OK, ""},
-		"another writer, of many":     {mode(manyMode), func(r *request) { mode(manyMode)(r); r.NodeId = "node-2" }, codes.OK, ""},
-		"a second writer, of one":     {mode(oneWriterMode), func(r *request) { mode(oneWriterMode)(r); r.NodeId = "node-2" }, codes.FailedPrecondition, "node-1"},
+		"another node in a single-node mode": {mode(sharedMode), func(r *request) { r.NodeId = "node-2" },
+			codes.FailedPrecondition, "node-1"},
+		"another node for a single reader": {mode(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY),
+			func(r *request) { mode(readersMode)(r); r.NodeId = "node-2" }, codes.FailedPrecondition, "node-1"},
+		"another of many readers": {mode(readersMode),
+			func(r *request) { mode(readersMode)(r); r.NodeId = "node-2" }, codes.OK, ""},
+		"another of many writers": {mode(manyMode), func(r *request) { mode(manyMode)(r); r.NodeId = "node-2" },
+			codes.OK, ""},
+		"a second single writer": {mode(oneWriterMode),
+			func(r *request) { mode(oneWriterMode)(r); r.NodeId = "node-2" }, codes.FailedPrecondition, "node-1"},
 		"a reader beside the writer": {mode(oneWriterMode), func(r *request) {
 			mode(oneWriterMode)(r)
 			r.NodeId, r.Readonly = "node-2", true
@@ -139,8 +156,8 @@ func TestAttachRequests(t *testing.T) {
 			var asked string
 			_, err := v.attach("node-1", func(r *request) { tc.change(r); asked = r.NodeId })
 			d.want(tc.code, err)
-			if err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%v doesn't say %q", err, tc.says)
+			if err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+				t.Errorf("error %v does not contain %q", err, tc.wantErr)
 			}
 			if err == nil && !slices.Contains(nodes, asked) {
 				nodes = append(nodes, asked)
@@ -175,7 +192,8 @@ func TestDetachNeedsAVolume(t *testing.T) {
 
 func TestAnInlineVolumeIsNotAttached(t *testing.T) {
 	d := startDriver(t, inMemory)
-	v := &volume{testDriver: d, id: handle(1), use: capability(singleMode), context: map[string]string{ephemeralKey: "true"}}
+	v := &volume{testDriver: d, id: handle(1), capability: capability(singleMode),
+		context: map[string]string{ephemeralKey: "true"}}
 	d.want(codes.OK, v.publish("target"))
 	_, err := v.attach("node-1")
 	d.want(codes.NotFound, err)
@@ -193,7 +211,7 @@ func TestTheNodeGetsThePublishContext(t *testing.T) {
 	}
 	stage := func(v *volume, publish map[string]string) error {
 		_, err := v.NodeStageVolume(context.Background(), &csi.NodeStageVolumeRequest{
-			VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.use, PublishContext: publish,
+			VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability, PublishContext: publish,
 		})
 		return err
 	}
@@ -213,9 +231,9 @@ func TestTheNodeGetsThePublishContext(t *testing.T) {
 		d.want(codes.OK, v.unpublish("target"))
 		d.want(codes.OK, v.unstage())
 		d.want(codes.OK, v.detach("node-1"))
-		d.want(codes.InvalidArgument, stage(v, publish)) // which is of an attachment that was
+		d.want(codes.InvalidArgument, stage(v, publish)) // the publish context is of an earlier attach call
 	})
-	t.Run("what is attached read-only can't be written", func(t *testing.T) {
+	t.Run("a volume that is attached read-only is not writable", func(t *testing.T) {
 		d := startDriver(t, inMemory)
 		v := d.create("v", capability(sharedMode))
 		publish := attached(v, func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true })
@@ -232,7 +250,7 @@ func TestTheNodeGetsThePublishContext(t *testing.T) {
 	})
 }
 
-func TestTheLogSaysWhichNode(t *testing.T) {
+func TestTheLogNamesTheNode(t *testing.T) {
 	d := startDriver(t, inMemory)
 	v := d.create("v", capability(sharedMode))
 	_, err := v.attach("node-2")
@@ -240,14 +258,17 @@ func TestTheLogSaysWhichNode(t *testing.T) {
 	d.want(codes.OK, v.detach("node-2"))
 	d.stop()
 	for _, call := range []string{"ControllerPublishVolume", "ControllerUnpublishVolume"} {
-		lines := slices.DeleteFunc(strings.Split(d.log.String(), "\n"), func(l string) bool { return !strings.Contains(l, "msg="+call+" ") })
-		if len(lines) != 1 || !strings.Contains(lines[0], "level=INFO") || !strings.Contains(lines[0], " volume="+v.id+" node=node-2 ") {
-			t.Errorf("of %s the log says %q", call, lines)
+		lines := slices.DeleteFunc(strings.Split(d.log.String(), "\n"),
+			func(l string) bool { return !strings.Contains(l, "msg="+call+" ") })
+		if len(lines) != 1 || !strings.Contains(lines[0], "level=INFO") ||
+			!strings.Contains(lines[0], " volume="+v.id+" node=node-2 ") {
+			t.Errorf("the log of %s is %q", call, lines)
 		}
 	}
 }
 
-// TestManyAttachAtOnce lets 24 callers attach and detach one volume and some of their own, as no CO would.
+// TestManyAttachAtOnce lets 24 callers attach and detach a shared volume and volumes of their own,
+// which no CO does.
 func TestManyAttachAtOnce(t *testing.T) {
 	d := startDriver(t, inMemory)
 	contended := d.create("contended", capability(sharedMode))
@@ -263,7 +284,7 @@ func TestManyAttachAtOnce(t *testing.T) {
 			node := fmt.Sprint("node-", i%3+1)
 			for range 10 {
 				_, err := contended.attach(node)
-				allowed("attach what others attach", err, codes.FailedPrecondition)
+				allowed("attach a shared volume", err, codes.FailedPrecondition)
 				if _, err := own.attach(node); err != nil {
 					t.Errorf("attach an own volume: %v", err)
 				}
@@ -276,7 +297,7 @@ func TestManyAttachAtOnce(t *testing.T) {
 						t.Errorf("%s is attached to %q", e.GetVolume().GetVolumeId(), n)
 					}
 				}
-				allowed("detach what others attach", contended.detach(node))
+				allowed("detach a shared volume", contended.detach(node))
 				if err := own.detach(node); err != nil {
 					t.Errorf("detach an own volume: %v", err)
 				}
@@ -292,7 +313,7 @@ func TestManyAttachAtOnce(t *testing.T) {
 	}
 }
 
-func TestPagesAreCutWhereVolumesHaveManyNodes(t *testing.T) {
+func TestVolumesWithManyNodesShortenPages(t *testing.T) {
 	many := make([]string, 10_000)
 	for i := range many {
 		many[i] = fmt.Sprintf("%0256d", i) // 2.5 MiB a volume
@@ -302,11 +323,11 @@ func TestPagesAreCutWhereVolumesHaveManyNodes(t *testing.T) {
 		nodes [][]string
 		want  int
 	}{
-		"no volumes":             {nil, 0},
-		"volumes with few nodes": {[][]string{few, nil, few}, 3},
-		"one with many":          {[][]string{few, many, few}, 3},
-		"two with many":          {[][]string{few, many, many, few}, 2},
-		"one with too many":      {[][]string{slices.Concat(many, many), few}, 1},
+		"no volumes":                   {nil, 0},
+		"volumes with few nodes":       {[][]string{few, nil, few}, 3},
+		"a volume with many nodes":     {[][]string{few, many, few}, 3},
+		"two volumes with many nodes":  {[][]string{few, many, many, few}, 2},
+		"a volume with too many nodes": {[][]string{slices.Concat(many, many), few}, 1},
 	} {
 		var volumes []backend.Volume
 		for i, nodes := range tc.nodes {

@@ -26,7 +26,8 @@ func authorsPage(t *testing.T) string {
 	return string(page)
 }
 
-// alone are backends with one of the optional interfaces each, to look at: their methods are not to be called.
+// alone has a backend for each optional interface, without other optional interfaces. Only their
+// types are used: no method is called.
 var alone = map[string]backend.Backend{
 	"Backend": struct{ backend.Backend }{},
 	"NodeLocal": struct {
@@ -127,20 +128,21 @@ func advertised(t *testing.T, b backend.Backend) (all []string) {
 	return all
 }
 
-// TestTheDocumentedInterfacesAreTheInterfaces compares the table for authors with package backend, and the capabilities
-// in it with what a driver advertises because of that interface.
+// TestTheDocumentedInterfacesAreTheInterfaces compares the table for authors with package backend,
+// and the capabilities in the table with those that a driver advertises for the interface.
 func TestTheDocumentedInterfacesAreTheInterfaces(t *testing.T) {
 	documented := map[string][]string{}
 	_, table, _ := strings.Cut(authorsPage(t), "## Interfaces\n")
 	table, _, _ = strings.Cut(table, "\n## ")
-	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|.*\\|([^|]*)\\|$").FindAllStringSubmatch(table, -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\|.*\\|([^|]*)\\|$").FindAllStringSubmatch(table,
+		-1) {
 		documented[row[1]] = []string{}
 		for _, c := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
 			documented[row[1]] = append(documented[row[1]], c[1])
 		}
 	}
 	names := interfaces(t, filepath.Join("..", "backend"))
-	smaller := map[string]string{} // what an interface's row goes beyond
+	smaller := map[string]string{} // the smaller interface that an interface extends
 	for _, name := range names {
 		smaller[name] = "Backend"
 	}
@@ -163,11 +165,11 @@ func TestTheDocumentedInterfacesAreTheInterfaces(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
-			t.Errorf("docs/tutorials/write-your-own-driver.md says that %s gives %q; it gives %q", name, got, want)
+			t.Errorf("docs/tutorials/write-your-own-driver.md: %s gives %q, want %q", name, got, want)
 		}
 	}
 	for name := range documented {
-		t.Errorf("docs/tutorials/write-your-own-driver.md has %s, package backend hasn't", name)
+		t.Errorf("docs/tutorials/write-your-own-driver.md has %s, package backend has not", name)
 	}
 }
 
@@ -198,7 +200,8 @@ func interfaces(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestTheDocumentedErrorsAreTheErrors compares the table for authors with package backend and with statusCodes.
+// TestTheDocumentedErrorsAreTheErrors compares the table for authors with package backend and with
+// statusCodes.
 func TestTheDocumentedErrorsAreTheErrors(t *testing.T) {
 	source, err := os.ReadFile("errors.go")
 	if err != nil {
@@ -222,16 +225,16 @@ func TestTheDocumentedErrorsAreTheErrors(t *testing.T) {
 	}
 	for _, d := range declared {
 		if want := shouted(codes[d[1]]); documented[d[1]] != want || want == "" {
-			t.Errorf("docs/tutorials/write-your-own-driver.md says that %s is %q; it is %q", d[1], documented[d[1]], want)
+			t.Errorf("docs/tutorials/write-your-own-driver.md: %s is %q, want %q", d[1], documented[d[1]], want)
 		}
 		delete(documented, d[1])
 	}
 	for name := range documented {
-		t.Errorf("docs/tutorials/write-your-own-driver.md has %s, package backend hasn't", name)
+		t.Errorf("docs/tutorials/write-your-own-driver.md has %s, package backend has not", name)
 	}
 }
 
-// shouted turns the name of a code from Go's form into that of the CSI spec.
+// shouted converts the name of a code from the form of Go to the form of the CSI spec.
 func shouted(code string) string {
 	var b strings.Builder
 	for i, c := range code {

@@ -8,29 +8,32 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// What a driver can do is read off the type of its backend, whose value isn't looked at: it may be a nil pointer.
+// A driver has a capability if the type of its backend has the methods for this capability. The
+// value of the backend is not used, and may be a nil pointer.
 
-// is reports whether a backend is a T: having the methods is having the capability.
+// is reports whether the type of a backend implements T.
 func is[T any](b backend.Backend) bool {
 	_, ok := b.(T)
 	return ok
 }
 
-// each returns what wrap makes of each one.
-func each[T, C any](ones []T, wrap func(T) C) []C {
+// each returns the results of wrap for all items.
+func each[T, C any](items []T, wrap func(T) C) []C {
 	var all []C
-	for _, one := range ones {
-		all = append(all, wrap(one))
+	for _, item := range items {
+		all = append(all, wrap(item))
 	}
 	return all
 }
 
-// PluginCapabilities returns which services a driver with such a backend has. CSI spec v1.13, GetPluginCapabilities.
+// PluginCapabilities returns the capabilities of a driver with backend b. CSI spec v1.13,
+// GetPluginCapabilities.
 func PluginCapabilities(b backend.Backend) *csi.GetPluginCapabilitiesResponse {
 	return pluginCapabilities(b, true)
 }
 
-// pluginCapabilities returns what holds for a server with the services for sidecars, or without.
+// pluginCapabilities returns the capabilities of a server. controllers reports whether the server
+// has the services for sidecars.
 func pluginCapabilities(b backend.Backend, controllers bool) *csi.GetPluginCapabilitiesResponse {
 	var services []csi.PluginCapability_Service_Type
 	add := func(has bool, service csi.PluginCapability_Service_Type) {
@@ -45,7 +48,9 @@ func pluginCapabilities(b backend.Backend, controllers bool) *csi.GetPluginCapab
 	add(controllers && is[backend.GroupSnapshotter](b), csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
 	add(controllers && is[backend.Differ](b), csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
 	capabilities := each(services, func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
-		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
+			Service: &csi.PluginCapability_Service{Type: t},
+		}}
 	})
 	if is[backend.Expander](b) {
 		capabilities = append(capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
@@ -55,8 +60,8 @@ func pluginCapabilities(b backend.Backend, controllers bool) *csi.GetPluginCapab
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: capabilities}
 }
 
-// ControllerCapabilities returns what the Controller service for such a backend can do. CSI spec v1.13,
-// ControllerGetCapabilities.
+// ControllerCapabilities returns the capabilities of the Controller service for backend b. CSI spec
+// v1.13, ControllerGetCapabilities.
 func ControllerCapabilities(b backend.Backend) *csi.ControllerGetCapabilitiesResponse {
 	types := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
@@ -70,7 +75,8 @@ func ControllerCapabilities(b backend.Backend) *csi.ControllerGetCapabilitiesRes
 	}
 	attaches, lists := is[backend.Attacher](b), is[backend.Lister](b)
 	add(lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
-	add(attaches, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
+	add(attaches, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
 	add(attaches && lists, csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
 	add(is[backend.CapacityReporter](b), csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	add(is[backend.Expander](b), csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
@@ -78,13 +84,18 @@ func ControllerCapabilities(b backend.Backend) *csi.ControllerGetCapabilitiesRes
 		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 	add(is[backend.Cloner](b), csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
 	add(is[backend.Modifier](b), csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
-	add(is[backend.HealthReporter](b), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
-	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types, func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
-		return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}}
-	})}
+	add(is[backend.HealthReporter](b), csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: each(types,
+		func(t csi.ControllerServiceCapability_RPC_Type) *csi.ControllerServiceCapability {
+			return &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+				Rpc: &csi.ControllerServiceCapability_RPC{Type: t},
+			}}
+		})}
 }
 
-// NodeCapabilities returns what the Node service for such a backend can do. CSI spec v1.13, NodeGetCapabilities.
+// NodeCapabilities returns the capabilities of the Node service for backend b. CSI spec v1.13,
+// NodeGetCapabilities.
 func NodeCapabilities(b backend.Backend) *csi.NodeGetCapabilitiesResponse {
 	types := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
@@ -95,14 +106,19 @@ func NodeCapabilities(b backend.Backend) *csi.NodeGetCapabilitiesResponse {
 		types = append(types, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	}
 	if is[backend.HealthReporter](b) {
-		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH, csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
+		types = append(types, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+			csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 	}
-	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types, func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
-		return &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}}}
-	})}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: each(types,
+		func(t csi.NodeServiceCapability_RPC_Type) *csi.NodeServiceCapability {
+			return &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{
+				Rpc: &csi.NodeServiceCapability_RPC{Type: t},
+			}}
+		})}
 }
 
-// GroupCapabilities returns what a GroupController service can do. CSI spec v1.13, GroupControllerGetCapabilities.
+// GroupCapabilities returns the capabilities of the GroupController service. CSI spec v1.13,
+// GroupControllerGetCapabilities.
 func GroupCapabilities() *csi.GroupControllerGetCapabilitiesResponse {
 	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
 		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
@@ -111,5 +127,6 @@ func GroupCapabilities() *csi.GroupControllerGetCapabilitiesResponse {
 	}}}
 }
 
-// TopologyKey returns the key under which a driver of that name says on which node a volume is.
+// TopologyKey returns the topology key of the driver with this name. The value of the key
+// identifies the node that holds a volume.
 func TopologyKey(driver string) string { return strings.ToLower(driver) + "/node" }

@@ -11,18 +11,21 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// controller is the Controller service: it answers from the backend alone. CSI spec v1.13, Controller Service RPC.
+// controller is the Controller service. Its responses depend on the backend alone. CSI spec v1.13,
+// Controller Service RPC.
 type controller struct {
 	csi.UnimplementedControllerServer
-	backend backend.Backend
-	place   *place
+	backend  backend.Backend
+	topology *topology
 }
 
-func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (c *controller) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	return ControllerCapabilities(c.backend), nil
 }
 
-func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (c *controller) CreateVolume(ctx context.Context,
+	req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	create, err := c.creator(req.GetVolumeContentSource())
 	if err != nil {
 		return nil, err
@@ -38,7 +41,8 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: c.volume(v)}, nil
 }
 
-func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+func (c *controller) DeleteVolume(ctx context.Context,
+	req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	if err := required("volume ID", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -48,8 +52,11 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// ValidateVolumeCapabilities confirms what the backend would mount. What it would refuse is no error, but a message.
-func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+// ValidateVolumeCapabilities confirms the capabilities and parameters with which the backend can
+// mount the volume. If the backend rejects them, the response has a message; the call does not
+// fail.
+func (c *controller) ValidateVolumeCapabilities(ctx context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if err := required("volume ID", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -73,32 +80,34 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// supports returns why v can't be what the request describes: ErrInvalid, or why that can't be told.
+// supports returns nil if v has the capabilities and parameters of the request, and ErrInvalid if
+// not. Other errors come from the backend.
 func (c *controller) supports(ctx context.Context, v backend.Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
-	uses, err := c.place.uses(req.GetVolumeCapabilities())
+	parsed, err := c.topology.parseCapabilities(req.GetVolumeCapabilities())
 	if err != nil {
 		return err
 	}
-	for _, u := range uses {
-		u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
-		what, err := c.backend.Mount(ctx, v.ID, u.Access)
+	for _, vc := range parsed {
+		vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+		mount, err := c.backend.Mount(ctx, v.ID, vc.Access)
 		if err != nil {
 			return err
 		}
-		if err := checkShared(what, u.SharedWrite); err != nil {
+		if err := checkShared(mount, vc.SharedWrite); err != nil {
 			return err
 		}
 	}
 	if key, differs := differing(ownKeys(req.GetParameters()), v.Parameters); differs {
-		return fmt.Errorf("%w: the volume was made with another parameter %.64q", backend.ErrInvalid, key)
+		return fmt.Errorf("%w: the volume was created with another value of parameter %.64q", backend.ErrInvalid, key)
 	}
 	if key, differs := differing(ownKeys(req.GetMutableParameters()), v.Mutable); differs {
-		return fmt.Errorf("%w: the volume has another mutable parameter %.64q", backend.ErrInvalid, key)
+		return fmt.Errorf("%w: the volume has another value of mutable parameter %.64q", backend.ErrInvalid, key)
 	}
 	return nil
 }
 
-func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (c *controller) ControllerGetVolume(ctx context.Context,
+	req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	if err := required("volume ID", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -138,37 +147,39 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	return resp, nil
 }
 
-// GetCapacity gets the parameters of a StorageClass as they are, secret names and all: reserved keys don't count.
+// GetCapacity ignores reserved keys: a request has all parameters of a StorageClass unchanged, also
+// the names of secrets.
 func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	sizer, ok := c.backend.(backend.CapacityReporter)
+	reporter, ok := c.backend.(backend.CapacityReporter)
 	if !ok {
 		return c.UnimplementedControllerServer.GetCapacity(ctx, req)
 	}
 	o := backend.CreateOptions{Parameters: ownKeys(req.GetParameters())}
 	if len(req.GetVolumeCapabilities()) > 0 {
-		uses, err := c.place.uses(req.GetVolumeCapabilities())
+		parsed, err := c.topology.parseCapabilities(req.GetVolumeCapabilities())
 		if err != nil {
 			return nil, err
 		}
-		for _, u := range uses {
-			o.Access = append(o.Access, u.Access)
+		for _, vc := range parsed {
+			o.Access = append(o.Access, vc.Access)
 		}
 	}
-	room, err := sizer.Capacity(ctx, o)
+	capacity, err := reporter.Capacity(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("get capacity: %w", err)
 	}
-	if !c.place.within(req.GetAccessibleTopology()) {
-		room = backend.Capacity{}
+	if !c.topology.within(req.GetAccessibleTopology()) {
+		capacity = backend.Capacity{}
 	}
 	return &csi.GetCapacityResponse{
-		AvailableCapacity: room.Available,
-		MaximumVolumeSize: wrapperspb.Int64(room.Maximum),
+		AvailableCapacity: capacity.Available,
+		MaximumVolumeSize: wrapperspb.Int64(capacity.Maximum),
 	}, nil
 }
 
-func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	doctor, ok := c.backend.(backend.HealthReporter)
+func (c *controller) ControllerGetVolumeHealth(ctx context.Context,
+	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+	reporter, ok := c.backend.(backend.HealthReporter)
 	if !ok {
 		return c.UnimplementedControllerServer.ControllerGetVolumeHealth(ctx, req)
 	}
@@ -178,15 +189,16 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	if v, err := c.backend.Get(ctx, req.GetVolumeId(), nil); err == nil && v.Inline {
 		return nil, errInline(req.GetVolumeId())
 	}
-	conditions, err := doctor.Health(ctx, req.GetVolumeId())
+	conditions, err := reporter.Health(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", req.GetVolumeId(), err)
 	}
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: volumeHealth(req.GetVolumeId(), conditions)}, nil
 }
 
-func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	doctor, ok := c.backend.(backend.HealthReporter)
+func (c *controller) ControllerListVolumeHealth(ctx context.Context,
+	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+	reporter, ok := c.backend.(backend.HealthReporter)
 	if !ok {
 		return c.UnimplementedControllerServer.ControllerListVolumeHealth(ctx, req)
 	}
@@ -194,21 +206,21 @@ func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 	if err != nil {
 		return nil, err
 	}
-	sick, more, err := doctor.ListHealth(ctx, after, limit)
+	unhealthy, more, err := reporter.ListHealth(ctx, after, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list the health of volumes: %w", err)
 	}
 	resp := &csi.ControllerListVolumeHealthResponse{}
-	for _, d := range sick {
-		resp.Entries = append(resp.Entries, volumeHealth(d.ID, d.Conditions))
+	for _, v := range unhealthy {
+		resp.Entries = append(resp.Entries, volumeHealth(v.ID, v.Conditions))
 	}
-	if more && len(sick) > 0 {
-		resp.NextToken = nextToken(sick[len(sick)-1].ID)
+	if more && len(unhealthy) > 0 {
+		resp.NextToken = nextToken(unhealthy[len(unhealthy)-1].ID)
 	}
 	return resp, nil
 }
 
-// persistent returns the volume with this ID, if CreateVolume made it.
+// persistent returns the volume with this ID. An inline volume is ErrNotFound.
 func (c *controller) persistent(ctx context.Context, id string, secrets map[string]string) (backend.Volume, error) {
 	v, err := c.backend.Get(ctx, id, secrets)
 	if err == nil && v.Inline {
@@ -217,21 +229,22 @@ func (c *controller) persistent(ctx context.Context, id string, secrets map[stri
 	return v, err
 }
 
-// errInline says that an inline volume is the node's alone.
+// errInline returns the error for an inline volume, which only the Node service of its node serves.
 func errInline(id string) error {
 	return fmt.Errorf("%w: volume %.128q is a pod's inline volume", backend.ErrNotFound, id)
 }
 
-// volume returns v as CSI has it.
+// volume converts v to the message of CSI.
 func (c *controller) volume(v backend.Volume) *csi.Volume {
-	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size, VolumeContext: v.Context, ContentSource: contentSource(v)}
-	if c.place.local {
-		volume.AccessibleTopology = []*csi.Topology{c.place.topology}
+	volume := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size, VolumeContext: v.Context,
+		ContentSource: contentSource(v)}
+	if c.topology.local {
+		volume.AccessibleTopology = []*csi.Topology{c.topology.message}
 	}
 	return volume
 }
 
-// entry returns v as ListVolumes has it.
+// entry converts v to an entry of ListVolumes.
 func (c *controller) entry(v backend.Volume) *csi.ListVolumesResponse_Entry {
 	e := &csi.ListVolumesResponse_Entry{Volume: c.volume(v)}
 	if is[backend.Attacher](c.backend) {
@@ -240,7 +253,7 @@ func (c *controller) entry(v backend.Volume) *csi.ListVolumesResponse_Entry {
 	return e
 }
 
-// volumeHealth returns what is wrong with a volume as CSI has it.
+// volumeHealth converts the conditions of a volume to the message of CSI.
 func volumeHealth(id string, conditions []backend.Condition) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: id}
 	for _, c := range conditions {

@@ -16,8 +16,8 @@ import (
 
 func TestCreateVolumeRequests(t *testing.T) {
 	block := device(sharedMode)
-	withUse := func(uses ...*csi.VolumeCapability) func(*csi.CreateVolumeRequest) {
-		return func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = uses }
+	withCapabilities := func(capabilities ...*csi.VolumeCapability) func(*csi.CreateVolumeRequest) {
+		return func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = capabilities }
 	}
 	withRange := func(required, limit int64) func(*csi.CreateVolumeRequest) {
 		return func(r *csi.CreateVolumeRequest) {
@@ -33,47 +33,59 @@ func TestCreateVolumeRequests(t *testing.T) {
 		return c
 	}
 	for name, tc := range map[string]struct {
-		change func(*csi.CreateVolumeRequest)
-		code   codes.Code
-		says   string
+		change  func(*csi.CreateVolumeRequest)
+		code    codes.Code
+		wantErr string
 	}{
-		"as Kubernetes asks": {func(r *csi.CreateVolumeRequest) {
+		"a request of Kubernetes": {func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{
 				"kind": "directory", "csi.storage.k8s.io/pvc/name": "claim", "csi.storage.k8s.io/fstype": "",
 				"csi.storage.k8s.io/provisioner-secret-name": "s", "storage.kubernetes.io/csiProvisionerIdentity": "x",
 			}
 			r.MutableParameters = map[string]string{"csi.storage.k8s.io/vac/name": "class"}
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{there, here}, Preferred: []*csi.Topology{here}}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{there, here},
+				Preferred: []*csi.Topology{here}}
 		}, codes.OK, ""},
-		"no name":                 {func(r *csi.CreateVolumeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
-		"a name of 129 bytes":     {func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 129) }, codes.InvalidArgument, "129"},
-		"a name of 4 KiB":         {func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 4096) }, codes.InvalidArgument, "4096"},
-		"a NUL in the name":       {func(r *csi.CreateVolumeRequest) { r.Name = "a\x00b" }, codes.InvalidArgument, "U+0000"},
-		"a C1 control":            {func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085b" }, codes.InvalidArgument, "U+0085"},
-		"a line break is legal":   {func(r *csi.CreateVolumeRequest) { r.Name = "a\n\t\r b" }, codes.OK, ""},
-		"no capability":           {withUse(), codes.InvalidArgument, "capabilities"},
-		"a nil capability":        {withUse(nil), codes.InvalidArgument, "block nor mount"},
-		"neither block nor mount": {withUse(&csi.VolumeCapability{AccessMode: block.GetAccessMode()}), codes.InvalidArgument, "block nor mount"},
-		"a block device":          {withUse(block), codes.InvalidArgument, "block"},
-		"one good, one bad":       {withUse(capability(sharedMode), block), codes.InvalidArgument, "block"},
-		"a filesystem":            {withUse(mount(func(m *csi.VolumeCapability_MountVolume) { m.FsType = "ext4" })), codes.InvalidArgument, "ext4"},
-		"a mount group":           {withUse(mount(func(m *csi.VolumeCapability_MountVolume) { m.VolumeMountGroup = "1000" })), codes.InvalidArgument, "VOLUME_MOUNT_GROUP"},
-		"a mount flag":            {withUse(capability(sharedMode, "noexec", "noatime")), codes.OK, ""},
-		"a forbidden mount flag":  {withUse(capability(sharedMode, "noexec", "bind")), codes.InvalidArgument, "number 2 of 2"},
-		"5 KiB of mount flags":    {withUse(capability(sharedMode, strings.Repeat("x", 5<<10))), codes.InvalidArgument, "5120"},
-		"no access mode":          {withUse(&csi.VolumeCapability{AccessType: block.GetAccessType()}), codes.InvalidArgument, "access mode"},
-		"an unknown access mode":  {withUse(capability(99)), codes.InvalidArgument, "99"},
-		"many nodes, one writer":  {withUse(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER)), codes.InvalidArgument, "MULTI_NODE_SINGLE_WRITER"},
-		"many nodes, readers":     {withUse(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)), codes.InvalidArgument, "MULTI_NODE_READER_ONLY"},
-		"many writers":            {withUse(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)), codes.InvalidArgument, "MULTI_NODE_MULTI_WRITER"},
-		"a negative size":         {withRange(-1, 0), codes.InvalidArgument, "negative"},
-		"a negative limit":        {withRange(0, -1), codes.InvalidArgument, "negative"},
-		"a limit below the size":  {withRange(2, 1), codes.OutOfRange, "limit"},
-		"an absurd size":          {withRange(1<<62, 0), codes.ResourceExhausted, "left"},
-		"only a limit":            {withRange(0, 1<<20), codes.OK, ""},
-		"an unknown parameter":    {withParameter("colour", "blue"), codes.InvalidArgument, "colour"},
-		"an unknown kind":         {withParameter("kind", "tape"), codes.InvalidArgument, "tape"},
-		"another prefix":          {withParameter("csi.storage.k8s.io.evil/x", "y"), codes.InvalidArgument, "evil"},
+		"no name": {func(r *csi.CreateVolumeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
+		"a name of 129 bytes": {func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 129) },
+			codes.InvalidArgument, "129"},
+		"a name of 4 KiB": {func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 4096) },
+			codes.InvalidArgument, "4096"},
+		"a NUL in the name": {func(r *csi.CreateVolumeRequest) { r.Name = "a\x00b" }, codes.InvalidArgument,
+			"U+0000"},
+		"a C1 control": {func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085b" }, codes.InvalidArgument,
+			"U+0085"},
+		"a line break is legal": {func(r *csi.CreateVolumeRequest) { r.Name = "a\n\t\r b" }, codes.OK, ""},
+		"no capability":         {withCapabilities(), codes.InvalidArgument, "capabilities"},
+		"a nil capability":      {withCapabilities(nil), codes.InvalidArgument, "block nor mount"},
+		"neither block nor mount": {withCapabilities(&csi.VolumeCapability{AccessMode: block.GetAccessMode()}),
+			codes.InvalidArgument, "block nor mount"},
+		"a block device": {withCapabilities(block), codes.InvalidArgument, "block"},
+		"a valid and an invalid capability": {withCapabilities(capability(sharedMode), block), codes.InvalidArgument,
+			"block"},
+		"a filesystem": {withCapabilities(mount(func(m *csi.VolumeCapability_MountVolume) { m.FsType = "ext4" })),
+			codes.InvalidArgument, "ext4"},
+		"a mount group": {withCapabilities(mount(func(m *csi.VolumeCapability_MountVolume) { m.VolumeMountGroup = "1000" })), codes.InvalidArgument, "VOLUME_MOUNT_GROUP"},
+		"a mount flag":  {withCapabilities(capability(sharedMode, "noexec", "noatime")), codes.OK, ""},
+		"a forbidden mount flag": {withCapabilities(capability(sharedMode, "noexec", "bind")), codes.InvalidArgument,
+			"number 2 of 2"},
+		"5 KiB of mount flags": {withCapabilities(capability(sharedMode, strings.Repeat("x", 5<<10))),
+			codes.InvalidArgument, "5120"},
+		"no access mode": {withCapabilities(&csi.VolumeCapability{AccessType: block.GetAccessType()}),
+			codes.InvalidArgument, "access mode"},
+		"an unknown access mode": {withCapabilities(capability(99)), codes.InvalidArgument, "99"},
+		"many nodes, one writer": {withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER)), codes.InvalidArgument, "MULTI_NODE_SINGLE_WRITER"},
+		"many nodes, readers": {withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)),
+			codes.InvalidArgument, "MULTI_NODE_READER_ONLY"},
+		"many writers":           {withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)), codes.InvalidArgument, "MULTI_NODE_MULTI_WRITER"},
+		"a negative size":        {withRange(-1, 0), codes.InvalidArgument, "negative"},
+		"a negative limit":       {withRange(0, -1), codes.InvalidArgument, "negative"},
+		"a limit below the size": {withRange(2, 1), codes.OutOfRange, "limit"},
+		"an absurd size":         {withRange(1<<62, 0), codes.ResourceExhausted, "left"},
+		"only a limit":           {withRange(0, 1<<20), codes.OK, ""},
+		"an unknown parameter":   {withParameter("colour", "blue"), codes.InvalidArgument, "colour"},
+		"an unknown kind":        {withParameter("kind", "tape"), codes.InvalidArgument, "tape"},
+		"another prefix":         {withParameter("csi.storage.k8s.io.evil/x", "y"), codes.InvalidArgument, "evil"},
 		"a mutable parameter": {func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"colour": "blue"}
 		}, codes.InvalidArgument, "colour"},
@@ -81,7 +93,8 @@ func TestCreateVolumeRequests(t *testing.T) {
 			r.VolumeContentSource = ofSnapshot("none")
 		}, codes.NotFound, "snapshot"},
 		"another node": {func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{there}, Preferred: []*csi.Topology{there}}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{there},
+				Preferred: []*csi.Topology{there}}
 		}, codes.ResourceExhausted, "node-1"},
 		"another driver's topology": {func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"other/node": "node-1"}}}}
@@ -96,14 +109,16 @@ func TestCreateVolumeRequests(t *testing.T) {
 			tc.change(req)
 			resp, err := d.CreateVolume(context.Background(), req)
 			d.want(tc.code, err)
-			if err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%v doesn't say %q", err, tc.says)
+			if err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+				t.Errorf("error %v does not contain %q", err, tc.wantErr)
 			}
 			left, readErr := os.ReadDir(filepath.Join(d.root, "volumes"))
 			if readErr != nil || (err == nil) != (len(left) == 1) {
 				t.Errorf("there are the volumes %v, %v", left, readErr)
 			}
-			if v := resp.GetVolume(); err == nil && (len(v.GetAccessibleTopology()) != 1 || v.GetAccessibleTopology()[0].GetSegments()[testName+"/node"] != "node-1") {
+			if v := resp.GetVolume(); err == nil &&
+				(len(v.GetAccessibleTopology()) != 1 ||
+					v.GetAccessibleTopology()[0].GetSegments()[testName+"/node"] != "node-1") {
 				t.Errorf("the topology is %v", v.GetAccessibleTopology())
 			}
 		})
@@ -118,16 +133,19 @@ func TestCreateVolumeAgain(t *testing.T) {
 		change func(*csi.CreateVolumeRequest)
 		code   codes.Code
 	}{
-		"the same":            {func(*csi.CreateVolumeRequest) {}, codes.OK},
-		"other reserved keys": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "x"} }, codes.OK},
-		"the default, said":   {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"kind": "directory"} }, codes.OK},
-		"no size":             {func(r *csi.CreateVolumeRequest) { r.CapacityRange = nil }, codes.OK},
-		"larger":              {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes *= 2 }, codes.AlreadyExists},
-		"smaller":             {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: 1} }, codes.AlreadyExists},
+		"the same":             {func(*csi.CreateVolumeRequest) {}, codes.OK},
+		"other reserved keys":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "x"} }, codes.OK},
+		"the explicit default": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"kind": "directory"} }, codes.OK},
+		"no size":              {func(r *csi.CreateVolumeRequest) { r.CapacityRange = nil }, codes.OK},
+		"larger": {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes *= 2 },
+			codes.AlreadyExists},
+		"smaller": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: 1} },
+			codes.AlreadyExists},
 		"another access mode": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities = []*csi.VolumeCapability{capability(singleMode)}
 		}, codes.OK},
-		"an impossible request": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"kind": "tape"} }, codes.InvalidArgument},
+		"an impossible request": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"kind": "tape"} },
+			codes.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := createRequest("pvc-1")
@@ -141,12 +159,12 @@ func TestCreateVolumeAgain(t *testing.T) {
 	}
 }
 
-// TestStrangeIDs sends IDs that nobody made to every call that takes one.
+// TestStrangeIDs sends IDs that no driver created to every call with an ID.
 func TestStrangeIDs(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
-		ctx, use := context.Background(), capability(sharedMode)
+		ctx, vc := context.Background(), capability(sharedMode)
 		calls := map[string]func(id string) (code codes.Code, err error){
 			"DeleteVolume": func(id string) (codes.Code, error) {
 				_, err := d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
@@ -161,15 +179,21 @@ func TestStrangeIDs(t *testing.T) {
 				return codes.NotFound, err
 			},
 			"ValidateVolumeCapabilities": func(id string) (codes.Code, error) {
-				_, err := d.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{use}})
+				_, err := d.ValidateVolumeCapabilities(ctx,
+					&csi.ValidateVolumeCapabilitiesRequest{VolumeId: id,
+						VolumeCapabilities: []*csi.VolumeCapability{vc}})
 				return codes.NotFound, err
 			},
 			"NodeStageVolume": func(id string) (codes.Code, error) {
-				_, err := d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: d.path("strange"), VolumeCapability: use})
+				_, err := d.NodeStageVolume(ctx,
+					&csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: d.path("strange"),
+						VolumeCapability: vc})
 				return codes.NotFound, err
 			},
 			"NodePublishVolume": func(id string) (codes.Code, error) {
-				_, err := d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: v.staging, TargetPath: d.path("strange"), VolumeCapability: use})
+				_, err := d.NodePublishVolume(ctx,
+					&csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: v.staging,
+						TargetPath: d.path("strange"), VolumeCapability: vc})
 				return codes.NotFound, err
 			},
 			"NodeGetVolumeStats": func(id string) (codes.Code, error) {
@@ -181,7 +205,9 @@ func TestStrangeIDs(t *testing.T) {
 				return codes.NotFound, err
 			},
 			"ControllerModifyVolume": func(id string) (codes.Code, error) {
-				_, err := d.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{"label": "x"}})
+				_, err := d.ControllerModifyVolume(ctx,
+					&csi.ControllerModifyVolumeRequest{VolumeId: id,
+						MutableParameters: map[string]string{"label": "x"}})
 				return codes.NotFound, err
 			},
 			"CreateSnapshot": func(id string) (codes.Code, error) {
@@ -196,40 +222,49 @@ func TestStrangeIDs(t *testing.T) {
 				return codes.OK, d.deleteSnapshot(id)
 			},
 			"CreateVolume of a snapshot": func(id string) (codes.Code, error) {
-				_, err := d.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "strange", VolumeCapabilities: []*csi.VolumeCapability{use}, VolumeContentSource: ofSnapshot(id)})
+				_, err := d.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "strange",
+					VolumeCapabilities: []*csi.VolumeCapability{vc}, VolumeContentSource: ofSnapshot(id)})
 				return codes.NotFound, err
 			},
 			"CreateVolume of a volume": func(id string) (codes.Code, error) {
-				_, err := d.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "strange", VolumeCapabilities: []*csi.VolumeCapability{use}, VolumeContentSource: ofVolume(id)})
+				_, err := d.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "strange",
+					VolumeCapabilities: []*csi.VolumeCapability{vc}, VolumeContentSource: ofVolume(id)})
 				return codes.NotFound, err
 			},
 			"GetVolumeGroupSnapshot": func(id string) (codes.Code, error) {
-				_, err := d.groups().GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id})
+				_, err := d.groups().GetVolumeGroupSnapshot(ctx,
+					&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id})
 				return codes.NotFound, err
 			},
 			"DeleteVolumeGroupSnapshot": func(id string) (codes.Code, error) {
-				_, err := d.groups().DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id})
+				_, err := d.groups().DeleteVolumeGroupSnapshot(ctx,
+					&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id})
 				return codes.OK, err
 			},
 			"GetMetadataAllocated": func(id string) (codes.Code, error) {
 				_, err := query{target: id}.ask(ctx, d.conn)
 				return codes.NotFound, err
 			},
-			// A CO must be able to clean up after a volume that is gone: nothing there is nothing to do.
+			// A CO must be able to clean up after a volume that is gone: then there is nothing to
+			// do.
 			"NodeUnpublishVolume": func(id string) (codes.Code, error) {
-				_, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: d.path("strange")})
+				_, err := d.NodeUnpublishVolume(ctx,
+					&csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: d.path("strange")})
 				return codes.OK, err
 			},
 			"NodeUnstageVolume": func(id string) (codes.Code, error) {
-				_, err := d.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: d.path("strange")})
+				_, err := d.NodeUnstageVolume(ctx,
+					&csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: d.path("strange")})
 				return codes.OK, err
 			},
 		}
 		for name, call := range calls {
 			for _, id := range []string{
 				"..", ".", "/", "a/b", "../" + v.id, v.id + "/..", v.id + "/data", v.id + "\x00", "\x00", v.id[:56], v.id + "0",
-				strings.ToUpper(v.id), strings.Repeat("x", 4096), "ａ" + v.id[1:], "а" + v.id[1:], volumeid.New(volumeid.Volume, "node-1", "none"),
-				volumeid.New(volumeid.Volume, "node-2", "v"), volumeid.New(volumeid.Inline, "node-1", "v"), handle(7), " ", "\u202e", "*", "record.json",
+				strings.ToUpper(v.id), strings.Repeat("x",
+					4096), "ａ" + v.id[1:], "а" + v.id[1:], volumeid.New(volumeid.Volume, "node-1", "none"),
+				volumeid.New(volumeid.Volume, "node-2", "v"), volumeid.New(volumeid.Inline, "node-1",
+					"v"), handle(7), " ", "\u202e", "*", "record.json",
 			} {
 				if want, err := call(id); codeOf(err) != want && !(err == nil && want == codes.OK) {
 					t.Errorf("%s(%.70q) = %v, want %s", name, id, err, want)
@@ -240,7 +275,7 @@ func TestStrangeIDs(t *testing.T) {
 			}
 		}
 		if !exists(v.data()) || exists(d.path("strange")) {
-			t.Error("a strange ID did something")
+			t.Error("a call with a strange ID had an effect")
 		}
 		d.want(codes.OK, v.unstage())
 	})
@@ -266,7 +301,7 @@ func TestListVolumesPagesWhileVolumesComeAndGo(t *testing.T) {
 				t.Errorf("%s is listed twice", id)
 			}
 			seen[id] = true
-			if n == len(page.GetEntries())-1 { // the one at which the next page starts
+			if n == len(page.GetEntries())-1 { // the volume after which the next page starts
 				delete(stays, id)
 				_, err := d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 				d.want(codes.OK, err)
@@ -280,10 +315,11 @@ func TestListVolumesPagesWhileVolumesComeAndGo(t *testing.T) {
 	}
 	for id := range stays {
 		if !seen[id] {
-			t.Errorf("%s was there all the time and is not listed", id)
+			t.Errorf("%s existed all the time and is not listed", id)
 		}
 	}
-	for _, bad := range []string{"invalid-token", "1", "x." + volumeid.New(volumeid.Volume, "node-1", "v"), ".", "00000000.x", strings.Repeat("9", 5000)} {
+	for _, bad := range []string{"invalid-token", "1", "x." + volumeid.New(volumeid.Volume, "node-1", "v"), ".",
+		"00000000.x", strings.Repeat("9", 5000)} {
 		_, err := d.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: bad})
 		d.want(codes.Aborted, err)
 		_, err = d.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{StartingToken: bad})
@@ -300,7 +336,8 @@ func TestCapacityIsThatOfThisNode(t *testing.T) {
 		resp, err := d.GetCapacity(context.Background(), r)
 		d.want(codes.OK, err)
 		if resp.GetMaximumVolumeSize().GetValue() != resp.GetAvailableCapacity() {
-			t.Errorf("the largest volume has %d bytes, %d are left", resp.GetMaximumVolumeSize().GetValue(), resp.GetAvailableCapacity())
+			t.Errorf("the largest volume has %d bytes, %d are left", resp.GetMaximumVolumeSize().GetValue(),
+				resp.GetAvailableCapacity())
 		}
 		return resp.GetAvailableCapacity()
 	}
@@ -310,15 +347,17 @@ func TestCapacityIsThatOfThisNode(t *testing.T) {
 		t.Errorf("NodeGetInfo = %v", info)
 	}
 	here := info.GetAccessibleTopology()
-	class := map[string]string{"csi.storage.k8s.io/fstype": "ext4", "csi.storage.k8s.io/provisioner-secret-name": "s", "kind": "directory"}
-	if room(&csi.GetCapacityRequest{}) == 0 || room(&csi.GetCapacityRequest{AccessibleTopology: here, Parameters: class}) == 0 {
-		t.Error("there is no room here")
+	class := map[string]string{"csi.storage.k8s.io/fstype": "ext4", "csi.storage.k8s.io/provisioner-secret-name": "s",
+		"kind": "directory"}
+	if room(&csi.GetCapacityRequest{}) == 0 ||
+		room(&csi.GetCapacityRequest{AccessibleTopology: here, Parameters: class}) == 0 {
+		t.Error("no capacity on this node")
 	}
 	if got := room(&csi.GetCapacityRequest{AccessibleTopology: there}); got != 0 {
 		t.Errorf("%d bytes are left on another node", got)
 	}
 	if got := room(&csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{device(sharedMode)}}); got != 0 {
-		t.Errorf("%d bytes are left for block volumes, of which there can be none", got)
+		t.Errorf("%d bytes are left for block volumes, want 0", got)
 	}
 	_, err = d.GetCapacity(context.Background(), &csi.GetCapacityRequest{Parameters: map[string]string{"kind": "tape"}})
 	d.want(codes.InvalidArgument, err)
@@ -329,7 +368,8 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	v := d.create("v", capability(sharedMode))
 	validate := func(change func(*csi.ValidateVolumeCapabilitiesRequest)) *csi.ValidateVolumeCapabilitiesResponse {
 		t.Helper()
-		req := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{capability(singleMode, "noexec")}}
+		req := &csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.id,
+			VolumeCapabilities: []*csi.VolumeCapability{capability(singleMode, "noexec")}}
 		change(req)
 		resp, err := d.ValidateVolumeCapabilities(context.Background(), req)
 		d.want(codes.OK, err)
@@ -340,7 +380,8 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	}
 	for name, change := range map[string]func(*csi.ValidateVolumeCapabilitiesRequest){
 		"another node's reader": func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeCapabilities = append(r.VolumeCapabilities, capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY))
+			r.VolumeCapabilities = append(r.VolumeCapabilities,
+				capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY))
 		},
 		"a forbidden option": func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeCapabilities[0] = capability(singleMode, "dev")
@@ -356,7 +397,8 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		}
 	}
 	resp := validate(func(r *csi.ValidateVolumeCapabilitiesRequest) {
-		r.Parameters = map[string]string{"kind": "directory", "csi.storage.k8s.io/pvc/name": "claim"} // the default, spelled out
+		// the explicit default
+		r.Parameters = map[string]string{"kind": "directory", "csi.storage.k8s.io/pvc/name": "claim"}
 	})
 	if resp.GetConfirmed() == nil {
 		t.Errorf("the default kind: %v", resp)
@@ -368,11 +410,11 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	_, err := d.ValidateVolumeCapabilities(context.Background(), &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{capability(singleMode)},
 	})
-	d.want(codes.Unavailable, err) // which is no "no"
+	d.want(codes.Unavailable, err) // not a response without confirmation
 }
 
 func TestTheTopologyKeyIsALabelsKey(t *testing.T) {
-	p := newPlace(Config{Name: "HostPath.CSI.example", Backend: startDriver(t).backend})
+	p := newTopology(Config{Name: "HostPath.CSI.example", Backend: startDriver(t).backend})
 	if p.key != "hostpath.csi.example/node" {
 		t.Errorf("the key is %s, and labels are lower case", p.key)
 	}
@@ -381,11 +423,11 @@ func TestTheTopologyKeyIsALabelsKey(t *testing.T) {
 func TestHealthOfVolumes(t *testing.T) {
 	d := startDriver(t)
 	ctx := context.Background()
-	var sick []string
+	var unhealthy []string
 	for i := range 5 {
 		v := d.create(fmt.Sprint("v", i), capability(sharedMode))
 		if i%2 == 0 {
-			sick = append(sick, v.id)
+			unhealthy = append(unhealthy, v.id)
 			if err := os.Remove(v.data()); err != nil {
 				t.Fatal(err)
 			}
@@ -393,20 +435,22 @@ func TestHealthOfVolumes(t *testing.T) {
 	}
 	found := map[string]bool{}
 	for token, i := "", 0; i == 0 || token != ""; i++ {
-		page, err := d.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{MaxEntries: 2, StartingToken: token})
+		page, err := d.ControllerListVolumeHealth(ctx,
+			&csi.ControllerListVolumeHealthRequest{MaxEntries: 2, StartingToken: token})
 		d.want(codes.OK, err)
 		for _, e := range page.GetEntries() {
 			found[e.GetVolumeId()] = true
-			if s := e.GetHealthStatuses(); len(s) != 1 || s[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS || s[0].GetReason() == "" {
+			if s := e.GetHealthStatuses(); len(s) != 1 || s[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS ||
+				s[0].GetReason() == "" {
 				t.Errorf("%v", e)
 			}
 		}
 		token = page.GetNextToken()
 	}
-	if len(found) != len(sick) {
-		t.Errorf("%v are sick, want %v", found, sick)
+	if len(found) != len(unhealthy) {
+		t.Errorf("unhealthy are %v, want %v", found, unhealthy)
 	}
-	one, err := d.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: sick[0]})
+	one, err := d.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: unhealthy[0]})
 	if err != nil || len(one.GetVolumeHealth().GetHealthStatuses()) != 1 {
 		t.Errorf("ControllerGetVolumeHealth = %v, %v", one, err)
 	}
@@ -418,7 +462,8 @@ func TestHealthOfVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	storage, err = d.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
-	if err != nil || len(storage.GetBackendHealth()) != 1 || storage.GetBackendHealth()[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
+	if err != nil || len(storage.GetBackendHealth()) != 1 ||
+		storage.GetBackendHealth()[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
 		t.Errorf("NodeGetStorageHealth = %v, %v", storage, err)
 	}
 	_, err = d.Probe(ctx, &csi.ProbeRequest{})
@@ -429,7 +474,8 @@ func TestHealthOfVolumes(t *testing.T) {
 }
 
 func TestANodeWithANameOf253Bytes(t *testing.T) {
-	long := strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("d", 63) + "." + strings.Repeat("e", 61)
+	long := strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("d",
+		63) + "." + strings.Repeat("e", 61)
 	d := startDriver(t, func(d *testDriver) { d.node = long })
 	info, err := d.NodeGetInfo(context.Background(), &csi.NodeGetInfoRequest{})
 	d.want(codes.OK, err)

@@ -14,17 +14,18 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// imageOf makes a volume with a filesystem, and stages it until the test is over.
+// imageOf creates a volume with a filesystem, and stages it until the end of the test.
 func (d *testDriver) imageOf(name, fsType string, size int64, source *csi.VolumeContentSource) *volume {
 	d.Helper()
-	use := capability(sharedMode)
-	use.GetMount().FsType = fsType
+	vc := capability(sharedMode)
+	vc.GetMount().FsType = fsType
 	resp, err := d.CreateVolume(context.Background(), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{use},
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{vc},
 		Parameters: map[string]string{"kind": "image"}, VolumeContentSource: source,
 	})
 	d.want(codes.OK, err)
-	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), use: use, staging: filepath.Join(d.kubelet, "staging-"+name)}
+	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(),
+		capability: vc, staging: filepath.Join(d.kubelet, "staging-"+name)}
 	d.Cleanup(func() {
 		if err := v.unstage(); err != nil {
 			d.Error(err)
@@ -66,7 +67,8 @@ func (v *volume) busily() (stop func()) {
 				return
 			default:
 			}
-			if err := os.WriteFile(filepath.Join(v.staging, fmt.Sprint("busy-", i%20)), make([]byte, 64<<10), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(v.staging, fmt.Sprint("busy-", i%20)), make([]byte, 64<<10),
+				0o600); err != nil {
 				v.Error(err)
 				return
 			}
@@ -78,10 +80,10 @@ func (v *volume) busily() (stop func()) {
 	})
 }
 
-// TestCopiesAreMountedBesideTheirSource takes them while somebody writes to it.
+// TestCopiesAreMountedBesideTheirSource creates the copies during writes to the source.
 func TestCopiesAreMountedBesideTheirSource(t *testing.T) {
 	if realMounter == nil {
-		t.Skip("this machine lets nobody mount")
+		t.Skip("this process cannot mount")
 	}
 	for fsType, size := range map[string]int64{"ext4": 64 << 20, "xfs": 320 << 20, "btrfs": 256 << 20} {
 		for _, root := range []string{"xfs", "btrfs"} {
@@ -90,7 +92,7 @@ func TestCopiesAreMountedBesideTheirSource(t *testing.T) {
 					d.real = true
 					testdisk.Filesystem{Type: root}.Mount(t, d.root)
 				})
-				t.Cleanup(func() { d.stop() }) // before its root goes
+				t.Cleanup(func() { d.stop() }) // before its root is removed
 				source := d.imageOf("source", fsType, size, nil)
 				source.write("file", "old")
 				stop := source.busily()
@@ -109,17 +111,19 @@ func TestCopiesAreMountedBesideTheirSource(t *testing.T) {
 				beside.write("file", "its own")
 				source.wantFile("file", "newest")
 				restored.wantFile("file", "old")
-				for i, v := range []*volume{source, clone} { // the order of the IDs may be another
+				for i, v := range []*volume{source, clone} { // the order of the IDs may differ
 					for _, member := range group.GetSnapshots() {
 						if member.GetSourceVolumeId() == v.id {
-							copied := d.imageOf(fmt.Sprint("member-", i), fsType, size, ofSnapshot(member.GetSnapshotId()))
+							copied := d.imageOf(fmt.Sprint("member-", i), fsType, size,
+								ofSnapshot(member.GetSnapshotId()))
 							copied.wantFile("file", "new")
 						}
 					}
 				}
-				stats, err := d.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: restored.id, VolumePath: restored.staging})
+				stats, err := d.NodeGetVolumeStats(context.Background(),
+					&csi.NodeGetVolumeStatsRequest{VolumeId: restored.id, VolumePath: restored.staging})
 				if total := stats.GetUsage()[0].GetTotal(); err != nil || total < size*3/2 {
-					t.Errorf("the larger one has %d bytes, %v", total, err)
+					t.Errorf("the larger copy has %d bytes, %v", total, err)
 				}
 				if left, err := os.ReadDir(d.kubelet + ".frozen"); err != nil || len(left) > 0 {
 					t.Errorf("records of freezes: %v, %v", left, err)
@@ -149,7 +153,8 @@ func TestSnapshotsOfManyVolumesWhileOthersArePublished(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, v := range sources {
 			wg.Go(func() {
-				if _, err := d.CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: fmt.Sprint("n", i), SourceVolumeId: v.id}); err != nil {
+				if _, err := d.CreateSnapshot(context.Background(),
+					&csi.CreateSnapshotRequest{Name: fmt.Sprint("n", i), SourceVolumeId: v.id}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -173,7 +178,8 @@ func TestSnapshotsOfManyVolumesWhileOthersArePublished(t *testing.T) {
 			if len(ids) != 1 {
 				t.Fatalf("volume %d has the snapshots %v", i, ids)
 			}
-			if got, err := os.ReadFile(filepath.Join(d.root, "snapshots", ids[0], "data", "file")); err != nil || string(got) != v.id {
+			if got, err := os.ReadFile(filepath.Join(d.root, "snapshots", ids[0], "data", "file")); err != nil ||
+				string(got) != v.id {
 				t.Errorf("snapshot %d holds %q, %v", i, got, err)
 			}
 		}

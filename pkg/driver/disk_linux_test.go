@@ -19,8 +19,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// disks is a backend whose volumes are disks that are attached to nodes: loop devices. It finds a disk by
-// what Attach returned, and by nothing else.
+// disks is a backend whose volumes are loop devices, as disks that are attached to nodes. It finds
+// a disk only by the publish context that Attach returned.
 type disks struct {
 	dir string
 	mu  sync.Mutex
@@ -29,7 +29,7 @@ type disks struct {
 
 type disk struct {
 	backend.Volume
-	device   string // where it is attached
+	device   string // its device node while it is attached
 	readOnly bool
 }
 
@@ -168,9 +168,10 @@ type attached struct {
 	publish map[string]string
 }
 
-func (d *testDriver) attached(name string, use *csi.VolumeCapability, change ...func(*csi.ControllerPublishVolumeRequest)) attached {
+func (d *testDriver) attached(name string, vc *csi.VolumeCapability,
+	change ...func(*csi.ControllerPublishVolumeRequest)) attached {
 	d.Helper()
-	v := d.create(name, use)
+	v := d.create(name, vc)
 	publish, err := v.attach("node-1", change...)
 	if err != nil {
 		d.Fatal(err)
@@ -185,19 +186,21 @@ func (d *testDriver) attached(name string, use *csi.VolumeCapability, change ...
 
 func (a attached) stage() error {
 	_, err := a.NodeStageVolume(context.Background(), &csi.NodeStageVolumeRequest{
-		VolumeId: a.id, StagingTargetPath: a.staging, VolumeCapability: a.use, PublishContext: a.publish,
+		VolumeId: a.id, StagingTargetPath: a.staging, VolumeCapability: a.capability, PublishContext: a.publish,
 	})
 	return err
 }
 
 func (a attached) publishAt(target string, change ...func(*csi.NodePublishVolumeRequest)) error {
-	return a.volume.publish(target, append(change, func(r *csi.NodePublishVolumeRequest) { r.PublishContext = a.publish })...)
+	return a.volume.publish(target,
+		append(change, func(r *csi.NodePublishVolumeRequest) { r.PublishContext = a.publish })...)
 }
 
-// size returns what NodeGetVolumeStats says at a path.
+// size returns the size that NodeGetVolumeStats reports for a path.
 func (a attached) size(path string) int64 {
 	a.Helper()
-	resp, err := a.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: a.id, VolumePath: path})
+	resp, err := a.NodeGetVolumeStats(context.Background(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: a.id, VolumePath: path})
 	if err != nil || len(resp.GetUsage()) == 0 {
 		a.Fatalf("NodeGetVolumeStats = %v, %v", resp, err)
 	}
@@ -215,18 +218,18 @@ func TestAnAttachedDiskIsStagedPublishedAndExpanded(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := v.size(v.path("target"))
-	d.restart() // it knows the publish context from its record
+	d.restart() // the new process reads the publish context from the record
 	if got := v.size(v.path("target")); got != before || got < 250<<20 {
 		t.Errorf("it has %d bytes, and %d after a restart", before, got)
 	}
 	wanted := &csi.CapacityRange{RequiredBytes: 640 << 20}
-	_, err := v.nodeExpand(v.path("target"), wanted) // before the controller
+	_, err := v.nodeExpand(v.path("target"), wanted) // before ControllerExpandVolume
 	d.want(codes.Unavailable, err)
 	_, err = v.expand(wanted)
 	d.want(codes.OK, err)
 	_, err = v.nodeExpand(v.path("target"), wanted)
 	if codeOf(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
-		d.want(codes.OK, v.unpublish("target")) // an ext4 grows when it is staged again
+		d.want(codes.OK, v.unpublish("target")) // an ext4 filesystem grows when it is staged again
 		d.want(codes.OK, v.unstage())
 		d.want(codes.OK, v.stage())
 		d.want(codes.OK, v.publishAt("target"))
@@ -267,7 +270,8 @@ func TestAnAttachedDiskIsPublishedAsADevice(t *testing.T) {
 		t.Error("the target is left")
 	}
 
-	only := d.attached("read-only", blockUse(singleMode), func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true })
+	only := d.attached("read-only", blockUse(singleMode),
+		func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = true })
 	d.want(codes.OK, only.stage())
 	d.want(codes.FailedPrecondition, only.publishAt("target"))
 	d.want(codes.OK, only.publishAt("target", readOnly))
@@ -292,38 +296,47 @@ func TestAnAttachedDiskWithOtherDataIsRefused(t *testing.T) {
 			t.Errorf("stage = %v", err)
 		}
 	}
-	if data, err := os.ReadFile(d.disks.(*disks).all[v.id].device); err != nil || string(data[:len(label)]) != string(label) || strings.Trim(string(data[len(label):]), "\x00") != "" {
+	if data, err := os.ReadFile(d.disks.(*disks).all[v.id].device); err != nil ||
+		string(data[:len(label)]) != string(label) || strings.Trim(string(data[len(label):]), "\x00") != "" {
 		t.Errorf("the disk was changed (%v)", err)
 	}
 	d.want(codes.FailedPrecondition, v.publishAt("target"))
-	_, err := v.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.staging})
+	_, err := v.NodeGetVolumeStats(context.Background(),
+		&csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.staging})
 	d.want(codes.NotFound, err)
 	if err := d.disks.(*disks).Detach(context.Background(), v.id, "", nil); err != nil {
 		t.Error(errors.Unwrap(err))
 	}
 }
 
-// TestTheFilesystemOfADiskIsNotShared: several nodes that write to it would destroy it.
+// TestTheFilesystemOfADiskIsNotShared: several nodes that write to a filesystem would destroy it.
 func TestTheFilesystemOfADiskIsNotShared(t *testing.T) {
 	d := startWithDisks(t)
 	for name, row := range map[string]struct {
-		use      *csi.VolumeCapability
-		readOnly bool
-		want     codes.Code
+		capability *csi.VolumeCapability
+		readOnly   bool
+		want       codes.Code
 	}{
-		"many writers":              {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false, codes.InvalidArgument},
-		"one writer beside readers": {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER), false, codes.InvalidArgument},
-		"attached for reading":      {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), true, codes.OK},
-		"many readers":              {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), false, codes.OK},
-		"a block device":            {blockUse(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false, codes.OK},
+		"many writers": {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false,
+			codes.InvalidArgument},
+		"one writer beside readers": {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER), false,
+			codes.InvalidArgument},
+		"attached for reading": {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), true,
+			codes.OK},
+		"many readers": {capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), false,
+			codes.OK},
+		"a block device": {blockUse(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false,
+			codes.OK},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := d.create(name, row.use)
+			v := d.create(name, row.capability)
 			_, err := v.attach("node-1", func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = row.readOnly })
 			if codeOf(err) != row.want {
 				t.Errorf("attach = %v, want %v", err, row.want)
 			}
-			valid, err := d.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{row.use}})
+			valid, err := d.ValidateVolumeCapabilities(t.Context(),
+				&csi.ValidateVolumeCapabilitiesRequest{VolumeId: v.id,
+					VolumeCapabilities: []*csi.VolumeCapability{row.capability}})
 			if want := row.want == codes.OK && !row.readOnly; err != nil || (valid.GetConfirmed() != nil) != want {
 				t.Errorf("ValidateVolumeCapabilities = %v, %v, want it confirmed: %v", valid, err, want)
 			}

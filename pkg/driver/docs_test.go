@@ -14,7 +14,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with what is registered.
+// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with the registered metrics.
 func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	if err != nil {
@@ -24,7 +24,7 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `("+metricPrefix+"[a-z_]+)").FindAllStringSubmatch(string(page), -1) {
 		documented[m[1]] = true
 	}
-	maps.DeleteFunc(documented, func(name string, _ bool) bool { // internal/router's, and pkg/csidriver's
+	maps.DeleteFunc(documented, func(name string, _ bool) bool { // metrics of internal/router and pkg/csidriver
 		return strings.HasPrefix(name, metricPrefix+"router_") || strings.HasPrefix(name, metricPrefix+"peer_") || name == metricPrefix+"dropped_connections_total"
 	})
 	d := startDriver(t)
@@ -40,11 +40,11 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 		delete(documented, f.GetName())
 	}
 	for name := range documented {
-		t.Errorf("docs/reference/metrics.md has %s, the driver hasn't", name)
+		t.Errorf("docs/reference/metrics.md has %s, the driver has not", name)
 	}
 }
 
-// TestMetricsNameNoObject: anyone who reaches the port reads the metrics.
+// TestMetricsNameNoObject: every client that reaches the port can read the metrics.
 func TestMetricsNameNoObject(t *testing.T) {
 	ctx := context.Background()
 	d := startDriver(t)
@@ -81,7 +81,8 @@ func TestMetricsNameNoObject(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedConditionsAreTheConditions looks for every reason of a condition in docs/how-to/troubleshooting.md.
+// TestTheDocumentedConditionsAreTheConditions looks for every reason of a condition in
+// docs/how-to/troubleshooting.md.
 func TestTheDocumentedConditionsAreTheConditions(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "troubleshooting.md"))
 	if err != nil {

@@ -1,9 +1,10 @@
-// Package driver speaks CSI v1.13: it turns calls into questions to a Backend (what is a volume?) and a Mounter (what
-// is mounted?), and their answers into responses.
+// Package driver implements CSI v1.13 for a [backend.Backend], which knows the volumes, and a
+// [mounter.Mounter], which knows the mounts of the node.
 //
-// A handler checks its request, makes one call and answers. What every call needs is done once, around the handlers:
-// interceptors.go catches panics, counts, logs, turns errors into status codes (errors.go) and keeps two calls from
-// changing one volume (lock.go). validate.go says what a legal request is.
+// A handler checks its request, makes one call and returns the result. Interceptors do the tasks of
+// all calls (interceptors.go): they recover from panics, count and log calls, and turn errors into
+// status codes (errors.go). A further interceptor rejects a call while another call changes the
+// same volume (lock.go). validate.go defines legal requests.
 package driver
 
 import (
@@ -25,46 +26,50 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Config is what a Driver needs. All fields but the last two are required.
+// Config configures a Driver. All fields but MetadataBlock and ServerOptions are required.
 type Config struct {
-	Name     string // such as hostpath.csi.causeway.dev; CSI spec v1.13, GetPluginInfo
-	Release  string
-	Node     string // name of this node
-	Backend  backend.Backend
-	Mounter  mounter.Mounter // nil where there is no Node service
-	StateDir string          // an existing directory that outlives the process; the driver keeps to names of its own in it
+	Name    string // such as hostpath.csi.causeway.dev; CSI spec v1.13, GetPluginInfo
+	Release string
+	Node    string // name of this node
+	Backend backend.Backend
+	Mounter mounter.Mounter // nil without a Node service
+	// StateDir is an existing directory that outlives the process. The driver uses only names of
+	// its own in StateDir.
+	StateDir string
 	Log      *slog.Logger
 	Registry *prometheus.Registry
 
-	// MetadataBlock is how long the blocks are in which the SnapshotMetadata service reports, in bytes: a multiple of
-	// 4096, and the answer's type is FIXED_LENGTH. If it is 0, and for a volume that isn't a whole number of them, it
-	// is VARIABLE_LENGTH, which takes fewer messages.
+	// MetadataBlock is the length of the blocks that the SnapshotMetadata service reports, in
+	// bytes: a multiple of 4096. The block type is then FIXED_LENGTH. If MetadataBlock is 0, and
+	// for a volume whose size is not a multiple of MetadataBlock, the type is VARIABLE_LENGTH,
+	// which takes fewer messages.
 	MetadataBlock int64
-	ServerOptions []grpc.ServerOption // such as a stats handler that traces
+	ServerOptions []grpc.ServerOption // for example a stats handler for traces
 }
 
-// Driver has the Identity, Controller and Node services for one backend on one node, GroupController if the backend
-// is a GroupSnapshotter, and SnapshotMetadata if it is a Differ. Its servers share locks, counts and the log.
+// Driver has the Identity, Controller and Node services for a backend on a node, GroupController if
+// the backend is a GroupSnapshotter, and SnapshotMetadata if the backend is a Differ. Its servers
+// share locks, metrics and the log.
 type Driver struct {
-	cfg        Config
-	around     *Around
-	locks      *locks
-	prober     *prober
-	node       *node
-	controller *controller
+	cfg          Config
+	interceptors *Interceptors
+	locks        *locks
+	prober       *prober
+	node         *node
+	controller   *controller
 }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
 
-// CheckName returns an error for a name that no driver may have. CSI spec v1.13, GetPluginInfo.
+// CheckName returns an error if name is not a legal driver name. CSI spec v1.13, GetPluginInfo.
 func CheckName(name string) error {
 	if !validName.MatchString(name) {
-		return fmt.Errorf("the driver name %q is no domain name of at most 63 characters", name)
+		return fmt.Errorf("invalid driver name %q: must be a domain name of at most 63 characters", name)
 	}
 	return nil
 }
 
-// New returns a Driver that isn't serving yet.
+// New returns a Driver that does not serve yet.
 func New(cfg Config) (*Driver, error) {
 	if err := CheckName(cfg.Name); err != nil {
 		return nil, err
@@ -73,65 +78,70 @@ func New(cfg Config) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{cfg: cfg, locks: newLocks(), prober: &prober{backend: cfg.Backend}}
-	if meter, ok := cfg.Backend.(backend.MetricsSource); ok {
-		if err := cfg.Registry.Register(backendMetrics{meter}); err != nil {
+	if source, ok := cfg.Backend.(backend.MetricsSource); ok {
+		if err := cfg.Registry.Register(backendMetrics{source}); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	if d.around, err = NewAround(cfg.Log, cfg.Registry, cfg.ServerOptions...); err != nil {
+	if d.interceptors, err = NewInterceptors(cfg.Log, cfg.Registry, cfg.ServerOptions...); err != nil {
 		return nil, err
 	}
-	d.around.calls = append(d.around.calls, d.locks.intercept)
+	d.interceptors.calls = append(d.interceptors.calls, d.locks.intercept)
 	if err := CheckMetadataBlock(cfg.MetadataBlock); err != nil {
 		return nil, err
 	}
-	place := newPlace(cfg)
-	d.controller = &controller{backend: cfg.Backend, place: place}
-	d.node = &node{backend: cfg.Backend, mounter: cfg.Mounter, place: place, prober: d.prober, id: volumeid.NodeID(cfg.Node)}
+	topology := newTopology(cfg)
+	d.controller = &controller{backend: cfg.Backend, topology: topology}
+	d.node = &node{backend: cfg.Backend, mounter: cfg.Mounter, topology: topology, prober: d.prober,
+		id: volumeid.NodeID(cfg.Node)}
 	if cfg.Mounter == nil {
 		return d, nil
 	}
 	mounted := func(path string) (bool, error) { return isMount(cfg.Mounter, path) }
-	d.node.stagings, err = openStagings(cfg.StateDir, mounted, func(err error) {
-		cfg.Log.Error("an entry of the state directory is no record of a staged volume", "error", err)
+	d.node.records, err = openStagingRecords(cfg.StateDir, mounted, func(err error) {
+		cfg.Log.Error("an entry of the state directory is not a staging record", "error", err)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("state of staged volumes: %w", err)
+		return nil, fmt.Errorf("read the staging records: %w", err)
 	}
 	return d, nil
 }
 
-// All returns a server of all services, for a driver that is the only one.
+// All returns a server with all services, for a driver that runs as a single process.
 func (d *Driver) All() *grpc.Server {
 	server := d.Controller()
 	csi.RegisterNodeServer(server, d.node)
 	return server
 }
 
-// Controller returns a server of all services but Node, for sidecars.
+// Controller returns a server with all services except Node, for the sidecars.
 func (d *Driver) Controller() *grpc.Server {
-	server := d.around.Server()
-	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: PluginCapabilities(d.cfg.Backend)})
+	server := d.interceptors.Server()
+	csi.RegisterIdentityServer(server,
+		&identity{cfg: d.cfg, prober: d.prober, capabilities: PluginCapabilities(d.cfg.Backend)})
 	d.registerControllers(server)
 	return server
 }
 
-// Kubelet returns a server of Identity and Node alone.
+// Kubelet returns a server with only the Identity and Node services, for the kubelet.
 func (d *Driver) Kubelet() *grpc.Server {
-	server := d.around.Server()
-	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: pluginCapabilities(d.cfg.Backend, false)})
+	server := d.interceptors.Server()
+	csi.RegisterIdentityServer(server,
+		&identity{cfg: d.cfg, prober: d.prober, capabilities: pluginCapabilities(d.cfg.Backend, false)})
 	csi.RegisterNodeServer(server, d.node)
 	return server
 }
 
-// Peer returns a server for the router: what Controller has, the Peer service, and of Node what says which node it is.
-// options must have credentials: this server is reached over the network.
+// Peer returns a server for the router, with the services of Controller, the Peer service, and a
+// Node service that has only NodeGetInfo. options must contain transport credentials, because
+// clients reach this server over the network.
 func (d *Driver) Peer(options ...grpc.ServerOption) *grpc.Server {
-	marking := *d.around
-	marking.calls = append([]grpc.UnaryServerInterceptor{markAnswers}, d.around.calls...)
-	server := marking.Server(append(peerOptions(), options...)...)
-	csi.RegisterIdentityServer(server, &identity{cfg: d.cfg, prober: d.prober, offers: PluginCapabilities(d.cfg.Backend)})
+	withMark := *d.interceptors
+	withMark.calls = append([]grpc.UnaryServerInterceptor{markAnswers}, d.interceptors.calls...)
+	server := withMark.Server(append(peerOptions(), options...)...)
+	csi.RegisterIdentityServer(server,
+		&identity{cfg: d.cfg, prober: d.prober, capabilities: PluginCapabilities(d.cfg.Backend)})
 	d.registerControllers(server)
 	d.registerPeer(server)
 	return server
@@ -139,20 +149,21 @@ func (d *Driver) Peer(options ...grpc.ServerOption) *grpc.Server {
 
 func (d *Driver) registerControllers(server *grpc.Server) {
 	csi.RegisterControllerServer(server, d.controller)
-	registerGroups(server, d.cfg.Backend, d.controller.place)
+	registerGroups(server, d.cfg.Backend, d.controller.topology)
 	registerMetadata(server, d.cfg)
 }
 
-// isMount reports whether something is mounted at a path that an earlier driver staged to.
+// isMount reports whether path is mounted. An earlier process staged a volume at path.
 func isMount(m mounter.Mounter, path string) (bool, error) {
-	there, err := m.Occupied(context.Background(), path)
-	if errors.Is(err, mounter.ErrPath) { // it is below another kubelet directory, or gone
+	occupied, err := m.Occupied(context.Background(), path)
+	if errors.Is(err, mounter.ErrPath) { // the path is below another kubelet directory, or gone
 		return false, nil
 	}
-	return there, err
+	return occupied, err
 }
 
-// Serve answers calls until ctx is done, as the function of that name, and looks after what is mounted meanwhile.
+// Serve serves the endpoints as the function [Serve] does. Meanwhile, changes in the readiness of
+// the driver and in the health of its storage are logged.
 func (d *Driver) Serve(ctx context.Context, drain time.Duration, endpoints ...Endpoint) error {
 	watched := make(chan struct{})
 	go func() {
@@ -165,20 +176,20 @@ func (d *Driver) Serve(ctx context.Context, drain time.Duration, endpoints ...En
 	}
 	select {
 	case <-watched:
-	case <-time.After(time.Second): // it hangs in the disk
+	case <-time.After(time.Second): // a system call of watch is stalled
 	}
 	return err
 }
 
-// Close lets go of the state directory. It is called when nothing serves any more.
+// Close closes the state directory. The caller first ends the servers.
 func (d *Driver) Close() error {
-	if d.node.stagings == nil {
+	if d.node.records == nil {
 		return nil
 	}
-	return d.node.stagings.dir.Close()
+	return d.node.records.dir.Close()
 }
 
-// HTTP returns what --http-endpoint serves: ready is when the backend is.
+// HTTP returns the handler for --http-endpoint. The driver is ready when its backend is ready.
 func (d *Driver) HTTP() http.Handler {
 	return HTTP(d.cfg.Registry, func(ctx context.Context) (string, error) {
 		ready, err := d.prober.probe(ctx)

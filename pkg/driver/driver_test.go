@@ -86,11 +86,12 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		{errors.Join(backend.ErrExhausted, errors.New("disk full")), codes.ResourceExhausted},
 		{fmt.Errorf("%w: %w", backend.ErrNotReady, backend.ErrUnavailable), codes.FailedPrecondition},
 		{fmt.Errorf("%w: %w", backend.ErrUnavailable, fs.ErrNotExist), codes.Unavailable},
-		{fmt.Errorf("%w: %w", backend.ErrInvalid, &fs.PathError{Op: "open", Path: "x", Err: syscall.EMFILE}), codes.Unavailable},
+		{fmt.Errorf("%w: %w", backend.ErrInvalid, &fs.PathError{Op: "open", Path: "x", Err: syscall.EMFILE}),
+			codes.Unavailable},
 		{fmt.Errorf("%w: %w", backend.ErrExhausted, syscall.ENOSPC), codes.ResourceExhausted},
 		{fmt.Errorf("%w: %w", backend.ErrOutOfRange, syscall.ENOSPC), codes.OutOfRange},
 		{fmt.Errorf("%w: %w", mounter.ErrReadOnly, syscall.EROFS), codes.FailedPrecondition},
-		{syscall.EIO, codes.Internal}, // a disk that fails is worth an alert
+		{syscall.EIO, codes.Internal}, // a disk error should cause an alert
 	} {
 		if got := codeOf(tc.err); got != tc.code {
 			t.Errorf("%v is %s, want %s", tc.err, got, tc.code)
@@ -98,14 +99,14 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 	}
 }
 
-// odd is a backend that answers as a test wants.
+// odd is a backend whose results a test chooses.
 type odd struct {
 	backend.Backend
-	create  func() error
-	probe   func() (bool, error)
-	trouble []backend.Condition
-	sick    func()
-	limits  []int
+	create    func() error
+	probe     func() (bool, error)
+	trouble   []backend.Condition
+	unhealthy func()
+	limits    []int
 }
 
 func (o *odd) Create(context.Context, backend.CreateOptions) (backend.Volume, error) {
@@ -122,16 +123,18 @@ func (o *odd) List(_ context.Context, _ string, limit int) ([]backend.Volume, bo
 func (o *odd) Health(context.Context, string) ([]backend.Condition, error) { return nil, nil }
 
 func (o *odd) ListHealth(context.Context, string, int) ([]backend.VolumeHealth, bool, error) {
-	if o.sick != nil {
-		o.sick()
+	if o.unhealthy != nil {
+		o.unhealthy()
 	}
 	return nil, false, nil
 }
 
 func (o *odd) StorageHealth(context.Context) ([]backend.Condition, error) { return o.trouble, nil }
 
-// serveOdd serves a backend on a socket and returns clients of it. Serve's result comes when stop was called.
-func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Duration, change ...func(*Config)) (conn *grpc.ClientConn, stop func(), served chan error) {
+// serveOdd serves a backend on a socket and returns clients of the server. The channel gets the
+// result of Serve after stop.
+func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Duration,
+	change ...func(*Config)) (conn *grpc.ClientConn, stop func(), served chan error) {
 	t.Helper()
 	d := startDriver(t)
 	cfg := Config{
@@ -162,17 +165,20 @@ func serveOdd(t *testing.T, b backend.Backend, log *logBuffer, drain time.Durati
 
 func alwaysReady() (bool, error) { return true, nil }
 
-func TestWhatABackendDoesBadlyIsCaught(t *testing.T) {
+func TestPanicsAndSecretsOfABackend(t *testing.T) {
 	secret := "correct horse battery"
 	for name, tc := range map[string]struct {
-		create func() error
-		code   codes.Code
-		says   string
+		create  func() error
+		code    codes.Code
+		wantErr string
 	}{
-		"it panics":                     {func() error { panic("what a bug") }, codes.Internal, "panicked"},
-		"its error has a secret":        {func() error { return errors.New("login as " + secret) }, codes.Internal, "login as ***"},
-		"its status has a secret":       {func() error { return status.Error(codes.NotFound, secret) }, codes.NotFound, "***"},
-		"its error wraps a known class": {func() error { return fmt.Errorf("disk: %w", backend.ErrExhausted) }, codes.ResourceExhausted, "insufficient capacity"},
+		"the backend panics": {func() error { panic("a bug") }, codes.Internal, "panicked"},
+		"the error has a secret": {func() error { return errors.New("login as " + secret) }, codes.Internal,
+			"login as ***"},
+		"the status has a secret": {func() error { return status.Error(codes.NotFound, secret) }, codes.NotFound,
+			"***"},
+		"the error wraps a known class": {func() error { return fmt.Errorf("disk: %w", backend.ErrExhausted) },
+			codes.ResourceExhausted, "insufficient capacity"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := &logBuffer{}
@@ -180,8 +186,9 @@ func TestWhatABackendDoesBadlyIsCaught(t *testing.T) {
 			req := createRequest("x")
 			req.Secrets = map[string]string{"password": secret}
 			_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req)
-			if status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), secret) {
-				t.Errorf("got %v, want %s with %q", err, tc.code, tc.says)
+			if status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.wantErr) ||
+				strings.Contains(err.Error(), secret) {
+				t.Errorf("got %v, want %s with %q", err, tc.code, tc.wantErr)
 			}
 			if strings.Contains(log.String(), secret) {
 				t.Errorf("the secret is in the log: %s", log.String())
@@ -192,7 +199,7 @@ func TestWhatABackendDoesBadlyIsCaught(t *testing.T) {
 
 func TestAPanicOutsideOfACallEndsNothing(t *testing.T) {
 	log := &logBuffer{}
-	b := &odd{probe: func() (bool, error) { panic("what a bug") }}
+	b := &odd{probe: func() (bool, error) { panic("a bug") }}
 	conn, _, _ := serveOdd(t, b, log, time.Second)
 	for range 2 {
 		_, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{})
@@ -201,10 +208,10 @@ func TestAPanicOutsideOfACallEndsNothing(t *testing.T) {
 		}
 	}
 	d := &Driver{cfg: Config{Backend: b, Log: newTestLogger(log)}, prober: &prober{backend: b}}
-	b.sick = func() { panic("what a bug") }
-	d.logSick(context.Background())
+	b.unhealthy = func() { panic("a bug") }
+	d.logUnhealthy(context.Background())
 	if !strings.Contains(log.String(), "cannot list the health of volumes") {
-		t.Errorf("the log says nothing of it: %s", log.String())
+		t.Errorf("the panic is not in the log: %s", log.String())
 	}
 }
 
@@ -212,22 +219,23 @@ func TestLargeMessagesAndPages(t *testing.T) {
 	b := &odd{create: func() error { return backend.ErrInvalid }, probe: alwaysReady}
 	conn, _, _ := serveOdd(t, b, &logBuffer{}, time.Second)
 	req := createRequest("x")
-	req.Secrets = map[string]string{"x": strings.Repeat("s", 5<<20)} // over gRPC's own limit
+	req.Secrets = map[string]string{"x": strings.Repeat("s", 5<<20)} // over the default limit of gRPC
 	_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req)
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a message of 5 MiB: %.100v, want the backend's answer", err)
 	}
 	for _, entries := range []int32{0, 1, maxPage, math.MaxInt32} {
-		if _, err := csi.NewControllerClient(conn).ListVolumes(context.Background(), &csi.ListVolumesRequest{MaxEntries: entries}); err != nil {
+		if _, err := csi.NewControllerClient(conn).ListVolumes(context.Background(),
+			&csi.ListVolumesRequest{MaxEntries: entries}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if want := []int{maxPage, 1, maxPage, maxPage}; !slices.Equal(b.limits, want) {
-		t.Errorf("pages of %v are asked for, want %v", b.limits, want)
+		t.Errorf("the backend got the limits %v, want %v", b.limits, want)
 	}
 }
 
-func TestAProbeThatHangs(t *testing.T) {
+func TestAStalledProbe(t *testing.T) {
 	asked, release := make(chan struct{}, 100), make(chan struct{})
 	p := &prober{backend: &odd{probe: func() (bool, error) {
 		asked <- struct{}{}
@@ -237,7 +245,7 @@ func TestAProbeThatHangs(t *testing.T) {
 	for range 10 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 		if ready, err := p.probe(ctx); ready || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("probe = %v, %v while the disk hangs", ready, err)
+			t.Errorf("probe = %v, %v while the disk is stalled", ready, err)
 		}
 		cancel()
 	}
@@ -246,11 +254,11 @@ func TestAProbeThatHangs(t *testing.T) {
 		t.Errorf("probe = %v, %v when the disk is back", ready, err)
 	}
 	if n := len(asked); n > 2 {
-		t.Errorf("%d probes hung in the disk, want one", n)
+		t.Errorf("%d probes waited for the disk, want 1", n)
 	}
 }
 
-func TestTheStateThatIsLogged(t *testing.T) {
+func TestLoggedStates(t *testing.T) {
 	b := &odd{probe: alwaysReady}
 	d := &Driver{cfg: Config{Backend: b}, prober: &prober{backend: b}}
 	want := func(state, why string) {
@@ -261,7 +269,7 @@ func TestTheStateThatIsLogged(t *testing.T) {
 	}
 	want(ready, "")
 	b.trouble = []backend.Condition{{Reason: "TrashStuck", Message: "x"}, {Reason: "TrashStuck", Message: "y"}}
-	want(notWell, "TrashStuck: x; TrashStuck: y")
+	want(unhealthy, "TrashStuck: x; TrashStuck: y")
 	b.probe = func() (bool, error) { return false, nil }
 	want(starting, "")
 	b.probe = func() (bool, error) { return false, errors.New("no disk") }
@@ -271,7 +279,8 @@ func TestTheStateThatIsLogged(t *testing.T) {
 func TestTheLogIsJSONThroughout(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	_, err := logCalls(log)(context.Background(), createRequest("pvc-1"), &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
+	_, err := logCalls(log)(context.Background(), createRequest("pvc-1"),
+		&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Controller/CreateVolume"},
 		func(context.Context, any) (any, error) {
 			return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "v"}}, nil
 		})
@@ -286,7 +295,8 @@ func TestTheLogIsJSONThroughout(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 		t.Fatalf("%v: %s", err, out.String())
 	}
-	if line.Msg != "CreateVolume" || line.Code != "OK" || line.Name != "pvc-1" || line.Volume != "v" || line.Request["name"] != "pvc-1" || line.Response["volume"] == nil {
+	if line.Msg != "CreateVolume" || line.Code != "OK" || line.Name != "pvc-1" || line.Volume != "v" ||
+		line.Request["name"] != "pvc-1" || line.Response["volume"] == nil {
 		t.Errorf("the line is %s", out.String())
 	}
 }
@@ -300,23 +310,24 @@ func TestAPanicIsAnErrorAndIsLogged(t *testing.T) {
 		}
 		info := &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodePublishVolume"}
 		chain := handler
-		for _, i := range []grpc.UnaryServerInterceptor{recoverPanics, mapErrors, logCalls(newTestLogger(&out)), count} {
+		for _, i := range []grpc.UnaryServerInterceptor{recoverPanics, mapErrors, logCalls(newTestLogger(&out)),
+			count} {
 			next := chain
 			chain = func(ctx context.Context, req any) (any, error) { return i(ctx, req, info, next) }
 		}
 		_, err = chain(context.Background(), &csi.NodePublishVolumeRequest{VolumeId: "v"})
 		return err
 	}
-	err := intercept(func(context.Context, any) (any, error) { panic("what a bug") })
+	err := intercept(func(context.Context, any) (any, error) { panic("a bug") })
 	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "goroutine") {
 		t.Errorf("got %v", err)
 	}
-	if log := out.String(); !strings.Contains(log, "what a bug") || !strings.Contains(log, "driver_test.go") {
+	if log := out.String(); !strings.Contains(log, "a bug") || !strings.Contains(log, "driver_test.go") {
 		t.Errorf("the log has no stack: %s", log)
 	}
 }
 
-func TestTwoCallsForOneVolume(t *testing.T) {
+func TestLocksRejectASecondCallForAVolume(t *testing.T) {
 	l := newLocks()
 	req := &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: "/staging", TargetPath: "/one"}
 	call := func(req any, handler grpc.UnaryHandler) error {
@@ -358,25 +369,27 @@ func TestTwoCallsForOneVolume(t *testing.T) {
 	if err != nil || len(l.held) != 0 {
 		t.Errorf("%v, held: %v", err, l.held)
 	}
-	if err := call(req, func(context.Context, any) (any, error) { return nil, errors.New("failed") }); err == nil || len(l.held) != 0 {
+	if err := call(req, func(context.Context, any) (any, error) { return nil, errors.New("failed") }); err == nil ||
+		len(l.held) != 0 {
 		t.Errorf("after a failure %v is held", l.held)
 	}
 }
 
-// TestTwoCallsForOneThing looks at which calls keep which others away.
-func TestTwoCallsForOneThing(t *testing.T) {
+// TestLocksRejectConcurrentCalls checks which calls the locks of a call reject.
+func TestLocksRejectConcurrentCalls(t *testing.T) {
 	nothing := func(context.Context, any) (any, error) { return nil, nil }
 	for name, tc := range map[string]struct {
 		running    any
 		busy, free []any
 	}{
-		"a snapshot that is made": {
+		"a snapshot that is created": {
 			&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
 			[]any{&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "other"}},
 			[]any{
 				&csi.CreateSnapshotRequest{Name: "y", SourceVolumeId: "v"}, &csi.CreateVolumeRequest{Name: "x"},
 				&csi.DeleteSnapshotRequest{SnapshotId: "x"}, &csi.ListSnapshotsRequest{}, &csi.GetSnapshotRequest{SnapshotId: "x"},
-				&csi.NodePublishVolumeRequest{VolumeId: "v"}, &csi.DeleteVolumeRequest{VolumeId: "v"}, // which the backend refuses
+				// the backend rejects this call
+				&csi.NodePublishVolumeRequest{VolumeId: "v"}, &csi.DeleteVolumeRequest{VolumeId: "v"},
 			},
 		},
 		"a snapshot that is deleted": {
@@ -387,36 +400,41 @@ func TestTwoCallsForOneThing(t *testing.T) {
 				&csi.ListSnapshotsRequest{SnapshotId: "x"}, &csi.GetSnapshotRequest{SnapshotId: "x"},
 			},
 		},
-		"a group that is made": {
+		"a group snapshot that is created": {
 			&csi.CreateVolumeGroupSnapshotRequest{Name: "x", SourceVolumeIds: []string{"v"}},
 			[]any{&csi.CreateVolumeGroupSnapshotRequest{Name: "x", SourceVolumeIds: []string{"other"}}},
 			[]any{
-				&csi.CreateVolumeGroupSnapshotRequest{Name: "y", SourceVolumeIds: []string{"v"}}, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
+				&csi.CreateVolumeGroupSnapshotRequest{Name: "y",
+					SourceVolumeIds: []string{"v"}}, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
 				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"}, &csi.NodeUnstageVolumeRequest{VolumeId: "v"},
 			},
 		},
-		"a group that is deleted": {
+		"a group snapshot that is deleted": {
 			&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x", SnapshotIds: []string{"s"}},
 			[]any{&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"}},
 			[]any{
 				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "y"}, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "x"},
-				&csi.DeleteSnapshotRequest{SnapshotId: "s"}, // which the backend refuses
+				&csi.DeleteSnapshotRequest{SnapshotId: "s"}, // the backend rejects this call
 			},
 		},
 		"a volume that is modified": {
 			&csi.ControllerModifyVolumeRequest{VolumeId: "v"},
-			[]any{&csi.ControllerModifyVolumeRequest{VolumeId: "v"}, &csi.ControllerExpandVolumeRequest{VolumeId: "v"}, &csi.NodeStageVolumeRequest{VolumeId: "v"}},
+			[]any{&csi.ControllerModifyVolumeRequest{VolumeId: "v"}, &csi.ControllerExpandVolumeRequest{VolumeId: "v"},
+				&csi.NodeStageVolumeRequest{VolumeId: "v"}},
 			[]any{&csi.ControllerModifyVolumeRequest{VolumeId: "x"}, &csi.ControllerGetVolumeRequest{VolumeId: "v"}},
 		},
 		"a volume that is restored": {
 			&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofSnapshot("s")},
-			[]any{&csi.CreateVolumeRequest{Name: "x"}, &csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},
-			[]any{&csi.CreateVolumeRequest{Name: "y", VolumeContentSource: ofSnapshot("s")}, &csi.DeleteSnapshotRequest{SnapshotId: "s"}},
+			[]any{&csi.CreateVolumeRequest{Name: "x"},
+				&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},
+			[]any{&csi.CreateVolumeRequest{Name: "y", VolumeContentSource: ofSnapshot("s")},
+				&csi.DeleteSnapshotRequest{SnapshotId: "s"}},
 		},
 		"a volume that is cloned": {
 			&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")},
 			[]any{&csi.CreateVolumeRequest{Name: "x", VolumeContentSource: ofVolume("v")}},
-			[]any{&csi.CreateVolumeRequest{Name: "y", VolumeContentSource: ofVolume("v")}, &csi.NodeUnpublishVolumeRequest{VolumeId: "v"}},
+			[]any{&csi.CreateVolumeRequest{Name: "y", VolumeContentSource: ofVolume("v")},
+				&csi.NodeUnpublishVolumeRequest{VolumeId: "v"}},
 		},
 	} {
 		l := newLocks()
@@ -439,7 +457,8 @@ func TestTwoCallsForOneThing(t *testing.T) {
 	}
 }
 
-// TestManyCallsAtOnce makes 200 mixed calls at a time, on one volume and on many, and looks at what they leave.
+// TestManyCallsAtOnce makes 200 mixed calls concurrently, on a shared volume and on many volumes,
+// and checks the state after them.
 func TestManyCallsAtOnce(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		ctx := context.Background()
@@ -458,7 +477,7 @@ func TestManyCallsAtOnce(t *testing.T) {
 			}
 		}
 		for i := range 100 {
-			wg.Go(func() { // on one volume
+			wg.Go(func() { // on a shared volume
 				target := fmt.Sprint("one-", i%10)
 				switch i % 4 {
 				case 0:
@@ -468,11 +487,12 @@ func TestManyCallsAtOnce(t *testing.T) {
 				case 2:
 					check("stage", one.stage())
 				case 3:
-					_, err := d.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: one.id, VolumePath: one.staging})
+					_, err := d.NodeGetVolumeStats(ctx,
+						&csi.NodeGetVolumeStatsRequest{VolumeId: one.id, VolumePath: one.staging})
 					check("stats", err)
 				}
 			})
-			wg.Go(func() { // a life of its own
+			wg.Go(func() { // on a volume of its own
 				v := d.create(fmt.Sprint("own-", i), capability(sharedMode))
 				check("stage", v.stage())
 				check("publish", v.publish(fmt.Sprint("own-", i)))
@@ -486,7 +506,7 @@ func TestManyCallsAtOnce(t *testing.T) {
 		}
 		wg.Wait()
 		if done.Load() < 500 {
-			t.Errorf("%d calls done, %d aborted: own volumes have no rivals", done.Load(), aborted.Load())
+			t.Errorf("%d calls done, %d aborted: each caller has a volume of its own", done.Load(), aborted.Load())
 		}
 		for i := range 10 {
 			d.want(codes.OK, one.unpublish(fmt.Sprint("one-", i)))
@@ -514,7 +534,8 @@ func TestTheSameCreateManyTimesMakesOneVolume(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if list, err := d.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 1 {
+	if list, err := d.ListVolumes(context.Background(), &csi.ListVolumesRequest{}); err != nil ||
+		len(list.GetEntries()) != 1 {
 		t.Errorf("ListVolumes = %v, %v", list, err)
 	}
 }
@@ -549,11 +570,11 @@ func TestEndpoints(t *testing.T) {
 		t.Error("a live socket was replaced")
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
-		t.Errorf("beside the socket there is %v", entries)
+		t.Errorf("the directory of the socket has %v", entries)
 	}
 	l.Close()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the socket is there after Close: %v", err)
+		t.Errorf("the socket still exists after Close: %v", err)
 	}
 
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -600,11 +621,11 @@ func TestEndpoints(t *testing.T) {
 	l.Close()
 }
 
-// slow is a backend whose Create takes as long as a test wants.
+// slow is a backend whose Create takes as long as a test chooses.
 type slow struct {
 	backend.Backend
 	started, finish chan struct{}
-	deaf            bool // it doesn't look at its context, as a call that hangs in a disk
+	deaf            bool // Create ignores its context, as a call that waits for a stalled disk does
 }
 
 func (s *slow) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
@@ -628,9 +649,9 @@ func TestServeDrains(t *testing.T) {
 		deaf  bool
 		code  codes.Code
 	}{
-		"a running call ends":              {time.Minute, true, false, codes.OK},
-		"an endless call is cut":           {50 * time.Millisecond, false, false, codes.Unavailable},
-		"a call that hangs is left behind": {50 * time.Millisecond, false, true, codes.Unavailable},
+		"a running call ends":         {time.Minute, true, false, codes.OK},
+		"an endless call is stopped":  {50 * time.Millisecond, false, false, codes.Unavailable},
+		"a stalled call is abandoned": {50 * time.Millisecond, false, true, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &slow{started: make(chan struct{}), finish: make(chan struct{}), deaf: tc.deaf}
@@ -662,14 +683,14 @@ func TestServeDrains(t *testing.T) {
 	}
 }
 
-// attachesOnly is a backend with the four methods and an Attacher.
+// attachesOnly is a backend with only the four required methods and Attacher.
 type attachesOnly struct {
 	slow
 	backend.Attacher
 }
 
-func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
-	c := &controller{backend: &slow{}, place: &place{}}
+func TestCapabilitiesFollowTheBackend(t *testing.T) {
+	c := &controller{backend: &slow{}, topology: &topology{}}
 	resp, err := c.ControllerGetCapabilities(context.Background(), nil)
 	if err != nil || len(resp.GetCapabilities()) != 3 {
 		t.Errorf("a backend with the four methods only has %v, %v", resp, err)
@@ -685,12 +706,20 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 			_, err := c.ControllerUnpublishVolume(context.Background(), nil)
 			return err
 		},
-		"CreateSnapshot":            func() error { _, err := c.CreateSnapshot(context.Background(), nil); return err },
-		"DeleteSnapshot":            func() error { _, err := c.DeleteSnapshot(context.Background(), nil); return err },
-		"GetSnapshot":               func() error { _, err := c.GetSnapshot(context.Background(), nil); return err },
-		"ListSnapshots":             func() error { _, err := c.ListSnapshots(context.Background(), nil); return err },
-		"ControllerModifyVolume":    func() error { _, err := c.ControllerModifyVolume(context.Background(), nil); return err },
-		"ControllerGetVolumeHealth": func() error { _, err := c.ControllerGetVolumeHealth(context.Background(), nil); return err },
+		"CreateSnapshot": func() error { _, err := c.CreateSnapshot(context.Background(), nil); return err },
+		"DeleteSnapshot": func() error { _, err := c.DeleteSnapshot(context.Background(), nil); return err },
+		"GetSnapshot":    func() error { _, err := c.GetSnapshot(context.Background(), nil); return err },
+		"ListSnapshots":  func() error { _, err := c.ListSnapshots(context.Background(), nil); return err },
+		"ControllerModifyVolume": func() error {
+			_,
+				err := c.ControllerModifyVolume(context.Background(), nil)
+			return err
+		},
+		"ControllerGetVolumeHealth": func() error {
+			_,
+				err := c.ControllerGetVolumeHealth(context.Background(), nil)
+			return err
+		},
 		"ControllerListVolumeHealth": func() error {
 			_, err := c.ControllerListVolumeHealth(context.Background(), nil)
 			return err
@@ -700,29 +729,32 @@ func TestCapabilitiesAreReadOffTheBackend(t *testing.T) {
 			t.Errorf("%s = %s", name, code)
 		}
 	}
-	if resp, err := (&controller{backend: &attachesOnly{}}).ControllerGetCapabilities(context.Background(), nil); err != nil || len(resp.GetCapabilities()) != 5 {
+	if resp, err := (&controller{backend: &attachesOnly{}}).ControllerGetCapabilities(context.Background(),
+		nil); err != nil || len(resp.GetCapabilities()) != 5 {
 		t.Errorf("a backend that attaches and has no list has %v, %v", resp, err)
 	}
-	n := &node{backend: &slow{}, place: &place{}}
+	n := &node{backend: &slow{}, topology: &topology{}}
 	if resp, err := n.NodeGetCapabilities(context.Background(), nil); err != nil || len(resp.GetCapabilities()) != 3 {
-		t.Errorf("its node has %v, %v", resp, err)
+		t.Errorf("its Node service has %v, %v", resp, err)
 	}
 	if info, err := n.NodeGetInfo(context.Background(), nil); err != nil || info.GetAccessibleTopology() != nil {
-		t.Errorf("a backend that isn't local has the topology %v, %v", info, err)
+		t.Errorf("a backend that is not local has the topology %v, %v", info, err)
 	}
-	if err := c.place.checkMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER); err != nil {
-		t.Errorf("a backend that isn't local refuses many nodes: %v", err)
+	if err := c.topology.checkMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER); err != nil {
+		t.Errorf("a backend that is not local rejects many nodes: %v", err)
 	}
 }
 
-func TestWhatABackendWithEveryInterfaceCanDo(t *testing.T) {
+func TestCapabilitiesOfABackendWithAllInterfaces(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		change []func(*testDriver)
 		plugin string
 	}{
-		"everywhere":  {nil, "CONTROLLER_SERVICE GROUP_CONTROLLER_SERVICE SNAPSHOT_METADATA_SERVICE"},
-		"on one node": {[]func(*testDriver){onOneNode}, "CONTROLLER_SERVICE VOLUME_ACCESSIBILITY_CONSTRAINTS SNAPSHOT_ACCESSIBILITY_CONSTRAINTS GROUP_CONTROLLER_SERVICE SNAPSHOT_METADATA_SERVICE"},
+		"everywhere": {nil, "CONTROLLER_SERVICE GROUP_CONTROLLER_SERVICE SNAPSHOT_METADATA_SERVICE"},
+		"on one node": {[]func(*testDriver){onOneNode},
+			"CONTROLLER_SERVICE VOLUME_ACCESSIBILITY_CONSTRAINTS SNAPSHOT_ACCESSIBILITY_CONSTRAINTS " +
+				"GROUP_CONTROLLER_SERVICE SNAPSHOT_METADATA_SERVICE"},
 	} {
 		d := startDriver(t, append(tc.change, inMemory)...)
 		plugin, err := d.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
@@ -744,7 +776,7 @@ func TestWhatABackendWithEveryInterfaceCanDo(t *testing.T) {
 			delete(missing, int32(c.GetRpc().GetType()))
 		}
 		if len(missing) > 0 {
-			t.Errorf("%s: the controller has not %v", name, missing)
+			t.Errorf("%s: the Controller service does not have %v", name, missing)
 		}
 	}
 }
@@ -790,7 +822,7 @@ func TestHTTP(t *testing.T) {
 		t.Errorf("/readyz = %d %s without a root", code, body)
 	}
 	if code, _ := get("/healthz"); code != 200 {
-		t.Errorf("/healthz = %d without a root: a restart mends nothing", code)
+		t.Errorf("/healthz = %d without a root: a restart would not help", code)
 	}
 }
 
@@ -800,14 +832,18 @@ func TestTracingIsOffUnlessAskedFor(t *testing.T) {
 		on   bool
 		fail bool
 	}{
-		"by default":          {nil, false, false},
-		"none":                {map[string]string{"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, false, false},
-		"disabled":            {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, false, false},
-		"an endpoint":         {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, true, false},
-		"grpc":                {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, true, false},
+		"by default": {nil, false, false},
+		"none": {map[string]string{"OTEL_TRACES_EXPORTER": "none",
+			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, false, false},
+		"disabled": {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, false,
+			false},
+		"an endpoint": {map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, true, false},
+		"grpc": {map[string]string{"OTEL_TRACES_EXPORTER": "otlp",
+			"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, true, false},
 		"console":             {map[string]string{"OTEL_TRACES_EXPORTER": "console"}, true, false},
 		"an unknown exporter": {map[string]string{"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, false, true},
-		"an unknown protocol": {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "udp"}, false, true},
+		"an unknown protocol": {map[string]string{"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "udp"},
+			false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for k, v := range tc.env {
@@ -831,7 +867,8 @@ func FuzzPagingToken(f *testing.F) {
 	f.Add(nextToken("volume"), int32(0))
 	f.Add("00000000.", int32(math.MaxInt32))
 	f.Fuzz(func(t *testing.T, s string, entries int32) {
-		if after, limit, err := parsePage(s, entries); err == nil && (limit < 1 || limit > maxPage || (s != "" && nextToken(after) != s)) {
+		if after, limit, err := parsePage(s, entries); err == nil &&
+			(limit < 1 || limit > maxPage || (s != "" && nextToken(after) != s)) {
 			t.Errorf("parsePage(%q, %d) = %q, %d", s, entries, after, limit)
 		}
 		if after, _, err := parsePage(nextToken(s), 1); err != nil || after != s {
@@ -859,7 +896,8 @@ func FuzzOwnKeys(f *testing.F) {
 	f.Add("storage.kubernetes.io/", "csi.storage.k8s.io")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		for key := range ownKeys(map[string]string{a: "1", b: "2"}) {
-			if strings.HasPrefix(key, "csi.storage.k8s.io/") || strings.HasPrefix(key, "storage.kubernetes.io/") || (key != a && key != b) {
+			if strings.HasPrefix(key, "csi.storage.k8s.io/") || strings.HasPrefix(key, "storage.kubernetes.io/") ||
+				(key != a && key != b) {
 				t.Errorf("%q is left of %q and %q", key, a, b)
 			}
 		}

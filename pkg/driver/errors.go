@@ -12,24 +12,24 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// errPrecondition says that a call is right, but not in the state in which the volume is.
+// errPrecondition is the error for a valid call that the state of the volume does not allow.
 var errPrecondition = errors.New("wrong state")
 
-// errToken says that a paging token isn't one of ours.
+// errToken is the error for a paging token that this driver did not create.
 var errToken = errors.New("bad token")
 
-// statusCodes is the one place where an error becomes a status code. The first line that matches counts; what matches
-// none is INTERNAL. CSI spec v1.13, error scheme.
+// statusCodes is the only table from errors to status codes. The first match counts. An error
+// without a match is INTERNAL. CSI spec v1.13, error scheme.
 var statusCodes = []struct {
 	err  error
 	code codes.Code
 }{
 	{context.Canceled, codes.Canceled},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
-	{backend.ErrNotReady, codes.FailedPrecondition}, // Probe's, whatever else it wraps
+	{backend.ErrNotReady, codes.FailedPrecondition}, // of Probe; takes precedence over the errors that it wraps
 	{backend.ErrUnavailable, codes.Unavailable},
-	// The machine is short of files or memory. No class says that, and a class that wraps it is the guess of a caller
-	// that did not expect it.
+	// The machine is short of file descriptors or memory. This precedes the classes: a class that
+	// wraps such an error is the guess of a caller that did not expect it.
 	{syscall.EMFILE, codes.Unavailable},
 	{syscall.ENFILE, codes.Unavailable},
 	{syscall.ENOMEM, codes.Unavailable},
@@ -54,8 +54,8 @@ var statusCodes = []struct {
 	{backend.ErrExhausted, codes.ResourceExhausted},
 	{backend.ErrOutOfRange, codes.OutOfRange},
 	{errors.ErrUnsupported, codes.Unimplemented},
-	// A disk that an operator can mend, such as that of the state directory. What a full root means to a call, its
-	// backend says with a class.
+	// A full or read-only disk that an operator can repair, for example the disk of the state
+	// directory. For a full root, the backend returns an error with a class.
 	{syscall.ENOSPC, codes.Unavailable},
 	{syscall.EDQUOT, codes.Unavailable},
 	{syscall.EROFS, codes.Unavailable},

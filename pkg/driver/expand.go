@@ -11,8 +11,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// ControllerExpandVolume grows a volume, used or not. CSI spec v1.13, ControllerExpandVolume.
-func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+// ControllerExpandVolume expands a volume, which may be in use. CSI spec v1.13,
+// ControllerExpandVolume.
+func (c *controller) ControllerExpandVolume(ctx context.Context,
+	req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	expander, ok := c.backend.(backend.Expander)
 	if !ok {
 		return c.UnimplementedControllerServer.ControllerExpandVolume(ctx, req)
@@ -25,7 +27,7 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 		return nil, err
 	}
 	if req.GetVolumeCapability() != nil {
-		if _, err := c.place.use(req.GetVolumeCapability()); err != nil {
+		if _, err := c.topology.parseCapability(req.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}
@@ -36,7 +38,7 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: size, NodeExpansionRequired: node}, nil
 }
 
-// expandOptions turns a checked request into what a backend is asked for.
+// expandOptions checks a request and returns the options for the backend.
 func expandOptions(req *csi.ControllerExpandVolumeRequest) (backend.ExpandOptions, error) {
 	r := req.GetCapacityRange()
 	o := backend.ExpandOptions{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes(), Secrets: req.GetSecrets()}
@@ -46,8 +48,10 @@ func expandOptions(req *csi.ControllerExpandVolumeRequest) (backend.ExpandOption
 	return o, checkRange(r)
 }
 
-// NodeExpandVolume grows what is in a volume to the size that the controller gave it. CSI spec v1.13, NodeExpandVolume.
-func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+// NodeExpandVolume grows the content of a volume to the size that the controller gave the volume.
+// CSI spec v1.13, NodeExpandVolume.
+func (n *node) NodeExpandVolume(ctx context.Context,
+	req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
 	if !is[backend.Expander](n.backend) {
 		return n.UnimplementedNodeServer.NodeExpandVolume(ctx, req)
 	}
@@ -58,21 +62,23 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err := checkRange(req.GetCapacityRange()); err != nil {
 		return nil, err
 	}
-	what, err := n.whatIsAt(ctx, id, path)
+	mount, err := n.mountAt(ctx, id, path)
 	if err != nil {
 		return nil, err
 	}
-	size, err := n.sizeFor(ctx, req, &what)
+	size, err := n.sizeFor(ctx, req, &mount)
 	if err != nil {
 		return nil, err
 	}
-	if staging := req.GetStagingTargetPath(); staging != "" { // which is writable where the target may not be
-		if there, err := n.mounter.Mounted(ctx, what, staging); err == nil && there {
+	// The staging path is writable; the target path may be read-only.
+	if staging := req.GetStagingTargetPath(); staging != "" {
+		if mounted, err := n.mounter.Mounted(ctx, mount, staging); err == nil && mounted {
 			path = staging
 		}
 	}
-	err = n.mounter.Grow(ctx, what, path)
-	if errors.Is(err, mounter.ErrDevice) { // the node may see later that its disk grew; after FAILED_PRECONDITION the kubelet gives up
+	err = n.mounter.Grow(ctx, mount, path)
+	// The node may see the new size of its disk later. After FAILED_PRECONDITION the kubelet would not retry.
+	if errors.Is(err, mounter.ErrDevice) {
 		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
 	}
 	if err != nil {
@@ -81,26 +87,30 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// sizeFor returns the size of a volume, in bytes, which must be large enough for the request. Of a
-// disk, the Mounter asks the disk: on a node the backend may not reach its storage.
-func (n *node) sizeFor(ctx context.Context, req *csi.NodeExpandVolumeRequest, what *mounter.Mount) (int64, error) {
+// sizeFor returns the size of a volume in bytes. The volume must be large enough for the request,
+// else the error is ErrOutOfRange. For a disk, sizeFor sets the size of the mount to the required
+// size, and the Mounter compares it with the disk: on a node the backend may have no access to its
+// storage.
+func (n *node) sizeFor(ctx context.Context, req *csi.NodeExpandVolumeRequest, mount *mounter.Mount) (int64, error) {
 	required := req.GetCapacityRange().GetRequiredBytes()
-	if what.Kind == mounter.BlockDevice {
-		what.Size = max(what.Size, required)
-		return what.Size, nil
+	if mount.Kind == mounter.BlockDevice {
+		mount.Size = max(mount.Size, required)
+		return mount.Size, nil
 	}
 	v, err := n.backend.Get(ctx, req.GetVolumeId(), req.GetSecrets())
 	if err == nil && v.Size < required {
-		err = fmt.Errorf("%w: volume %.128q has %d bytes: the controller has to expand it first", backend.ErrOutOfRange, req.GetVolumeId(), v.Size)
+		err = fmt.Errorf("%w: volume %.128q has %d bytes: the controller has to expand it first", backend.ErrOutOfRange,
+			req.GetVolumeId(), v.Size)
 	}
 	return v.Size, err
 }
 
-// whatIsAt returns what is mounted at path, if that is the volume. Errors: ErrNotFound.
-func (n *node) whatIsAt(ctx context.Context, id, path string) (mounter.Mount, error) {
-	what, there, err := n.mountedAs(ctx, id, path)
-	if errors.Is(err, mounter.ErrPath) || (err == nil && !there) {
+// mountAt returns the mount of a volume at path. If the volume is not mounted there, the error is
+// ErrNotFound.
+func (n *node) mountAt(ctx context.Context, id, path string) (mounter.Mount, error) {
+	mount, mounted, err := n.mountedAs(ctx, id, path)
+	if errors.Is(err, mounter.ErrPath) || (err == nil && !mounted) {
 		err = fmt.Errorf("%w: volume %.128q at %.128q", backend.ErrNotFound, id, path)
 	}
-	return what, err
+	return mount, err
 }

@@ -12,17 +12,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// newSize asks for a volume of a size in bytes.
+// newSize returns a capacity range in bytes.
 func newSize(required, limit int64) *csi.CapacityRange {
 	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
 }
 
 func (v *volume) expand(r *csi.CapacityRange) (*csi.ControllerExpandVolumeResponse, error) {
-	return v.ControllerExpandVolume(context.Background(), &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: r})
+	return v.ControllerExpandVolume(context.Background(),
+		&csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: r})
 }
 
 func (v *volume) nodeExpand(path string, r *csi.CapacityRange) (*csi.NodeExpandVolumeResponse, error) {
-	return v.NodeExpandVolume(context.Background(), &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: path, CapacityRange: r})
+	return v.NodeExpandVolume(context.Background(),
+		&csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: path, CapacityRange: r})
 }
 
 func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
@@ -30,9 +32,9 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 	xfs := capability(sharedMode)
 	xfs.GetMount().FsType = "xfs"
 	for name, tc := range map[string]struct {
-		kind string
-		use  *csi.VolumeCapability
-		node bool // the node has its part to do
+		kind       string
+		capability *csi.VolumeCapability
+		node       bool // the node must expand the volume, too
 	}{
 		"a directory": {"directory", capability(sharedMode), false},
 		"an image":    {"image", xfs, true},
@@ -41,23 +43,25 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			forEachMounter(t, func(t *testing.T, d *testDriver) {
 				if d.real && tc.node && !canLoop() {
-					t.Skip("no loop devices here")
+					t.Skip("this process cannot use loop devices")
 				}
-				if _, err := exec.LookPath("mkfs.xfs"); err != nil && d.real && tc.use == xfs {
+				if _, err := exec.LookPath("mkfs.xfs"); err != nil && d.real && tc.capability == xfs {
 					namespace.Skip(t, err)
 				}
 				req := createRequest("v")
-				req.Parameters, req.VolumeCapabilities = map[string]string{"kind": tc.kind}, []*csi.VolumeCapability{tc.use}
+				req.Parameters, req.VolumeCapabilities = map[string]string{"kind": tc.kind}, []*csi.VolumeCapability{tc.capability}
 				resp, err := d.CreateVolume(context.Background(), req)
 				d.want(codes.OK, err)
-				v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), use: tc.use, staging: d.path("staging")}
+				v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), capability: tc.capability,
+					staging: d.path("staging")}
 				d.want(codes.OK, v.stage())
 				d.want(codes.OK, v.publish("one"))
 				_, err = v.nodeExpand(d.path("one"), newSize(G, 0))
-				d.want(codes.OutOfRange, err) // before the controller
+				d.want(codes.OutOfRange, err) // before ControllerExpandVolume
 				for range 2 {
 					grown, err := v.expand(newSize(G, 2*G))
-					if d.want(codes.OK, err); grown.GetCapacityBytes() != G || grown.GetNodeExpansionRequired() != tc.node {
+					if d.want(codes.OK, err); grown.GetCapacityBytes() != G ||
+						grown.GetNodeExpansionRequired() != tc.node {
 						t.Errorf("ControllerExpandVolume = %v", grown)
 					}
 					there, err := v.nodeExpand(d.path("one"), newSize(G, 2*G))
@@ -65,10 +69,11 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 						t.Errorf("NodeExpandVolume = %v", there)
 					}
 				}
-				stats, err := d.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: d.path("one")})
+				stats, err := d.NodeGetVolumeStats(context.Background(),
+					&csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: d.path("one")})
 				d.want(codes.OK, err)
 				if total := stats.GetUsage()[0].GetTotal(); d.real && tc.node && (total > G || total < G*9/10) {
-					t.Errorf("it has %d bytes, want about 1 GiB", total)
+					t.Errorf("the volume has %d bytes, want about 1 GiB", total)
 				}
 				d.want(codes.OK, v.unpublish("one"))
 				_, err = v.nodeExpand(d.path("one"), nil)
@@ -80,22 +85,22 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 	}
 }
 
-func TestExpansionsThatCantBe(t *testing.T) {
+func TestImpossibleExpansionsAreRejected(t *testing.T) {
 	d := startDriver(t)
 	v := d.create("v", capability(sharedMode))
 	for name, tc := range map[string]struct {
 		r    *csi.CapacityRange
 		code codes.Code
 	}{
-		"no range":                {nil, codes.InvalidArgument},
-		"an empty range":          {newSize(0, 0), codes.InvalidArgument},
-		"a negative size":         {newSize(-1, 0), codes.InvalidArgument},
-		"more than the limit":     {newSize(2<<20, 1<<20), codes.OutOfRange},
-		"smaller than it is":      {newSize(0, 1), codes.OutOfRange},
-		"larger than the disk":    {newSize(1<<60, 0), codes.OutOfRange},
-		"the largest number":      {newSize(math.MaxInt64, 0), codes.OutOfRange},
-		"as large as it is":       {newSize(1<<20, 1<<20), codes.OK},
-		"less than it has, is OK": {newSize(1, 0), codes.OK},
+		"no range":                            {nil, codes.InvalidArgument},
+		"an empty range":                      {newSize(0, 0), codes.InvalidArgument},
+		"a negative size":                     {newSize(-1, 0), codes.InvalidArgument},
+		"more than the limit":                 {newSize(2<<20, 1<<20), codes.OutOfRange},
+		"smaller than it is":                  {newSize(0, 1), codes.OutOfRange},
+		"larger than the disk":                {newSize(1<<60, 0), codes.OutOfRange},
+		"the largest number":                  {newSize(math.MaxInt64, 0), codes.OutOfRange},
+		"as large as it is":                   {newSize(1<<20, 1<<20), codes.OK},
+		"less than the size, without a limit": {newSize(1, 0), codes.OK},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := v.expand(tc.r)

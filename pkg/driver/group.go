@@ -11,27 +11,31 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// groupController is the GroupController service: snapshots of several volumes at one point in time. It is served only if
-// the backend can make them. CSI spec v1.13, Group Controller Service RPCs.
+// groupController is the GroupController service: snapshots of several volumes at one point in
+// time. Only a driver with a GroupSnapshotter serves it. CSI spec v1.13, Group Controller Service
+// RPCs.
 type groupController struct {
 	csi.UnimplementedGroupControllerServer
-	groups backend.GroupSnapshotter
-	place  *place
+	groups   backend.GroupSnapshotter
+	topology *topology
 }
 
-// registerGroups serves the GroupController service if the backend has what it needs.
-func registerGroups(server *grpc.Server, b backend.Backend, p *place) {
+// registerGroups registers the GroupController service if the backend is a GroupSnapshotter.
+func registerGroups(server *grpc.Server, b backend.Backend, t *topology) {
 	if groups, ok := b.(backend.GroupSnapshotter); ok {
-		csi.RegisterGroupControllerServer(server, &groupController{groups: groups, place: p})
+		csi.RegisterGroupControllerServer(server, &groupController{groups: groups, topology: t})
 	}
 }
 
-func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+func (g *groupController) GroupControllerGetCapabilities(context.Context,
+	*csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
 	return GroupCapabilities(), nil
 }
 
-// CreateVolumeGroupSnapshot cuts all snapshots of a group, or none. It answers when they can be used.
-func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+// CreateVolumeGroupSnapshot creates all snapshots of a group, or none, and returns when they are
+// ready to use.
+func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context,
+	req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	o, err := groupOptions(req)
 	if err != nil {
 		return nil, err
@@ -40,24 +44,26 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	if err != nil {
 		return nil, fmt.Errorf("create group snapshot %q: %w", req.GetName(), err)
 	}
-	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.place.group(group)}, nil
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.topology.group(group)}, nil
 }
 
-// deletionPolicyKey is a field of a VolumeGroupSnapshotClass, which is no driver's business. Kubernetes' own storage tests (v1.37) write it
-// among the class's parameters, too: a driver that refused it would fail them all.
+// deletionPolicyKey is a field of a VolumeGroupSnapshotClass, which does not concern a driver. The
+// storage tests of Kubernetes (v1.37) also write it as a parameter of the class, and would all fail
+// with a driver that rejected this parameter.
 const deletionPolicyKey = "deletionPolicy"
 
-// groupOptions turns a checked request into what a backend is asked for.
+// groupOptions checks a request and returns the options for the backend.
 func groupOptions(req *csi.CreateVolumeGroupSnapshotRequest) (backend.GroupOptions, error) {
 	o := backend.GroupOptions{
-		Name: req.GetName(), Sources: req.GetSourceVolumeIds(), Parameters: ownKeys(req.GetParameters()), Secrets: req.GetSecrets(),
-		Namespace: namespaceOf(req.GetParameters(), groupNamespace),
+		Name: req.GetName(), Sources: req.GetSourceVolumeIds(), Parameters: ownKeys(req.GetParameters()),
+		Secrets: req.GetSecrets(), Namespace: namespaceOf(req.GetParameters(), groupNamespace),
 	}
-	switch policy, said := o.Parameters[deletionPolicyKey]; {
-	case said && policy != "Delete" && policy != "Retain":
-		return o, fmt.Errorf("%w: parameter %s is %.64q; the class has a field for it, which counts", backend.ErrInvalid, deletionPolicyKey, policy)
-	case said:
-		delete(o.Parameters, deletionPolicyKey) // of a copy
+	switch policy, set := o.Parameters[deletionPolicyKey]; {
+	case set && policy != "Delete" && policy != "Retain":
+		return o, fmt.Errorf("%w: parameter %s is %.64q, must be Delete or Retain: only the field of the class has "+
+			"an effect", backend.ErrInvalid, deletionPolicyKey, policy)
+	case set:
+		delete(o.Parameters, deletionPolicyKey) // ownKeys has returned a copy
 	}
 	if err := required("name", o.Name); err != nil {
 		return o, err
@@ -71,23 +77,25 @@ func groupOptions(req *csi.CreateVolumeGroupSnapshotRequest) (backend.GroupOptio
 	return o, distinct("source volume ID", o.Sources)
 }
 
-// distinct returns an error for an ID that is empty or there twice.
-func distinct(what string, ids []string) error {
+// distinct returns an error for an ID that is empty or occurs twice. name describes the IDs.
+func distinct(name string, ids []string) error {
 	seen := map[string]bool{}
 	for _, id := range ids {
-		if err := required(what, id); err != nil {
+		if err := required(name, id); err != nil {
 			return err
 		}
 		if seen[id] {
-			return fmt.Errorf("%w: the %s %.128q is there twice", backend.ErrInvalid, what, id)
+			return fmt.Errorf("%w: the %s %.128q occurs twice", backend.ErrInvalid, name, id)
 		}
 		seen[id] = true
 	}
 	return nil
 }
 
-// GetVolumeGroupSnapshot returns a group. The IDs of its snapshots are compared with those in the request, where it has any.
-func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+// GetVolumeGroupSnapshot returns a group snapshot. If the request has snapshot IDs, the backend
+// compares them with the members.
+func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context,
+	req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
 	if err := checkGroup(req); err != nil {
 		return nil, err
 	}
@@ -95,11 +103,13 @@ func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.G
 	if err != nil {
 		return nil, fmt.Errorf("get group snapshot %.128q: %w", req.GetGroupSnapshotId(), err)
 	}
-	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: g.place.group(group)}, nil
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: g.topology.group(group)}, nil
 }
 
-// DeleteVolumeGroupSnapshot deletes a group with its snapshots. Their IDs are compared too.
-func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+// DeleteVolumeGroupSnapshot deletes a group snapshot with its members. The backend compares the
+// snapshot IDs, too.
+func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context,
+	req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	if err := checkGroup(req); err != nil {
 		return nil, err
 	}
@@ -109,8 +119,9 @@ func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *cs
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 }
 
-// checkGroup returns an error for a request that names no group, or a snapshot twice. The spec requires the IDs of the
-// snapshots, for drivers that can't do without; csi-sanity sends none.
+// checkGroup returns an error for a request without a group snapshot ID, or with a duplicate
+// snapshot ID. The spec requires the snapshot IDs, for drivers that need them; csi-sanity sends
+// none.
 func checkGroup(req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
@@ -121,10 +132,10 @@ func checkGroup(req interface {
 	return distinct("snapshot ID", req.GetSnapshotIds())
 }
 
-// group returns a group as CSI has it.
-func (p *place) group(group backend.Group) *csi.VolumeGroupSnapshot {
+// group converts a group snapshot to the message of CSI.
+func (t *topology) group(group backend.Group) *csi.VolumeGroupSnapshot {
 	return &csi.VolumeGroupSnapshot{
-		GroupSnapshotId: group.ID, Snapshots: each(group.Snapshots, p.snapshot),
+		GroupSnapshotId: group.ID, Snapshots: each(group.Snapshots, t.snapshot),
 		CreationTime: timestamppb.New(group.Created), ReadyToUse: true,
 	}
 }

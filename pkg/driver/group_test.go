@@ -36,7 +36,7 @@ func memberIDs(g *csi.VolumeGroupSnapshot) []string {
 	return each(g.GetSnapshots(), func(s *csi.Snapshot) string { return s.GetSnapshotId() })
 }
 
-func TestGroupsAreThereIfTheBackendHasThem(t *testing.T) {
+func TestGroupControllerIsServedForAGroupSnapshotter(t *testing.T) {
 	for name, tc := range map[string]struct {
 		backend backend.Backend
 		has     bool
@@ -45,15 +45,18 @@ func TestGroupsAreThereIfTheBackendHasThem(t *testing.T) {
 		"a Snapshotter":      {&broken{}, false},
 	} {
 		conn, _, _ := serveOdd(t, tc.backend, &logBuffer{}, time.Second)
-		resp, err := csi.NewIdentityClient(conn).GetPluginCapabilities(context.Background(), &csi.GetPluginCapabilitiesRequest{})
+		resp, err := csi.NewIdentityClient(conn).GetPluginCapabilities(context.Background(),
+			&csi.GetPluginCapabilitiesRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		has := slices.ContainsFunc(resp.GetCapabilities(), func(c *csi.PluginCapability) bool {
 			return c.GetService().GetType() == csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE
 		})
-		capabilities, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(context.Background(), &csi.GroupControllerGetCapabilitiesRequest{})
-		if has != tc.has || (err == nil) != tc.has || (status.Code(err) == codes.Unimplemented) == tc.has || len(capabilities.GetCapabilities()) > 1 {
+		capabilities, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(context.Background(),
+			&csi.GroupControllerGetCapabilitiesRequest{})
+		if has != tc.has || (err == nil) != tc.has || (status.Code(err) == codes.Unimplemented) == tc.has ||
+			len(capabilities.GetCapabilities()) > 1 {
 			t.Errorf("%s: advertised: %v; %v, %v", name, has, capabilities, err)
 		}
 	}
@@ -62,39 +65,64 @@ func TestGroupsAreThereIfTheBackendHasThem(t *testing.T) {
 func TestCreateGroupRequests(t *testing.T) {
 	type request = csi.CreateVolumeGroupSnapshotRequest
 	for name, tc := range map[string]struct {
-		change func(r *request, one, two, three string) // of one for one and two, whose name is free
-		code   codes.Code
-		says   string
+		change  func(r *request, one, two, three string) // changes a request for one and two with a free name
+		code    codes.Code
+		wantErr string
 	}{
-		"as Kubernetes asks": {func(r *request, one, two, three string) {
-			r.Parameters = map[string]string{"csi.storage.k8s.io/volumegroupsnapshot/name": "g", "storage.kubernetes.io/x": "y"}
+		"a request of Kubernetes": {func(r *request, one, two, three string) {
+			r.Parameters = map[string]string{"csi.storage.k8s.io/volumegroupsnapshot/name": "g",
+				"storage.kubernetes.io/x": "y"}
 		}, codes.OK, ""},
-		"as Kubernetes' tests ask": {func(r *request, one, two, three string) {
+		"a request of Kubernetes' tests": {func(r *request, one, two, three string) {
 			r.Parameters = map[string]string{"deletionPolicy": "Retain"}
 		}, codes.OK, ""},
 		"another policy": {func(r *request, one, two, three string) {
 			r.Parameters = map[string]string{"deletionPolicy": "Keep"}
 		}, codes.InvalidArgument, "Keep"},
-		"of one volume":              {func(r *request, one, two, three string) { r.SourceVolumeIds = []string{one} }, codes.OK, ""},
-		"no name":                    {func(r *request, one, two, three string) { r.Name = "" }, codes.InvalidArgument, "name"},
-		"a name of 129 bytes":        {func(r *request, one, two, three string) { r.Name = strings.Repeat("n", 129) }, codes.InvalidArgument, "129"},
-		"a NUL in the name":          {func(r *request, one, two, three string) { r.Name = "a\x00b" }, codes.InvalidArgument, "U+0000"},
-		"no volumes":                 {func(r *request, one, two, three string) { r.SourceVolumeIds = nil }, codes.InvalidArgument, "volume IDs"},
-		"an empty ID":                {func(r *request, one, two, three string) { r.SourceVolumeIds[1] = "" }, codes.InvalidArgument, "volume ID"},
-		"a volume twice":             {func(r *request, one, two, three string) { r.SourceVolumeIds[1] = one }, codes.InvalidArgument, "twice"},
-		"a volume that isn't there":  {func(r *request, one, two, three string) { r.SourceVolumeIds[1] = "none" }, codes.NotFound, `"none"`},
-		"a path for a volume":        {func(r *request, one, two, three string) { r.SourceVolumeIds[0] = "../v" }, codes.NotFound, ""},
-		"an unknown parameter":       {func(r *request, one, two, three string) { r.Parameters = map[string]string{"colour": "blue"} }, codes.InvalidArgument, "colour"},
-		"the same again":             {func(r *request, one, two, three string) { r.Name = "taken" }, codes.OK, ""},
-		"the same, in another order": {func(r *request, one, two, three string) { r.Name = "taken"; slices.Reverse(r.SourceVolumeIds) }, codes.OK, ""},
-		"the same, without one":      {func(r *request, one, two, three string) { r.Name = "taken"; r.SourceVolumeIds = []string{one} }, codes.AlreadyExists, ""},
-		"the same, with another":     {func(r *request, one, two, three string) { r.Name = "taken"; r.SourceVolumeIds[1] = three }, codes.AlreadyExists, ""},
-		"the name of a snapshot":     {func(r *request, one, two, three string) { r.Name = "snapshot" }, codes.OK, ""},
+		"of one volume": {func(r *request, one, two, three string) { r.SourceVolumeIds = []string{one} },
+			codes.OK, ""},
+		"no name": {func(r *request, one, two, three string) { r.Name = "" }, codes.InvalidArgument,
+			"name"},
+		"a name of 129 bytes": {func(r *request, one, two, three string) { r.Name = strings.Repeat("n", 129) },
+			codes.InvalidArgument, "129"},
+		"a NUL in the name": {func(r *request, one, two, three string) { r.Name = "a\x00b" },
+			codes.InvalidArgument, "U+0000"},
+		"no volumes": {func(r *request, one, two, three string) { r.SourceVolumeIds = nil },
+			codes.InvalidArgument, "volume IDs"},
+		"an empty ID": {func(r *request, one, two, three string) { r.SourceVolumeIds[1] = "" },
+			codes.InvalidArgument, "volume ID"},
+		"a volume twice": {func(r *request, one, two, three string) { r.SourceVolumeIds[1] = one },
+			codes.InvalidArgument, "twice"},
+		"a volume that does not exist": {func(r *request, one, two, three string) { r.SourceVolumeIds[1] = "none" },
+			codes.NotFound, `"none"`},
+		"a path for a volume": {func(r *request, one, two, three string) { r.SourceVolumeIds[0] = "../v" },
+			codes.NotFound, ""},
+		"an unknown parameter": {func(r *request, one, two,
+			three string) {
+			r.Parameters = map[string]string{"colour": "blue"}
+		}, codes.InvalidArgument, "colour"},
+		"the same again": {func(r *request, one, two, three string) { r.Name = "taken" }, codes.OK, ""},
+		"the same, in another order": {func(r *request, one, two,
+			three string) {
+			r.Name = "taken"
+			slices.Reverse(r.SourceVolumeIds)
+		}, codes.OK, ""},
+		"the same, without a volume": {func(r *request, one, two,
+			three string) {
+			r.Name = "taken"
+			r.SourceVolumeIds = []string{one}
+		}, codes.AlreadyExists, ""},
+		"the same, with another": {func(r *request, one, two,
+			three string) {
+			r.Name = "taken"
+			r.SourceVolumeIds[1] = three
+		}, codes.AlreadyExists, ""},
+		"the name of a snapshot": {func(r *request, one, two, three string) { r.Name = "snapshot" }, codes.OK, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := startDriver(t, inMemory, onOneNode)
-			use := capability(sharedMode)
-			one, two, three := d.create("one", use), d.create("two", use), d.create("three", use)
+			vc := capability(sharedMode)
+			one, two, three := d.create("one", vc), d.create("two", vc), d.create("three", vc)
 			one.snapshot("snapshot")
 			taken := d.group("taken", one, two)
 			req := &request{Name: "new", SourceVolumeIds: []string{one.id, two.id}}
@@ -102,8 +130,8 @@ func TestCreateGroupRequests(t *testing.T) {
 			before := d.listSnapshots(&csi.ListSnapshotsRequest{})
 			resp, err := d.groups().CreateVolumeGroupSnapshot(context.Background(), req)
 			d.want(tc.code, err)
-			if err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%v doesn't say %q", err, tc.says)
+			if err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+				t.Errorf("error %v does not contain %q", err, tc.wantErr)
 			}
 			want := before
 			if id := resp.GetGroupSnapshot().GetGroupSnapshotId(); err == nil && id != taken.GetGroupSnapshotId() {
@@ -125,11 +153,13 @@ func checkMembers(t *testing.T, g *csi.VolumeGroupSnapshot, volumes []string) {
 	t.Helper()
 	sources := each(g.GetSnapshots(), func(s *csi.Snapshot) string { return s.GetSourceVolumeId() })
 	slices.Sort(sources)
-	if want := slices.Sorted(slices.Values(volumes)); !slices.Equal(sources, want) || !g.GetReadyToUse() || g.GetGroupSnapshotId() == "" || g.GetCreationTime() == nil {
+	if want := slices.Sorted(slices.Values(volumes)); !slices.Equal(sources, want) || !g.GetReadyToUse() ||
+		g.GetGroupSnapshotId() == "" || g.GetCreationTime() == nil {
 		t.Errorf("%v is the group of %v", g, want)
 	}
 	for _, s := range g.GetSnapshots() {
-		if s.GetGroupSnapshotId() != g.GetGroupSnapshotId() || !s.GetReadyToUse() || s.GetSizeBytes() != 1<<20 || !isHere(s.GetAccessibleTopology()) {
+		if s.GetGroupSnapshotId() != g.GetGroupSnapshotId() || !s.GetReadyToUse() || s.GetSizeBytes() != 1<<20 ||
+			!isHere(s.GetAccessibleTopology()) {
 			t.Errorf("a member of %s is %v", g.GetGroupSnapshotId(), s)
 		}
 	}
@@ -138,8 +168,8 @@ func checkMembers(t *testing.T, g *csi.VolumeGroupSnapshot, volumes []string) {
 func TestAGroupIsFoundAndDeletedAsAWhole(t *testing.T) {
 	d := startDriver(t, inMemory)
 	ctx := context.Background()
-	use := capability(sharedMode)
-	one, two, other := d.create("one", use), d.create("two", use), d.create("other", use)
+	vc := capability(sharedMode)
+	one, two, other := d.create("one", vc), d.create("two", vc), d.create("other", vc)
 	g, others := d.group("g", one, two), other.snapshot("s")
 	id, members := g.GetGroupSnapshotId(), memberIDs(g)
 	d.restart()
@@ -150,30 +180,38 @@ func TestAGroupIsFoundAndDeletedAsAWhole(t *testing.T) {
 		snapshots []string
 		get, del  codes.Code
 	}{
-		"no ID":                  {"", members, codes.InvalidArgument, codes.InvalidArgument},
-		"an ID that isn't there": {"none", members, codes.NotFound, codes.OK},
-		"a path":                 {"../" + id, members, codes.NotFound, codes.OK},
-		"a snapshot's ID":        {members[0], members, codes.NotFound, codes.OK},
-		"too few snapshots":      {id, members[:1], codes.InvalidArgument, codes.InvalidArgument},
-		"too many":               {id, append(slices.Clone(members), others.GetSnapshotId()), codes.InvalidArgument, codes.InvalidArgument},
-		"another one":            {id, []string{members[0], others.GetSnapshotId()}, codes.InvalidArgument, codes.InvalidArgument},
-		"one that isn't there":   {id, []string{members[0], "none"}, codes.InvalidArgument, codes.InvalidArgument},
-		"one twice":              {id, []string{members[0], members[0]}, codes.InvalidArgument, codes.InvalidArgument},
-		"all, and one twice":     {id, append(slices.Clone(members), members[0]), codes.InvalidArgument, codes.InvalidArgument},
+		"no ID":                     {"", members, codes.InvalidArgument, codes.InvalidArgument},
+		"an ID that does not exist": {"none", members, codes.NotFound, codes.OK},
+		"a path":                    {"../" + id, members, codes.NotFound, codes.OK},
+		"a snapshot's ID":           {members[0], members, codes.NotFound, codes.OK},
+		"too few snapshots":         {id, members[:1], codes.InvalidArgument, codes.InvalidArgument},
+		"too many": {id, append(slices.Clone(members), others.GetSnapshotId()), codes.InvalidArgument,
+			codes.InvalidArgument},
+		"another snapshot": {id, []string{members[0], others.GetSnapshotId()}, codes.InvalidArgument,
+			codes.InvalidArgument},
+		"a snapshot that does not exist": {id, []string{members[0], "none"}, codes.InvalidArgument,
+			codes.InvalidArgument},
+		"a snapshot twice": {id, []string{members[0], members[0]}, codes.InvalidArgument,
+			codes.InvalidArgument},
+		"all, and a snapshot twice": {id, append(slices.Clone(members), members[0]), codes.InvalidArgument,
+			codes.InvalidArgument},
 		"an empty ID among them": {id, append(slices.Clone(members), ""), codes.InvalidArgument, codes.InvalidArgument},
 		"an unknown ID alone":    {"none", nil, codes.NotFound, codes.OK},
 	} {
-		_, err := d.groups().GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: tc.id, SnapshotIds: tc.snapshots})
+		_, err := d.groups().GetVolumeGroupSnapshot(ctx,
+			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: tc.id, SnapshotIds: tc.snapshots})
 		if status.Code(err) != tc.get {
 			t.Errorf("%s: GetVolumeGroupSnapshot = %v, want %s", name, err, tc.get)
 		}
-		_, err = d.groups().DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: tc.id, SnapshotIds: tc.snapshots})
+		_, err = d.groups().DeleteVolumeGroupSnapshot(ctx,
+			&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: tc.id, SnapshotIds: tc.snapshots})
 		if status.Code(err) != tc.del {
 			t.Errorf("%s: DeleteVolumeGroupSnapshot = %v, want %s", name, err, tc.del)
 		}
 	}
 	for _, snapshots := range [][]string{nil, members, backwards} {
-		got, err := d.groups().GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: snapshots})
+		got, err := d.groups().GetVolumeGroupSnapshot(ctx,
+			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: snapshots})
 		if d.want(codes.OK, err); !proto.Equal(got.GetGroupSnapshot(), g) {
 			t.Errorf("GetVolumeGroupSnapshot = %v, want %v", got, g)
 		}
@@ -186,7 +224,8 @@ func TestAGroupIsFoundAndDeletedAsAWhole(t *testing.T) {
 		}
 	}
 	for _, snapshots := range [][]string{backwards, members, nil} {
-		_, err := d.groups().DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: snapshots})
+		_, err := d.groups().DeleteVolumeGroupSnapshot(ctx,
+			&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: snapshots})
 		d.want(codes.OK, err)
 	}
 	if left := d.listSnapshots(&csi.ListSnapshotsRequest{}); !slices.Equal(left, []string{others.GetSnapshotId()}) {
@@ -194,7 +233,7 @@ func TestAGroupIsFoundAndDeletedAsAWhole(t *testing.T) {
 	}
 }
 
-// brokenGroups is storage with groups that answers with an error.
+// brokenGroups is storage with group snapshots whose methods return an error.
 type brokenGroups struct{ broken }
 
 func (b *brokenGroups) SnapshotGroup(context.Context, backend.GroupOptions) (backend.Group, error) {
@@ -209,13 +248,14 @@ func (b *brokenGroups) DeleteGroup(context.Context, string, []string, map[string
 	return b.err
 }
 
-func TestWhatABackendSaysOfGroups(t *testing.T) {
+func TestBackendErrorsOfGroups(t *testing.T) {
 	b := &brokenGroups{}
 	conn, _, _ := serveOdd(t, b, &logBuffer{}, time.Second)
 	c, ctx := csi.NewGroupControllerClient(conn), context.Background()
 	calls := map[string]func() error{
 		"CreateVolumeGroupSnapshot": func() error {
-			_, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "subject", SourceVolumeIds: []string{"v"}})
+			_, err := c.CreateVolumeGroupSnapshot(ctx,
+				&csi.CreateVolumeGroupSnapshotRequest{Name: "subject", SourceVolumeIds: []string{"v"}})
 			return err
 		},
 		"GetVolumeGroupSnapshot": func() error {
@@ -223,13 +263,16 @@ func TestWhatABackendSaysOfGroups(t *testing.T) {
 			return err
 		},
 		"DeleteVolumeGroupSnapshot": func() error {
-			_, err := c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "subject"})
+			_, err := c.DeleteVolumeGroupSnapshot(ctx,
+				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "subject"})
 			return err
 		},
 	}
 	for _, snapshots := range [][]string{{"a", "a"}, {"a", ""}} { // which no backend gets to see
-		_, err1 := c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "subject", SnapshotIds: snapshots})
-		_, err2 := c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "subject", SnapshotIds: snapshots})
+		_, err1 := c.GetVolumeGroupSnapshot(ctx,
+			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "subject", SnapshotIds: snapshots})
+		_, err2 := c.DeleteVolumeGroupSnapshot(ctx,
+			&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "subject", SnapshotIds: snapshots})
 		if status.Code(err1) != codes.InvalidArgument || status.Code(err2) != codes.InvalidArgument {
 			t.Errorf("with the snapshots %q: %v, %v", snapshots, err1, err2)
 		}
@@ -249,7 +292,7 @@ func TestWhatABackendSaysOfGroups(t *testing.T) {
 		b.err = fmt.Errorf("the disk: %w", cause)
 		for name, call := range calls {
 			if err := call(); status.Code(err) != code || !strings.Contains(err.Error(), "subject") {
-				t.Errorf("%s, when the backend says %v: %v, want %s", name, cause, err, code)
+				t.Errorf("%s, when the backend returns %v: %v, want %s", name, cause, err, code)
 			}
 		}
 	}

@@ -28,21 +28,21 @@ import (
 
 const testName = "hostpath.csi.causeway.dev"
 
-// realMounter is set where this process may mount; see sanity_linux_test.go.
+// realMounter is set if this process can mount; see sanity_linux_test.go.
 var realMounter func(dir string) (mounter.Host, error)
 
-// inUserNamespace says that even root may not use loop devices here.
+// inUserNamespace reports that even root cannot use loop devices in this process.
 var inUserNamespace bool
 
-// bindMount mounts without the driver, as others do. It is set where realMounter is.
+// bindMount mounts without the driver, as other programs do. It is set if realMounter is set.
 var bindMount func(from, at string) error
 
-// forEachMounter runs a test with the fake mounter and, where that is possible, with real mounts.
+// forEachMounter runs a test with the fake mounter and, if possible, with real mounts.
 func forEachMounter(t *testing.T, test func(t *testing.T, d *testDriver)) {
 	t.Run("fake", func(t *testing.T) { test(t, startDriver(t)) })
 	t.Run("real", func(t *testing.T) {
 		if realMounter == nil {
-			namespace.Skip(t, "this process can't mount")
+			namespace.Skip(t, "this process cannot mount")
 		}
 		test(t, startDriver(t, func(d *testDriver) { d.real = true }))
 	})
@@ -60,9 +60,9 @@ type testDriver struct {
 	options            []grpc.ServerOption
 	metadataBlock      int64
 	backend            *hostpath.Backend
-	memory             *memory.Backend // in place of hostpath; see inMemory
+	memory             *memory.Backend // instead of hostpath; see inMemory
 	local              bool            // see onOneNode
-	disks              backend.Backend // in place of hostpath, if not nil; see startWithDisks
+	disks              backend.Backend // instead of hostpath, if not nil; see startWithDisks
 	driver             *Driver
 	conn               *grpc.ClientConn
 	stop               func()
@@ -73,7 +73,7 @@ type testDriver struct {
 
 func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 	t.Helper()
-	// A short path: a socket's has 107 bytes at the most.
+	// The path is short, because the path of a socket has at most 107 bytes.
 	dir, err := os.MkdirTemp("", "csi")
 	if err != nil {
 		t.Fatal(err)
@@ -82,11 +82,12 @@ func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil && !t.Failed() { // nothing may be mounted in it any more
+		if err := os.RemoveAll(dir); err != nil && !t.Failed() { // fails if a mount is left in it
 			t.Error(err)
 		}
 	})
-	d := &testDriver{TB: t, dir: dir, node: "node-1", root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir, "kubelet"), log: &logBuffer{}}
+	d := &testDriver{TB: t, dir: dir, node: "node-1", root: filepath.Join(dir, "root"),
+		kubelet: filepath.Join(dir, "kubelet"), log: &logBuffer{}}
 	for _, sub := range []string{d.root, d.kubelet, d.path("state"), filepath.Join(dir, "volumes")} {
 		if err := os.MkdirAll(sub, 0o755); err != nil {
 			t.Fatal(err)
@@ -100,21 +101,22 @@ func startDriver(t testing.TB, change ...func(*testDriver)) *testDriver {
 	return d
 }
 
-// inMemory lets the driver serve volumes in memory, which stay when it starts again.
+// inMemory makes the driver serve volumes in memory, which survive a restart of the driver.
 func inMemory(d *testDriver) {
-	d.memory = memory.New(memory.Config{Dir: filepath.Join(d.dir, "volumes"), Size: 1 << 40, Nodes: []string{"node-1", "node-2", "node-3"}, Limit: 16})
+	d.memory = memory.New(memory.Config{Dir: filepath.Join(d.dir, "volumes"), Size: 1 << 40,
+		Nodes: []string{"node-1", "node-2", "node-3"}, Limit: 16})
 }
 
-// onOneNode makes the volumes in memory such as can be used on one node only.
+// onOneNode gives the volumes in memory the topology of a single node.
 func onOneNode(d *testDriver) { d.local = true }
 
-// oneNode is storage that can be used on one node only, as far as its topology goes.
+// oneNode is storage whose topology is a single node.
 type oneNode struct {
 	*memory.Backend
 	local
 }
 
-// local makes storage that of node-1.
+// local returns storage with the topology of node-1.
 type local struct{}
 
 func (local) Node() string { return "node-1" }
@@ -206,7 +208,8 @@ func (d *testDriver) ready() {
 	}
 }
 
-// restart stops the driver and starts it anew. The fake mounter keeps its mounts, as a kernel does.
+// restart stops the driver and starts a new driver. The fake mounter keeps its mounts, as a kernel
+// does.
 func (d *testDriver) restart() {
 	d.Helper()
 	d.stop()
@@ -219,13 +222,13 @@ func (d *testDriver) path(elem ...string) string {
 	return filepath.Join(append([]string{d.kubelet}, elem...)...)
 }
 
-// volume is a volume that is being played with.
+// volume is a volume with the arguments of its calls.
 type volume struct {
 	*testDriver
-	id      string
-	context map[string]string
-	use     *csi.VolumeCapability
-	staging string
+	id         string
+	context    map[string]string
+	capability *csi.VolumeCapability
+	staging    string
 }
 
 const (
@@ -255,16 +258,17 @@ func createRequest(name string) *csi.CreateVolumeRequest {
 	}
 }
 
-// create makes a volume and its staging directory, as the kubelet would.
-func (d *testDriver) create(name string, use *csi.VolumeCapability) *volume {
+// create creates a volume and its staging directory, as the kubelet does.
+func (d *testDriver) create(name string, vc *csi.VolumeCapability) *volume {
 	d.Helper()
 	req := createRequest(name)
-	req.VolumeCapabilities = []*csi.VolumeCapability{use}
+	req.VolumeCapabilities = []*csi.VolumeCapability{vc}
 	resp, err := d.CreateVolume(context.Background(), req)
 	if err != nil {
 		d.Fatal(err)
 	}
-	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), use: use, staging: d.path("staging-" + name)}
+	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(),
+		capability: vc, staging: d.path("staging-" + name)}
 	if err := os.MkdirAll(v.staging, 0o750); err != nil {
 		d.Fatal(err)
 	}
@@ -273,14 +277,14 @@ func (d *testDriver) create(name string, use *csi.VolumeCapability) *volume {
 
 func (v *volume) stage() error {
 	_, err := v.NodeStageVolume(context.Background(), &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.use, VolumeContext: v.context,
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability, VolumeContext: v.context,
 	})
 	return err
 }
 
 func (v *volume) publish(target string, change ...func(*csi.NodePublishVolumeRequest)) error {
 	req := &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.path(target), VolumeCapability: v.use, VolumeContext: v.context,
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.path(target), VolumeCapability: v.capability, VolumeContext: v.context,
 	}
 	for _, c := range change {
 		c(req)
@@ -290,12 +294,14 @@ func (v *volume) publish(target string, change ...func(*csi.NodePublishVolumeReq
 }
 
 func (v *volume) unpublish(target string) error {
-	_, err := v.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.path(target)})
+	_, err := v.NodeUnpublishVolume(context.Background(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.path(target)})
 	return err
 }
 
 func (v *volume) unstage() error {
-	_, err := v.NodeUnstageVolume(context.Background(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	_, err := v.NodeUnstageVolume(context.Background(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
 	return err
 }
 
@@ -317,7 +323,7 @@ func (d *testDriver) want(code codes.Code, err error) {
 // data returns the directory of a volume's data.
 func (v *volume) data() string { return filepath.Join(v.root, "volumes", v.id, "data") }
 
-// logBuffer is a log that many goroutines write to.
+// logBuffer is a log for concurrent writers.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -335,7 +341,7 @@ func (l *logBuffer) String() string {
 	return l.buf.String()
 }
 
-// exists reports whether there is something at a path.
+// exists reports whether a file exists at path.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

@@ -10,20 +10,21 @@ import (
 // identity is the Identity service. CSI spec v1.13, Identity Service RPC.
 type identity struct {
 	csi.UnimplementedIdentityServer
-	cfg    Config
-	prober *prober
-	offers *csi.GetPluginCapabilitiesResponse
+	cfg          Config
+	prober       *prober
+	capabilities *csi.GetPluginCapabilitiesResponse
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: i.cfg.Name, VendorVersion: i.cfg.Release}, nil
 }
 
-func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
-	return i.offers, nil
+func (i *identity) GetPluginCapabilities(context.Context,
+	*csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return i.capabilities, nil
 }
 
-// Probe says ready when the backend does. It is cheap enough to be called every second.
+// Probe reports whether the backend is ready. It is cheap enough for a call every second.
 func (i *identity) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	ready, err := i.prober.probe(ctx)
 	if err != nil {

@@ -17,12 +17,12 @@ import (
 	"github.com/causeway-csi/causeway/internal/peer"
 )
 
-// recoverPanics turns a panic into an error: one bad call must not end the others.
+// recoverPanics turns a panic of a handler into an error, so that other calls continue.
 func recoverPanics(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	return guard.Value(func() (any, error) { return handler(ctx, req) })
 }
 
-// mapErrors gives an error its status code, and takes out of its text whatever is secret in the request.
+// mapErrors gives an error its status code, and removes the secrets of the request from its text.
 func mapErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err == nil {
@@ -35,7 +35,7 @@ func mapErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler gr
 	return nil, &callError{code: codeOf(err), text: newScrubber(req).scrub(text), cause: err}
 }
 
-// callError is a status that remembers its cause for the log.
+// callError is a status that keeps its cause for the log.
 type callError struct {
 	code  codes.Code
 	text  string
@@ -46,7 +46,7 @@ func (e *callError) Error() string              { return e.text }
 func (e *callError) GRPCStatus() *status.Status { return status.New(e.code, e.text) }
 func (e *callError) Unwrap() error              { return e.cause }
 
-// quiet are the calls that only ask. They are logged at level debug, unless they fail.
+// quiet are the calls that change nothing. They are logged at level debug, unless they fail.
 var quiet = map[string]bool{
 	"GetPluginInfo": true, "GetPluginCapabilities": true, "Probe": true,
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
@@ -57,7 +57,8 @@ var quiet = map[string]bool{
 	"GetMetadataAllocated": true, "GetMetadataDelta": true, "Locate": true, "GetPart": true,
 }
 
-// logCalls writes one line for each call. At level debug the line has the request and the response, redacted.
+// logCalls logs one line for each call. At level debug the line has the request and the response,
+// without secrets.
 func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		start := time.Now()
@@ -67,7 +68,8 @@ func logCalls(log *slog.Logger) grpc.UnaryServerInterceptor {
 		if !log.Enabled(ctx, level) {
 			return resp, err
 		}
-		attrs := append(make([]slog.Attr, 0, 10), slog.String("code", code.String()), slog.Float64("ms", float64(time.Since(start).Microseconds())/1000))
+		attrs := append(make([]slog.Attr, 0, 10), slog.String("code", code.String()),
+			slog.Float64("ms", float64(time.Since(start).Microseconds())/1000))
 		attrs = append(attrs, subject(req, resp)...)
 		if err != nil {
 			attrs = append(attrs, slog.String("error", status.Convert(err).Message()))
@@ -95,7 +97,7 @@ func levelOf(method string, code codes.Code) slog.Level {
 	return slog.LevelInfo
 }
 
-// What a request may have that says what it is about.
+// Getters of the fields that identify the objects of a request.
 type (
 	hasName              interface{ GetName() string }
 	hasVolumeId          interface{ GetVolumeId() string }
@@ -109,7 +111,7 @@ type (
 	hasTargetPath        interface{ GetTargetPath() string }
 )
 
-// subject returns what a call is about.
+// subject returns the identifiers of the objects that a call concerns.
 func subject(req, resp any) []slog.Attr {
 	var attrs []slog.Attr
 	add := func(key, value string) {
@@ -117,32 +119,36 @@ func subject(req, resp any) []slog.Attr {
 			attrs = append(attrs, slog.String(key, fmt.Sprintf("%.200s", value)))
 		}
 	}
-	add("name", of(req, hasName.GetName))
-	add("name", of(req, func(r *peer.LocateRequest) string { return r.GetCreate().GetName() }))
-	add("name", of(req, func(r *peer.SnapshotPartRequest) string { return r.GetGroup().GetName() }))
-	add("volume", of(req, hasVolumeId.GetVolumeId))
-	add("volume", of(req, hasSourceVolumeId.GetSourceVolumeId))
-	add("volume", of(resp, func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() }))
-	add("source", of(req, func(r *csi.CreateVolumeRequest) string { return r.GetVolumeContentSource().GetVolume().GetVolumeId() }))
-	add("source", of(req, func(r *csi.CreateVolumeRequest) string {
+	add("name", fieldOf(req, hasName.GetName))
+	add("name", fieldOf(req, func(r *peer.LocateRequest) string { return r.GetCreate().GetName() }))
+	add("name", fieldOf(req, func(r *peer.SnapshotPartRequest) string { return r.GetGroup().GetName() }))
+	add("volume", fieldOf(req, hasVolumeId.GetVolumeId))
+	add("volume", fieldOf(req, hasSourceVolumeId.GetSourceVolumeId))
+	add("volume", fieldOf(resp, func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() }))
+	add("source", fieldOf(req, func(r *csi.CreateVolumeRequest) string {
+		return r.GetVolumeContentSource().GetVolume().GetVolumeId()
+	}))
+	add("source", fieldOf(req, func(r *csi.CreateVolumeRequest) string {
 		return r.GetVolumeContentSource().GetSnapshot().GetSnapshotId()
 	}))
-	add("node", of(req, hasNodeId.GetNodeId))
-	add("snapshot", of(req, hasSnapshotId.GetSnapshotId))
-	add("snapshot", of(resp, func(r *csi.CreateSnapshotResponse) string { return r.GetSnapshot().GetSnapshotId() }))
-	add("group", of(req, hasGroupSnapshotId.GetGroupSnapshotId))
-	add("group", of(resp, func(r *csi.CreateVolumeGroupSnapshotResponse) string {
+	add("node", fieldOf(req, hasNodeId.GetNodeId))
+	add("snapshot", fieldOf(req, hasSnapshotId.GetSnapshotId))
+	add("snapshot", fieldOf(resp, func(r *csi.CreateSnapshotResponse) string {
+		return r.GetSnapshot().GetSnapshotId()
+	}))
+	add("group", fieldOf(req, hasGroupSnapshotId.GetGroupSnapshotId))
+	add("group", fieldOf(resp, func(r *csi.CreateVolumeGroupSnapshotResponse) string {
 		return r.GetGroupSnapshot().GetGroupSnapshotId()
 	}))
-	add("base", of(req, hasBaseSnapshotId.GetBaseSnapshotId))
-	add("snapshot", of(req, hasTargetSnapshotId.GetTargetSnapshotId))
-	add("staging", of(req, hasStagingTargetPath.GetStagingTargetPath))
-	add("target", of(req, hasTargetPath.GetTargetPath))
+	add("base", fieldOf(req, hasBaseSnapshotId.GetBaseSnapshotId))
+	add("snapshot", fieldOf(req, hasTargetSnapshotId.GetTargetSnapshotId))
+	add("staging", fieldOf(req, hasStagingTargetPath.GetStagingTargetPath))
+	add("target", fieldOf(req, hasTargetPath.GetTargetPath))
 	return attrs
 }
 
-// of returns what get finds in a message, if that is a T.
-func of[T any](message any, get func(T) string) string {
+// fieldOf returns the result of get for a message of type T, and "" for other messages.
+func fieldOf[T any](message any, get func(T) string) string {
 	m, ok := message.(T)
 	if !ok {
 		return ""

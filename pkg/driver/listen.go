@@ -17,14 +17,16 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// maxSocketPath is the longest path of a Unix socket on the systems we run on, in bytes.
+// maxSocketPath is the length of the longest path of a Unix socket on all supported systems, in
+// bytes.
 const maxSocketPath = 107
 
-// CheckEndpoint returns an error for what Listen would never open.
+// CheckEndpoint returns an error for an endpoint that Listen always rejects.
 func CheckEndpoint(endpoint string, allowTCP bool) error {
 	if address, ok := strings.CutPrefix(endpoint, "tcp://"); ok {
 		if !allowTCP {
-			return fmt.Errorf("endpoint %s: anyone who can reach a TCP port could mount and delete volumes: say --allow-tcp if that is what you want", endpoint)
+			return fmt.Errorf("endpoint %s: every client that reaches a TCP port can mount and delete volumes: set "+
+				"--allow-tcp to permit this", endpoint)
 		}
 		if _, _, err := net.SplitHostPort(address); err != nil {
 			return fmt.Errorf("endpoint %s: %w", endpoint, err)
@@ -33,16 +35,18 @@ func CheckEndpoint(endpoint string, allowTCP bool) error {
 	}
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok || !filepath.IsAbs(path) {
-		return fmt.Errorf("endpoint %q is neither unix:///absolute/path.sock nor tcp://host:port", endpoint)
+		return fmt.Errorf("invalid endpoint %q: must be unix:///absolute/path.sock or tcp://host:port", endpoint)
 	}
 	if len(path) > maxSocketPath {
-		return fmt.Errorf("endpoint %s: the path has %d bytes, a socket's has at most %d", endpoint, len(path), maxSocketPath)
+		return fmt.Errorf("endpoint %s: the path has %d bytes, the path of a socket has at most %d", endpoint,
+			len(path), maxSocketPath)
 	}
 	return nil
 }
 
-// Listen opens an endpoint: unix:///absolute/path.sock, or tcp://host:port where allowTCP is set. A Unix socket is for
-// its owner alone (0600). Listen replaces a socket on which no process answers, and fails if one does.
+// Listen opens an endpoint: unix:///absolute/path.sock, or tcp://host:port if allowTCP is set. Only
+// its owner can use a Unix socket (mode 0600). Listen replaces a socket on which no process
+// answers, and returns an error if a process answers.
 func Listen(endpoint string, allowTCP bool) (net.Listener, error) {
 	if err := CheckEndpoint(endpoint, allowTCP); err != nil {
 		return nil, err
@@ -60,7 +64,7 @@ func Listen(endpoint string, allowTCP bool) (net.Listener, error) {
 	return bindSocket(path)
 }
 
-// checkStale returns an error unless there is nothing at path, or a socket on which no process answers.
+// checkStale returns nil if nothing exists at path, or a socket on which no process answers.
 func checkStale(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -70,7 +74,7 @@ func checkStale(path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("the file there is not a socket (%v): remove it, or choose another endpoint", info.Mode())
+		return fmt.Errorf("the existing file is not a socket (%v): remove it, or choose another endpoint", info.Mode())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
 	defer cancel()
@@ -80,32 +84,35 @@ func checkStale(path string) error {
 	case isRefused(err), errors.As(err, &late) && late.Timeout():
 		return nil
 	case err != nil:
-		return fmt.Errorf("find out whether another process serves it: %w", err)
+		return fmt.Errorf("check for another process: %w", err)
 	case !answers(ctx, conn):
 		return nil
 	}
-	if conn, err = connect(ctx, path); isRefused(err) { // the process ended, and that ended its connection
+	if conn, err = connect(ctx, path); isRefused(err) { // the process has ended, and so has its connection
 		return nil
 	}
 	if err == nil {
 		conn.Close()
 	}
-	return errors.New("another process serves it")
+	return errors.New("another process serves this endpoint")
 }
 
-// answerLimit is how long the process behind a socket may take to answer before another one takes its place.
+// answerLimit is the time in which the process behind a socket must answer. After this time,
+// another process replaces the socket.
 //
-// A process that has ended in part, or that hangs, still has connections accepted by the kernel, and would keep its
-// successor from starting. The limit cannot tell such a process from one that is only slow: stopped, or on a machine
-// that is overloaded. A driver that goes on then ends itself (Replaced). That costs no data: the lock on the root (flock) keeps the successor from serving a root that the
-// first process still has open, and a freeze that the successor ends is an error of the first process's snapshot.
+// The kernel still accepts connections for a process that has ended in part, or that is stalled.
+// Such a process would keep its successor from starting. The limit cannot distinguish a stalled
+// process from a slow process, which is stopped or on an overloaded machine. A driver that resumes
+// later ends itself ([Replaced]). No data is lost: the lock on the root (flock) keeps the successor
+// from serving a root that the first process still has open. If the successor ends a freeze, the
+// snapshot of the first process fails.
 const answerLimit = 3 * time.Second
 
-// connectPause is the time between two tries to connect to a socket whose queue is full.
+// connectPause is the time between two attempts to connect to a socket whose queue is full.
 const connectPause = 50 * time.Millisecond
 
-// connect connects to a socket. While the queue of its connections is full, which Linux reports as EAGAIN, it tries
-// again until ctx is done.
+// connect connects to a socket. While the connection queue of the socket is full, which Linux
+// reports as EAGAIN, connect retries until ctx is done.
 func connect(ctx context.Context, path string) (net.Conn, error) {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -120,8 +127,9 @@ func connect(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// answers reports whether the process at the other end of raw answers a call before ctx is done, and closes raw. An
-// error is an answer, and so is the end of the connection: a process that serves something else made it.
+// answers reports whether the process at the other end of raw answers a call before ctx is done,
+// and closes raw. An error is an answer. The end of the connection is an answer, too: a process
+// with another protocol has closed the connection.
 func answers(ctx context.Context, raw net.Conn) bool {
 	defer raw.Close()
 	next := make(chan net.Conn, 1)
@@ -131,13 +139,13 @@ func answers(ctx context.Context, raw net.Conn) bool {
 		case conn := <-next:
 			return conn, nil
 		default:
-			return nil, net.ErrClosed // it was an answer; no second connection is needed
+			return nil, net.ErrClosed // the end of the first connection was the answer
 		}
 	}
 	conn, err := grpc.NewClient("passthrough:///socket", grpc.WithContextDialer(dial),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	if err != nil {
-		return true // it cannot be told
+		return true // unknown: do not replace the socket
 	}
 	defer conn.Close()
 	_, err = csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})

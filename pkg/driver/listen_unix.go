@@ -14,11 +14,12 @@ import (
 	"syscall"
 )
 
-// bindSocket makes the socket under another name, takes everyone else's rights away, and puts it in place in one
-// step: there is no moment without a socket and none in which a stranger could connect.
+// bindSocket creates the socket under another name, removes the permissions of other users, and
+// renames it to path. So path has a socket at all times, and no other user can connect at any time.
 func bindSocket(path string) (net.Listener, error) {
 	next := filepath.Join(filepath.Dir(path), "."+rand.Text()[:10])
-	// On Linux a socket is born with the mode of its descriptor. Elsewhere it gets it a moment later.
+	// On Linux a socket gets the mode of its descriptor when it is bound. On other systems,
+	// os.Chmod sets the mode a moment later.
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { syscall.Fchmod(int(fd), 0o600) })
 	}}
@@ -41,7 +42,8 @@ func bindSocket(path string) (net.Listener, error) {
 	return &socket{UnixListener: l, path: path, info: info}, nil
 }
 
-// socket is a listener that removes its socket when it is closed, unless another driver has put its own there.
+// socket is a listener that removes its socket when it is closed, unless another driver has
+// replaced the socket.
 type socket struct {
 	*net.UnixListener
 	path   string
@@ -49,7 +51,8 @@ type socket struct {
 	closed sync.Once
 }
 
-// Close may be called again, and then does nothing: the next driver's socket may have the number of ours by then.
+// Close does nothing when it is called again: by then, the socket of the next driver may have the
+// inode number of this socket.
 func (s *socket) Close() (err error) {
 	s.closed.Do(func() {
 		if info, err := os.Lstat(s.path); err == nil && os.SameFile(info, s.info) {
@@ -64,8 +67,8 @@ func isRefused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
-// Replaced reports whether another process has put a socket of its own in the place of the one on which
-// l listens.
+// Replaced reports whether another process has replaced the socket on which l listens with its own
+// socket.
 func Replaced(l net.Listener) bool {
 	s, ok := l.(*socket)
 	if !ok {

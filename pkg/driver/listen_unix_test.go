@@ -27,9 +27,9 @@ func acceptAll(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// TestAnAnswerTellsALiveSocketFromADeadOne: a connection tells nothing, as the kernel accepts it for a process that
-// hangs or that has not ended yet.
-func TestAnAnswerTellsALiveSocketFromADeadOne(t *testing.T) {
+// TestListenReplacesOnlySocketsWithoutAnAnswer: a connection alone proves nothing, because the
+// kernel also accepts connections for a process that is stalled or ending.
+func TestListenReplacesOnlySocketsWithoutAnAnswer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		serve func(t *testing.T, l net.Listener)
 		live  bool
@@ -40,23 +40,27 @@ func TestAnAnswerTellsALiveSocketFromADeadOne(t *testing.T) {
 			t.Cleanup(server.Stop)
 			server.Serve(l)
 		}},
-		"a gRPC server of something else": {live: true, serve: func(t *testing.T, l net.Listener) {
+		"a gRPC server of another service": {live: true, serve: func(t *testing.T, l net.Listener) {
 			server := grpc.NewServer()
 			t.Cleanup(server.Stop)
 			server.Serve(l)
 		}},
-		"a server that hangs up": {live: true, serve: func(_ *testing.T, l net.Listener) { acceptAll(l, func(c net.Conn) { c.Close() }) }},
+		"a server that closes the connection": {live: true,
+			serve: func(_ *testing.T, l net.Listener) { acceptAll(l, func(c net.Conn) { c.Close() }) }},
 		"a server of another protocol": {live: true, serve: func(_ *testing.T, l net.Listener) {
 			acceptAll(l, func(c net.Conn) { io.WriteString(c, "220 hello\r\n") })
 		}},
-		"a process that ends while it is asked": {serve: func(_ *testing.T, l net.Listener) {
+		"a process that ends during the call": {serve: func(_ *testing.T, l net.Listener) {
 			acceptAll(l, func(c net.Conn) { l.Close(); c.Close() })
 		}},
 		"a process that accepts nothing": {serve: func(*testing.T, net.Listener) {}},
-		"a process that says nothing":    {serve: func(_ *testing.T, l net.Listener) { acceptAll(l, func(c net.Conn) { io.Copy(io.Discard, c) }) }},
+		"a process that does not answer": {serve: func(_ *testing.T,
+			l net.Listener) {
+			acceptAll(l, func(c net.Conn) { io.Copy(io.Discard, c) })
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // some take as long as a process may take to answer
+			t.Parallel() // some take answerLimit
 			path := filepath.Join(shortDir(t), "csi.sock")
 			old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 			if err != nil {
@@ -69,14 +73,15 @@ func TestAnAnswerTellsALiveSocketFromADeadOne(t *testing.T) {
 			if err == nil {
 				defer l.Close()
 			}
-			if tc.live != (err != nil && strings.Contains(err.Error(), "another process serves it")) {
+			if tc.live != (err != nil && strings.Contains(err.Error(), "another process serves this endpoint")) {
 				t.Errorf("Listen = %v, want an error: %v", err, tc.live)
 			}
 		})
 	}
 }
 
-// TestASocketWithAFullQueueIsStale: it is that of a process that hangs, and of which the kubelet has asked much.
+// TestASocketWithAFullQueueIsStale: a stalled process that the kubelet has called many times has
+// such a socket.
 func TestASocketWithAFullQueueIsStale(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(shortDir(t), "csi.sock")
@@ -112,7 +117,8 @@ func TestASocketWithAFullQueueIsStale(t *testing.T) {
 	}
 }
 
-// shortDir returns a directory that is there until the test is over: a socket's path has 107 bytes.
+// shortDir returns a directory that exists until the end of the test. The path of a socket has at
+// most 107 bytes.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sock")
@@ -137,7 +143,7 @@ func TestASocketIsClosedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer next.Close()
-	// As if the filesystem had given the next one the number of the first, which ext4 does.
+	// The filesystem may give the next socket the inode number of the first, as ext4 does.
 	if first.(*socket).info, err = os.Lstat(path); err != nil {
 		t.Fatal(err)
 	}

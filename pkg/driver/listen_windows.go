@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// bindSocket makes the socket. Windows has no modes: the rights on the directory keep strangers out.
+// bindSocket creates the socket. Windows has no file modes: the permissions of the directory
+// exclude other users.
 func bindSocket(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -19,5 +20,5 @@ func bindSocket(path string) (net.Listener, error) {
 
 func isRefused(err error) bool { return errors.Is(err, windows.WSAECONNREFUSED) }
 
-// Replaced reports false: Windows does not stop processes as SIGSTOP does.
+// Replaced returns false, because Windows has no way to stop a process as SIGSTOP does.
 func Replaced(net.Listener) bool { return false }

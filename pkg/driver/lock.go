@@ -12,8 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// locks keeps two calls from changing the same volume, snapshot, group or path at the same time. The second one doesn't wait: it is
-// ABORTED, and the CO retries it (CSI spec v1.13, concurrency).
+// locks prevents concurrent changes of a volume, snapshot, group snapshot or path. The second call
+// does not wait, but fails with ABORTED, and the CO retries it (CSI spec v1.13, concurrency).
 type locks struct {
 	mu   sync.Mutex
 	held map[string]struct{}
@@ -21,20 +21,22 @@ type locks struct {
 
 func newLocks() *locks { return &locks{held: map[string]struct{}{}} }
 
-// lockKeys returns what a call changes.
+// lockKeys returns keys for the objects that a call changes.
 //
-// A call that makes something of a volume or a snapshot keeps nobody from that source: a copy may take long, and pods
-// go on meanwhile. The backend sees to it that the source holds still as long as it must, and isn't deleted.
+// A call that creates an object from a volume or a snapshot does not lock the source: a copy may
+// take long, and pods use the source meanwhile. The backend keeps the source unchanged as long as
+// necessary, and prevents its deletion.
 //
-// These take no lock, since they change nothing and may come while anything goes on: GetPluginInfo, Probe and the
-// capabilities, which know no volume; ValidateVolumeCapabilities, ControllerGetVolume, GetSnapshot, GetVolumeGroupSnapshot,
-// the lists, GetCapacity and the health calls, which read; NodeGetVolumeStats, which asks the kernel; NodeGetInfo;
-// GetMetadataAllocated and GetMetadataDelta, which read what never changes, for long; GetPart, which reads.
+// Some calls change nothing and may run at any time, so they take no lock: GetPluginInfo, Probe and
+// the capabilities, which concern no volume; ValidateVolumeCapabilities, ControllerGetVolume,
+// GetSnapshot, GetVolumeGroupSnapshot, GetPart, the list calls, GetCapacity and the health calls,
+// which read; NodeGetVolumeStats, which reads from the kernel; NodeGetInfo; GetMetadataAllocated
+// and GetMetadataDelta, which read immutable data for a long time.
 func lockKeys(req any) []string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		return []string{"name " + r.GetName()}
-	case *peer.LocateRequest: // changes nothing, but must not run while a volume of that name is being made
+	case *peer.LocateRequest: // reads, but not while a volume with this name is being created
 		return []string{"name " + r.GetCreate().GetName()}
 	case *csi.DeleteVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
@@ -58,7 +60,7 @@ func lockKeys(req any) []string {
 		return []string{"volume " + r.GetVolumeId()}
 	case *csi.NodeExpandVolumeRequest:
 		return []string{"volume " + r.GetVolumeId(), "path " + r.GetVolumePath()}
-	case *csi.ControllerPublishVolumeRequest: // for all nodes: one that is attached decides about another
+	case *csi.ControllerPublishVolumeRequest: // for all nodes: a node with the volume can exclude other nodes
 		return []string{"volume " + r.GetVolumeId()}
 	case *csi.ControllerUnpublishVolumeRequest:
 		return []string{"volume " + r.GetVolumeId()}
@@ -68,7 +70,7 @@ func lockKeys(req any) []string {
 		return []string{"volume " + r.GetVolumeId(), "path " + r.GetStagingTargetPath()}
 	case *csi.NodePublishVolumeRequest:
 		keys := []string{"volume " + r.GetVolumeId(), "path " + r.GetTargetPath()}
-		if r.GetStagingTargetPath() != "" { // which an inline volume has not
+		if r.GetStagingTargetPath() != "" { // inline volumes have no staging path
 			keys = append(keys, "path "+r.GetStagingTargetPath())
 		}
 		return keys
@@ -79,7 +81,8 @@ func lockKeys(req any) []string {
 }
 
 // intercept holds the locks of a call while it runs.
-func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (any, error) {
 	keys := lockKeys(req)
 	if busy, ok := l.try(keys); !ok {
 		return nil, fmt.Errorf("%w for %.200q", backend.ErrBusy, busy)
@@ -88,7 +91,7 @@ func (l *locks) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// try takes all of keys or none. If one is held, it returns that.
+// try locks all keys, or none. If a key is locked, try returns that key.
 func (l *locks) try(keys []string) (busy string, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,21 +10,24 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// metadata is the SnapshotMetadata service: which blocks of a snapshot hold data, and which differ from another's.
-// CSI spec v1.13, Snapshot Metadata Service RPCs.
+// metadata is the SnapshotMetadata service. Its calls return the blocks of a snapshot that hold
+// data, and the blocks that differ between two snapshots. CSI spec v1.13, Snapshot Metadata Service
+// RPCs.
 type metadata struct {
 	csi.UnimplementedSnapshotMetadataServer
 	differ backend.Differ
-	block  int64 // length of all ranges, in bytes; 0: as they come
+	block  int64 // length of all ranges in bytes; 0: ranges of any length
 }
 
-// maxRanges is how many ranges one message has at the most, whatever is asked for. It has some 50 KiB then.
+// maxRanges is the maximum number of ranges in a message, also if the request allows more. Such a
+// message has some 50 KiB.
 const maxRanges = 2048
 
-// minMetadataBlock is what the length of blocks must be a multiple of, in bytes.
+// minMetadataBlock is the shortest length of blocks, in bytes. Other lengths are multiples of it.
 const minMetadataBlock = 4096
 
-func (m *metadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+func (m *metadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest,
+	stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	id, from := req.GetSnapshotId(), req.GetStartingOffset()
 	if err := required("snapshot ID", id); err != nil {
 		return err
@@ -34,7 +37,8 @@ func (m *metadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, st
 		return fmt.Errorf("blocks of snapshot %.128q: %w", id, err)
 	}
 	out.send = func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error {
-		return stream.Send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity, BlockMetadata: blocks})
+		return stream.Send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity,
+			BlockMetadata: blocks})
 	}
 	if err := m.differ.Allocated(stream.Context(), id, from, req.GetSecrets(), out.add); err != nil {
 		return fmt.Errorf("blocks of snapshot %.128q: %w", id, err)
@@ -42,7 +46,8 @@ func (m *metadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, st
 	return out.end()
 }
 
-func (m *metadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+func (m *metadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest,
+	stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	base, target, from := req.GetBaseSnapshotId(), req.GetTargetSnapshotId(), req.GetStartingOffset()
 	if err := required("base snapshot ID", base, "target snapshot ID", target); err != nil {
 		return err
@@ -52,7 +57,8 @@ func (m *metadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi
 		return fmt.Errorf("changes of snapshot %.128q: %w", target, err)
 	}
 	out.send = func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error {
-		return stream.Send(&csi.GetMetadataDeltaResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity, BlockMetadata: blocks})
+		return stream.Send(&csi.GetMetadataDeltaResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity,
+			BlockMetadata: blocks})
 	}
 	if err := m.differ.Delta(stream.Context(), base, target, from, req.GetSecrets(), out.add); err != nil {
 		return fmt.Errorf("changes of snapshot %.128q since %.128q: %w", target, base, err)
@@ -60,42 +66,45 @@ func (m *metadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi
 	return out.end()
 }
 
-// ranges returns what the ranges of a snapshot are put into.
-func (m *metadata) ranges(ctx context.Context, id string, from int64, limit int32, secrets map[string]string) (*ranges, error) {
+// ranges returns an empty ranges for a snapshot.
+func (m *metadata) ranges(ctx context.Context, id string, from int64, limit int32,
+	secrets map[string]string) (*ranges, error) {
 	if limit < 0 {
-		return nil, fmt.Errorf("%w: max_results is %d", backend.ErrInvalid, limit)
+		return nil, fmt.Errorf("%w: invalid max_results %d: must not be negative", backend.ErrInvalid, limit)
 	}
 	capacity, err := m.differ.SnapshotSize(ctx, id, secrets)
 	if err != nil {
 		return nil, err
 	}
 	if from < 0 || from > capacity {
-		return nil, fmt.Errorf("%w: the starting offset is %d, the volume has %d bytes", backend.ErrOutOfRange, from, capacity)
+		return nil, fmt.Errorf("%w: the starting offset is %d, the volume has %d bytes", backend.ErrOutOfRange, from,
+			capacity)
 	}
 	out := &ranges{capacity: capacity, limit: int(limit), style: csi.BlockMetadataType_VARIABLE_LENGTH}
 	if limit == 0 || limit > maxRanges {
 		out.limit = maxRanges
 	}
-	if m.block > 0 && capacity%m.block == 0 { // else the last block would be shorter, and the spec has no word for that
+	// In another volume the last block would be shorter, which FIXED_LENGTH cannot express.
+	if m.block > 0 && capacity%m.block == 0 {
 		out.style, out.block, out.next = csi.BlockMetadataType_FIXED_LENGTH, m.block, from/m.block*m.block
 	}
 	return out, nil
 }
 
-// ranges are those of one answer. They are sent as soon as they fill a message.
+// ranges are the ranges of a response. A message is sent as soon as it is full.
 type ranges struct {
 	capacity int64
 	limit    int // ranges in a message
 	style    csi.BlockMetadataType
 	block    int64
-	next     int64 // before which all blocks are sent, if they have one length
+	next     int64 // for FIXED_LENGTH: offset before which all blocks are sent
 	send     func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error
 
 	waiting []*csi.BlockMetadata
 	sent    bool
 }
 
-// add takes one range; where all blocks have one length, the blocks that it touches.
+// add adds a range. For FIXED_LENGTH, it adds the blocks that the range touches.
 func (r *ranges) add(offset, length int64) error {
 	if r.block == 0 {
 		return r.put(offset, length)
@@ -123,7 +132,8 @@ func (r *ranges) flush() error {
 	return r.send(r.style, r.capacity, blocks)
 }
 
-// end sends what is left. The capacity is told even where there are no ranges.
+// end sends the remaining ranges. Without any range, end sends an empty message, which has the
+// capacity.
 func (r *ranges) end() error {
 	if len(r.waiting) == 0 && r.sent {
 		return nil
@@ -131,15 +141,15 @@ func (r *ranges) end() error {
 	return r.flush()
 }
 
-// CheckMetadataBlock returns an error for a length that Config.MetadataBlock can't have.
+// CheckMetadataBlock returns an error for a value that is invalid for Config.MetadataBlock.
 func CheckMetadataBlock(bytes int64) error {
 	if bytes < 0 || bytes%minMetadataBlock != 0 {
-		return fmt.Errorf("invalid size of blocks %d: must be 0 or a multiple of %d", bytes, minMetadataBlock)
+		return fmt.Errorf("invalid block length %d: must be 0 or a multiple of %d", bytes, minMetadataBlock)
 	}
 	return nil
 }
 
-// registerMetadata serves the SnapshotMetadata service if the backend has what it needs.
+// registerMetadata registers the SnapshotMetadata service if the backend is a Differ.
 func registerMetadata(server *grpc.Server, cfg Config) {
 	if differ, ok := cfg.Backend.(backend.Differ); ok {
 		csi.RegisterSnapshotMetadataServer(server, &metadata{differ: differ, block: cfg.MetadataBlock})

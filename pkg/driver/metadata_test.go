@@ -22,16 +22,16 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// blockRange is where a range starts, and its length.
+// blockRange is the offset of a range, and its length.
 type blockRange [2]int64
 
-// differ is a backend with snapshots: "a" and "b" of one volume, and "other" of another.
+// differ is a backend with snapshots: "a" and "b" of one volume, and "other" of another volume.
 type differ struct {
 	*odd
 	size   int64
-	ranges []blockRange       // of every snapshot, and between any two
-	fail   func(at int) error // what happens instead of range at
-	ended  chan error         // gets what each answer ended with
+	ranges []blockRange       // of every snapshot and every delta
+	fail   func(at int) error // called instead of range at
+	ended  chan error         // gets the result of each call
 }
 
 func (d *differ) SnapshotSize(_ context.Context, id string, _ map[string]string) (int64, error) {
@@ -41,7 +41,8 @@ func (d *differ) SnapshotSize(_ context.Context, id string, _ map[string]string)
 	return d.size, nil
 }
 
-func (d *differ) Allocated(ctx context.Context, id string, from int64, secrets map[string]string, each func(offset, length int64) error) (err error) {
+func (d *differ) Allocated(ctx context.Context, id string, from int64, secrets map[string]string,
+	each func(offset, length int64) error) (err error) {
 	defer func() {
 		if d.ended != nil {
 			d.ended <- err
@@ -63,7 +64,8 @@ func (d *differ) Allocated(ctx context.Context, id string, from int64, secrets m
 	return nil
 }
 
-func (d *differ) Delta(ctx context.Context, base, target string, from int64, secrets map[string]string, each func(offset, length int64) error) error {
+func (d *differ) Delta(ctx context.Context, base, target string, from int64, secrets map[string]string,
+	each func(offset, length int64) error) error {
 	if _, err := d.SnapshotSize(ctx, base, secrets); err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ type answer interface {
 	GetBlockMetadata() []*csi.BlockMetadata
 }
 
-// query is a request: GetMetadataAllocated if it has no base. A blank base is sent as none.
+// query is a request: GetMetadataAllocated if it has no base. A blank base is sent as "".
 type query struct {
 	base, target string
 	from         int64
@@ -88,7 +90,7 @@ type query struct {
 	secrets      map[string]string
 }
 
-// ask returns what a call is answered before it ends, and what it ends with.
+// ask makes the call, and returns its responses and its error.
 func (q query) ask(ctx context.Context, conn *grpc.ClientConn) (answers []answer, err error) {
 	client := csi.NewSnapshotMetadataClient(conn)
 	var next func() (answer, error)
@@ -121,13 +123,16 @@ func (q query) ask(ctx context.Context, conn *grpc.ClientConn) (answers []answer
 	}
 }
 
-// rangesOf returns the ranges of answers, which must be of one style, and have a size and at most limit ranges each.
+// rangesOf returns the ranges of answers. The answers must have one block type, a size, and at most
+// limit ranges each.
 func rangesOf(t *testing.T, answers []answer, style csi.BlockMetadataType, size int64, limit int) []blockRange {
 	t.Helper()
 	var all []blockRange
 	for _, a := range answers {
-		if a.GetBlockMetadataType() != style || a.GetVolumeCapacityBytes() != size || len(a.GetBlockMetadata()) > limit {
-			t.Fatalf("%s, %d bytes, %d ranges", a.GetBlockMetadataType(), a.GetVolumeCapacityBytes(), len(a.GetBlockMetadata()))
+		if a.GetBlockMetadataType() != style || a.GetVolumeCapacityBytes() != size ||
+			len(a.GetBlockMetadata()) > limit {
+			t.Fatalf("%s, %d bytes, %d ranges", a.GetBlockMetadataType(), a.GetVolumeCapacityBytes(),
+				len(a.GetBlockMetadata()))
 		}
 		for _, b := range a.GetBlockMetadata() {
 			all = append(all, blockRange{b.GetByteOffset(), b.GetSizeBytes()})
@@ -147,7 +152,7 @@ func manyRanges(n int) []blockRange {
 
 const variable, fixed = csi.BlockMetadataType_VARIABLE_LENGTH, csi.BlockMetadataType_FIXED_LENGTH
 
-func TestSnapshotMetadataIsThereIfTheBackendHasIt(t *testing.T) {
+func TestSnapshotMetadataIsServedForADiffer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		backend backend.Backend
 		has     bool
@@ -156,7 +161,8 @@ func TestSnapshotMetadataIsThereIfTheBackendHasIt(t *testing.T) {
 		"no Differ": {&odd{probe: alwaysReady}, false},
 	} {
 		conn, _, _ := serveOdd(t, tc.backend, &logBuffer{}, time.Second)
-		resp, err := csi.NewIdentityClient(conn).GetPluginCapabilities(context.Background(), &csi.GetPluginCapabilitiesRequest{})
+		resp, err := csi.NewIdentityClient(conn).GetPluginCapabilities(context.Background(),
+			&csi.GetPluginCapabilitiesRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,14 +180,16 @@ func TestBlocksComeInPagesAndFromAnyOffset(t *testing.T) {
 	d := &differ{odd: &odd{probe: alwaysReady}, size: 1 << 30, ranges: manyRanges(2*maxRanges + 10)}
 	conn, _, _ := serveOdd(t, d, &logBuffer{}, time.Second)
 	for _, base := range []string{"", "b"} {
-		for limit, pages := range map[int32]int{0: 3, 1: len(d.ranges), 1000: 5, maxRanges: 3, maxRanges + 1: 3, math.MaxInt32: 3} {
+		for limit, pages := range map[int32]int{0: 3, 1: len(d.ranges), 1000: 5, maxRanges: 3, maxRanges + 1: 3,
+			math.MaxInt32: 3} {
 			answers, err := query{base: base, target: "a", limit: limit}.ask(context.Background(), conn)
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := rangesOf(t, answers, variable, d.size, min(cmp.Or(int(limit), maxRanges), maxRanges))
 			if !slices.Equal(got, d.ranges) || len(answers) != pages {
-				t.Errorf("base %q, at most %d: %d ranges in %d messages, want %d in %d", base, limit, len(got), len(answers), len(d.ranges), pages)
+				t.Errorf("base %q, at most %d: %d ranges in %d messages, want %d in %d", base, limit, len(got),
+					len(answers), len(d.ranges), pages)
 			}
 		}
 		for _, i := range []int{1, 1000, len(d.ranges) - 1} {
@@ -201,17 +209,22 @@ func TestBlocksComeInPagesAndFromAnyOffset(t *testing.T) {
 
 func TestBlocksOfOneLength(t *testing.T) {
 	const block = 64 << 10
-	ranges := []blockRange{{0, 4096}, {8192, 4096}, {block - 4096, 8192}, {4 * block, block}, {7*block + 4096, 2 * block}}
+	ranges := []blockRange{{0, 4096}, {8192, 4096}, {block - 4096, 8192}, {4 * block, block},
+		{7*block + 4096, 2 * block}}
 	for name, tc := range map[string]struct {
 		size  int64
 		from  int64
 		style csi.BlockMetadataType
 		want  []blockRange
 	}{
-		"all":             {10 * block, 0, fixed, []blockRange{{0, block}, {block, block}, {4 * block, block}, {7 * block, block}, {8 * block, block}, {9 * block, block}}},
-		"from a block on": {10 * block, block, fixed, []blockRange{{block, block}, {4 * block, block}, {7 * block, block}, {8 * block, block}, {9 * block, block}}},
-		"from within one": {10 * block, 8*block + 1, fixed, []blockRange{{8 * block, block}, {9 * block, block}}},
-		"no whole number": {10*block + 4096, 0, variable, ranges},
+		"all": {10 * block, 0, fixed,
+			[]blockRange{{0, block}, {block, block}, {4 * block, block}, {7 * block, block}, {8 * block, block},
+				{9 * block, block}}},
+		"from a block on": {10 * block, block, fixed,
+			[]blockRange{{block, block}, {4 * block, block}, {7 * block, block}, {8 * block, block},
+				{9 * block, block}}},
+		"from within a block": {10 * block, 8*block + 1, fixed, []blockRange{{8 * block, block}, {9 * block, block}}},
+		"not a multiple":      {10*block + 4096, 0, variable, ranges},
 	} {
 		d := &differ{odd: &odd{probe: alwaysReady}, size: tc.size, ranges: ranges}
 		conn, _, _ := serveOdd(t, d, &logBuffer{}, time.Second, func(c *Config) { c.MetadataBlock = block })
@@ -230,12 +243,12 @@ func TestBlocksOfOneLength(t *testing.T) {
 			Name: testName, Node: "n", Backend: &differ{}, StateDir: t.TempDir(), Log: newTestLogger(&logBuffer{}), Registry: newRegistry(), MetadataBlock: length,
 		})
 		if err == nil {
-			t.Errorf("blocks of %d bytes are taken", length)
+			t.Errorf("a length of %d bytes is accepted", length)
 		}
 	}
 }
 
-func TestWhatSnapshotMetadataRefuses(t *testing.T) {
+func TestInvalidSnapshotMetadataRequests(t *testing.T) {
 	d := &differ{odd: &odd{probe: alwaysReady}, size: 1 << 20, ranges: manyRanges(3)}
 	conn, _, _ := serveOdd(t, d, &logBuffer{}, time.Second)
 	for name, tc := range map[string]struct {
@@ -248,9 +261,9 @@ func TestWhatSnapshotMetadataRefuses(t *testing.T) {
 		"a negative maximum":       {query{target: "a", limit: -1}, codes.InvalidArgument},
 		"a negative offset":        {query{target: "a", from: -1}, codes.OutOfRange},
 		"an offset beyond":         {query{target: "a", from: 1<<20 + 1}, codes.OutOfRange},
-		"no such snapshot":         {query{target: "x"}, codes.NotFound},
-		"no such target":           {query{base: "a", target: "x"}, codes.NotFound},
-		"no such base":             {query{base: "x", target: "a"}, codes.NotFound},
+		"an unknown snapshot":      {query{target: "x"}, codes.NotFound},
+		"an unknown target":        {query{base: "a", target: "x"}, codes.NotFound},
+		"an unknown base":          {query{base: "x", target: "a"}, codes.NotFound},
 		"a delta's bad maximum":    {query{base: "a", target: "b", limit: -1}, codes.InvalidArgument},
 		"a delta's low offset":     {query{base: "a", target: "b", from: -4096}, codes.OutOfRange},
 		"a delta's high offset":    {query{base: "a", target: "b", from: math.MaxInt64}, codes.OutOfRange},
@@ -263,17 +276,19 @@ func TestWhatSnapshotMetadataRefuses(t *testing.T) {
 	}
 }
 
-// TestAStreamIsACallLikeAnyOther breaks one in the middle, and looks at what is said about it.
-func TestAStreamIsACallLikeAnyOther(t *testing.T) {
+// TestInterceptorsApplyToStreams ends a stream in the middle, and checks the code, the metrics and
+// the log.
+func TestInterceptorsApplyToStreams(t *testing.T) {
 	const secret = "correct horse battery"
 	for name, tc := range map[string]struct {
-		fail func() error
-		code codes.Code
-		says string
+		fail    func() error
+		code    codes.Code
+		wantErr string
 	}{
-		"it ends well": {func() error { return nil }, codes.OK, ""},
-		"it fails":     {func() error { return fmt.Errorf("%w: the disk", backend.ErrUnavailable) }, codes.Unavailable, `login with "***"`},
-		"it panics":    {func() error { panic("what a bug") }, codes.Internal, "panicked"},
+		"success": {func() error { return nil }, codes.OK, ""},
+		"an error": {func() error { return fmt.Errorf("%w: the disk", backend.ErrUnavailable) }, codes.Unavailable,
+			`login with "***"`},
+		"a panic": {func() error { panic("a bug") }, codes.Internal, "panicked"},
 	} {
 		for _, base := range []string{"", "b"} {
 			log, registry := &logBuffer{}, newRegistry()
@@ -289,8 +304,8 @@ func TestAStreamIsACallLikeAnyOther(t *testing.T) {
 			if got := rangesOf(t, answers, variable, d.size, 2); status.Code(err) != tc.code || len(got) < 4 {
 				t.Errorf("%s: %v, %v", name, got, err)
 			}
-			if err != nil && (!strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), secret)) {
-				t.Errorf("%s: %v, want %q", name, err, tc.says)
+			if err != nil && (!strings.Contains(err.Error(), tc.wantErr) || strings.Contains(err.Error(), secret)) {
+				t.Errorf("%s: %v, want %q", name, err, tc.wantErr)
 			}
 			method := "GetMetadataDelta"
 			if base == "" {
@@ -305,14 +320,15 @@ func TestAStreamIsACallLikeAnyOther(t *testing.T) {
 					t.Errorf("%s: no %s in the log: %s", name, want, line)
 				}
 			}
-			if strings.Contains(line, secret) || strings.Contains(line, "base=b") != (base == "b") || strings.Contains(line, "metadata_test.go") != (name == "it panics") {
+			if strings.Contains(line, secret) || strings.Contains(line, "base=b") != (base == "b") ||
+				strings.Contains(line, "metadata_test.go") != (name == "a panic") {
 				t.Errorf("%s: the log is %s", name, line)
 			}
 		}
 	}
 }
 
-// counted returns how many calls of a method were counted with a code, when none runs any more.
+// counted returns the number of calls of a method with a code, when no call runs any more.
 func counted(t *testing.T, registry *prometheus.Registry, method string, code codes.Code) float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -325,7 +341,8 @@ func counted(t *testing.T, registry *prometheus.Registry, method string, code co
 			for _, l := range m.GetLabel() {
 				labels[l.GetName()] = l.GetValue()
 			}
-			if f.GetName() == metricPrefix+"csi_calls_total" && labels["method"] == method && labels["code"] == code.String() {
+			if f.GetName() == metricPrefix+"csi_calls_total" && labels["method"] == method &&
+				labels["code"] == code.String() {
 				return m.GetCounter().GetValue()
 			}
 		}
@@ -333,12 +350,14 @@ func counted(t *testing.T, registry *prometheus.Registry, method string, code co
 	return 0
 }
 
-func TestWhoeverHangsUpEndsTheWork(t *testing.T) {
+func TestACanceledStreamEndsTheBackendCall(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	d := &differ{odd: &odd{probe: alwaysReady}, size: math.MaxInt64, ranges: manyRanges(1 << 20), ended: make(chan error, 1)}
+	d := &differ{odd: &odd{probe: alwaysReady}, size: math.MaxInt64, ranges: manyRanges(1 << 20),
+		ended: make(chan error, 1)}
 	conn, _, _ := serveOdd(t, d, &logBuffer{}, time.Second)
-	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "a", MaxResults: 1})
+	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(ctx,
+		&csi.GetMetadataAllocatedRequest{SnapshotId: "a", MaxResults: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,10 +368,10 @@ func TestWhoeverHangsUpEndsTheWork(t *testing.T) {
 	select {
 	case err := <-d.ended:
 		if codeOf(err) != codes.Canceled {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the call ended with %v", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("it goes on")
+		t.Error("the call goes on")
 	}
 }
 
@@ -379,7 +398,7 @@ func TestChangedBlocksOfAVolumeInMemory(t *testing.T) {
 			disk.Close()
 			snapshots = append(snapshots, v.snapshot(fmt.Sprint("s", i)).GetSnapshotId())
 		}
-		d.want(codes.OK, v.delete()) // which they don't need
+		d.want(codes.OK, v.delete()) // the snapshots do not need the volume
 		style := variable
 		if block > 0 {
 			style = fixed

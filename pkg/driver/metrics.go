@@ -18,19 +18,20 @@ import (
 // metricPrefix starts the name of every metric of this driver.
 const metricPrefix = "causeway_"
 
-// callSeconds are the upper bounds of the histogram's buckets: from a mount to a copy.
+// callSeconds are the upper bounds of the buckets of the histogram, in seconds: from a mount to a
+// copy.
 var callSeconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60}
 
-// countCalls registers the metrics of calls and returns the interceptor that feeds them.
+// countCalls registers the metrics of calls and returns the interceptor that updates them.
 func countCalls(registry *prometheus.Registry) (grpc.UnaryServerInterceptor, error) {
 	calls := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: metricPrefix + "csi_calls_total", Help: "CSI calls that ended, by method and status code.",
 	}, []string{"method", "code"})
 	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: metricPrefix + "csi_call_seconds", Help: "How long CSI calls took.", Buckets: callSeconds,
+		Name: metricPrefix + "csi_call_seconds", Help: "Duration of CSI calls, in seconds.", Buckets: callSeconds,
 	}, []string{"method"})
 	running := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: metricPrefix + "csi_calls_in_flight", Help: "CSI calls that are running.",
+		Name: metricPrefix + "csi_calls_in_flight", Help: "CSI calls in progress.",
 	})
 	for _, c := range []prometheus.Collector{calls, seconds, running} {
 		if err := registry.Register(c); err != nil {
@@ -49,7 +50,7 @@ func countCalls(registry *prometheus.Registry) (grpc.UnaryServerInterceptor, err
 	}, nil
 }
 
-// backendMetrics is a prometheus.Collector of what a backend counts.
+// backendMetrics is a prometheus.Collector for the metrics of a backend.
 type backendMetrics struct{ backend.MetricsSource }
 
 func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
@@ -59,7 +60,7 @@ func (m backendMetrics) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect runs in a goroutine of the registry, which catches no panic.
+// Collect runs in a goroutine of the registry, which does not recover from a panic.
 func (m backendMetrics) Collect(out chan<- prometheus.Metric) {
 	metrics, err := guard.Value(func() ([]backend.Metric, error) { return m.Metrics(), nil })
 	if err != nil {

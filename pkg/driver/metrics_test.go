@@ -9,7 +9,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// meter panics from its second answer on: the first is for its registration.
+// meter panics from its second call on: the first call is for its registration.
 type meter struct{ answers int }
 
 func (m *meter) Metrics() []backend.Metric {

@@ -11,10 +11,12 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// ControllerModifyVolume changes those parameters of a volume that the request names, and no others. A request that names
-// none is INVALID_ARGUMENT, as the spec requires some; one that has reserved keys only says of which claim the volume is
-// (external-resizer, --extra-modify-metadata), and changes nothing. CSI spec v1.13, ControllerModifyVolume.
-func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+// ControllerModifyVolume changes only the parameters of a volume that the request names. A request
+// without parameters is INVALID_ARGUMENT, because the spec requires some. A request with only
+// reserved keys names the claim of the volume (external-resizer, --extra-modify-metadata), and
+// changes nothing. CSI spec v1.13, ControllerModifyVolume.
+func (c *controller) ControllerModifyVolume(ctx context.Context,
+	req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	modifier, ok := c.backend.(backend.Modifier)
 	if !ok {
 		return c.UnimplementedControllerServer.ControllerModifyVolume(ctx, req)
@@ -37,16 +39,19 @@ func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.Contro
 	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
-// mutable returns the mutable parameters of a new volume, which there are only if the backend can change them later.
+// mutable returns the mutable parameters of a new volume. If the backend is not a Modifier, any
+// parameter is an error.
 func mutable(b backend.Backend, parameters map[string]string) (map[string]string, error) {
 	own := ownKeys(parameters)
 	if len(own) > 0 && !is[backend.Modifier](b) {
-		return nil, fmt.Errorf("%w: unknown mutable parameters %.64q: this storage has none", backend.ErrInvalid, slices.Sorted(maps.Keys(own)))
+		return nil, fmt.Errorf("%w: unknown mutable parameters %.64q: this storage has none", backend.ErrInvalid,
+			slices.Sorted(maps.Keys(own)))
 	}
 	return own, nil
 }
 
-// differing returns the first key, in order, of which has says something else than asked, or nothing.
+// differing returns the first key of asked, in sorted order, whose value in has is different or
+// missing.
 func differing(asked, has map[string]string) (key string, differs bool) {
 	for _, key := range slices.Sorted(maps.Keys(asked)) {
 		if value, ok := has[key]; !ok || value != asked[key] {

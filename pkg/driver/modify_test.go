@@ -16,17 +16,19 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// modify changes a volume's mutable parameters.
+// modify changes the mutable parameters of a volume.
 func (v *volume) modify(parameters map[string]string) error {
-	_, err := v.ControllerModifyVolume(context.Background(), &csi.ControllerModifyVolumeRequest{VolumeId: v.id, MutableParameters: parameters})
+	_, err := v.ControllerModifyVolume(context.Background(),
+		&csi.ControllerModifyVolumeRequest{VolumeId: v.id, MutableParameters: parameters})
 	return err
 }
 
-// has reports whether a volume has these mutable parameters, and was made with these parameters.
+// has reports whether ValidateVolumeCapabilities confirms these mutable parameters and these
+// parameters of a volume.
 func (v *volume) has(mutable, parameters map[string]string) bool {
 	v.Helper()
 	resp, err := v.ValidateVolumeCapabilities(context.Background(), &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{v.use}, MutableParameters: mutable, Parameters: parameters,
+		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, MutableParameters: mutable, Parameters: parameters,
 	})
 	v.want(codes.OK, err)
 	return resp.GetConfirmed() != nil && maps.Equal(resp.GetConfirmed().GetMutableParameters(), mutable)
@@ -36,33 +38,38 @@ func TestModifyRequests(t *testing.T) {
 	tier := func(value string) map[string]string { return map[string]string{"tier": value} }
 	reserved := map[string]string{"csi.storage.k8s.io/pvc/name": "claim"}
 	for name, tc := range map[string]struct {
-		id         string // "": a volume's of tier archive
+		id         string // "": the ID of a volume of tier archive
 		parameters map[string]string
 		code       codes.Code
-		says       string
-		now        string // its tier
+		wantErr    string
+		now        string // tier of the volume after the call
 	}{
-		"another value":                  {"", tier("fast"), codes.OK, "", "fast"},
-		"the same value":                 {"", tier("archive"), codes.OK, "", "archive"},
-		"no value":                       {"", tier(""), codes.OK, "", "standard"},
-		"what Kubernetes adds":           {"", map[string]string{"tier": "fast", "csi.storage.k8s.io/pv/name": "pv", "storage.kubernetes.io/x": "y"}, codes.OK, "", "fast"},
-		"only what Kubernetes adds":      {"", reserved, codes.OK, "", "archive"},
-		"nothing":                        {"", map[string]string{}, codes.InvalidArgument, "missing", "archive"},
-		"an unknown parameter":           {"", map[string]string{"tier": "fast", "colour": "blue"}, codes.InvalidArgument, "colour", "archive"},
-		"an unknown value":               {"", tier("tape"), codes.InvalidArgument, "tape", "archive"},
-		"another prefix":                 {"", map[string]string{"csi.storage.k8s.io.evil/x": "y"}, codes.InvalidArgument, "evil", "archive"},
-		"no volume":                      {" ", tier("fast"), codes.InvalidArgument, "volume ID", "archive"},
-		"no volume, and nothing":         {" ", nil, codes.InvalidArgument, "volume ID", "archive"},
-		"a volume that isn't there":      {"none", tier("fast"), codes.NotFound, `"none"`, "archive"},
-		"a path":                         {"../v", tier("fast"), codes.NotFound, "", "archive"},
-		"nothing of what isn't there":    {"none", nil, codes.InvalidArgument, "missing", "archive"},
-		"what is added to what isn't":    {"none", reserved, codes.NotFound, `"none"`, "archive"},
-		"a pod's inline volume":          {handle(1), tier("fast"), codes.NotFound, "", "archive"},
-		"what is added to an inline one": {handle(1), reserved, codes.NotFound, "", "archive"},
+		"another value":  {"", tier("fast"), codes.OK, "", "fast"},
+		"the same value": {"", tier("archive"), codes.OK, "", "archive"},
+		"no value":       {"", tier(""), codes.OK, "", "standard"},
+		"reserved keys": {"",
+			map[string]string{"tier": "fast", "csi.storage.k8s.io/pv/name": "pv",
+				"storage.kubernetes.io/x": "y"}, codes.OK, "", "fast"},
+		"only reserved keys": {"", reserved, codes.OK, "", "archive"},
+		"nothing":            {"", map[string]string{}, codes.InvalidArgument, "missing", "archive"},
+		"an unknown parameter": {"", map[string]string{"tier": "fast", "colour": "blue"},
+			codes.InvalidArgument, "colour", "archive"},
+		"an unknown value": {"", tier("tape"), codes.InvalidArgument, "tape", "archive"},
+		"another prefix": {"", map[string]string{"csi.storage.k8s.io.evil/x": "y"},
+			codes.InvalidArgument, "evil", "archive"},
+		"no volume":                          {" ", tier("fast"), codes.InvalidArgument, "volume ID", "archive"},
+		"no volume, and nothing":             {" ", nil, codes.InvalidArgument, "volume ID", "archive"},
+		"a volume that does not exist":       {"none", tier("fast"), codes.NotFound, `"none"`, "archive"},
+		"a path":                             {"../v", tier("fast"), codes.NotFound, "", "archive"},
+		"no parameters of an unknown volume": {"none", nil, codes.InvalidArgument, "missing", "archive"},
+		"reserved keys of an unknown volume": {"none", reserved, codes.NotFound, `"none"`, "archive"},
+		"a pod's inline volume":              {handle(1), tier("fast"), codes.NotFound, "", "archive"},
+		"reserved keys of an inline volume":  {handle(1), reserved, codes.NotFound, "", "archive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := startDriver(t, inMemory)
-			inline := &volume{testDriver: d, id: handle(1), use: capability(singleMode), context: map[string]string{ephemeralKey: "true"}}
+			inline := &volume{testDriver: d, id: handle(1), capability: capability(singleMode),
+				context: map[string]string{ephemeralKey: "true"}}
 			d.want(codes.OK, inline.publish("target"))
 			v := d.create("v", capability(sharedMode))
 			d.want(codes.OK, v.modify(tier("archive")))
@@ -72,14 +79,14 @@ func TestModifyRequests(t *testing.T) {
 			}
 			for range 2 {
 				err := asked.modify(tc.parameters)
-				if d.want(tc.code, err); err != nil && !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("%v doesn't say %q", err, tc.says)
+				if d.want(tc.code, err); err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+					t.Errorf("error %v does not contain %q", err, tc.wantErr)
 				}
 			}
 			d.restart()
 			for _, value := range []string{"standard", "fast", "archive"} {
 				if got := v.has(tier(value), tier("standard")); got != (value == tc.now) {
-					t.Errorf("that its tier is %s is confirmed: %v, want %s", value, got, tc.now)
+					t.Errorf("tier %s is confirmed: %v, want %s", value, got, tc.now)
 				}
 			}
 			d.want(codes.OK, inline.unpublish("target"))
@@ -96,23 +103,24 @@ func TestAVolumeIsMadeWithMutableParameters(t *testing.T) {
 	for range 2 {
 		resp, err := d.CreateVolume(context.Background(), req)
 		d.want(codes.OK, err)
-		v = &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), use: capability(sharedMode)}
+		v = &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), capability: capability(sharedMode)}
 		if !v.has(req.MutableParameters, req.Parameters) {
-			t.Errorf("%v isn't what was asked for", resp)
+			t.Errorf("%v does not match the request", resp)
 		}
 	}
 	for name, confirmed := range map[string]bool{
-		"all":                    v.has(map[string]string{"tier": "fast"}, map[string]string{"tier": "archive"}),
-		"only reserved ones":     v.has(map[string]string{"csi.storage.k8s.io/vac/name": "x"}, map[string]string{"csi.storage.k8s.io/x": "y"}),
-		"none":                   v.has(nil, nil),
-		"no: another mutable":    !v.has(map[string]string{"tier": "archive"}, nil),
-		"no: an unknown mutable": !v.has(map[string]string{"tier": "fast", "colour": "blue"}, nil),
-		"no: an empty one":       !v.has(map[string]string{"colour": ""}, nil),
-		"no: another parameter":  !v.has(nil, map[string]string{"tier": "fast"}),
-		"no: an unknown one":     !v.has(nil, map[string]string{"tier": "archive", "colour": "blue"}),
+		"all": v.has(map[string]string{"tier": "fast"}, map[string]string{"tier": "archive"}),
+		"only reserved keys": v.has(map[string]string{"csi.storage.k8s.io/vac/name": "x"},
+			map[string]string{"csi.storage.k8s.io/x": "y"}),
+		"none":                     v.has(nil, nil),
+		"no: another mutable":      !v.has(map[string]string{"tier": "archive"}, nil),
+		"no: an unknown mutable":   !v.has(map[string]string{"tier": "fast", "colour": "blue"}, nil),
+		"no: an empty parameter":   !v.has(map[string]string{"colour": ""}, nil),
+		"no: another parameter":    !v.has(nil, map[string]string{"tier": "fast"}),
+		"no: an unknown parameter": !v.has(nil, map[string]string{"tier": "archive", "colour": "blue"}),
 	} {
 		if !confirmed {
-			t.Errorf("%s: it is the other way round", name)
+			t.Errorf("%s: want the opposite", name)
 		}
 	}
 	for _, bad := range []map[string]string{{"tier": "tape"}, {"colour": "blue"}} {
@@ -126,7 +134,7 @@ func TestAVolumeIsMadeWithMutableParameters(t *testing.T) {
 	d.want(codes.AlreadyExists, err)
 }
 
-// brokenModifier is a backend that remembers what it was asked, and answers with an error.
+// brokenModifier is a backend that records its calls and returns an error.
 type brokenModifier struct {
 	backend.Backend
 	err   error
@@ -138,7 +146,7 @@ func (b *brokenModifier) Modify(_ context.Context, _ string, parameters, _ map[s
 	return b.err
 }
 
-func TestWhatABackendSaysOfChanges(t *testing.T) {
+func TestBackendErrorsOfModify(t *testing.T) {
 	b := &brokenModifier{}
 	conn, _, _ := serveOdd(t, b, &logBuffer{}, time.Second)
 	for cause, code := range map[error]codes.Code{
@@ -156,14 +164,16 @@ func TestWhatABackendSaysOfChanges(t *testing.T) {
 		if b.err = nil; cause != nil {
 			b.err = fmt.Errorf("the disk: %w", cause)
 		}
-		_, err := csi.NewControllerClient(conn).ControllerModifyVolume(context.Background(), &csi.ControllerModifyVolumeRequest{
-			VolumeId: "subject", MutableParameters: map[string]string{"a": "", "b": "x", "storage.kubernetes.io/c": "y"},
-		})
+		_, err := csi.NewControllerClient(conn).ControllerModifyVolume(context.Background(),
+			&csi.ControllerModifyVolumeRequest{
+				VolumeId: "subject", MutableParameters: map[string]string{"a": "", "b": "x",
+					"storage.kubernetes.io/c": "y"},
+			})
 		if status.Code(err) != code || (err != nil && !strings.Contains(err.Error(), "subject")) {
-			t.Errorf("when the backend says %v: %v, want %s", cause, err, code)
+			t.Errorf("when the backend returns %v: %v, want %s", cause, err, code)
 		}
 		if want := map[string]string{"a": "", "b": "x"}; !maps.Equal(b.asked, want) {
-			t.Errorf("it was asked for %q, want %q", b.asked, want)
+			t.Errorf("the backend got %q, want %q", b.asked, want)
 		}
 	}
 }
@@ -172,7 +182,8 @@ func TestMutableParametersOfABackendThatHasNone(t *testing.T) {
 	conn, _, _ := serveOdd(t, &slow{}, &logBuffer{}, time.Second)
 	req := createRequest("v")
 	req.MutableParameters = map[string]string{"tier": "fast"}
-	if _, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "tier") {
+	if _, err := csi.NewControllerClient(conn).CreateVolume(context.Background(),
+		req); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "tier") {
 		t.Errorf("CreateVolume = %v", err)
 	}
 }

@@ -13,131 +13,141 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// node is the Node service: the backend says what to mount, the mounter does it. What is staged and published is
-// what the kernel says is mounted; only the capability that a volume was staged with is remembered beside it, as no
-// mount shows an access mode. CSI spec v1.13, Node Service RPC.
+// node is the Node service: the backend returns the mount of a volume, and the mounter mounts it.
+// The mount table of the kernel shows which volumes are staged and published. Records hold only the
+// capability and the publish context with which a volume was staged, because no mount shows them.
+// CSI spec v1.13, Node Service RPC.
 type node struct {
 	csi.UnimplementedNodeServer
 	backend  backend.Backend
 	mounter  mounter.Mounter
-	place    *place
-	stagings *stagings
+	topology *topology
+	records  *stagingRecords
 	prober   *prober
 	id       string
 }
 
 func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	resp := &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.place.topology}
+	resp := &csi.NodeGetInfoResponse{NodeId: n.id, AccessibleTopology: n.topology.message}
 	if l, ok := n.backend.(backend.Limiter); ok {
 		resp.MaxVolumesPerNode = l.NodeLimit()
 	}
 	return resp, nil
 }
 
-func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (n *node) NodeGetCapabilities(context.Context,
+	*csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	return NodeCapabilities(n.backend), nil
 }
 
-func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (n *node) NodeStageVolume(ctx context.Context,
+	req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := required("volume ID", id, "staging target path", path); err != nil {
 		return nil, err
 	}
-	u, err := n.place.use(req.GetVolumeCapability())
+	vc, err := n.topology.parseCapability(req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
-	u.Context, u.Secrets, u.PublishContext = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
-	if err := n.stage(ctx, id, path, u); err != nil {
+	vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	vc.PublishContext = req.GetPublishContext()
+	if err := n.stage(ctx, id, path, vc); err != nil {
 		return nil, fmt.Errorf("stage volume %.128q: %w", id, err)
 	}
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-func (n *node) stage(ctx context.Context, id, path string, u use) error {
+func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) error {
 	if err := n.notInline(ctx, id); err != nil {
 		return err
 	}
-	what, err := n.backend.Mount(ctx, id, u.Access)
+	mount, err := n.backend.Mount(ctx, id, vc.Access)
 	if err != nil {
 		return err
 	}
-	if err := checkShared(what, u.manyNodes() && !what.ReadOnly); err != nil {
+	if err := checkShared(mount, vc.manyNodes() && !mount.ReadOnly); err != nil {
 		return err
 	}
-	attachment, err := attachmentText(u.PublishContext)
+	publishContext, err := publishContextText(vc.PublishContext)
 	if err != nil {
 		return err
 	}
-	st := staging{VolumeID: id, Use: u.digest(), Attachment: attachment}
-	if old, ok := n.stagings.at(path); ok && old != st {
-		if there, err := n.mounter.Occupied(ctx, path); err != nil {
+	st := stagingRecord{VolumeID: id, Capability: vc.digest(), PublishContext: publishContext}
+	if old, ok := n.records.at(path); ok && old != st {
+		if occupied, err := n.mounter.Occupied(ctx, path); err != nil {
 			return err
-		} else if there {
-			return fmt.Errorf("%w: another volume is staged there, or this one with another capability", mounter.ErrConflict)
+		} else if occupied {
+			return fmt.Errorf("%w: another volume is staged at this path, or this volume with another capability",
+				mounter.ErrConflict)
 		}
 	}
-	// First the record: a record without a mount means nothing, but a mount without one could be of any access mode.
-	forget, err := n.stagings.put(path, st)
+	// The record comes first: a record without a mount has no effect, but a mount without a record
+	// could be of any access mode.
+	forget, err := n.records.put(path, st)
 	if err != nil {
 		return err
 	}
 	crashpoint.Reached("stage:recorded")
-	if err := n.mounter.Mount(ctx, what, path); err != nil {
-		if there, look := n.mounter.Occupied(ctx, path); look == nil && !there {
+	if err := n.mounter.Mount(ctx, mount, path); err != nil {
+		if occupied, look := n.mounter.Occupied(ctx, path); look == nil && !occupied {
 			err = errors.Join(err, forget())
 		}
 		return err
 	}
 	crashpoint.Reached("stage:mounted")
-	n.stagings.setLive(path, true)
-	return n.fillOut(ctx, what, path)
+	n.records.setLive(path, true)
+	return n.growToSize(ctx, mount, path)
 }
 
-// fillOut grows what is staged to its volume's size: it may have been copied from a smaller one, or be one that couldn't
-// grow while it was used. If it can't now, it is as good as it was.
-func (n *node) fillOut(ctx context.Context, what mounter.Mount, path string) error {
-	if _, ok := n.backend.(backend.Expander); !ok || what.ReadOnly {
+// growToSize grows the content of a staged volume to the size of the volume. The content may be a
+// copy of a smaller source, or may have been unable to grow while the volume was in use. If the
+// content still cannot grow, growToSize returns nil: the volume is as usable as before.
+func (n *node) growToSize(ctx context.Context, mount mounter.Mount, path string) error {
+	if _, ok := n.backend.(backend.Expander); !ok || mount.ReadOnly {
 		return nil
 	}
-	err := n.mounter.Grow(ctx, what, path)
+	err := n.mounter.Grow(ctx, mount, path)
 	if errors.Is(err, mounter.ErrBusy) || errors.Is(err, mounter.ErrReadOnly) {
 		return nil
 	}
 	return err
 }
 
-// NodeUnstageVolume unmounts the staging path, whatever is known of the volume: a CO must be able to clean up.
-func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+// NodeUnstageVolume unmounts the staging path even if the volume is unknown: a CO must be able to
+// clean up.
+func (n *node) NodeUnstageVolume(ctx context.Context,
+	req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	id, path := req.GetVolumeId(), req.GetStagingTargetPath()
 	if err := required("volume ID", id, "staging target path", path); err != nil {
 		return nil, err
 	}
-	n.stagings.setLive(path, false)
+	n.records.setLive(path, false)
 	if err := n.mounter.Unmount(ctx, path); err != nil {
 		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
 	}
 	crashpoint.Reached("unstage:unmounted")
-	if err := n.stagings.remove(path); err != nil {
+	if err := n.records.remove(path); err != nil {
 		return nil, fmt.Errorf("unstage volume %.128q: %w", id, err)
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (n *node) NodePublishVolume(ctx context.Context,
+	req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if err := required("volume ID", id, "target path", target); err != nil {
 		return nil, err
 	}
-	u, err := n.place.use(req.GetVolumeCapability())
+	vc, err := n.topology.parseCapability(req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
-	u.ReadOnly = u.ReadOnly || req.GetReadonly()
+	vc.ReadOnly = vc.ReadOnly || req.GetReadonly()
 	if req.GetVolumeContext()[ephemeralKey] == "true" {
-		err = n.publishInline(ctx, req, u)
+		err = n.publishInline(ctx, req, vc)
 	} else {
-		err = n.publish(ctx, req, u)
+		err = n.publish(ctx, req, vc)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("publish volume %.128q: %w", id, err)
@@ -145,9 +155,9 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// publish mounts what is staged at the target. CSI spec v1.13, NodePublishVolume, has the table of what a second call
-// is answered.
-func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) error {
+// publish mounts a staged volume at the target path. CSI spec v1.13, NodePublishVolume, has a table
+// of the results of a second call.
+func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, vc volumeCapability) error {
 	staging, target := req.GetStagingTargetPath(), req.GetTargetPath()
 	switch staging {
 	case "":
@@ -158,29 +168,30 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	if err := n.notInline(ctx, req.GetVolumeId()); err != nil {
 		return err
 	}
-	u.Context, u.Secrets, u.PublishContext = ownKeys(req.GetVolumeContext()), req.GetSecrets(), req.GetPublishContext()
-	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
+	vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	vc.PublishContext = req.GetPublishContext()
+	mount, err := n.backend.Mount(ctx, req.GetVolumeId(), vc.Access)
 	if err != nil {
 		return err
 	}
-	if there, err := n.mounter.Mounted(ctx, what, staging); err != nil {
+	if staged, err := n.mounter.Mounted(ctx, mount, staging); err != nil {
 		return err
-	} else if !there {
-		return fmt.Errorf("%w: it is not staged at %s", errPrecondition, staging)
+	} else if !staged {
+		return fmt.Errorf("%w: the volume is not staged at %s", errPrecondition, staging)
 	}
-	published, err := n.mounter.Mounted(ctx, what, target)
+	published, err := n.mounter.Mounted(ctx, mount, target)
 	if err != nil {
 		return err
 	}
-	if err := n.asStaged(req, u, published); err != nil {
+	if err := n.asStaged(req, vc, published); err != nil {
 		return err
 	}
-	if what.ReadOnly && !u.ReadOnly {
-		return fmt.Errorf("%w: it was attached, or is, for reading only", mounter.ErrReadOnly)
+	if mount.ReadOnly && !vc.ReadOnly {
+		return fmt.Errorf("%w: the volume is read-only, or attached read-only", mounter.ErrReadOnly)
 	}
-	from := what.BindFrom(staging)
-	from.ReadOnly = u.ReadOnly // a writable publish of a read-only volume fails
-	if u.oneTarget() && !published {
+	from := mount.BindFrom(staging)
+	from.ReadOnly = vc.ReadOnly // a writable publish of a read-only volume fails
+	if vc.oneTarget() && !published {
 		if err := n.onlyTarget(ctx, from.Source, target); err != nil {
 			return err
 		}
@@ -192,10 +203,11 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	if published {
 		return nil
 	}
-	// Had somebody unmounted the staging path meanwhile, a pod would now write to the node's own disk.
-	there, err := n.mounter.Mounted(ctx, what, target)
-	if err == nil && !there {
-		err = fmt.Errorf("%w: it is no longer staged at %s", errPrecondition, staging)
+	// If another program has unmounted the staging path meanwhile, the pod would now write to the
+	// disk of the node.
+	mounted, err := n.mounter.Mounted(ctx, mount, target)
+	if err == nil && !mounted {
+		err = fmt.Errorf("%w: the volume is no longer staged at %s", errPrecondition, staging)
 	}
 	if err != nil {
 		return errors.Join(err, n.mounter.Remove(context.WithoutCancel(ctx), target))
@@ -203,24 +215,25 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, u
 	return nil
 }
 
-// asStaged returns an error if the volume was staged with another capability than u, or elsewhere:
-// its target in a pod is no staging path.
-func (n *node) asStaged(req *csi.NodePublishVolumeRequest, u use, published bool) error {
-	old, ok := n.stagings.at(req.GetStagingTargetPath())
-	if !ok && len(n.stagings.liveOf(req.GetVolumeId())) > 0 {
-		return fmt.Errorf("%w: it is not staged at %s", errPrecondition, req.GetStagingTargetPath())
+// asStaged returns an error if the volume was staged with another capability than vc, or if the
+// staging path of the request is not its staging path. The target path in a pod is not a staging
+// path.
+func (n *node) asStaged(req *csi.NodePublishVolumeRequest, vc volumeCapability, published bool) error {
+	old, ok := n.records.at(req.GetStagingTargetPath())
+	if !ok && len(n.records.liveOf(req.GetVolumeId())) > 0 {
+		return fmt.Errorf("%w: the volume is not staged at %s", errPrecondition, req.GetStagingTargetPath())
 	}
-	if !ok || old.like(staging{VolumeID: req.GetVolumeId(), Use: u.digest()}) {
+	if !ok || old.sameCapability(stagingRecord{VolumeID: req.GetVolumeId(), Capability: vc.digest()}) {
 		return nil
 	}
 	class := errPrecondition
 	if published {
 		class = mounter.ErrConflict
 	}
-	return fmt.Errorf("%w: it is staged with another capability", class)
+	return fmt.Errorf("%w: the volume is staged with another capability", class)
 }
 
-// onlyTarget returns an error if what is mounted at a path is published at another path than target.
+// onlyTarget returns an error if the mount at path is published at another path than target.
 func (n *node) onlyTarget(ctx context.Context, at, target string) error {
 	others, err := n.mounter.OtherTargets(ctx, at)
 	if err != nil {
@@ -228,34 +241,36 @@ func (n *node) onlyTarget(ctx context.Context, at, target string) error {
 	}
 	for _, path := range others {
 		if path != target && !n.isStaging(path) {
-			return fmt.Errorf("%w: its access mode allows one target, and it is published at %s", errPrecondition, path)
+			return fmt.Errorf("%w: the access mode allows one target path, and the volume is published at %s",
+				errPrecondition, path)
 		}
 	}
 	return nil
 }
 
-// isStaging reports whether something is staged at path, or in it as a device.
+// isStaging reports whether path is a staging path, or the block device in a staging path.
 func (n *node) isStaging(path string) bool {
-	_, ok := n.stagings.at(path)
+	_, ok := n.records.at(path)
 	if dir, name := filepath.Split(path); !ok && name == mounter.DeviceName {
-		_, ok = n.stagings.at(filepath.Clean(dir))
+		_, ok = n.records.at(filepath.Clean(dir))
 	}
 	return ok
 }
 
-// publishInline makes the volume of a pod and mounts it at the target. A CO never stages it.
-func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) (err error) {
+// publishInline creates the inline volume of a pod and mounts it at the target path. A CO never
+// stages an inline volume.
+func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest, vc volumeCapability) (err error) {
 	inliner, ok := n.backend.(backend.Inliner)
 	if !ok {
-		return fmt.Errorf("%w: this driver has no inline volumes", backend.ErrInvalid)
+		return fmt.Errorf("%w: this driver does not support inline volumes", backend.ErrInvalid)
 	}
 	if req.GetStagingTargetPath() != "" {
-		return fmt.Errorf("%w: an inline volume is not staged", backend.ErrInvalid)
+		return fmt.Errorf("%w: an inline volume has no staging path", backend.ErrInvalid)
 	}
-	if u.Block {
-		return fmt.Errorf("%w: an inline volume is no block device", backend.ErrInvalid)
+	if vc.Block {
+		return fmt.Errorf("%w: an inline volume cannot be a block device", backend.ErrInvalid)
 	}
-	o, err := inlineOptions(req.GetVolumeContext(), u)
+	o, err := inlineOptions(req.GetVolumeContext(), vc)
 	if err != nil {
 		return err
 	}
@@ -265,23 +280,23 @@ func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequ
 		return err
 	}
 	crashpoint.Reached("publish:inline-made")
-	if err = n.mountInline(ctx, req, u); err != nil && isNew { // an old one may hold a pod's data
+	if err = n.mountInline(ctx, req, vc); err != nil && isNew { // an old volume may hold the data of a pod
 		err = errors.Join(err, inliner.DeleteInline(context.WithoutCancel(ctx), req.GetVolumeId()))
 	}
 	return err
 }
 
-func (n *node) mountInline(ctx context.Context, req *csi.NodePublishVolumeRequest, u use) error {
-	what, err := n.backend.Mount(ctx, req.GetVolumeId(), u.Access)
+func (n *node) mountInline(ctx context.Context, req *csi.NodePublishVolumeRequest, vc volumeCapability) error {
+	mount, err := n.backend.Mount(ctx, req.GetVolumeId(), vc.Access)
 	if err != nil {
 		return err
 	}
 	target := req.GetTargetPath()
-	published, err := n.mounter.Mounted(ctx, what, target)
+	published, err := n.mounter.Mounted(ctx, mount, target)
 	if err != nil {
 		return err
 	}
-	if err := n.mounter.Mount(ctx, what, target); err != nil || published || !u.oneTarget() {
+	if err := n.mounter.Mount(ctx, mount, target); err != nil || published || !vc.oneTarget() {
 		return err
 	}
 	if err := n.onlyTarget(ctx, target, target); err != nil {
@@ -290,9 +305,10 @@ func (n *node) mountInline(ctx context.Context, req *csi.NodePublishVolumeReques
 	return nil
 }
 
-// NodeUnpublishVolume unmounts the target, whatever is known of the volume, and removes it. An inline volume ends
-// with it: this is the one call here in which the backend is asked to change something.
-func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+// NodeUnpublishVolume unmounts and removes the target path even if the volume is unknown. An inline
+// volume is deleted, too.
+func (n *node) NodeUnpublishVolume(ctx context.Context,
+	req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	id, target := req.GetVolumeId(), req.GetTargetPath()
 	if err := required("volume ID", id, "target path", target); err != nil {
 		return nil, err
@@ -307,12 +323,13 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (n *node) NodeGetVolumeStats(ctx context.Context,
+	req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, path := req.GetVolumeId(), req.GetVolumePath()
 	if err := required("volume ID", id, "volume path", path); err != nil {
 		return nil, err
 	}
-	if _, err := n.whatIsAt(ctx, id, path); err != nil {
+	if _, err := n.mountAt(ctx, id, path); err != nil {
 		return nil, err
 	}
 	u, err := n.usage(ctx, id, path)
@@ -330,7 +347,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	return resp, nil
 }
 
-// usage asks the backend first: a mount may show more than the volume.
+// usage asks the backend first, because the filesystem of the mount may hold more than the volume.
 func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error) {
 	if m, ok := n.backend.(backend.UsageReporter); ok {
 		if u, known, err := m.Usage(ctx, id); known || err != nil {
@@ -340,9 +357,11 @@ func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error
 	return n.mounter.Usage(ctx, path)
 }
 
-// NodeGetVolumeHealth adds to what the backend knows whether a volume that was staged is mounted still.
-func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
-	doctor, ok := n.backend.(backend.HealthReporter)
+// NodeGetVolumeHealth returns the conditions that the backend reports, and a further condition if a
+// staged volume is no longer mounted.
+func (n *node) NodeGetVolumeHealth(ctx context.Context,
+	req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	reporter, ok := n.backend.(backend.HealthReporter)
 	if !ok {
 		return n.UnimplementedNodeServer.NodeGetVolumeHealth(ctx, req)
 	}
@@ -350,17 +369,18 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err := required("volume ID", id); err != nil {
 		return nil, err
 	}
-	conditions, err := doctor.Health(ctx, id)
+	conditions, err := reporter.Health(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("get the health of volume %.128q: %w", id, err)
 	}
-	for path, time := range n.stagings.liveOf(id) {
-		_, there, err := n.mountedAs(ctx, id, path) // of an error, the backend has said what is wrong
-		// If that mount isn't live any more, this driver has begun to unstage it meanwhile.
-		if err == nil && !there && n.stagings.liveOf(id)[path] == time {
+	for path, mount := range n.records.liveOf(id) {
+		_, mounted, err := n.mountedAs(ctx, id, path) // the conditions of the backend explain an error
+		// If another call has begun to unstage the volume meanwhile, the mount is no longer live.
+		if err == nil && !mounted && n.records.liveOf(id)[path] == mount {
 			conditions = append(conditions, backend.Condition{
 				Severity: backend.Inaccessible, Reason: "StagingMountLost",
-				Message: fmt.Sprintf("%s is no longer mounted: delete the pods that use the volume, so that it is staged again", path),
+				Message: fmt.Sprintf("%s is no longer mounted: delete the pods that use the volume, so that it is "+
+					"staged again", path),
 			})
 			break
 		}
@@ -368,7 +388,8 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: volumeHealth(id, conditions)}, nil
 }
 
-func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+func (n *node) NodeGetStorageHealth(ctx context.Context,
+	req *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	if !is[backend.HealthReporter](n.backend) {
 		return n.UnimplementedNodeServer.NodeGetStorageHealth(ctx, req)
 	}
@@ -389,42 +410,42 @@ func (n *node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorage
 	return resp, nil
 }
 
-// mountedAs returns what a volume is mounted as at path, and whether it is mounted there. The backend
-// gets the publish context with which the volume was staged. No request says whether the volume is
-// used as a block device, and a backend may serve both uses.
-func (n *node) mountedAs(ctx context.Context, id, path string) (what mounter.Mount, there bool, err error) {
-	a := backend.Access{PublishContext: n.stagings.attachment(id)}
-	what, err = n.backend.Mount(ctx, id, a)
+// mountedAs returns the mount of a volume for path, and whether the volume is mounted mounted. The
+// backend gets the publish context with which the volume was staged. The requests do not have the
+// access type, and a volume may support both: mountedAs tries filesystem first, then block device.
+func (n *node) mountedAs(ctx context.Context, id, path string) (mount mounter.Mount, mounted bool, err error) {
+	a := backend.Access{PublishContext: n.records.publishContext(id)}
+	mount, err = n.backend.Mount(ctx, id, a)
 	if err == nil {
-		if there, err = n.mounter.Mounted(ctx, what, path); there || err != nil {
-			return what, there, err
+		if mounted, err = n.mounter.Mounted(ctx, mount, path); mounted || err != nil {
+			return mount, mounted, err
 		}
 	}
 	noFilesystem := errors.Is(err, backend.ErrInvalid)
 	if err != nil && !noFilesystem {
-		return what, false, err
+		return mount, false, err
 	}
 	a.Block = true
 	device, err := n.backend.Mount(ctx, id, a)
 	if errors.Is(err, backend.ErrInvalid) && !noFilesystem {
-		return what, false, nil
+		return mount, false, nil
 	}
 	if err != nil {
-		return what, false, err
+		return mount, false, err
 	}
-	there, err = n.mounter.Mounted(ctx, device, path)
-	return device, there, err
+	mounted, err = n.mounter.Mounted(ctx, device, path)
+	return device, mounted, err
 }
 
-// notInline returns an error if id is that of an inline volume: its pod has it for itself, and no
-// PersistentVolume can name it.
+// notInline returns an error if id is the ID of an inline volume. Such a volume belongs to its pod
+// alone, and no PersistentVolume may name it.
 func (n *node) notInline(ctx context.Context, id string) error {
 	if !is[backend.Inliner](n.backend) {
 		return nil
 	}
 	v, err := n.backend.Get(ctx, id, nil)
 	if err == nil && v.Inline {
-		err = fmt.Errorf("%w: it is a pod's inline volume", backend.ErrNotFound)
+		err = fmt.Errorf("%w: the volume is a pod's inline volume", backend.ErrNotFound)
 	}
 	return err
 }

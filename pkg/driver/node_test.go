@@ -33,7 +33,7 @@ func TestFilesReachAllTargetsOfAVolume(t *testing.T) {
 	for _, target := range []string{"one", "two"} {
 		d.want(codes.OK, v.unpublish(target))
 		if exists(d.path(target)) {
-			t.Errorf("%s is there after NodeUnpublishVolume", target)
+			t.Errorf("%s still exists after NodeUnpublishVolume", target)
 		}
 	}
 	d.want(codes.OK, v.unstage())
@@ -43,11 +43,11 @@ func TestFilesReachAllTargetsOfAVolume(t *testing.T) {
 	d.want(codes.OK, v.delete())
 }
 
-// startReal starts a driver that mounts, or skips the test.
+// startReal starts a driver with real mounts, or skips the test.
 func startReal(t *testing.T) *testDriver {
 	t.Helper()
 	if realMounter == nil {
-		namespace.Skip(t, "this process can't mount")
+		namespace.Skip(t, "this process cannot mount")
 	}
 	return startDriver(t, func(d *testDriver) { d.real = true })
 }
@@ -58,8 +58,10 @@ func TestASecondPublish(t *testing.T) {
 	refused := answers{codes.OK, codes.AlreadyExists, codes.FailedPrecondition, codes.FailedPrecondition}
 	for mode, want := range map[csi.VolumeCapability_AccessMode_Mode]answers{
 		singleMode: refused,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:      refused,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY: {codes.OK, codes.OK, codes.FailedPrecondition, codes.FailedPrecondition}, // read-only already
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER: refused,
+		// read-only already
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY: {codes.OK, codes.OK, codes.FailedPrecondition,
+			codes.FailedPrecondition},
 		sharedMode: {codes.OK, codes.AlreadyExists, codes.OK, codes.OK},
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -89,7 +91,7 @@ func TestASecondPublish(t *testing.T) {
 }
 
 func TestAnotherCapabilityThanAtStaging(t *testing.T) {
-	for name, restarted := range map[string]bool{"in one life": false, "after a restart": true} {
+	for name, restarted := range map[string]bool{"without a restart": false, "after a restart": true} {
 		t.Run(name, func(t *testing.T) {
 			forEachMounter(t, func(t *testing.T, d *testDriver) {
 				v := d.create("v", capability(sharedMode))
@@ -98,21 +100,21 @@ func TestAnotherCapabilityThanAtStaging(t *testing.T) {
 				if restarted {
 					d.restart()
 				}
-				for _, use := range []*csi.VolumeCapability{capability(singleMode), capability(sharedMode, "noexec")} {
-					v.use = use
+				for _, vc := range []*csi.VolumeCapability{capability(singleMode), capability(sharedMode, "noexec")} {
+					v.capability = vc
 					d.want(codes.AlreadyExists, v.stage())
 					d.want(codes.AlreadyExists, v.publish("one"))
 					d.want(codes.FailedPrecondition, v.publish("two"))
 				}
 				if exists(d.path("two")) {
-					t.Error("a refused publish left its target")
+					t.Error("a rejected publish left its target")
 				}
-				v.use = capability(sharedMode)
+				v.capability = capability(sharedMode)
 				d.want(codes.OK, v.stage())
 				d.want(codes.OK, v.unpublish("one"))
 				d.want(codes.OK, v.unstage())
-				v.use = capability(singleMode)
-				d.want(codes.OK, v.stage()) // staged anew, it may be anything
+				v.capability = capability(singleMode)
+				d.want(codes.OK, v.stage()) // a new stage call accepts any capability
 				d.want(codes.OK, v.publish("one"))
 				d.want(codes.OK, v.unpublish("one"))
 				d.want(codes.OK, v.unstage())
@@ -125,14 +127,18 @@ func TestPublishNeedsStaging(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v, w := d.create("v", capability(sharedMode)), d.create("w", capability(sharedMode))
 		d.want(codes.FailedPrecondition, v.publish("one"))
-		d.want(codes.FailedPrecondition, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" }))
-		d.want(codes.InvalidArgument, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = d.root }))
-		d.want(codes.InvalidArgument, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = r.TargetPath }))
+		d.want(codes.FailedPrecondition,
+			v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = "" }))
+		d.want(codes.InvalidArgument, v.publish("one",
+			func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = d.root }))
+		d.want(codes.InvalidArgument, v.publish("one",
+			func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = r.TargetPath }))
 		d.want(codes.OK, w.stage())
-		d.want(codes.FailedPrecondition, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = w.staging }))
+		d.want(codes.FailedPrecondition,
+			v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = w.staging }))
 		d.want(codes.NotFound, v.publish("one", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "none" }))
 		if exists(d.path("one")) {
-			t.Error("a refused publish left its target")
+			t.Error("a rejected publish left its target")
 		}
 		v.staging = w.staging
 		d.want(codes.AlreadyExists, v.stage())
@@ -145,12 +151,14 @@ func TestATargetIsNoStagingPath(t *testing.T) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
 		d.want(codes.OK, v.publish("one"))
-		d.want(codes.FailedPrecondition, v.publish("two", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v.path("one") }))
+		d.want(codes.FailedPrecondition,
+			v.publish("two", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v.path("one") }))
 		if exists(d.path("two")) {
-			t.Error("the target of one pod was published to another")
+			t.Error("the target path of a pod was published to another pod")
 		}
 		d.restart()
-		d.want(codes.FailedPrecondition, v.publish("two", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v.path("one") }))
+		d.want(codes.FailedPrecondition,
+			v.publish("two", func(r *csi.NodePublishVolumeRequest) { r.StagingTargetPath = v.path("one") }))
 		d.want(codes.OK, v.publish("two"))
 		d.want(codes.OK, v.unpublish("one"))
 		d.want(codes.OK, v.unpublish("two"))
@@ -158,7 +166,7 @@ func TestATargetIsNoStagingPath(t *testing.T) {
 	})
 }
 
-func TestStagingThatSomebodyUnmounted(t *testing.T) {
+func TestPublishWithAnUnmountedStagingPath(t *testing.T) {
 	d := startReal(t)
 	v := d.create("v", capability(sharedMode))
 	d.want(codes.OK, v.stage())
@@ -167,7 +175,8 @@ func TestStagingThatSomebodyUnmounted(t *testing.T) {
 	}
 	d.want(codes.FailedPrecondition, v.publish("one"))
 	health, err := d.NodeGetVolumeHealth(context.Background(), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id})
-	if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 1 || s[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
+	if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 1 ||
+		s[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE {
 		t.Errorf("health is %v, %v", health, err)
 	}
 	d.want(codes.OK, v.stage())
@@ -183,7 +192,7 @@ func TestAMountedVolumeIsNotDeleted(t *testing.T) {
 		d.want(codes.FailedPrecondition, v.delete())
 		d.want(codes.OK, v.publish("one"))
 		d.want(codes.FailedPrecondition, v.delete())
-		d.want(codes.OK, v.unstage()) // a CO must not, but if it does
+		d.want(codes.OK, v.unstage()) // a CO must not unstage here
 		d.restart()
 		d.want(codes.FailedPrecondition, v.delete())
 		if !exists(v.data()) {
@@ -212,7 +221,7 @@ func TestABusyTargetIsNotUnpublished(t *testing.T) {
 	d.want(codes.OK, v.unstage())
 }
 
-func TestTargetsThatAreNoTargets(t *testing.T) {
+func TestInvalidTargetPathsAreRejected(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
@@ -222,33 +231,36 @@ func TestTargetsThatAreNoTargets(t *testing.T) {
 			os.Symlink(precious, d.path("link")),
 			os.WriteFile(d.path("file"), []byte("precious"), 0o600),
 			os.MkdirAll(d.path("full", "sub"), 0o755),
-			os.Symlink(precious, filepath.Join(v.data(), "planted")), // by the pod
+			os.Symlink(precious, filepath.Join(v.data(), "planted")), // a link that the pod created
 		} {
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, target := range []string{precious, d.kubelet, d.path("link"), d.path("link", "sub"), d.path("file"), "relative", d.path("x") + "/../../precious", d.path(strings.Repeat("x", 300), "y")} {
+		for _, target := range []string{precious, d.kubelet, d.path("link"), d.path("link", "sub"), d.path("file"),
+			"relative", d.path("x") + "/../../precious", d.path(strings.Repeat("x", 300), "y")} {
 			at := func(r *csi.NodePublishVolumeRequest) { r.TargetPath = target }
 			if err := v.publish("", at); err == nil {
 				t.Errorf("published at %.80q", target)
 			}
-			_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
+			_, err := d.NodeUnpublishVolume(context.Background(),
+				&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target})
 			if target != d.path(strings.Repeat("x", 300), "y") {
 				d.want(codes.InvalidArgument, err)
 			}
 		}
 		d.want(codes.FailedPrecondition, v.publish("full"))
 		d.want(codes.OK, v.publish("one"))
-		// Through the planted link, a target would be outside the kubelet directory.
+		// Through the link of the pod, the target path would be outside the kubelet directory.
 		if d.real {
 			d.want(codes.InvalidArgument, v.publish("one/planted/target"))
 			d.want(codes.InvalidArgument, v.unpublish("one/planted"))
 		}
 		d.want(codes.OK, v.unpublish("one"))
 		d.want(codes.OK, v.unstage())
-		if !exists(filepath.Join(precious, "sub")) || !exists(d.path("full", "sub")) || !exists(d.path("file")) || !exists(d.path("link")) {
-			t.Error("something that isn't ours was touched")
+		if !exists(filepath.Join(precious, "sub")) || !exists(d.path("full", "sub")) || !exists(d.path("file")) ||
+			!exists(d.path("link")) {
+			t.Error("another file was changed")
 		}
 	})
 }
@@ -265,7 +277,7 @@ func TestUnpublishAndUnstageMayBeRepeated(t *testing.T) {
 			d.want(codes.OK, v.unstage())
 		}
 		d.want(codes.OK, v.delete())
-		// The kubelet cleans up, even what nobody knows any more.
+		// The kubelet also cleans up volumes that the driver does not know any more.
 		d.want(codes.OK, v.unpublish("one"))
 		d.want(codes.OK, v.unstage())
 	})
@@ -283,7 +295,8 @@ func TestInlineVolumes(t *testing.T) {
 			return err
 		}
 		unpublish := func(n int) error {
-			_, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: handle(n), TargetPath: d.path("inline")})
+			_, err := d.NodeUnpublishVolume(ctx,
+				&csi.NodeUnpublishVolumeRequest{VolumeId: handle(n), TargetPath: d.path("inline")})
 			return err
 		}
 		volumes := func() int {
@@ -301,7 +314,7 @@ func TestInlineVolumes(t *testing.T) {
 		}
 		d.want(codes.ResourceExhausted, inline(1, map[string]string{"size": "8000Pi"}))
 		if volumes() != 0 || exists(d.path("inline")) {
-			t.Fatal("a refused inline volume left something")
+			t.Fatal("a rejected inline volume left files")
 		}
 
 		for range 2 {
@@ -314,7 +327,8 @@ func TestInlineVolumes(t *testing.T) {
 		if list, err := d.ListVolumes(ctx, &csi.ListVolumesRequest{}); err != nil || len(list.GetEntries()) != 0 {
 			t.Errorf("ListVolumes = %v, %v", list, err)
 		}
-		if _, err := d.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: handle(1), VolumePath: d.path("inline")}); err != nil {
+		if _, err := d.NodeGetVolumeStats(ctx,
+			&csi.NodeGetVolumeStatsRequest{VolumeId: handle(1), VolumePath: d.path("inline")}); err != nil {
 			t.Errorf("stats of an inline volume: %v", err)
 		}
 		_, err := d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
@@ -322,8 +336,10 @@ func TestInlineVolumes(t *testing.T) {
 			VolumeContext: map[string]string{ephemeralKey: "true", "size": "10Mi"},
 		})
 		d.want(codes.FailedPrecondition, err)
-		// Nobody gets at it by a PersistentVolume with its handle.
-		_, err = d.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: handle(1), StagingTargetPath: d.path("staging"), VolumeCapability: capability(sharedMode)})
+		// No PersistentVolume can use the volume by its handle.
+		_, err = d.NodeStageVolume(ctx,
+			&csi.NodeStageVolumeRequest{VolumeId: handle(1), StagingTargetPath: d.path("staging"),
+				VolumeCapability: capability(sharedMode)})
 		d.want(codes.NotFound, err)
 		_, err = d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 			VolumeId: handle(1), StagingTargetPath: d.path("inline"), TargetPath: d.path("second"), VolumeCapability: capability(sharedMode),
@@ -346,16 +362,16 @@ func TestInlineVolumes(t *testing.T) {
 			d.want(codes.OK, unpublish(1))
 		}
 		if volumes() != 0 || exists(d.path("inline")) {
-			t.Error("the inline volume is there after NodeUnpublishVolume")
+			t.Error("the inline volume still exists after NodeUnpublishVolume")
 		}
 		if !d.real || canLoop() {
-			d.want(codes.OK, inline(2, map[string]string{"size": "5M", "kind": "image"})) // no multiple of 4096
+			d.want(codes.OK, inline(2, map[string]string{"size": "5M", "kind": "image"})) // not a multiple of 4096
 			d.want(codes.OK, unpublish(2))
 		}
 	})
 }
 
-func TestAnInlineVolumeThatCantBeMounted(t *testing.T) {
+func TestAnInlineVolumeThatCannotBeMounted(t *testing.T) {
 	fail := errors.New("on demand")
 	d := startDriver(t)
 	fake := d.mounter.(*mounter.Fake)
@@ -369,7 +385,7 @@ func TestAnInlineVolumeThatCantBeMounted(t *testing.T) {
 	fake.Err = fail
 	d.want(codes.Internal, inline())
 	if left, _ := filepath.Glob(data); len(left) != 0 {
-		t.Errorf("a volume that was never mounted is left: %v", left)
+		t.Errorf("a volume that was never mounted still exists: %v", left)
 	}
 	fake.Err = nil
 	d.want(codes.OK, inline())
@@ -381,20 +397,21 @@ func TestAnInlineVolumeThatCantBeMounted(t *testing.T) {
 	if left, _ := filepath.Glob(data); len(left) != 1 {
 		t.Error("a volume with a pod's data was deleted because it could not be mounted")
 	}
-	_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
+	_, err := d.NodeUnpublishVolume(context.Background(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
 	d.want(codes.Internal, err)
 	if left, _ := filepath.Glob(data); len(left) != 1 {
 		t.Error("a volume was deleted that could not be unmounted")
 	}
 }
 
-// The author of a pod writes the attributes of its inline volume, and can take no other namespace's
-// share by them.
+// The author of a pod writes the attributes of an inline volume. They cannot set another namespace,
+// and so not use the share of another namespace.
 func TestTheNamespaceOfAnInlineVolumeIsThePods(t *testing.T) {
 	o, err := inlineOptions(map[string]string{
 		"csi.storage.k8s.io/pvc/namespace": "other", "csi.storage.k8s.io/volumesnapshot/namespace": "other",
 		"csi.storage.k8s.io/volumegroupsnapshot/namespace": "other", "csi.storage.k8s.io/pod.namespace": "own",
-	}, use{})
+	}, volumeCapability{})
 	if err != nil || o.Namespace != "own" {
 		t.Errorf("the namespace is %q, %v, want the pod's", o.Namespace, err)
 	}
@@ -414,7 +431,7 @@ func TestTheHandleOfAnInlineVolumeIsTheKubelets(t *testing.T) {
 	}
 }
 
-// sabotaged is a Mounter that does something before it mounts.
+// sabotaged is a Mounter that calls a function before it mounts.
 type sabotaged struct {
 	mounter.Mounter
 	before func()
@@ -425,7 +442,7 @@ func (s *sabotaged) Mount(ctx context.Context, m mounter.Mount, path string) err
 	return s.Mounter.Mount(ctx, m, path)
 }
 
-func TestStagingThatIsUnmountedInTheMiddle(t *testing.T) {
+func TestPublishWhileTheStagingPathIsUnmounted(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
@@ -434,18 +451,19 @@ func TestStagingThatIsUnmountedInTheMiddle(t *testing.T) {
 				t.Error(err)
 			}
 		}}
-		n := &node{backend: d.backend, mounter: bad, place: &place{}, stagings: &stagings{}}
+		n := &node{backend: d.backend, mounter: bad, topology: &topology{}, records: &stagingRecords{}}
 		_, err := n.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
-			VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: d.path("one"), VolumeCapability: v.use,
+			VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: d.path("one"), VolumeCapability: v.capability,
 		})
 		if !errors.Is(err, errPrecondition) || exists(d.path("one")) {
-			t.Errorf("publish = %v, target there: %v: a pod would write to the node's own disk", err, exists(d.path("one")))
+			t.Errorf("publish = %v, target exists: %v: a pod would write to the disk of the node", err,
+				exists(d.path("one")))
 		}
 		d.want(codes.OK, v.unstage())
 	})
 }
 
-func TestAStageThatCantBeRememberedMountsNothing(t *testing.T) {
+func TestStageWithoutARecordMountsNothing(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(singleMode))
 		if err := os.RemoveAll(d.path("state", stagingsDir)); err != nil {
@@ -454,7 +472,7 @@ func TestAStageThatCantBeRememberedMountsNothing(t *testing.T) {
 		err := v.stage()
 		d.want(codes.Internal, err)
 		if !strings.Contains(err.Error(), d.path("state", stagingsDir)) {
-			t.Errorf("%v doesn't name the state directory", err)
+			t.Errorf("%v does not name the state directory", err)
 		}
 		if users, err := d.mounter.MountPointsOf(v.data()); err != nil || len(users) != 0 {
 			t.Errorf("mounted at %v, %v", users, err)
@@ -465,7 +483,7 @@ func TestAStageThatCantBeRememberedMountsNothing(t *testing.T) {
 	})
 }
 
-func TestAStageThatFailsIsForgotten(t *testing.T) {
+func TestAFailedStageLeavesNoRecord(t *testing.T) {
 	d := startDriver(t)
 	v := d.create("v", capability(sharedMode))
 	fake := d.mounter.(*mounter.Fake)
@@ -473,13 +491,13 @@ func TestAStageThatFailsIsForgotten(t *testing.T) {
 	d.want(codes.Internal, v.stage())
 	fake.Err = nil
 	if left, err := os.ReadDir(d.path("state", stagingsDir)); err != nil || len(left) != 0 {
-		t.Errorf("%v is remembered, %v", left, err)
+		t.Errorf("the records are %v, %v", left, err)
 	}
 	d.want(codes.OK, v.stage())
 	d.want(codes.OK, v.unstage())
 }
 
-func TestAfterARebootVolumesAreWell(t *testing.T) {
+func TestVolumesAreHealthyAfterAReboot(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(singleMode))
 		d.want(codes.OK, v.stage())
@@ -492,14 +510,15 @@ func TestAfterARebootVolumesAreWell(t *testing.T) {
 		if s := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(s) != 0 {
 			t.Errorf("health is %v, %v", health, err)
 		}
-		v.use = capability(sharedMode)
+		v.capability = capability(sharedMode)
 		d.want(codes.OK, v.stage())
 		d.want(codes.OK, v.unstage())
 	})
 }
 
-// A container's subPath mounts a part of a volume, or all of it, once more below the kubelet directory.
-func TestWhatThePodsContainersMountIsNoSecondTarget(t *testing.T) {
+// A container's subPath mounts a part of a volume, or all of it, a second time below the kubelet
+// directory.
+func TestMountsOfContainersAreNoTargetPaths(t *testing.T) {
 	d := startReal(t)
 	v := d.create("v", capability(singleMode))
 	d.want(codes.OK, v.stage())
@@ -530,7 +549,8 @@ func TestWhatThePodsContainersMountIsNoSecondTarget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
+	_, err := d.NodeUnpublishVolume(context.Background(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
 	d.want(codes.OK, err)
 	d.want(codes.OK, v.unpublish("one"))
 	d.want(codes.OK, v.unstage())
@@ -540,16 +560,17 @@ func TestAnotherVolumesRecordIsNotLost(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v, w := d.create("v", capability(singleMode)), d.create("w", capability(sharedMode))
 		d.want(codes.OK, v.stage())
-		before, _ := d.driver.node.stagings.at(v.staging)
+		before, _ := d.driver.node.records.at(v.staging)
 		w.staging = v.staging
 		d.want(codes.AlreadyExists, w.stage())
-		if after, _ := d.driver.node.stagings.at(v.staging); after != before {
-			t.Errorf("%+v is remembered, and was %+v", after, before)
+		if after, _ := d.driver.node.records.at(v.staging); after != before {
+			t.Errorf("the record is %+v, was %+v", after, before)
 		}
-		if _, err := d.driver.node.stagings.put(v.staging, staging{VolumeID: w.id}); err != nil { // as an older release left it
+		// as an older release wrote it
+		if _, err := d.driver.node.records.put(v.staging, stagingRecord{VolumeID: w.id}); err != nil {
 			t.Fatal(err)
 		}
-		v.use = capability(sharedMode)
+		v.capability = capability(sharedMode)
 		d.want(codes.FailedPrecondition, v.publish("one"))
 		d.want(codes.OK, v.unstage())
 	})
@@ -598,7 +619,7 @@ func TestAnotherStagingPathIsNoTarget(t *testing.T) {
 	})
 }
 
-func TestAPodEndsThoughTheRecordIsDamaged(t *testing.T) {
+func TestUnpublishAndUnstageWithADamagedRecord(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
@@ -637,7 +658,8 @@ func TestStatsAreOfTheVolumeAndItsPath(t *testing.T) {
 		}
 		d.want(codes.OK, v.publish("one"))
 		stats := func(id, path string) error {
-			_, err := d.NodeGetVolumeStats(context.Background(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+			_, err := d.NodeGetVolumeStats(context.Background(),
+				&csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
 			return err
 		}
 		d.want(codes.OK, stats(v.id, d.path("one")))
@@ -655,7 +677,7 @@ func TestStatsAreOfTheVolumeAndItsPath(t *testing.T) {
 	})
 }
 
-func TestARestartKnowsWhatWasStaged(t *testing.T) {
+func TestARestartedDriverKnowsStagedVolumes(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
@@ -668,7 +690,7 @@ func TestARestartKnowsWhatWasStaged(t *testing.T) {
 		if err := os.Mkdir(d.path("state"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		d.restart() // the kernel's word is enough
+		d.restart() // the mount table of the kernel is enough
 		d.want(codes.OK, v.publish("two"))
 		for _, target := range []string{"one", "two"} {
 			d.want(codes.OK, v.unpublish(target))
@@ -678,7 +700,7 @@ func TestARestartKnowsWhatWasStaged(t *testing.T) {
 	})
 }
 
-func TestPodsCanEndWhileTheRootIsAway(t *testing.T) {
+func TestUnpublishAndUnstageWithoutTheRoot(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(sharedMode))
 		d.want(codes.OK, v.stage())
@@ -698,10 +720,11 @@ func TestPodsCanEndWhileTheRootIsAway(t *testing.T) {
 		d.want(codes.OK, v.unpublish("one"))
 		d.want(codes.OK, v.unstage())
 		end := func() error {
-			_, err := d.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
+			_, err := d.NodeUnpublishVolume(context.Background(),
+				&csi.NodeUnpublishVolumeRequest{VolumeId: handle(1), TargetPath: d.path("inline")})
 			return err
 		}
-		d.want(codes.Unavailable, end()) // it is unmounted, but its data can't be deleted yet
+		d.want(codes.Unavailable, end()) // the volume is unmounted, but its data cannot be deleted yet
 		if err := os.Rename(away, d.root); err != nil {
 			t.Fatal(err)
 		}

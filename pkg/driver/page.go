@@ -9,37 +9,41 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// maxPage is how many volumes or snapshots one page has at the most, whatever is asked for. It keeps a response under 1 MiB.
+// maxPage is the maximum number of volumes or snapshots on a page, also if the request allows more.
+// With this limit, a response is smaller than 1 MiB.
 const maxPage = 2000
 
-// maxNodeBytes is how much of one page may be IDs of nodes to which volumes are attached.
+// maxNodeBytes is the maximum size of the node IDs on a page, in bytes. Volumes have the IDs of the
+// nodes to which they are attached.
 const maxNodeBytes = 4 << 20
 
-// fitting returns how many of the first volumes fit on one page, because of the nodes that they are attached to.
+// fitting returns the number of volumes, from the first, that fit on a page with the IDs of their
+// nodes.
 func fitting(volumes []backend.Volume) int {
 	size := 0
 	for i, v := range volumes {
 		for _, node := range v.Nodes {
 			size += len(node) + 3 // bytes around a string in protobuf
 		}
-		if size > maxNodeBytes && i > 0 { // one volume there must be, or a list never ends
+		if size > maxNodeBytes && i > 0 { // a page without a volume would never end the list
 			return i
 		}
 	}
 	return len(volumes)
 }
 
-// A paging token is the ID of the last volume or snapshot of the page before, so it holds whatever comes and goes, restarts too.
-// The sum in front tells our tokens from others.
+// A paging token is the ID of the last volume or snapshot of the previous page. So it stays valid
+// when objects are created or deleted, and after a restart. The checksum in front of the ID
+// identifies the tokens of this driver.
 
 func nextToken(last string) string { return tokenSum(last) + "." + last }
 
-// parsePage returns after which ID a page starts and how many entries it may have.
-// Errors: errToken, ErrInvalid for a negative number.
+// parsePage returns the ID after which a page starts, and the maximum number of its entries.
+// Errors: errToken; ErrInvalid for a negative number.
 func parsePage(token string, entries int32) (after string, limit int, err error) {
 	switch {
 	case entries < 0:
-		return "", 0, fmt.Errorf("%w: max_entries is %d", backend.ErrInvalid, entries)
+		return "", 0, fmt.Errorf("%w: invalid max_entries %d: must not be negative", backend.ErrInvalid, entries)
 	case entries == 0 || entries > maxPage:
 		entries = maxPage
 	}
@@ -48,7 +52,7 @@ func parsePage(token string, entries int32) (after string, limit int, err error)
 	}
 	sum, last, ok := strings.Cut(token, ".")
 	if !ok || sum != tokenSum(last) {
-		return "", 0, fmt.Errorf("%w: %.64q was not handed out by this driver: start with no token", errToken, token)
+		return "", 0, fmt.Errorf("%w: %.64q is not from this driver: start without a token", errToken, token)
 	}
 	return last, int(entries), nil
 }

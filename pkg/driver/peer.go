@@ -18,59 +18,62 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// What a node with storage of its own offers its router, over the network: see internal/peer and internal/router.
+// The services that a node with storage of its own offers to its router over the network: see
+// internal/peer and internal/router.
 
-// peerAge is how long a connection from the router may last. The router makes new ones well before that, so this ends
-// those of somebody whose certificate doesn't count any more.
+// peerAge is the maximum age of a connection from the router. The router replaces its connections
+// well before that age. So the limit ends connections of a client whose certificate is no longer
+// valid.
 const peerAge = time.Hour
 
-// minPing is how often the router may ask at the most whether this end is alive.
+// minPing is the minimum time between two keepalive pings of the router.
 const minPing = 5 * time.Second
 
-// peerOptions are those of a server that the router talks to.
+// peerOptions returns the options of a server for the router.
 func peerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.WriteBufferSize(peer.WriteBuffer),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: peerAge, Time: 30 * time.Second, Timeout: 20 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: peerAge, Time: 30 * time.Second,
+			Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
 }
 
-// markAnswers marks each answer, an error too, as one that was given here: whatever else the router gets is the network's,
-// and says nothing about what was done.
+// markAnswers adds a trailer to every reply, errors included. A reply without this trailer came
+// from the transport, not from a handler, and does not show whether the call had an effect.
 func markAnswers(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
-	grpc.SetTrailer(ctx, answerMark) // fails only where there is no call
+	grpc.SetTrailer(ctx, answerMark) // fails only outside of a call
 	return resp, err
 }
 
 var answerMark = header.Pairs(peer.AnswerKey, "1")
 
-// self is the Node service for the router: it says which node this is, and does nothing.
-type self struct {
+// nodeInfo is the Node service for the router, with NodeGetInfo only.
+type nodeInfo struct {
 	csi.UnimplementedNodeServer
 	node *node
 }
 
-func (s self) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+func (s nodeInfo) NodeGetInfo(ctx context.Context, req *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return s.node.NodeGetInfo(ctx, req)
 }
 
 func (d *Driver) registerPeer(server *grpc.Server) {
-	csi.RegisterNodeServer(server, self{node: d.node})
+	csi.RegisterNodeServer(server, nodeInfo{node: d.node})
 	if local, ok := d.cfg.Backend.(backend.NodeLocal); ok {
 		peer.RegisterPeerServer(server, &peerService{controller: d.controller, node: local.Node()})
 	}
 }
 
-// peerService is the Peer service of a backend whose storage lives on this node.
+// peerService is the Peer service of a backend whose storage is on this node.
 type peerService struct {
 	peer.UnimplementedPeerServer
 	controller *controller
 	node       string
 }
 
-// Locate holds the lock of the name while it looks, so it doesn't miss a volume that is being made.
+// Locate runs with the lock of the name, so it does not miss a volume that is being created.
 func (p *peerService) Locate(ctx context.Context, req *peer.LocateRequest) (*peer.LocateResponse, error) {
 	create := req.GetCreate()
 	if err := required("name", create.GetName()); err != nil {
@@ -86,25 +89,25 @@ func (p *peerService) Locate(ctx context.Context, req *peer.LocateRequest) (*pee
 	if !is[backend.CapacityReporter](p.controller.backend) {
 		return &peer.LocateResponse{}, nil
 	}
-	room, err := p.controller.GetCapacity(ctx, &csi.GetCapacityRequest{
+	capacity, err := p.controller.GetCapacity(ctx, &csi.GetCapacityRequest{
 		VolumeCapabilities: create.GetVolumeCapabilities(), Parameters: create.GetParameters(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &peer.LocateResponse{Room: room}, nil
+	return &peer.LocateResponse{Room: capacity}, nil
 }
 
-// parts returns what makes parts of groups.
+// parts returns the backend as a PartSnapshotter.
 func (p *peerService) parts() (backend.PartSnapshotter, error) {
 	parts, ok := p.controller.backend.(backend.PartSnapshotter)
 	if !ok {
-		return nil, fmt.Errorf("%w: parts of a group", errors.ErrUnsupported)
+		return nil, fmt.Errorf("%w: parts of a group snapshot", errors.ErrUnsupported)
 	}
 	return parts, nil
 }
 
-// SnapshotPart takes the steps of one part as the router says.
+// SnapshotPart creates a part of a group snapshot, in the steps that the router sends.
 func (p *peerService) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 	parts, err := p.parts()
 	if err != nil {
@@ -115,7 +118,7 @@ func (p *peerService) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 		return err
 	}
 	if begin.GetStep() != peer.SnapshotPartRequest_BEGIN {
-		return fmt.Errorf("%w: the first step is %s", backend.ErrInvalid, begin.GetStep())
+		return fmt.Errorf("%w: the first step is %s, must be BEGIN", backend.ErrInvalid, begin.GetStep())
 	}
 	o, err := groupOptions(begin.GetGroup())
 	if err != nil {
@@ -133,14 +136,14 @@ func (p *peerService) SnapshotPart(stream peer.Peer_SnapshotPartServer) error {
 	return stream.Send(&peer.SnapshotPartResponse{Done: peer.SnapshotPartRequest_COMMIT, Part: p.part(part)})
 }
 
-// steps are those of one part.
+// steps tracks the steps of a part.
 type steps struct {
 	stream peer.Peer_SnapshotPartServer
 	done   peer.SnapshotPartRequest_Step
 }
 
-// next says that a step is done, and waits for the next one, which must be want. Errors: that of ctx; ErrUnavailable if
-// the router has gone.
+// next reports that a step is done, and waits for the next step, which must be want. Errors: the
+// cause of ctx; ErrUnavailable if the router has ended the stream.
 func (s *steps) next(ctx context.Context, want peer.SnapshotPartRequest_Step) error {
 	if err := s.stream.Send(&peer.SnapshotPartResponse{Done: s.done}); err != nil {
 		return err
@@ -150,7 +153,7 @@ func (s *steps) next(ctx context.Context, want peer.SnapshotPartRequest_Step) er
 		err error
 	}
 	got := make(chan received, 1)
-	go func() { // it ends with the stream at the latest
+	go func() { // ends at the latest with the stream
 		req, err := guard.Value(s.stream.Recv)
 		got <- received{req, err}
 	}()
@@ -160,11 +163,11 @@ func (s *steps) next(ctx context.Context, want peer.SnapshotPartRequest_Step) er
 	case r := <-got:
 		switch {
 		case errors.Is(r.err, io.EOF):
-			return fmt.Errorf("%w: the router gave the group up", backend.ErrUnavailable)
+			return fmt.Errorf("%w: the router has abandoned the group snapshot", backend.ErrUnavailable)
 		case r.err != nil:
 			return r.err
 		case r.req.GetStep() != want:
-			return fmt.Errorf("%w: step %s after %s", backend.ErrInvalid, r.req.GetStep(), s.done)
+			return fmt.Errorf("%w: unexpected step %s after %s", backend.ErrInvalid, r.req.GetStep(), s.done)
 		}
 	}
 	s.done = want
@@ -194,7 +197,8 @@ func (p *peerService) SettlePart(ctx context.Context, req *peer.SettlePartReques
 	return &peer.SettlePartResponse{}, nil
 }
 
-func (p *peerService) DiscardPart(ctx context.Context, req *peer.DiscardPartRequest) (*peer.DiscardPartResponse, error) {
+func (p *peerService) DiscardPart(ctx context.Context,
+	req *peer.DiscardPartRequest) (*peer.DiscardPartResponse, error) {
 	parts, err := p.parts()
 	if err != nil {
 		return nil, err
@@ -205,9 +209,9 @@ func (p *peerService) DiscardPart(ctx context.Context, req *peer.DiscardPartRequ
 	return &peer.DiscardPartResponse{}, nil
 }
 
-// part returns a part as it goes to the router.
+// part converts a part to the message for the router.
 func (p *peerService) part(part backend.Part) *peer.Part {
 	return &peer.Part{
-		Group: p.controller.place.group(part.Group), VolumeIds: part.All, Cut: part.Cut, Settled: part.Settled,
+		Group: p.controller.topology.group(part.Group), VolumeIds: part.All, Cut: part.Cut, Settled: part.Settled,
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// at serves a server of the driver at a socket of its own, and returns a connection to it.
+// at serves a server of the driver on a socket of its own, and returns a connection to the server.
 func (d *testDriver) at(name string, server *grpc.Server) *grpc.ClientConn {
 	d.Helper()
 	endpoint := "unix://" + filepath.Join(d.dir, name+".sock")
@@ -34,7 +34,7 @@ func (d *testDriver) at(name string, server *grpc.Server) *grpc.ClientConn {
 	return conn
 }
 
-// peers returns a connection to what the router reaches.
+// peers returns a connection to the server for the router.
 func (d *testDriver) peers() *grpc.ClientConn {
 	return d.at("peer", d.driver.Peer(grpc.Creds(insecure.NewCredentials())))
 }
@@ -61,7 +61,8 @@ func TestEachServerHasItsServices(t *testing.T) {
 			return err
 		},
 		"GroupController": func(conn *grpc.ClientConn) error {
-			_, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
+			_, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(ctx,
+				&csi.GroupControllerGetCapabilitiesRequest{})
 			return err
 		},
 		"NodeGetInfo": func(conn *grpc.ClientConn) error {
@@ -73,7 +74,8 @@ func TestEachServerHasItsServices(t *testing.T) {
 			return err
 		},
 		"Peer": func(conn *grpc.ClientConn) error {
-			_, err := peer.NewPeerClient(conn).Locate(ctx, &peer.LocateRequest{Create: &csi.CreateVolumeRequest{Name: "v"}})
+			_, err := peer.NewPeerClient(conn).Locate(ctx,
+				&peer.LocateRequest{Create: &csi.CreateVolumeRequest{Name: "v"}})
 			return err
 		},
 	}
@@ -81,10 +83,12 @@ func TestEachServerHasItsServices(t *testing.T) {
 		conn *grpc.ClientConn
 		has  []string
 	}{
-		"kubelet":    {d.at("kubelet", d.driver.Kubelet()), []string{"Identity", "NodeGetInfo", "NodeGetCapabilities"}},
-		"controller": {d.at("controller", d.driver.Controller()), []string{"Identity", "Controller", "GroupController"}},
-		"peer":       {d.peers(), []string{"Identity", "Controller", "GroupController", "NodeGetInfo", "Peer"}},
-		"all":        {d.conn, []string{"Identity", "Controller", "GroupController", "NodeGetInfo", "NodeGetCapabilities"}},
+		"kubelet": {d.at("kubelet", d.driver.Kubelet()), []string{"Identity", "NodeGetInfo", "NodeGetCapabilities"}},
+		"controller": {d.at("controller", d.driver.Controller()),
+			[]string{"Identity", "Controller", "GroupController"}},
+		"peer": {d.peers(), []string{"Identity", "Controller", "GroupController", "NodeGetInfo", "Peer"}},
+		"all": {d.conn, []string{"Identity", "Controller", "GroupController", "NodeGetInfo",
+			"NodeGetCapabilities"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			has := map[string]bool{}
@@ -100,19 +104,22 @@ func TestEachServerHasItsServices(t *testing.T) {
 					t.Errorf("%s: %v, want %s", service, err, want)
 				}
 			}
-			plugin, err := csi.NewIdentityClient(tc.conn).GetPluginCapabilities(context.Background(), &csi.GetPluginCapabilitiesRequest{})
-			says := map[csi.PluginCapability_Service_Type]bool{}
+			plugin, err := csi.NewIdentityClient(tc.conn).GetPluginCapabilities(context.Background(),
+				&csi.GetPluginCapabilitiesRequest{})
+			services := map[csi.PluginCapability_Service_Type]bool{}
 			for _, c := range plugin.GetCapabilities() {
-				says[c.GetService().GetType()] = true
+				services[c.GetService().GetType()] = true
 			}
-			if err != nil || says[csi.PluginCapability_Service_CONTROLLER_SERVICE] != has["Controller"] || !says[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] {
-				t.Errorf("it says that it has %v, %v", says, err)
+			if err != nil || services[csi.PluginCapability_Service_CONTROLLER_SERVICE] != has["Controller"] ||
+				!services[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] {
+				t.Errorf("the advertised services are %v, %v", services, err)
 			}
 		})
 	}
 }
 
-// TestAControllerMountsNothing: where a backend's storage is central, its controller needs no mounter.
+// TestAControllerMountsNothing: if the storage of a backend is central, its controller plugin needs
+// no mounter.
 func TestAControllerMountsNothing(t *testing.T) {
 	d := startDriver(t, inMemory)
 	alone, err := New(Config{
@@ -127,15 +134,17 @@ func TestAControllerMountsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), use: capability(sharedMode), staging: d.path("staging")}
+	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), capability: capability(sharedMode),
+		staging: d.path("staging")}
 	d.makeDir(v.staging)
-	if err := v.stage(); err != nil { // by the other one
+	if err := v.stage(); err != nil { // by the other driver
 		t.Error(err)
 	}
 	if err := v.unstage(); err != nil {
 		t.Error(err)
 	}
-	if _, err := csi.NewNodeClient(conn).NodeGetInfo(context.Background(), &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
+	if _, err := csi.NewNodeClient(conn).NodeGetInfo(context.Background(),
+		&csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("NodeGetInfo = %v", err)
 	}
 	if err := alone.Close(); err != nil {
@@ -150,7 +159,8 @@ func (d *testDriver) makeDir(path string) {
 	}
 }
 
-// TestAPeersAnswersAreMarked: so that the router can tell them from what the network says.
+// TestAPeersAnswersAreMarked: the router distinguishes replies of a node from errors of the
+// transport.
 func TestAPeersAnswersAreMarked(t *testing.T) {
 	d := startDriver(t)
 	conn := d.peers()
@@ -160,16 +170,19 @@ func TestAPeersAnswersAreMarked(t *testing.T) {
 			return err
 		},
 		"an error": func(option grpc.CallOption) error {
-			_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), &csi.CreateVolumeRequest{}, option)
+			_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), &csi.CreateVolumeRequest{},
+				option)
 			return err
 		},
-		"one of a lock": func(option grpc.CallOption) error {
+		"an error of a lock": func(option grpc.CallOption) error {
 			defer d.lock("name v")()
-			_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), &csi.CreateVolumeRequest{Name: "v"}, option)
+			_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(),
+				&csi.CreateVolumeRequest{Name: "v"}, option)
 			return err
 		},
 		"a stream": func(option grpc.CallOption) error {
-			stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(context.Background(), &csi.GetMetadataAllocatedRequest{}, option)
+			stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(context.Background(),
+				&csi.GetMetadataAllocatedRequest{}, option)
 			if err != nil {
 				return err
 			}
@@ -184,9 +197,10 @@ func TestAPeersAnswersAreMarked(t *testing.T) {
 		}
 	}
 	var trailer grpcheader.MD
-	err := conn.Invoke(context.Background(), "/csi.v1.Controller/Unheard", &csi.ProbeRequest{}, &csi.ProbeResponse{}, grpc.Trailer(&trailer))
+	err := conn.Invoke(context.Background(), "/csi.v1.Controller/Unheard", &csi.ProbeRequest{}, &csi.ProbeResponse{},
+		grpc.Trailer(&trailer))
 	if status.Code(err) != codes.Unimplemented || len(trailer.Get(peer.AnswerKey)) > 0 {
-		t.Errorf("a call that isn't known: %v, %v", err, trailer)
+		t.Errorf("an unknown call: %v, %v", err, trailer)
 	}
 }
 
@@ -201,12 +215,14 @@ func TestLocate(t *testing.T) {
 	}
 	d.create("v", capability(sharedMode))
 	got, err := locate(req("v"))
-	if want := volumeid.New(volumeid.Volume, d.node, "v"); err != nil || got.GetVolumeId() != want || got.GetRoom() != nil {
-		t.Errorf("a volume that is here: %v, %v", got, err)
+	if want := volumeid.New(volumeid.Volume, d.node, "v"); err != nil || got.GetVolumeId() != want ||
+		got.GetRoom() != nil {
+		t.Errorf("an existing volume: %v, %v", got, err)
 	}
 	got, err = locate(req("w"))
-	if err != nil || got.GetVolumeId() != "" || got.GetRoom().GetAvailableCapacity() <= 0 || got.GetRoom().GetMaximumVolumeSize().GetValue() <= 0 {
-		t.Errorf("one that isn't: %v, %v", got, err)
+	if err != nil || got.GetVolumeId() != "" || got.GetRoom().GetAvailableCapacity() <= 0 ||
+		got.GetRoom().GetMaximumVolumeSize().GetValue() <= 0 {
+		t.Errorf("a missing volume: %v, %v", got, err)
 	}
 	_, err = locate(req(""))
 	d.want(codes.InvalidArgument, err)
@@ -242,13 +258,15 @@ func TestStepsOutOfOrder(t *testing.T) {
 		steps []*peer.SnapshotPartRequest
 		code  codes.Code
 	}{
-		"nothing":            {nil, codes.Internal}, // which gRPC says of a stream without a message
-		"CUT first":          {[]*peer.SnapshotPartRequest{step(peer.SnapshotPartRequest_CUT)}, codes.InvalidArgument},
-		"no name":            {[]*peer.SnapshotPartRequest{noName}, codes.InvalidArgument},
-		"no cut":             {[]*peer.SnapshotPartRequest{noCut}, codes.InvalidArgument},
-		"COMMIT before CUT":  {[]*peer.SnapshotPartRequest{begin(), step(peer.SnapshotPartRequest_COMMIT)}, codes.InvalidArgument},
-		"BEGIN twice":        {[]*peer.SnapshotPartRequest{begin(), begin()}, codes.InvalidArgument},
-		"given up after CUT": {[]*peer.SnapshotPartRequest{begin(), step(peer.SnapshotPartRequest_CUT)}, codes.Unavailable},
+		"nothing":   {nil, codes.Internal}, // the error of gRPC for a stream without a message
+		"CUT first": {[]*peer.SnapshotPartRequest{step(peer.SnapshotPartRequest_CUT)}, codes.InvalidArgument},
+		"no name":   {[]*peer.SnapshotPartRequest{noName}, codes.InvalidArgument},
+		"no cut":    {[]*peer.SnapshotPartRequest{noCut}, codes.InvalidArgument},
+		"COMMIT before CUT": {[]*peer.SnapshotPartRequest{begin(), step(peer.SnapshotPartRequest_COMMIT)},
+			codes.InvalidArgument},
+		"BEGIN twice": {[]*peer.SnapshotPartRequest{begin(), begin()}, codes.InvalidArgument},
+		"abandoned after CUT": {[]*peer.SnapshotPartRequest{begin(), step(peer.SnapshotPartRequest_CUT)},
+			codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stream, err := client.SnapshotPart(context.Background())

@@ -15,11 +15,11 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// stripped stands in a log for what is secret.
+// stripped replaces a secret in the log.
 const stripped = "***"
 
-// sensitiveWords make a key of a map, or the name of a mount option, one whose value is secret. Service account
-// tokens come in the volume context, which the spec doesn't mark as secret.
+// sensitiveWords mark a secret: if a key of a map contains such a word, its value is secret.
+// Service account tokens come in the volume context, which the spec does not mark as secret.
 var sensitiveWords = []string{"pass", "pwd", "secret", "token", "cred", "auth", "key", "cert", "private"}
 
 func sensitive(key string) bool {
@@ -27,8 +27,8 @@ func sensitive(key string) bool {
 	return slices.ContainsFunc(sensitiveWords, func(w string) bool { return strings.Contains(key, w) })
 }
 
-// redacted returns a message as JSON with everything that is secret taken out: fields that the spec marks with
-// csi_secret, values of maps whose key sounds secret, and mount flags that aren't well known.
+// redacted returns a message as JSON without its secrets: fields that the spec marks with
+// csi_secret, values of maps with a sensitive key, and mount flags that are not well known.
 func redacted(m any) json.RawMessage {
 	message, ok := m.(proto.Message)
 	if !ok || message == nil || !message.ProtoReflect().IsValid() {
@@ -89,7 +89,7 @@ func redactValue(field protoreflect.FieldDescriptor, value protoreflect.Value) a
 	return value.Interface()
 }
 
-// redactFlag shows only flags that are known to be none of a secret.
+// redactFlag returns flag if it is a known flag, which never contains a secret.
 func redactFlag(flag string) string {
 	if !mounter.IsOption(flag) {
 		return stripped
@@ -103,10 +103,12 @@ func isSecret(field protoreflect.FieldDescriptor) bool {
 	return ok && options != nil && proto.GetExtension(options, csi.E_CsiSecret).(bool)
 }
 
-// scrubber takes the secrets of one request out of texts. No error of ours shows one, but an error of a library may.
+// scrubber removes the secrets of a request from texts. The errors of this driver contain no
+// secrets, but an error of a library may.
 type scrubber struct{ secrets []string }
 
-// minSecret is the length from which a value is searched for: a shorter one is in every other word.
+// minSecret is the minimum length of a secret that scrub removes, in bytes. A shorter text is a
+// part of many words.
 const minSecret = 4
 
 func newScrubber(req any) scrubber {
@@ -148,7 +150,7 @@ func (s *scrubber) collect(m protoreflect.Message) {
 	})
 }
 
-// addFlag remembers a mount flag that may be a secret, and what follows its =.
+// addFlag adds a mount flag that may be a secret, and its value after the =.
 func (s *scrubber) addFlag(flag string) {
 	if redactFlag(flag) == flag {
 		return
@@ -159,8 +161,8 @@ func (s *scrubber) addFlag(flag string) {
 	}
 }
 
-// add remembers a secret, as it is and as %q shows it. If it is JSON, as service account tokens are, the strings in it
-// are secrets too.
+// add adds a secret, unchanged and as %q prints it. If the secret is JSON, as service account
+// tokens are, the strings in the JSON are secrets, too.
 func (s *scrubber) add(secret string) {
 	if len(secret) < minSecret {
 		return

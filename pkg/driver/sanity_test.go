@@ -19,8 +19,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// These are the reasons for which csi-sanity may skip specs. Each one must be met, so that a list shrinks when what it is
-// about grows. The volumes in memory skip nothing where they are on one node.
+// The reasons for which csi-sanity may skip specs. Each reason must occur, so that the lists shrink
+// when the driver gains features. The volumes in memory skip nothing if their topology is a single
+// node.
 var (
 	// notHostpath has nothing to attach.
 	notHostpath = []string{
@@ -29,18 +30,20 @@ var (
 		"Controller Publish, UnpublishVolume not supported",
 	}
 
-	// notEverywhere: what can be used everywhere has no topology.
+	// notEverywhere: volumes that all nodes can use have no topology.
 	notEverywhere = []string{"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported"}
 )
 
-// csi-sanity has 103 specs. Each of them runs somewhere below, but for one that csi-sanity itself has put aside (as
-// pending): it pages through ListVolumes while volumes come and go, which TestListVolumesPagesWhileVolumesComeAndGo does.
+// csi-sanity has 103 specs. Each spec runs at least once below, except a spec that csi-sanity
+// itself has marked as pending. That spec pages through ListVolumes while volumes are created and
+// deleted, as TestListVolumesPagesWhileVolumesComeAndGo does.
 const (
 	specs   = 103
 	pending = 1
 )
 
-// canLoop reports whether this process may use loop devices, which nobody may in a user namespace.
+// canLoop reports whether this process may use loop devices, which no process may in a user
+// namespace.
 func canLoop() bool {
 	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err == nil {
@@ -56,18 +59,19 @@ func (ids) GenerateUniqueValidVolumeID() string {
 	return volumeid.New(volumeid.Volume, "node-1", uuid.NewString())
 }
 
-// sanityRun is one run of csi-sanity.
+// sanityRun is a run of csi-sanity.
 type sanityRun struct {
 	driver  *testDriver
-	maySkip []string // why
+	maySkip []string // reasons
 	passed  int
 	skipped map[string]int
 }
 
-// TestSanity runs csi-sanity. Ginkgo refuses -count, as a suite can't run twice in one process.
+// TestSanity runs csi-sanity. Ginkgo rejects -count, because a suite cannot run twice in a process.
 func TestSanity(t *testing.T) {
 	runs := map[string]*sanityRun{}
-	run := func(name string, maySkip []string, parameters map[string]string, access string, change ...func(*testDriver)) {
+	run := func(name string, maySkip []string, parameters map[string]string, access string,
+		change ...func(*testDriver)) {
 		ginkgo.Describe(name, func() {
 			d := startDriver(t, change...)
 			runs[name] = &sanityRun{driver: d, maySkip: maySkip, skipped: map[string]int{}}
@@ -103,8 +107,8 @@ func TestSanity(t *testing.T) {
 		run("real mounts, block devices", notHostpath, image, "block", real)
 	}
 
-	ran := map[string]bool{} // by its name: whether it did somewhere
-	ginkgo.ReportAfterSuite("what ran", func(report types.Report) {
+	ran := map[string]bool{} // by the name of the spec: whether it ran at least once
+	ginkgo.ReportAfterSuite("specs that ran", func(report types.Report) {
 		for _, spec := range report.SpecReports {
 			if spec.LeafNodeType != types.NodeTypeIt {
 				continue
@@ -130,11 +134,12 @@ func TestSanity(t *testing.T) {
 	all := len(ran)
 	maps.DeleteFunc(ran, func(_ string, passed bool) bool { return passed })
 	if nowhere := slices.Sorted(maps.Keys(ran)); all != specs || len(nowhere) != pending {
-		t.Errorf("csi-sanity has %d specs, of which these passed nowhere: %q", all, nowhere)
+		t.Errorf("csi-sanity has %d specs, of which these never passed: %q", all, nowhere)
 	}
 }
 
-// check makes sure that nothing was skipped but what may be, and that nothing is left.
+// check fails the test if specs were skipped for other reasons than maySkip, or if files or mounts
+// are left.
 func (r *sanityRun) check(t *testing.T, name string) {
 	for _, reason := range slices.Sorted(maps.Keys(r.skipped)) {
 		if !slices.Contains(r.maySkip, reason) {
@@ -143,11 +148,12 @@ func (r *sanityRun) check(t *testing.T, name string) {
 	}
 	for _, reason := range r.maySkip {
 		if r.skipped[reason] == 0 {
-			t.Errorf("%s: nothing was skipped because of %q: take it off the list", name, reason)
+			t.Errorf("%s: no spec was skipped because of %q: remove the reason from the list", name, reason)
 		}
 	}
 	d := r.driver
-	dirs := []string{filepath.Join(d.root, "volumes"), filepath.Join(d.root, "snapshots"), filepath.Join(d.root, "groups")}
+	dirs := []string{filepath.Join(d.root, "volumes"), filepath.Join(d.root, "snapshots"),
+		filepath.Join(d.root, "groups")}
 	if d.memory != nil {
 		dirs = []string{filepath.Join(d.dir, "volumes")}
 	}

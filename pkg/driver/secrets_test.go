@@ -23,7 +23,8 @@ import (
 
 const planted = "hunter2-Xk9"
 
-// plant puts secrets into every field of a request that may hold one, and texts that mean something into others.
+// plant writes secrets into every field of a request that may hold a secret, and meaningful texts
+// into other fields.
 func plant(m protoreflect.Message, texts map[protoreflect.Name]string) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -32,12 +33,16 @@ func plant(m protoreflect.Message, texts map[protoreflect.Name]string) {
 		switch {
 		case f.IsMap() && f.MapValue().Kind() == protoreflect.StringKind:
 			entries := m.Mutable(f).Map()
-			set := func(k, v string) { entries.Set(protoreflect.ValueOfString(k).MapKey(), protoreflect.ValueOfString(v)) }
+			set := func(k, v string) {
+				entries.Set(protoreflect.ValueOfString(k).MapKey(),
+					protoreflect.ValueOfString(v))
+			}
 			if isSecret(f) {
 				set("anything", planted)
 				set("password", planted+"-2")
 			} else if f.Name() != "segments" {
-				set("csi.storage.k8s.io/serviceAccount.tokens", `{"audience":{"token":"`+planted+`","expirationTimestamp":"2026"}}`)
+				set("csi.storage.k8s.io/serviceAccount.tokens",
+					`{"audience":{"token":"`+planted+`","expirationTimestamp":"2026"}}`)
 				set("password", planted)
 				set("clientSecret", planted)
 			}
@@ -61,8 +66,8 @@ func plant(m protoreflect.Message, texts map[protoreflect.Name]string) {
 	}
 }
 
-// TestSecretsAreNowhere sends secrets of every shape through every call of every service, and looks for them in
-// everything that the driver says.
+// TestSecretsAreNowhere sends secrets of every form in every call of every service, and searches
+// all output of the driver for them.
 func TestSecretsAreNowhere(t *testing.T) {
 	t.Run("hostpath", func(t *testing.T) { secretsAreNowhere(t) })
 	t.Run("volumes in memory", func(t *testing.T) { secretsAreNowhere(t, inMemory) })
@@ -104,7 +109,8 @@ func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 		}
 	}
 	for _, method := range methods(t) {
-		// Once as it is, and once with legal flags and contexts, so that the call gets further.
+		// Each call is made unchanged, and with legal flags and contexts, with which it runs
+		// further.
 		call(method, func(protoreflect.Message) {})
 		call(method, keepReserved)
 		if method.Name() != "CreateVolume" {
@@ -123,36 +129,38 @@ func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 		"DeleteVolumeGroupSnapshot", "ControllerModifyVolume", "GetMetadataAllocated", "GetMetadataDelta",
 	} {
 		if d.memory != nil && !passed[name] {
-			t.Errorf("%s was always refused: that proves little", name)
+			t.Errorf("%s was always rejected, so the test proves little", name)
 		}
 	}
 	if calls < 60 || refused == 0 || refused == calls {
-		t.Fatalf("%d calls, %d refused: that proves nothing", calls, refused)
+		t.Fatalf("%d calls, %d rejected: the test proves nothing", calls, refused)
 	}
 	metrics, err := d.registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.stop() // so that everything is said
-	said := map[string]string{"the log": d.log.String(), "the answers": answers.String(), "the metrics": fmt.Sprint(metrics), "the traces": spans.String()}
+	d.stop() // so that the log is complete
+	said := map[string]string{"the log": d.log.String(), "the answers": answers.String(),
+		"the metrics": fmt.Sprint(metrics), "the traces": spans.String()}
 	for where, text := range said {
 		if strings.Contains(text, "hunter2") {
 			at := strings.Index(text, "hunter2")
 			t.Errorf("a secret is in %s: …%s…", where, text[max(0, at-300):min(len(text), at+60)])
 		}
 		if len(text) < 1000 {
-			t.Errorf("%s are only %q: that proves nothing", where, text)
+			t.Errorf("%s are only %q: the test proves nothing", where, text)
 		}
 	}
 	if !strings.Contains(d.log.String(), "pvc-secret") || !strings.Contains(d.log.String(), stripped) {
-		t.Error("the log has no requests: that proves nothing")
+		t.Error("the log has no requests: the test proves nothing")
 	}
 }
 
-// methods returns those of every service, with what deletes things at the end.
+// methods returns the methods of every service, with delete calls at the end.
 func methods(t *testing.T) (all []protoreflect.MethodDescriptor) {
 	t.Helper()
-	for _, service := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata", "csi.v1.Node"} {
+	for _, service := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController",
+		"csi.v1.SnapshotMetadata", "csi.v1.Node"} {
 		descriptor, err := protoregistry.GlobalFiles.FindDescriptorByName(service)
 		if err != nil {
 			t.Fatal(err)
@@ -163,11 +171,14 @@ func methods(t *testing.T) (all []protoreflect.MethodDescriptor) {
 		}
 	}
 	deletes := func(m protoreflect.MethodDescriptor) int { return strings.Index(string(m.Name()), "Delete") }
-	slices.SortStableFunc(all, func(a, b protoreflect.MethodDescriptor) int { return cmp.Compare(deletes(a), deletes(b)) })
+	slices.SortStableFunc(all, func(a,
+		b protoreflect.MethodDescriptor) int {
+		return cmp.Compare(deletes(a), deletes(b))
+	})
 	return all
 }
 
-// plantable returns texts with which calls get further, by the names of fields.
+// plantable returns texts with which calls run further, by the names of fields.
 func (d *testDriver) plantable(v *volume) map[protoreflect.Name]string {
 	d.Helper()
 	texts := map[protoreflect.Name]string{
@@ -187,7 +198,7 @@ func (d *testDriver) plantable(v *volume) map[protoreflect.Name]string {
 	return texts
 }
 
-// invoke makes a call and returns everything that it is answered.
+// invoke makes a call and returns all texts of the response and the error.
 func (d *testDriver) invoke(method protoreflect.MethodDescriptor, req proto.Message) (said []any, err error) {
 	d.Helper()
 	path := fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name())
@@ -213,10 +224,10 @@ func (d *testDriver) invoke(method protoreflect.MethodDescriptor, req proto.Mess
 	}
 }
 
-// echoes are the calls whose answer repeats what the CO sent, by the spec.
+// echoes are the calls whose response repeats a part of the request, as the spec requires.
 var echoes = map[protoreflect.Name]bool{"ValidateVolumeCapabilities": true}
 
-// keepReserved takes out of a request what the driver must refuse.
+// keepReserved removes keys and flags from a request that the driver must reject.
 func keepReserved(m protoreflect.Message) {
 	m.Range(func(f protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		switch {
@@ -250,9 +261,10 @@ func (d *testDriver) stage(v *volume) {
 
 func TestRedacted(t *testing.T) {
 	got := string(redacted(&csi.NodeStageVolumeRequest{
-		VolumeId:         "v",
-		Secrets:          map[string]string{"user": "u1", "x": "u2"},
-		VolumeContext:    map[string]string{"share": "//server/share", "csi.storage.k8s.io/serviceAccount.tokens": "u3"},
+		VolumeId: "v",
+		Secrets:  map[string]string{"user": "u1", "x": "u2"},
+		VolumeContext: map[string]string{"share": "//server/share",
+			"csi.storage.k8s.io/serviceAccount.tokens": "u3"},
 		PublishContext:   map[string]string{"ApiKey": "u4"},
 		VolumeCapability: capability(sharedMode, "noexec", "pass=u5", "u6"),
 	}))
@@ -271,8 +283,9 @@ func TestRedacted(t *testing.T) {
 
 func TestErrorsAreScrubbed(t *testing.T) {
 	req := &csi.CreateVolumeRequest{
-		Secrets:            map[string]string{"a": "correct horse", "b": "correct horse battery", "c": "abc"},
-		Parameters:         map[string]string{"tokens": `{"aud":{"token":"eyJhbGciOi"},"more":["abcdef"]}`, "password": "gehe\nim"},
+		Secrets: map[string]string{"a": "correct horse", "b": "correct horse battery", "c": "abc"},
+		Parameters: map[string]string{"tokens": `{"aud":{"token":"eyJhbGciOi"},"more":["abcdef"]}`,
+			"password": "gehe\nim"},
 		VolumeCapabilities: []*csi.VolumeCapability{capability(sharedMode, "noexec", "staple", "user=hunter2")},
 	}
 	got := newScrubber(req).scrub(`can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, hunter2, "gehe\nim", abcdef, noexec: abc is no alphabet`)
@@ -283,19 +296,21 @@ func TestErrorsAreScrubbed(t *testing.T) {
 
 func FuzzRedacted(f *testing.F) {
 	f.Add([]byte{}, "secret")
-	wire, _ := proto.Marshal(&csi.NodePublishVolumeRequest{VolumeId: "v", VolumeCapability: capability(sharedMode, "ro")})
+	wire, _ := proto.Marshal(&csi.NodePublishVolumeRequest{VolumeId: "v",
+		VolumeCapability: capability(sharedMode, "ro")})
 	f.Add(wire, "s3cr3t")
 	f.Fuzz(func(t *testing.T, wire []byte, secret string) {
 		var req csi.NodePublishVolumeRequest
 		if proto.Unmarshal(wire, &req) != nil || !utf8.ValidString(secret) {
 			return
 		}
-		const snowman = "\u2603" // in nothing else, or the test would find it there
+		const snowman = "\u2603" // the snowman must not occur in other texts
 		if strings.Contains(req.String(), snowman) {
 			return
 		}
 		req.Secrets = map[string]string{"x": snowman + secret + snowman}
-		if strings.Contains(string(redacted(&req)), snowman) || strings.Contains(newScrubber(&req).scrub("failed: "+req.Secrets["x"]), snowman) {
+		if strings.Contains(string(redacted(&req)), snowman) ||
+			strings.Contains(newScrubber(&req).scrub("failed: "+req.Secrets["x"]), snowman) {
 			t.Errorf("%q shows in %s", secret, redacted(&req))
 		}
 	})

@@ -14,46 +14,51 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// window is the flow control window of a connection, in bytes. A fixed one spares a ping for each request, by which
-// gRPC would find out the best: a tenth of the time of a small call.
+// window is the flow control window of a connection, in bytes. With a fixed window, gRPC sends no
+// ping with each request to estimate the best window. The ping takes a tenth of the time of a small
+// call.
 const window = 1 << 20
 
-// streamWorkers are goroutines that stay, and spare each call the growing of a new one's stack. Calls beyond their
-// number get goroutines of their own.
+// streamWorkers is the number of permanent goroutines that run calls. They save each call the
+// growth of the stack of a new goroutine. Further calls get goroutines of their own.
 const streamWorkers = 4
 
-// MaxMessage is the largest message taken and sent, in bytes. Over the limit gRPC says RESOURCE_EXHAUSTED, which the
-// provisioner takes for a full disk, so it is far from anything that is sent: pages are cut at maxPage volumes.
+// MaxMessage is the maximum size of a message in both directions, in bytes. For a larger message
+// gRPC returns RESOURCE_EXHAUSTED, which external-provisioner takes for a full disk. So the maximum
+// is far above the largest message: a page has at most maxPage volumes.
 const MaxMessage = 16 << 20
 
-// maxCalls is how many calls a connection may have under way: more than a sidecar has workers. A client of gRPC makes
-// further calls wait. An answer that has ended counts until the client has read it, and takes up to 0.1 MB.
+// maxCalls is the maximum number of calls in progress on a connection. A sidecar has fewer workers.
+// A gRPC client delays further calls. A finished call counts until the client has read the reply,
+// which takes up to 0.1 MB.
 const maxCalls = 256
 
-// handshakeLimit is how long a connection may take until the first call on it is possible.
+// handshakeLimit is the maximum time that a new connection takes until its first call is possible.
 const handshakeLimit = 10 * time.Second
 
-// Around is what every call of a process needs, whichever server takes it: it is counted, logged, given a status code
-// and kept from ending the others with a panic.
-type Around struct {
+// Interceptors are the interceptors of all calls of a process, for all of its servers. They count
+// and log each call, give its error a status code, and recover from its panic.
+type Interceptors struct {
 	calls   []grpc.UnaryServerInterceptor // the outermost first
 	streams *streams
 	options []grpc.ServerOption
 }
 
-// NewAround returns what goes around all calls. options are for all servers, such as a stats handler that traces.
-// The registry gets the metrics of calls, and so takes one Around only.
-func NewAround(log *slog.Logger, registry *prometheus.Registry, options ...grpc.ServerOption) (*Around, error) {
+// NewInterceptors returns new Interceptors. options apply to all servers, for example a stats
+// handler for traces. The metrics of calls are registered in registry, so a registry serves for a
+// single call of NewInterceptors.
+func NewInterceptors(log *slog.Logger, registry *prometheus.Registry,
+	options ...grpc.ServerOption) (*Interceptors, error) {
 	count, err := countCalls(registry)
 	if err != nil {
 		return nil, err
 	}
 	calls := []grpc.UnaryServerInterceptor{count, logCalls(log), mapErrors, recoverPanics}
-	return &Around{calls: calls, streams: newStreams(), options: options}, nil
+	return &Interceptors{calls: calls, streams: newStreams(), options: options}, nil
 }
 
 // Server returns a server without services.
-func (a *Around) Server(options ...grpc.ServerOption) *grpc.Server {
+func (i *Interceptors) Server(options ...grpc.ServerOption) *grpc.Server {
 	all := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxSendMsgSize(MaxMessage),
@@ -62,20 +67,21 @@ func (a *Around) Server(options ...grpc.ServerOption) *grpc.Server {
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxConcurrentStreams(maxCalls),
 		grpc.ConnectionTimeout(handshakeLimit),
-		grpc.ChainUnaryInterceptor(a.calls...),
-		grpc.ChainStreamInterceptor(aroundStreams(a.calls, a.streams)),
+		grpc.ChainUnaryInterceptor(i.calls...),
+		grpc.ChainStreamInterceptor(interceptStreams(i.calls, i.streams)),
 	}
-	return grpc.NewServer(append(append(all, a.options...), options...)...)
+	return grpc.NewServer(append(append(all, i.options...), options...)...)
 }
 
-// Endpoint is a server and where it answers.
+// Endpoint is a server and its listener.
 type Endpoint struct {
 	Server   *grpc.Server
 	Listener net.Listener
 }
 
-// Serve answers calls at all endpoints until ctx is done, or one of them fails. Then it takes no new ones, waits for the
-// running ones as long as drain, leaves behind what runs still, and returns nil or why one failed. It closes all listeners.
+// Serve serves all endpoints until ctx is done or an endpoint fails. Then it accepts no new calls,
+// waits at most drain for the calls in progress, abandons the rest, and closes all listeners. The
+// result is nil, or the error of an endpoint that failed.
 func Serve(ctx context.Context, log *slog.Logger, drain time.Duration, endpoints ...Endpoint) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -83,7 +89,8 @@ func Serve(ctx context.Context, log *slog.Logger, drain time.Duration, endpoints
 	failed := make(chan error, len(endpoints))
 	for _, e := range endpoints {
 		serving.Go(func() {
-			// It says that it was stopped if that was before it began, which is an end like any other.
+			// Serve returns ErrServerStopped if the server was stopped before Serve began. That is
+			// a normal end.
 			err := guard.Do(func() error { return e.Server.Serve(e.Listener) })
 			if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				logPanics(log)(err)
@@ -93,7 +100,7 @@ func Serve(ctx context.Context, log *slog.Logger, drain time.Duration, endpoints
 		})
 	}
 	<-ctx.Done()
-	log.Info("draining", "for at most", drain)
+	log.Info("draining", "timeout", drain)
 	var draining sync.WaitGroup
 	for _, e := range endpoints {
 		draining.Go(func() { end(log, e.Server, drain) })
@@ -108,7 +115,8 @@ func Serve(ctx context.Context, log *slog.Logger, drain time.Duration, endpoints
 	}
 }
 
-// end ends a server when no call runs any more, or after limit: a call may hang in a disk for ever.
+// end stops a server when its last call has ended, or after limit: a call can wait for a stalled
+// disk forever.
 func end(log *slog.Logger, server *grpc.Server, limit time.Duration) {
 	drained := make(chan struct{})
 	go func() {
@@ -118,7 +126,7 @@ func end(log *slog.Logger, server *grpc.Server, limit time.Duration) {
 	select {
 	case <-drained:
 	case <-time.After(limit):
-		log.Warn("calls are running still and are left behind")
+		log.Warn("calls are still in progress and are abandoned")
 		server.Stop()
 	}
 }

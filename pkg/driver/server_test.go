@@ -10,7 +10,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// gRPC says of a server that was stopped before it began that it was stopped, which isn't why it ended.
+// For a server that was stopped before it began, gRPC returns ErrServerStopped, which is not a
+// failure.
 func TestAnEndBeforeTheFirstCallIsNoFailure(t *testing.T) {
 	for range 200 { // the two race
 		l, err := net.Listen("tcp", "127.0.0.1:0")

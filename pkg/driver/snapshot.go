@@ -11,13 +11,15 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// CreateSnapshot cuts a snapshot. It answers when that can be used: the backend returns no earlier.
-func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+// CreateSnapshot creates a snapshot, and returns when the snapshot is ready to use: the backend
+// returns no earlier.
+func (c *controller) CreateSnapshot(ctx context.Context,
+	req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	snapshotter, ok := c.backend.(backend.Snapshotter)
 	if !ok {
 		return c.UnimplementedControllerServer.CreateSnapshot(ctx, req)
 	}
-	o, err := c.place.snapshotOptions(req)
+	o, err := c.topology.snapshotOptions(req)
 	if err != nil {
 		return nil, err
 	}
@@ -25,15 +27,15 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	if err != nil {
 		return nil, fmt.Errorf("create snapshot %q of volume %.128q: %w", req.GetName(), req.GetSourceVolumeId(), err)
 	}
-	return &csi.CreateSnapshotResponse{Snapshot: c.place.snapshot(s)}, nil
+	return &csi.CreateSnapshotResponse{Snapshot: c.topology.snapshot(s)}, nil
 }
 
-// snapshotOptions turns a checked request into what a backend is asked for. A snapshot can be used where its volume is:
-// a requirement that excludes this place can't be met.
-func (p *place) snapshotOptions(req *csi.CreateSnapshotRequest) (backend.SnapshotOptions, error) {
+// snapshotOptions checks a request and returns the options for the backend. A snapshot has the
+// topology of its volume, so a requirement that excludes this topology cannot be met.
+func (t *topology) snapshotOptions(req *csi.CreateSnapshotRequest) (backend.SnapshotOptions, error) {
 	o := backend.SnapshotOptions{
-		Name: req.GetName(), Source: req.GetSourceVolumeId(), Parameters: ownKeys(req.GetParameters()), Secrets: req.GetSecrets(),
-		Namespace: namespaceOf(req.GetParameters(), snapshotNamespace),
+		Name: req.GetName(), Source: req.GetSourceVolumeId(), Parameters: ownKeys(req.GetParameters()),
+		Secrets: req.GetSecrets(), Namespace: namespaceOf(req.GetParameters(), snapshotNamespace),
 	}
 	if err := required("name", o.Name, "source volume ID", o.Source); err != nil {
 		return o, err
@@ -41,10 +43,11 @@ func (p *place) snapshotOptions(req *csi.CreateSnapshotRequest) (backend.Snapsho
 	if err := checkName(o.Name); err != nil {
 		return o, err
 	}
-	return o, p.reachable(req.GetAccessibilityRequirements())
+	return o, t.reachable(req.GetAccessibilityRequirements())
 }
 
-func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (c *controller) DeleteSnapshot(ctx context.Context,
+	req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	snapshotter, ok := c.backend.(backend.Snapshotter)
 	if !ok {
 		return c.UnimplementedControllerServer.DeleteSnapshot(ctx, req)
@@ -70,10 +73,11 @@ func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	if err != nil {
 		return nil, fmt.Errorf("get snapshot %.128q: %w", req.GetSnapshotId(), err)
 	}
-	return &csi.GetSnapshotResponse{Snapshot: c.place.snapshot(s)}, nil
+	return &csi.GetSnapshotResponse{Snapshot: c.topology.snapshot(s)}, nil
 }
 
-func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+func (c *controller) ListSnapshots(ctx context.Context,
+	req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	snapshotter, ok := c.backend.(backend.Snapshotter)
 	if !ok {
 		return c.UnimplementedControllerServer.ListSnapshots(ctx, req)
@@ -83,55 +87,62 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 		return nil, err
 	}
 	if req.GetSnapshotId() != "" {
-		return c.listOne(ctx, snapshotter, req)
+		return c.listByID(ctx, snapshotter, req)
 	}
 	snapshots, more, err := snapshotter.ListSnapshots(ctx, req.GetSourceVolumeId(), after, limit)
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	resp := &csi.ListSnapshotsResponse{Entries: each(snapshots, func(s backend.Snapshot) *csi.ListSnapshotsResponse_Entry {
-		return &csi.ListSnapshotsResponse_Entry{Snapshot: c.place.snapshot(s)}
-	})}
+	resp := &csi.ListSnapshotsResponse{Entries: each(snapshots,
+		func(s backend.Snapshot) *csi.ListSnapshotsResponse_Entry {
+			return &csi.ListSnapshotsResponse_Entry{Snapshot: c.topology.snapshot(s)}
+		})}
 	if more && len(snapshots) > 0 {
 		resp.NextToken = nextToken(snapshots[len(snapshots)-1].ID)
 	}
 	return resp, nil
 }
 
-// listOne lists the snapshot with an ID, or nothing if there is none. The others aren't looked at: the CO polls in this
-// way, and what is wrong with one of them must not be in the way.
-func (c *controller) listOne(ctx context.Context, snapshotter backend.Snapshotter, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+// listByID lists the snapshot with an ID, or nothing if no snapshot has this ID. The CO polls in
+// this way, so listByID does not read other snapshots: a damaged snapshot must not fail the call
+// for another.
+func (c *controller) listByID(ctx context.Context, snapshotter backend.Snapshotter,
+	req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	s, err := snapshotter.GetSnapshot(ctx, req.GetSnapshotId(), req.GetSecrets())
-	if source := req.GetSourceVolumeId(); errors.Is(err, backend.ErrNotFound) || (err == nil && source != "" && source != s.Source) {
+	if source := req.GetSourceVolumeId(); errors.Is(err, backend.ErrNotFound) ||
+		(err == nil && source != "" && source != s.Source) {
 		return &csi.ListSnapshotsResponse{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list snapshot %.128q: %w", req.GetSnapshotId(), err)
 	}
-	return &csi.ListSnapshotsResponse{Entries: []*csi.ListSnapshotsResponse_Entry{{Snapshot: c.place.snapshot(s)}}}, nil
+	entry := &csi.ListSnapshotsResponse_Entry{Snapshot: c.topology.snapshot(s)}
+	return &csi.ListSnapshotsResponse{Entries: []*csi.ListSnapshotsResponse_Entry{entry}}, nil
 }
 
-// snapshot returns s as CSI has it.
-func (p *place) snapshot(s backend.Snapshot) *csi.Snapshot {
+// snapshot converts s to the message of CSI.
+func (t *topology) snapshot(s backend.Snapshot) *csi.Snapshot {
 	snapshot := &csi.Snapshot{
 		SnapshotId: s.ID, SourceVolumeId: s.Source, SizeBytes: s.Size, CreationTime: timestamppb.New(s.Created),
 		ReadyToUse: true, GroupSnapshotId: s.Group,
 	}
-	if p.local {
-		snapshot.AccessibleTopology = []*csi.Topology{p.topology}
+	if t.local {
+		snapshot.AccessibleTopology = []*csi.Topology{t.message}
 	}
 	return snapshot
 }
 
-// creator returns what makes a volume, empty or with what its content source holds.
-func (c *controller) creator(source *csi.VolumeContentSource) (func(context.Context, backend.CreateOptions) (backend.Volume, error), error) {
+// creator returns the function that creates a volume, empty or with the content of a source.
+func (c *controller) creator(
+	source *csi.VolumeContentSource,
+) (func(context.Context, backend.CreateOptions) (backend.Volume, error), error) {
 	switch {
 	case source == nil:
 		return c.backend.Create, nil
 	case source.GetSnapshot() != nil:
 		snapshotter, ok := c.backend.(backend.Snapshotter)
 		if !ok {
-			return nil, fmt.Errorf("%w: this storage makes no volumes of snapshots", backend.ErrInvalid)
+			return nil, fmt.Errorf("%w: this storage cannot restore snapshots", backend.ErrInvalid)
 		}
 		id := source.GetSnapshot().GetSnapshotId()
 		return func(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
@@ -140,17 +151,17 @@ func (c *controller) creator(source *csi.VolumeContentSource) (func(context.Cont
 	case source.GetVolume() != nil:
 		cloner, ok := c.backend.(backend.Cloner)
 		if !ok {
-			return nil, fmt.Errorf("%w: this storage makes no volumes of other volumes", backend.ErrInvalid)
+			return nil, fmt.Errorf("%w: this storage cannot clone volumes", backend.ErrInvalid)
 		}
 		id := source.GetVolume().GetVolumeId()
 		return func(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 			return cloner.Clone(ctx, id, o)
 		}, required("ID of the source volume", id)
 	}
-	return nil, fmt.Errorf("%w: the volume content source says neither snapshot nor volume", backend.ErrInvalid)
+	return nil, fmt.Errorf("%w: the volume content source has neither snapshot nor volume", backend.ErrInvalid)
 }
 
-// contentSource returns what v was made from, as CSI has it: nil if it was made empty.
+// contentSource returns the source of v as the message of CSI, or nil if v was created empty.
 func contentSource(v backend.Volume) *csi.VolumeContentSource {
 	switch {
 	case v.SourceSnapshot != "":

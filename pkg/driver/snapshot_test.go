@@ -23,12 +23,12 @@ var (
 	there = &csi.Topology{Segments: map[string]string{testName + "/node": "node-2"}}
 )
 
-// requisite is a requirement for one of some places.
-func requisite(places ...*csi.Topology) *csi.TopologyRequirement {
-	return &csi.TopologyRequirement{Requisite: places, Preferred: places[:1]}
+// requisite returns a requirement for one of several topologies.
+func requisite(topologies ...*csi.Topology) *csi.TopologyRequirement {
+	return &csi.TopologyRequirement{Requisite: topologies, Preferred: topologies[:1]}
 }
 
-// snapshot makes a snapshot of the volume.
+// snapshot creates a snapshot of the volume.
 func (v *volume) snapshot(name string) *csi.Snapshot {
 	v.Helper()
 	resp, err := v.CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id})
@@ -63,26 +63,36 @@ func (d *testDriver) listSnapshots(req *csi.ListSnapshotsRequest) (ids []string)
 func TestCreateSnapshotRequests(t *testing.T) {
 	type request = csi.CreateSnapshotRequest
 	for name, tc := range map[string]struct {
-		change func(*request) // of one for "v", whose name is free
-		code   codes.Code
-		says   string
+		change  func(*request) // changes a request for "v" with a free name
+		code    codes.Code
+		wantErr string
 	}{
-		"as Kubernetes asks": {func(r *request) {
-			r.Parameters = map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "s", "storage.kubernetes.io/x": "y"}
+		"a request of Kubernetes": {func(r *request) {
+			r.Parameters = map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "s",
+				"storage.kubernetes.io/x": "y"}
 		}, codes.OK, ""},
-		"no name":                    {func(r *request) { r.Name = "" }, codes.InvalidArgument, "name"},
-		"a name of 129 bytes":        {func(r *request) { r.Name = strings.Repeat("n", 129) }, codes.InvalidArgument, "129"},
-		"a NUL in the name":          {func(r *request) { r.Name = "a\x00b" }, codes.InvalidArgument, "U+0000"},
-		"no volume":                  {func(r *request) { r.SourceVolumeId = "" }, codes.InvalidArgument, "source volume ID"},
-		"a volume that isn't there":  {func(r *request) { r.SourceVolumeId = "none" }, codes.NotFound, `"none"`},
-		"a path for a volume":        {func(r *request) { r.SourceVolumeId = "../v" }, codes.NotFound, ""},
-		"a pod's inline volume":      {func(r *request) { r.SourceVolumeId = handle(1) }, codes.NotFound, ""},
-		"an unknown parameter":       {func(r *request) { r.Parameters = map[string]string{"colour": "blue"} }, codes.InvalidArgument, "colour"},
+		"no name": {func(r *request) { r.Name = "" }, codes.InvalidArgument, "name"},
+		"a name of 129 bytes": {func(r *request) { r.Name = strings.Repeat("n", 129) }, codes.InvalidArgument,
+			"129"},
+		"a NUL in the name": {func(r *request) { r.Name = "a\x00b" }, codes.InvalidArgument, "U+0000"},
+		"no volume": {func(r *request) { r.SourceVolumeId = "" }, codes.InvalidArgument,
+			"source volume ID"},
+		"a volume that does not exist": {func(r *request) { r.SourceVolumeId = "none" }, codes.NotFound, `"none"`},
+		"a path for a volume":          {func(r *request) { r.SourceVolumeId = "../v" }, codes.NotFound, ""},
+		"a pod's inline volume":        {func(r *request) { r.SourceVolumeId = handle(1) }, codes.NotFound, ""},
+		"an unknown parameter": {func(r *request) { r.Parameters = map[string]string{"colour": "blue"} },
+			codes.InvalidArgument, "colour"},
 		"the same again":             {func(r *request) { r.Name = "taken" }, codes.OK, ""},
 		"a name of another volume's": {func(r *request) { r.Name = "other's" }, codes.AlreadyExists, ""},
-		"to be usable here":          {func(r *request) { r.AccessibilityRequirements = requisite(here) }, codes.OK, ""},
-		"to be usable there or here": {func(r *request) { r.AccessibilityRequirements = requisite(there, here) }, codes.OK, ""},
-		"to be usable there":         {func(r *request) { r.AccessibilityRequirements = requisite(there) }, codes.ResourceExhausted, "node-1"},
+		"to be usable on this node": {func(r *request) { r.AccessibilityRequirements = requisite(here) }, codes.OK,
+			""},
+		"to be usable on another node or here": {func(r *request) {
+			r.AccessibilityRequirements = requisite(there,
+				here)
+		},
+			codes.OK, ""},
+		"to be usable on another node": {func(r *request) { r.AccessibilityRequirements = requisite(there) },
+			codes.ResourceExhausted, "node-1"},
 		"better there": {func(r *request) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: []*csi.Topology{there}}
 		}, codes.OK, ""},
@@ -90,25 +100,29 @@ func TestCreateSnapshotRequests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := startDriver(t, inMemory, onOneNode)
 			v := d.create("v", capability(sharedMode))
-			there := []string{v.snapshot("taken").GetSnapshotId(), d.create("other", capability(sharedMode)).snapshot("other's").GetSnapshotId()}
-			inline := &volume{testDriver: d, id: handle(1), use: capability(singleMode), context: map[string]string{ephemeralKey: "true"}}
+			there := []string{v.snapshot("taken").GetSnapshotId(),
+				d.create("other", capability(sharedMode)).snapshot("other's").GetSnapshotId()}
+			inline := &volume{testDriver: d, id: handle(1), capability: capability(singleMode),
+				context: map[string]string{ephemeralKey: "true"}}
 			d.want(codes.OK, inline.publish("target"))
 			req := &request{Name: "s", SourceVolumeId: v.id}
 			tc.change(req)
 			before := time.Now()
 			resp, err := d.CreateSnapshot(context.Background(), req)
 			d.want(tc.code, err)
-			if err != nil && !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("%v doesn't say %q", err, tc.says)
+			if err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+				t.Errorf("error %v does not contain %q", err, tc.wantErr)
 			}
 			got := resp.GetSnapshot()
 			if err == nil && !slices.Contains(there, got.GetSnapshotId()) {
 				there = append(there, got.GetSnapshotId())
 				if got.GetCreationTime().AsTime().Before(before) {
-					t.Errorf("it was cut at %s, and asked for at %s", got.GetCreationTime().AsTime(), before)
+					t.Errorf("the creation time is %s, the request was sent at %s", got.GetCreationTime().AsTime(),
+						before)
 				}
 			}
-			if err == nil && (got.GetSourceVolumeId() != v.id || !got.GetReadyToUse() || got.GetSizeBytes() != 1<<20 || got.GetGroupSnapshotId() != "" || !isHere(got.GetAccessibleTopology())) {
+			if err == nil && (got.GetSourceVolumeId() != v.id || !got.GetReadyToUse() || got.GetSizeBytes() != 1<<20 ||
+				got.GetGroupSnapshotId() != "" || !isHere(got.GetAccessibleTopology())) {
 				t.Errorf("made %v", got)
 			}
 			slices.Sort(there)
@@ -130,7 +144,7 @@ func TestASnapshotIsFoundListedAndDeleted(t *testing.T) {
 	v, other := d.create("v", capability(sharedMode)), d.create("other", capability(sharedMode))
 	one, two, others := v.snapshot("one"), v.snapshot("two"), other.snapshot("three")
 	if len(one.GetAccessibleTopology()) != 0 {
-		t.Errorf("%v can be used everywhere, and says where", one)
+		t.Errorf("%v can be used on all nodes, but has a topology", one)
 	}
 	id := one.GetSnapshotId()
 	for range 2 {
@@ -152,17 +166,17 @@ func TestASnapshotIsFoundListedAndDeleted(t *testing.T) {
 		req  *csi.ListSnapshotsRequest
 		want []string
 	}{
-		"all":                           {&csi.ListSnapshotsRequest{}, sorted(one, two, others)},
-		"of a volume":                   {&csi.ListSnapshotsRequest{SourceVolumeId: v.id}, sorted(one, two)},
-		"of a volume that isn't there":  {&csi.ListSnapshotsRequest{SourceVolumeId: "none"}, nil},
-		"of a path":                     {&csi.ListSnapshotsRequest{SourceVolumeId: "../v"}, nil},
-		"one":                           {&csi.ListSnapshotsRequest{SnapshotId: id}, sorted(one)},
-		"one, at most one":              {&csi.ListSnapshotsRequest{SnapshotId: id, MaxEntries: 1}, sorted(one)},
-		"one that isn't there":          {&csi.ListSnapshotsRequest{SnapshotId: "none"}, nil},
-		"one with a path for an ID":     {&csi.ListSnapshotsRequest{SnapshotId: "../" + id}, nil},
-		"one of its volume":             {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: v.id}, sorted(one)},
-		"one, but of another volume":    {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: other.id}, nil},
-		"one that is gone, of a volume": {&csi.ListSnapshotsRequest{SnapshotId: "none", SourceVolumeId: v.id}, nil},
+		"all":                             {&csi.ListSnapshotsRequest{}, sorted(one, two, others)},
+		"of a volume":                     {&csi.ListSnapshotsRequest{SourceVolumeId: v.id}, sorted(one, two)},
+		"of a volume that does not exist": {&csi.ListSnapshotsRequest{SourceVolumeId: "none"}, nil},
+		"of a path":                       {&csi.ListSnapshotsRequest{SourceVolumeId: "../v"}, nil},
+		"by ID":                           {&csi.ListSnapshotsRequest{SnapshotId: id}, sorted(one)},
+		"by ID, one entry":                {&csi.ListSnapshotsRequest{SnapshotId: id, MaxEntries: 1}, sorted(one)},
+		"by an unknown ID":                {&csi.ListSnapshotsRequest{SnapshotId: "none"}, nil},
+		"by a path":                       {&csi.ListSnapshotsRequest{SnapshotId: "../" + id}, nil},
+		"by ID and volume":                {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: v.id}, sorted(one)},
+		"by ID and another volume":        {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: other.id}, nil},
+		"by an unknown ID and a volume":   {&csi.ListSnapshotsRequest{SnapshotId: "none", SourceVolumeId: v.id}, nil},
 	} {
 		if got := d.listSnapshots(tc.req); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
@@ -193,7 +207,8 @@ func TestListSnapshotsPages(t *testing.T) {
 	all := d.listSnapshots(&csi.ListSnapshotsRequest{SourceVolumeId: v.id})
 	var got []string
 	for token, i := "", 0; i == 0 || token != ""; i++ {
-		page, err := d.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SourceVolumeId: v.id, MaxEntries: 2, StartingToken: token})
+		page, err := d.ListSnapshots(ctx,
+			&csi.ListSnapshotsRequest{SourceVolumeId: v.id, MaxEntries: 2, StartingToken: token})
 		d.want(codes.OK, err)
 		if len(page.GetEntries()) > 2 || i > 10 {
 			t.Fatalf("page %d has %d entries", i, len(page.GetEntries()))
@@ -201,7 +216,7 @@ func TestListSnapshotsPages(t *testing.T) {
 		for _, e := range page.GetEntries() {
 			got = append(got, e.GetSnapshot().GetSnapshotId())
 		}
-		d.want(codes.OK, d.deleteSnapshot(got[len(got)-1])) // at which the next page starts
+		d.want(codes.OK, d.deleteSnapshot(got[len(got)-1])) // the snapshot after which the next page starts
 		token = page.GetNextToken()
 	}
 	if len(all) != 7 || !slices.Equal(got, all) {
@@ -224,32 +239,37 @@ func TestContentSources(t *testing.T) {
 	}
 	as := func(change func(*request)) func(*request) { return change }
 	for name, tc := range map[string]struct {
-		id     string // "": that of a snapshot or a volume
+		id     string // "": the ID of a snapshot or a volume
 		change func(*request)
 		code   codes.Code
 	}{
-		"as large as it":        {"", as(func(*request) {}), codes.OK},
-		"larger":                {"", size(5<<20, 6<<20), codes.OK},
-		"of any size":           {"", size(0, 0), codes.OK},
-		"smaller":               {"", size(1, 0), codes.OutOfRange},
-		"of a smaller limit":    {"", size(0, 1), codes.OutOfRange},
-		"larger than the disk":  {"", size(1<<60, 0), codes.ResourceExhausted},
-		"of what isn't there":   {"none", as(func(*request) {}), codes.NotFound},
-		"of a path":             {"../v", as(func(*request) {}), codes.NotFound},
-		"of nothing":            {" ", as(func(*request) {}), codes.InvalidArgument},
-		"a taken name":          {"", as(func(r *request) { r.Name = "v" }), codes.AlreadyExists},
-		"here":                  {"", as(func(r *request) { r.AccessibilityRequirements = requisite(here) }), codes.OK},
-		"here, better there":    {"", as(func(r *request) { r.AccessibilityRequirements = requisite(there, here) }), codes.OK},
-		"there":                 {"", as(func(r *request) { r.AccessibilityRequirements = requisite(there) }), codes.ResourceExhausted},
-		"with a parameter":      {"", as(func(r *request) { r.Parameters = map[string]string{"colour": "blue"} }), codes.InvalidArgument},
-		"as a device":           {"", as(func(r *request) { r.VolumeCapabilities = []*csi.VolumeCapability{device(sharedMode)} }), codes.InvalidArgument},
-		"with a reserved key":   {"", as(func(r *request) { r.Parameters = map[string]string{"csi.storage.k8s.io/x": "y"} }), codes.OK},
-		"without a capability":  {"", as(func(r *request) { r.VolumeCapabilities = nil }), codes.InvalidArgument},
-		"with too long a name":  {"", as(func(r *request) { r.Name = strings.Repeat("n", 129) }), codes.InvalidArgument},
+		"as large as it":       {"", as(func(*request) {}), codes.OK},
+		"larger":               {"", size(5<<20, 6<<20), codes.OK},
+		"of any size":          {"", size(0, 0), codes.OK},
+		"smaller":              {"", size(1, 0), codes.OutOfRange},
+		"of a smaller limit":   {"", size(0, 1), codes.OutOfRange},
+		"larger than the disk": {"", size(1<<60, 0), codes.ResourceExhausted},
+		"of an unknown source": {"none", as(func(*request) {}), codes.NotFound},
+		"of a path":            {"../v", as(func(*request) {}), codes.NotFound},
+		"of nothing":           {" ", as(func(*request) {}), codes.InvalidArgument},
+		"a taken name":         {"", as(func(r *request) { r.Name = "v" }), codes.AlreadyExists},
+		"here":                 {"", as(func(r *request) { r.AccessibilityRequirements = requisite(here) }), codes.OK},
+		"here, better there": {"", as(func(r *request) { r.AccessibilityRequirements = requisite(there, here) }),
+			codes.OK},
+		"there": {"", as(func(r *request) { r.AccessibilityRequirements = requisite(there) }),
+			codes.ResourceExhausted},
+		"with a parameter": {"", as(func(r *request) { r.Parameters = map[string]string{"colour": "blue"} }),
+			codes.InvalidArgument},
+		"as a device":          {"", as(func(r *request) { r.VolumeCapabilities = []*csi.VolumeCapability{device(sharedMode)} }), codes.InvalidArgument},
+		"with a reserved key":  {"", as(func(r *request) { r.Parameters = map[string]string{"csi.storage.k8s.io/x": "y"} }), codes.OK},
+		"without a capability": {"", as(func(r *request) { r.VolumeCapabilities = nil }), codes.InvalidArgument},
+		"with too long a name": {"", as(func(r *request) { r.Name = strings.Repeat("n", 129) }),
+			codes.InvalidArgument},
 		"with too low a limit":  {"", size(6<<20, 5<<20), codes.OutOfRange},
 		"with a negative limit": {"", size(0, -1), codes.InvalidArgument},
 	} {
-		for kind, of := range map[string]func(string) *csi.VolumeContentSource{"snapshot": ofSnapshot, "volume": ofVolume} {
+		for kind, of := range map[string]func(string) *csi.VolumeContentSource{"snapshot": ofSnapshot,
+			"volume": ofVolume} {
 			t.Run(name+", from a "+kind, func(t *testing.T) {
 				d := startDriver(t, inMemory, onOneNode)
 				v := d.create("v", capability(sharedMode))
@@ -274,7 +294,8 @@ func TestContentSources(t *testing.T) {
 				}
 				again, err := d.CreateVolume(context.Background(), req)
 				d.want(codes.OK, err)
-				got, err := d.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId()})
+				got, err := d.ControllerGetVolume(context.Background(),
+					&csi.ControllerGetVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId()})
 				d.want(codes.OK, err)
 				answers := []*csi.Volume{resp.GetVolume(), again.GetVolume(), got.GetVolume()}
 				for _, e := range all.GetEntries() {
@@ -285,7 +306,8 @@ func TestContentSources(t *testing.T) {
 					}
 				}
 				for _, a := range answers {
-					if !proto.Equal(a.GetContentSource(), req.GetVolumeContentSource()) || a.GetVolumeId() != resp.GetVolume().GetVolumeId() || !isHere(a.GetAccessibleTopology()) {
+					if !proto.Equal(a.GetContentSource(), req.GetVolumeContentSource()) ||
+						a.GetVolumeId() != resp.GetVolume().GetVolumeId() || !isHere(a.GetAccessibleTopology()) {
 						t.Errorf("made %v of %v", a, req.GetVolumeContentSource())
 					}
 				}
@@ -301,21 +323,22 @@ func device(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
 	}
 }
 
-func TestASourceThatTheStorageCantCopyIsRefused(t *testing.T) {
+func TestAnUnsupportedContentSourceIsRejected(t *testing.T) {
 	conn, _, _ := serveOdd(t, &struct {
 		slow
 		local
 	}{}, &logBuffer{}, time.Second)
-	for says, source := range map[string]*csi.VolumeContentSource{
-		"no volumes of snapshots":     ofSnapshot("s"),
-		"no volumes of other volumes": ofVolume("v"),
+	for wantErr, source := range map[string]*csi.VolumeContentSource{
+		"cannot restore snapshots":    ofSnapshot("s"),
+		"cannot clone volumes":        ofVolume("v"),
 		"neither snapshot nor volume": {},
 	} {
 		req := createRequest("new")
-		req.VolumeContentSource, req.AccessibilityRequirements = source, requisite(there) // where nothing would be better
+		// retrying on another node would not help
+		req.VolumeContentSource, req.AccessibilityRequirements = source, requisite(there)
 		_, err := csi.NewControllerClient(conn).CreateVolume(context.Background(), req)
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v = %v, want InvalidArgument with %q", source, err, says)
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), wantErr) {
+			t.Errorf("%v = %v, want InvalidArgument with %q", source, err, wantErr)
 		}
 	}
 }
@@ -326,7 +349,8 @@ func TestTheSameSnapshotManyTimesMakesOneSnapshot(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			_, err := d.CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id})
+			_, err := d.CreateSnapshot(context.Background(),
+				&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id})
 			if code := status.Code(err); code != codes.OK && code != codes.Aborted {
 				t.Error(err)
 			}
@@ -338,7 +362,7 @@ func TestTheSameSnapshotManyTimesMakesOneSnapshot(t *testing.T) {
 	}
 }
 
-// broken is storage that answers with an error.
+// broken is storage whose methods return an error.
 type broken struct {
 	backend.Backend
 	err error
@@ -366,8 +390,9 @@ func (b *broken) Clone(context.Context, string, backend.CreateOptions) (backend.
 	return backend.Volume{}, b.err
 }
 
-// TestWhatABackendSaysOfSnapshots makes each call with each error of the contract, as wrapped as backends do it.
-func TestWhatABackendSaysOfSnapshots(t *testing.T) {
+// TestBackendErrorsOfSnapshots makes each call with each error of the contract, wrapped as backends
+// wrap errors.
+func TestBackendErrorsOfSnapshots(t *testing.T) {
 	b := &broken{}
 	conn, _, _ := serveOdd(t, b, &logBuffer{}, time.Second)
 	c, ctx := csi.NewControllerClient(conn), context.Background()
@@ -401,7 +426,7 @@ func TestWhatABackendSaysOfSnapshots(t *testing.T) {
 	for cause, code := range map[error]codes.Code{
 		backend.ErrNotFound:      codes.NotFound,
 		backend.ErrExists:        codes.AlreadyExists,
-		backend.ErrInvalid:       codes.InvalidArgument, // to DeleteSnapshot: it is a member of a group
+		backend.ErrInvalid:       codes.InvalidArgument, // for DeleteSnapshot: the snapshot is a member of a group
 		backend.ErrInUse:         codes.FailedPrecondition,
 		backend.ErrPrecondition:  codes.FailedPrecondition,
 		backend.ErrExhausted:     codes.ResourceExhausted,
@@ -413,21 +438,22 @@ func TestWhatABackendSaysOfSnapshots(t *testing.T) {
 	} {
 		b.err = fmt.Errorf("the disk: %w", cause)
 		for name, call := range calls {
-			want, says := code, "subject"
+			want, wantErr := code, "subject"
 			switch {
 			case name == "ListSnapshots by ID" && code == codes.NotFound:
 				want = codes.OK
 			case name == "ListSnapshots":
-				says = "list snapshots"
+				wantErr = "list snapshots"
 			}
-			if err := call(); status.Code(err) != want || (want != codes.OK && !strings.Contains(err.Error(), says)) {
-				t.Errorf("%s, when the backend says %v: %v, want %s", name, cause, err, want)
+			if err := call(); status.Code(err) != want ||
+				(want != codes.OK && !strings.Contains(err.Error(), wantErr)) {
+				t.Errorf("%s, when the backend returns %v: %v, want %s", name, cause, err, want)
 			}
 		}
 	}
 }
 
-// onlyListsAreBroken is storage of which one snapshot is well.
+// onlyListsAreBroken is storage with a single valid snapshot.
 type onlyListsAreBroken struct{ broken }
 
 func (b *onlyListsAreBroken) GetSnapshot(context.Context, string, map[string]string) (backend.Snapshot, error) {
@@ -441,7 +467,8 @@ func TestAListByIDNeverFailsBecauseOfOthers(t *testing.T) {
 	if err != nil || len(resp.GetEntries()) != 1 {
 		t.Errorf("ListSnapshots = %v, %v", resp, err)
 	}
-	if _, err := c.ListSnapshots(context.Background(), &csi.ListSnapshotsRequest{}); status.Code(err) != codes.Unavailable {
+	if _, err := c.ListSnapshots(context.Background(),
+		&csi.ListSnapshotsRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("ListSnapshots of all = %v", err)
 	}
 }

@@ -18,60 +18,64 @@ import (
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
-// staging is what is remembered of a volume that was staged: with which capability, and the publish
-// context, which CSI passes to no later call about the volume but NodePublishVolume. Whether the volume
-// is still staged, only the kernel knows.
-type staging struct {
-	VolumeID   string `json:"volumeID"`
-	Use        digest `json:"use"`
-	Attachment string `json:"attachment,omitempty"` // a publish context, as JSON with sorted keys; "": none
+// stagingRecord remembers the capability and the publish context of a staged volume. CSI passes
+// them to no later call about the volume but NodePublishVolume. Only the mount table of the kernel
+// shows whether the volume is still staged.
+type stagingRecord struct {
+	VolumeID       string `json:"volumeID"`
+	Capability     digest `json:"use"`
+	PublishContext string `json:"attachment,omitempty"` // a publish context, as JSON with sorted keys; "": none
 }
 
-// attachmentText returns a publish context as staging keeps it.
-func attachmentText(attachment map[string]string) (string, error) {
-	if len(attachment) == 0 {
+// publishContextText returns a publish context in the form of a record.
+func publishContextText(publishContext map[string]string) (string, error) {
+	if len(publishContext) == 0 {
 		return "", nil
 	}
-	text, err := json.Marshal(attachment)
+	text, err := json.Marshal(publishContext)
 	return string(text), err
 }
 
-// like reports whether two are of the same volume, with the same capability.
-func (st staging) like(other staging) bool {
-	return st.VolumeID == other.VolumeID && st.Use == other.Use
+// sameCapability reports whether both records are of the same volume, with the same capability.
+func (st stagingRecord) sameCapability(other stagingRecord) bool {
+	return st.VolumeID == other.VolumeID && st.Capability == other.Capability
 }
 
-// stagingFile is the content of its file.
+// stagingFile is the content of the file of a record.
 type stagingFile struct {
 	Path string `json:"path"`
-	staging
+	stagingRecord
 }
 
-// stagings keeps one small file for each staging path, so that a restarted driver knows what it did. The files are
-// not synced: after a power cut nothing is mounted, and a file without a mount means nothing.
-type stagings struct {
-	path   string // of the directory
+// stagingRecords keeps a small file for each staging path, so that a restarted driver knows the
+// staged volumes. The files are not synced: after a power failure nothing is mounted, and a record
+// without a mount has no effect.
+type stagingRecords struct {
+	path   string // path of the directory
 	dir    *beneath.Dir
 	mu     sync.Mutex
-	byPath map[string]staging
-	live   map[string]int // those that are mounted, and not just being staged or unstaged: which time it was
-	times  int
+	byPath map[string]stagingRecord
+	// live has the staging paths that are mounted, and that no call is staging or unstaging. The values
+	// are numbers of mounts.
+	live   map[string]int
+	mounts int // number of the last mount
 }
 
-// stagingsDir is where they are, in the driver's state directory.
+// stagingsDir is the directory of the records in the state directory.
 const stagingsDir = "staged"
 
-// stagingName is what their names look like. Nothing else in the directory is touched.
+// stagingName matches the names of the files. Files with other names are never touched.
 var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 
-// maxStagingFile is more than a file has, in bytes: a path has 4096 at most.
+// maxStagingFile is more than the size of a file, in bytes: a path has at most 4096.
 const maxStagingFile = 64 << 10
 
-// openStagings reads the files. It removes a damaged file, and a file for whose path mounted
-// returns false: the machine was booted since, or the path was unmounted by hand. If mounted
-// returns an error, the file stays. An entry that is not a file and can't be removed is reported;
-// it concerns only the volume at its own path.
-func openStagings(stateDir string, mounted func(path string) (bool, error), report func(error)) (_ *stagings, err error) {
+// openStagingRecords reads the files. It removes a damaged file, and a file for whose path mounted
+// returns false: the machine was rebooted, or another program unmounted the path. If mounted
+// returns an error, the file stays. report gets an error for each entry that is not a file and
+// cannot be removed. Such an entry affects only the volume at its own path.
+func openStagingRecords(stateDir string,
+	mounted func(path string) (bool, error), report func(error)) (_ *stagingRecords, err error) {
 	dir := filepath.Join(stateDir, stagingsDir)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -85,7 +89,7 @@ func openStagings(stateDir string, mounted func(path string) (bool, error), repo
 			root.Close()
 		}
 	}()
-	s := &stagings{path: dir, dir: root, byPath: map[string]staging{}, live: map[string]int{}}
+	s := &stagingRecords{path: dir, dir: root, byPath: map[string]stagingRecord{}, live: map[string]int{}}
 	names, err := root.Names(".")
 	if err != nil {
 		return nil, err
@@ -102,15 +106,15 @@ func openStagings(stateDir string, mounted func(path string) (bool, error), repo
 			continue
 		}
 		if err := root.Remove(name); err != nil {
-			report(fmt.Errorf("it is left alone: %w", err))
+			report(fmt.Errorf("not removed: %w", err))
 		}
 	}
 	return s, nil
 }
 
-// read reads a file and reports whether it stays. A file whose name ends with .new was never put in
-// place.
-func (s *stagings) read(name string, mounted func(path string) (bool, error)) (keep bool, err error) {
+// read reads a file and reports whether the file stays. A file whose name ends with .new was never
+// committed.
+func (s *stagingRecords) read(name string, mounted func(path string) (bool, error)) (keep bool, err error) {
 	if strings.HasSuffix(name, ".new") {
 		return false, nil
 	}
@@ -122,45 +126,46 @@ func (s *stagings) read(name string, mounted func(path string) (bool, error)) (k
 		return false, err
 	}
 	var old stagingFile
-	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name || !old.whole() {
+	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name || !old.complete() {
 		return false, nil
 	}
-	there, err := mounted(old.Path)
-	if err == nil && !there {
+	isMounted, err := mounted(old.Path)
+	if err == nil && !isMounted {
 		return false, nil
 	}
-	s.byPath[old.Path] = old.staging
-	s.setLive(old.Path, there)
+	s.byPath[old.Path] = old.stagingRecord
+	s.setLive(old.Path, isMounted)
 	return true, nil
 }
 
-// whole reports whether st has all that a release writes.
-func (st staging) whole() bool { return st.VolumeID != "" && st.Use != digest{} }
+// complete reports whether st has all fields that every release writes.
+func (st stagingRecord) complete() bool { return st.VolumeID != "" && st.Capability != digest{} }
 
-// at returns what was staged at path.
-func (s *stagings) at(path string) (staging, bool) {
+// at returns the record of path.
+func (s *stagingRecords) at(path string) (stagingRecord, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st, ok := s.byPath[path]
 	return st, ok
 }
 
-// attachment returns the publish context with which a volume was staged, or nil.
-func (s *stagings) attachment(id string) map[string]string {
+// publishContext returns the publish context with which a volume was staged, or nil.
+func (s *stagingRecords) publishContext(id string) map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, st := range s.byPath {
-		var attachment map[string]string
-		if st.VolumeID == id && st.Attachment != "" && json.Unmarshal([]byte(st.Attachment), &attachment) == nil {
-			return attachment
+		var publishContext map[string]string
+		if st.VolumeID == id && st.PublishContext != "" &&
+			json.Unmarshal([]byte(st.PublishContext), &publishContext) == nil {
+			return publishContext
 		}
 	}
 	return nil
 }
 
-// liveOf returns the staging paths at which a volume is mounted, each with the number of its mount:
-// two that are the same are one mount.
-func (s *stagings) liveOf(id string) map[string]int {
+// liveOf returns the staging paths at which a volume is mounted, each with the number of its mount.
+// Every mount has another number.
+func (s *stagingRecords) liveOf(id string) map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	paths := map[string]int{}
@@ -172,24 +177,25 @@ func (s *stagings) liveOf(id string) map[string]int {
 	return paths
 }
 
-// setLive notes that what is staged at path is mounted now, or may be unmounted from now on.
-func (s *stagings) setLive(path string, live bool) {
+// setLive records that path is mounted now (live), or that a call may unmount path from now on (not
+// live).
+func (s *stagingRecords) setLive(path string, live bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if delete(s.live, path); live {
-		s.times++
-		s.live[path] = s.times
+		s.mounts++
+		s.live[path] = s.mounts
 	}
 }
 
-// put remembers st, and returns what takes it back to what was remembered before.
-func (s *stagings) put(path string, st staging) (undo func() error, err error) {
+// put writes a record, and returns a function that restores the previous state.
+func (s *stagingRecords) put(path string, st stagingRecord) (undo func() error, err error) {
 	old, was := s.at(path)
 	if was && old == st {
 		return func() error { return nil }, nil
 	}
 	if err := s.write(path, st); err != nil {
-		return nil, fmt.Errorf("remember it in %s: %w", s.path, err)
+		return nil, fmt.Errorf("write the staging record in %s: %w", s.path, err)
 	}
 	if !was {
 		return func() error { return s.remove(path) }, nil
@@ -197,7 +203,7 @@ func (s *stagings) put(path string, st staging) (undo func() error, err error) {
 	return func() error { return s.write(path, old) }, nil
 }
 
-func (s *stagings) write(path string, st staging) error {
+func (s *stagingRecords) write(path string, st stagingRecord) error {
 	data, err := json.Marshal(stagingFile{path, st})
 	if err != nil {
 		return err
@@ -213,12 +219,12 @@ func (s *stagings) write(path string, st staging) error {
 	return nil
 }
 
-func (s *stagings) remove(path string) error {
+func (s *stagingRecords) remove(path string) error {
 	if _, ok := s.at(path); !ok {
 		return nil
 	}
 	if err := s.dir.Remove(fileOf(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forget it in %s: %w", s.path, err)
+		return fmt.Errorf("remove the staging record in %s: %w", s.path, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

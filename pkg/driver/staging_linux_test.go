@@ -11,11 +11,11 @@ import (
 	"github.com/causeway-csi/causeway/internal/beneath"
 )
 
-// TestAnObstacleAmongStagingFilesConcernsItsOwnPath puts something else in the place of one file,
-// and of the one that is renamed to it. A FIFO that is opened without O_NONBLOCK hangs: the test's
-// own deadline ends it then.
-func TestAnObstacleAmongStagingFilesConcernsItsOwnPath(t *testing.T) {
-	want := staging{VolumeID: "v", Use: use{mode: sharedMode}.digest()}
+// TestADamagedStagingRecordAffectsOnlyItsPath replaces the file of a record, and the file that is
+// renamed to it. Opening a FIFO without O_NONBLOCK would wait forever: then the deadline of the
+// test ends it.
+func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
+	want := stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}
 	mounted := func(string) (bool, error) { return true, nil }
 	for name, tc := range map[string]struct {
 		put   func(path string) error
@@ -31,7 +31,7 @@ func TestAnObstacleAmongStagingFilesConcernsItsOwnPath(t *testing.T) {
 		for _, suffix := range []string{"", ".new"} {
 			t.Run(name+suffix, func(t *testing.T) {
 				state := t.TempDir()
-				s, err := openStagings(state, mounted, nil)
+				s, err := openStagingRecords(state, mounted, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -43,15 +43,15 @@ func TestAnObstacleAmongStagingFilesConcernsItsOwnPath(t *testing.T) {
 					t.Fatal(err)
 				}
 				reported := 0
-				if s, err = openStagings(state, mounted, func(error) { reported++ }); err != nil {
+				if s, err = openStagingRecords(state, mounted, func(error) { reported++ }); err != nil {
 					t.Fatal(err)
 				}
 				defer s.dir.Close()
 				if got, ok := s.at("/good"); !ok || got != want {
-					t.Errorf("the good one is %+v, %v", got, ok)
+					t.Errorf("the good record is %+v, %v", got, ok)
 				}
 				if _, ok := s.at("/bad"); ok || (reported > 0) != tc.stays {
-					t.Errorf("the bad one is there: %v, reported %d times", ok, reported)
+					t.Errorf("the bad record exists: %v, reported %d times", ok, reported)
 				}
 				if _, err := os.Lstat(obstacle); (err == nil) != tc.stays {
 					t.Errorf("the obstacle stays: %v, want %v", err == nil, tc.stays)
@@ -63,7 +63,7 @@ func TestAnObstacleAmongStagingFilesConcernsItsOwnPath(t *testing.T) {
 		}
 		t.Run(name+" that comes later", func(t *testing.T) {
 			state := t.TempDir()
-			s, err := openStagings(state, mounted, nil)
+			s, err := openStagingRecords(state, mounted, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestAnObstacleAmongStagingFilesConcernsItsOwnPath(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(state, stagingsDir), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openStagings(state, mounted, nil); !errors.Is(err, beneath.ErrType) {
-		t.Errorf("a FIFO in the place of the directory: %v, want ErrType", err)
+	if _, err := openStagingRecords(state, mounted, nil); !errors.Is(err, beneath.ErrType) {
+		t.Errorf("a FIFO instead of the directory: %v, want ErrType", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// pathsOf returns where a volume is remembered, live or not.
-func pathsOf(s *stagings, id string) []string {
+// pathsOf returns the paths of the records of a volume, live or not.
+func pathsOf(s *stagingRecords, id string) []string {
 	var paths []string
 	for path, st := range s.byPath {
 		if st.VolumeID == id {
@@ -21,7 +21,7 @@ func pathsOf(s *stagings, id string) []string {
 	return paths
 }
 
-func TestStagingsSurviveARestartAndDamage(t *testing.T) {
+func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 	state := t.TempDir()
 	dir := filepath.Join(state, stagingsDir)
 	path := func(name string) string { return filepath.Join("/staging", name) }
@@ -35,16 +35,16 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 		}
 		return true, nil
 	}
-	open := func() *stagings {
+	open := func() *stagingRecords {
 		t.Helper()
-		s, err := openStagings(state, mounted, func(err error) { t.Error(err) })
+		s, err := openStagingRecords(state, mounted, func(err error) { t.Error(err) })
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s
 	}
 	s := open()
-	want := staging{VolumeID: "v", Use: use{mode: sharedMode}.digest()}
+	want := stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}
 	for _, name := range []string{"kept", "unmounted", "dead", "torn", "moved"} {
 		if _, err := s.put(path(name), want); err != nil {
 			t.Fatal(err)
@@ -54,10 +54,10 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := map[string]string{
-		filepath.Join(state, "root-identity"):                        "not ours",
+		filepath.Join(state, "root-identity"):                        "another file",
 		filepath.Join(state, strings.Repeat("0", 32)+".json"):        "{}",
-		filepath.Join(dir, "notes.json"):                             "somebody's",
-		filepath.Join(dir, strings.Repeat("F", 32)+".json"):          "not one of our names",
+		filepath.Join(dir, "notes.json"):                             "of another program",
+		filepath.Join(dir, strings.Repeat("F", 32)+".json"):          "another name",
 		filepath.Join(dir, strings.Repeat("0", 32)+".json.bak.json"): "{}",
 	}
 	for name, content := range others {
@@ -88,7 +88,7 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 		t.Errorf("v is mounted at %v, want %s", got, path("kept"))
 	}
 	if exists(file("kept") + ".new") {
-		t.Error("what was never put in place is left")
+		t.Error("a file that was never committed is left")
 	}
 	for name, content := range others {
 		if got, err := os.ReadFile(name); err != nil || string(got) != content {
@@ -96,7 +96,7 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 		}
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*.json")); err != nil || len(left) != 5 {
-		t.Errorf("left are %v, %v, want two of ours and three that aren't", left, err)
+		t.Errorf("left are %v, %v, want two records and three other files", left, err)
 	}
 	if err := s.remove(path("kept")); err != nil {
 		t.Fatal(err)
@@ -107,17 +107,17 @@ func TestStagingsSurviveARestartAndDamage(t *testing.T) {
 }
 
 func TestAPutCanBeUndone(t *testing.T) {
-	s, err := openStagings(t.TempDir(), nil, nil)
+	s, err := openStagingRecords(t.TempDir(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, next := staging{VolumeID: "v", Use: use{mode: sharedMode}.digest()}, staging{VolumeID: "w", Use: use{mode: singleMode}.digest()}
+	old, next := stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}, stagingRecord{VolumeID: "w", Capability: volumeCapability{mode: singleMode}.digest()}
 	undo, err := s.put("/a", old)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if again, err := s.put("/a", old); err != nil || again() != nil || len(pathsOf(s, "v")) != 1 {
-		t.Errorf("undoing what changed nothing changed something: %v, %v", pathsOf(s, "v"), err)
+		t.Errorf("undo of a put without effect had an effect: %v, %v", pathsOf(s, "v"), err)
 	}
 	undoNext, err := s.put("/a", next)
 	if err != nil {
@@ -135,24 +135,24 @@ func TestAPutCanBeUndone(t *testing.T) {
 }
 
 func TestDigestsTellCapabilitiesApart(t *testing.T) {
-	uses := []use{{mode: sharedMode}, {mode: singleMode}}
-	for _, change := range []func(*use){
-		func(u *use) { u.Block = true },
-		func(u *use) { u.FSType = "xfs" },
-		func(u *use) { u.Options = []string{"a", "b"} },
-		func(u *use) { u.Options = []string{"a b"} },
-		func(u *use) { u.Options = []string{`a" "b`} },
-		func(u *use) { u.Options = []string{"b", "a"} },
+	all := []volumeCapability{{mode: sharedMode}, {mode: singleMode}}
+	for _, change := range []func(*volumeCapability){
+		func(vc *volumeCapability) { vc.Block = true },
+		func(vc *volumeCapability) { vc.FSType = "xfs" },
+		func(vc *volumeCapability) { vc.Options = []string{"a", "b"} },
+		func(vc *volumeCapability) { vc.Options = []string{"a b"} },
+		func(vc *volumeCapability) { vc.Options = []string{`a" "b`} },
+		func(vc *volumeCapability) { vc.Options = []string{"b", "a"} },
 	} {
-		u := use{mode: sharedMode}
-		change(&u)
-		uses = append(uses, u)
+		vc := volumeCapability{mode: sharedMode}
+		change(&vc)
+		all = append(all, vc)
 	}
 	seen := map[digest]int{}
-	for i, u := range uses {
-		if j, ok := seen[u.digest()]; ok {
-			t.Errorf("%+v and %+v have one digest", u, uses[j])
+	for i, vc := range all {
+		if j, ok := seen[vc.digest()]; ok {
+			t.Errorf("%+v and %+v have the same digest", vc, all[j])
 		}
-		seen[u.digest()] = i
+		seen[vc.digest()] = i
 	}
 }

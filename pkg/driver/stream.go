@@ -19,39 +19,44 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// maxStreams is how many calls whose answer is a stream, those of the SnapshotMetadata service, run in a process at the
-// same time. One that its client does not read keeps its buffers and a file, some 400 KB, for as long as stallLimit.
+// maxStreams is the maximum number of streaming calls in a process: the calls of the
+// SnapshotMetadata service. A call whose client does not read keeps its buffers and a file, some
+// 400 KB, for at most stallLimit.
 const maxStreams = 16
 
-// stallLimit is how long the client of such a call may read nothing, or leave the driver without the request.
+// stallLimit is the maximum time for which the client of such a call may read nothing, or may delay
+// its request.
 const stallLimit = time.Minute
 
-// errStalled says that a client has read nothing for stallLimit. Its code is DEADLINE_EXCEEDED: in CSI, ABORTED says that
-// another call for the same snapshot runs. The client may ask again, from the offset that it has reached.
-var errStalled = errors.New("the client does not read the answer")
+// errStalled is the error for a client that has read nothing for stallLimit. Its code is
+// DEADLINE_EXCEEDED, because in CSI ABORTED means that another call for the same snapshot is
+// running. The client may call again, from the offset that it has reached.
+var errStalled = errors.New("the client does not read the response")
 
-// streams limits the calls of a process whose answer is a stream.
+// streams limits the streaming calls of a process.
 type streams struct {
-	places chan struct{} // held by calls
-	stall  time.Duration
+	running chan struct{} // an element for each call
+	stall   time.Duration
 }
 
 func newStreams() *streams {
-	return &streams{places: make(chan struct{}, maxStreams), stall: stallLimit}
+	return &streams{running: make(chan struct{}, maxStreams), stall: stallLimit}
 }
 
-// enter takes a place, and returns a function that gives it back. Errors: ErrUnavailable if none is left.
+// enter counts a call, and returns a function that ends the count. Errors: ErrUnavailable if
+// maxStreams calls are running.
 func (s *streams) enter() (leave func(), err error) {
 	select {
-	case s.places <- struct{}{}:
-		return func() { <-s.places }, nil
+	case s.running <- struct{}{}:
+		return func() { <-s.running }, nil
 	default:
-		return nil, fmt.Errorf("%w: %d calls for metadata of snapshots are running, which is the limit", backend.ErrUnavailable, cap(s.places))
+		return nil, fmt.Errorf("%w: %d calls for snapshot metadata are in progress, which is the limit",
+			backend.ErrUnavailable, cap(s.running))
 	}
 }
 
-// within runs f, which waits for the client. If f takes too long, within returns errStalled; f then ends when the handler
-// has returned, which ends the stream.
+// within runs f, which waits for the client. If f takes too long, within returns errStalled. Then f
+// ends after the handler, because the return of the handler ends the stream.
 func (s *streams) within(f func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- guard.Do(f) }()
@@ -61,14 +66,15 @@ func (s *streams) within(f func() error) error {
 	case err := <-done:
 		return err
 	case <-late.C:
-		return fmt.Errorf("%w: nothing came or went for %s", errStalled, s.stall)
+		return fmt.Errorf("%w: no data was sent or received for %s", errStalled, s.stall)
 	}
 }
 
-// aroundStreams puts the interceptors of unary calls, the outermost first, around calls with streams: they have a request
-// too, the first message, and so are counted, logged, given codes and guarded in the same way. The response is nil to the
-// interceptors, and so is a request that did not come.
-func aroundStreams(around []grpc.UnaryServerInterceptor, limits *streams) grpc.StreamServerInterceptor {
+// interceptStreams applies the interceptors of unary calls, the outermost first, to streaming
+// calls. A streaming call has a request too, its first message. So streaming calls are counted,
+// logged, guarded and given a status code in the same way. For the interceptors, the response is
+// nil. The request is nil if the client has not sent a request.
+func interceptStreams(interceptors []grpc.UnaryServerInterceptor, limits *streams) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		req, err := requestOf(info)
 		if err != nil {
@@ -93,8 +99,8 @@ func aroundStreams(around []grpc.UnaryServerInterceptor, limits *streams) grpc.S
 			req, call = nil, func(context.Context, any) (any, error) { return nil, err }
 		}
 		unary := &grpc.UnaryServerInfo{Server: srv, FullMethod: info.FullMethod}
-		for i := len(around) - 1; i >= 0; i-- {
-			intercept, next := around[i], call
+		for i := len(interceptors) - 1; i >= 0; i-- {
+			intercept, next := interceptors[i], call
 			call = func(ctx context.Context, req any) (any, error) { return intercept(ctx, req, unary, next) }
 		}
 		_, err = call(stream.Context(), req)
@@ -102,13 +108,13 @@ func aroundStreams(around []grpc.UnaryServerInterceptor, limits *streams) grpc.S
 	}
 }
 
-// requestOf returns an empty request of a method. Errors: UNIMPLEMENTED for a method that isn't known.
+// requestOf returns an empty request of a method. Errors: UNIMPLEMENTED for an unknown method.
 func requestOf(info *grpc.StreamServerInfo) (proto.Message, error) {
 	name := strings.ReplaceAll(strings.TrimPrefix(info.FullMethod, "/"), "/", ".")
 	d, _ := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 	method, ok := d.(protoreflect.MethodDescriptor)
 	if !ok {
-		return nil, status.Errorf(codes.Unimplemented, "method %s is unknown", info.FullMethod)
+		return nil, status.Errorf(codes.Unimplemented, "unknown method %s", info.FullMethod)
 	}
 	t, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 	if err != nil {
@@ -117,16 +123,16 @@ func requestOf(info *grpc.StreamServerInfo) (proto.Message, error) {
 	return t.New().Interface(), nil
 }
 
-// receivedStream is a stream whose first request was taken off it.
+// receivedStream is a stream whose first request has been received.
 type receivedStream struct {
 	grpc.ServerStream
 	ctx     context.Context
 	req     proto.Message
-	limits  *streams // nil for a stream in both directions, which only a router has
-	stalled error    // why nothing more is sent
+	limits  *streams // nil for a bidirectional stream, which only a router opens
+	stalled error    // error of all later calls
 }
 
-// receive takes the request off the stream.
+// receive receives the first request.
 func (s *receivedStream) receive() error {
 	err := s.within(func() error { return s.ServerStream.RecvMsg(s.req) })
 	if errors.Is(err, io.EOF) {
@@ -143,7 +149,7 @@ func (s *receivedStream) RecvMsg(m any) error {
 	}
 	to, ok := m.(proto.Message)
 	if !ok {
-		return fmt.Errorf("%T is no message", m)
+		return fmt.Errorf("%T is not a protobuf message", m)
 	}
 	proto.Reset(to)
 	proto.Merge(to, s.req)
@@ -151,17 +157,17 @@ func (s *receivedStream) RecvMsg(m any) error {
 	return nil
 }
 
-// SendMsg returns errStalled if the client reads nothing, and from then on.
+// SendMsg returns errStalled if the client reads nothing, and for all later messages.
 func (s *receivedStream) SendMsg(m any) error {
 	return s.within(func() error { return s.ServerStream.SendMsg(m) })
 }
 
-// within is that of the stream's limits, if it has any.
+// within applies the limits of the stream, if it has limits.
 func (s *receivedStream) within(f func() error) error {
 	if s.limits == nil {
 		return f()
 	}
-	if s.stalled != nil { // the call that stalled is under way still, and gRPC allows one
+	if s.stalled != nil { // the stalled call has not returned, and gRPC allows only one at a time
 		return s.stalled
 	}
 	err := s.limits.within(f)

@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// serveStreams serves a backend whose calls may stall for so long, and returns a connection to it.
+// serveStreams serves a backend with a stall limit, and returns a connection to the server.
 func serveStreams(t *testing.T, b backend.Backend, log *logBuffer, stall time.Duration) *grpc.ClientConn {
 	t.Helper()
 	d := startDriver(t)
@@ -29,7 +29,7 @@ func serveStreams(t *testing.T, b backend.Backend, log *logBuffer, stall time.Du
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.around.streams.stall = stall
+	server.interceptors.streams.stall = stall
 	endpoint := "unix://" + filepath.Join(d.dir, "2.sock")
 	l, err := Listen(endpoint, false)
 	if err != nil {
@@ -37,8 +37,9 @@ func serveStreams(t *testing.T, b backend.Backend, log *logBuffer, stall time.Du
 	}
 	all := server.All()
 	go all.Serve(l)
-	// The windows are fixed, so that gRPC does not take an answer off the driver which the test does not read.
-	conn, err := grpc.NewClient(endpoint, insecureOption(), grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<20))
+	// The windows are fixed, so that gRPC does not receive responses that the test does not read.
+	conn, err := grpc.NewClient(endpoint, insecureOption(), grpc.WithStaticStreamWindowSize(64<<10),
+		grpc.WithStaticConnWindowSize(1<<20))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,14 +47,17 @@ func serveStreams(t *testing.T, b backend.Backend, log *logBuffer, stall time.Du
 	return conn
 }
 
-// endless is a backend whose answers do not end.
+// endless is a backend whose responses never end.
 func endless() *differ {
-	return &differ{odd: &odd{probe: alwaysReady}, size: math.MaxInt64, ranges: manyRanges(1 << 20), ended: make(chan error, 2*maxStreams)}
+	return &differ{odd: &odd{probe: alwaysReady}, size: math.MaxInt64, ranges: manyRanges(1 << 20),
+		ended: make(chan error, 2*maxStreams)}
 }
 
-func allocated(ctx context.Context, t *testing.T, conn *grpc.ClientConn) (csi.SnapshotMetadata_GetMetadataAllocatedClient, error) {
+func allocated(ctx context.Context, t *testing.T,
+	conn *grpc.ClientConn) (csi.SnapshotMetadata_GetMetadataAllocatedClient, error) {
 	t.Helper()
-	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "a"})
+	stream, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(ctx,
+		&csi.GetMetadataAllocatedRequest{SnapshotId: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +65,7 @@ func allocated(ctx context.Context, t *testing.T, conn *grpc.ClientConn) (csi.Sn
 	return stream, err
 }
 
-func TestStreamsThatNobodyReadsAreLimited(t *testing.T) {
+func TestUnreadStreamsAreLimited(t *testing.T) {
 	log := &logBuffer{}
 	conn := serveStreams(t, endless(), log, time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -72,30 +76,31 @@ func TestStreamsThatNobodyReadsAreLimited(t *testing.T) {
 		}
 	}
 	for range 100 {
-		if _, err := allocated(context.Background(), t, conn); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "16 calls for metadata") {
-			t.Fatalf("one call too many: %v", err)
+		if _, err := allocated(context.Background(), t, conn); status.Code(err) != codes.Unavailable ||
+			!strings.Contains(err.Error(), "16 calls for snapshot metadata") {
+			t.Fatalf("a call over the limit: %v", err)
 		}
 	}
 	if _, err := csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{}); err != nil {
 		t.Errorf("another call: %v", err)
 	}
 	if said := log.String(); !strings.Contains(said, "msg=GetMetadataAllocated code=Unavailable") {
-		t.Errorf("the log has no refused call: %s", said)
+		t.Errorf("the log has no rejected call: %s", said)
 	}
 	cancel()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := allocated(t.Context(), t, conn); err == nil {
 			break
 		} else if time.Now().After(deadline) {
-			t.Fatalf("after the others have ended: %v", err)
+			t.Fatalf("after the end of the others: %v", err)
 		}
 	}
 }
 
-func TestAStreamThatNobodyReadsEnds(t *testing.T) {
+func TestAnUnreadStreamEnds(t *testing.T) {
 	log, d := &logBuffer{}, endless()
 	conn := serveStreams(t, d, log, 100*time.Millisecond)
-	for range 2 * maxStreams { // each gives its place back
+	for range 2 * maxStreams { // the end of each call lets another call start
 		stream, err := allocated(t.Context(), t, conn)
 		if err != nil {
 			t.Fatal(err)
@@ -103,12 +108,12 @@ func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 		select {
 		case err := <-d.ended:
 			if !errors.Is(err, errStalled) {
-				t.Fatalf("it ended with %v", err)
+				t.Fatalf("the call ended with %v", err)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatal("it goes on")
+			t.Fatal("the call goes on")
 		}
-		for err == nil { // what the client has not read is there still, and then the reason
+		for err == nil { // first come the responses that the client has not read, then the error
 			_, err = stream.Recv()
 		}
 		if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "does not read") {
@@ -120,7 +125,7 @@ func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 	}
 }
 
-// stuck is a stream whose client takes nothing until it is let go.
+// stuck is a stream whose client reads nothing until it is released.
 type stuck struct {
 	grpc.ServerStream
 	sends atomic.Int32
@@ -133,7 +138,8 @@ func (s *stuck) SendMsg(any) error {
 	return nil
 }
 
-// TestNothingIsSentAfterAStall: gRPC allows one SendMsg at a time, and a backend may go on after an error.
+// TestNothingIsSentAfterAStall: gRPC allows one SendMsg at a time, and a backend may continue after
+// an error.
 func TestNothingIsSentAfterAStall(t *testing.T) {
 	client := &stuck{let: make(chan struct{})}
 	defer close(client.let)
@@ -164,7 +170,7 @@ func TestASlowReaderGetsItsAnswer(t *testing.T) {
 				t.Errorf("%d ranges of %d, %v", got, len(d.ranges), err)
 			}
 			if took := time.Since(start); took < stall {
-				t.Fatalf("it took %s: that says nothing of a limit of %s", took, stall)
+				t.Fatalf("the call took %s, which proves nothing for a limit of %s", took, stall)
 			}
 			return
 		}

@@ -18,16 +18,16 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Traces sends a span for each call to OpenTelemetry. Its options are empty if it is off.
+// Traces sends a span for each call to OpenTelemetry. If tracing is off, its options are empty.
 type Traces struct {
 	Server []grpc.ServerOption
-	Client []grpc.DialOption // for calls that are made because of others
+	Client []grpc.DialOption // for the calls to nodes that a call causes
 	End    func(context.Context) error
 }
 
-// Tracing is set up by the standard OTEL_* variables, and is off unless OTEL_TRACES_EXPORTER (otlp, console or none) or
-// an OTLP endpoint is among them. Spans have the method and the status, nothing of a request. What goes wrong with it
-// later goes to log.
+// Tracing sets up tracing from the standard OTEL_* variables. Tracing is off unless
+// OTEL_TRACES_EXPORTER (otlp, console or none) or an OTLP endpoint is set. A span has the method
+// and the status, and no part of the request. Later errors of tracing go to log.
 func Tracing(ctx context.Context, name, release string, log *slog.Logger) (Traces, error) {
 	exporter, err := spanExporter(ctx)
 	if err != nil || exporter == nil {
@@ -35,7 +35,7 @@ func Tracing(ctx context.Context, name, release string, log *slog.Logger) (Trace
 	}
 	about, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", name), attribute.String("service.version", release)),
-		resource.WithFromEnv()) // the later one counts
+		resource.WithFromEnv()) // overrides the attributes above
 	if err != nil {
 		return Traces{}, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
@@ -43,7 +43,8 @@ func Tracing(ctx context.Context, name, release string, log *slog.Logger) (Trace
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	options := []otelgrpc.Option{
 		otelgrpc.WithTracerProvider(provider),
-		otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
+		otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{},
+			propagation.Baggage{})),
 	}
 	return Traces{
 		Server: []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(options...))},
@@ -52,8 +53,8 @@ func Tracing(ctx context.Context, name, release string, log *slog.Logger) (Trace
 	}, nil
 }
 
-// spanExporter returns the exporter that the environment asks for, or nil for none. The exporters read the rest of
-// their variables themselves.
+// spanExporter returns the exporter that the environment selects, or nil for none. The exporters
+// read the rest of their variables themselves.
 func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 	kind := os.Getenv("OTEL_TRACES_EXPORTER")
 	if kind == "" && firstOf("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT") != "" {
@@ -74,13 +75,13 @@ func spanExporter(ctx context.Context) (sdktrace.SpanExporter, error) {
 		case "grpc":
 			return otlptracegrpc.New(ctx)
 		default:
-			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL=%s: only grpc and http/protobuf are known", protocol)
+			return nil, fmt.Errorf("invalid OTEL_EXPORTER_OTLP_PROTOCOL %q: must be grpc or http/protobuf", protocol)
 		}
 	}
-	return nil, fmt.Errorf("OTEL_TRACES_EXPORTER=%s: only otlp, console and none are known", kind)
+	return nil, fmt.Errorf("invalid OTEL_TRACES_EXPORTER %q: must be otlp, console or none", kind)
 }
 
-// firstOf returns the first of these environment variables that is set.
+// firstOf returns the value of the first of these environment variables that is not empty.
 func firstOf(names ...string) string {
 	for _, n := range names {
 		if v := os.Getenv(n); v != "" {

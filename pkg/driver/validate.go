@@ -13,21 +13,24 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// What a legal request is. A backend gets to see only what passed here, and checks what depends on it alone.
+// This file defines legal requests. A backend gets only requests that passed these checks, and
+// checks only the values that depend on itself.
 
 const (
 	maxString     = 128     // bytes of a string; CSI spec v1.13, size limits
 	maxMountFlags = 4 << 10 // bytes of all mount flags together; CSI spec v1.13, VolumeCapability
 )
 
-// reservedPrefixes are those of keys that Kubernetes adds to parameters and contexts. They are accepted everywhere and
-// mean nothing to a backend.
+// reservedPrefixes are the prefixes of keys that Kubernetes adds to parameters and contexts. The
+// driver accepts such keys in every request, and does not pass them to a backend.
 var reservedPrefixes = []string{"csi.storage.k8s.io/", "storage.kubernetes.io/"}
 
-// ephemeralKey is "true" in the context of an inline volume, if the CSIDriver object says podInfoOnMount.
+// ephemeralKey has the value "true" in the volume context of an inline volume, if podInfoOnMount is
+// set in the CSIDriver object.
 const ephemeralKey = "csi.storage.k8s.io/ephemeral"
 
-// required returns an error for the first empty value. It takes what a value is called, and the value, in turn.
+// required returns an error for the first empty value. Its arguments are pairs: the name of a
+// value, and the value.
 func required(nameAndValue ...string) error {
 	for i := 0; i < len(nameAndValue); i += 2 {
 		if nameAndValue[i+1] == "" {
@@ -48,10 +51,10 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
-// The reserved keys that hold the namespace of a claim, a snapshot, a group snapshot or a pod. The
+// Reserved keys that hold the namespace of a claim, a snapshot, a group snapshot or a pod. The
 // sidecars send the first three with --extra-create-metadata, the kubelet sends the last with
-// podInfoOnMount. Each is read from its own call only: the author of a pod can write any other key
-// into the attributes of an inline volume.
+// podInfoOnMount. Each key is read from its own call only: the author of a pod can write any other
+// key into the attributes of an inline volume.
 const (
 	claimNamespace    = "csi.storage.k8s.io/pvc/namespace"
 	snapshotNamespace = "csi.storage.k8s.io/volumesnapshot/namespace"
@@ -59,11 +62,11 @@ const (
 	podNamespace      = "csi.storage.k8s.io/pod.namespace"
 )
 
-// maxNamespace is the length of the longest name of a namespace: RFC 1123, DNS label.
+// maxNamespace is the maximum length of the name of a namespace: RFC 1123, DNS label.
 const maxNamespace = 63
 
-// namespaceOf returns the namespace that the parameters or the volume context of a call have as key,
-// or "".
+// namespaceOf returns the namespace that m, the parameters or the volume context of a call, has as
+// key. The result is "" if m does not have the key, or the value is too long.
 func namespaceOf(m map[string]string, key string) string {
 	if n := m[key]; len(n) <= maxNamespace {
 		return n
@@ -71,33 +74,33 @@ func namespaceOf(m map[string]string, key string) string {
 	return ""
 }
 
-// checkName returns an error for the name of a volume or a snapshot that the spec doesn't allow (CSI spec v1.13,
-// CreateVolumeRequest.name and others).
+// checkName returns an error for a name of a volume or snapshot that the spec does not allow (CSI
+// spec v1.13, CreateVolumeRequest.name and others).
 func checkName(name string) error {
 	if len(name) > maxString {
-		return fmt.Errorf("%w: the name has %d bytes, over %d", backend.ErrInvalid, len(name), maxString)
+		return fmt.Errorf("%w: the name has %d bytes, must have at most %d", backend.ErrInvalid, len(name), maxString)
 	}
 	for _, c := range name {
 		if c < '\t' || c == '\v' || c == '\f' || (c > '\r' && c < ' ') || (c >= 0x7f && c <= 0x9f) {
-			return fmt.Errorf("%w: the name has the control character %U", backend.ErrInvalid, c)
+			return fmt.Errorf("%w: the name contains the control character %U", backend.ErrInvalid, c)
 		}
 	}
 	return nil
 }
 
-// checkRange returns an error for a capacity range that no volume can have.
+// checkRange returns an error for a capacity range that no volume can meet.
 func checkRange(r *csi.CapacityRange) error {
 	switch required, limit := r.GetRequiredBytes(), r.GetLimitBytes(); {
 	case required < 0 || limit < 0:
-		return fmt.Errorf("%w: a size is negative", backend.ErrInvalid)
+		return fmt.Errorf("%w: the capacity range has a negative size", backend.ErrInvalid)
 	case limit > 0 && required > limit:
-		return fmt.Errorf("%w: %d bytes are required and %d are the limit", backend.ErrOutOfRange, required, limit)
+		return fmt.Errorf("%w: %d bytes are required, but the limit is %d", backend.ErrOutOfRange, required, limit)
 	}
 	return nil
 }
 
-// createOptions turns a checked request into what a backend is asked for. Where the volume has to be is checked last: that
-// error alone leads to another node.
+// createOptions checks a request and returns the options for the backend. The check of the topology
+// comes last: of all these errors, only the error of the topology makes the CO try another node.
 func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.CreateOptions, err error) {
 	o = backend.CreateOptions{
 		Name:       req.GetName(),
@@ -119,69 +122,72 @@ func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.Crea
 	if o.Mutable, err = mutable(c.backend, req.GetMutableParameters()); err != nil {
 		return o, err
 	}
-	uses, err := c.place.uses(req.GetVolumeCapabilities())
+	parsed, err := c.topology.parseCapabilities(req.GetVolumeCapabilities())
 	if err != nil {
 		return o, err
 	}
-	for _, u := range uses {
-		o.Access = append(o.Access, u.Access)
+	for _, vc := range parsed {
+		o.Access = append(o.Access, vc.Access)
 	}
-	return o, c.place.reachable(req.GetAccessibilityRequirements())
+	return o, c.topology.reachable(req.GetAccessibilityRequirements())
 }
 
-// use is a VolumeCapability that this driver understands.
-type use struct {
+// capability is a VolumeCapability that this driver supports.
+type volumeCapability struct {
 	backend.Access
 	mode csi.VolumeCapability_AccessMode_Mode
 }
 
-// uses reads capabilities, of which there must be one.
-func (p *place) uses(capabilities []*csi.VolumeCapability) ([]use, error) {
+// parseCapabilities checks and converts volume capabilities. At least one is required.
+func (t *topology) parseCapabilities(capabilities []*csi.VolumeCapability) ([]volumeCapability, error) {
 	if len(capabilities) == 0 {
 		return nil, fmt.Errorf("%w: the volume capabilities are missing", backend.ErrInvalid)
 	}
-	var uses []use
+	var parsed []volumeCapability
 	for _, c := range capabilities {
-		u, err := p.use(c)
+		vc, err := t.parseCapability(c)
 		if err != nil {
 			return nil, err
 		}
-		uses = append(uses, u)
+		parsed = append(parsed, vc)
 	}
-	return uses, nil
+	return parsed, nil
 }
 
-// use reads one capability.
-func (p *place) use(c *csi.VolumeCapability) (use, error) {
-	u := use{mode: c.GetAccessMode().GetMode()}
+// parseCapability checks and converts a volume capability.
+func (t *topology) parseCapability(c *csi.VolumeCapability) (volumeCapability, error) {
+	vc := volumeCapability{mode: c.GetAccessMode().GetMode()}
 	switch c.GetAccessType().(type) {
 	case *csi.VolumeCapability_Block:
-		u.Block = true
+		vc.Block = true
 	case *csi.VolumeCapability_Mount:
-		u.FSType, u.Options = c.GetMount().GetFsType(), c.GetMount().GetMountFlags()
+		vc.FSType, vc.Options = c.GetMount().GetFsType(), c.GetMount().GetMountFlags()
 	default:
-		return u, fmt.Errorf("%w: a volume capability says neither block nor mount", backend.ErrInvalid)
+		return vc, fmt.Errorf("%w: a volume capability has neither block nor mount", backend.ErrInvalid)
 	}
 	if c.GetMount().GetVolumeMountGroup() != "" {
-		return u, fmt.Errorf("%w: the volume mount group is set, but this driver does not have VOLUME_MOUNT_GROUP", backend.ErrInvalid)
+		return vc, fmt.Errorf("%w: the volume mount group is set, but this driver does not have VOLUME_MOUNT_GROUP",
+			backend.ErrInvalid)
 	}
 	flags := 0
-	for _, f := range u.Options {
+	for _, f := range vc.Options {
 		flags += len(f)
 	}
 	if flags > maxMountFlags {
-		return u, fmt.Errorf("%w: the mount flags have %d bytes, over %d", backend.ErrInvalid, flags, maxMountFlags)
+		return vc, fmt.Errorf("%w: the mount flags have %d bytes, must have at most %d", backend.ErrInvalid, flags,
+			maxMountFlags)
 	}
-	switch u.mode {
-	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
-		u.ReadOnly = true
+	switch vc.mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		vc.ReadOnly = true
 	}
-	u.SharedWrite = u.manyNodes() && !u.ReadOnly
-	return u, p.checkMode(u.mode)
+	vc.SharedWrite = vc.manyNodes() && !vc.ReadOnly
+	return vc, t.checkMode(vc.mode)
 }
 
-// checkMode returns an error for an access mode that can't be kept.
-func (p *place) checkMode(mode csi.VolumeCapability_AccessMode_Mode) error {
+// checkMode returns an error for an access mode that the topology cannot provide.
+func (t *topology) checkMode(mode csi.VolumeCapability_AccessMode_Mode) error {
 	switch mode {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
@@ -191,17 +197,19 @@ func (p *place) checkMode(mode csi.VolumeCapability_AccessMode_Mode) error {
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
-		if !p.local {
+		if !t.local {
 			return nil
 		}
-		return fmt.Errorf("%w: invalid access mode %s: must be SINGLE_NODE_…, because the volume is on the storage of one node", backend.ErrInvalid, mode)
+		return fmt.Errorf("%w: invalid access mode %s: must be SINGLE_NODE_…, because the volume is on the storage "+
+			"of one node", backend.ErrInvalid, mode)
 	}
 	return fmt.Errorf("%w: unknown access mode %d", backend.ErrInvalid, mode)
 }
 
-// oneTarget reports whether the volume may be published at one target path only. CSI spec v1.13, NodePublishVolume.
-func (u use) oneTarget() bool {
-	switch u.mode {
+// oneTarget reports whether the volume may be published at a single target path only. CSI spec
+// v1.13, NodePublishVolume.
+func (vc volumeCapability) oneTarget() bool {
+	switch vc.mode {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
@@ -211,8 +219,8 @@ func (u use) oneTarget() bool {
 }
 
 // manyNodes reports whether the volume may be used on more than one node at the same time.
-func (u use) manyNodes() bool {
-	switch u.mode {
+func (vc volumeCapability) manyNodes() bool {
+	switch vc.mode {
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
@@ -221,18 +229,18 @@ func (u use) manyNodes() bool {
 	return false
 }
 
-// digest stands for a capability: two are the same exactly if their digests are. It doesn't show mount flags, which
-// may be secret.
+// digest identifies a capability: two capabilities are equal exactly if their digests are equal. A
+// digest does not reveal mount flags, which may be secret.
 type digest [16]byte
 
-func (u use) digest() digest {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", u.mode, u.Block, u.FSType, u.Options))
+func (vc volumeCapability) digest() digest {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", vc.mode, vc.Block, vc.FSType, vc.Options))
 	return digest(sum[:])
 }
 
 func (d digest) String() string { return hex.EncodeToString(d[:]) }
 
-// MarshalText and UnmarshalText make it hexadecimal digits in a file.
+// MarshalText and UnmarshalText convert a digest to and from hexadecimal digits.
 func (d digest) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, d[:]), nil }
 
 func (d *digest) UnmarshalText(text []byte) error {
@@ -243,47 +251,50 @@ func (d *digest) UnmarshalText(text []byte) error {
 	return err
 }
 
-// place is where volumes can be used: on one node, or anywhere.
-type place struct {
+// topology is where volumes can be used: on one node, or on all.
+type topology struct {
 	local bool
-	key   string // topology key, "" if anywhere
+	key   string // topology key; "" if not local
 	value string
 
-	topology *csi.Topology // the same, as CSI has it; nil if anywhere. One for all answers: it never changes
+	// message is the topology in CSI; nil if not local. All responses share it, because it is immutable.
+	message *csi.Topology
 }
 
-func newPlace(cfg Config) *place {
+func newTopology(cfg Config) *topology {
 	local, ok := cfg.Backend.(backend.NodeLocal)
 	if !ok {
-		return &place{}
+		return &topology{}
 	}
-	p := &place{local: true, key: TopologyKey(cfg.Name), value: volumeid.Segment(local.Node())}
-	p.topology = &csi.Topology{Segments: map[string]string{p.key: p.value}}
-	return p
+	t := &topology{local: true, key: TopologyKey(cfg.Name), value: volumeid.Segment(local.Node())}
+	t.message = &csi.Topology{Segments: map[string]string{t.key: t.value}}
+	return t
 }
 
-// within reports whether t includes this place. A key that isn't ours excludes it.
-func (p *place) within(t *csi.Topology) bool {
-	for key, value := range t.GetSegments() {
-		if p.local && (key != p.key || value != p.value) {
+// within reports whether this topology is within requested. A key of another driver excludes it.
+func (t *topology) within(requested *csi.Topology) bool {
+	for key, value := range requested.GetSegments() {
+		if t.local && (key != t.key || value != t.value) {
 			return false
 		}
 	}
 	return true
 }
 
-// reachable returns ErrExhausted if nothing here meets the requirement: another node's driver may meet it. What is
-// preferred doesn't count: where the source of a volume is, there the volume is.
-func (p *place) reachable(r *csi.TopologyRequirement) error {
-	if len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), p.within) {
+// reachable returns ErrExhausted if this topology does not meet the requirement; the driver on
+// another node may meet it. Preferred topologies are ignored: a volume is on the node of its
+// source.
+func (t *topology) reachable(r *csi.TopologyRequirement) error {
+	if len(r.GetRequisite()) == 0 || slices.ContainsFunc(r.GetRequisite(), t.within) {
 		return nil
 	}
-	return fmt.Errorf("%w: no requisite topology includes %s=%s", backend.ErrExhausted, p.key, p.value)
+	return fmt.Errorf("%w: no requisite topology includes %s=%s", backend.ErrExhausted, t.key, t.value)
 }
 
-// inlineOptions reads the attributes of an inline volume, which the author of the pod wrote.
-func inlineOptions(context map[string]string, u use) (backend.CreateOptions, error) {
-	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{u.Access}, Namespace: namespaceOf(context, podNamespace)}
+// inlineOptions converts the attributes of an inline volume, which the author of the pod wrote.
+func inlineOptions(context map[string]string, vc volumeCapability) (backend.CreateOptions, error) {
+	o := backend.CreateOptions{Parameters: ownKeys(context), Access: []backend.Access{vc.Access},
+		Namespace: namespaceOf(context, podNamespace)}
 	if size, ok := o.Parameters["size"]; ok {
 		delete(o.Parameters, "size")
 		bytes, err := backend.ParseSize(size)
@@ -295,19 +306,19 @@ func inlineOptions(context map[string]string, u use) (backend.CreateOptions, err
 	return o, nil
 }
 
-// attachOptions turns a checked request into what a backend is asked for.
-func (p *place) attachOptions(req *csi.ControllerPublishVolumeRequest) (backend.AttachOptions, error) {
+// attachOptions checks a request and returns the options for the backend.
+func (t *topology) attachOptions(req *csi.ControllerPublishVolumeRequest) (backend.AttachOptions, error) {
 	if err := required("volume ID", req.GetVolumeId(), "node ID", req.GetNodeId()); err != nil {
 		return backend.AttachOptions{}, err
 	}
-	u, err := p.use(req.GetVolumeCapability())
+	vc, err := t.parseCapability(req.GetVolumeCapability())
 	if err != nil {
 		return backend.AttachOptions{}, err
 	}
-	u.ReadOnly = u.ReadOnly || req.GetReadonly()
-	u.Context, u.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	vc.ReadOnly = vc.ReadOnly || req.GetReadonly()
+	vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
 	return backend.AttachOptions{
-		Node: req.GetNodeId(), Access: u.Access, Capability: u.digest().String(), ManyNodes: u.manyNodes(),
-		OneWriter: u.mode == csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		Node: req.GetNodeId(), Access: vc.Access, Capability: vc.digest().String(), ManyNodes: vc.manyNodes(),
+		OneWriter: vc.mode == csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 	}, nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// askedBackend notes with which access it was asked last, and does nothing.
+// askedBackend records the access of the last call, and does nothing else.
 type askedBackend struct {
 	backend.Backend
 	asked []backend.Access
@@ -44,11 +44,11 @@ func (b *askedBackend) Attach(context.Context, string, backend.AttachOptions) (m
 
 func (b *askedBackend) Detach(context.Context, string, string, map[string]string) error { return nil }
 
-// TestABackendIsToldThatSeveralNodesWrite looks at Access.SharedWrite in each call with a capability.
-func TestABackendIsToldThatSeveralNodesWrite(t *testing.T) {
+// TestABackendGetsSharedWrite checks Access.SharedWrite in each call with a volume capability.
+func TestABackendGetsSharedWrite(t *testing.T) {
 	b := &askedBackend{}
-	c := &controller{backend: b, place: &place{}}
-	n := &node{backend: b, place: &place{}}
+	c := &controller{backend: b, topology: &topology{}}
+	n := &node{backend: b, topology: &topology{}}
 	ctx := context.Background()
 	for name, call := range map[string]func(*csi.VolumeCapability){
 		"CreateVolume": func(u *csi.VolumeCapability) {
@@ -58,16 +58,20 @@ func TestABackendIsToldThatSeveralNodesWrite(t *testing.T) {
 			c.GetCapacity(ctx, &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{u}})
 		},
 		"ValidateVolumeCapabilities": func(u *csi.VolumeCapability) {
-			c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v", VolumeCapabilities: []*csi.VolumeCapability{u}})
+			c.ValidateVolumeCapabilities(ctx,
+				&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v", VolumeCapabilities: []*csi.VolumeCapability{u}})
 		},
 		"ControllerPublishVolume": func(u *csi.VolumeCapability) {
-			c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n", VolumeCapability: u, Readonly: true})
+			c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n",
+				VolumeCapability: u, Readonly: true})
 		},
 		"NodeStageVolume": func(u *csi.VolumeCapability) {
-			n.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/staging", VolumeCapability: u})
+			n.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/staging",
+				VolumeCapability: u})
 		},
 		"NodePublishVolume": func(u *csi.VolumeCapability) {
-			n.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: "/staging", TargetPath: "/target", VolumeCapability: u, Readonly: true})
+			n.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "v", StagingTargetPath: "/staging",
+				TargetPath: "/target", VolumeCapability: u, Readonly: true})
 		},
 	} {
 		for number, mode := range csi.VolumeCapability_AccessMode_Mode_name {
@@ -80,7 +84,7 @@ func TestABackendIsToldThatSeveralNodesWrite(t *testing.T) {
 				call(u)
 				want := m == oneWriterMode || m == manyMode
 				if len(b.asked) != 1 || b.asked[0].SharedWrite != want {
-					t.Errorf("%s with %s asks for %+v, want SharedWrite %v", name, mode, b.asked, want)
+					t.Errorf("%s with %s passes %+v, want SharedWrite %v", name, mode, b.asked, want)
 				}
 			}
 		}

@@ -14,16 +14,17 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// prober asks the backend how it is: each question once at a time, however many want to know.
+// prober asks the backend for its state. Callers that ask the same question at the same time share
+// a call.
 type prober struct {
 	backend backend.Backend
 	group   singleflight.Group
 }
 
-// probeLimit is how long an answer may take. A disk that hangs never answers, and is not ready.
+// probeLimit is the maximum time for an answer. A stalled disk never answers, and is not ready.
 const probeLimit = 5 * time.Second
 
-// ask waits for the answer to a question, as long as it may take.
+// ask waits for the answer to a question, at most probeLimit.
 func (p *prober) ask(ctx context.Context, question string, f func(context.Context) (any, error)) (any, error) {
 	answer := p.group.DoChan(question, func() (any, error) {
 		return guard.Value(func() (any, error) { return f(context.WithoutCancel(ctx)) })
@@ -51,7 +52,7 @@ func (p *prober) probe(ctx context.Context) (bool, error) {
 	return ready, err
 }
 
-// storageHealth returns what is wrong with the storage. CSI spec v1.13, NodeGetStorageHealth.
+// storageHealth returns the conditions of the storage. CSI spec v1.13, NodeGetStorageHealth.
 func (p *prober) storageHealth(ctx context.Context) ([]backend.Condition, error) {
 	b, ok := p.backend.(backend.HealthReporter)
 	if !ok {
@@ -63,20 +64,21 @@ func (p *prober) storageHealth(ctx context.Context) ([]backend.Condition, error)
 }
 
 const (
-	watchUnready = 200 * time.Millisecond // how often watch looks while the backend isn't ready
-	watchReady   = 10 * time.Second       // and while it is
-	watchVolumes = 100                    // how many volumes it names at the most
+	watchUnready = 200 * time.Millisecond // interval of watch while the backend is not ready
+	watchReady   = 10 * time.Second       // interval of watch while the backend is ready
+	watchVolumes = 100                    // maximum number of unhealthy volumes in the log
 )
 
-// States in which watch finds the driver.
+// States of the driver.
 const (
-	starting = "starting"
-	notReady = "not ready"
-	ready    = "ready"
-	notWell  = "ready, but the storage is unhealthy"
+	starting  = "starting"
+	notReady  = "not ready"
+	ready     = "ready"
+	unhealthy = "ready, but the storage is unhealthy"
 )
 
-// watch logs when the driver becomes ready or stops being so, and why, and what is wrong with the storage.
+// watch logs when the driver becomes ready or unready, with the reason, and the conditions of the
+// storage.
 func (d *Driver) watch(ctx context.Context) {
 	last, lastWhy := starting, ""
 	for {
@@ -84,14 +86,14 @@ func (d *Driver) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		next, serves := watchReady, now == ready || now == notWell
+		next, serves := watchReady, now == ready || now == unhealthy
 		if !serves {
 			next = watchUnready
 		}
 		if now != last || why != lastWhy {
 			d.logState(now, why)
 			if serves && (last == starting || last == notReady) {
-				d.logSick(ctx)
+				d.logUnhealthy(ctx)
 			}
 			last, lastWhy = now, why
 		}
@@ -103,7 +105,7 @@ func (d *Driver) watch(ctx context.Context) {
 	}
 }
 
-// state returns in which state the driver is, and why.
+// state returns the state of the driver, and the reason.
 func (d *Driver) state(ctx context.Context) (state, why string) {
 	switch ready, err := d.prober.probe(ctx); {
 	case err != nil:
@@ -113,14 +115,14 @@ func (d *Driver) state(ctx context.Context) (state, why string) {
 	}
 	conditions, err := d.prober.storageHealth(ctx)
 	if err != nil {
-		return notWell, err.Error()
+		return unhealthy, err.Error()
 	}
 	var messages []string
 	for _, c := range conditions {
 		messages = append(messages, c.Reason+": "+c.Message)
 	}
 	if len(messages) > 0 {
-		return notWell, strings.Join(messages, "; ")
+		return unhealthy, strings.Join(messages, "; ")
 	}
 	return ready, ""
 }
@@ -143,24 +145,24 @@ func (d *Driver) logState(state, why string) {
 	d.cfg.Log.Error(state, "reason", why)
 }
 
-// logSick logs which volumes are unhealthy, and why.
-func (d *Driver) logSick(ctx context.Context) {
-	doctor, ok := d.cfg.Backend.(backend.HealthReporter)
+// logUnhealthy logs the unhealthy volumes with their conditions.
+func (d *Driver) logUnhealthy(ctx context.Context) {
+	reporter, ok := d.cfg.Backend.(backend.HealthReporter)
 	if !ok {
 		return
 	}
-	var sick []backend.VolumeHealth
+	var volumes []backend.VolumeHealth
 	var more bool
 	err := guard.Do(func() (err error) {
-		sick, more, err = doctor.ListHealth(ctx, "", watchVolumes)
+		volumes, more, err = reporter.ListHealth(ctx, "", watchVolumes)
 		return err
 	})
 	if err != nil {
 		d.cfg.Log.Error("cannot list the health of volumes", "error", err)
 	}
-	for _, s := range sick {
-		for _, c := range s.Conditions {
-			d.cfg.Log.Error("a volume is unhealthy", "volume", s.ID, "reason", c.Reason, "message", c.Message)
+	for _, v := range volumes {
+		for _, c := range v.Conditions {
+			d.cfg.Log.Error("a volume is unhealthy", "volume", v.ID, "reason", c.Reason, "message", c.Message)
 		}
 	}
 	if more {
