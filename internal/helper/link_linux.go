@@ -40,7 +40,7 @@ type frame struct {
 type link struct {
 	socket *net.UnixConn
 	mu     sync.Mutex // held by send
-	buffer []byte // of receive; not for concurrent use
+	buffer []byte     // of receive; not for concurrent use
 }
 
 // newPair returns a link and the other end of it, as a file for a child process.

@@ -33,7 +33,7 @@ type specReport struct {
 type outcome struct {
 	ran   []result.Spec
 	all   []result.Spec // those too that weren't selected, without a state
-	wrong []string // problems beside the specs
+	wrong []string      // problems beside the specs
 }
 
 // readReport reads a report.

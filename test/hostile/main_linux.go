@@ -45,7 +45,7 @@ type options struct {
 	rounds, races, levels int
 	least                 time.Duration
 	only                  string
-	short                 bool // too few races to require that the driver wins one
+	short                 bool   // too few races to require that the driver wins one
 	bin                   string // of the driver
 }
 

@@ -19,7 +19,7 @@ import (
 
 // unpacked is the content of a package.
 type unpacked struct {
-	control string // its description: deb-control(5)
+	control string     // its description: deb-control(5)
 	files   []oci.File // no directories
 }
 

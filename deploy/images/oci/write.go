@@ -20,7 +20,7 @@ import (
 
 // Digests are the digests of the objects that Write has written, as sha256:….
 type Digests struct {
-	Image     string // digest of the image's index, or of its only manifest
+	Image     string            // digest of the image's index, or of its only manifest
 	Manifests map[string]string // by platform
 }
 

@@ -57,7 +57,7 @@ type Call struct {
 type DriverOptions struct {
 	Name     string   // default memory.csi.causeway.dev, or csi.vendor.example.org if Foreign
 	Nodes    []string // that volumes can be attached to
-	Topology bool // report topologies, so that sidecars watch nodes
+	Topology bool     // report topologies, so that sidecars watch nodes
 	// Foreign makes the driver pose as another vendor's driver of CSI v1.12: its socket has mode
 	// 0755, it lacks the calls and capabilities of v1.13, and it reports VolumeCondition (see
 	// SetCondition). Adapt comes after this.

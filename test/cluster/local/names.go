@@ -35,7 +35,7 @@ const (
 	dnsAddress   = "10.96.0.10"
 	pods         = "10.244.0.0/16"
 	planeHost    = 1   // the last byte of the plane's address, which is every node's gateway
-	firstNode    = 10 // of node 0, which does not exist
+	firstNode    = 10  // of node 0, which does not exist
 	machineHost  = 254 // of this machine's
 	apiPort      = 6443
 	maxNodes     = 50

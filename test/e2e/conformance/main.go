@@ -219,7 +219,7 @@ func (c *collector) own(ctx context.Context) error {
 	for i, g := range groups {
 		runs[i] = Run{Suite: "own", Backend: g.backend, OS: runtime.GOOS, Configuration: g.about}
 	}
-	said := map[string]string{} // output by test
+	said := map[string]string{}   // output by test
 	failures := map[string]bool{} // packages in which a test failed
 	parents := map[string]bool{}  // tests that have others in them, which count instead of them
 	for line := range strings.Lines(string(out)) {
