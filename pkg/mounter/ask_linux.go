@@ -13,20 +13,21 @@ import (
 // answerTime is how long the kernel may take for an answer that it has at hand.
 const answerTime = 2 * time.Second
 
-// maxAsks bounds how many questions of one asks may be without an answer: each holds a thread.
+// maxAsks is the largest number of open questions of an asks: each occupies a thread.
 const maxAsks = 32
 
 // errNoAnswer says that the kernel has not answered a question.
 var errNoAnswer = errors.New("does not answer")
 
-// asks asks the kernel questions that a tenant or a dead disk can leave without an answer. Each runs
-// in a goroutine of its own, at most one for a key. Its zero value is ready.
+// asks asks the kernel questions that a tenant or a dead disk can leave without an answer. Each
+// question has a goroutine of its own; a key has at most one open question. The zero value is
+// ready.
 type asks[K comparable, V any] struct {
 	mu   sync.Mutex
 	open map[K]*answer[V]
 }
 
-// answer is what a question leads to. Its value is valid when done is closed.
+// answer is the answer to a question. Its value is valid when done is closed.
 type answer[V any] struct {
 	since time.Time
 	done  chan struct{}
@@ -34,8 +35,8 @@ type answer[V any] struct {
 	err   error
 }
 
-// ask begins to ask a question, or joins the same one that is still open. Errors: errNoAnswer if too
-// many others are open.
+// ask asks a question, or joins the open question of the same key. Errors: errNoAnswer if too many
+// others are open.
 func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -62,8 +63,8 @@ func (a *asks[K, V]) ask(key K, question func() (V, error)) (*answer[V], error) 
 	return r, nil
 }
 
-// hangs reports whether the question has been without an answer for so long that a further call need
-// not wait for it.
+// hangs reports whether the question has been open for so long that a further call need not wait
+// for the answer.
 func (r *answer[V]) hangs() bool {
 	select {
 	case <-r.done:

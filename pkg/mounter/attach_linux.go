@@ -24,15 +24,16 @@ type recipe struct {
 	legacy func(target string) error
 	// remount gives a mount that legacy made its options. It may be nil.
 	remount func(root string) error
-	// check compares the mount, by its root, with what is wanted. Where the kernel permits, that is
-	// before it has a path.
+	// check compares the mount, by its root, with the expected mount. Where the kernel permits,
+	// check runs before the mount has a path.
 	check func(root int) error
-	// record does what is left when the mount is at its path. If it fails, the mount is undone.
+	// record runs the last steps, when the mount is at its path. After an error the mount is
+	// undone.
 	record func(root int) error
 }
 
-// attach makes a mount on t. It returns nil when the mount is at t's path, and an error when
-// nothing of it is left. Errors: ErrPath if t was moved or replaced meanwhile.
+// attach makes a mount on t. It returns nil when the mount is at t's path; after an error no mount
+// is left. Errors: ErrPath if t was moved or replaced meanwhile.
 func (l *linux) attach(t target, r recipe) error {
 	m, err := l.put(t, r)
 	if err != nil {
@@ -56,7 +57,7 @@ func (l *linux) put(t target, r recipe) (ownMount, error) {
 		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 			return m, err
 		}
-		l.legacy.CompareAndSwap(false, errors.Is(err, unix.ENOSYS)) // EPERM may be this one mount's
+		l.legacy.CompareAndSwap(false, errors.Is(err, unix.ENOSYS)) // EPERM can concern this mount alone
 	}
 	return putLegacy(t, r)
 }
@@ -141,8 +142,8 @@ type ownMount struct {
 	id uint64 // mount ID; no other mount gets it while fd is open
 }
 
-// undo unmounts m wherever it is. umount2(2) first takes away what another process has mounted on
-// top of it, and answers EINVAL when m itself is no longer mounted.
+// undo unmounts m, even after a move. umount2(2) first removes mounts of other processes on top of
+// m, and returns EINVAL when m itself is no longer mounted.
 func (m ownMount) undo() error {
 	for range maxLayers {
 		switch err := unix.Unmount(procPath(m.fd), unix.MNT_DETACH); {
@@ -156,7 +157,7 @@ func (m ownMount) undo() error {
 }
 
 // mountOn finds the mount that mount(2) has put on t. The kernel has no call that goes from a
-// directory to the mount on it, so mountinfo names it, and it is opened by its path.
+// directory to the mount on it, so mountOn finds the mount in mountinfo and opens its path.
 func (t target) mountOn() (ownMount, error) {
 	below, err := statFD(t.fd)
 	if err != nil {
@@ -190,8 +191,7 @@ func (t target) mountOn() (ownMount, error) {
 	return ownMount{fd, at.mount}, nil
 }
 
-// verifyFlags asks the kernel whether a mount has these ST_* flags, and no other ones that options
-// are about.
+// verifyFlags verifies that a mount has exactly these of the ST_* flags that options control.
 func verifyFlags(root int, want int64) error {
 	got, err := flagsOf(root)
 	if err == nil && got&managedFlags != want {
@@ -336,8 +336,8 @@ func newFilesystem(device, fsType string, options []string, attributes uint64) (
 // maxMessages bounds how many messages of the kernel an error shows.
 const maxMessages = 8
 
-// kernelMessages returns why the kernel rejects a filesystem, as far as it says so: each read from
-// the descriptor of fsopen(2) is one message, after a letter for its severity.
+// kernelMessages returns the kernel's reasons for rejecting a filesystem, if it gives any: each
+// read from the descriptor of fsopen(2) is a message, after a letter for its severity.
 func kernelMessages(fsys int) string {
 	var all strings.Builder
 	buf := make([]byte, 1024)

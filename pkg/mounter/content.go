@@ -25,8 +25,8 @@ const (
 // region is a part of a device, in bytes.
 type region struct{ offset, length int64 }
 
-// regions returns what must be read of a device of size bytes: both ends, and the places between
-// where a filesystem keeps copies of its superblock.
+// regions returns the ranges of a device of size bytes that must be read: both ends, and the ranges
+// between where a filesystem keeps copies of its superblock.
 func regions(size int64) []region {
 	all := []region{{0, min(edge, size)}}
 	if size > edge {
@@ -67,7 +67,8 @@ func copies(size int64) []int64 {
 	return slices.Compact(all)
 }
 
-// signature is what stands on a device at an offset, which counts from its end if it is negative.
+// signature is a text on a device at an offset, which counts from the end of the device if it is
+// negative.
 type signature struct {
 	name   string
 	offset int64
@@ -82,7 +83,7 @@ const (
 	partitions   = "a partition table (MBR) or a boot sector"
 )
 
-// signatures are looked for in this order: what ends with a boot sector may be a filesystem.
+// signatures are tried in this order: a device with a boot sector can still hold a filesystem.
 // Sources: magic numbers of libblkid, and the specifications of LUKS, GPT and LVM2.
 var signatures = slices.Concat([]signature{
 	{"a LUKS volume", 0, "LUKS\xba\xbe"},
@@ -135,10 +136,10 @@ func zfsLabels() (all []signature) {
 	return all
 }
 
-// content is what a device holds, as far as its signatures tell.
+// content is the content of a device, as far as its signatures show.
 type content struct {
 	blank bool
-	name  string // of what was found, for a person; one of FSTypes if that is what it is
+	name  string // for messages; one of FSTypes if the content is such a filesystem
 	id    string // of a filesystem of FSTypes, complete or not: its UUID
 	// fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted for
 	// writing.
@@ -243,8 +244,8 @@ func (c *content) read(dev io.ReaderAt) error {
 
 // neverMountedXFS reports whether an xfs was never mounted for writing. mkfs.xfs syncs nothing
 // before its end, so a power cut may leave the superblock of a complete filesystem, and little
-// else. It leaves zeroes in the log but for one record of up to 256 KiB at its start. The first
-// mount for writing overwrites 2 MiB there before all else: xlog_clear_stale_blocks in
+// else. mkfs.xfs leaves zeroes in the log except for a record of up to 256 KiB at its start. The
+// first mount for writing first overwrites 2 MiB there: xlog_clear_stale_blocks in
 // fs/xfs/xfs_log_recover.c of Linux. They are on the disk before any file is, as each write to the
 // log begins with a flush. The offsets are those of struct xfs_dsb in fs/xfs/libxfs/xfs_format.h.
 func neverMountedXFS(dev io.ReaderAt, super []byte) bool {

@@ -12,11 +12,10 @@ import (
 const incomplete = ".incomplete"
 
 // CreateImage makes the file path: an image of size bytes, which are reserved on the disk, with an
-// empty filesystem of a type of FSTypes. The file is complete and durable, or it is not there under
-// that name; a call that is repeated after a crash begins anew. The caller makes one call for a
-// path at a time, and none for a path that exists. formatter is an Images. Errors: those of
-// Formatter.Format; errors.ErrUnsupported where the filesystem of path cannot reserve bytes;
-// syscall.ENOSPC.
+// empty filesystem of a type of FSTypes. The file at path is complete and durable, or missing; a
+// repeated call after a crash starts again. The caller makes a single call for a path at a time,
+// and none for a path that exists. formatter is an Images. Errors: those of Formatter.Format;
+// errors.ErrUnsupported where the filesystem of path cannot reserve bytes; syscall.ENOSPC.
 func CreateImage(ctx context.Context, formatter Formatter, path string, size int64, fsType string) error {
 	if err := createIncomplete(ctx, formatter, path+incomplete, size, fsType); err != nil {
 		return errors.Join(err, os.Remove(path+incomplete))

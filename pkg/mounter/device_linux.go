@@ -25,7 +25,7 @@ import (
 // claimTime is how long a device may be in use by a program that only looks at it, such as udev.
 const claimTime = 200 * time.Millisecond
 
-// deviceKey is what the locks and the stalls know a block device by. No file has inode 0.
+// deviceKey is the key of a block device for locks and stalls. No file has inode 0.
 func (s state) deviceKey() backing { return backing{unix.Mkdev(s.device.major, s.device.minor), 0} }
 
 // mountBlockDevice mounts the filesystem on a block device, or its node in the directory at p.
@@ -120,8 +120,8 @@ func largeEnough(m Mount, dev *os.File) error {
 type plan struct {
 	size      int64
 	formatted *formatting // the record of the format that is to be made; nil: it has its filesystem
-	wipe      bool        // a format that died has left something
-	own       bool        // what it has left has the UUID of the record
+	wipe      bool // remains of an interrupted format
+	own       bool // the remains have the UUID of the record
 }
 
 // mountAttached formats the device if that may be done, and mounts the filesystem on t.
@@ -186,8 +186,8 @@ func (l *linux) carryOut(m Mount, src source, p *programs, what plan, t target, 
 	return nil
 }
 
-// lastStep is what mount-utils has for mounting: it calls MountSensitive alone, when the device has
-// its filesystem.
+// lastStep is the mount.Interface that mount-utils gets: mount-utils calls MountSensitive alone,
+// when the device has its filesystem.
 type lastStep struct {
 	mount.Interface // nil
 	step            func() error
@@ -232,7 +232,7 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
 	case found.blank || again:
 		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.name != unknownData
-		if again { // what the format before has left must not look like another volume's
+		if again { // the remains of the earlier format must not look like another volume's
 			what.formatted.UUID = record.UUID
 		}
 	case found.name != m.FSType:
@@ -245,8 +245,9 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 }
 
 // aloneOfItsKind returns ErrBusy for a btrfs while another device with the same UUID is mounted,
-// such as the source of a snapshot. The kernel takes the two for one filesystem: fs/btrfs/volumes.c
-// of Linux, device_list_add. Linux 6.7 and newer tells them apart, with a temporary UUID.
+// such as the source of a snapshot. The kernel treats both as the same filesystem:
+// fs/btrfs/volumes.c of Linux, device_list_add. Linux 6.7 and newer distinguishes them, with a
+// temporary UUID.
 func aloneOfItsKind(m Mount, c content) error {
 	if c.name != btrfs {
 		return nil
@@ -261,14 +262,14 @@ func aloneOfItsKind(m Mount, c content) error {
 	return nil
 }
 
-// looked is what lookAt has found on a device.
+// looked is the result of lookAt for a device.
 type looked struct {
 	content
 	size int64
 }
 
-// lookAt reads what is on a device. It has the device for itself meanwhile: that of a filesystem
-// that is mounted, here or in another mount namespace, or of a member of an array, is unix.EBUSY.
+// lookAt reads the content of a device. It opens the device exclusively: for a device with a
+// mounted filesystem, in any mount namespace, or of an array, the result is unix.EBUSY.
 func lookAt(device fileID) (looked, error) {
 	dev, err := claim(device)
 	if err != nil {
@@ -283,7 +284,8 @@ func lookAt(device fileID) (looked, error) {
 	return looked{c, int64(size)}, errors.Join(err, sameSize(dev, int64(size)))
 }
 
-// claim opens a device exclusively. It waits for a program that has it for a moment.
+// claim opens a device exclusively. It waits for a program that has claimed the device for a
+// moment.
 func claim(device fileID) (*os.File, error) {
 	for end := time.Now().Add(claimTime); ; time.Sleep(claimTime / 20) {
 		dev, err := openNumber(device, unix.O_EXCL)
@@ -315,8 +317,8 @@ func openNumber(device fileID, flags int) (*os.File, error) {
 	return dev, nil
 }
 
-// sameSize returns an error if a device has another size by now: what was read of it, counted from
-// its end, means nothing then.
+// sameSize returns an error if the size of a device has changed: reads relative to its end are then
+// invalid.
 func sameSize(dev *os.File, size int64) error {
 	now, err := sizeOf(dev)
 	if err == nil && int64(now) != size {
@@ -384,7 +386,7 @@ func (l *linux) begin(m Mount, dev *os.File, what plan) error {
 	return nil
 }
 
-// arguments are those of mkfs beside the ones that mount-utils gives it.
+// arguments are the arguments of mkfs beside those of mount-utils.
 func (w plan) arguments(m Mount) []string {
 	if w.formatted == nil {
 		return nil
@@ -395,8 +397,8 @@ func (w plan) arguments(m Mount) []string {
 	return append([]string{"-U", w.formatted.uuid()}, m.Format...)
 }
 
-// finish makes a new filesystem durable, and then removes its record: had the record outlived the
-// first mount, a later one would destroy data.
+// finish makes a new filesystem durable, and then removes its record: with a record that outlives
+// the first mount, a later mount would destroy data.
 func (l *linux) finish(m Mount, dev *os.File, what plan) error {
 	if what.formatted == nil {
 		return nil

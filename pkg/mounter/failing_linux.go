@@ -60,7 +60,7 @@ func (l *linux) Failing() (map[string]Failure, error) {
 	return all, nil
 }
 
-// recorded returns what the filesystem on a loop device has written down about itself.
+// recorded returns the errors that the filesystem on a loop device has recorded.
 func recorded(device string) string {
 	if n := number(fmt.Sprintf(ext4Errors, device)); n > 0 {
 		return fmt.Sprintf("ext4 has found %d errors in itself", n)
@@ -105,12 +105,12 @@ func isDown(m *mountinfo.Info) Failure {
 	return Failure{Down, fmt.Sprintf("%s at %s answers with errors only", m.FSType, m.Mountpoint)}
 }
 
-// down returns the filesystems that answer with errors only, or not at all, by their devices. An xfs
-// that is shut down says so when its root is opened (xfs_file_open of Linux). Nothing is read: a read
-// waits for a tenant who holds the directory's lock. An open of another filesystem says nothing, and
-// that of a btrfs waits for the same lock. What a tenant has mounted elsewhere, a FIFO for example, is
-// not opened. A disk that is dead shows when the filesystem next writes to it: in its options or
-// records, or by an xfs that shuts down.
+// down returns the filesystems that answer only with errors, or not at all, by their devices. The
+// open of the root of an xfs that is shut down fails (xfs_file_open of Linux). down reads nothing:
+// a read waits for a tenant who holds the directory's lock. An open of another filesystem shows
+// nothing, and that of a btrfs waits for the same lock. Mounts that a tenant has made elsewhere, on
+// a FIFO for example, are not opened. A dead disk shows when the filesystem next writes: in its
+// options or records, or by the shutdown of an xfs.
 func (l *linux) down(mounts []*mountinfo.Info) map[string]Failure {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime) // for all of them
 	defer cancel()

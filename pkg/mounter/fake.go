@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// Fake is a Host that keeps its mounts in memory. It makes and removes the directories that are mounted on, as
-// the real one does, and returns the same errors in the same cases; only the files of a source don't show up at a
-// path. The zero value is not usable: see NewFake.
+// Fake is a Host that keeps its mounts in memory. It makes and removes the directories of mount
+// points, as the real Host does, and returns the same errors in the same cases. The files of a
+// source do not appear at a path. The zero value is not usable: see NewFake.
 type Fake struct {
-	Err      error              // if set, whatever changes something fails with it and changes nothing
-	Capacity Usage              // what Usage answers
-	Failures map[string]Failure // what Failing answers, for images that are mounted
+	Err      error // if set, every call that changes something returns it and changes nothing
+	Capacity Usage // the result of Usage
+	Failures map[string]Failure // the result of Failing, for images that are mounted
 
 	dir    string
 	images locks[string] // by source
@@ -35,7 +35,7 @@ func NewFake(dir string) *Fake {
 	return &Fake{dir: dir, mounts: map[string]Mount{}, files: map[string]bool{}}
 }
 
-// Mounts returns what is mounted, by path.
+// Mounts returns all mounts, by path.
 func (f *Fake) Mounts() map[string]Mount {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +90,7 @@ func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	return f.put(m, at, path)
 }
 
-// hold takes the lock of what is mounted at path, or of path itself if nothing is.
+// hold takes the lock of the mount at path, or of path itself if nothing is mounted there.
 func (f *Fake) hold(ctx context.Context, path string) (release func(), err error) {
 	f.mu.Lock()
 	m, ok := f.at(path)
@@ -101,7 +101,7 @@ func (f *Fake) hold(ctx context.Context, path string) (release func(), err error
 	return f.images.lock(ctx, path)
 }
 
-// put mounts m at path, of which at is what is there.
+// put mounts m at path. at is the current state of path.
 func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
 	old, mounted := f.mounts[path]
 	_, disk := f.mounts[filepath.Join(path, DeviceName)]
@@ -134,7 +134,7 @@ func (f *Fake) put(m Mount, at fs.FileInfo, path string) error {
 	return nil
 }
 
-// mountDisk keeps the device in a directory, as the real one does.
+// mountDisk makes the device in a directory, as the real Host does.
 func (f *Fake) mountDisk(m Mount, at fs.FileInfo, path string) error {
 	node := filepath.Join(path, DeviceName)
 	if old, ok := f.mounts[node]; ok && equal(old, m) {
@@ -148,7 +148,7 @@ func (f *Fake) mountDisk(m Mount, at fs.FileInfo, path string) error {
 	return os.WriteFile(node, nil, 0o640)
 }
 
-// checkSource returns an error unless m's source is what its kind needs.
+// checkSource returns an error unless the kind of m can have m's source.
 func (f *Fake) checkSource(m Mount) error {
 	info, err := os.Stat(m.Source)
 	if err != nil {
@@ -168,7 +168,7 @@ func (f *Fake) checkSource(m Mount) error {
 		return nil
 	}
 	id, err := readFake(m)
-	if err != nil || m.FSType == "ext4" { // which doesn't mind
+	if err != nil || m.FSType == "ext4" { // which permits equal UUIDs
 		return err
 	}
 	for path, other := range f.mounts {
@@ -227,13 +227,14 @@ func (f *Fake) checkDevice(m Mount, size int64) error {
 	return f.Format(context.Background(), file, m.FSType)
 }
 
-// What stands at the start of an image for a filesystem: this, with its type after it, and where its UUID is.
+// The start of an image with a filesystem: this text, its type, and the offset of its UUID.
 const (
 	fakeFormat = "fake filesystem: "
 	fakeUUID   = 32
 )
 
-// readFake returns the UUID of the filesystem in an Image. Errors: ErrFormat if it isn't of the type.
+// readFake returns the UUID of the filesystem in an Image. Errors: ErrFormat if the image has
+// another type.
 func readFake(m Mount) (id string, err error) {
 	file, err := os.Open(m.Source)
 	if err != nil {
@@ -247,7 +248,7 @@ func readFake(m Mount) (id string, err error) {
 	return string(head[fakeUUID:]), nil
 }
 
-// Format writes at the start of the image what it is.
+// Format writes the type of the filesystem to the start of the image.
 func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
 	if _, ok := imageOptions[fsType]; !ok {
 		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
@@ -275,7 +276,8 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 	return err
 }
 
-// Freeze keeps its promise towards other calls. Files in what is mounted are not the fake's, and nobody waits for them.
+// Freeze blocks the other calls of the Fake. It does not stop writes to files, which are not the
+// Fake's.
 func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
 	for _, image := range images {
 		info, err := os.Lstat(image)
@@ -333,7 +335,7 @@ func (f *Fake) Failing() (map[string]Failure, error) {
 	return all, nil
 }
 
-// Tune changes what Mounts returns.
+// Tune changes the result of Mounts.
 func (f *Fake) Tune(ctx context.Context, m Mount) error {
 	if m.Kind != Image && m.Kind != Disk {
 		return nil
@@ -453,7 +455,7 @@ func (f *Fake) Occupied(_ context.Context, path string) (bool, error) {
 	return ok, nil
 }
 
-// at returns what is mounted at path, or in it as a Disk.
+// at returns the mount at path, or in path as a Disk.
 func (f *Fake) at(path string) (Mount, bool) {
 	m, ok := f.mounts[path]
 	if !ok {
@@ -517,7 +519,7 @@ func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
 	return f.Capacity, nil
 }
 
-// look returns what is at path, or nil. Errors: ErrPath, fs.ErrNotExist for the parent.
+// look returns the state of path, or nil. Errors: ErrPath, fs.ErrNotExist for the parent.
 func (f *Fake) look(path string) (fs.FileInfo, error) {
 	rel, err := below(f.dir, path)
 	if err != nil {
@@ -544,8 +546,8 @@ func (f *Fake) look(path string) (fs.FileInfo, error) {
 	return info, nil
 }
 
-// noLinks returns ErrPath if an element of source is a link. The directory below which the Fake mounts
-// may be reached by one.
+// noLinks returns ErrPath if an element of source is a link. The path of the Fake's directory may
+// have links.
 func (f *Fake) noLinks(source string) error {
 	if _, err := below(f.dir, source); err == nil {
 		info, err := f.look(source)

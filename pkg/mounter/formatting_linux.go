@@ -20,13 +20,13 @@ import (
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
-// A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. It may
-// be formatted once more only if it is certain that it was never used. So a record is written
-// before mkfs starts, which names the device by the serial number that the backend gives it, and
-// the UUID that the new filesystem gets. The record is removed, durably, before that filesystem is
-// first mounted. It stays behind if the volume moves to another node meanwhile; then the UUID, and
-// that filesystem's own mark of its first use, tell that the record no longer counts: see
-// content.unfinished.
+// A driver that dies while mkfs runs leaves a device that is neither blank nor a filesystem. Such a
+// device may be formatted again only if it was certainly never used. So a record is written before
+// mkfs starts. The record has the serial number of the device, which the backend provides, and the
+// UUID of the new filesystem. The record is removed, durably, before the first mount of that
+// filesystem. If the volume moves to another node meanwhile, the record stays behind; then the
+// UUID, and the filesystem's own mark of its first use, show that the record no longer counts: see
+// content.fresh.
 
 // formatsDir is the directory of these records, in the state directory of the mounter.
 const formatsDir = "formats"
@@ -158,8 +158,8 @@ func (l *linux) removeFormatting(serial string) error {
 	return persistDir(filepath.Dir(path))
 }
 
-// wipe writes zeroes to the places that are read before a device is formatted: what a format that
-// died has left there must not be taken for a filesystem.
+// wipe writes zeroes to the ranges that are read before a device is formatted: the remains of an
+// interrupted format must not be taken for a filesystem.
 func wipe(dev *os.File, size int64) error {
 	file, err := os.OpenFile(procPath(int(dev.Fd())), os.O_WRONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	if err != nil {

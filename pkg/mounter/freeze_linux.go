@@ -21,8 +21,8 @@ import (
 )
 
 // A filesystem that is frozen stays frozen when its freezer dies, and a process that writes to it
-// cannot be killed. So three parties can thaw it: the helper that froze it, which thaws when the
-// limit has passed or its driver has died (freezer_linux.go); the driver, when the helper has died
+// cannot be killed. So three parties can thaw: the helper that froze, which thaws when the limit
+// has passed or its driver has died (freezer_linux.go); the driver, when the helper has died
 // (settle); and the next New, by a record that was durable before the freeze (thaw_linux.go).
 
 // FIFREEZE and FITHAW: include/uapi/linux/fs.h of Linux.
@@ -83,8 +83,9 @@ func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limi
 	return f.run(ctx, cut)
 }
 
-// writeOut writes out the filesystem of an image, if it can, and without the image's lock. With the
-// lock that is done again, and takes little time then. What cannot be reached is left to that.
+// writeOut writes out the filesystem of an image, if possible, without the image's lock. The freeze
+// repeats that with the lock, and then takes little time. Filesystems that writeOut cannot reach
+// are left to the freeze.
 func (l *linux) writeOut(ctx context.Context, d disk) error {
 	release, err := l.syncs.lock(ctx, d.image) // or an unmount would find the filesystem in use
 	if err != nil {
@@ -181,21 +182,21 @@ func imagesAt(paths []string) ([]frozen, error) {
 	return slices.CompactFunc(images, func(a, b frozen) bool { return a.backing() == b.backing() }), nil
 }
 
-// freeze is one call of Freeze.
+// freeze is a call of Freeze.
 type freeze struct {
 	*linux
 	tenant  string
 	limit   time.Duration
 	images  []frozen   // that are mounted
-	mounts  []*os.File // one of each, open: it keeps the filesystem from being unmounted
+	mounts  []*os.File // a descriptor of each, which prevents unmounts
 	session *helper.Session
 	record  string // path; "" where there is none
 	hangs   []int  // indices of images that may be frozen after Freeze has returned
 	why     string // they hang
 }
 
-// reach opens a mount of the filesystem in an image for f. Of a raw block device, what was written
-// to it is flushed to the image.
+// reach opens a mount of the filesystem in an image for f. For a raw block device it flushes the
+// device's writes to the image.
 func (l *linux) reach(ctx context.Context, f *freeze, image frozen) error {
 	n, ok, err := l.loops.of(image.backing())
 	if err != nil || !ok {
@@ -234,7 +235,7 @@ func openMount(infos []*mountinfo.Info) (*os.File, error) {
 	return nil, fmt.Errorf("%w: it is mounted at %s, and that can't be opened", ErrBusy, infos[0].Mountpoint)
 }
 
-// flush writes the page cache of a device to its file. known says that the device is mounted as a
+// flush writes the page cache of a device to its file. known means that the device is mounted as a
 // Disk. Errors: ErrBusy if it is not, and a filesystem on it is mounted in a mount namespace that
 // is not visible here.
 func (l *linux) flush(ctx context.Context, n int, d disk, known bool) error {
@@ -314,7 +315,7 @@ func (f *freeze) begin(ctx context.Context, end time.Time) error {
 	case err == nil:
 		f.hangs, f.why = []int{state.Hangs}, hangsInWrite
 		return fmt.Errorf("%w: a write to %s that has begun has not ended for %s", ErrThawed, f.images[state.Hangs].Path, f.limit)
-	case wait.Err() == nil: // the helper has thawed what it had frozen, or it has died
+	case wait.Err() == nil: // the helper has thawed, or has died
 		if errors.Is(err, helper.ErrDied) {
 			f.allHang("the helper process has died")
 		}
@@ -355,8 +356,8 @@ func (f *freeze) window(ctx context.Context, end time.Time, cut func(ctx context
 	return err
 }
 
-// thaw has the helper thaw. late says that the limit has passed. Errors: ErrThawed if it has, or a
-// filesystem was thawed before; ErrFrozen if one still is frozen.
+// thaw makes the helper thaw. late means that the limit has passed. Errors: ErrThawed if late, or
+// if a filesystem was thawed before; ErrFrozen if a filesystem is still frozen.
 func (f *freeze) thaw(late bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), thawLimit)
 	defer cancel()

@@ -42,8 +42,7 @@ type freezeRequest struct {
 	Paths []string      `json:"paths"` // of the images, for messages
 }
 
-// freezeState is sent when all filesystems are frozen, or when one still is not a while after the
-// limit.
+// freezeState is sent when all filesystems are frozen, or a while after the limit.
 type freezeState struct {
 	Hangs int `json:"hangs"` // -1, or the index of the filesystem whose FIFREEZE has not returned
 }
@@ -122,7 +121,7 @@ type window struct {
 	early  []string
 }
 
-// freeze freezes the filesystems one after the other. After an error the caller thaws.
+// freeze freezes the filesystems in sequence. After an error the caller thaws.
 func (w *window) freeze() error {
 	for i, m := range w.mounts {
 		if !w.begin(i) {
@@ -191,7 +190,7 @@ func (w *window) thaw() (outcome thawed, left []int) {
 	return thawed{Late: w.late, Early: w.early, Stuck: stuck}, w.frozen
 }
 
-// thawLocked thaws what is frozen, all at once, because the image of one filesystem may be in
+// thawLocked thaws all frozen filesystems concurrently, because the image of a filesystem can be in
 // another. It returns the errors of those that it could not thaw, which stay in frozen.
 func (w *window) thawLocked() (stuck []string) {
 	var left []int

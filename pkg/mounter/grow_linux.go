@@ -129,7 +129,8 @@ func sizeOf(dev *os.File) (uint64, error) {
 // ext4Resize is EXT4_IOC_RESIZE_FS: fs/ext4/ext4.h of Linux. It takes the new number of blocks.
 const ext4Resize = 0x40086610
 
-// growExt4 needs CAP_SYS_RESOURCE. Without it, the next NodeStageVolume grows it: see mountLoop.
+// growExt4 needs CAP_SYS_RESOURCE. Without that, the next NodeStageVolume grows the filesystem: see
+// mountLoop.
 func growExt4(fd int, dev *os.File, size uint64) error {
 	super, err := readExt4(dev)
 	if err != nil || super.full(size) {
@@ -149,13 +150,14 @@ func growExt4(fd int, dev *os.File, size uint64) error {
 	return err
 }
 
-// ext4Super is what is read of an ext4's superblock: Documentation/filesystems/ext4/super.rst of Linux.
+// ext4Super has the required fields of an ext4's superblock:
+// Documentation/filesystems/ext4/super.rst of Linux.
 type ext4Super struct {
 	blocks, blockSize uint64
 	first             uint64 // block of the first group
 	groupBlocks       uint64 // of each group but the last, which may have fewer
 	tableBlocks       uint64 // of each group, for its inodes
-	backupBlocks      uint64 // of a group that has a copy of the superblock, and of what comes with it
+	backupBlocks      uint64 // of a group that has a copy of the superblock, for the copy and its tables
 	sparse            bool   // few groups have
 	uuid              uuid
 	sums              bool // metadata_csum
@@ -171,7 +173,8 @@ func (s ext4Super) full(size uint64) bool {
 	return whole && blocks-s.blocks < min(s.leastLast((s.blocks-s.first)/s.groupBlocks), s.groupBlocks)
 }
 
-// leastLast returns how many blocks a group must have to be the last one: adjust_fs_info in resize2fs.c of e2fsprogs.
+// leastLast returns the smallest number of blocks in a last group: adjust_fs_info in resize2fs.c of
+// e2fsprogs.
 func (s ext4Super) leastLast(group uint64) uint64 {
 	const bitmaps, room = 2, 50
 	if s.sparse && !isPower(group, 3) && !isPower(group, 5) && !isPower(group, 7) {
@@ -216,15 +219,15 @@ func readExt4(dev *os.File) (ext4Super, error) {
 	}
 	up := func(bytes uint64) uint64 { return (bytes + s.blockSize - 1) / s.blockSize }
 	s.tableBlocks = up(uint64(binary.LittleEndian.Uint32(raw[0x28:])) * uint64(binary.LittleEndian.Uint16(raw[0x58:])))
-	groups := (s.blocks-s.first)/s.groupBlocks + 1 // with the next one
+	groups := (s.blocks-s.first)/s.groupBlocks + 1 // with the next group
 	s.backupBlocks = 1 + up(groups*descriptor) + uint64(binary.LittleEndian.Uint16(raw[0xce:]))
 	return s, nil
 }
 
-// growOffline grows an ext4 that is not mounted and smaller than its device, as a volume that was
-// expanded is. It goes on when the caller has given up: a resize2fs that is killed, or that a power cut
-// ends, can leave a filesystem that only a person can repair. So it does nothing where Grow can do it
-// later: the kernel uses its journal.
+// growOffline grows an ext4 that is not mounted and smaller than its device, as that of an expanded
+// volume. It continues when the caller has given up: a resize2fs that is killed, or interrupted by
+// a power cut, can leave a filesystem that needs a manual repair. So it does nothing where Grow can
+// do so later: the kernel uses its journal.
 func (l *linux) growOffline(ctx context.Context, d disk) error {
 	if hasCapability(unix.CAP_SYS_RESOURCE) {
 		return nil
@@ -299,7 +302,7 @@ func growBtrfs(fd int) error {
 	return nil
 }
 
-// ioctl is ioctl(2) with a pointer, for what x/sys/unix has no function.
+// ioctl is ioctl(2) with a pointer, for requests without a function in x/sys/unix.
 func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg)); errno != 0 {
 		return errno

@@ -52,7 +52,7 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 	if flags, err := flagsOf(fd); err != nil || flags&unix.ST_RDONLY != 0 {
 		return errors.Join(fmt.Errorf("%w: %s", ErrReadOnly, path), err)
 	}
-	if m.FSType, err = fsTypeOf(fd); err != nil { // the caller may not know it, where a class has another one than the default
+	if m.FSType, err = fsTypeOf(fd); err != nil { // the caller may not know it, if a class has another than the default
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if err := l.resize(ctx, m, disk{file: dev, image: src.deviceKey(), path: m.Source, tenant: m.Tenant}, dir); err != nil {
@@ -144,8 +144,8 @@ func (l *linux) resize(ctx context.Context, m Mount, d disk, dir *os.File) error
 	case err != nil:
 		return err
 	}
-	// xfs writes the copies of its superblock last, and does not flush them. xfs_repair would believe
-	// the old ones.
+	// xfs writes the copies of its superblock last, without a flush. xfs_repair would use the old
+	// copies.
 	err = d.file.Sync()
 	crashpoint.Reached("device:grown")
 	return err

@@ -1,9 +1,10 @@
-// Package mounter puts a volume at a path on this operating system.
+// Package mounter mounts volumes at paths on this operating system.
 //
-// A mount is a value. A backend returns what to mount (Mount), never how, and the driver passes it to the Mounter.
-// A backend that keeps volumes in images works on them with Images. New returns both as one Host. So backends are
-// portable, and everything that differs between operating systems is in this package: mounter_linux.go has the real
-// Host, those of mounter_windows.go and mounter_other.go are errors, and Fake keeps its mounts in memory, for tests.
+// A mount is a value. A backend describes a mount (Mount), and the driver passes the description to
+// the Mounter, which makes the mount. A backend that keeps volumes in images works on them with
+// Images. New returns both as a Host. So backends are portable, and all differences between
+// operating systems are in this package: mounter_linux.go has the real Host, mounter_windows.go and
+// mounter_other.go return errors, and Fake keeps its mounts in memory, for tests.
 package mounter
 
 import (
@@ -33,9 +34,9 @@ const (
 	Disk Kind = "disk"
 	// Device is a block device that is mounted already, once more: the path is a file.
 	Device Kind = "device"
-	// BlockDevice is a block device of this machine, such as a disk that was attached to it: the
-	// filesystem on it, which is made where the device is blank, or, with no FSType, the device
-	// itself, as a Disk. Linux only.
+	// BlockDevice is a block device of this machine, such as a disk that was attached to it. With
+	// an FSType, the filesystem on the device is mounted, and made first if the device is blank.
+	// Without an FSType, the device itself is mounted, as a Disk. Linux only.
 	BlockDevice Kind = "block-device"
 )
 
@@ -43,20 +44,20 @@ const (
 // without a filesystem, is mounted.
 const DeviceName = "device"
 
-// Mount says what is to be at a path.
+// Mount describes a mount.
 type Mount struct {
 	Kind      Kind
-	Source    string   // the absolute path of what is mounted
-	FSType    string   // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
+	Source    string // the absolute path of the directory, file or device
+	FSType    string // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
 	Sector    int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
 	Options   []string // mount options, each of which passed CheckOptions; none for a Disk or Device
-	ReadOnly  bool     // enforced by the kernel, whatever Options say
+	ReadOnly  bool // enforced by the kernel, for any Options
 	Buffered  bool     // of an Image or Disk: its blocks go through this machine's page cache, once more
 	ReadAhead int      // of an Image or Disk: how far its device is read ahead, in bytes; 0 is the kernel's default
 	Tenant    string   // of an Image or BlockDevice: the namespace of its claim, for fair shares; "" where it is not known
 
-	// Serial is what the storage knows a BlockDevice by: a serial number or another name that no
-	// other device ever has. Only a device that has one is formatted.
+	// Serial identifies a BlockDevice: a serial number or another name from the storage that no
+	// other device ever has. Only a device with a Serial is formatted.
 	Serial string
 	// Format are further arguments of mkfs for a BlockDevice, each of which passed CheckFormat.
 	Format []string
@@ -78,7 +79,7 @@ func tooSmall(m Mount, size int64) error {
 		" see its new size", ErrDevice, m.Source, size, m.Size)
 }
 
-// BindFrom returns the Mount that shows at a further path what m shows at path.
+// BindFrom returns the Mount that binds the mount of m at path to a further path.
 func (m Mount) BindFrom(path string) Mount {
 	again := Mount{Kind: Directory, Source: path, ReadOnly: m.ReadOnly}
 	if m.isNode() {
@@ -92,7 +93,7 @@ func (m Mount) BindFrom(path string) Mount {
 	return again
 }
 
-// Failure is what is wrong with a filesystem.
+// Failure describes the failure of a filesystem.
 type Failure struct {
 	Kind    FailureKind
 	Message string // for a person
@@ -130,58 +131,58 @@ type Usage struct {
 	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 where the filesystem has no fixed number of inodes
 }
 
-// Errors that a Host returns wrapped, with what was tried and on what.
+// Errors that a Host returns wrapped, with the operation and its object.
 var (
 	ErrPath     = errors.New("invalid path")                // outside the kubelet directory, relative, unclean, or through a link
 	ErrConflict = errors.New("something else is there")     // another mount, or the same with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
-	ErrNotEmpty = errors.New("not an empty directory")      // mounting over it would hide somebody's files
+	ErrNotEmpty = errors.New("not an empty directory") // a mount would hide files
 	ErrOption   = errors.New("mount option not allowed")    // not on the list of this kind
 	ErrReadOnly = errors.New("it is read-only")             // asked for writing
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
-	ErrThawed   = errors.New("no longer one point in time") // what was cut while a freeze did not last
-	ErrFrozen   = errors.New("still frozen")                // whoever writes to it hangs, until it can be thawed
-	ErrNoAnswer = errors.New("a device does not answer")    // and may be the one that matters
+	ErrThawed   = errors.New("no longer one point in time") // the data was copied while a freeze did not last
+	ErrFrozen   = errors.New("still frozen") // processes that write hang until the thaw
+	ErrNoAnswer = errors.New("a device does not answer") // and could be the device in question
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
 	ErrDevice   = errors.New("device cannot be used")       // a BlockDevice with other data, too small, or unreadable; it is as it was
 )
 
-// Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a process
-// that a Host has started as its helper it does not return. Elsewhere it does nothing.
+// Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a helper
+// process of a Host it does not return. Elsewhere it does nothing.
 func Main() { helper.Main(HelperTasks()) }
 
-// Mounter mounts below one directory, the kubelet's, and touches no path outside it: those are
-// ErrPath. To be mounted at, a path must have a parent. No element of a path, or of a source, may be a
-// symbolic link, also while a call runs; only the kubelet directory itself may be reached by one. Every
-// method may be called by many goroutines, but for one path the caller makes one change at a time. All
-// methods may be repeated.
+// Mounter mounts below a single directory, the kubelet's. A path outside is ErrPath. The parent of
+// a path must exist. No element of a path, or of a source, may be a symbolic link, also during a
+// call; only the path of the kubelet directory itself may have links. Methods are safe for
+// concurrent use, but the caller makes a single change of a path at a time. All methods may be
+// repeated.
 type Mounter interface {
-	// Mount puts m at path, and makes the last element of path where it is missing. If m is there
-	// already, with the same options, nothing is done; Buffered and ReadAhead are not compared. Mount
-	// returns nil only after the kernel has shown the mount at path, with its options. After an error
-	// nothing of it is mounted anywhere, and path is as it was. A dead or deleted mount at path is
-	// replaced. Errors: ErrPath, also if path was moved or replaced during the call, ErrConflict,
-	// ErrNotEmpty, ErrOption, ErrReadOnly, ErrFormat, ErrBusy.
+	// Mount mounts m at path, and makes the last element of path if it is missing. If m is already
+	// mounted there with the same options, Mount does nothing; Buffered and ReadAhead are not
+	// compared. Mount returns nil only after the kernel has shown the mount at path, with its
+	// options. After an error there is no mount, and path is unchanged. A dead or deleted mount at
+	// path is replaced. Errors: ErrPath, also if path was moved or replaced during the call,
+	// ErrConflict, ErrNotEmpty, ErrOption, ErrReadOnly, ErrFormat, ErrBusy.
 	//
 	// Mount makes the filesystem of a BlockDevice if the device is blank and m is not read-only. A
-	// device is blank if all places where filesystems, volume managers and partition tables keep
-	// their signatures were read, and hold zeroes. A device that Mount began to format before, and
-	// that nobody has used since, is formatted once more. Every other device without the filesystem
-	// is ErrDevice, and stays as it was. So does one that is mounted elsewhere, or that another
-	// program has open exclusively: ErrBusy.
+	// device is blank if all ranges where filesystems, volume managers and partition tables keep
+	// their signatures were read, and hold zeroes. A device whose format by Mount was interrupted,
+	// and that was not used since, is formatted again. Every other device without the filesystem is
+	// ErrDevice, and stays unchanged. A device that is mounted elsewhere, or that another program
+	// has open exclusively, is ErrBusy.
 	//
-	// A read-only Mount of a BlockDevice never writes to the device. ErrDevice if its filesystem has a
-	// log to replay: it must be mounted for writing once. ErrDevice if the Sequence of the device is
-	// another one than m's.
+	// A read-only Mount of a BlockDevice never writes to the device. If its filesystem has a log to
+	// replay, the error is ErrDevice: the device must be mounted for writing first. If the Sequence
+	// of the device differs from m's, the error is ErrDevice, too.
 	Mount(ctx context.Context, m Mount, path string) error
 
 	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount
 	// that is in use: that is ErrBusy. Nothing mounted, or no such path, is no error.
 	Unmount(ctx context.Context, path string) error
 
-	// Remove does what Unmount does, and then removes path: an empty directory, or a file that a
-	// Mounter has made or used as the target of a Device. It never recurses. Errors: ErrPath, also for
-	// any other file, ErrBusy, ErrNotEmpty.
+	// Remove is Unmount, followed by the removal of path: an empty directory, or a file that a
+	// Mounter has made or used as the target of a Device. It is not recursive. Errors: ErrPath,
+	// also for any other file, ErrBusy, ErrNotEmpty.
 	Remove(ctx context.Context, path string) error
 
 	// Mounted reports whether path shows m's source, mounted by m or by m.BindFrom. Options are not compared. No such
@@ -191,76 +192,80 @@ type Mounter interface {
 	// Occupied reports whether anything that is alive is mounted at path.
 	Occupied(ctx context.Context, path string) (bool, error)
 
-	// OtherTargets returns the other paths, sorted, that were mounted below the directory from the same source as path.
-	// It costs the same however many mounts the machine has. Errors: ErrBusy where one of them can't be looked at.
+	// OtherTargets returns the other paths, sorted, that were mounted below the directory from the
+	// same source as path. Its cost does not grow with the number of mounts. Errors: ErrBusy if a
+	// path cannot be examined.
 	OtherTargets(ctx context.Context, path string) ([]string, error)
 
-	// Grow makes the filesystem or device that m shows at path as large as its image, or as its
-	// BlockDevice, while it is used. Of a BlockDevice with an FSType, the filesystem that is mounted
-	// counts, whichever type it has. A Directory has nothing to grow, nor has a BlockDevice without a
-	// filesystem. Errors: ErrBusy where this machine can grow it only when it is mounted the next
-	// time, ErrReadOnly, ErrDevice for a BlockDevice that is smaller than m.Size, or has another
-	// Sequence.
+	// Grow makes the filesystem or device of m, mounted at path, as large as its image or
+	// BlockDevice, while pods use it. For a BlockDevice with an FSType, the mounted filesystem
+	// counts, of any type. A Directory and a BlockDevice without a filesystem have nothing to grow.
+	// Errors: ErrBusy if this machine can only grow the filesystem at the next mount, ErrReadOnly,
+	// ErrDevice for a BlockDevice that is smaller than m.Size, or has another Sequence.
 	Grow(ctx context.Context, m Mount, path string) error
 
 	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
 	Usage(ctx context.Context, path string) (Usage, error)
 }
 
-// Images works on images, the files that hold the filesystems of volumes, and on what this machine does
-// with them. A backend calls it; only the driver calls a Mounter. Every method may be called by many
-// goroutines, also while a Mounter mounts, unmounts or grows the same image.
+// Images works on images, the files that hold the filesystems of volumes, and on their use by this
+// machine. A backend calls Images; only the driver calls a Mounter. Methods are safe for concurrent
+// use, also while a Mounter mounts, unmounts or grows the same image.
 type Images interface {
-	// Format makes a filesystem in an image that nobody uses, whatever was in it. Errors: ErrFormat for a type that
-	// isn't one of FSTypes, errors.ErrUnsupported where this machine can't make it.
+	// Format makes a filesystem in an unused image, and overwrites its content. Errors: ErrFormat
+	// for a type outside of FSTypes, errors.ErrUnsupported where this machine cannot make the
+	// filesystem.
 	Format(ctx context.Context, image *os.File, fsType string) error
 
-	// NewUUID gives the filesystem in an image that nobody uses another UUID, so that it can be mounted beside the one
-	// it was copied from. The copy may be one of a filesystem in use, as a power cut would leave it: then its log is
-	// replayed. sector is that of Mount. Nothing is made durable: image.Sync is the caller's. After an error, or a death
-	// in the middle, the image is to be thrown away. Errors: ErrFormat, ErrBusy, errors.ErrUnsupported where this machine
-	// lacks a program for it, or a kernel that mounts two such copies.
+	// NewUUID gives the filesystem in an unused image another UUID, so that it can be mounted
+	// beside its source. The image can be a copy of a filesystem in use, in the state of a power
+	// cut: then NewUUID replays its log. sector is that of Mount. The caller makes the change
+	// durable with image.Sync. After an error, or a death during the call, discard the image.
+	// Errors: ErrFormat, ErrBusy, errors.ErrUnsupported where this machine lacks a program, or a
+	// kernel that mounts two such copies.
 	NewUUID(ctx context.Context, image *os.File, fsType string, sector int) error
 
 	// Freeze calls cut while the filesystems in these images, as far as they are mounted here, are
-	// frozen: nothing is written to them. The images are absolute paths of files. Meanwhile no
-	// other call of this Host mounts, unmounts or changes one of them: those calls wait, so cut
-	// must make none. Raw block devices (Disk, Device) cannot be frozen. Freeze flushes them to
-	// the image; writes continue.
+	// frozen: they are not written. The images are absolute paths of files. Meanwhile no other call
+	// of this Host mounts, unmounts or changes the images: such calls wait, so cut must make none.
+	// Raw block devices (Disk, Device) cannot be frozen. Freeze flushes them to the image; writes
+	// continue.
 	//
-	// cut is called once, or not at all after an earlier error. Its context ends when limit has
-	// passed since the freeze began. Processes that write wait meanwhile and cannot be killed, so
-	// cut must not touch a frozen filesystem, and be short. Its error is returned as it is, or
-	// joined with ErrThawed. The freeze is made by a helper process. When Freeze returns, or panics
-	// with cut, nothing is frozen by it; when the driver dies, the helper thaws at once; when both
-	// die, the next New thaws.
+	// Freeze calls cut once, or not at all after an earlier error. The context of cut ends when
+	// limit has passed since the start of the freeze. Processes that write wait meanwhile and
+	// cannot be killed, so cut must be short and must not touch a frozen filesystem. Freeze returns
+	// the error of cut unchanged, or joined with ErrThawed. A helper process makes the freeze. When
+	// Freeze returns, or panics with cut, it has thawed everything; when the driver dies, the
+	// helper thaws at once; when both die, the next New thaws.
 	//
-	// A write that has begun and does not end keeps a filesystem from being frozen. Freeze gives up
-	// at limit, and the image is stalled until the write ends: Failing reports it, and a further
-	// Freeze fails at once. So do those of the tenant's other images while 8 of them are stalled,
-	// as each keeps a helper process. tenant is as Mount.Tenant.
+	// A write that has begun and does not end prevents a freeze. Freeze gives up at limit, and the
+	// image is stalled until the write ends: Failing reports the image, and a further Freeze fails
+	// at once. While 8 images of a tenant are stalled, a Freeze of its other images fails, too, as
+	// each occupies a helper process. tenant is as Mount.Tenant.
 	//
 	// Errors: ErrThawed if the freeze took or lasted longer than limit, or another process ended
-	// it, so that cut's work is of no use; ErrStalled; ErrFrozen if a filesystem could not be
-	// thawed, and the helper keeps trying; ErrBusy if another process has frozen one, or uses it
-	// where that is not visible here; ErrFormat if an image is not a regular file.
+	// it, so that the result of cut is useless; ErrStalled; ErrFrozen if a filesystem could not be
+	// thawed, and the helper keeps trying; ErrBusy if another process has frozen a filesystem, or
+	// uses it in a mount namespace that is not visible here; ErrFormat if an image is not a regular
+	// file.
 	Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error
 
-	// Tune makes the device that has m's image, if one has it now, Buffered or not, and reads it ahead, as m says. Where
-	// this machine can't go past the page cache it stays Buffered. What is open already, and a btrfs, may go on as it was.
+	// Tune sets Buffered and the read-ahead of the device of m's image, if it has a device now, as
+	// in m. If this machine cannot bypass the page cache, the device stays Buffered. Files that are
+	// open already, and a btrfs, may keep the old settings.
 	Tune(ctx context.Context, m Mount) error
 
-	// MountPointsOf returns every path of the machine, sorted, at which source or a directory below it is
-	// mounted, except for source's own mount, or at which an overlay is mounted that has one of them
-	// as a layer. Of a file it returns where the filesystem in it, or its device, is mounted; if
-	// neither is and a device has the file, that device. It asks the kernel anew and costs as much as
-	// the machine has mounts. It sees this mount namespace only. Of an overlay it sees a layer whose
-	// path was absolute and leads to it still. Errors: ErrPath if an element of source is a link.
+	// MountPointsOf returns the sorted paths of this machine at which source or a directory below
+	// it is mounted, without source's own mount, and of overlays with such a directory as a layer.
+	// For a file it returns the mount points of its filesystem or of its device; if there are none,
+	// but a device has the file, that device. The cost grows with the number of mounts of the
+	// machine. MountPointsOf sees only this mount namespace, and only layers whose path was
+	// absolute and still leads to the directory. Errors: ErrPath if an element of source is a link.
 	MountPointsOf(source string) ([]string, error)
 
-	// Failing returns the images whose filesystems are mounted, by any process, and have failed, with
-	// the worst failure that is known of each, by their absolute paths. It asks the kernel anew. It
-	// waits for no tenant, and some seconds at most for a filesystem that does not answer, which is
+	// Failing returns the images whose filesystems are mounted, by any process, and have failed, by
+	// absolute path, each with its worst known failure. It asks the kernel. It does not wait for
+	// tenants, and waits some seconds at most for a filesystem that does not answer, which is
 	// Stalled.
 	Failing() (map[string]Failure, error)
 
@@ -272,22 +277,25 @@ type Images interface {
 	Helpers() []Helpers
 }
 
-// Host is a machine: New returns the one on which the process runs, and a Fake plays one for tests. The
-// two halves share locks, so a Mounter and the Images for the same files come from the same Host.
+// Host is a machine: New returns the machine of this process, and a Fake simulates a machine for
+// tests. Both halves share locks, so a Mounter and the Images for the same files come from the same
+// Host.
 type Host interface {
 	Mounter
 	Images
 }
 
-// directoryOptions are the mount options that a Directory may have. Everything else is refused, above all what would
-// name a device, a credential or another filesystem. nodev is always on; nosuid is, unless suid is asked for.
+// directoryOptions are the permitted mount options of a Directory. All others are rejected, above
+// all those that name a device, a credential or another filesystem. nodev is always set; nosuid is
+// set unless the options have suid.
 var directoryOptions = []string{
 	"ro", "rw", "exec", "noexec", "suid", "nosuid", "nodev",
 	"relatime", "noatime", "nodiratime", "strictatime",
 }
 
-// imageOptions are those that an Image may have beside directoryOptions, by the type of its filesystem. Not among them
-// is what weakens a filesystem's promises, such as nobarrier or data=writeback.
+// imageOptions are the permitted mount options of an Image beside directoryOptions, by filesystem
+// type. Options that weaken the guarantees of a filesystem, such as nobarrier or data=writeback,
+// are not among them.
 var imageOptions = map[string][]string{
 	"ext4":  {"discard", "lazytime", "sync", "dirsync", "data=journal"},
 	"xfs":   {"discard", "lazytime", "sync", "dirsync", "largeio"},
@@ -297,9 +305,9 @@ var imageOptions = map[string][]string{
 // FSTypes are the filesystems that an Image may have, sorted.
 func FSTypes() []string { return slices.Sorted(maps.Keys(imageOptions)) }
 
-// CheckOptions returns ErrOption for the first of options that a mount of kind k, with a filesystem of a type, may not
-// have. It says which one it is but doesn't show it, as it may be a secret (CSI spec v1.13,
-// VolumeCapability.mount_flags).
+// CheckOptions returns ErrOption for the first of options that a mount of kind k with this
+// filesystem type may not have. The error has the position of the option instead of its text, which
+// can be a secret (CSI spec v1.13, VolumeCapability.mount_flags).
 func CheckOptions(k Kind, fsType string, options []string) error {
 	allowed := directoryOptions
 	switch k {
@@ -311,7 +319,7 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 		}
 		own, ok := imageOptions[fsType]
 		if !ok {
-			return fmt.Errorf("%w: %.32q is none of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+			return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
 		}
 		allowed = slices.Concat(allowed, own)
 	case Disk, Device:
@@ -321,14 +329,14 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	}
 	for i, o := range options {
 		if !slices.Contains(allowed, o) {
-			return fmt.Errorf("%w: number %d of %d (allowed: %s)", ErrOption, i+1, len(options), cmp.Or(strings.Join(allowed, ", "), "none"))
+			return fmt.Errorf("%w: option %d of %d: must be one of: %s", ErrOption, i+1, len(options), cmp.Or(strings.Join(allowed, ", "), "none"))
 		}
 	}
 	return nil
 }
 
-// formatOptions are the arguments of mkfs that a backend may give for a filesystem. Each has a value.
-// What names a file or a further device is not among them.
+// formatOptions are the arguments of mkfs that a backend may set for a filesystem. Each has a
+// value. Arguments that name a file or a further device are not among them.
 var formatOptions = map[string][]string{
 	"ext4":  {"-b", "-E", "-i", "-I", "-N", "-O", "-T"},
 	"xfs":   {"-b", "-i", "-m", "-n", "-s"},
@@ -350,7 +358,7 @@ func CheckFormat(fsType string, arguments []string) error {
 	return nil
 }
 
-// IsOption reports whether an option is allowed for any kind: such a one is no secret.
+// IsOption reports whether an option is permitted for any kind: such an option is no secret.
 func IsOption(option string) bool {
 	for _, own := range imageOptions {
 		if slices.Contains(own, option) {
@@ -362,7 +370,7 @@ func IsOption(option string) bool {
 
 const (
 	maxPath = 4095 // PATH_MAX of Linux, less the terminating NUL
-	maxName = 255  // NAME_MAX: bytes of one element of a path
+	maxName = 255 // NAME_MAX: bytes of an element of a path
 )
 
 // below returns path relative to dir. Both must be absolute and clean, and path strictly below dir.

@@ -486,7 +486,7 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	both := func(c *Config) { c.Lost = []string{lost, second} }
-	if err := w.refused(both); !strings.Contains(err.Error(), "take it out") {
+	if err := w.refused(both); !strings.Contains(err.Error(), "remove it from") {
 		t.Errorf("refused because of %v", err)
 	}
 	gone = func(c *Config) { c.Lost = []string{second} }

@@ -201,7 +201,7 @@ func TestWhatIsNoFile(t *testing.T) {
 		"Delta of base":   Delta(context.Background(), dir, file, true, 0, nil),
 		"Delta of target": Delta(context.Background(), file, dir, true, 0, nil),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "no regular file") {
+		if err == nil || !strings.Contains(err.Error(), "not a regular file") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
