@@ -1,13 +1,13 @@
-// Package extents finds which ranges of a file hold data, and in which two files differ, without
-// reading what needn't be read: the filesystem is asked where it keeps the blocks of each. Two
-// files of which one is a reflink of the other share the blocks that nobody has written since.
-// Where the filesystem's answer proves nothing, blocks are read.
+// Package extents finds the ranges of a file that hold data, and the ranges in which two files
+// differ. It asks the filesystem for the addresses of the blocks instead of reading them. A file
+// and its reflink share the blocks that were not written since. Where the addresses prove nothing,
+// the package reads the blocks.
 //
-// The files must not change meanwhile, as snapshots don't; but their blocks may be moved about the
-// disk. What is asked for moves a file's own offset, and takes less than a MiB of memory. Ranges
-// are reported in ascending order, without overlaps. They start and end at multiples of Block, but
-// the last may end with its file. Ranges that touch are reported as one; but once it has 1 GiB it
-// is, so that whoever is interrupted later can go on from there.
+// The content of the files must not change during a call, as that of snapshots does not. The
+// filesystem may move their blocks. A call moves the offset of a file and takes less than 1 MiB of
+// memory. Ranges are reported in ascending order, without overlaps. They start and end at multiples
+// of Block; the last range may end at the end of the file. Adjacent ranges are reported as a range
+// of at most 1 GiB, so that a caller can resume after an interruption.
 package extents
 
 import (
@@ -23,16 +23,16 @@ import (
 // Block is the unit of all ranges, in bytes.
 const Block = 4096
 
-// ErrOffset says that there is nothing to start from: an offset is negative or beyond the end.
+// ErrOffset reports an offset that is negative or beyond the end.
 var ErrOffset = errors.New("offset out of range")
 
-// Each is called for every range, in order. If it returns an error, it isn't called again, and that
-// is the error of the whole.
+// Each is called for every range, in order. Its first error ends the iteration, which returns that
+// error.
 type Each func(offset, length int64) error
 
-// Allocated calls each for the ranges of a file that hold data. All others read as zeros; those
-// reported may too. The first one ends after from, and may start at the beginning of from's block.
-// Errors: ErrOffset, the context's.
+// Allocated calls each for the ranges of a file that hold data. All other ranges read as zeros;
+// reported ranges may, too. The first range ends after from, and may start at the beginning of
+// from's block. Errors: ErrOffset, the error of the context.
 func Allocated(ctx context.Context, file *os.File, from int64, each Each) error {
 	f, err := newSide(file)
 	if err != nil {
@@ -60,16 +60,16 @@ func Allocated(ctx context.Context, file *os.File, from int64, each Each) error 
 	return out.flush()
 }
 
-// Delta calls each for the ranges in which target differs from base. Beyond base's end target is
-// compared with zeros; there is nothing beyond its own. The first range ends after from, and may
-// start at the beginning of from's block. Errors: ErrOffset if from isn't within target, the
-// context's.
+// Delta calls each for the ranges in which target differs from base. A base that is shorter is
+// compared as if zeros followed; ranges beyond the end of target are not reported. The first range
+// ends after from, and may start at the beginning of from's block. Errors: ErrOffset if from is not
+// within target, the error of the context.
 //
-// related says that one file was made from the other, or both from a third, by reflink (FICLONE),
-// directly or in many steps, and was not copied. It is a promise: two files on two disks may have
-// their blocks at the same addresses. Then what is reported is a superset, for a block that was
-// written anew is reported whatever was written. Verified makes it exact. Without it, and on
-// filesystems whose addresses prove nothing, blocks are read, and it is exact.
+// related asserts that both files come from a common file by reflinks (FICLONE), in any number of
+// steps, and without a copy of data. Files on different disks can have blocks at the same
+// addresses. If related is true, Delta reports a superset, as it reports a block that was rewritten
+// with the same data; Verified makes the result exact. If related is false, or the addresses of the
+// filesystem prove nothing, Delta reads the blocks, and the result is exact.
 func Delta(ctx context.Context, base, target *os.File, related bool, from int64, each Each) error {
 	b, err := newSide(base)
 	if err != nil {
@@ -88,8 +88,8 @@ func Delta(ctx context.Context, base, target *os.File, related bool, from int64,
 	return d.run(ctx, from, each)
 }
 
-// Verified returns an Each that reads what it is called for from both files, and passes on the
-// blocks that differ.
+// Verified returns an Each that compares each range in both files, and calls each for the blocks
+// that differ.
 func Verified(ctx context.Context, base, target *os.File, each Each) Each {
 	c := comparison{base: base, target: target}
 	return func(offset, length int64) error {
@@ -101,20 +101,20 @@ func Verified(ctx context.Context, base, target *os.File, each Each) Each {
 	}
 }
 
-// extent is a range of a file that holds data, and where on the disk that is.
+// extent is a range of a file that holds data, with its address on the disk.
 type extent struct {
 	start, end int64
 	physical   int64 // if plain
-	plain      bool  // the same address means the same data
+	plain      bool // equal addresses mean equal data
 }
 
-// side is one of the files that are looked at.
+// side is either of the two files.
 type side struct {
 	file *os.File
 	size int64
 
-	// window returns extents from start on, in order, and up to where they are all: to end, if not
-	// to limit. They lie between start and end.
+	// window returns the extents from start on, in order and between start and end. The list is
+	// complete up to the returned offset, which is end or, if there are too many extents, less.
 	window func(ctx context.Context, start, limit int64) (found []extent, end int64, err error)
 }
 
@@ -147,7 +147,7 @@ func newSide(file *os.File) (*side, error) {
 // delta is a comparison of two files.
 type delta struct {
 	base, target *side
-	trusted      bool // addresses can be compared
+	trusted      bool // addresses are comparable
 	count        func() (extents [2]uint32, err error)
 	reader       comparison
 	out          *merger
@@ -163,8 +163,8 @@ func (d *delta) run(ctx context.Context, from int64, each Each) error {
 	d.reader = comparison{base: d.base.file, target: d.target.file}
 	d.out = newMerger(from, d.target.size, each)
 	at, end := floor(from), ceil(d.target.size)
-	// In the block in which only one file ends, the same address doesn't mean the same: what is
-	// behind an end isn't data.
+	// In the block in which only one of the files ends, equal addresses do not mean equal data: the
+	// bytes behind the end of a file are undefined.
 	if seam := min(d.base.size, d.target.size); d.base.size != d.target.size && seam%Block != 0 && at <= seam {
 		if err := d.walk(ctx, at, floor(seam)); err != nil {
 			return err
@@ -180,7 +180,7 @@ func (d *delta) run(ctx context.Context, from int64, each Each) error {
 	return d.out.flush()
 }
 
-// walk goes through both files window by window.
+// walk passes through both files, a window at a time.
 func (d *delta) walk(ctx context.Context, at, limit int64) error {
 	for at < limit {
 		base, target, end, err := d.look(ctx, at, limit)
@@ -200,16 +200,17 @@ func (d *delta) walk(ctx context.Context, at, limit int64) error {
 	return nil
 }
 
-// looks is how often look looks at a range whose extents are being moved.
+// looks is the number of attempts for a range whose extents are being moved.
 const looks = 3
 
-// look returns the extents of both files from at on, and up to where they are all. If they are
-// plain, they were in these places at one and the same moment: had one of base been freed and its
-// place been given to one of target meanwhile, the two would seem to be the same.
+// look returns the extents of both files from at on, and the offset up to which both lists are
+// complete. Plain extents were at their addresses at the same moment. Otherwise the filesystem
+// could free an extent of base and give its address to target in between, and the two would seem
+// equal.
 //
-// So base is looked at again after target, which takes half as long again. It needn't be where the
-// extents of both can be counted, and a filesystem moves them only to have fewer: that is so on
-// xfs, where this counts.
+// So look reads the extents of base again after those of target, which takes half as long again.
+// This is not necessary where the extents of both files can be counted and the filesystem moves
+// them only to reduce their number: on xfs, where the time matters most.
 func (d *delta) look(ctx context.Context, at, limit int64) (base, target []extent, end int64, err error) {
 	for range looks {
 		before, err := d.counts()
@@ -234,7 +235,7 @@ func (d *delta) look(ctx context.Context, at, limit int64) (base, target []exten
 	return doubtful, doubtful, end, nil
 }
 
-// stayed reports whether the extents of base from at to end are where they were.
+// stayed reports whether the extents of base from at to end are still at their addresses.
 func (d *delta) stayed(ctx context.Context, at, end int64, base []extent, before [2]uint32) (bool, error) {
 	if !d.trusted {
 		return true, nil
@@ -247,7 +248,7 @@ func (d *delta) stayed(ctx context.Context, at, end int64, base []extent, before
 	return againEnd == end && slices.Equal(cut(base, end), again), err
 }
 
-// counts returns how many extents the files have, or nothing where that isn't known.
+// counts returns the numbers of extents of the files, or nothing if they are unknown.
 func (d *delta) counts() (extents [2]uint32, err error) {
 	if !d.trusted || d.count == nil {
 		return extents, nil
@@ -255,7 +256,8 @@ func (d *delta) counts() (extents [2]uint32, err error) {
 	return d.count()
 }
 
-// decide reports a range if it differs. In each file it is a hole or lies in one extent.
+// decide reports a range if it differs. In each file the range is a hole or lies in a single
+// extent.
 func (d *delta) decide(ctx context.Context, at, until int64, base, target *extent) error {
 	switch {
 	case base == nil && target == nil:
@@ -268,8 +270,8 @@ func (d *delta) decide(ctx context.Context, at, until int64, base, target *exten
 	return d.out.add(at, until)
 }
 
-// next returns the first of extents if at is in it, and where it ends, or where the hole at at
-// ends. Those that end before at it drops.
+// next returns the first extent if it contains at, and its end; otherwise the end of the hole at
+// at. It drops extents that end before at.
 func next(extents *[]extent, at, limit int64) (*extent, int64) {
 	for len(*extents) > 0 && (*extents)[0].end <= at {
 		*extents = (*extents)[1:]
@@ -284,7 +286,7 @@ func next(extents *[]extent, at, limit int64) (*extent, int64) {
 	return first, min(first.end, limit)
 }
 
-// cut returns what of extents is before end. It changes them.
+// cut returns the part of extents before end. It modifies extents.
 func cut(extents []extent, end int64) []extent {
 	for len(extents) > 0 && extents[len(extents)-1].start >= end {
 		extents = extents[:len(extents)-1]
@@ -295,7 +297,7 @@ func cut(extents []extent, end int64) []extent {
 	return extents
 }
 
-// appendExtent appends e to extents, or makes the last one longer if e goes on where that ends.
+// appendExtent appends e to extents, or extends the last extent if e follows it on the disk.
 func appendExtent(extents []extent, e extent) []extent {
 	if n := len(extents); n > 0 {
 		last := &extents[n-1]
@@ -308,7 +310,7 @@ func appendExtent(extents []extent, e extent) []extent {
 	return append(extents, e)
 }
 
-// chunk is how much is read of a file at once, in bytes.
+// chunk is the number of bytes that are read of a file at a time.
 const chunk = 256 << 10
 
 // comparison compares two files by reading.
@@ -317,8 +319,8 @@ type comparison struct {
 	buffers      []byte
 }
 
-// run calls report for the blocks from start to end that differ. A file that ends before reads as
-// zeros.
+// run calls report for the blocks from start to end that differ. A shorter file reads as zeros
+// behind its end.
 func (c *comparison) run(ctx context.Context, start, end int64, report func(start, end int64) error) error {
 	if c.buffers == nil {
 		c.buffers = make([]byte, 2*chunk)
@@ -362,21 +364,21 @@ func read(file *os.File, buf []byte, offset int64) error {
 	return nil
 }
 
-// maxRange is how long a range gets before it is reported, even if it goes on, in bytes.
+// maxRange is the length in bytes at which a range is reported although it continues.
 const maxRange = 1 << 30
 
-// merger reports ranges that come in order, in whole blocks, and as few as may be.
+// merger merges ordered ranges into as few ranges of whole blocks as possible, and reports them.
 type merger struct {
 	each       Each
 	size       int64
-	start, end int64 // what is not reported yet; nothing if they are equal
+	start, end int64 // not reported yet; nothing if equal
 }
 
 func newMerger(from, size int64, each Each) *merger {
 	return &merger{each: each, size: size, start: floor(from), end: floor(from)}
 }
 
-// add takes the blocks of which a part is between start and end.
+// add adds the blocks that overlap the range from start to end.
 func (m *merger) add(start, end int64) error {
 	start, end = max(floor(start), m.end), min(ceil(end), m.size)
 	if start >= end {
@@ -393,7 +395,7 @@ func (m *merger) add(start, end int64) error {
 	return nil
 }
 
-// flush reports what is not reported yet.
+// flush reports the pending range.
 func (m *merger) flush() error {
 	start := m.start
 	if m.start = m.end; start == m.end {
