@@ -247,8 +247,8 @@ func (d *Dir) explain(name string, want fs.FileMode, err error) (string, error) 
 }
 
 // wrong returns ErrType with the first element of name that has the wrong type. All but the last
-// must be directories, and the last must have the type want. It returns nil if all types are right
-// now.
+// must be directories, and the last must have the type want. wrong returns nil if all types are
+// right now.
 func (d *Dir) wrong(name string, want fs.FileMode) (element string, err error) {
 	for end := 0; end < len(name); {
 		next := strings.IndexByte(name[end:]+"/", '/')

@@ -45,8 +45,8 @@ type Listener struct {
 	now     func() time.Time
 	dropped atomic.Uint64
 
-	// Warn is called when a connection is dropped, at most once a minute, with a source that has the
-	// most connections. It is set before the first Accept, and may be nil.
+	// Warn is called when a connection is dropped, at most once a minute, with a source that has
+	// the most connections. It is set before the first Accept, and may be nil.
 	Warn func(source netip.Prefix)
 
 	mu       sync.Mutex
@@ -132,8 +132,8 @@ func (l *Listener) knows(source netip.Prefix) bool {
 	return ok && l.now().Sub(last) < rememberOf
 }
 
-// remember notes that a connection of a source is admitted, and forgets the source that was seen the
-// longest time ago if there are too many. The caller holds mu.
+// remember notes that a connection of a source is admitted, and forgets the source that was seen
+// the longest time ago if there are too many. The caller holds mu.
 func (l *Listener) remember(source netip.Prefix) {
 	l.sources[source] = l.now()
 	if len(l.sources) <= maxSources {
@@ -238,8 +238,8 @@ func Advance(conn net.Conn) {
 }
 
 // Admit admits a connection that its Listener accepted, and remembers its source: the listener does
-// not drop it any more. It does nothing with the connection of another listener. Errors: ErrDropped,
-// ErrFull; the caller then closes the connection.
+// not drop it any more. Admit does nothing with the connection of another listener. Errors:
+// ErrDropped, ErrFull; the caller then closes the connection.
 func Admit(conn net.Conn) error {
 	c, ok := conn.(*Conn)
 	if !ok {

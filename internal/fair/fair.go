@@ -72,7 +72,7 @@ func (s *Slots) Acquire(ctx context.Context, c Claim) (release func(), err error
 	return sync.OnceFunc(func() { s.release(e) }), nil
 }
 
-// withdraw takes a claim out of the queue. It reports false if the claim holds a slot by now.
+// withdraw takes a claim out of the queue. withdraw reports false if the claim holds a slot by now.
 func (s *Slots) withdraw(e *entry) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -52,7 +52,7 @@ const (
 )
 
 // Keep runs a background task until it returns. If it panics, Keep calls report and runs the task
-// again after a pause, which grows with each panic. It returns at the latest when ctx is done and
+// again after a pause, which grows with each panic. Keep returns at the latest when ctx is done and
 // the task has returned.
 func Keep(ctx context.Context, report func(error), task func()) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {

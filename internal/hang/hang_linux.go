@@ -35,11 +35,11 @@ type Process struct {
 }
 
 // Write starts a process that hangs in write(2) to the file at path, which it makes where it is
-// missing. It holds the file's inode lock, and the filesystem cannot be frozen.
+// missing. The process holds the file's inode lock, and the filesystem cannot be frozen.
 func Write(t testing.TB, path string) *Process { return start(t, "write", path) }
 
-// Readdir starts a process that hangs in getdents64(2) of the directory at path. It holds the
-// directory's inode lock, shared.
+// Readdir starts a process that hangs in getdents64(2) of the directory at path. The process holds
+// the directory's inode lock, shared.
 func Readdir(t testing.TB, path string) *Process { return start(t, "getdents", path) }
 
 func start(t testing.TB, how, path string) *Process {
@@ -52,7 +52,7 @@ func start(t testing.TB, how, path string) *Process {
 	return p
 }
 
-// Start is Write, or Readdir, for a program that is no test. It returns when the process hangs.
+// Start is Write, or Readdir, for a program that is no test. Start returns when the process hangs.
 func Start(how, path string) (*Process, error) {
 	p := &Process{cmd: exec.Command("/proc/self/exe", path)}
 	p.cmd.Env = append(os.Environ(), env+"="+how)

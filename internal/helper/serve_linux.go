@@ -100,7 +100,7 @@ func (j *Job) end(f frame, result any) error {
 }
 
 // Receive waits for a message of the caller and decodes it into v, which may be nil. The caller
-// of Receive closes the files that came with the message. It fails when the driver is gone.
+// of Receive closes the files that came with the message. Receive fails when the driver is gone.
 func (j *Job) Receive(v any) ([]*os.File, error) {
 	f, ok := <-j.incoming
 	if !ok {

@@ -11,14 +11,14 @@ import (
 	"unicode/utf8"
 )
 
-// JSON returns a writer that passes JSON on to w, and writes every character that is not printable as
-// \uXXXX, which means the same. These are the characters for which slog's text format quotes a string,
-// too. One Write holds whole characters, as that of a slog.JSONHandler.
+// JSON returns a writer that passes JSON on to w, and writes every character that is not printable
+// as \uXXXX, which means the same. These are the characters for which slog's text format quotes a
+// string, too. One Write holds whole characters, as that of a slog.JSONHandler.
 func JSON(w io.Writer) io.Writer { return escaper{w} }
 
 type escaper struct{ to io.Writer }
 
-// Write is io.Writer's. It returns len(p) unless the writer below fails.
+// Write is io.Writer's. Write returns len(p) unless the writer below fails.
 func (e escaper) Write(p []byte) (int, error) {
 	if isPlain(p) {
 		return e.to.Write(p)

@@ -44,7 +44,7 @@ func EnterAlone() error {
 }
 
 // again runs this program in a new mount namespace, and in the namespaces of flags, and exits with
-// its exit code. It returns only an error.
+// its exit code. again returns only an error.
 func again(flags uintptr) error {
 	self, err := os.Executable()
 	if err != nil {

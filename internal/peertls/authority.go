@@ -37,7 +37,7 @@ type authority struct {
 }
 
 // openCA reads the CA in dir. If dir has neither a certificate nor a key, openCA makes a CA and
-// returns the files to write. It never replaces a key. A CA without its key is an error.
+// returns the files to write. openCA never replaces a key. A CA without its key is an error.
 func openCA(dir string) (*authority, []file, error) {
 	bundle, err := readFile(filepath.Join(dir, caFile))
 	noCert := errors.Is(err, fs.ErrNotExist)

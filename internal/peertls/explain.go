@@ -15,8 +15,8 @@ import (
 // client.
 const maxNames, maxName = 3, 100
 
-// explain adds the cause, for an operator, to an error of Verify at the time t. It returns nil for
-// nil.
+// explain adds the cause, for an operator, to an error of Verify at the time t. explain returns nil
+// for nil.
 func (p *pair) explain(leaf *x509.Certificate, err error, usage x509.ExtKeyUsage, t time.Time) error {
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError

@@ -40,7 +40,7 @@ func names() [3]string { return [3]string{caFile, certFile, keyFile} }
 // stamps identify the files that were read; nil is a missing file.
 type stamps [3]fs.FileInfo
 
-// stat returns the stamps of the files in dir. It follows links.
+// stat returns the stamps of the files in dir. stat follows links.
 func stat(dir string) (s stamps) {
 	for i, name := range names() {
 		if info, err := os.Stat(filepath.Join(dir, name)); err == nil {

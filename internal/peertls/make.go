@@ -87,7 +87,7 @@ type leaf struct {
 	usage           x509.ExtKeyUsage
 }
 
-// leaves returns the requested certificates below dir. It checks all names.
+// leaves returns the requested certificates below dir. leaves checks all names.
 func (o MakeOptions) leaves(dir string) ([]leaf, error) {
 	var all []leaf
 	if o.Valid < 0 {

@@ -3,7 +3,8 @@
 //
 // The router is a client with a name that every node knows; it may call everything. A node is a
 // server, and the router compares its name with the reported node ID. No certificate serves as
-// both, so a key from one node does not open other nodes. docs/how-to/certificates.md is for operators.
+// both, so a key from one node does not open other nodes. docs/how-to/certificates.md is for
+// operators.
 package peertls
 
 import (
@@ -125,8 +126,8 @@ func (id *Identity) Client(server string) credentials.TransportCredentials {
 // Until returns the end of the validity of the present certificate.
 func (id *Identity) Until() time.Time { return id.current().certificate.Leaf.NotAfter }
 
-// Names returns the DNS names in the certificate of the peer on a connection. It returns nil for a
-// connection that neither Server nor Client made.
+// Names returns the DNS names in the certificate of the peer on a connection. Names returns nil for
+// a connection that neither Server nor Client made.
 func Names(info credentials.AuthInfo) []string {
 	ours, ok := info.(authInfo)
 	if !ok || len(ours.State.PeerCertificates) == 0 {

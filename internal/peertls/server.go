@@ -55,9 +55,9 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 	return nil, nil, errors.New("these credentials are a server's")
 }
 
-// ServerHandshake runs in a goroutine of gRPC, which recovers no panic. It returns io.EOF and
-// reports nothing if the client closes the connection before it has sent data, as the probe of a
-// load balancer does. gRPC bounds the time of a handshake: grpc.ConnectionTimeout.
+// ServerHandshake runs in a goroutine of gRPC, which recovers no panic. ServerHandshake returns
+// io.EOF and reports nothing if the client closes the connection before it has sent data, as the
+// probe of a load balancer does. gRPC bounds the time of a handshake: grpc.ConnectionTimeout.
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, err := guard.Value(func() (connection, error) { return s.admit(raw) })
 	switch {

@@ -104,8 +104,8 @@ func onward(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, out)
 }
 
-// foreignContent describes the part of an answer that belongs to another node. It returns "" if
-// there is none.
+// foreignContent describes the part of an answer that belongs to another node. foreignContent
+// returns "" if there is none.
 func (n *node) foreignContent(resp proto.Message) string {
 	switch r := resp.(type) {
 	case *csi.CreateVolumeResponse:
@@ -168,7 +168,7 @@ func (n *node) foreignMembers(group *csi.VolumeGroupSnapshot) string {
 	return ""
 }
 
-// foreign describes an ID that is not one of the node's. It returns "" for an ID of the node.
+// foreign describes an ID that is not one of the node's. foreign returns "" for an ID of the node.
 func (n *node) foreign(id string) string {
 	parsed, err := volumeid.Parse(id)
 	if err != nil {

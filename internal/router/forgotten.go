@@ -66,7 +66,7 @@ func (f *Forgotten) segment(value string) bool {
 	return segments[value]
 }
 
-// refresh reads the file again if it has changed, and reports the new list. It reports an
+// refresh reads the file again if it has changed, and reports the new list. refresh reports an
 // unreadable file once and keeps the list.
 func (f *Forgotten) refresh() {
 	was := f.names

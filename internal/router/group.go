@@ -108,8 +108,8 @@ type partMaking struct {
 	part    *peer.Part // when it is committed
 }
 
-// make makes a group snapshot, or finds it. It returns nil if it found parts of an earlier call and
-// deleted them.
+// make makes a group snapshot, or finds it. make returns nil if it found parts of an earlier call
+// and deleted them.
 func (g *groupController) make(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest, nodes []*node,
 	volumes map[*node][]string, all []string) (*csi.VolumeGroupSnapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -188,8 +188,8 @@ func (p *partMaking) step(ctx context.Context, r *Router, n *node, req *peer.Sna
 	return nil
 }
 
-// mismatch describes how the part of a node differs from the part that was requested. It returns ""
-// if they agree.
+// mismatch describes how the part of a node differs from the part that was requested. mismatch
+// returns "" if they agree.
 func (p *partMaking) mismatch() string {
 	group := p.part.GetGroup()
 	if group.GetGroupSnapshotId() != p.group {
@@ -281,7 +281,7 @@ func (m *making) resume(ctx context.Context, found []*node) (*csi.VolumeGroupSna
 	return nil, nil
 }
 
-// settle settles all parts and returns the group snapshot. It calls the nodes in turn, in the
+// settle settles all parts and returns the group snapshot. settle calls the nodes in turn, in the
 // same order as discard: if a router settles while another discards, the first node decides.
 func (m *making) settle(ctx context.Context) (*csi.VolumeGroupSnapshot, error) {
 	var parts []*peer.Part

@@ -100,7 +100,7 @@ type answer[E any] struct {
 }
 
 // read asks the next nodes at the same time: as many as will fill the page, judging by the nodes
-// before. It takes their answers in order, up to the first that does not fit. That node is asked
+// before. read takes their answers in order, up to the first that does not fit. That node is asked
 // again for the entries that fit, as only the end of an answer has a token.
 func (p *page[E]) read(ctx context.Context) error {
 	left := p.limit - len(p.entries)

@@ -225,7 +225,7 @@ func (r *Router) record(e *endpoint, was, is *node, err error) {
 	r.show()
 }
 
-// show gives calls a new view. It reports a node that answers at several addresses when that
+// show gives calls a new view. show reports a node that answers at several addresses when that
 // begins. The caller holds mu.
 func (r *Router) show() {
 	was, is := r.view.Load(), r.newView()
@@ -318,8 +318,8 @@ func (r *Router) verify(reported *csi.NodeGetInfoResponse, from *peer.Peer) erro
 	return nil
 }
 
-// retire closes a connection when no call uses it. It waits for a second first, as a call may have
-// just looked the node up.
+// retire closes a connection when no call uses it. retire waits for a second first, as a call may
+// have just looked the node up.
 func retire(n *node) {
 	if n == nil {
 		return

@@ -33,13 +33,13 @@ var All = []Filesystem{{Type: "ext4"}, {Type: "xfs", Reflinks: true}, {Type: "bt
 const standard = 4 << 30
 
 // Mount makes the filesystem and mounts it at dir, an existing directory, until the end of the
-// test. It skips the test if that is impossible.
+// test. Mount skips the test if that is impossible.
 func (f Filesystem) Mount(t testing.TB, dir string) {
 	t.Helper()
 	f.Attach(t, f.Image(t), dir)
 }
 
-// Image makes the filesystem in a new file, and returns its path. It skips the test if the
+// Image makes the filesystem in a new file, and returns its path. Image skips the test if the
 // filesystem cannot be mounted.
 func (f Filesystem) Image(t testing.TB) string {
 	t.Helper()
@@ -76,11 +76,11 @@ func (f Filesystem) Attach(t testing.TB, image, dir string) {
 	})
 }
 
-// detachTime is how long a loop device may keep its file after its last use here: a program that looks
-// at all loop devices, such as the driver of another test, may have it open.
+// detachTime is how long a loop device may keep its file after its last use here: a program that
+// looks at all loop devices, such as the driver of another test, may have it open.
 const detachTime = 20 * time.Second
 
-// unmount unmounts dir. It waits for loop devices that still hold files in dir.
+// unmount unmounts dir. unmount waits for loop devices that still hold files in dir.
 func unmount(t testing.TB, dir string) error {
 	t.Helper()
 	for deadline := time.Now().Add(detachTime); ; time.Sleep(time.Millisecond) {
@@ -118,8 +118,8 @@ func Loops(t testing.TB, prefix string) (devices []string) {
 	return devices
 }
 
-// Flush writes out a file, and what was written to its loop devices. sync(2) would do the same for the
-// whole machine, and so for the disks of tests that cut the power.
+// Flush writes out a file, and what was written to its loop devices. sync(2) would do the same for
+// the whole machine, and so for the disks of tests that cut the power.
 func Flush(t testing.TB, path string) {
 	t.Helper()
 	for _, name := range append(Loops(t, path), path) {

@@ -79,11 +79,11 @@ type Backend interface {
 	// for a malformed ID. CSI spec v1.13, ControllerGetVolume.
 	Get(ctx context.Context, id string, secrets map[string]string) (Volume, error)
 
-	// Delete deletes a volume that Create, Restore or Clone created. It returns nil for an unknown
-	// or malformed ID and for an inline volume. It does not wait until the space is free again.
-	// Errors: [ErrInUse] while a volume of a [NodeLocal] backend is mounted on this machine, or a
-	// volume of an [Attacher] is attached to a node. The volume is unchanged then. CSI spec v1.13,
-	// DeleteVolume.
+	// Delete deletes a volume that Create, Restore or Clone created. Delete returns nil for an
+	// unknown or malformed ID and for an inline volume. Delete does not wait until the space is
+	// free again. Errors: [ErrInUse] while a volume of a [NodeLocal] backend is mounted on this
+	// machine, or a volume of an [Attacher] is attached to a node. The volume is unchanged then.
+	// CSI spec v1.13, DeleteVolume.
 	Delete(ctx context.Context, id string, secrets map[string]string) error
 
 	// Mount returns the source, the options and the kind of the mount that gives a the volume. It
@@ -188,9 +188,10 @@ type Lister interface {
 
 // CapacityReporter is a [Backend] that knows its capacity.
 type CapacityReporter interface {
-	// Capacity returns the capacity for volumes that o describes. It ignores o.Name, o.Required and
-	// o.Limit. Space that is reserved for a volume is not available. If the backend supports no
-	// volume of o.Access, it returns 0 bytes. Errors: [ErrInvalid]. CSI spec v1.13, GetCapacity.
+	// Capacity returns the capacity for volumes that o describes. Capacity ignores o.Name,
+	// o.Required and o.Limit. Space that is reserved for a volume is not available. If the backend
+	// supports no volume of o.Access, it returns 0 bytes. Errors: [ErrInvalid]. CSI spec v1.13,
+	// GetCapacity.
 	Capacity(ctx context.Context, o CreateOptions) (Capacity, error)
 }
 
@@ -202,8 +203,8 @@ type Capacity struct {
 
 // Expander is a [Backend] with volumes that can be expanded.
 type Expander interface {
-	// Expand makes the volume at least o.Required bytes large. It returns the new size in bytes,
-	// and node reports whether the node must then grow the filesystem or device
+	// Expand makes the volume at least o.Required bytes large. Expand returns the new size in
+	// bytes, and node reports whether the node must then grow the filesystem or device
 	// ([mounter.Mounter.Grow]). Expand does not change a volume that is large enough, and never
 	// shrinks a volume. Errors: [ErrNotFound], also for an inline volume; [ErrOutOfRange], also if
 	// there is no space. That error is final, so that the user may ask for less. CSI spec v1.13,
@@ -251,9 +252,9 @@ type Inliner interface {
 	// no ID of another volume may have.
 	CreateInline(ctx context.Context, handle string, o CreateOptions) (Volume, error)
 
-	// DeleteInline deletes the inline volume with this handle. It returns nil and does nothing for
-	// any other handle, even while the storage is unavailable: the driver calls it for every volume
-	// that a pod gives up. Errors: [ErrInUse].
+	// DeleteInline deletes the inline volume with this handle. DeleteInline returns nil and does
+	// nothing for any other handle, even while the storage is unavailable: the driver calls it for
+	// every volume that a pod gives up. Errors: [ErrInUse].
 	DeleteInline(ctx context.Context, handle string) error
 }
 
@@ -261,11 +262,12 @@ type Inliner interface {
 // them, such as the disks of a cloud. It identifies a node by the ID that NodeGetInfo returns on
 // that node. Both methods may run on any node.
 type Attacher interface {
-	// Attach makes the volume usable on o.Node. It returns the publish context, which Mount on that
-	// node gets as [Access.PublishContext]. The publish context contains no secret, and a repeated
-	// call returns the same map. For a disk it holds the serial number, by which Mount finds the
-	// disk ([mounter.FindDevice]): the device name of a disk differs between nodes and between
-	// boots. With o.Access.ReadOnly, Mount returns a read-only mount for this publish context.
+	// Attach makes the volume usable on o.Node. Attach returns the publish context, which Mount on
+	// that node gets as [Access.PublishContext]. The publish context contains no secret, and a
+	// repeated call returns the same map. For a disk it holds the serial number, by which Mount
+	// finds the disk ([mounter.FindDevice]): the device name of a disk differs between nodes and
+	// between boots. With o.Access.ReadOnly, Mount returns a read-only mount for this publish
+	// context.
 	//
 	// Errors: [ErrNotFound] for an unknown volume, an inline volume and an unknown node;
 	// [ErrExists] if the volume is attached to that node with another Capability or
@@ -275,8 +277,9 @@ type Attacher interface {
 	// ControllerPublishVolume.
 	Attach(ctx context.Context, id string, o AttachOptions) (attachment map[string]string, err error)
 
-	// Detach detaches the volume from the node, or from all nodes if node is "". It returns nil for
-	// a volume or node that is unknown or not attached. CSI spec v1.13, ControllerUnpublishVolume.
+	// Detach detaches the volume from the node, or from all nodes if node is "". Detach returns nil
+	// for a volume or node that is unknown or not attached. CSI spec v1.13,
+	// ControllerUnpublishVolume.
 	Detach(ctx context.Context, id, node string, secrets map[string]string) error
 }
 

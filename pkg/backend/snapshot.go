@@ -16,8 +16,8 @@ import (
 // job runs, and then the result of the job. The method Close of a backend ends the job and leaves
 // nothing incomplete.
 type Snapshotter interface {
-	// Snapshot creates the snapshot of o.Name. It returns when the data is copied, durable and
-	// ready for Restore. A repeated call returns the snapshot of the first call. Errors:
+	// Snapshot creates the snapshot of o.Name. Snapshot returns when the data is copied, durable
+	// and ready for Restore. A repeated call returns the snapshot of the first call. Errors:
 	// [ErrNotFound] for an unknown volume and an inline volume; [ErrExists] if the existing
 	// snapshot has another source or other parameters; [ErrInvalid] for an invalid parameter;
 	// [ErrExhausted]; [ErrPrecondition] if the volume must not be in use for that, and is. CSI spec
@@ -28,10 +28,10 @@ type Snapshotter interface {
 	// ID. CSI spec v1.13, GetSnapshot.
 	GetSnapshot(ctx context.Context, id string, secrets map[string]string) (Snapshot, error)
 
-	// DeleteSnapshot deletes a snapshot. It returns nil for an unknown or malformed ID. Volumes
-	// that were restored from the snapshot remain. Errors: [ErrInUse] while a call creates the
-	// snapshot or a volume from it; [ErrInvalid] for a member of a group. The snapshot is unchanged
-	// then. CSI spec v1.13, DeleteSnapshot.
+	// DeleteSnapshot deletes a snapshot. DeleteSnapshot returns nil for an unknown or malformed ID.
+	// Volumes that were restored from the snapshot remain. Errors: [ErrInUse] while a call creates
+	// the snapshot or a volume from it; [ErrInvalid] for a member of a group. The snapshot is
+	// unchanged then. CSI spec v1.13, DeleteSnapshot.
 	DeleteSnapshot(ctx context.Context, id string, secrets map[string]string) error
 
 	// ListSnapshots returns up to limit snapshots with an ID greater than after, in ascending order
@@ -102,9 +102,9 @@ type GroupSnapshotter interface {
 	// not the members. CSI spec v1.13, GetVolumeGroupSnapshot.
 	GetGroup(ctx context.Context, id string, snapshots []string, secrets map[string]string) (Group, error)
 
-	// DeleteGroup deletes the group snapshot and its members. It returns nil for an unknown or
-	// malformed ID. Errors: [ErrInUse] while a call creates the group or a volume from a member;
-	// [ErrInvalid] as for GetGroup. After an error nothing is deleted. CSI spec v1.13,
+	// DeleteGroup deletes the group snapshot and its members. DeleteGroup returns nil for an
+	// unknown or malformed ID. Errors: [ErrInUse] while a call creates the group or a volume from a
+	// member; [ErrInvalid] as for GetGroup. After an error nothing is deleted. CSI spec v1.13,
 	// DeleteVolumeGroupSnapshot.
 	DeleteGroup(ctx context.Context, id string, snapshots []string, secrets map[string]string) error
 }
@@ -165,9 +165,9 @@ type PartSnapshotter interface {
 	// deletes the part.
 	SettlePart(ctx context.Context, group, cut string) error
 
-	// DiscardPart deletes a part that is not settled, with its snapshots. It returns nil if there
-	// is no such part. Errors: [ErrPrecondition] if the part is settled or has another Cut;
-	// [ErrInUse] while a call creates the part or a volume from a member; [ErrBusy] as for
+	// DiscardPart deletes a part that is not settled, with its snapshots. DiscardPart returns nil
+	// if there is no such part. Errors: [ErrPrecondition] if the part is settled or has another
+	// Cut; [ErrInUse] while a call creates the part or a volume from a member; [ErrBusy] as for
 	// SettlePart. After an error nothing is deleted.
 	DiscardPart(ctx context.Context, group, cut string) error
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// certsFlags are the flags of the command certs. docs/how-to/certificates.md is made from their usage.
+// certsFlags are the flags of the command certs. docs/how-to/certificates.md is made from their
+// usage.
 type certsFlags struct {
 	dir    string
 	client string
@@ -38,8 +39,8 @@ func (c *certsFlags) flags(set *flag.FlagSet) {
 	set.BoolVar(&c.renew, "renew", false, "replace the router's certificate and those that are named, with the same CA; without it, what is there stays")
 }
 
-// certs is the command certs: it makes certificates, and prints commands that use them. It returns
-// the exit code.
+// certs is the command certs: it makes certificates, and prints commands that use them. certs
+// returns the exit code.
 func certs(args []string, env Environment) int {
 	var c certsFlags
 	o, err := c.parse(args, env)

@@ -23,7 +23,8 @@ const (
 	exitOrphans      = 3
 )
 
-// orphansFlags are the flags of the command orphans. docs/how-to/orphans.md is made from their usage.
+// orphansFlags are the flags of the command orphans. docs/how-to/orphans.md is made from their
+// usage.
 type orphansFlags struct {
 	endpoint string
 	output   string
@@ -72,7 +73,7 @@ func parseOrphans(p Program, args []string, env Environment) (orphansFlags, erro
 	return o, nil
 }
 
-// findOrphans is the command orphans. It returns the exit code.
+// findOrphans is the command orphans. findOrphans returns the exit code.
 func findOrphans(p Program, args []string, env Environment) int {
 	o, err := parseOrphans(p, args, env)
 	if errors.Is(err, flag.ErrHelp) {

@@ -55,8 +55,8 @@ type stagingRecords struct {
 	dir    *beneath.Dir
 	mu     sync.Mutex
 	byPath map[string]stagingRecord
-	// live has the staging paths that are mounted, and that no call is staging or unstaging. The values
-	// are numbers of mounts.
+	// live has the staging paths that are mounted, and that no call is staging or unstaging. The
+	// values are numbers of mounts.
 	live   map[string]int
 	mounts int // number of the last mount
 }
@@ -70,10 +70,10 @@ var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 // maxStagingFile is more than the size of a file, in bytes: a path has at most 4096.
 const maxStagingFile = 64 << 10
 
-// openStagingRecords reads the files. It removes a damaged file, and a file for whose path mounted
-// returns false: the machine was rebooted, or another program unmounted the path. If mounted
-// returns an error, the file stays. report gets an error for each entry that is not a file and
-// cannot be removed. Such an entry affects only the volume at its own path.
+// openStagingRecords reads the files. openStagingRecords removes a damaged file, and a file for
+// whose path mounted returns false: the machine was rebooted, or another program unmounted the
+// path. If mounted returns an error, the file stays. report gets an error for each entry that is
+// not a file and cannot be removed. Such an entry affects only the volume at its own path.
 func openStagingRecords(stateDir string,
 	mounted func(path string) (bool, error), report func(error)) (_ *stagingRecords, err error) {
 	dir := filepath.Join(stateDir, stagingsDir)

@@ -32,8 +32,8 @@ type recipe struct {
 	record func(root int) error
 }
 
-// attach makes a mount on t. It returns nil when the mount is at t's path; after an error no mount
-// is left. Errors: ErrPath if t was moved or replaced meanwhile.
+// attach makes a mount on t. attach returns nil when the mount is at t's path; after an error no
+// mount is left. Errors: ErrPath if t was moved or replaced meanwhile.
 func (l *linux) attach(t target, r recipe) error {
 	m, err := l.put(t, r)
 	if err != nil {

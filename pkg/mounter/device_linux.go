@@ -70,8 +70,8 @@ func openDevice(fd, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(dev), path), nil
 }
 
-// checkDevice returns an error for a device that cannot be used as m says. It does not read the
-// device.
+// checkDevice returns an error for a device that cannot be used as m says. checkDevice does not
+// read the device.
 func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	err := checkSequence(m, dev)
 	if err == nil {
@@ -268,7 +268,7 @@ type looked struct {
 	size int64
 }
 
-// lookAt reads the content of a device. It opens the device exclusively: for a device with a
+// lookAt reads the content of a device. lookAt opens the device exclusively: for a device with a
 // mounted filesystem, in any mount namespace, or of an array, the result is unix.EBUSY.
 func lookAt(device fileID) (looked, error) {
 	dev, err := claim(device)
@@ -284,7 +284,7 @@ func lookAt(device fileID) (looked, error) {
 	return looked{c, int64(size)}, errors.Join(err, sameSize(dev, int64(size)))
 }
 
-// claim opens a device exclusively. It waits for a program that has claimed the device for a
+// claim opens a device exclusively. claim waits for a program that has claimed the device for a
 // moment.
 func claim(device fileID) (*os.File, error) {
 	for end := time.Now().Add(claimTime); ; time.Sleep(claimTime / 20) {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where the kernel tells of filesystems and loop devices: Documentation/ABI/testing/sysfs-fs-ext4, sysfs-block-loop, and
-// fs/btrfs/sysfs.c of Linux.
+// Where the kernel tells of filesystems and loop devices: Documentation/ABI/testing/sysfs-fs-ext4,
+// sysfs-block-loop, and fs/btrfs/sysfs.c of Linux.
 const (
 	loopFiles   = "/sys/block/loop*/loop/backing_file"
 	ext4Errors  = "/sys/fs/ext4/%s/errors_count"
@@ -88,8 +88,8 @@ func number(file string) (n int) {
 	return n
 }
 
-// shown returns the failure that the options of a mount show. A mount that is read-only by intent is
-// so by its own flag, too. Since Linux 6.15 ext4 shows its own state, also that it is shut down.
+// shown returns the failure that the options of a mount show. A mount that is read-only by intent
+// is so by its own flag, too. Since Linux 6.15 ext4 shows its own state, also that it is shut down.
 func shown(m *mountinfo.Info) (Failure, bool) {
 	has := func(options, one string) bool { return slices.Contains(strings.Split(options, ","), one) }
 	switch {
@@ -151,8 +151,8 @@ func rootsOf(mounts []*mountinfo.Info) map[string]*mountinfo.Info {
 	return roots
 }
 
-// openRoot opens the root of a mounted filesystem. It returns nil if another mount is at its path by
-// now.
+// openRoot opens the root of a mounted filesystem. openRoot returns nil if another mount is at its
+// path by now.
 func openRoot(m *mountinfo.Info) error {
 	fd, err := resolve(m.Mountpoint, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {

@@ -182,7 +182,8 @@ func (f *Fake) checkSource(m Mount) error {
 	return nil
 }
 
-// sizeOfSource returns the size in bytes of a file or of a block device, whose node has the length 0.
+// sizeOfSource returns the size in bytes of a file or of a block device, whose node has the length
+// 0.
 func sizeOfSource(path string) (int64, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -276,8 +277,8 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 	return err
 }
 
-// Freeze blocks the other calls of the Fake. It does not stop writes to files, which are not the
-// Fake's.
+// Freeze blocks the other calls of the Fake. Freeze does not stop writes to files, which are not
+// the Fake's.
 func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
 	for _, image := range images {
 		info, err := os.Lstat(image)

@@ -31,10 +31,10 @@ var openTask = helper.Task{Name: "open", Run: func(j *helper.Job) (any, error) {
 // that has begun is complete. So the helper outlives the driver: it thaws as soon as FIFREEZE
 // returns.
 //
-// The files are one directory of each filesystem, open as a path only. The task writes the filesystems
-// out and sends a message; receives the file of the freeze's record, whose lock it holds until it
-// ends; freezes and sends a freezeState; thaws when it receives a message, when the limit has
-// passed, or when the driver has died; and sends thawed. It ends when nothing is frozen.
+// The files are one directory of each filesystem, open as a path only. The task writes the
+// filesystems out and sends a message; receives the file of the freeze's record, whose lock it
+// holds until it ends; freezes and sends a freezeState; thaws when it receives a message, when the
+// limit has passed, or when the driver has died; and sends thawed. It ends when nothing is frozen.
 var freezeTask = helper.Task{Name: "freeze", Run: runFreeze, Errors: []error{ErrBusy, ErrThawed}, Outlives: true}
 
 type freezeRequest struct {
@@ -139,7 +139,7 @@ func (w *window) freeze() error {
 	return nil
 }
 
-// begin notes which filesystem is being frozen. It reports false if the window is over.
+// begin notes which filesystem is being frozen. begin reports false if the window is over.
 func (w *window) begin(i int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,7 +191,7 @@ func (w *window) thaw() (outcome thawed, left []int) {
 }
 
 // thawLocked thaws all frozen filesystems concurrently, because the image of a filesystem can be in
-// another. It returns the errors of those that it could not thaw, which stay in frozen.
+// another. thawLocked returns the errors of those that it could not thaw, which stay in frozen.
 func (w *window) thawLocked() (stuck []string) {
 	var left []int
 	mounts := make([]*os.File, len(w.frozen))

@@ -19,9 +19,9 @@ import (
 
 const btrfs = "btrfs"
 
-// mountImage mounts the filesystem in a file. It never formats the image: a disk that answers with
-// errors looks blank to every tool, and a new filesystem would destroy the old filesystem. See
-// Format.
+// mountImage mounts the filesystem in a file. mountImage never formats the image: a disk that
+// answers with errors looks blank to every tool, and a new filesystem would destroy the old
+// filesystem. See Format.
 func (l *linux) mountImage(ctx context.Context, m Mount, src source, p place, attr attributeSet) error {
 	file, err := src.openImage()
 	if err != nil {
@@ -114,7 +114,7 @@ func (l *linux) Checks() (all []Check) {
 }
 
 // check repairs an ext4 that was not unmounted cleanly, as far as e2fsck needs no answers from a
-// user. It fails if the device is in use.
+// user. check fails if the device is in use.
 //
 // The repair goes on after the end of ctx: if each retry began anew, the repair might never end.
 func (l *linux) check(ctx context.Context, d disk) error {
@@ -345,8 +345,8 @@ func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
 	return n, own, err
 }
 
-// isStale reports whether the device node that is mounted at path was mounted for another backing file than
-// b, as its backing record shows. A node without a backing record is not stale.
+// isStale reports whether the device node that is mounted at path was mounted for another backing
+// file than b, as its backing record shows. A node without a backing record is not stale.
 func isStale(path string, b backing) bool {
 	dir, name := filepath.Split(path)
 	if name != DeviceName {
@@ -438,8 +438,8 @@ func isReadOnly(dev *os.File) (bool, error) {
 	return value&0xff != 0, nil
 }
 
-// prepareDisk returns the handle of the device of a Disk in the directory at p. It creates the
-// directory if p does not exist, and then returns made as true.
+// prepareDisk returns the handle of the device of a Disk in the directory at p. prepareDisk creates
+// the directory if p does not exist, and then returns made as true.
 func (p place) prepareDisk() (d place, made bool, err error) {
 	if at, err := p.stat(); errors.Is(err, fs.ErrNotExist) {
 		if err := p.make(unix.S_IFDIR); err != nil {
@@ -512,8 +512,8 @@ func (p place) diskState() (state, error) {
 	return at, err
 }
 
-// releaseDisk unmounts the device of a Disk, if there is one, from the directory at p. It then
-// removes the files of the driver from the directory, and no others. at is the state of p.
+// releaseDisk unmounts the device of a Disk, if there is one, from the directory at p. releaseDisk
+// then removes the files of the driver from the directory, and no others. at is the state of p.
 func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 	if at.kind() != unix.S_IFDIR {
 		return nil
@@ -554,8 +554,8 @@ func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 	return nil
 }
 
-// releaseDevice unmounts the node at d. It sets autoclear first, so that the kernel detaches the
-// device with its last user, and then removes that user.
+// releaseDevice unmounts the node at d. releaseDevice sets autoclear first, so that the kernel
+// detaches the device with its last user, and then removes that user.
 func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 	n, own, err := l.isOwn(d, at)
 	if err != nil {

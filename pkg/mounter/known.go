@@ -30,7 +30,8 @@ func (k *known) add(path string, source sourceID) {
 	k.put(path, source)
 }
 
-// addFrom records that path shows the same source as from. It returns false if from is not known.
+// addFrom records that path shows the same source as from. addFrom returns false if from is not
+// known.
 func (k *known) addFrom(path, from string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

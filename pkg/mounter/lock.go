@@ -17,7 +17,7 @@ type lock struct {
 	users int           // callers that hold the lock or wait for it
 }
 
-// lock takes the locks of all keys. It waits for each lock until no other caller holds the lock.
+// lock takes the locks of all keys. lock waits for each lock until no other caller holds the lock.
 // All callers must pass keys in the same order. A free lock is granted even if ctx has ended,
 // because a cleanup needs the lock then.
 func (l *locks[K]) lock(ctx context.Context, keys ...K) (release func(), err error) {

@@ -76,10 +76,10 @@ func (m Mount) loop() loopOptions {
 	}
 }
 
-// attach attaches file to a loop device, unless it is attached already. It returns the open device,
-// and in was whether the file was attached before the call. The caller holds the lock of the image,
-// so that no other call attaches the same file. Errors: ErrConflict if the file is attached with
-// another sector size, or is attached read-only and o asks for a writable device.
+// attach attaches file to a loop device, unless it is attached already. attach returns the open
+// device, and in was whether the file was attached before the call. The caller holds the lock of
+// the image, so that no other call attaches the same file. Errors: ErrConflict if the file is
+// attached with another sector size, or is attached read-only and o asks for a writable device.
 func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, err error) {
 	b, err := backingOf(file)
 	if err != nil {
@@ -170,8 +170,8 @@ func (l *loops) configure(file *os.File, o loopOptions) (*os.File, int, error) {
 }
 
 // configureFree attaches a file to a free device and returns the open device. Errors: unix.EBUSY if
-// the device is no longer free. It does not open the device exclusively: an exclusive open would
-// make the mount(2) of a faster process fail. LOOP_CONFIGURE claims the device itself.
+// the device is no longer free. configureFree does not open the device exclusively: an exclusive
+// open would make the mount(2) of a faster process fail. LOOP_CONFIGURE claims the device itself.
 func configureFree(n int, config *unix.LoopConfig, o loopOptions) (*os.File, error) {
 	dev, err := openLoop(n, o.readOnly)
 	if err != nil {
@@ -243,8 +243,8 @@ func (l *loops) has(n int, b backing) (bool, error) {
 	return has == b, err
 }
 
-// fileOf returns the backing file of a device. It asks the device only if its file may have changed
-// since the last answer. A device does not answer during a change: for example,
+// fileOf returns the backing file of a device. fileOf asks the device only if its file may have
+// changed since the last answer. A device does not answer during a change: for example,
 // LOOP_SET_DIRECT_IO writes out the whole file. The device returns EIO while the filesystem of the
 // file is dead. For a device that is being detached, fileOf may still return the file. Errors:
 // unix.ENXIO if the device has no file, ErrNoAnswer.

@@ -30,7 +30,8 @@ const (
 	Directory Kind = "directory"
 	// Image is a file with a filesystem in it.
 	Image Kind = "image"
-	// Disk is a file as a block device, which is then found in the directory at the path, as DeviceName.
+	// Disk is a file as a block device, which is then found in the directory at the path, as
+	// DeviceName.
 	Disk Kind = "disk"
 	// Device is a block device that is mounted already, once more: the path is a file.
 	Device Kind = "device"
@@ -63,8 +64,9 @@ type Mount struct {
 	Format []string
 	// Size is the least size of a BlockDevice, in bytes; 0: any.
 	Size int64
-	// Sequence is the sequence number that the kernel gave the BlockDevice when the backend found it,
-	// from FindDevice. Mount and Grow refuse another device under the same name. 0: not compared.
+	// Sequence is the sequence number that the kernel gave the BlockDevice when the backend found
+	// it, from FindDevice. Mount and Grow refuse another device under the same name. 0: not
+	// compared.
 	Sequence uint64
 }
 
@@ -124,8 +126,8 @@ type Helpers struct {
 	Limit int
 }
 
-// Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem keeps a limit for
-// the directory (a project quota), the numbers are those of the limit.
+// Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem
+// keeps a limit for the directory (a project quota), the numbers are those of the limit.
 type Usage struct {
 	TotalBytes, UsedBytes, AvailableBytes    int64
 	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 where the filesystem has no fixed number of inodes
@@ -176,8 +178,9 @@ type Mounter interface {
 	// of the device differs from m's, the error is ErrDevice, too.
 	Mount(ctx context.Context, m Mount, path string) error
 
-	// Unmount takes everything that is mounted at path away and leaves path itself. It never detaches a healthy mount
-	// that is in use: that is ErrBusy. Nothing mounted, or no such path, is no error.
+	// Unmount takes everything that is mounted at path away and leaves path itself. Unmount never
+	// detaches a healthy mount that is in use: that is ErrBusy. Nothing mounted, or no such path,
+	// is no error.
 	Unmount(ctx context.Context, path string) error
 
 	// Remove is Unmount, followed by the removal of path: an empty directory, or a file that a
@@ -185,8 +188,8 @@ type Mounter interface {
 	// also for any other file, ErrBusy, ErrNotEmpty.
 	Remove(ctx context.Context, path string) error
 
-	// Mounted reports whether path shows m's source, mounted by m or by m.BindFrom. Options are not compared. No such
-	// path, or a dead mount, is false.
+	// Mounted reports whether path shows m's source, mounted by m or by m.BindFrom. Options are not
+	// compared. No such path, or a dead mount, is false.
 	Mounted(ctx context.Context, m Mount, path string) (bool, error)
 
 	// Occupied reports whether anything that is alive is mounted at path.
@@ -264,9 +267,9 @@ type Images interface {
 	MountPointsOf(source string) ([]string, error)
 
 	// Failing returns the images whose filesystems are mounted, by any process, and have failed, by
-	// absolute path, each with its worst known failure. It asks the kernel. It does not wait for
-	// tenants, and waits some seconds at most for a filesystem that does not answer, which is
-	// Stalled.
+	// absolute path, each with its worst known failure. Failing asks the kernel. Failing does not
+	// wait for tenants, and waits some seconds at most for a filesystem that does not answer, which
+	// is Stalled.
 	Failing() (map[string]Failure, error)
 
 	// Checks returns the checks of filesystems that run or wait for a slot. Few run at a time, and
@@ -343,8 +346,8 @@ var formatOptions = map[string][]string{
 	"btrfs": {"-m", "-n", "-O", "-s"},
 }
 
-// CheckFormat returns ErrOption for arguments of mkfs that a BlockDevice with a filesystem of a type
-// may not have. They are pairs of an option and its value, such as "-i", "8192".
+// CheckFormat returns ErrOption for arguments of mkfs that a BlockDevice with a filesystem of a
+// type may not have. They are pairs of an option and its value, such as "-i", "8192".
 func CheckFormat(fsType string, arguments []string) error {
 	allowed := formatOptions[fsType]
 	for i, a := range arguments {

@@ -123,7 +123,7 @@ func (l *linux) checkKernel() error {
 }
 
 // findMounts records the mounts that an earlier process has made below the kubelet directory, for
-// OtherTargets. It also marks the target files of block devices, for Remove.
+// OtherTargets. findMounts also marks the target files of block devices, for Remove.
 func (l *linux) findMounts() error {
 	below := mountinfo.PrefixFilter(l.real)
 	var devices []string // paths of loop devices' nodes
@@ -296,7 +296,7 @@ func (l *linux) holdAt(ctx context.Context, path string) (release func(), err er
 	return l.hold(ctx, at, &l.syncs, &l.images)
 }
 
-// hold takes the locks of an image: the backing file of the loop device of a mount. It takes none
+// hold takes the locks of an image: the backing file of the loop device of a mount. hold takes none
 // if the mount has no loop device.
 func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (release func(), err error) {
 	n, ok := l.loops.number(at)

@@ -198,8 +198,8 @@ func (t target) discard() error {
 	return nil
 }
 
-// failed discards the target after the mount of m has failed with err. It returns err together with
-// the error of the removal, or nil if err is nil.
+// failed discards the target after the mount of m has failed with err. failed returns err together
+// with the error of the removal, or nil if err is nil.
 func (t target) failed(m Mount, err error) error {
 	if err == nil {
 		return nil

@@ -37,7 +37,7 @@ type programs struct {
 	failed error
 }
 
-// Command implements [utilexec.Interface]. It does not start the program.
+// Command implements [utilexec.Interface]. Command does not start the program.
 func (p *programs) Command(name string, args ...string) utilexec.Cmd {
 	return &program{programs: p, name: name, args: args}
 }
@@ -50,8 +50,8 @@ type program struct {
 	args []string
 }
 
-// CombinedOutput runs the program. It returns the errors that mount-utils expects. It also
-// records the errors, as mount-utils only logs some of them.
+// CombinedOutput runs the program. CombinedOutput returns the errors that mount-utils expects.
+// CombinedOutput also records the errors, as mount-utils only logs some of them.
 func (p *program) CombinedOutput() ([]byte, error) {
 	ctx, end := p.ctx, killed
 	switch {

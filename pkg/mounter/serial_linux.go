@@ -164,7 +164,8 @@ func identityOf(dir string) (identity, error) {
 }
 
 // sequenceIn returns the sequence number of the device with the sysfs directory dir: diskseq, which
-// is unique among the disks of a boot. It returns 0 on Linux before 5.15, which has no diskseq.
+// is unique among the disks of a boot. sequenceIn returns 0 on Linux before 5.15, which has no
+// diskseq.
 func sequenceIn(dir string) (uint64, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "diskseq"))
 	switch {

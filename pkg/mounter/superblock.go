@@ -19,8 +19,8 @@ type superblock struct {
 	fresh bool
 }
 
-// readCopies returns the copies of superblocks on a device of size bytes. It reads only the offsets
-// that examine reads, too.
+// readCopies returns the copies of superblocks on a device of size bytes. readCopies reads only the
+// offsets that examine reads, too.
 func readCopies(dev io.ReaderAt, size int64) (all []superblock, err error) {
 	for _, offset := range copies(size) {
 		data := make([]byte, copySize)

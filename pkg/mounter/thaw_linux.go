@@ -63,8 +63,8 @@ func (l *linux) writeRecord(images []frozen) (file *os.File, path string, err er
 
 // thawRecords reads the records of an earlier process, thaws the filesystems that the process has
 // left frozen, and removes the records. If a thaw does not succeed soon, thawRecords retries it in
-// the background, and Failing reports the filesystem. It also thaws a filesystem that another
-// program has frozen since: the kernel does not report which program froze a filesystem.
+// the background, and Failing reports the filesystem. thawRecords also thaws a filesystem that
+// another program has frozen since: the kernel does not report which program froze a filesystem.
 func (l *linux) thawRecords() error {
 	records, err := os.ReadDir(l.state)
 	if err != nil {
@@ -185,8 +185,8 @@ func readRecord(path string) (*os.File, []byte, error) {
 	return file, data, nil
 }
 
-// tryLock takes the lock of a record. It fails if another process holds the lock for longer than
-// lockPatience: a helper that can still freeze.
+// tryLock takes the lock of a record. tryLock fails if another process holds the lock for longer
+// than lockPatience: a helper that can still freeze.
 func tryLock(record *os.File) error {
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
 		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -215,7 +215,7 @@ func removeIncomplete(path string) {
 
 // reachFrozen opens a mount of the filesystem in an image. A filesystem that was unmounted while
 // frozen lives on, and so does its device. Then reachFrozen mounts the filesystem once more, at no
-// path. It returns nil if nothing is left to thaw.
+// path. reachFrozen returns nil if nothing is left to thaw.
 func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 	n := image.Loop
 	if has, err := fileOfLoop(n); err != nil || has != image.backing() {

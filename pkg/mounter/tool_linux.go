@@ -116,8 +116,8 @@ func (l *linux) endTool(d disk, end toolEnd, cmd *exec.Cmd, ended <-chan struct{
 	return false
 }
 
-// awaitProgress waits for the end of a process. It returns an error if the driver has to give up
-// the process: ctx has ended, or the process has made no progress for limit.
+// awaitProgress waits for the end of a process. awaitProgress returns an error if the driver has to
+// give up the process: ctx has ended, or the process has made no progress for limit.
 func awaitProgress(ctx context.Context, ended <-chan struct{}, pid int, limit time.Duration) error {
 	last, since := progressOf(pid), time.Now()
 	look := time.NewTicker(limit / 10)

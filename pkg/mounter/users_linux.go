@@ -110,10 +110,10 @@ func (s *overlaySearch) leadsBelow(path string) bool {
 	return is
 }
 
-// resolvesBelow reports whether path leads to the directory or below it. It follows links, as the
-// kernel did when the overlay was mounted. The path may lead through a filesystem that does not
-// answer, such as a network filesystem. Then the layer is not on a disk of this node, and the
-// result is false.
+// resolvesBelow reports whether path leads to the directory or below it. resolvesBelow follows
+// links, as the kernel did when the overlay was mounted. The path may lead through a filesystem
+// that does not answer, such as a network filesystem. Then the layer is not on a disk of this node,
+// and the result is false.
 func (s *overlaySearch) resolvesBelow(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), layerTime)
 	defer cancel()

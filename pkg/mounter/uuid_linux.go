@@ -70,8 +70,8 @@ func renewExt4(ctx context.Context, l *linux, d disk, _ int) error {
 	return l.tool(ctx, d, killed, "tune2fs", args...)
 }
 
-// renewXFS first mounts the filesystem, as only the kernel replays its log. It then runs xfs_db
-// directly, as the shell script xfs_admin does.
+// renewXFS first mounts the filesystem, as only the kernel replays its log. renewXFS then runs
+// xfs_db directly, as the shell script xfs_admin does.
 func renewXFS(ctx context.Context, l *linux, d disk, sector int) error {
 	if err := l.replay(ctx, d.file, "xfs", sector, "nouuid"); err != nil {
 		return err

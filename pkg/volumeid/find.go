@@ -10,7 +10,7 @@ type Finder struct {
 	digits []byte // the last digits in a row
 }
 
-// Write searches the next part of the text. It returns no error.
+// Write searches the next part of the text. Write returns no error.
 func (f *Finder) Write(text []byte) (int, error) {
 	for _, c := range text {
 		if !isDigit(c) {

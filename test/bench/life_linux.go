@@ -158,7 +158,7 @@ func (v *volume) delete(ctx context.Context) error {
 	return err
 }
 
-// end undoes all steps of the volume. It stops at an error, as a kubelet does.
+// end undoes all steps of the volume. end stops at an error, as a kubelet does.
 func (v *volume) end(ctx context.Context) error {
 	lost := v.created && v.id == "" // no answer told the ID; a second create of the same name does
 	for _, step := range []struct {
@@ -286,8 +286,8 @@ func headings(clients []*client) {
 	}
 }
 
-// round is a whole life of all volumes. It removes all of them, as the driver may belong to another
-// user.
+// round is a whole life of all volumes. round removes all of them, as the driver may belong to
+// another user.
 func (c *client) round(ctx context.Context, o options, round int, results [][]figures.Sample) (err error) {
 	vs, err := c.volumes(o.volumes, fmt.Sprintf("bench-%d-%d", os.Getpid(), round))
 	defer func() { err = errors.Join(err, tidy(ctx, vs, o.callers)) }()

@@ -21,8 +21,8 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/storagesuite"
 )
 
-// checkDriver checks a driver definition and the files that it names. It returns the notes. The
-// error has all mistakes.
+// checkDriver checks a driver definition and the files that it names. checkDriver returns the
+// notes. The error has all mistakes.
 func (c config) checkDriver(ctx context.Context, bin string) (notes []string, err error) {
 	var out, mistakes bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, storagesuite.Binary), "-check", "-driver="+c.definition)
@@ -44,8 +44,8 @@ type suite struct {
 	procs   int
 }
 
-// The specs of drivers that driver files describe, as the program has others too, and those of them that may have no others beside
-// them.
+// The specs of drivers that driver files describe, as the program has others too, and those of them
+// that may have no others beside them.
 const (
 	external = `External.Storage`
 	alone    = `\[Serial\]|\[Disruptive\]`
@@ -80,7 +80,8 @@ func (s suite) selections(scope string) []selection {
 // limit is on a selection. It takes a quarter of an hour where this was written.
 const limit = 3 * time.Hour
 
-// run runs the specs, and writes ginkgo's report and log into dir. That specs fail is no error: the report says so.
+// run runs the specs, and writes ginkgo's report and log into dir. That specs fail is no error: the
+// report says so.
 func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, cpu float64, err error) {
 	args := []string{
 		"run", "--procs=" + strconv.Itoa(sel.procs), "--timeout=" + limit.String(), "--no-color", "--keep-going", "--silence-skips",
@@ -108,8 +109,8 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 	cmd := exec.CommandContext(ctx, filepath.Join(s.bin, storagesuite.Ginkgo), args...)
 	cmd.Env = append(s.kubectl.Environment(), "KUBE_SSH_KEY_PATH="+s.key, "KUBE_SSH_USER=root")
 	cmd.Stdout, cmd.Stderr = log, log
-	// In a group of its own, so that a terminal's Ctrl-C reaches it once: the second would keep specs from tidying up. All of the
-	// group gets it, as ginkgo tells its processes nothing.
+	// In a group of its own, so that a terminal's Ctrl-C reaches it once: the second would keep
+	// specs from tidying up. All of the group gets it, as ginkgo tells its processes nothing.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = 2 * time.Minute

@@ -102,7 +102,7 @@ func Median[T any](xs []T, f func(T) float64) float64 {
 	return all[len(all)/2]
 }
 
-// Status reads a number of KiB from /proc/<pid>/status. It returns 0 if that is unknown.
+// Status reads a number of KiB from /proc/<pid>/status. Status returns 0 if that is unknown.
 func Status(pid int, key string) (kib int64) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -20,8 +20,8 @@ type differ struct {
 	start int64 // offset in bytes of the test's content; before it is a fake filesystem
 }
 
-// differing skips the test if the volumes are not block images. It first checks that all methods
-// reject a snapshot of such a volume.
+// differing skips the test if the volumes are not block images. differing first checks that all
+// methods reject a snapshot of such a volume.
 func differing(s *subject) *differ {
 	s.Helper()
 	d := &differ{snapshotter: snapshotting(s), Differ: optional[backend.Differ](s)}
@@ -146,7 +146,7 @@ func (d *differ) delta(base, target image, from int64) []byte {
 	})
 }
 
-// apply returns a copy of old with the reported ranges of target. It checks that the ranges are
+// apply returns a copy of old with the reported ranges of target. apply checks that the ranges are
 // valid.
 func (d *differ) apply(
 	name string, old []byte, target image, from int64, report func(each func(offset, length int64) error) error,

@@ -19,8 +19,8 @@ type grouper struct {
 	backend.GroupSnapshotter
 }
 
-// grouping skips the test if the backend does not support groups of these volumes. It first checks
-// that SnapshotGroup rejects such a group.
+// grouping skips the test if the backend does not support groups of these volumes. grouping first
+// checks that SnapshotGroup rejects such a group.
 func grouping(s *subject) *grouper {
 	s.Helper()
 	g := &grouper{snapshotting(s), optional[backend.GroupSnapshotter](s)}

@@ -25,8 +25,8 @@ const elsewhere = "a volume of another node"
 // errOnDemand is the error of a hook that must fail.
 var errOnDemand = errors.New("on demand")
 
-// parting skips the test if the backend does not support groups of these volumes. It first checks
-// that SnapshotPart rejects such a part.
+// parting skips the test if the backend does not support groups of these volumes. parting first
+// checks that SnapshotPart rejects such a part.
 func parting(s *subject) *parter {
 	s.Helper()
 	b := optional[backend.PartSnapshotter](s)

@@ -135,7 +135,7 @@ func retry[T any](t testing.TB, call func() (T, error), more ...error) (T, error
 }
 
 // race calls call, which copies an object, and at the same time remove, which deletes that object.
-// It checks that remove succeeds, and that call succeeds or returns ErrNotFound. It returns the
+// race checks that remove succeeds, and that call succeeds or returns ErrNotFound. race returns the
 // copy, and whether call succeeded.
 func race[T any](t testing.TB, call func() (T, error), remove func() error) (made T, ok bool) {
 	t.Helper()

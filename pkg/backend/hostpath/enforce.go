@@ -212,7 +212,7 @@ func (b *Backend) heal(ctx context.Context, s *root) {
 	}
 }
 
-// again sets the limit of a directory that has lost it. It takes no lock, and checks whether the
+// again sets the limit of a directory that has lost it. again takes no lock, and checks whether the
 // volume has changed meanwhile. A limit that it cannot set stays in the volume's health.
 func (b *Backend) again(s *root, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {

@@ -19,7 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// Create makes a directory or an image. It takes three fsyncs: of the record, of the directory
+// Create makes a directory or an image. Create takes three fsyncs: of the record, of the directory
 // around it, and of volumes/ after the rename.
 func (b *Backend) Create(ctx context.Context, o backend.CreateOptions) (backend.Volume, error) {
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name}, o)
@@ -162,7 +162,7 @@ func (b *Backend) Get(_ context.Context, id string, _ map[string]string) (backen
 	return v.public(), nil
 }
 
-// Mount returns the volume's directory, its filesystem or its device. It checks the type of the
+// Mount returns the volume's directory, its filesystem or its device. Mount checks the type of the
 // data first: the Mounter follows no link, and its error does not name the obstacle.
 func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	s, err := b.ready()

@@ -87,7 +87,7 @@ func (c *Cluster) Resync(every time.Duration) {
 	}
 }
 
-// Connect makes the clients and empty informers. It does not wait for the API server.
+// Connect makes the clients and empty informers. Connect does not wait for the API server.
 func (c *Cluster) Connect(ctx context.Context, s *sidecar.Server, driver string, fail func(error)) error {
 	var err error
 	if c.config, err = c.restConfig(); err != nil {

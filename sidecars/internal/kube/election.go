@@ -421,7 +421,7 @@ func (e *election) elector(name string, lock resourcelock.Interface,
 	return elector, err
 }
 
-// check is /healthz/leader-election. It fails if a lease has ended and the process has not.
+// check is /healthz/leader-election. check fails if a lease has ended and the process has not.
 func (e *election) check(context.Context) (state string, err error) {
 	e.dogs.Range(func(name, dog any) bool {
 		if bad := dog.(*leaderelection.HealthzAdaptor).Check(&http.Request{}); bad != nil {

@@ -65,8 +65,8 @@ func (c *Cluster) RBACCommand() sidecar.Subcommand {
 	}
 }
 
-// namespaceFor returns the namespace of the pods. It reads flags only: the environment of the
-// command is not the pod's.
+// namespaceFor returns the namespace of the pods. namespaceFor reads flags only: the environment of
+// the command is not the pod's.
 func (c *Cluster) namespaceFor(r Rights) string {
 	return cmp.Or(r.Namespace, c.election.namespace, metav1.NamespaceDefault)
 }

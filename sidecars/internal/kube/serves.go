@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Serves reports whether the API server has all of the kinds, which may be those of CRDs. It asks
-// until the server answers, or ctx is done.
+// Serves reports whether the API server has all of the kinds, which may be those of CRDs. Serves
+// asks until the server answers, or ctx is done.
 func (c *Cluster) Serves(ctx context.Context, groupVersion string, kinds ...string) bool {
 	client := c.Client("discovery", unlimited).Kube.Discovery()
 	var have *metav1.APIResourceList

@@ -7,7 +7,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// slim is the cache.TransformFunc of the shared informers. It drops fields that no controller
+// slim is the cache.TransformFunc of the shared informers. slim drops fields that no controller
 // reads. No object keeps its managedFields: the API server takes an update without them for an
 // update that leaves them alone, and a patch of two objects without them does not mention them.
 // Pods and nodes, of which a cluster has thousands, keep a few fields; TestNobodyReadsWhatSlimDrops

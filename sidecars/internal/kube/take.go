@@ -68,8 +68,8 @@ func (e *election) seize(ctx context.Context, client kubernetes.Interface, l *co
 }
 
 // renewing acquires a lease that is free, or is held by this process, and renews it until release
-// is called. It returns once the lease is acquired, or ctx is done. A loss of the lease ends the
-// process.
+// is called. renewing returns once the lease is acquired, or ctx is done. A loss of the lease ends
+// the process.
 func (e *election) renewing(ctx context.Context, client kubernetes.Interface, name string) (release func(), err error) {
 	lock, quiet, err := e.lock(ctx, client, name)
 	if err != nil {
@@ -149,8 +149,8 @@ func (e *election) waitingFor() string {
 	return "Waiting for the lease of an old sidecar"
 }
 
-// awaitFree waits until none of the leases has a living holder, or ctx is done. It returns the last
-// renewal of each lease that has a dead holder.
+// awaitFree waits until none of the leases has a living holder, or ctx is done. awaitFree returns
+// the last renewal of each lease that has a dead holder.
 func (e *election) awaitFree(ctx context.Context, client kubernetes.Interface,
 	names []string) map[string]metav1.MicroTime {
 	dead := map[string]metav1.MicroTime{}

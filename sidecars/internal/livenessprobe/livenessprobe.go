@@ -65,7 +65,7 @@ type runner struct {
 	failing atomic.Bool
 }
 
-// Run serves the health port until ctx is done. It does not need the driver.
+// Run serves the health port until ctx is done. Run does not need the driver.
 func (r *runner) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -188,8 +188,8 @@ func inTree(t csitrans.CSITranslator, driver string) string {
 	return name
 }
 
-// claims adds the controller for claims and volumes. It uses the shared informers; upstream's main
-// lets the library make two of its own.
+// claims adds the controller for claims and volumes. claims uses the shared informers; upstream's
+// main lets the library make two of its own.
 func (c *controller) claims(ctx context.Context, env *sidecar.Env, clients kube.Clients, making lib.Provisioner,
 	together *runs) {
 	informers := c.cluster.Informers()
@@ -261,7 +261,7 @@ func (c *controller) limiter() workqueue.TypedRateLimiter[string] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
 }
 
-// Run implements sidecar.Runner. It returns when all controllers have ended. A controller that
+// Run implements sidecar.Runner. Run returns when all controllers have ended. A controller that
 // returns early ends the others.
 func (r runs) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)

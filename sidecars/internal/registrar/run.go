@@ -49,7 +49,7 @@ type runner struct {
 type served struct{ name, socket string }
 
 // Run registers the driver when it reports its name, and keeps it registered until ctx is done. Run
-// retries a failed registration, which is in the log and in Ready. It does not end the process,
+// retries a failed registration, which is in the log and in Ready. Run does not end the process,
 // which also answers the liveness probe of the driver: the kubelet would restart a healthy driver.
 func (r *runner) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)

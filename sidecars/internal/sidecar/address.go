@@ -13,7 +13,7 @@ type Address string
 
 func (a *Address) String() string { return string(*a) }
 
-// Set sets the address. It returns an error if value is neither a port nor host:port.
+// Set sets the address. Set returns an error if value is neither a port nor host:port.
 func (a *Address) Set(value string) error {
 	*a = Address(value)
 	_, err := a.split()

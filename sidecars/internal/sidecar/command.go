@@ -51,10 +51,10 @@ type Cluster interface {
 	// Connect makes clients. Controllers are built after it. fail gets later errors that belong to
 	// no controller.
 	Connect(ctx context.Context, s *Server, driver string, fail func(error)) error
-	// Run reports when the process is ready; a process that waits for leadership is. It calls start
-	// for each part with a context that lasts while the part leads, until ctx is done. Then it
-	// waits for the parts, for patience at most, releases its leases, and returns. Errors: ErrLost
-	// if another process may lead.
+	// Run reports when the process is ready; a process that waits for leadership is. Run calls
+	// start for each part with a context that lasts while the part leads, until ctx is done. Then
+	// it waits for the parts, for patience at most, releases its leases, and returns. Errors:
+	// ErrLost if another process may lead.
 	Run(ctx context.Context, driver string, parts []*Part, patience time.Duration,
 		start func(context.Context, *Part) error) error
 	// Leads returns an error after this process has lost or released a lease under which parts run.

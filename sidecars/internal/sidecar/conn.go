@@ -73,8 +73,8 @@ func newCalls(migrated func(context.Context) string, maxLog int) *calls {
 
 func (c *calls) name(driver string) { c.driver.Store(&driver) }
 
-// intercept logs a call at level 5 without secrets, as upstream does, and counts it. It reads the
-// name of the driver from any response that has it.
+// intercept logs a call at level 5 without secrets, as upstream does, and counts it. intercept
+// reads the name of the driver from any response that has it.
 func (c *calls) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	log := klog.FromContext(ctx)

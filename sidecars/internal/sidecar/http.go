@@ -149,7 +149,7 @@ func answer(w http.ResponseWriter, state string, err error) {
 }
 
 // Serve answers on address, a "host:port", until ctx is done. It bounds connections, and the time
-// of requests. It returns once it listens, and calls failed with a later error.
+// of requests. Serve returns once it listens, and calls failed with a later error.
 func Serve(ctx context.Context, address string, h http.Handler, failed func(error)) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -56,8 +56,8 @@ const (
 	MayAddFile = mayWrite | maySearch // in a directory
 )
 
-// ExplainDenied adds the reason and the remedy to EACCES and EPERM at a path. It returns other
-// errors unchanged.
+// ExplainDenied adds the reason and the remedy to EACCES and EPERM at a path. ExplainDenied returns
+// other errors unchanged.
 func ExplainDenied(err error, path string, need uint32) error {
 	if !isDenied(err) {
 		return err

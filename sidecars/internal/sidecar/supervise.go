@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// run runs the controllers until ctx is done or a controller fails. It returns the exit code.
+// run runs the controllers until ctx is done or a controller fails. run returns the exit code.
 func (c *Command) run(ctx context.Context, on []Controller) int {
 	log := klog.FromContext(ctx)
 	log.Info("Starting", "binary", c.Name, "version", Version(), "controllers", names(on))

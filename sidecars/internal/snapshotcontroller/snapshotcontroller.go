@@ -69,7 +69,7 @@ func (c *controller) Needs() sidecar.Needs {
 		Lock: func(string) string { return "snapshot-controller-leader" }}
 }
 
-// Rules implements kube.Ruled. It ignores the features of the driver, as other drivers may have
+// Rules implements kube.Ruled. Rules ignores the features of the driver, as other drivers may have
 // group snapshots.
 func (c *controller) Rules(kube.Rights) kube.Rules {
 	return kube.SnapshotControllerRules(c.cluster.Gate(features.VolumeGroupSnapshot), c.distributed)

@@ -77,7 +77,8 @@ type program struct {
 	args   []string
 }
 
-// separate is a process for each sidecar, as all drivers are deployed today. limits go to all that have a client.
+// separate is a process for each sidecar, as all drivers are deployed today. limits go to all that
+// have a client.
 func (b *bench) separate(limits ...string) way {
 	w := way{name: "separate"}
 	for _, name := range upstreams {
@@ -124,7 +125,7 @@ type set struct {
 	processes []*rig.Process
 }
 
-// start starts a way's processes, in an empty environment. It removes the leases of earlier
+// start starts a way's processes, in an empty environment. start removes the leases of earlier
 // processes, so that no process waits for them.
 func (b *bench) start(ctx context.Context, w way) (*set, error) {
 	err := b.plane.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})

@@ -17,7 +17,7 @@ type Etcd struct {
 // URL is where clients find etcd.
 func (e Etcd) URL() string { return "unix://" + e.Socket }
 
-// Args returns etcd's arguments. It never syncs: a test's data need not outlive the machine's
+// Args returns etcd's arguments. Args never syncs: a test's data need not outlive the machine's
 // power. No process uses the addresses that it advertises, but etcd requires plausible addresses.
 // The socket for its peers is in its working directory.
 func (e Etcd) Args() []string {
@@ -148,7 +148,8 @@ func (c ControllerManager) Args() []string {
 // serviceAccounts is the controller that makes each namespace's service account "default".
 const serviceAccounts = "serviceaccount-controller"
 
-// StorageControllers are those of kube-controller-manager's that volumes need, and the few that nothing works without.
+// StorageControllers are those of kube-controller-manager's that volumes need, and the few that
+// nothing works without.
 func StorageControllers() []string {
 	return []string{
 		"persistentvolume-binder-controller",

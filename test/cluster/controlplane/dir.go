@@ -10,9 +10,9 @@ import (
 // prefix is that of planes' directories.
 const prefix = "causeway-plane-"
 
-// makeDir makes a plane's directory in parent and locks it, for as long as the returned file is open. Before that it
-// removes the directories of planes whose process ended without closing them, as it does when a test's time is up: they
-// have 100 MB each and more.
+// makeDir makes a plane's directory in parent and locks it, for as long as the returned file is
+// open. Before that it removes the directories of planes whose process ended without closing them,
+// as it does when a test's time is up: they have 100 MB each and more.
 func makeDir(parent string) (string, *os.File, error) {
 	if parent == "" {
 		parent = os.TempDir()
@@ -48,8 +48,8 @@ func sweep(parent string) {
 	}
 }
 
-// tryLock locks a directory. It returns nil if another process holds the lock, or has removed the
-// directory.
+// tryLock locks a directory. tryLock returns nil if another process holds the lock, or has removed
+// the directory.
 func tryLock(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if os.IsNotExist(err) {

@@ -1,4 +1,5 @@
-// Package install puts the driver into a test cluster, by the steps of docs/how-to/install.md: with Helm, or without.
+// Package install puts the driver into a test cluster, by the steps of docs/how-to/install.md: with
+// Helm, or without.
 package install
 
 import (
@@ -21,7 +22,7 @@ import (
 const Namespace = "causeway"
 
 // Driver makes the images from the sources of this program, loads them into the cluster's nodes,
-// and has Helm install or upgrade the chart. It returns when all pods are ready. Pods that run
+// and has Helm install or upgrade the chart. Driver returns when all pods are ready. Pods that run
 // other images under the same names are replaced.
 func Driver(ctx context.Context, p provider.Provider, k kubectl.Kubectl, log io.Writer) error {
 	dir, err := os.MkdirTemp("", "causeway-install-")
@@ -57,8 +58,8 @@ type Images struct {
 // products are the images, as their archives are called.
 var products = []string{"driver", "csi-sidecars", "csi-sidecars-node"}
 
-// MakeImages makes the images for this machine's kind of processor in dir, from the sources that this program was built from. The
-// programs in them say the tag, too.
+// MakeImages makes the images for this machine's kind of processor in dir, from the sources that
+// this program was built from. The programs in them say the tag, too.
 func MakeImages(ctx context.Context, log io.Writer, dir, tag string) (Images, error) {
 	fmt.Fprintln(log, "install: making the images, with the tag", tag)
 	cmd := exec.CommandContext(ctx, "go", "run", ".", "--platforms=linux/"+runtime.GOARCH, "--out="+dir, "--version="+tag)
@@ -126,8 +127,8 @@ func why(ctx context.Context, k kubectl.Kubectl, err error) error {
 	return fmt.Errorf("%w\n%s", err, said)
 }
 
-// Manifests applies deploy/linux without Helm: the CRDs, the certificates, and the manifests. It returns when everything is ready. The
-// images must have the tag dev.
+// Manifests applies deploy/linux without Helm: the CRDs, the certificates, and the manifests.
+// Manifests returns when everything is ready. The images must have the tag dev.
 func Manifests(ctx context.Context, k kubectl.Kubectl, i Images) error {
 	crds := filepath.Join(chart.Directory(), "crds")
 	if _, err := k.Run(ctx, "apply", "--server-side", "-k", crds); err != nil {
@@ -160,7 +161,8 @@ func Manifests(ctx context.Context, k kubectl.Kubectl, i Images) error {
 // Overlay is the directory that Manifests applies.
 func Overlay() string { return filepath.Join(chart.Sources(), "test", "cluster", "install", "overlay") }
 
-// certificates makes certificates and runs the commands that the driver prints, which make their secrets.
+// certificates makes certificates and runs the commands that the driver prints, which make their
+// secrets.
 func certificates(ctx context.Context, k kubectl.Kubectl, dir string) error {
 	driver := filepath.Join(dir, "programs", "linux-"+runtime.GOARCH, "driver")
 	out, err := exec.CommandContext(ctx, driver, "certs", "--dir="+filepath.Join(dir, "certs"), "--shared=causeway-nodes").Output()

@@ -59,7 +59,7 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	return data, err
 }
 
-// Logs is provider.Provider's. It copies existing logs, also of a cluster that did not start.
+// Logs is provider.Provider's. Logs copies existing logs, also of a cluster that did not start.
 func (c *Cluster) Logs(_ context.Context, dir string) error {
 	if _, err := os.Stat(c.dir); err != nil {
 		return fmt.Errorf("cluster %s isn't there: %w", c.name, err)
@@ -83,7 +83,8 @@ func (c *Cluster) Logs(_ context.Context, dir string) error {
 	return nil
 }
 
-// copyLogs copies the logs in from, and below it if deep. Logs grow meanwhile, and those of containers come and go.
+// copyLogs copies the logs in from, and below it if deep. Logs grow meanwhile, and those of
+// containers come and go.
 func copyLogs(from, to string, deep bool) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		switch {

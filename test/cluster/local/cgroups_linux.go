@@ -51,7 +51,7 @@ func hierarchies() ([]string, error) {
 }
 
 // makeCgroups makes the group of a node in each hierarchy, and returns its path in the kubelet's
-// form. It removes the remains of an earlier run of the node.
+// form. makeCgroups removes the remains of an earlier run of the node.
 func makeCgroups(parent, node string) (string, error) {
 	found, err := hierarchies()
 	if err != nil {
@@ -90,7 +90,8 @@ func makeCgroup(dir string) error {
 	return nil
 }
 
-// removeCgroups removes all groups of a cluster. Their processes have been killed, and the kernel may take a moment.
+// removeCgroups removes all groups of a cluster. Their processes have been killed, and the kernel
+// may take a moment.
 func removeCgroups(parent string) error {
 	found, err := hierarchies()
 	if err != nil {

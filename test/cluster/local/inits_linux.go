@@ -22,8 +22,9 @@ type initProcess struct {
 	node string // empty for the plane
 }
 
-// inits finds a cluster's init processes among all of the machine's. They are known by their program, which is a file of the
-// cluster's own: no list of PIDs can be out of date, or not have been written.
+// inits finds a cluster's init processes among all of the machine's. They are known by their
+// program, which is a file of the cluster's own: no list of PIDs can be out of date, or not have
+// been written.
 func (f files) inits() ([]initProcess, error) {
 	program, err := os.Stat(f.program())
 	if errors.Is(err, os.ErrNotExist) {
@@ -97,7 +98,8 @@ func (f files) spawn(log, role string, args ...string) error {
 		return fmt.Errorf("start %s: %w", role, err)
 	}
 	go cmd.Wait() // if this process is still there when it ends
-	// The kernel tells that the program is executed before it has the command line that inits goes by.
+	// The kernel tells that the program is executed before it has the command line that inits goes
+	// by.
 	for {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
 		if err != nil || len(line) > 0 {
@@ -114,7 +116,8 @@ func environment(path string) []string {
 	return []string{"PATH=" + path, "HOME=/root", "TMPDIR=/tmp", "LANG=C.UTF-8"}
 }
 
-// killAll kills init processes, and returns when they and everything in their namespaces have ended.
+// killAll kills init processes, and returns when they and everything in their namespaces have
+// ended.
 func (f files) killAll(which func(initProcess) bool) error {
 	for {
 		all, err := f.inits()
@@ -133,9 +136,9 @@ func (f files) killAll(which func(initProcess) bool) error {
 	}
 }
 
-// kill kills an init process, and no other process that has its PID by now. It returns when all of
-// the namespace's processes have ended, for which the kernel waits before an init ends; its program
-// is invisible long before that.
+// kill kills an init process, and no other process that has its PID by now. kill returns when all
+// of the namespace's processes have ended, for which the kernel waits before an init ends; its
+// program is invisible long before that.
 func (f files) kill(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

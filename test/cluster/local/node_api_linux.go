@@ -152,7 +152,7 @@ func (n Node) PowerOff(ctx context.Context) error {
 }
 
 // PowerOn starts the node after PowerOff, with the data disk mounted or, as after a failure of the
-// disk, without. It does not wait for the kubelet.
+// disk, without. PowerOn does not wait for the kubelet.
 func (n Node) PowerOn(ctx context.Context, withDisk bool) error {
 	noDisk := n.cluster.node(n.Name).noDisk()
 	if withDisk {

@@ -30,8 +30,8 @@ const StorageDir = "/var/lib/causeway"
 // containerdSocket is where containerd serves.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// runNode is the init process of a node: it makes the node's root, waits for its network and keys, and keeps containerd,
-// kubelet and kube-proxy running. It ends with an error only.
+// runNode is the init process of a node: it makes the node's root, waits for its network and keys,
+// and keeps containerd, kubelet and kube-proxy running. runNode ends with an error only.
 func runNode(ctx context.Context, f files, s spec, n node) error {
 	own := f.node(n.Name)
 	var dirs []string

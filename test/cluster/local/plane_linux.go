@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runPlane is the init process of the control plane: it makes the network that connects the nodes, runs the components,
-// and gives each node its keys. It ends with an error only.
+// runPlane is the init process of the control plane: it makes the network that connects the nodes,
+// runs the components, and gives each node its keys. runPlane ends with an error only.
 func runPlane(ctx context.Context, f files, s spec) error {
 	if err := ownProc(); err != nil {
 		return err

@@ -25,10 +25,11 @@ type Provider interface {
 	Down(ctx context.Context) error
 	// Load gives every Linux node the images in the tars, under the names that they have in there.
 	Load(ctx context.Context, tars ...string) error
-	// Kubeconfig returns how to reach the API server as an administrator, as a kubeconfig file has it.
+	// Kubeconfig returns how to reach the API server as an administrator, as a kubeconfig file has
+	// it.
 	Kubeconfig(ctx context.Context) ([]byte, error)
 	// Logs writes the logs of the components and containers into dir, which it makes.
 	Logs(ctx context.Context, dir string) error
-	// Status writes the running components. It returns an error unless all run.
+	// Status writes the running components. Status returns an error unless all run.
 	Status(ctx context.Context, w io.Writer) error
 }

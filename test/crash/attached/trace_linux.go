@@ -22,8 +22,8 @@ var calls = map[string][]uint64{
 }
 
 // trace runs a program, stops it for good when it enters the nth call of a kind, and kills the
-// process that started this process. It also kills that process if the program ends before.
-// Arguments: the kind, n, the program and its arguments. It returns only errors.
+// process that started this process. trace also kills that process if the program ends before.
+// Arguments: the kind, n, the program and its arguments. trace returns only errors.
 func trace(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {

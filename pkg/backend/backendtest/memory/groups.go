@@ -141,8 +141,8 @@ func (b *Backend) GetGroup(
 	return b.publicGroup(g), nil
 }
 
-// DeleteGroup deletes the group snapshot and its members. It returns nil for an unknown ID. Errors:
-// [backend.ErrInUse], [backend.ErrInvalid]. CSI spec v1.13, DeleteVolumeGroupSnapshot.
+// DeleteGroup deletes the group snapshot and its members. DeleteGroup returns nil for an unknown
+// ID. Errors: [backend.ErrInUse], [backend.ErrInvalid]. CSI spec v1.13, DeleteVolumeGroupSnapshot.
 func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, _ map[string]string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -126,7 +126,7 @@ func (b *Backend) GetSnapshot(_ context.Context, id string, _ map[string]string)
 	return s.Snapshot, nil
 }
 
-// DeleteSnapshot deletes the snapshot. It returns nil for an unknown ID. Errors:
+// DeleteSnapshot deletes the snapshot. DeleteSnapshot returns nil for an unknown ID. Errors:
 // [backend.ErrInvalid] for a member of a group. CSI spec v1.13, DeleteSnapshot.
 func (b *Backend) DeleteSnapshot(_ context.Context, id string, _ map[string]string) error {
 	b.mu.Lock()

@@ -97,10 +97,10 @@ type image string
 func (i image) path(string) string { return string(i) }
 
 // File copies src, a regular file, to dst, an empty file: by sharing its blocks where the
-// filesystem can, else the data without the holes. It copies as many bytes as src has at the start.
-// It is a point in time only while no process writes to src. dst is durable when File returns, its
-// entry in the directory is not. A caller that syncs src first spares the writers of src a wait.
-// errors.Is finds ENOSPC and EDQUOT. After an error dst is to be discarded.
+// filesystem can, else the data without the holes. File copies as many bytes as src has at the
+// start. It is a point in time only while no process writes to src. dst is durable when File
+// returns, its entry in the directory is not. A caller that syncs src first spares the writers of
+// src a wait. errors.Is finds ENOSPC and EDQUOT. After an error dst is to be discarded.
 func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	defer runtime.KeepAlive(src) // else the garbage collector could close it during the copy
 	defer runtime.KeepAlive(dst)
@@ -256,8 +256,8 @@ func (f *transfer) cloneSteps(ctx context.Context) error {
 	return nil
 }
 
-// extents copies the data of in, and leaves holes where it has holes. It returns the end of in, at
-// most f.size.
+// extents copies the data of in, and leaves holes where it has holes. extents returns the end of
+// in, at most f.size.
 func (f *transfer) extents(ctx context.Context) (end int64, err error) {
 	if f.size <= small {
 		return f.read(ctx, 0, f.size)
@@ -338,8 +338,8 @@ var buffers = sync.Pool{New: func() any { return new([small]byte) }}
 
 var zeros [block]byte
 
-// read copies the bytes from at to hole by reading and writing, without blocks of zeros. It returns
-// where it stopped.
+// read copies the bytes from at to hole by reading and writing, without blocks of zeros. read
+// returns where it stopped.
 func (f *transfer) read(ctx context.Context, at, hole int64) (int64, error) {
 	buffer := buffers.Get().(*[small]byte)
 	defer buffers.Put(buffer)
@@ -372,8 +372,8 @@ func (f *transfer) read(ctx context.Context, at, hole int64) (int64, error) {
 	return at, nil
 }
 
-// writeSparse writes data at an offset of a file, without its blocks of zeros. It returns the end
-// of the last byte that it wrote, or end if it wrote none.
+// writeSparse writes data at an offset of a file, without its blocks of zeros. writeSparse returns
+// the end of the last byte that it wrote, or end if it wrote none.
 func writeSparse(fd int, data []byte, at, end int64) (int64, error) {
 	isZero := func(from int) bool {
 		part := data[from:min(from+block, len(data))]

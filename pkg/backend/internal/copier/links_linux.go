@@ -72,7 +72,7 @@ func sideName(st *unix.Statx_t) string {
 	return fmt.Sprintf("%x.%x.%x.%x.%x", st.Dev_major, st.Dev_minor, st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }
 
-// place makes an entry whose file has several names. It returns the new file open, or -1 if the
+// place makes an entry whose file has several names. place returns the new file open, or -1 if the
 // copy has it already and the entry is another name of it. Errors: errTwice.
 func (l *links) place(t *tree, e *entry) (dst int, err error) {
 	side, err := l.open(t)

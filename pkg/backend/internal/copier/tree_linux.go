@@ -196,7 +196,7 @@ func (t *tree) fail(err error) {
 	t.change.Broadcast()
 }
 
-// stopped is called between two entries. It returns the error of the context, and whether the
+// stopped is called between two entries. stopped returns the error of the context, and whether the
 // worker is to stop for this or another reason.
 func (t *tree) stopped() (bool, error) {
 	if t.failed.Load() {

@@ -49,7 +49,7 @@ type opened struct {
 	users    atomic.Int32 // workers that use the descriptors
 }
 
-// join adds a worker that helps to fill the directory. It then calls leave and release.
+// join adds a worker that helps to fill the directory. join then calls leave and release.
 func (o *opened) join() {
 	o.users.Add(1)
 	o.fillers.Add(1)
@@ -224,8 +224,8 @@ func (w *walker) subdirectory(d *dir) (string, error) {
 	}
 }
 
-// enter opens a subdirectory. It returns nil, and has removed it from the target, if it is not in
-// the source any more.
+// enter opens a subdirectory. enter returns nil, and has removed it from the target, if it is not
+// in the source any more.
 func (w *walker) enter(d *dir, name string) (*dir, error) {
 	sub := &dir{parent: d, name: name, depth: d.depth + 1}
 	w.site.at(sub, "")

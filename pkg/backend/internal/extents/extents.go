@@ -271,7 +271,7 @@ func (d *delta) decide(ctx context.Context, at, until int64, base, target *exten
 }
 
 // next returns the first extent if it contains at, and its end; otherwise the end of the hole at
-// at. It drops extents that end before at.
+// at. next drops extents that end before at.
 func next(extents *[]extent, at, limit int64) (*extent, int64) {
 	for len(*extents) > 0 && (*extents)[0].end <= at {
 		*extents = (*extents)[1:]

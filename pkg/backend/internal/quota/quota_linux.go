@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Find returns the mechanism that the filesystem of an open directory has now. It takes some
+// Find returns the mechanism that the filesystem of an open directory has now. Find takes some
 // microseconds. While btrfs counts its extents (a rescan, for example after quotas were enabled),
 // limits do not hold, and Find waits for the end of the rescan.
 //

@@ -173,8 +173,8 @@ func finish(parent *os.File, name string, do func(dir *os.File) error) error {
 }
 
 // limitTop sets the limit of the subvolume with the root directory dir, in bytes; 0 means no limit.
-// It uses a descriptor outside of the subvolume: a full subvolume has no space for the change, and
-// the kernel returns EDQUOT.
+// limitTop uses a descriptor outside of the subvolume: a full subvolume has no space for the
+// change, and the kernel returns EDQUOT.
 func limitTop(dir *os.File, size int64) error {
 	id, err := subvolumeID(dir)
 	if err != nil {
@@ -369,8 +369,8 @@ func items(dir *os.File, tree, object uint64, kind uint32, first, last uint64,
 	}
 }
 
-// destroySubvolumes removes a subvolume and all subvolumes inside it. It finds and removes them by
-// ID, as a tenant chose their names, paths and read-only flags.
+// destroySubvolumes removes a subvolume and all subvolumes inside it. destroySubvolumes finds and
+// removes them by ID, as a tenant chose their names, paths and read-only flags.
 func destroySubvolumes(dir *os.File, id uint64) error {
 	all := []uint64{id}
 	inside := map[uint64]uint64{} // subvolume ID to the ID of the subvolume around it
@@ -409,8 +409,8 @@ func destroySubvolume(dir *os.File, id uint64) error {
 }
 
 // sweepGroups removes the quota groups of subvolumes that no longer exist. Subvolume IDs are never
-// used again. It leaves a group with usage alone: Linux 6.18 is about to remove the group itself,
-// and treats a removal by another process as a lost count.
+// used again. sweepGroups leaves a group with usage alone: Linux 6.18 is about to remove the group
+// itself, and treats a removal by another process as a lost count.
 func sweepGroups(dir *os.File) error {
 	var stale []uint64
 	var failed error
@@ -446,10 +446,11 @@ func sweepGroups(dir *os.File) error {
 	return nil
 }
 
-// handleOfDirectory is FILEID_BTRFS_WITHOUT_PARENT, the type of the handles of files on btrfs: linux/exportfs.h.
+// handleOfDirectory is FILEID_BTRFS_WITHOUT_PARENT, the type of the handles of files on btrfs:
+// linux/exportfs.h.
 const handleOfDirectory = 0x4d
 
-// makeWritable makes a subvolume writable. It opens the subvolume by its ID.
+// makeWritable makes a subvolume writable. makeWritable opens the subvolume by its ID.
 func makeWritable(dir *os.File, id uint64) error {
 	inode, err := item(dir, id, top, itemInode, 0)
 	if err != nil {

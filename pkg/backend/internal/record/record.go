@@ -45,7 +45,7 @@ type envelope struct {
 	Data    json.RawMessage `json:"data"`
 }
 
-// Encode returns v as a file of this format. It fails only if v cannot be encoded as JSON.
+// Encode returns v as a file of this format. Encode fails only if v cannot be encoded as JSON.
 func (f Format) Encode(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err != nil {

@@ -125,8 +125,8 @@ func Await(ctx context.Context, client kubernetes.Interface, n int) (names []str
 	return names, err
 }
 
-// TryPods runs a pod of a busybox image on each of the nodes, with a command, and returns when all have ended as they should. It
-// leaves none behind.
+// TryPods runs a pod of a busybox image on each of the nodes, with a command, and returns when all
+// have ended as they should. It leaves none behind.
 func TryPods(ctx context.Context, client kubernetes.Interface, image string, nodes []string, command ...string) error {
 	pods := client.CoreV1().Pods(namespace)
 	var tries []*core.Pod
@@ -227,7 +227,7 @@ func await(ctx context.Context, what string, try func() error) error {
 	}
 }
 
-// Write writes a line for each node with its state. It returns an error if a node is not ready.
+// Write writes a line for each node with its state. Write returns an error if a node is not ready.
 func Write(ctx context.Context, client kubernetes.Interface, w io.Writer) error {
 	list, err := client.CoreV1().Nodes().List(ctx, meta.ListOptions{})
 	if err != nil {

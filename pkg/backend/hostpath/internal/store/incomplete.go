@@ -45,7 +45,8 @@ func (s *Store) Make(ctx context.Context, dir, id string, fill func(half *beneat
 	return nil
 }
 
-// prepare makes an incomplete directory, durably but for its entry in staging/, and returns its path.
+// prepare makes an incomplete directory, durably but for its entry in staging/, and returns its
+// path.
 func (s *Store) prepare(ctx context.Context, id string, fill func(half *beneath.Dir) error) (half string, err error) {
 	if half, err = s.NewIncomplete(id); err != nil {
 		return "", err
@@ -57,14 +58,14 @@ func (s *Store) prepare(ctx context.Context, id string, fill func(half *beneath.
 	return half, nil
 }
 
-// NewIncomplete makes an incomplete directory for the object called id, and returns its path below the
-// root.
+// NewIncomplete makes an incomplete directory for the object called id, and returns its path below
+// the root.
 func (s *Store) NewIncomplete(id string) (half string, err error) {
 	half = path.Join(Incomplete, id+"-"+Random())
 	return half, s.dir.Mkdir(half, 0o700)
 }
 
-// filled calls fill. It leaves no file open: Windows renames no directory that is open.
+// filled calls fill. filled leaves no file open: Windows renames no directory that is open.
 func (s *Store) filled(half string, fill func(half *beneath.Dir) error) error {
 	dir, err := s.dir.OpenDir(half)
 	if err != nil {

@@ -1,5 +1,6 @@
 // Package store keeps objects below a root directory: volumes, snapshots and groups, each with a
-// record and its data. It makes them durable in the right order, and knows nothing of their meaning.
+// record and its data. It makes them durable in the right order, and knows nothing of their
+// meaning.
 //
 //	<root>/identity.json              identity of the root
 //	<root>/volumes/<id>/record.json   beside the data of the volume
@@ -69,8 +70,8 @@ type Store struct {
 }
 
 // Open opens the root, verifies that it is the right one and that no other process serves it, and
-// makes its directories. It never makes the root itself: on the mount point of an absent data disk,
-// that would hide the mistake. The caller closes the store.
+// makes its directories. Open never makes the root itself: on the mount point of an absent data
+// disk, that would hide the mistake. The caller closes the store.
 func Open(cfg Config) (_ *Store, err error) {
 	s := &Store{path: cfg.Root, parked: newParked()}
 	if s.dir, err = beneath.Open(cfg.Root); err != nil {

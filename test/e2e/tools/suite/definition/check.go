@@ -121,7 +121,7 @@ func (doc *document) checkClasses(d Definition) {
 	}
 }
 
-// checkClass checks a class. It reads only the file that upstream would read.
+// checkClass checks a class. checkClass reads only the file that upstream would read.
 func (doc *document) checkClass(at string, c class, check func(*document)) {
 	taken := ""
 	for _, source := range []struct {
