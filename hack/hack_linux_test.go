@@ -86,7 +86,8 @@ func TestAnInstalledGoNeedsNothingElse(t *testing.T) {
 func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 	dir := t.TempDir()
 	tests := filepath.Join(dir, "some_test.go")
-	if err := os.WriteFile(tests, []byte("func FuzzOne(f *testing.F) {\n\nfunc FuzzTwo(f *testing.F) {\n"), 0o600); err != nil {
+	if err := os.WriteFile(tests, []byte("func FuzzOne(f *testing.F) {\n\nfunc FuzzTwo(f *testing.F) {\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -98,9 +99,12 @@ func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 		{"go list fails in the middle", "echo some/pkg " + tests + "; exit 1", false, ""},
 		{"no package has tests", "exit 0", false, "no fuzz target"},
 		{"no test is a target", "[ $1 = test ] || echo some/pkg /dev/null", false, "no fuzz target"},
-		{"a target fails", "[ $1 = list ] && echo some/pkg " + tests + "|| { echo crasher; exit 1; }", false, "crasher"},
+		{"a target fails", "[ $1 = list ] && echo some/pkg " + tests + "|| { echo crasher; exit 1; }", false,
+			"crasher"},
 		{"a target ends late each time", "[ $1 = list ] && echo some/pkg " + tests + "|| { echo '    context deadline exceeded'; exit 1; }", false, "deadline"},
-		{"a target finds something late", "[ $1 = list ] && echo some/pkg " + tests + "|| { printf '    context deadline exceeded\\nFailing input'; exit 1; }", false, "Failing"},
+		{"a target finds something late",
+			"[ $1 = list ] && echo some/pkg " + tests + "|| { printf '    context deadline exceeded\\nFailing " +
+				"input'; exit 1; }", false, "Failing"},
 		{"a target ends late once", "[ $1 = list ] && echo some/pkg " + tests + "|| [ -e " + dir + "/once ] || { touch " + dir + "/once; echo '    context deadline exceeded'; exit 1; }", true, "FuzzTwo"},
 		{"all is well", "[ $1 = test ] || echo some/pkg " + tests, true, "some/pkg FuzzOne\nsome/pkg FuzzTwo\n"},
 	} {

@@ -32,7 +32,8 @@ func TestStrangersLeaveFilesForCSI(t *testing.T) {
 	if err := os.WriteFile(limited, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p := start(t, limited, dir, "--mode=node", "--peer-listen=127.0.0.1:0", "--peer-certs="+filepath.Join(certs, "nodes", "n"), "--http-endpoint=127.0.0.1:0")
+	p := start(t, limited, dir, "--mode=node", "--peer-listen=127.0.0.1:0",
+		"--peer-certs="+filepath.Join(certs, "nodes", "n"), "--http-endpoint=127.0.0.1:0")
 	if ready, err := p.probe(); !ready || err != nil {
 		t.Fatalf("Probe = %v, %v: %s", ready, err, p.said())
 	}
@@ -62,7 +63,8 @@ func (p *process) inline(id string) error {
 		return err
 	}
 	call := func(f func(context.Context, csi.NodeClient) error) error {
-		conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			return err
 		}
@@ -73,7 +75,8 @@ func (p *process) inline(id string) error {
 	}
 	err := call(func(ctx context.Context, c csi.NodeClient) error {
 		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: id, TargetPath: target, VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Mi"},
+			VolumeId: id, TargetPath: target, VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true",
+				"size": "1Mi"},
 			VolumeCapability: &csi.VolumeCapability{
 				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},

@@ -36,7 +36,8 @@ func program() csidriver.Program {
 // openHostpath opens the root.
 func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error) {
 	if f.Adopt {
-		c.Log.Warn("--adopt-root is set: the driver serves any root, even the empty mount point of a disk that is not mounted: remove the flag after this start")
+		c.Log.Warn("--adopt-root is set: the driver serves any root, even the empty mount point of a disk that is " +
+			"not mounted: remove the flag after this start")
 	}
 	c.Log.Info("opening the root", "root", f.Root)
 	return hostpath.New(hostpath.Config{

@@ -110,7 +110,8 @@ func (p *process) ended() int {
 // probe waits until the driver answers, and returns whether it is ready.
 func (p *process) probe() (bool, error) {
 	p.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -196,7 +197,8 @@ func TestAProcessThatHangsIsReplaced(t *testing.T) {
 			t.Fatalf("the socket is not replaced: %s", second.said())
 		}
 	}
-	if ready, err := second.probe(); ready || err == nil || !strings.Contains(err.Error(), "another process serves it") {
+	if ready, err := second.probe(); ready || err == nil ||
+		!strings.Contains(err.Error(), "another process serves it") {
 		t.Errorf("while the first process has the root: Probe = %v, %v", ready, err)
 	}
 	if err := first.cmd.Process.Signal(syscall.SIGCONT); err != nil {
@@ -243,7 +245,8 @@ func TestTheProcessServesMetrics(t *testing.T) {
 
 func TestAWrongFlagTouchesNothing(t *testing.T) {
 	bin, dir := build(t), newDir(t)
-	for _, flag := range []string{"--backend=tape", "--node-id=a/b", "--endpoint=tcp://:1", "--http-endpoint=x", "--root=relative", "--no-such-flag"} {
+	for _, flag := range []string{"--backend=tape", "--node-id=a/b", "--endpoint=tcp://:1", "--http-endpoint=x",
+		"--root=relative", "--no-such-flag"} {
 		p := start(t, bin, dir, flag)
 		if code := p.ended(); code != 2 || strings.Count(p.said(), "\n") != 1 {
 			t.Errorf("%s: exit %d, %q, want 2 and one line", flag, code, p.said())

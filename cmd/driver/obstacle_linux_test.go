@@ -29,7 +29,8 @@ type calls struct {
 
 func (p *process) calls() *calls {
 	p.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -52,7 +53,8 @@ func (c *calls) deadline() context.Context {
 
 func (c *calls) create(name string, block bool) string {
 	c.Helper()
-	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountCapability()}, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}}
+	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountCapability()},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}}
 	if block {
 		req.VolumeCapabilities[0].AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		req.Parameters = map[string]string{"kind": "image"}
@@ -71,12 +73,15 @@ func (c *calls) stage(id string) error {
 	if err := os.MkdirAll(c.staging(id), 0o755); err != nil {
 		c.Fatal(err)
 	}
-	_, err := c.NodeStageVolume(c.deadline(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: c.staging(id), VolumeCapability: mountCapability()})
+	_, err := c.NodeStageVolume(c.deadline(),
+		&csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: c.staging(id),
+			VolumeCapability: mountCapability()})
 	return err
 }
 
 func (c *calls) unstage(id string) error {
-	_, err := c.NodeUnstageVolume(c.deadline(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.staging(id)})
+	_, err := c.NodeUnstageVolume(c.deadline(),
+		&csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: c.staging(id)})
 	return err
 }
 
@@ -104,7 +109,8 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 				t.Fatalf("Probe = %v, %v: %s", ready, err, p.said())
 			}
 			c := p.calls()
-			good, record, data, link, disk := c.create("good", false), c.create("record", false), c.create("data", false), c.create("link", false), c.create("disk", true)
+			good, record, data, link, disk := c.create("good", false), c.create("record", false), c.create("data",
+				false), c.create("link", false), c.create("disk", true)
 			if err := errors.Join(c.stage(good), c.stage(record)); err != nil {
 				t.Fatal(err)
 			}
@@ -120,11 +126,15 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 				t.Fatalf("staged are %v, %v", staged, err)
 			}
 			obstacles := []string{
-				filepath.Join(root, "volumes", record, "record.json"), filepath.Join(root, "volumes", disk, "image.raw"),
-				filepath.Join(root, "snapshots", volumeid.New(volumeid.Snapshot, "n", "s")), filepath.Join(root, "groups", volumeid.New(volumeid.Group, "n", "g")),
-				filepath.Join(root, "staging", "x"), filepath.Join(root, "trash", "x"), filepath.Join(root, "identity.json.new"),
+				filepath.Join(root, "volumes", record, "record.json"), filepath.Join(root, "volumes", disk,
+					"image.raw"),
+				filepath.Join(root, "snapshots", volumeid.New(volumeid.Snapshot, "n", "s")), filepath.Join(root,
+					"groups", volumeid.New(volumeid.Group, "n", "g")),
+				filepath.Join(root, "staging", "x"), filepath.Join(root, "trash", "x"), filepath.Join(root,
+					"identity.json.new"),
 				filepath.Join(dir, "state", "root-identity.new"), filepath.Join(dir, "state", "frozen", "1.json"),
-				filepath.Join(dir, "state", "staged", strings.Repeat("0", 32)+".json"), filepath.Join(dir, "state", "staged", strings.Repeat("0", 32)+".json.new"),
+				filepath.Join(dir, "state", "staged", strings.Repeat("0", 32)+".json"), filepath.Join(dir, "state",
+					"staged", strings.Repeat("0", 32)+".json.new"),
 			}
 			if name == "FIFO" {
 				obstacles = append(obstacles, filepath.Join(root, "volumes", data, "data"))
@@ -143,7 +153,8 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 				t.Fatalf("Probe = %v, %v: %s", ready, err, p.said())
 			}
 			c = p.calls()
-			if err := errors.Join(c.stage(good), c.unstage(good), c.stage(good), c.unstage(good), c.unstage(record)); err != nil {
+			if err := errors.Join(c.stage(good), c.unstage(good), c.stage(good), c.unstage(good),
+				c.unstage(record)); err != nil {
 				t.Errorf("the good volume, or the end of the bad one: %v", err)
 			}
 			if err := os.RemoveAll(filepath.Join(root, "volumes", link)); err != nil {
@@ -165,7 +176,8 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "unexpected file type") {
 				t.Errorf("CreateSnapshot = %v, want FAILED_PRECONDITION that names the type", err)
 			}
-			if mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(dir, "kubelet"))); err != nil || len(mounts) != 0 {
+			if mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(filepath.Join(dir, "kubelet"))); err != nil ||
+				len(mounts) != 0 {
 				t.Errorf("mounted are %v, %v", mounts, err)
 			}
 			p.end()

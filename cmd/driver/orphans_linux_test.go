@@ -21,7 +21,8 @@ import (
 // create makes a volume and returns its ID.
 func (p *process) create(name string) string {
 	p.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -42,7 +43,8 @@ func (p *process) create(name string) string {
 // orphans runs driver orphans against the driver, and returns what it says and its exit code.
 func (p *process) orphans(stdin string, args ...string) (out, log string, code int) {
 	p.Helper()
-	cmd := exec.Command(p.cmd.Path, append([]string{"orphans", "--endpoint=unix://" + filepath.Join(p.dir, "csi.sock")}, args...)...)
+	cmd := exec.Command(p.cmd.Path,
+		append([]string{"orphans", "--endpoint=unix://" + filepath.Join(p.dir, "csi.sock")}, args...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	var exit *exec.ExitError
@@ -73,15 +75,19 @@ func TestTheProcessFindsOrphans(t *testing.T) {
 		code  int
 		says  string
 	}{
-		"none":                 {persistentVolumes(one, two), []string{"--settle=0"}, 0, "volumes: 2 held, 2 named, 0 orphans"},
-		"one":                  {persistentVolumes(one), []string{"--settle=0"}, 3, "volume  " + two},
-		"another cluster":      {persistentVolumes("other"), []string{"--settle=0"}, 1, "are they this cluster's?"},
-		"forced":               {persistentVolumes("other"), []string{"--settle=0", "--expect-none-named"}, 3, "0 named, 2 orphans"},
-		"no volumes":           {`{"kind":"VolumeSnapshotContentList","items":[]} complete`, []string{"--settle=0"}, 1, "NOT JUDGED: there is no PersistentVolume"},
-		"no sleep":             {persistentVolumes(one, two), nil, 1, "Put a sleep before kubectl get"},
-		"no input":             {"", nil, 1, "stdin is empty"},
-		"a driver that's away": {persistentVolumes(one), []string{"--endpoint=unix://" + filepath.Join(p.dir, "none.sock")}, 1, "Unavailable"},
-		"a wrong flag":         {"", []string{"--delete"}, 2, "delete"},
+		"none": {persistentVolumes(one, two), []string{"--settle=0"}, 0,
+			"volumes: 2 held, 2 named, 0 orphans"},
+		"one":             {persistentVolumes(one), []string{"--settle=0"}, 3, "volume  " + two},
+		"another cluster": {persistentVolumes("other"), []string{"--settle=0"}, 1, "are they this cluster's?"},
+		"forced": {persistentVolumes("other"), []string{"--settle=0", "--expect-none-named"}, 3,
+			"0 named, 2 orphans"},
+		"no volumes": {`{"kind":"VolumeSnapshotContentList","items":[]} complete`, []string{"--settle=0"}, 1,
+			"NOT JUDGED: there is no PersistentVolume"},
+		"no sleep": {persistentVolumes(one, two), nil, 1, "Put a sleep before kubectl get"},
+		"no input": {"", nil, 1, "stdin is empty"},
+		"a driver that's away": {persistentVolumes(one),
+			[]string{"--endpoint=unix://" + filepath.Join(p.dir, "none.sock")}, 1, "Unavailable"},
+		"a wrong flag": {"", []string{"--delete"}, 2, "delete"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, log, code := p.orphans(tc.stdin, tc.args...)
@@ -92,7 +98,8 @@ func TestTheProcessFindsOrphans(t *testing.T) {
 	}
 	out, log, code := p.orphans(persistentVolumes(two), "--settle=0s", "--output=json")
 	var r orphans.Report
-	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 3 || len(r.Orphans) != 1 || r.Orphans[0].ID != one || r.Orphans[0].Nodes[0] != "n" {
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 3 || len(r.Orphans) != 1 ||
+		r.Orphans[0].ID != one || r.Orphans[0].Nodes[0] != "n" {
 		t.Errorf("exit %d, %v: %s%s", code, err, out, log)
 	}
 	p.cmd.Process.Signal(syscall.SIGTERM)

@@ -81,7 +81,8 @@ const trialEnv = "CAUSEWAY_TRIAL"
 func (w trial) run() int {
 	config := sanity.NewTestConfig()
 	config.Address = "unix://" + filepath.Join(w.Dir, "csi.sock")
-	config.TargetPath, config.StagingPath = filepath.Join(w.Dir, "kubelet", "target"), filepath.Join(w.Dir, "kubelet", "staging")
+	config.TargetPath, config.StagingPath = filepath.Join(w.Dir, "kubelet", "target"), filepath.Join(w.Dir, "kubelet",
+		"staging")
 	config.TestVolumeSize, config.TestNodeVolumeAttachLimit = 64<<20, true
 	config.TestVolumeParameters, config.TestVolumeMutableParameters = w.Parameters, w.Mutable
 	if w.Block {

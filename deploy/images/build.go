@@ -91,9 +91,11 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 		return err
 	}
 	if e := strings.TrimSpace(string(experiment)); e != "" {
-		return fmt.Errorf("the go command is set to GOEXPERIMENT=%s, which makes other programs: go env -u GOEXPERIMENT", e)
+		return fmt.Errorf("the go command is set to GOEXPERIMENT=%s, which makes other programs: go env -u "+
+			"GOEXPERIMENT", e)
 	}
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o", dir + string(filepath.Separator)}
+	args := []string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", flags, "-o",
+		dir + string(filepath.Separator)}
 	goos, _, _ := strings.Cut(platform, "/")
 	packages := map[string][]string{} // by the directory of the module, whose linkers run side by side
 	for _, p := range products {

@@ -32,7 +32,8 @@ func TestTheDriverCallsWhatItsImageHas(t *testing.T) {
 	delete(calls, "/proc/self/exe") // the driver itself
 	for name, where := range calls {
 		if !slices.ContainsFunc(tools, func(tool string) bool { return path.Base(tool) == name }) {
-			t.Errorf("%s runs %s, which is not in the driver's image: add it to tools, and its package to packages", where, name)
+			t.Errorf("%s runs %s, which is not in the driver's image: add it to tools, and its package to packages",
+				where, name)
 		}
 	}
 	for _, tool := range tools {

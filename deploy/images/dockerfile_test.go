@@ -61,11 +61,13 @@ func TestDockerfilesMakeTheSameImages(t *testing.T) {
 	golang := "golang:" + regexp.MustCompile(`(?m)^version=go(\S+)$`).FindStringSubmatch(string(pinned))[1] + "-bookworm"
 	for goos, base := range map[string]string{"linux": "gcr.io/distroless/static-debian12", "windows": windowsBase} {
 		all := stages(t, goos)
-		builds := slices.DeleteFunc(slices.Clone(all["build"].lines), func(l string) bool { return !strings.HasPrefix(l, "RUN CGO_ENABLED=0 ") })
+		builds := slices.DeleteFunc(slices.Clone(all["build"].lines),
+			func(l string) bool { return !strings.HasPrefix(l, "RUN CGO_ENABLED=0 ") })
 		if len(builds) != 2 {
 			t.Errorf("%s: %d modules are built, want 2", goos, len(builds))
 		}
-		for _, want := range []string{" -trimpath ", " -buildvcs=false ", " -tags " + tags + " ", `"` + ldflags + " -X main.version=$VERSION -X " + module + `/sidecars/internal/sidecar.version=$VERSION"`} {
+		for _, want := range []string{" -trimpath ", " -buildvcs=false ", " -tags " + tags + " ",
+			`"` + ldflags + " -X main.version=$VERSION -X " + module + `/sidecars/internal/sidecar.version=$VERSION"`} {
 			if i := slices.IndexFunc(builds, func(b string) bool { return !strings.Contains(b, want) }); i >= 0 {
 				t.Errorf("%s: a build has no %s: %s", goos, want, builds[i])
 			}
@@ -75,7 +77,8 @@ func TestDockerfilesMakeTheSameImages(t *testing.T) {
 			for _, p := range products {
 				names = append(names, p.name)
 			}
-			want := strings.Join(names, " ") + "; do mkdir -p /images/$p/usr/bin; mv /out/$p /images/$p/usr/bin/; ln -s usr/bin/$p /images/$p/$p; done"
+			want := strings.Join(names, " ") + "; do mkdir -p /images/$p/usr/bin; mv /out/$p /images/$p/usr/bin/; ln " +
+				"-s usr/bin/$p /images/$p/$p; done"
 			if got := all["build"].argument("RUN set -eu; for p in "); got != want {
 				t.Errorf("the programs are put into place by %q, want %q", got, want)
 			}
@@ -127,7 +130,8 @@ func TestDockerfilesHaveTheSameTools(t *testing.T) {
 	}
 	ofBase := func(name string) bool { return name == "base-files" || name == authorities } // distroless has them
 	for instruction, want := range map[string][]string{
-		"ARG TOOLS=": names, "ARG CONFIGS=": configs, "ARG PACKAGES=": slices.DeleteFunc(slices.Clone(packages), ofBase),
+		"ARG TOOLS=": names, "ARG CONFIGS=": configs, "ARG PACKAGES=": slices.DeleteFunc(slices.Clone(packages),
+			ofBase),
 	} {
 		if got := strings.Fields(strings.Trim(s.argument(instruction), `"`)); !slices.Equal(got, want) {
 			t.Errorf("%s%q, want %q", instruction, got, want)

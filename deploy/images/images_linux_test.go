@@ -116,7 +116,9 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.Config; !maps.Equal(got.Labels, p.labels(v)) || got.User != p.user || !slices.Equal(got.Entrypoint, []string{"/usr/bin/" + p.name}) || !slices.Equal(got.Env, []string{searchPath}) || c.Created.Unix() != 0 {
+		if got := c.Config; !maps.Equal(got.Labels, p.labels(v)) || got.User != p.user ||
+			!slices.Equal(got.Entrypoint, []string{"/usr/bin/" + p.name}) || !slices.Equal(got.Env,
+			[]string{searchPath}) || c.Created.Unix() != 0 {
 			t.Errorf("%+v", c)
 		}
 		for key, value := range c.Config.Labels {
@@ -135,13 +137,17 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 		} else if err := spdxlib.ValidateDocument(doc); err != nil {
 			t.Error(err)
 		}
-		if found[p.sbomPath()] != string(beside) || !strings.Contains(string(beside), "pkg:deb/debian/ca-certificates@") || strings.Contains(string(beside), "e2fsprogs") != p.tools {
+		if found[p.sbomPath()] != string(beside) ||
+			!strings.Contains(string(beside), "pkg:deb/debian/ca-certificates@") || strings.Contains(string(beside),
+			"e2fsprogs") != p.tools {
 			t.Errorf("%s: the SBOM in the image isn't the one beside it, or isn't of the image", p.name)
 		}
-		if text := found[p.copyrightPath()]; !strings.Contains(text, "Apache License") || !strings.Contains(text, "\nGo\n") || !strings.Contains(text, "google.golang.org/grpc v1.") {
+		if text := found[p.copyrightPath()]; !strings.Contains(text, "Apache License") ||
+			!strings.Contains(text, "\nGo\n") || !strings.Contains(text, "google.golang.org/grpc v1.") {
 			t.Errorf("%s has not the licences of its modules: %.400s", p.name, text)
 		}
-		if n := strings.Count(found[bundle], "BEGIN CERTIFICATE"); n < 100 || strings.Count(found[bundle], "\n-----BEGIN") != n-1 {
+		if n := strings.Count(found[bundle], "BEGIN CERTIFICATE"); n < 100 ||
+			strings.Count(found[bundle], "\n-----BEGIN") != n-1 {
 			t.Errorf("%s has %d certificates", p.name, n)
 		}
 	}
@@ -233,7 +239,8 @@ func TestVersions(t *testing.T) {
 // windowsImages makes the Windows images with this test as their program.
 func windowsImages(t *testing.T, base string) map[string]v1.Image {
 	t.Helper()
-	m := maker{root: filepath.Join("..", ".."), out: t.TempDir(), windowsBase: base, version: version{"v1", "abc"}, made: map[string][]oci.Image{}}
+	m := maker{root: filepath.Join("..", ".."), out: t.TempDir(), windowsBase: base, version: version{"v1", "abc"},
+		made: map[string][]oci.Image{}}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +253,8 @@ func windowsImages(t *testing.T, base string) map[string]v1.Image {
 		if !p.windows {
 			continue
 		}
-		if err := m.addWindows(t.Context(), p, "windows/amd64", on, func(product) ([]byte, error) { return os.ReadFile(self) }); err != nil {
+		if err := m.addWindows(t.Context(), p, "windows/amd64", on,
+			func(product) ([]byte, error) { return os.ReadFile(self) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -272,7 +280,8 @@ func TestAWindowsImageIsIncompleteWithoutItsBase(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.OS != "windows" || c.Architecture != "amd64" || len(c.RootFS.DiffIDs) != 1 || !strings.Contains(c.Config.Labels[incomplete], windowsBase) {
+		if c.OS != "windows" || c.Architecture != "amd64" || len(c.RootFS.DiffIDs) != 1 ||
+			!strings.Contains(c.Config.Labels[incomplete], windowsBase) {
 			t.Errorf("%s: %+v", archive, c)
 		}
 		program := strings.TrimSuffix(archive, "-windows.tar")
@@ -281,7 +290,8 @@ func TestAWindowsImageIsIncompleteWithoutItsBase(t *testing.T) {
 		}
 		names := map[string]bool{}
 		each(t, i, func(h *tar.Header, _ []byte) { names[h.Name] = true })
-		for _, want := range []string{"Files/" + program + ".exe", "Files/usr/share/sbom/" + program + ".spdx.json", "Hives"} {
+		for _, want := range []string{"Files/" + program + ".exe", "Files/usr/share/sbom/" + program + ".spdx.json",
+			"Hives"} {
 			if !names[want] {
 				t.Errorf("%s has no %s: %v", archive, want, names)
 			}
@@ -292,7 +302,10 @@ func TestAWindowsImageIsIncompleteWithoutItsBase(t *testing.T) {
 func TestAWindowsImageIsPutOnItsBase(t *testing.T) {
 	server := httptest.NewServer(serve.New())
 	defer server.Close()
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("base")), nil })
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser,
+		error) {
+		return io.NopCloser(strings.NewReader("base")), nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,8 @@ func kepCommands(t *testing.T) (controller, node []string) {
 		}
 	}
 	var commands [][]string
-	for document := range bytes.SplitSeq(bytes.ReplaceAll(content, []byte("<csi-driver>"), []byte(kepDriver)), []byte("\n---\n")) {
+	for document := range bytes.SplitSeq(bytes.ReplaceAll(content, []byte("<csi-driver>"), []byte(kepDriver)),
+		[]byte("\n---\n")) {
 		var m struct {
 			Spec struct{ Template, Templates podSpec } // the KEP's Deployment has the second
 		}
@@ -156,8 +157,10 @@ func TestTheCommandsOfTheKEPWithoutPermission(t *testing.T) {
 			c.mount(t, "/registration")
 			user, _, _ := strings.Cut(c.config.User, ":")
 			log := c.start(t, user, command...)
-			for _, want := range []string{"Cannot open the driver's socket", "dial unix /csi/csi.sock: connect: permission denied",
-				"this process has uid 65532", "/csi/csi.sock has owner 0:0 and mode 0755: set runAsUser: 0 for this container", "fsGroup"} {
+			for _, want := range []string{"Cannot open the driver's socket",
+				"dial unix /csi/csi.sock: connect: permission denied",
+				"this process has uid 65532", "/csi/csi.sock has owner 0:0 and mode 0755: set runAsUser: 0 for this " +
+					"container", "fsGroup"} {
 				within(t, log, "the log has "+want, func() bool { return strings.Contains(log.String(), want) })
 			}
 		})
@@ -182,7 +185,8 @@ func TestTheControllerIsNotReadyWithoutPermission(t *testing.T) {
 		}
 		defer answer.Body.Close()
 		body, err := io.ReadAll(answer.Body)
-		return err == nil && answer.StatusCode == http.StatusServiceUnavailable && strings.Contains(string(body), "waiting for the driver at /csi/csi.sock\n") &&
+		return err == nil && answer.StatusCode == http.StatusServiceUnavailable &&
+			strings.Contains(string(body), "waiting for the driver at /csi/csi.sock\n") &&
 			strings.Contains(string(body), "owner 0:0 and mode 0755: set runAsUser: 0")
 	})
 }
@@ -204,13 +208,16 @@ func TestTheNodeCommandOfTheKEP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.GetType() != registerapi.CSIPlugin || info.GetName() != kepDriver || info.GetEndpoint() != "/var/lib/kubelet/plugins/"+kepDriver+"/csi.sock" {
+	if info.GetType() != registerapi.CSIPlugin || info.GetName() != kepDriver ||
+		info.GetEndpoint() != "/var/lib/kubelet/plugins/"+kepDriver+"/csi.sock" {
 		t.Errorf("the kubelet is told %v", info)
 	}
-	if _, err := kubelet.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+	if _, err := kubelet.NotifyRegistrationStatus(t.Context(),
+		&registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		t.Error(err)
 	}
-	within(t, log, "the sidecar knows", func() bool { return strings.Contains(log.String(), "The kubelet registered the driver") })
+	within(t, log, "the sidecar knows",
+		func() bool { return strings.Contains(log.String(), "The kubelet registered the driver") })
 }
 
 // TestTheControllerCommandOfTheKEP finds the driver and asks the API server, which refuses everything.

@@ -53,8 +53,11 @@ func run(ctx context.Context, args []string) error {
 	tag := flags.String("version", "dev", "tag of the images, which the programs say too")
 	platforms := flags.String("platforms", "linux/amd64,linux/arm64,windows/amd64", "what to make images for")
 	flags.StringVar(&m.out, "out", filepath.Join(root, "bin", "images"), "directory for the images")
-	flags.StringVar(&m.windowsBase, "windows-base", "", "image of a registry that Windows images are put on, with its digest: "+windowsBase+"@sha256:…")
-	source := flags.String("driver-source", "", "directory of a main package that uses pkg/csidriver: the image driver gets that program; relative to the working directory")
+	flags.StringVar(&m.windowsBase, "windows-base", "",
+		"image of a registry that Windows images are put on, with its digest: "+windowsBase+"@sha256:…")
+	source := flags.String("driver-source", "",
+		"directory of a main package that uses pkg/csidriver: the image driver gets that program; relative to the "+
+			"working directory")
 	lock := flags.Bool("lock", false, "don't make images, but find the newest packages of Debian for "+lockName)
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -158,7 +161,8 @@ func (m *maker) make(ctx context.Context) error {
 }
 
 // programs builds the programs of products, and returns a function that reads a program.
-func (m *maker) programs(ctx context.Context, platform string, products []product) (func(product) ([]byte, error), error) {
+func (m *maker) programs(ctx context.Context, platform string,
+	products []product) (func(product) ([]byte, error), error) {
 	goos, arch, _ := strings.Cut(platform, "/")
 	dir := filepath.Join(m.out, "programs", goos+"-"+arch)
 	if err := build(ctx, m.root, dir, platform, m.version, products); err != nil {
@@ -187,7 +191,8 @@ func (m *maker) linux(ctx context.Context, platform string) error {
 		return err
 	}
 	for _, p := range m.products {
-		image := oci.Image{Platform: platform, User: p.user, Env: []string{searchPath}, Layers: [][]oci.File{base.Files}}
+		image := oci.Image{Platform: platform, User: p.user, Env: []string{searchPath},
+			Layers: [][]oci.File{base.Files}}
 		from := slices.Clone(base.Packages)
 		if p.tools {
 			image.Layers = append(image.Layers, toolbox.Files)
@@ -206,7 +211,8 @@ func store(lock debian.Lock) debian.Store {
 	if err != nil {
 		cache = os.TempDir()
 	}
-	return debian.Store{Dir: filepath.Join(cache, "causeway", "debian"), Mirror: debian.Mirror, Archive: debian.Archive, Snapshot: lock.Snapshot}
+	return debian.Store{Dir: filepath.Join(cache, "causeway", "debian"), Mirror: debian.Mirror, Archive: debian.Archive,
+		Snapshot: lock.Snapshot}
 }
 
 // incomplete is the annotation and label of a Windows image without its base.
@@ -235,8 +241,10 @@ func (m *maker) windows(ctx context.Context, platform string) error {
 }
 
 // addWindows adds an image that is put on a base, or is marked as incomplete if that is nil.
-func (m *maker) addWindows(ctx context.Context, p product, platform string, base v1.Image, read func(product) ([]byte, error)) error {
-	image := oci.Image{Platform: platform, Base: base, Annotations: map[string]string{"org.opencontainers.image.base.name": windowsBase}}
+func (m *maker) addWindows(ctx context.Context, p product, platform string, base v1.Image,
+	read func(product) ([]byte, error)) error {
+	image := oci.Image{Platform: platform, Base: base,
+		Annotations: map[string]string{"org.opencontainers.image.base.name": windowsBase}}
 	if base == nil {
 		image.Annotations[incomplete] = "its base is missing: " + windowsBase
 	}
@@ -253,7 +261,8 @@ func (m *maker) pull(ctx context.Context, platform string) (v1.Image, error) {
 		return nil, fmt.Errorf("--windows-base: %w", err)
 	}
 	goos, arch, _ := strings.Cut(platform, "/")
-	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(v1.Platform{OS: goos, Architecture: arch}))
+	image, err := remote.Image(ref, remote.WithContext(ctx),
+		remote.WithPlatform(v1.Platform{OS: goos, Architecture: arch}))
 	if err != nil {
 		return nil, fmt.Errorf("--windows-base: %w", err)
 	}
@@ -261,7 +270,8 @@ func (m *maker) pull(ctx context.Context, platform string) (v1.Image, error) {
 }
 
 // add completes an image by its program, and writes its SBOM.
-func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debian.Package, read func(product) ([]byte, error)) error {
+func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debian.Package,
+	read func(product) ([]byte, error)) error {
 	program, err := read(p)
 	if err != nil {
 		return err

@@ -46,9 +46,13 @@ func (p product) pkg(root string) (dir, pkg string) {
 }
 
 var products = []product{
-	{name: "driver", description: "CSI driver for clusters that mix Linux and Windows nodes", user: "0:0", tools: true, windows: true}, // it mounts
-	{name: "csi-sidecars", description: "All CSI sidecars for controllers in one program (KEP-4958)", user: nonroot, module: "sidecars"},
-	{name: "csi-sidecars-node", description: "The CSI sidecars for nodes in one program (KEP-4958)", user: nonroot, windows: true, module: "sidecars"},
+	// it mounts
+	{name: "driver", description: "CSI driver for clusters that mix Linux and Windows nodes", user: "0:0", tools: true,
+		windows: true},
+	{name: "csi-sidecars", description: "All CSI sidecars for controllers in one program (KEP-4958)", user: nonroot,
+		module: "sidecars"},
+	{name: "csi-sidecars-node", description: "The CSI sidecars for nodes in one program (KEP-4958)", user: nonroot,
+		windows: true, module: "sidecars"},
 }
 
 // tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in its source.
@@ -81,7 +85,8 @@ var packages = []string{
 	"base-files", authorities,
 	"util-linux", "e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1", "libuuid1",
 	"xfsprogs", "libinih1", "liburcu8", "libedit2", "libtinfo6", "libbsd0", "libmd0",
-	"btrfs-progs", "libudev1", "liblzo2-2", "libzstd1", "zlib1g", "libgcc-s1", "gcc-12-base", // the last has the copyright of the package before it
+	// the last has the copyright of the package before it
+	"btrfs-progs", "libudev1", "liblzo2-2", "libzstd1", "zlib1g", "libgcc-s1", "gcc-12-base",
 	"libc6",
 }
 

@@ -112,7 +112,8 @@ func archives(t *testing.T) string {
 	}
 	built.Do(func() {
 		if built.dir, built.err = os.MkdirTemp("", "causeway-images-"); built.err == nil {
-			built.err = run(t.Context(), []string{"--version", testVersion, "--platforms", "linux/" + runtime.GOARCH, "--out", built.dir})
+			built.err = run(t.Context(), []string{"--version", testVersion, "--platforms", "linux/" + runtime.GOARCH,
+				"--out", built.dir})
 		}
 	})
 	if built.err != nil {
@@ -213,7 +214,8 @@ func namespaces() *syscall.SysProcAttr {
 func (c *container) mount(t *testing.T, path string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755), os.MkdirAll(filepath.Join(c.root, path), 0o755)); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755),
+		os.MkdirAll(filepath.Join(c.root, path), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	c.mounts = append(c.mounts, [2]string{dir, path})
@@ -225,7 +227,8 @@ func (c *container) mount(t *testing.T, path string) string {
 func (c container) command(t *testing.T, user string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
-	in, err := json.Marshal(inside{c.root, user, append(c.mounts, [2]string{c.run, "/run"}), append(c.config.Env, c.env...)})
+	in, err := json.Marshal(inside{c.root, user, append(c.mounts, [2]string{c.run, "/run"}),
+		append(c.config.Env, c.env...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +324,8 @@ func TestAnXFSIsMadeAndRenamed(t *testing.T) {
 	c, disk := unpackImage(t, "driver"), emptyDisk(t, 300<<20)
 	c.on(t, disk, "mkfs.xfs", "-q", "-f")
 	// XFS_SB_FEAT_INCOMPAT_NREXT64 of fs/xfs/libxfs/xfs_format.h, without which Linux before 5.19 can mount it.
-	if features := binary.BigEndian.Uint32(at(t, disk, 216, 4)); string(at(t, disk, 0, 4)) != "XFSB" || features&0x20 != 0 {
+	if features := binary.BigEndian.Uint32(at(t, disk, 216, 4)); string(at(t, disk, 0, 4)) != "XFSB" ||
+		features&0x20 != 0 {
 		t.Errorf("%q with features %x", at(t, disk, 0, 4), features)
 	}
 	c.blkid(t, disk, "xfs")
@@ -349,7 +353,8 @@ func TestEachToolIsFoundAndRuns(t *testing.T) {
 	c := unpackImage(t, "driver")
 	for _, tool := range tools {
 		out, err := c.command(t, "0", path.Base(tool), "-V").CombinedOutput()
-		if strings.Contains(string(out), "enter:") || strings.Contains(string(out), "error while loading") || len(out) == 0 {
+		if strings.Contains(string(out), "enter:") || strings.Contains(string(out), "error while loading") ||
+			len(out) == 0 {
 			t.Errorf("%s: %v: %s", tool, err, out) // not all know -V, but they say that
 		}
 	}
@@ -375,10 +380,12 @@ func TestProgramsSayTheirVersion(t *testing.T) {
 
 func TestTheDriverIsAControllerWithoutRights(t *testing.T) {
 	c := unpackImage(t, "driver")
-	if out, err := c.command(t, "65532", "/driver", "certs", "--dir=/run/certs", "--shared=nodes").CombinedOutput(); err != nil {
+	if out, err := c.command(t, "65532", "/driver", "certs", "--dir=/run/certs",
+		"--shared=nodes").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	cmd := c.command(t, "65532", "/driver", "--mode=controller", "--endpoint=unix:///run/csi.sock", "--peers=127.0.0.1:1", "--peer-certs=/run/certs/router", "--http-endpoint=")
+	cmd := c.command(t, "65532", "/driver", "--mode=controller", "--endpoint=unix:///run/csi.sock",
+		"--peers=127.0.0.1:1", "--peer-certs=/run/certs/router", "--http-endpoint=")
 	log, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -392,7 +399,8 @@ func TestTheDriverIsAControllerWithoutRights(t *testing.T) {
 	for s := bufio.NewScanner(log); s.Scan(); {
 		fmt.Fprintln(&all, s.Text())
 		if strings.Contains(s.Text(), "serving CSI") {
-			if err := errors.Join(speaksHTTP2(filepath.Join(c.run, "csi.sock")), cmd.Process.Signal(syscall.SIGTERM)); err != nil {
+			if err := errors.Join(speaksHTTP2(filepath.Join(c.run, "csi.sock")),
+				cmd.Process.Signal(syscall.SIGTERM)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -450,7 +458,8 @@ func TestArm64IsComplete(t *testing.T) {
 	} else if _, err := other.Pick(tools); err == nil || !strings.Contains(err.Error(), "EM_X86_64") {
 		t.Errorf("programs for amd64 are taken for arm64: %v", err)
 	}
-	for _, want := range append([]string{"/lib/ld-linux-aarch64.so.1", "/lib/aarch64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libgcc_s.so.1"}, tools...) {
+	for _, want := range append([]string{"/lib/ld-linux-aarch64.so.1", "/lib/aarch64-linux-gnu/libc.so.6",
+		"/lib/aarch64-linux-gnu/libgcc_s.so.1"}, tools...) {
 		if !paths[want] {
 			t.Errorf("%s isn't there", want)
 		}

@@ -62,7 +62,8 @@ const (
 
 // openCloud opens the cloud, and attaches the disks that were attached when the machine went down.
 func openCloud(path string, nodes []string, limit int64, log *slog.Logger) (_ cloud, err error) {
-	c := &directoryCloud{nodes: nodes, limit: limit, log: log, disks: map[string]record{}, snapshots: map[string]backend.Snapshot{}}
+	c := &directoryCloud{nodes: nodes, limit: limit, log: log, disks: map[string]record{},
+		snapshots: map[string]backend.Snapshot{}}
 	if c.dir, err = os.Open(path); err != nil {
 		return nil, err
 	}
@@ -82,7 +83,8 @@ func openCloud(path string, nodes []string, limit int64, log *slog.Logger) (_ cl
 			return nil, err
 		}
 	}
-	if err := errors.Join(c.dir.Sync(), syncDir(c.path(disksDir)), syncDir(c.path(snapshotsDir)), c.canClone()); err != nil {
+	if err := errors.Join(c.dir.Sync(), syncDir(c.path(disksDir)), syncDir(c.path(snapshotsDir)),
+		c.canClone()); err != nil {
 		return nil, err
 	}
 	return c, c.load()
@@ -96,7 +98,8 @@ func (c *directoryCloud) load() error {
 		c.disks[id] = r
 		for node := range r.Attached {
 			if err := c.plug(id, node); err != nil {
-				c.log.Error("a disk is not attached again: the CO must call ControllerPublishVolume", "volume", id, "node", node, "error", err)
+				c.log.Error("a disk is not attached again: the CO must call ControllerPublishVolume", "volume", id,
+					"node", node, "error", err)
 			}
 		}
 	}); err != nil {
@@ -235,7 +238,8 @@ func remove[T any](c *directoryCloud, dir, id string, all map[string]T) error {
 	if err := os.RemoveAll(gone); err != nil {
 		return err
 	}
-	if err := os.Rename(c.path(dir, id), gone); err != nil && !errors.Is(err, fs.ErrNotExist) { // moved by a call that failed later
+	// moved by a call that failed later
+	if err := os.Rename(c.path(dir, id), gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := errors.Join(c.settle(dir), c.settle(unfinishedDir)); err != nil {
@@ -271,7 +275,8 @@ func find[T any](all map[string]T, what, id string) (T, error) {
 
 // page returns up to limit objects with IDs above after, in their order, and whether there are
 // more.
-func page[T, U any](all map[string]T, after string, limit int, show func(id string, o T) (shown U, wanted bool)) (shown []U, more bool, err error) {
+func page[T, U any](all map[string]T, after string, limit int,
+	show func(id string, o T) (shown U, wanted bool)) (shown []U, more bool, err error) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		o, wanted := show(id, all[id])
 		switch {
@@ -308,7 +313,8 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 		return d, err
 	}
 	// 20 bytes are as many as virtio shows of a serial number.
-	r := record{Serial: rand.Text()[:20], Snapshot: d.SourceSnapshot, Origin: d.SourceVolume, Attached: map[string]attachment{}, size: d.Size, plugged: map[string]bool{}}
+	r := record{Serial: rand.Text()[:20], Snapshot: d.SourceSnapshot, Origin: d.SourceVolume,
+		Attached: map[string]attachment{}, size: d.Size, plugged: map[string]bool{}}
 	if err := c.make(disksDir, d.ID, r, image, d.Size); err != nil {
 		return d, err
 	}
@@ -319,7 +325,8 @@ func (c *directoryCloud) CreateDisk(_ context.Context, d disk) (disk, error) {
 // disk returns the disk of a record.
 func (r record) disk(id string) disk {
 	nodes := slices.Sorted(maps.Keys(r.plugged))
-	return disk{backend.Volume{ID: id, Size: r.size, SourceSnapshot: r.Snapshot, SourceVolume: r.Origin, Nodes: nodes}, r.Serial}
+	return disk{backend.Volume{ID: id, Size: r.size, SourceSnapshot: r.Snapshot, SourceVolume: r.Origin, Nodes: nodes},
+		r.Serial}
 }
 
 func (c *directoryCloud) Disk(_ context.Context, id string) (disk, error) {
@@ -380,7 +387,8 @@ func (c *directoryCloud) AttachDisk(_ context.Context, id, node string, a attach
 	if old, ok := r.Attached[node]; ok {
 		a.Size = old.Size
 		if a != old {
-			return a, fmt.Errorf("%w: the disk is attached to node %q with another capability, or read-only on one side", backend.ErrExists, node)
+			return a, fmt.Errorf("%w: the disk is attached to node %q with another capability, or read-only on one "+
+				"side", backend.ErrExists, node)
 		}
 	} else {
 		if err := errors.Join(r.shares(a), c.hasRoom(node)); err != nil {
@@ -402,7 +410,8 @@ func (r record) shares(a attachment) error {
 		case !a.ManyNodes || !other.ManyNodes:
 			return fmt.Errorf("%w: the disk is attached to node %q, must be on one node only", backend.ErrInUse, node)
 		case (a.OneWriter || other.OneWriter) && !a.ReadOnly && !other.ReadOnly:
-			return fmt.Errorf("%w: the disk is attached to node %q, which writes, and must have one writer only", backend.ErrInUse, node)
+			return fmt.Errorf("%w: the disk is attached to node %q, which writes, and must have one writer only",
+				backend.ErrInUse, node)
 		}
 	}
 	return nil
@@ -492,7 +501,8 @@ func (c *directoryCloud) Snapshot(_ context.Context, id string) (backend.Snapsho
 	return find(c.snapshots, "snapshot", id)
 }
 
-func (c *directoryCloud) Snapshots(_ context.Context, source, after string, limit int) ([]backend.Snapshot, bool, error) {
+func (c *directoryCloud) Snapshots(_ context.Context, source, after string,
+	limit int) ([]backend.Snapshot, bool, error) {
 	defer c.lock()()
 	return page(c.snapshots, after, limit, func(_ string, n backend.Snapshot) (backend.Snapshot, bool) {
 		return n, source == "" || n.Source == source

@@ -106,7 +106,8 @@ func await(pid, n int) (at string, status syscall.WaitStatus, err error) {
 	if _, err := syscall.Wait4(pid, &status, 0, nil); err != nil { // it has just started
 		return "", status, fmt.Errorf("wait: %w", err)
 	}
-	if err := unix.PtraceSetOptions(pid, unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_TRACECLONE|unix.PTRACE_O_EXITKILL); err != nil {
+	if err := unix.PtraceSetOptions(pid,
+		unix.PTRACE_O_TRACESYSGOOD|unix.PTRACE_O_TRACECLONE|unix.PTRACE_O_EXITKILL); err != nil {
 		return "", status, fmt.Errorf("PTRACE_SETOPTIONS: %w", err)
 	}
 	begun := false
@@ -156,7 +157,8 @@ const none = ^uint64(0)
 func entered(thread int) (call, argument uint64, err error) {
 	const getSyscallInfo, atEntry = 0x420e, 1
 	var info [88]byte // struct ptrace_syscall_info
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info),
+		uintptr(unsafe.Pointer(&info)), 0, 0)
 	if errno != 0 && errno != unix.ESRCH { // ESRCH: another thread has ended the process
 		return none, 0, fmt.Errorf("PTRACE_GET_SYSCALL_INFO: %w", errno)
 	}
@@ -171,7 +173,8 @@ func entered(thread int) (call, argument uint64, err error) {
 func TestAStepIsRepeatedAfterItsControllerWasKilled(t *testing.T) {
 	dir := cloudDir(t)
 	s := reopen(t, dir)
-	v, err := s.Create(t.Context(), backend.CreateOptions{Name: "v", Required: unit, Access: []backend.Access{{Block: true}}})
+	v, err := s.Create(t.Context(),
+		backend.CreateOptions{Name: "v", Required: unit, Access: []backend.Access{{Block: true}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,8 +220,10 @@ func TestAStepIsRepeatedAfterItsControllerWasKilled(t *testing.T) {
 				err = k.take("detach", 0)
 			}
 			got, getErr := s.Get(t.Context(), v.ID, nil)
-			if err := errors.Join(err, getErr); err != nil || len(got.Nodes) > 0 || got.Size != size || len(devicesOf(t, image)) > 0 {
-				t.Fatalf("detached after a kill at change %d, %s, it is %+v, %v, with the devices %q", n, at, got, err, devicesOf(t, image))
+			if err := errors.Join(err, getErr); err != nil || len(got.Nodes) > 0 || got.Size != size ||
+				len(devicesOf(t, image)) > 0 {
+				t.Fatalf("detached after a kill at change %d, %s, it is %+v, %v, with the devices %q", n, at, got, err,
+					devicesOf(t, image))
 			}
 			if at == "" {
 				break
@@ -246,7 +251,8 @@ func (k killed) wantDevice(t *testing.T, image string, data []byte, size int64) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if devices := devicesOf(t, image); !slices.Equal(devices, []string{l.path}) || !slices.Equal(d.Nodes, []string{k.node}) {
+	if devices := devicesOf(t, image); !slices.Equal(devices, []string{l.path}) ||
+		!slices.Equal(d.Nodes, []string{k.node}) {
 		t.Errorf("the disk is attached to %q as %q, want %s alone", d.Nodes, devices, l.path)
 	}
 	got, err := os.ReadFile(l.path)

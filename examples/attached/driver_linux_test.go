@@ -73,7 +73,8 @@ func newProcess(t *testing.T, node, mode, cloud string) *process {
 		t.Fatal(err)
 	}
 	p := &process{T: t, dir: dir, node: node}
-	p.args = []string{"--mode=" + mode, "--node-id=" + node, "--endpoint=unix://" + p.path("csi.sock"), "--kubelet-dir=" + dir,
+	p.args = []string{"--mode=" + mode, "--node-id=" + node, "--endpoint=unix://" + p.path("csi.sock"),
+		"--kubelet-dir=" + dir,
 		"--state-dir=" + p.path("state"), "--cloud-dir=" + cloud, "--cloud-nodes=a,b", "--attach-limit=2"}
 	t.Cleanup(func() {
 		p.kill()
@@ -88,8 +89,10 @@ func newProcess(t *testing.T, node, mode, cloud string) *process {
 		}
 		os.RemoveAll(dir)
 	})
-	if p.conn, err = grpc.NewClient("unix://"+p.path("csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}),
+	if p.conn, err = grpc.NewClient("unix://"+p.path("csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond,
+			Multiplier: 1, MaxDelay: 10 * time.Millisecond}}),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true))); err != nil {
 		t.Fatal(err)
 	}
@@ -159,12 +162,14 @@ func (p *process) create(name, fsType string, size int64) volume {
 }
 
 func (v volume) attach(ctx context.Context, node string) (map[string]string, error) {
-	resp, err := v.controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: node, VolumeCapability: v.use})
+	resp, err := v.controller.ControllerPublishVolume(ctx,
+		&csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: node, VolumeCapability: v.use})
 	return resp.GetPublishContext(), err
 }
 
 func (v volume) detach(node string) error {
-	_, err := v.controller.ControllerUnpublishVolume(v.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node})
+	_, err := v.controller.ControllerUnpublishVolume(v.Context(),
+		&csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node})
 	return err
 }
 
@@ -185,9 +190,11 @@ func (v volume) publish(n *process, publish map[string]string) error {
 // goes takes a volume off a node: unpublished, unstaged, detached.
 func (v volume) goes(n *process) {
 	v.Helper()
-	_, err := n.NodeUnpublishVolume(v.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: n.path("target")})
+	_, err := n.NodeUnpublishVolume(v.Context(),
+		&csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: n.path("target")})
 	if err == nil {
-		_, err = n.NodeUnstageVolume(v.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: n.path("staging")})
+		_, err = n.NodeUnstageVolume(v.Context(),
+			&csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: n.path("staging")})
 	}
 	if err = errors.Join(err, v.detach(n.node)); err != nil {
 		v.Fatal(err)
@@ -320,11 +327,13 @@ func TestANodeRefusesASmallerDisk(t *testing.T) {
 		"-1":       codes.InvalidArgument,
 		"64Mi":     codes.InvalidArgument,
 	} {
-		if err := v.stage(t.Context(), a, map[string]string{serialKey: publish[serialKey], sizeKey: size}); status.Code(err) != want {
+		if err := v.stage(t.Context(), a,
+			map[string]string{serialKey: publish[serialKey], sizeKey: size}); status.Code(err) != want {
 			t.Errorf("stage with the size %q: %v, want %v", size, err, want)
 		}
 	}
-	if err := v.stage(t.Context(), a, map[string]string{serialKey: publish[serialKey], "colour": "blue"}); status.Code(err) != codes.InvalidArgument {
+	if err := v.stage(t.Context(), a,
+		map[string]string{serialKey: publish[serialKey], "colour": "blue"}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("stage with an unknown key: %v", err)
 	}
 	if _, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
@@ -365,7 +374,8 @@ func TestTwoDisksWithOneSerialNumberAreRefused(t *testing.T) {
 	if err := plugTwice(other, same); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.stage(t.Context(), a, publish); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "same label") {
+	if err := v.stage(t.Context(), a, publish); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "same label") {
 		t.Errorf("stage = %v", err)
 	}
 	if after := [2]string{fileSum(t, image), fileSum(t, other)}; after != before {
@@ -455,7 +465,8 @@ func (p *process) until(call func(ctx context.Context) error) {
 			return
 		}
 		// Busy: a program of the driver that was killed may still run.
-		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted && !strings.Contains(err.Error(), "open exclusively") {
+		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted &&
+			!strings.Contains(err.Error(), "open exclusively") {
 			p.Fatal(err)
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -466,7 +477,8 @@ func (p *process) until(call func(ctx context.Context) error) {
 // node's driver while it formats, mounts and grows it.
 func TestADiskOutlivesItsDrivers(t *testing.T) {
 	cloud := cloudDir(t)
-	c, a, b := newProcess(t, "controller", "controller", cloud), newProcess(t, "a", "node", cloud), newProcess(t, "b", "node", cloud)
+	c, a, b := newProcess(t, "controller", "controller", cloud), newProcess(t, "a", "node", cloud), newProcess(t, "b",
+		"node", cloud)
 	for i := range 8 {
 		v := c.create(fmt.Sprint("v", i), "xfs", 300<<20)
 		var publish map[string]string
@@ -478,15 +490,19 @@ func TestADiskOutlivesItsDrivers(t *testing.T) {
 		sum := v.write(a)
 		grown := &csi.CapacityRange{RequiredBytes: 400 << 20}
 		c.until(func(ctx context.Context) error {
-			_, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: grown})
+			_, err := c.ControllerExpandVolume(ctx,
+				&csi.ControllerExpandVolumeRequest{VolumeId: v.id, CapacityRange: grown})
 			return err
 		})
 		a.until(func(ctx context.Context) error {
-			_, err := a.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: a.path("target"), StagingTargetPath: a.path("staging"), CapacityRange: grown})
+			_, err := a.NodeExpandVolume(ctx,
+				&csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: a.path("target"),
+					StagingTargetPath: a.path("staging"), CapacityRange: grown})
 			return err
 		})
 		var fs unix.Statfs_t
-		if err := unix.Statfs(a.path("target"), &fs); err != nil || int64(fs.Blocks)*fs.Bsize < 300<<20 { // without its log
+		// without its log
+		if err := unix.Statfs(a.path("target"), &fs); err != nil || int64(fs.Blocks)*fs.Bsize < 300<<20 {
 			t.Errorf("the filesystem has %d bytes, %v", int64(fs.Blocks)*fs.Bsize, err)
 		}
 		a.until(func(ctx context.Context) error { return v.stage(ctx, a, publish) }) // once more: nothing is formatted

@@ -62,7 +62,8 @@ func findLoop(label string) (loop, error) {
 	case 1:
 		return found[0], nil
 	}
-	return loop{}, fmt.Errorf("%w: %s and %s have the same label %s", backend.ErrPrecondition, found[0].path, found[1].path, label)
+	return loop{}, fmt.Errorf("%w: %s and %s have the same label %s", backend.ErrPrecondition, found[0].path,
+		found[1].path, label)
 }
 
 // look returns a loop device and its label: "" if it has no file, or its filesystem is dead. The
@@ -202,7 +203,7 @@ func unplug(ctx context.Context, label string) error {
 	return fmt.Errorf("%w: %s is still open", backend.ErrUnavailable, dev.Name())
 }
 
-// replug makes the loop device with a label, if it exists, read the new size of its image.
+// replug makes the loop device with a label, if present, read the new size of its image.
 func replug(label string) error {
 	dev, err := openLoop(label, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -214,9 +215,9 @@ func replug(label string) error {
 	return unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_CAPACITY, 0)
 }
 
-// findLoops returns the finder of a node. An author replaces it by mounter.FindDevice, which needs the
-// serial number alone. Errors of the finder: ErrPrecondition if the node does not have the device, or
-// two of the same label.
+// findLoops returns the finder of a node. An author replaces it by mounter.FindDevice, which needs
+// the serial number alone. Errors of the finder: ErrPrecondition if the node does not have the
+// device, or two of the same label.
 func findLoops(node string) finder {
 	return func(_ context.Context, serial, volume string) (string, uint64, bool, error) {
 		l, err := findLoop(label(serial, volume, node))

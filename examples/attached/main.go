@@ -1,10 +1,11 @@
 //go:build linux
 
 // Command attached is a CSI driver for disks that are attached to nodes, as those of most clouds
-// and storage networks. It has three parts: storage.go translates between CSI and a cloud, cloud.go
-// plays the cloud with files of a directory, and loop.go plays the cable: an attached disk is a
-// loop device. An author replaces the last two by a cloud, which is an interface in storage.go, and
-// by mounter.FindDevice. EDIT marks the places in storage.go that depend on the cloud.
+// and storage networks. The program has three parts: storage.go translates between CSI and a cloud,
+// cloud.go plays the cloud with files of a directory, and loop.go plays the cable: an attached disk
+// is a loop device. An author replaces the last two by a cloud, which is an interface in
+// storage.go, and by mounter.FindDevice. EDIT marks the places in storage.go that depend on the
+// cloud.
 package main
 
 import (
@@ -38,8 +39,11 @@ type options struct {
 }
 
 func (o *options) flags(set *flag.FlagSet) {
-	set.StringVar(&o.dir, "cloud-dir", "/var/lib/attached", "attached: `directory` of the cloud, which the controller alone uses, on a filesystem with reflinks; it must exist")
-	set.StringVar(&o.machines, "cloud-nodes", "", "attached: `names` of the nodes that the cloud knows, with commas between them; empty: any")
+	set.StringVar(&o.dir, "cloud-dir", "/var/lib/attached",
+		"attached: `directory` of the cloud, which the controller alone uses, on a filesystem with reflinks; it must "+
+			"exist")
+	set.StringVar(&o.machines, "cloud-nodes", "",
+		"attached: `names` of the nodes that the cloud knows, with commas between them; empty: any")
 	set.Int64Var(&o.limit, "attach-limit", 16, "attached: `number` of disks that a node takes; 0: any")
 }
 
@@ -57,7 +61,8 @@ func (o *options) check(csidriver.Config) error {
 
 func (o *options) open(c csidriver.Config) (backend.Backend, error) {
 	s := &storage{node: c.NodeID, limit: o.limit, find: findLoops(c.NodeID)} // EDIT: mounter.FindDevice
-	if !c.Controller {                                                       // a node has its loop devices, and no cloud
+	// a node has its loop devices, and no cloud
+	if !c.Controller {
 		return s, nil
 	}
 	var nodes []string

@@ -45,7 +45,7 @@ type cloud interface {
 	Disk(ctx context.Context, id string) (disk, error)
 	// Disks returns up to limit disks with IDs above after, sorted, and whether there are more.
 	Disks(ctx context.Context, after string, limit int) (disks []disk, more bool, err error)
-	// DeleteDisk deletes a disk, if it exists. Errors: ErrInUse while the disk is attached.
+	// DeleteDisk deletes a disk, if present. Errors: ErrInUse while the disk is attached.
 	DeleteDisk(ctx context.Context, id string) error
 	// GrowDisk makes a disk at least size bytes large, also on the nodes that have it. Errors:
 	// ErrNotFound; ErrOutOfRange if there is no room.
@@ -69,7 +69,7 @@ type cloud interface {
 	// Snapshots lists the snapshots of a disk, or all snapshots if source is "", as Disks lists
 	// disks.
 	Snapshots(ctx context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error)
-	// DeleteSnapshot deletes a snapshot, if it exists. Disks that were made from it stay.
+	// DeleteSnapshot deletes a snapshot, if present. Disks that were made from it stay.
 	DeleteSnapshot(ctx context.Context, id string) error
 
 	// Close is called after the last call.
@@ -141,7 +141,8 @@ func (s *storage) Clone(ctx context.Context, source string, o backend.CreateOpti
 
 // create finds the disk of o.Name, or makes it from the source that v names. held returns the size
 // of the source in bytes. The source may be deleted by the time that a call is repeated.
-func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend.Volume, held func() (int64, error)) (backend.Volume, error) {
+func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend.Volume,
+	held func() (int64, error)) (backend.Volume, error) {
 	least, err := leastSize(o)
 	if err != nil {
 		return v, err
@@ -156,8 +157,10 @@ func (s *storage) create(ctx context.Context, o backend.CreateOptions, v backend
 	if err != nil {
 		return v, err
 	}
-	if d.SourceSnapshot != v.SourceSnapshot || d.SourceVolume != v.SourceVolume || d.Size < o.Required || (o.Limit > 0 && d.Size > o.Limit) {
-		return v, fmt.Errorf("%w: with %d bytes, from snapshot %q or volume %q", backend.ErrExists, d.Size, d.SourceSnapshot, d.SourceVolume)
+	if d.SourceSnapshot != v.SourceSnapshot || d.SourceVolume != v.SourceVolume || d.Size < o.Required ||
+		(o.Limit > 0 && d.Size > o.Limit) {
+		return v, fmt.Errorf("%w: with %d bytes, from snapshot %q or volume %q", backend.ErrExists, d.Size,
+			d.SourceSnapshot, d.SourceVolume)
 	}
 	return d.Volume, nil
 }
@@ -172,7 +175,8 @@ func leastSize(o backend.CreateOptions) (int64, error) {
 	for _, a := range o.Access {
 		m, err := mountOf(a)
 		if err == nil && a.SharedWrite && m.FSType != "" {
-			err = fmt.Errorf("%w: invalid access mode: several nodes cannot use the %s of a disk while one of them writes: create the volume read-only, or as a block device", backend.ErrInvalid, m.FSType)
+			err = fmt.Errorf("%w: invalid access mode: several nodes cannot use the %s of a disk while one of them "+
+				"writes: create the volume read-only, or as a block device", backend.ErrInvalid, m.FSType)
 		}
 		if err != nil {
 			return 0, err
@@ -261,7 +265,8 @@ func (s *storage) DeleteSnapshot(ctx context.Context, id string, _ map[string]st
 }
 
 // ListSnapshots returns snapshots in the order of their IDs.
-func (s *storage) ListSnapshots(ctx context.Context, source, after string, limit int) (snapshots []backend.Snapshot, more bool, err error) {
+func (s *storage) ListSnapshots(ctx context.Context, source, after string,
+	limit int) (snapshots []backend.Snapshot, more bool, err error) {
 	return s.cloud.Snapshots(ctx, source, after, limit)
 }
 
@@ -277,7 +282,8 @@ func (s *storage) Attach(ctx context.Context, id string, o backend.AttachOptions
 	if err != nil {
 		return nil, err
 	}
-	a := attachment{Capability: o.Capability, ReadOnly: o.Access.ReadOnly, ManyNodes: o.ManyNodes, OneWriter: o.OneWriter, Size: d.Size}
+	a := attachment{Capability: o.Capability, ReadOnly: o.Access.ReadOnly, ManyNodes: o.ManyNodes,
+		OneWriter: o.OneWriter, Size: d.Size}
 	if a, err = s.cloud.AttachDisk(ctx, id, o.Node, a); err != nil {
 		return nil, err
 	}
@@ -304,10 +310,12 @@ func readPublishContext(c map[string]string) (serial string, size int64, err err
 			serial = value
 		case sizeKey:
 			if size, err = strconv.ParseInt(value, 10, 64); err != nil || size <= 0 {
-				return "", 0, fmt.Errorf("%w: invalid %s %.64q in the publish context: must be a number of bytes", backend.ErrInvalid, key, value)
+				return "", 0, fmt.Errorf("%w: invalid %s %.64q in the publish context: must be a number of bytes",
+					backend.ErrInvalid, key, value)
 			}
 		default:
-			return "", 0, fmt.Errorf("%w: unknown key %.64q in the publish context: must be %s or %s", backend.ErrInvalid, key, serialKey, sizeKey)
+			return "", 0, fmt.Errorf("%w: unknown key %.64q in the publish context: must be %s or %s",
+				backend.ErrInvalid, key, serialKey, sizeKey)
 		}
 	}
 	if c != nil && serial == "" {

@@ -110,7 +110,8 @@ func TestADiskThatIsNotAttachedAgainIsNotPublished(t *testing.T) {
 		t.Helper()
 		got, err := s.Get(ctx, v.ID, nil)
 		all, _, listErr := s.List(ctx, "", 10)
-		if err := errors.Join(err, listErr); err != nil || !slices.Equal(got.Nodes, want) || len(all) != 1 || !slices.Equal(all[0].Nodes, want) {
+		if err := errors.Join(err, listErr); err != nil || !slices.Equal(got.Nodes, want) || len(all) != 1 ||
+			!slices.Equal(all[0].Nodes, want) {
 			t.Errorf("attached to %q, in the list %+v, %v, want %q", got.Nodes, all, err, want)
 		}
 	}
@@ -123,7 +124,8 @@ func TestADiskThatIsNotAttachedAgainIsNotPublished(t *testing.T) {
 	same := label(publish[serialKey], v.ID, one)
 	reboot := func() { // with the disk attached in a way that is not the record's
 		t.Helper()
-		if err := errors.Join(s.Close(), unplug(ctx, same), plug(filepath.Join(dir, disksDir, v.ID, imageName), same, true)); err != nil {
+		if err := errors.Join(s.Close(), unplug(ctx, same),
+			plug(filepath.Join(dir, disksDir, v.ID, imageName), same, true)); err != nil {
 			t.Fatal(err)
 		}
 		s = reopen(t, dir)

@@ -65,7 +65,8 @@ func (s *storage) Create(ctx context.Context, o backend.CreateOptions) (backend.
 	case o.Limit > 0 && v.Size > o.Limit:
 		return v, fmt.Errorf("%w: a volume has at least %d bytes", backend.ErrOutOfRange, smallest)
 	}
-	if err = mounter.CreateImage(ctx, s.images, s.path(v.ID), v.Size, fsType); errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EFBIG) {
+	if err = mounter.CreateImage(ctx, s.images, s.path(v.ID), v.Size, fsType); errors.Is(err, syscall.ENOSPC) ||
+		errors.Is(err, syscall.EFBIG) {
 		return v, fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}
 	return v, s.durable(err)
@@ -102,7 +103,8 @@ func (s *storage) Delete(ctx context.Context, id string, _ map[string]string) er
 
 func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mounter.Mount, error) {
 	_, err := s.Get(ctx, id, nil)
-	return mounter.Mount{Kind: mounter.Image, Source: s.path(id), FSType: fsType, Options: a.Options, ReadOnly: a.ReadOnly}, cmp.Or(err, check(a))
+	return mounter.Mount{Kind: mounter.Image, Source: s.path(id), FSType: fsType, Options: a.Options,
+		ReadOnly: a.ReadOnly}, cmp.Or(err, check(a))
 }
 
 // check returns an error for a use that no volume can serve.

@@ -40,7 +40,8 @@ func holds(t *testing.T, path string, want map[string]string) {
 }
 
 func TestAFileIsReplaced(t *testing.T) {
-	for name, w := range map[string]Writer{"durable": {}, "volatile": {Volatile: true}, "with a name of its own": {Temp: "temp"}} {
+	for name, w := range map[string]Writer{"durable": {}, "volatile": {Volatile: true},
+		"with a name of its own": {Temp: "temp"}} {
 		t.Run(name, func(t *testing.T) {
 			dir, path := directory(t)
 			w.Dir = dir
@@ -50,7 +51,8 @@ func TestAFileIsReplaced(t *testing.T) {
 				}
 				holds(t, path, map[string]string{"file": content})
 			}
-			if info, err := os.Stat(filepath.Join(path, "file")); err != nil || info.Mode().Perm()&0o077 != 0 && os.PathSeparator == '/' {
+			if info, err := os.Stat(filepath.Join(path, "file")); err != nil || info.Mode().Perm()&0o077 != 0 &&
+				os.PathSeparator == '/' {
 				t.Errorf("the mode is %v, %v", info.Mode(), err)
 			}
 		})
@@ -59,14 +61,18 @@ func TestAFileIsReplaced(t *testing.T) {
 
 func TestALeftoverIsReplacedAndNotFollowed(t *testing.T) {
 	for name, leave := range map[string]func(path, victim string) error{
-		"file":      func(path, _ string) error { return os.WriteFile(path, []byte("a leftover that is longer"), 0o600) },
+		"file": func(path, _ string) error {
+			return os.WriteFile(path, []byte("a leftover that is longer"),
+				0o600)
+		},
 		"link":      func(path, victim string) error { return os.Symlink(victim, path) },
 		"directory": func(path, _ string) error { return os.Mkdir(path, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, path := directory(t)
 			victim := filepath.Join(t.TempDir(), "victim")
-			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), leave(filepath.Join(path, "file.new"), victim)); err != nil {
+			if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600),
+				leave(filepath.Join(path, "file.new"), victim)); err != nil {
 				t.Fatal(err)
 			}
 			if err := (Writer{Dir: dir}).Write("file", []byte("new")); err != nil {

@@ -22,15 +22,18 @@ func TestAnotherTypeOfFileIsAnErrorThatNamesIt(t *testing.T) {
 		defer l.Close()
 	}
 	for name, what := range map[string]string{"fifo": "a FIFO", "dir": "a directory", "socket": "a socket"} {
-		for _, flag := range []int{os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_CREATE, os.O_WRONLY | os.O_TRUNC} {
-			if _, err := d.OpenFile(name, flag, 0o600); !errors.Is(err, ErrType) || !strings.Contains(err.Error(), what) {
+		for _, flag := range []int{os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_CREATE,
+			os.O_WRONLY | os.O_TRUNC} {
+			if _, err := d.OpenFile(name, flag, 0o600); !errors.Is(err, ErrType) ||
+				!strings.Contains(err.Error(), what) {
 				t.Errorf("OpenFile(%s, %#x) = %v, want ErrType that names %s", name, flag, err, what)
 			}
 		}
 		if name == "dir" {
 			continue
 		}
-		for call, err := range map[string]error{"OpenDir": second(d.OpenDir(name)), "Names": second(d.Names(name)), "Lstat": second(d.Lstat(name + "/x"))} {
+		for call, err := range map[string]error{"OpenDir": second(d.OpenDir(name)), "Names": second(d.Names(name)),
+			"Lstat": second(d.Lstat(name + "/x"))} {
 			if !errors.Is(err, ErrType) || !strings.Contains(err.Error(), what) {
 				t.Errorf("%s(%s) = %v, want ErrType that names %s", call, name, err, what)
 			}
@@ -75,7 +78,8 @@ func TestAFileIsOpenedAsAsked(t *testing.T) {
 // files are opened.
 func TestALinkThatIsSwappedInIsNotFollowed(t *testing.T) {
 	d, path := open(t)
-	must(t, d.Mkdir("mine", 0o700), d.Mkdir("others", 0o700), write(d, "mine/file", "mine"), write(d, "others/file", "others"), os.Symlink("others", filepath.Join(path, "link")))
+	must(t, d.Mkdir("mine", 0o700), d.Mkdir("others", 0o700), write(d, "mine/file", "mine"),
+		write(d, "others/file", "others"), os.Symlink("others", filepath.Join(path, "link")))
 	var swapping sync.WaitGroup
 	stop := make(chan struct{})
 	swapping.Go(func() {
@@ -84,7 +88,8 @@ func TestALinkThatIsSwappedInIsNotFollowed(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(path, "mine"), unix.AT_FDCWD, filepath.Join(path, "link"), unix.RENAME_EXCHANGE)
+				_ = unix.Renameat2(unix.AT_FDCWD, filepath.Join(path, "mine"), unix.AT_FDCWD,
+					filepath.Join(path, "link"), unix.RENAME_EXCHANGE)
 			}
 		}
 	})
@@ -110,7 +115,8 @@ func TestALinkThatIsSwappedInIsNotFollowed(t *testing.T) {
 func TestAClosedDirectoryHasNoDescriptor(t *testing.T) {
 	d, _ := open(t)
 	must(t, d.Close())
-	for call, err := range map[string]error{"OpenFile": second(d.OpenFile("x", os.O_RDONLY, 0)), "Mkdir": d.Mkdir("x", 0o700), "Sync": d.Sync("."), "Rename": d.Rename("x", "y")} {
+	for call, err := range map[string]error{"OpenFile": second(d.OpenFile("x", os.O_RDONLY, 0)),
+		"Mkdir": d.Mkdir("x", 0o700), "Sync": d.Sync("."), "Rename": d.Rename("x", "y")} {
 		if !errors.Is(err, fs.ErrClosed) {
 			t.Errorf("%s = %v, want ErrClosed", call, err)
 		}
@@ -119,7 +125,8 @@ func TestAClosedDirectoryHasNoDescriptor(t *testing.T) {
 
 func BenchmarkReadFile(b *testing.B) {
 	d, _ := open(b)
-	must(b, d.Mkdir("volumes", 0o700), d.Mkdir("volumes/id", 0o700), write(d, "volumes/id/record.json", strings.Repeat("x", 400)))
+	must(b, d.Mkdir("volumes", 0o700), d.Mkdir("volumes/id", 0o700),
+		write(d, "volumes/id/record.json", strings.Repeat("x", 400)))
 	for b.Loop() {
 		if _, err := d.ReadFile("volumes/id/record.json", 1<<20); err != nil {
 			b.Fatal(err)
@@ -140,7 +147,8 @@ func BenchmarkRoot(b *testing.B) {
 	root, err := os.OpenRoot(b.TempDir())
 	must(b, err)
 	defer root.Close()
-	must(b, root.Mkdir("volumes", 0o700), root.Mkdir("staging", 0o700), root.Mkdir("staging/id", 0o700), root.WriteFile("staging/file", []byte(strings.Repeat("x", 400)), 0o600))
+	must(b, root.Mkdir("volumes", 0o700), root.Mkdir("staging", 0o700), root.Mkdir("staging/id", 0o700),
+		root.WriteFile("staging/file", []byte(strings.Repeat("x", 400)), 0o600))
 	b.Run("ReadFile", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := root.ReadFile("staging/file"); err != nil {

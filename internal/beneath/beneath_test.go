@@ -47,7 +47,8 @@ func TestFilesAndDirectories(t *testing.T) {
 	if _, err := d.ReadFile("a/b/file", 3); !errors.Is(err, regular.ErrSize) {
 		t.Errorf("ReadFile over the limit = %v, want ErrSize", err)
 	}
-	if info, err := d.Lstat("a/b/file"); err != nil || info.Name() != "file" || info.Size() != 4 || !info.Mode().IsRegular() {
+	if info, err := d.Lstat("a/b/file"); err != nil || info.Name() != "file" || info.Size() != 4 ||
+		!info.Mode().IsRegular() {
 		t.Errorf("Lstat = %v, %v", info, err)
 	}
 	must(t, d.Rename("a/b/file", "file"), d.Rename("file", "a/moved"))
@@ -102,11 +103,14 @@ func TestTheElementOfTheWrongTypeIsNamed(t *testing.T) {
 	d, path := open(t)
 	must(t, d.Mkdir("dir", 0o700), write(d, "dir/file", ""))
 	for call, err := range map[string]error{
-		"Lstat": second(d.Lstat("dir/file/a/b")), "Check": second(d.Check("dir/file/a", 0)), "OpenFile": second(d.OpenFile("dir/file/a", os.O_RDONLY, 0)),
-		"OpenDir": second(d.OpenDir("dir/file/a")), "Mkdir": d.Mkdir("dir/file/a", 0o700), "Remove": d.Remove("dir/file/a"),
+		"Lstat": second(d.Lstat("dir/file/a/b")), "Check": second(d.Check("dir/file/a",
+			0)), "OpenFile": second(d.OpenFile("dir/file/a", os.O_RDONLY, 0)),
+		"OpenDir": second(d.OpenDir("dir/file/a")), "Mkdir": d.Mkdir("dir/file/a",
+			0o700), "Remove": d.Remove("dir/file/a"),
 		"Rename from": d.Rename("dir/file/a", "b"), "Rename to": d.Rename("dir", "dir/file/a"),
 	} {
-		if want := filepath.Join(path, "dir", "file") + ": unexpected file type"; err == nil || !strings.Contains(err.Error(), want) {
+		if want := filepath.Join(path, "dir", "file") + ": unexpected file type"; err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s = %v, want %q", call, err, want)
 		}
 	}
@@ -124,7 +128,8 @@ func TestNoPathLeavesTheDirectory(t *testing.T) {
 		for call, err := range map[string]error{
 			"OpenFile": second(d.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)),
 			"OpenDir":  second(d.OpenDir(name)), "Lstat": second(d.Lstat(name)), "Mkdir": d.Mkdir(name, 0o700),
-			"Remove": d.Remove(name), "Rename from": d.Rename(name, "x"), "Rename to": d.Rename("file", name), "Names": second(d.Names(name)),
+			"Remove": d.Remove(name), "Rename from": d.Rename(name, "x"), "Rename to": d.Rename("file",
+				name), "Names": second(d.Names(name)),
 		} {
 			if err == nil {
 				t.Errorf("%s(%q) worked", call, name)
@@ -145,8 +150,10 @@ func TestNoPathLeavesTheDirectory(t *testing.T) {
 func TestNoLinkIsFollowed(t *testing.T) {
 	d, path := open(t)
 	outside := t.TempDir()
-	must(t, d.Mkdir("dir", 0o700), d.Mkdir("dir/sub", 0o700), write(d, "dir/file", "secret"), os.WriteFile(filepath.Join(outside, "file"), []byte("secret"), 0o600))
-	for link, to := range map[string]string{"in": "dir", "in-file": "dir/file", "out": outside, "out-file": filepath.Join(outside, "file"), "dir/up": "..", "none": "nowhere"} {
+	must(t, d.Mkdir("dir", 0o700), d.Mkdir("dir/sub", 0o700), write(d, "dir/file", "secret"),
+		os.WriteFile(filepath.Join(outside, "file"), []byte("secret"), 0o600))
+	for link, to := range map[string]string{"in": "dir", "in-file": "dir/file", "out": outside,
+		"out-file": filepath.Join(outside, "file"), "dir/up": "..", "none": "nowhere"} {
 		if err := os.Symlink(to, filepath.Join(path, link)); err != nil {
 			t.Skip(err)
 		}

@@ -149,7 +149,8 @@ func TestEveryClaimIsServed(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 500 {
 		wg.Go(func() {
-			release, err := s.Acquire(t.Context(), Claim{Kind: fmt.Sprint("k", i%2), Tenant: fmt.Sprint("t", i%7), Volume: fmt.Sprint("v", i%30)})
+			release, err := s.Acquire(t.Context(),
+				Claim{Kind: fmt.Sprint("k", i%2), Tenant: fmt.Sprint("t", i%7), Volume: fmt.Sprint("v", i%30)})
 			if err != nil {
 				t.Error(err)
 				return

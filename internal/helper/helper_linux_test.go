@@ -60,7 +60,8 @@ var fail = Task{Name: "fail", Errors: []error{io.ErrNoProgress, errSentinel}, Ru
 	}
 	switch how {
 	case "errno":
-		return nil, fmt.Errorf("first: %w", errors.Join(errors.New("x"), &fs.PathError{Op: "open", Path: "/f", Err: syscall.ENOSPC}))
+		return nil, fmt.Errorf("first: %w",
+			errors.Join(errors.New("x"), &fs.PathError{Op: "open", Path: "/f", Err: syscall.ENOSPC}))
 	case "sentinel":
 		return nil, fmt.Errorf("second: %w", errSentinel)
 	case "unsupported":
@@ -210,7 +211,8 @@ func TestMessagesGoBothWays(t *testing.T) {
 
 func TestErrorsKeepTheirIdentity(t *testing.T) {
 	p := newPool(t)
-	for how, want := range map[string]error{"errno": syscall.ENOSPC, "sentinel": errSentinel, "unsupported": errors.ErrUnsupported} {
+	for how, want := range map[string]error{"errno": syscall.ENOSPC, "sentinel": errSentinel,
+		"unsupported": errors.ErrUnsupported} {
 		err := call(t, p, fail, how, nil)
 		if !errors.Is(err, want) || errors.Is(err, io.ErrNoProgress) {
 			t.Errorf("%s: %v, want %v and no other", how, err, want)
@@ -222,7 +224,8 @@ func TestErrorsKeepTheirIdentity(t *testing.T) {
 	if err := call(t, p, fail, "", nil); err != nil {
 		t.Errorf("after a panic: %v", err)
 	}
-	if err := call(t, p, fail, "death", nil); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "my last words") {
+	if err := call(t, p, fail, "death", nil); !errors.Is(err, ErrDied) ||
+		!strings.Contains(err.Error(), "my last words") {
 		t.Errorf("death: %v", err)
 	}
 	if err := call(t, p, echo, "", nil); err != nil {

@@ -32,54 +32,63 @@ var kubernetes = []string{
 // rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
 // standard library they may not.
 var rooms = map[string]struct{ may, not []string }{
-	"internal/atomicfile":                  {[]string{module + "internal/beneath"}, append([]string{"os/exec"}, logging...)},
-	"internal/beneath":                     {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
-	"internal/connlimit":                   {nil, logging},
-	"internal/crashpoint":                  {nil, logging},
-	"internal/fair":                        {nil, append([]string{"os/exec"}, logging...)},
-	"internal/flood":                       {nil, logging},
-	"internal/guard":                       {nil, logging},
-	"internal/hang":                        {[]string{"golang.org/x/sys"}, logging},
-	"internal/helper":                      {[]string{"golang.org/x/sys"}, logging},
-	"internal/logsafe":                     {nil, logging},
-	"internal/manifests":                   {[]string{"sigs.k8s.io/yaml"}, logging},
-	"internal/namespace":                   {nil, logging},
-	"internal/regular":                     {nil, logging},
-	"internal/sized":                       {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
-	"internal/testdisk":                    {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
-	"internal/unprivileged":                {nil, logging},
-	"pkg/volumeid":                         {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/mounter":                          {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, logging}, // mkfs and e2fsck are programs
-	"pkg/backend":                          {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/backendtest":              {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
-	"pkg/backend/backendtest/memory":       {[]string{module + "pkg/backend", module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/copier":          {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/extents":         {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/quota":           {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/internal/record":          {[]string{module + "internal/beneath", module + "internal/regular", module + "internal/atomicfile"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath":                 {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
-	"internal/peer":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
-	"internal/peertls":                     {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, append([]string{"os/exec"}, logging...)},
-	"internal/orphans":                     {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
-	"internal/router":                      {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
-	"pkg/csidriver":                        {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
-	"sidecars/internal/livenessprobe":      {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
-	"sidecars/internal/registrar":          {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
-	"sidecars/internal/sidecar":            {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
-	"sidecars/internal/kube":               {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
-	"sidecars/internal/attacher":           {append([]string{"github.com/kubernetes-csi/external-attacher/v4"}, kubernetes...), []string{"os/exec", "log"}},
-	"sidecars/internal/provisioner":        {append([]string{"github.com/kubernetes-csi/external-provisioner/v6", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13", "sigs.k8s.io/gateway-api/pkg/client", "k8s.io/component-base/metrics/legacyregistry"}, kubernetes...), []string{"os/exec", "log"}},
-	"sidecars/internal/resizer":            {append([]string{"github.com/kubernetes-csi/external-resizer/v2", "github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
+	"internal/atomicfile": {[]string{module + "internal/beneath"},
+		append([]string{"os/exec"}, logging...)},
+	"internal/beneath":        {[]string{"golang.org/x/sys", module + "internal/regular"}, logging},
+	"internal/connlimit":      {nil, logging},
+	"internal/crashpoint":     {nil, logging},
+	"internal/fair":           {nil, append([]string{"os/exec"}, logging...)},
+	"internal/flood":          {nil, logging},
+	"internal/guard":          {nil, logging},
+	"internal/hang":           {[]string{"golang.org/x/sys"}, logging},
+	"internal/helper":         {[]string{"golang.org/x/sys"}, logging},
+	"internal/logsafe":        {nil, logging},
+	"internal/manifests":      {[]string{"sigs.k8s.io/yaml"}, logging},
+	"internal/namespace":      {nil, logging},
+	"internal/regular":        {nil, logging},
+	"internal/sized":          {[]string{"google.golang.org/grpc", "google.golang.org/protobuf"}, logging},
+	"internal/testdisk":       {[]string{"golang.org/x/sys", module + "internal/namespace"}, logging},
+	"internal/unprivileged":   {nil, logging},
+	"pkg/volumeid":            {nil, append([]string{"os/exec"}, logging...)},
+	"pkg/mounter":             {[]string{"golang.org/x/sys", "k8s.io/mount-utils", "k8s.io/utils/exec", "github.com/moby/sys", "github.com/kubernetes-csi/csi-proxy/v2", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, logging}, // mkfs and e2fsck are programs
+	"pkg/backend":             {[]string{module + "pkg/mounter"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/backendtest": {[]string{module + "pkg/backend", module + "pkg/mounter"}, logging},
+	"pkg/backend/backendtest/memory": {[]string{module + "pkg/backend", module + "pkg/mounter"},
+		append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/copier":  {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/extents": {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/quota":   {[]string{"golang.org/x/sys"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/internal/record": {[]string{module + "internal/beneath", module + "internal/regular",
+		module + "internal/atomicfile"}, append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/fair", module + "internal/guard", module + "internal/helper"}, append([]string{"os/exec"}, logging...)},
+	"internal/peer": {[]string{"github.com/container-storage-interface/spec",
+		"google.golang.org/grpc", "google.golang.org/protobuf"}, append([]string{"os/exec"}, logging...)},
+	"internal/peertls": {[]string{"google.golang.org/grpc/credentials", module + "internal/connlimit", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile", module + "internal/beneath"}, append([]string{"os/exec"}, logging...)},
+	"internal/orphans": {[]string{"github.com/container-storage-interface/spec",
+		"google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
+	"internal/router":                 {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
+	"pkg/csidriver":                   {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
+	"sidecars/internal/livenessprobe": {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
+	"sidecars/internal/registrar":     {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
+	"sidecars/internal/sidecar":       {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
+	"sidecars/internal/kube":          {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/attacher": {append([]string{"github.com/kubernetes-csi/external-attacher/v4"},
+		kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/provisioner": {append([]string{"github.com/kubernetes-csi/external-provisioner/v6", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13", "sigs.k8s.io/gateway-api/pkg/client", "k8s.io/component-base/metrics/legacyregistry"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/resizer": {append([]string{"github.com/kubernetes-csi/external-resizer/v2",
+		"github.com/kubernetes-csi/csi-lib-utils/rpc"}, kubernetes...), []string{"os/exec", "log"}},
 	"sidecars/internal/snapshotter":        {kubernetes, []string{"os/exec", "log"}},
 	"sidecars/internal/snapshotcontroller": {kubernetes, []string{"os/exec", "log"}},
-	"sidecars/internal/healthmonitor":      {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
-	"sidecars/internal/volumecondition":    {[]string{"google.golang.org/protobuf"}, logging},
-	"pkg/driver":                           {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
+	"sidecars/internal/healthmonitor": {append([]string{"github.com/kubernetes-csi/csi-lib-utils/rpc",
+		module + "sidecars/internal/volumecondition"}, kubernetes...), []string{"os/exec", "log"}},
+	"sidecars/internal/volumecondition": {[]string{"google.golang.org/protobuf"}, logging},
+	"pkg/driver":                        {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", "go.opentelemetry.io", "golang.org/x/sync", "golang.org/x/sys/windows", module + "pkg/backend", module + "pkg/mounter", module + "internal/peer", module + "pkg/volumeid", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard", module + "internal/regular", module + "internal/atomicfile"}, []string{"os/exec", "log"}},
 
 	// The parts of hostpath know nothing of each other, of volumes or of CSI.
 	"pkg/backend/hostpath/internal/catalog": {nil, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath/internal/jobs":    {[]string{module + "internal/guard"}, append([]string{"os/exec"}, logging...)},
-	"pkg/backend/hostpath/internal/store":   {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
+	"pkg/backend/hostpath/internal/jobs": {[]string{module + "internal/guard"},
+		append([]string{"os/exec"}, logging...)},
+	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
 }
 
 // never are imports that even a wide prefix above doesn't allow.
@@ -127,13 +136,15 @@ func list(t *testing.T, dir, goos string, args ...string) []pkg {
 }
 
 func hasPrefix(path string, prefixes []string) bool {
-	return slices.ContainsFunc(prefixes, func(p string) bool { return path == p || strings.HasPrefix(path, strings.TrimSuffix(p, "/")+"/") })
+	return slices.ContainsFunc(prefixes,
+		func(p string) bool { return path == p || strings.HasPrefix(path, strings.TrimSuffix(p, "/")+"/") })
 }
 
 func TestWhoImportsWhom(t *testing.T) {
 	for _, goos := range []string{"linux", "windows", "darwin"} {
 		seen := map[string]bool{}
-		for _, p := range append(list(t, kit, goos, "./pkg/...", "./internal/..."), list(t, sidecars, goos, "./internal/...")...) {
+		for _, p := range append(list(t, kit, goos, "./pkg/...", "./internal/..."),
+			list(t, sidecars, goos, "./internal/...")...) {
 			name := strings.TrimPrefix(p.ImportPath, module)
 			if len(p.GoFiles) == 0 {
 				continue
@@ -176,8 +187,10 @@ func TestWindowsRunsNoPrograms(t *testing.T) {
 
 // TestTheProductHasNoTestDependencies: what is needed for tests stays out of the driver.
 func TestTheProductHasNoTestDependencies(t *testing.T) {
-	for _, p := range append(list(t, kit, "linux", "-deps", "./cmd/..."), list(t, sidecars, "linux", "-deps", "./cmd/...")...) {
-		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi", "github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes"}) {
+	for _, p := range append(list(t, kit, "linux", "-deps", "./cmd/..."),
+		list(t, sidecars, "linux", "-deps", "./cmd/...")...) {
+		if hasPrefix(p.ImportPath, []string{module + "pkg/backend/backendtest", "testing", "github.com/onsi",
+			"github.com/kubernetes-csi/csi-test", "k8s.io/kubernetes"}) {
 			t.Errorf("a product contains %s", p.ImportPath)
 		}
 	}
@@ -186,12 +199,14 @@ func TestTheProductHasNoTestDependencies(t *testing.T) {
 // TestTheDriverDoesNotKnowKubernetes: the sidecars do, and they know no storage.
 func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
 	for _, p := range list(t, kit, "linux", "-deps", "./cmd/driver") {
-		if hasPrefix(p.ImportPath, []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery", module + "sidecars"}) {
+		if hasPrefix(p.ImportPath, []string{"k8s.io/client-go", "k8s.io/api", "k8s.io/apimachinery",
+			module + "sidecars"}) {
 			t.Errorf("the driver contains %s", p.ImportPath)
 		}
 	}
 	for _, p := range list(t, sidecars, "linux", "-deps", "./cmd/...") {
-		if hasPrefix(p.ImportPath, []string{module + "pkg/driver", module + "pkg/backend", module + "pkg/mounter", module + "internal/router"}) {
+		if hasPrefix(p.ImportPath, []string{module + "pkg/driver", module + "pkg/backend", module + "pkg/mounter",
+			module + "internal/router"}) {
 			t.Errorf("the sidecars contain %s", p.ImportPath)
 		}
 	}
@@ -200,7 +215,8 @@ func TestTheDriverDoesNotKnowKubernetes(t *testing.T) {
 // TestTheNodeBinaryIsSmall: it runs on every node, with at most 20 MB of file and 20 MiB of memory. Each of these costs megabytes.
 func TestTheNodeBinaryIsSmall(t *testing.T) {
 	for _, p := range list(t, sidecars, "linux", "-deps", "./cmd/csi-sidecars-node") {
-		if hasPrefix(p.ImportPath, []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/component-base", "go.opentelemetry.io", "go.uber.org/zap", "net/http/pprof", "os/exec"}) {
+		if hasPrefix(p.ImportPath, []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go",
+			"k8s.io/component-base", "go.opentelemetry.io", "go.uber.org/zap", "net/http/pprof", "os/exec"}) {
 			t.Errorf("the binary for nodes contains %s", p.ImportPath)
 		}
 	}
@@ -233,7 +249,8 @@ func TestWhatTheCodeNeverDoes(t *testing.T) {
 			return err
 		}
 		test := strings.HasSuffix(path, "_test.go")
-		product := !test && (strings.HasPrefix(path, filepath.Join(root, "pkg")+string(filepath.Separator)) || strings.HasPrefix(path, filepath.Join(root, sidecars, "internal")+string(filepath.Separator)))
+		product := !test && (strings.HasPrefix(path, filepath.Join(root, "pkg")+string(filepath.Separator)) ||
+			strings.HasPrefix(path, filepath.Join(root, sidecars, "internal")+string(filepath.Separator)))
 		version := strings.HasPrefix(path, filepath.Join(root, "pkg", "csidriver")) // it prints the platform
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
@@ -248,10 +265,12 @@ func TestWhatTheCodeNeverDoes(t *testing.T) {
 				}
 			case *ast.SelectorExpr:
 				if product && n.Sel.Name == "RemoveAll" {
-					t.Errorf("%s: RemoveAll also deletes what is mounted below: use Remove for an empty directory, and for more"+
+					t.Errorf("%s: RemoveAll also deletes what is mounted below: use Remove for an empty directory, "+
+						"and for more"+
 						" something that enters no mount, as removeTree of pkg/backend/hostpath", files.Position(n.Pos()))
 				}
-				if x, ok := n.X.(*ast.Ident); ok && product && !version && x.Name == "runtime" && n.Sel.Name == "GOOS" && !strings.HasSuffix(path, "_other.go") {
+				if x, ok := n.X.(*ast.Ident); ok && product && !version && x.Name == "runtime" &&
+					n.Sel.Name == "GOOS" && !strings.HasSuffix(path, "_other.go") {
 					t.Errorf("%s: runtime.GOOS", files.Position(n.Pos()))
 				}
 			}

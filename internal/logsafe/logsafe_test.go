@@ -37,7 +37,8 @@ func TestLogsShowOnlyWhatCanBeSeen(t *testing.T) {
 			slog.New(h).Info(text, "text", text, "error", errors.New(text), "raw", json.RawMessage(raw))
 		}
 		for format, out := range map[string]string{"JSON": asJSON.String(), "text": asText.String()} {
-			if i := strings.IndexFunc(strings.TrimSuffix(out, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
+			if i := strings.IndexFunc(strings.TrimSuffix(out, "\n"),
+				func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
 				t.Errorf("%U in %s: %q", r, format, out[i:])
 			}
 		}
@@ -45,7 +46,8 @@ func TestLogsShowOnlyWhatCanBeSeen(t *testing.T) {
 		if err := json.Unmarshal(asJSON.Bytes(), &got); err != nil {
 			t.Fatalf("%U: %v: %q", r, err, asJSON.String())
 		}
-		for field, said := range map[string]string{"msg": got.Msg, "text": got.Text, "error": got.Error, "raw": got.Raw["field"]} {
+		for field, said := range map[string]string{"msg": got.Msg, "text": got.Text, "error": got.Error,
+			"raw": got.Raw["field"]} {
 			if said != text {
 				t.Errorf("%U: %s is %q, want %q", r, field, said, text)
 			}

@@ -37,7 +37,8 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	root, kubelet, endpoint := filepath.Join(dir, "root"), filepath.Join(dir, "kubelet"), "unix://"+filepath.Join(dir, "csi.sock")
+	root, kubelet, endpoint := filepath.Join(dir, "root"), filepath.Join(dir, "kubelet"), "unix://"+filepath.Join(dir,
+		"csi.sock")
 	for _, d := range []string{root, kubelet, filepath.Join(dir, "state")} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -82,7 +83,8 @@ func startDriver(t *testing.T) *grpc.ClientConn {
 		}
 	})
 	for resp := (*csi.ProbeResponse)(nil); !resp.GetReady().GetValue(); time.Sleep(time.Millisecond) {
-		if resp, err = csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{}, grpc.WaitForReady(true)); err != nil {
+		if resp, err = csi.NewIdentityClient(conn).Probe(context.Background(), &csi.ProbeRequest{},
+			grpc.WaitForReady(true)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -103,7 +105,8 @@ func makeBoth(t *testing.T, conn *grpc.ClientConn, name string) (volume, snapsho
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := c.CreateSnapshot(context.Background(), &csi.CreateSnapshotRequest{Name: "of-" + name, SourceVolumeId: v.GetVolume().GetVolumeId()})
+	s, err := c.CreateSnapshot(context.Background(),
+		&csi.CreateSnapshotRequest{Name: "of-" + name, SourceVolumeId: v.GetVolume().GetVolumeId()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,14 +127,16 @@ func TestOrphansOfARealDriver(t *testing.T) {
 	}
 	for _, page := range []int32{0, 1, 2, 5, 1000} {
 		r, err := Find(context.Background(), conn, strings.NewReader(listOf(stdin...)+mark), Options{Page: page})
-		if err != nil || r.Volumes != (Count{Held: 5, Named: 4, Orphans: 1}) || r.Snapshots != (Count{Held: 5, Named: 4, Orphans: 1}) || r.Members.Held != 0 || len(r.Orphans) != 2 {
+		if err != nil || r.Volumes != (Count{Held: 5, Named: 4, Orphans: 1}) ||
+			r.Snapshots != (Count{Held: 5, Named: 4, Orphans: 1}) || r.Members.Held != 0 || len(r.Orphans) != 2 {
 			t.Fatalf("pages of %d: %+v, %v", page, r, err)
 		}
 		v, s := r.Orphans[0], r.Orphans[1]
 		if v.What != "volume" || v.ID != volume || v.Size != 1<<20 || v.Nodes[0] != "node-1" || v.Source != "" {
 			t.Errorf("%+v, want volume %s", v, volume)
 		}
-		if s.What != "snapshot" || s.ID != snapshot || s.Nodes[0] != "node-1" || s.Source != volume || time.Since(s.Created) > time.Hour {
+		if s.What != "snapshot" || s.ID != snapshot || s.Nodes[0] != "node-1" || s.Source != volume ||
+			time.Since(s.Created) > time.Hour {
 			t.Errorf("%+v, want snapshot %s", s, snapshot)
 		}
 	}
@@ -142,7 +147,8 @@ func TestOrphansOfARealDriver(t *testing.T) {
 }
 
 func TestReports(t *testing.T) {
-	r, err := Find(context.Background(), full().serve(t), strings.NewReader(listOf(pv(v1), pv(v3), content(s1))+mark), Options{})
+	r, err := Find(context.Background(), full().serve(t), strings.NewReader(listOf(pv(v1), pv(v3), content(s1))+mark),
+		Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,17 +156,20 @@ func TestReports(t *testing.T) {
 	if err := r.Text(&text); err != nil {
 		t.Fatal(err)
 	}
-	want := "WHAT      ID" + strings.Repeat(" ", 57) + "BYTES       NODE  CREATED               SOURCE" + strings.Repeat(" ", 53) + "GROUP\n" +
+	want := "WHAT      ID" + strings.Repeat(" ",
+		57) + "BYTES       NODE  CREATED               SOURCE" + strings.Repeat(" ", 53) + "GROUP\n" +
 		"volume    " + v2 + "  2147483648  n1    -                     " + s1 + "  -\n" +
 		"snapshot  " + s2 + "  3221225472  n2    2026-11-02T10:00:00Z  " + v3 + "  -\n" +
 		"volumes: 3 held, 2 named, 1 orphans\nsnapshots: 2 held, 1 named, 1 orphans\n" +
-		"snapshots in groups: 3 held, 0 named, the others NOT JUDGED: there is no VolumeGroupSnapshotContent on stdin: if the cluster has none, say --expect-no-groups\n"
+		"snapshots in groups: 3 held, 0 named, the others NOT JUDGED: there is no VolumeGroupSnapshotContent on " +
+		"stdin: if the cluster has none, say --expect-no-groups\n"
 	if text.String() != want || r.Judged() {
 		t.Errorf("got\n%s, want\n%s", text.String(), want)
 	}
 	var out bytes.Buffer
 	var read Report
-	if err := r.JSON(&out); err != nil || json.Unmarshal(out.Bytes(), &read) != nil || summary(read) != summary(r) || !read.Orphans[1].Created.Equal(when) {
+	if err := r.JSON(&out); err != nil || json.Unmarshal(out.Bytes(), &read) != nil || summary(read) != summary(r) ||
+		!read.Orphans[1].Created.Equal(when) {
 		t.Errorf("%v: %s", err, out.String())
 	}
 	if err := (Report{}).JSON(&nothing); err != nil || !strings.Contains(nothing.String(), `"orphans": []`) {

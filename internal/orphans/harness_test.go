@@ -41,9 +41,10 @@ func (l *lister) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 	} {
 		if !slices.Contains(l.cannot, can) {
-			resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
-				Rpc: &csi.ControllerServiceCapability_RPC{Type: can},
-			}})
+			resp.Capabilities = append(resp.Capabilities,
+				&csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+					Rpc: &csi.ControllerServiceCapability_RPC{Type: can},
+				}})
 		}
 	}
 	return resp, nil
@@ -117,10 +118,12 @@ func node(name string) []*csi.Topology {
 }
 
 var (
-	v1, v2, v3 = volumeid.New(volumeid.Volume, "n1", "1"), volumeid.New(volumeid.Volume, "n1", "2"), volumeid.New(volumeid.Volume, "n2", "3")
+	v1, v2, v3 = volumeid.New(volumeid.Volume, "n1", "1"), volumeid.New(volumeid.Volume, "n1",
+		"2"), volumeid.New(volumeid.Volume, "n2", "3")
 	s1, s2     = volumeid.New(volumeid.Snapshot, "n1", "1"), volumeid.New(volumeid.Snapshot, "n2", "2")
 	g1, g2     = volumeid.New(volumeid.Group, "n1", "1"), volumeid.New(volumeid.Group, "n1", "2")
-	m1, m2, m3 = volumeid.New(volumeid.Snapshot, "n1", "m1"), volumeid.New(volumeid.Snapshot, "n1", "m2"), volumeid.New(volumeid.Snapshot, "n1", "m3")
+	m1, m2, m3 = volumeid.New(volumeid.Snapshot, "n1", "m1"), volumeid.New(volumeid.Snapshot, "n1",
+		"m2"), volumeid.New(volumeid.Snapshot, "n1", "m3")
 )
 
 // full is a driver with three volumes, two snapshots, and groups of two snapshots and of one.
@@ -129,13 +132,16 @@ func full() *lister {
 	return &lister{
 		volumes: []*csi.Volume{
 			{VolumeId: v1, CapacityBytes: 1 << 30, AccessibleTopology: node("n1")},
-			{VolumeId: v2, CapacityBytes: 2 << 30, AccessibleTopology: node("n1"), ContentSource: &csi.VolumeContentSource{
-				Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s1}}}},
+			{VolumeId: v2, CapacityBytes: 2 << 30, AccessibleTopology: node("n1"),
+				ContentSource: &csi.VolumeContentSource{
+					Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s1}}}},
 			{VolumeId: v3, CapacityBytes: 3 << 30, AccessibleTopology: node("n2")},
 		},
 		snapshots: []*csi.Snapshot{
-			{SnapshotId: s1, SourceVolumeId: v1, SizeBytes: 1 << 30, AccessibleTopology: node("n1"), CreationTime: made},
-			{SnapshotId: s2, SourceVolumeId: v3, SizeBytes: 3 << 30, AccessibleTopology: node("n2"), CreationTime: made},
+			{SnapshotId: s1, SourceVolumeId: v1, SizeBytes: 1 << 30, AccessibleTopology: node("n1"),
+				CreationTime: made},
+			{SnapshotId: s2, SourceVolumeId: v3, SizeBytes: 3 << 30, AccessibleTopology: node("n2"),
+				CreationTime: made},
 			{SnapshotId: m1, SourceVolumeId: v1, GroupSnapshotId: g1, CreationTime: made},
 			{SnapshotId: m2, SourceVolumeId: v2, GroupSnapshotId: g1, CreationTime: made},
 			{SnapshotId: m3, SourceVolumeId: v2, GroupSnapshotId: g2, CreationTime: made},
@@ -147,7 +153,8 @@ func full() *lister {
 func object(kind string, ids ...string) map[string]any {
 	return map[string]any{
 		"apiVersion": "v1", "kind": kind, "metadata": map[string]any{"name": "some", "uid": "7f1c"},
-		"spec": map[string]any{"csi": map[string]any{"driver": "hostpath.csi.causeway.dev", "volumeHandle": strings.Join(ids, " ")}},
+		"spec": map[string]any{"csi": map[string]any{"driver": "hostpath.csi.causeway.dev",
+			"volumeHandle": strings.Join(ids, " ")}},
 	}
 }
 
@@ -157,7 +164,8 @@ func groups(ids ...string) map[string]any  { return object(groupKind, ids...) }
 
 // listOf returns objects as kubectl prints them, without the mark.
 func listOf(objects ...map[string]any) string {
-	b, err := json.MarshalIndent(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects, "metadata": map[string]any{"resourceVersion": ""}}, "", "    ")
+	b, err := json.MarshalIndent(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects,
+		"metadata": map[string]any{"resourceVersion": ""}}, "", "    ")
 	if err != nil {
 		panic(err)
 	}

@@ -1,5 +1,6 @@
 // Package orphans finds the volumes and snapshots of a driver that no object of the cluster names.
-// It does not use the API: it reads the objects from a stream of text, as kubectl prints them.
+// The package does not use the API: it reads the objects from a stream of text, as kubectl prints
+// them.
 //
 // An operator may delete a volume that is reported as an orphan. So a volume counts as named if its
 // ID is anywhere in the text, and text that may be old, truncated or from another cluster gives no

@@ -24,7 +24,8 @@ var when = time.Date(2026, 11, 2, 10, 0, 0, 0, time.UTC)
 
 // all are objects that name all that a full driver holds.
 func all() []map[string]any {
-	return []map[string]any{pv(v1), pv(v2), pv(v3), content(s1), content(s2), content(m1), content(m2), content(m3), groups(g1), groups(g2)}
+	return []map[string]any{pv(v1), pv(v2), pv(v3), content(s1), content(s2), content(m1), content(m2), content(m3),
+		groups(g1), groups(g2)}
 }
 
 func TestWhatIsNamedIsNoOrphan(t *testing.T) {
@@ -32,16 +33,21 @@ func TestWhatIsNamedIsNoOrphan(t *testing.T) {
 		stdin string
 		want  string
 	}{
-		"all":                     {listOf(all()...), "3/3/0 2/2/0 3/3/0"},
-		"a volume missing":        {listOf(pv(v1), pv(v3), content(s1, s2, m1, m2, m3), groups(g1, g2)), "3/2/1 2/2/0 3/3/0 a2"},
-		"a snapshot missing":      {listOf(pv(v1, v2, v3), content(s1, m1, m2, m3), groups(g1, g2)), "3/3/0 2/1/1 3/3/0 s2"},
-		"a group missing":         {listOf(pv(v1, v2, v3), content(s1, s2), groups(g2)), "3/3/0 2/2/0 3/1/2 sm2 sm1"},
-		"a group by its ID":       {listOf(pv(v1, v2, v3), content(s1, s2), groups(g1, g2)), "3/3/0 2/2/0 3/3/0"},
-		"a group by one member":   {listOf(pv(v1, v2, v3), content(s1, s2, m2), groups(g2)), "3/3/0 2/2/0 3/3/0"},
-		"other drivers' objects":  {listOf(append(all(), pv("vol-0123"), content("snap-0123"))...), "3/3/0 2/2/0 3/3/0"},
-		"objects one by one":      {listOf(pv(v1)) + listOf(pv(v2, v3)) + listOf(content(s1, s2), groups(g1, g2)), "3/3/0 2/2/0 3/3/0"},
-		"objects without a list":  {lines(all()...), "3/3/0 2/2/0 3/3/0"},
-		"lists of one kind":       {bare(volumeKind, pv(v1, v2)) + bare(contentKind, content(s1, s2)) + bare(groupKind, groups(g1, g2)), "3/2/1 2/2/0 3/3/0 a3"},
+		"all": {listOf(all()...), "3/3/0 2/2/0 3/3/0"},
+		"a volume missing": {listOf(pv(v1), pv(v3), content(s1, s2, m1, m2, m3), groups(g1, g2)),
+			"3/2/1 2/2/0 3/3/0 a2"},
+		"a snapshot missing": {listOf(pv(v1, v2, v3), content(s1, m1, m2, m3), groups(g1, g2)),
+			"3/3/0 2/1/1 3/3/0 s2"},
+		"a group missing":       {listOf(pv(v1, v2, v3), content(s1, s2), groups(g2)), "3/3/0 2/2/0 3/1/2 sm2 sm1"},
+		"a group by its ID":     {listOf(pv(v1, v2, v3), content(s1, s2), groups(g1, g2)), "3/3/0 2/2/0 3/3/0"},
+		"a group by one member": {listOf(pv(v1, v2, v3), content(s1, s2, m2), groups(g2)), "3/3/0 2/2/0 3/3/0"},
+		"other drivers' objects": {listOf(append(all(), pv("vol-0123"), content("snap-0123"))...),
+			"3/3/0 2/2/0 3/3/0"},
+		"objects one by one": {listOf(pv(v1)) + listOf(pv(v2, v3)) + listOf(content(s1, s2), groups(g1, g2)),
+			"3/3/0 2/2/0 3/3/0"},
+		"objects without a list": {lines(all()...), "3/3/0 2/2/0 3/3/0"},
+		"lists of one kind": {bare(volumeKind, pv(v1, v2)) + bare(contentKind, content(s1, s2)) + bare(groupKind,
+			groups(g1, g2)), "3/2/1 2/2/0 3/3/0 a3"},
 		"in an object of no kind": {listOf(append(all()[1:], object("ConfigMap", v1))...), "3/3/0 2/2/0 3/3/0"},
 		"a source of a content":   {listOf(pv(v1), pv(v2), content(s1, s2, v3), groups(g1, g2)), "3/3/0 2/2/0 3/3/0"},
 
@@ -49,7 +55,8 @@ func TestWhatIsNamedIsNoOrphan(t *testing.T) {
 		"no volume, but all named": {listOf(content(s1, s2, v1, v2, v3), groups(g1, g2)), "3/3/0 2/2/0 3/3/0"},
 		"no snapshot at all":       {listOf(pv(v1, v2), groups(g1)), "3/2/1 2/0/0? 3/2/0? a3"},
 		"no group at all":          {listOf(pv(v1, v2, v3), content(s1)), "3/3/0 2/1/1 3/0/0? s2"},
-		"items that are null":      {listOf(pv(v1, v2, v3)) + `{"kind":"VolumeSnapshotContentList","items":null}`, "3/3/0 2/0/0? 3/0/0?"},
+		"items that are null": {listOf(pv(v1, v2, v3)) + `{"kind":"VolumeSnapshotContentList","items":null}`,
+			"3/3/0 2/0/0? 3/0/0?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, read := range []func(io.Reader) io.Reader{
@@ -86,31 +93,36 @@ func bare(kind string, objects ...map[string]any) string {
 func TestBadInputLeadsToNoConclusion(t *testing.T) {
 	whole := listOf(all()...)
 	for name, tc := range map[string]struct{ stdin, says string }{
-		"nothing":              {"", "stdin is empty"},
-		"blank lines":          {" \n\n", "stdin is empty"},
-		"the mark alone":       {mark, "no objects"},
-		"no mark":              {whole, "doesn't end with a line that says complete"},
-		"cut short":            {whole[:len(whole)/2], "in the middle of the JSON"},
-		"cut by a brace":       {whole[:strings.LastIndex(whole, "}")], "in the middle of the JSON"},
-		"cut, and the mark":    {whole[:len(whole)/2] + mark, "invalid character"},
-		"broken":               {strings.Replace(whole, ":", "=", 1) + mark, "expected colon"},
-		"an error of kubectl":  {"Error from server (Forbidden): persistentvolumes is forbidden\n", "it says \"Error from server"},
-		"an error at the end":  {whole + "error: the server doesn't have a resource type\n", "it says \"error: the server"},
-		"more after the mark":  {whole + mark + whole, "it says \"complete"},
-		"YAML":                 {"apiVersion: v1\nitems: []\n" + mark, "YAML"},
-		"YAML of many":         {"---\nkind: List\n", "YAML"},
-		"a table":              {"NAME  CAPACITY\npvc-1 1Gi\n", "isn't what kubectl get -o json prints"},
-		"IDs alone":            {v1 + "\n" + v2 + "\n", "isn't what kubectl get -o json prints"},
-		"an array":             {"[" + whole + "]" + mark, "isn't what kubectl get -o json prints"},
-		"other JSON":           {`{"volumes":["` + v1 + `"]}` + mark, "no kind"},
-		"an error in JSON":     {`{"kind":"Status","status":"Failure","message":"x"}` + mark, "an error of the API server"},
-		"a page of a list":     {`{"kind":"PersistentVolumeList","metadata":{"continue":"abc"},"items":[{}]}` + mark, "goes on elsewhere"},
+		"nothing":           {"", "stdin is empty"},
+		"blank lines":       {" \n\n", "stdin is empty"},
+		"the mark alone":    {mark, "no objects"},
+		"no mark":           {whole, "doesn't end with a line that says complete"},
+		"cut short":         {whole[:len(whole)/2], "in the middle of the JSON"},
+		"cut by a brace":    {whole[:strings.LastIndex(whole, "}")], "in the middle of the JSON"},
+		"cut, and the mark": {whole[:len(whole)/2] + mark, "invalid character"},
+		"broken":            {strings.Replace(whole, ":", "=", 1) + mark, "expected colon"},
+		"an error of kubectl": {"Error from server (Forbidden): persistentvolumes is forbidden\n",
+			"it says \"Error from server"},
+		"an error at the end": {whole + "error: the server doesn't have a resource type\n",
+			"it says \"error: the server"},
+		"more after the mark": {whole + mark + whole, "it says \"complete"},
+		"YAML":                {"apiVersion: v1\nitems: []\n" + mark, "YAML"},
+		"YAML of many":        {"---\nkind: List\n", "YAML"},
+		"a table":             {"NAME  CAPACITY\npvc-1 1Gi\n", "isn't what kubectl get -o json prints"},
+		"IDs alone":           {v1 + "\n" + v2 + "\n", "isn't what kubectl get -o json prints"},
+		"an array":            {"[" + whole + "]" + mark, "isn't what kubectl get -o json prints"},
+		"other JSON":          {`{"volumes":["` + v1 + `"]}` + mark, "no kind"},
+		"an error in JSON": {`{"kind":"Status","status":"Failure","message":"x"}` + mark,
+			"an error of the API server"},
+		"a page of a list": {`{"kind":"PersistentVolumeList","metadata":{"continue":"abc"},"items":[{}]}` + mark,
+			"goes on elsewhere"},
 		"a page that counts":   {`{"kind":"PersistentVolumeList","metadata":{"remainingItemCount":7},"items":[{}]}` + mark, "goes on elsewhere"},
 		"items that are none":  {`{"kind":"List","items":"x"}` + mark, "items is no list"},
 		"an item that is none": {`{"kind":"List","items":["` + v1 + `"]}` + mark, "cannot unmarshal"},
 		"a number for a key":   {`{1:2}` + mark, "invalid character"},
 		"a stray brace":        {whole + "}" + mark, "invalid character"},
-		"another cluster's":    {listOf(pv("other"), content("other"), groups("other")) + mark, "are they this cluster's?"},
+		"another cluster's": {listOf(pv("other"), content("other"), groups("other")) + mark,
+			"are they this cluster's?"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := Find(context.Background(), full().serve(t), strings.NewReader(tc.stdin), Options{})
@@ -128,7 +140,8 @@ func TestStdinThatFailsLeadsToNoConclusion(t *testing.T) {
 	broken := errors.New("the pipe broke")
 	for _, said := range []string{"", " ", listOf(all()...)[:100], listOf(all()...), listOf(all()...) + "compl"} {
 		stdin := io.MultiReader(strings.NewReader(said), iotest.ErrReader(broken))
-		if r, err := Find(context.Background(), full().serve(t), stdin, Options{}); !errors.Is(err, broken) || !errors.Is(err, ErrNoConclusion) {
+		if r, err := Find(context.Background(), full().serve(t), stdin, Options{}); !errors.Is(err, broken) ||
+			!errors.Is(err, ErrNoConclusion) {
 			t.Errorf("after %d bytes: %v, %v", len(said), r, err)
 		}
 	}
@@ -140,11 +153,15 @@ func TestTheOperatorMayExpectNothing(t *testing.T) {
 		o     Options
 		want  string
 	}{
-		"no volumes":        {listOf(content(s1, s2), groups(g1, g2)), Options{NoVolumes: true}, "3/0/3 2/2/0 3/3/0 a1 a2 a3"},
-		"no snapshots":      {listOf(pv(v1, v2, v3), groups(g1, g2)), Options{NoSnapshots: true}, "3/3/0 2/0/2 3/3/0 s1 s2"},
-		"no groups":         {listOf(pv(v1, v2, v3), content(s1, s2)), Options{NoGroups: true}, "3/3/0 2/2/0 3/0/3 sm2 sm1 sm3"},
+		"no volumes": {listOf(content(s1, s2), groups(g1, g2)), Options{NoVolumes: true},
+			"3/0/3 2/2/0 3/3/0 a1 a2 a3"},
+		"no snapshots": {listOf(pv(v1, v2, v3), groups(g1, g2)), Options{NoSnapshots: true},
+			"3/3/0 2/0/2 3/3/0 s1 s2"},
+		"no groups": {listOf(pv(v1, v2, v3), content(s1, s2)), Options{NoGroups: true},
+			"3/3/0 2/2/0 3/0/3 sm2 sm1 sm3"},
 		"groups, no others": {listOf(pv(v1, v2, v3)), Options{NoGroups: true}, "3/3/0 2/0/0? 3/0/0?"},
-		"none that is ours": {listOf(pv("other"), content("other"), groups("other")), Options{NoneNamed: true}, "3/0/3 2/0/2 3/0/3 a1 a2 a3 s2 s1 sm2 sm1 sm3"},
+		"none that is ours": {listOf(pv("other"), content("other"), groups("other")), Options{NoneNamed: true},
+			"3/0/3 2/0/2 3/0/3 a1 a2 a3 s2 s1 sm2 sm1 sm3"},
 		"nothing at all": {listOf(), Options{NoVolumes: true, NoSnapshots: true, NoGroups: true, NoneNamed: true},
 			"3/0/3 2/0/2 3/0/3 a1 a2 a3 s2 s1 sm2 sm1 sm3"},
 	} {
@@ -156,10 +173,12 @@ func TestTheOperatorMayExpectNothing(t *testing.T) {
 		})
 	}
 	nothing := Options{NoVolumes: true, NoSnapshots: true, NoGroups: true}
-	if _, err := Find(context.Background(), full().serve(t), strings.NewReader(listOf()+mark), nothing); !errors.Is(err, ErrNoConclusion) {
+	if _, err := Find(context.Background(), full().serve(t), strings.NewReader(listOf()+mark), nothing); !errors.Is(err,
+		ErrNoConclusion) {
 		t.Errorf("an empty list and a full driver: %v, want ErrNoConclusion", err)
 	}
-	if r, err := Find(context.Background(), new(lister).serve(t), strings.NewReader(listOf(all()...)+mark), Options{}); err != nil || !r.Judged() || len(r.Orphans) != 0 {
+	if r, err := Find(context.Background(), new(lister).serve(t), strings.NewReader(listOf(all()...)+mark),
+		Options{}); err != nil || !r.Judged() || len(r.Orphans) != 0 {
 		t.Errorf("an empty driver: %+v, %v", r, err)
 	}
 }
@@ -201,7 +220,8 @@ func TestObjectsThatComeTooSoonAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clock := when
 			stdin := watched{strings.NewReader(text), func() { clock = clock.Add(tc.waits); tc.waits = 0 }}
-			_, err := find(context.Background(), full().serve(t), stdin, Options{Settle: 30 * time.Second}, func() time.Time { return clock })
+			_, err := find(context.Background(), full().serve(t), stdin, Options{Settle: 30 * time.Second},
+				func() time.Time { return clock })
 			if tc.ok && err != nil {
 				t.Error(err)
 			}
@@ -210,7 +230,8 @@ func TestObjectsThatComeTooSoonAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Find(context.Background(), full().serve(t), strings.NewReader(""), Options{Settle: time.Hour}); err == nil || !strings.Contains(err.Error(), "empty") {
+	if _, err := Find(context.Background(), full().serve(t), strings.NewReader(""),
+		Options{Settle: time.Hour}); err == nil || !strings.Contains(err.Error(), "empty") {
 		t.Errorf("an empty stdin: %v", err)
 	}
 }
@@ -247,9 +268,11 @@ func TestAListThatFailsIsNoList(t *testing.T) {
 
 func TestWithoutSnapshotsThereAreVolumes(t *testing.T) {
 	l := full()
-	l.cannot = []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT}
+	l.cannot = []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT}
 	r, err := Find(context.Background(), l.serve(t), strings.NewReader(listOf(pv(v1))+mark), Options{Page: 1})
-	if got := summary(r); err != nil || sortedWords(got) != sortedWords("3/1/2 0/0/0 0/0/0 a2 a3") || l.calls.Load() != 3 || !r.Judged() {
+	if got := summary(r); err != nil || sortedWords(got) != sortedWords("3/1/2 0/0/0 0/0/0 a2 a3") ||
+		l.calls.Load() != 3 || !r.Judged() {
 		t.Errorf("%s, %v after %d calls", got, err, l.calls.Load())
 	}
 }
@@ -325,11 +348,13 @@ func TestManyObjectsTakeLittleMemory(t *testing.T) {
 		}
 	}
 	stdin = append(stdin, strings.NewReader(mark))
-	if _, err := Find(context.Background(), full().serve(t), io.MultiReader(stdin...), Options{Listed: func(int, int) { before = inUse() }}); err != nil {
+	if _, err := Find(context.Background(), full().serve(t), io.MultiReader(stdin...),
+		Options{Listed: func(int, int) { before = inUse() }}); err != nil {
 		t.Fatal(err)
 	}
 	if peak == 0 || peak > before+5<<20 {
-		t.Errorf("%d bytes are in use before 26 MB are read, and %d meanwhile, want 5 MiB more at the most", before, peak)
+		t.Errorf("%d bytes are in use before 26 MB are read, and %d meanwhile, want 5 MiB more at the most", before,
+			peak)
 	}
 }
 

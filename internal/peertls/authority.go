@@ -105,7 +105,7 @@ func newCA(dir string) (*authority, []file, error) {
 		return nil, nil, err
 	}
 	ca, err := readCA(cert, key)
-	// The certificate comes last: if it exists, the key exists.
+	// The certificate comes last: if present, the key exists.
 	return ca, []file{{filepath.Join(dir, caKeyFile), key}, {filepath.Join(dir, caFile), cert}}, err
 }
 

@@ -33,7 +33,8 @@ func (v *secretVolume) put(t *testing.T, c content) {
 		t.Fatal(err)
 	}
 	for _, name := range names() {
-		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.Symlink(filepath.Join("..data", name), filepath.Join(v.dir, name)); err != nil &&
+			!errors.Is(err, fs.ErrExist) {
 			t.Fatal(err)
 		}
 	}

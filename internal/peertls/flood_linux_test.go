@@ -35,36 +35,38 @@ func TestARouterGetsInBesideAFlood(t *testing.T) {
 		{clients: 1000, from: "127.0.0.1", says: hello},
 		{clients: 1000, from: "127.0.0.2", says: hello},
 	} {
-		t.Run(fmt.Sprintf("%d clients at %s that send %q, %d places", tc.clients, tc.from, tc.says, tc.places), func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			limited := Limit(l)
-			if tc.places > 0 {
-				limited = connlimit.New(l, connlimit.Limits{Waiting: tc.places, Admitted: routers})
-			}
-			id, log := open(t, ca.leaf(t, node, forServers).dir(t))
-			s := serveAt(t, limited, grpc.Creds(id.Server(router)))
-			flood.Run(t, s.addr, tc.from, tc.clients, tc.says)
-			if tc.places > 0 || tc.clients > maxConns {
-				await(t, "connections that are dropped", func() bool { return limited.Dropped() > 3*uint64(tc.clients) })
-				says(t, "log", strings.Join(log.take(), "\n"), "client "+tc.from, "all places for handshakes are taken")
-			}
-			made := 0
-			for range routers {
-				creds := identity(t, ca.leaf(t, router, forClients)).Client(node)
-				await(t, "router gets in", func() bool {
-					made++
-					_, err := s.call(creds)
-					return err == nil
-				})
-			}
-			t.Logf("%d attempts of %d routers", made, routers)
-			if made > attempts {
-				t.Errorf("%d routers needed %d attempts, want at most %d", routers, made, attempts)
-			}
-		})
+		t.Run(fmt.Sprintf("%d clients at %s that send %q, %d places", tc.clients, tc.from, tc.says, tc.places),
+			func(t *testing.T) {
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				limited := Limit(l)
+				if tc.places > 0 {
+					limited = connlimit.New(l, connlimit.Limits{Waiting: tc.places, Admitted: routers})
+				}
+				id, log := open(t, ca.leaf(t, node, forServers).dir(t))
+				s := serveAt(t, limited, grpc.Creds(id.Server(router)))
+				flood.Run(t, s.addr, tc.from, tc.clients, tc.says)
+				if tc.places > 0 || tc.clients > maxConns {
+					await(t, "connections that are dropped",
+						func() bool { return limited.Dropped() > 3*uint64(tc.clients) })
+					says(t, "log", strings.Join(log.take(), "\n"), "client "+tc.from, "all places for handshakes are taken")
+				}
+				made := 0
+				for range routers {
+					creds := identity(t, ca.leaf(t, router, forClients)).Client(node)
+					await(t, "router gets in", func() bool {
+						made++
+						_, err := s.call(creds)
+						return err == nil
+					})
+				}
+				t.Logf("%d attempts of %d routers", made, routers)
+				if made > attempts {
+					t.Errorf("%d routers needed %d attempts, want at most %d", routers, made, attempts)
+				}
+			})
 	}
 }
 

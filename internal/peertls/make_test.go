@@ -121,7 +121,8 @@ func TestWhatIsInTheCertificates(t *testing.T) {
 	dir, start := t.TempDir(), time.Now()
 	made := mustMake(t, dir, MakeOptions{Client: router, Nodes: []string{node}})
 	ca := certIn(t, filepath.Join(dir, caFile))
-	if !ca.IsCA || !ca.MaxPathLenZero || ca.MaxPathLen != 0 || ca.KeyUsage&x509.KeyUsageCertSign == 0 || ca.NotAfter.Before(start.Add(caValid-time.Minute)) || ca.Subject.CommonName != made[0].Name {
+	if !ca.IsCA || !ca.MaxPathLenZero || ca.MaxPathLen != 0 || ca.KeyUsage&x509.KeyUsageCertSign == 0 ||
+		ca.NotAfter.Before(start.Add(caValid-time.Minute)) || ca.Subject.CommonName != made[0].Name {
 		t.Errorf("the CA: %+v", ca)
 	}
 	for sub, want := range map[string]struct {
@@ -132,7 +133,8 @@ func TestWhatIsInTheCertificates(t *testing.T) {
 		if !slices.Equal(c.DNSNames, []string{want.name}) || !slices.Equal(c.ExtKeyUsage, []x509.ExtKeyUsage{want.usage}) || c.IsCA || c.KeyUsage != x509.KeyUsageDigitalSignature {
 			t.Errorf("%s: %+v", sub, c)
 		}
-		if c.NotBefore.After(start.Add(-time.Minute)) || c.NotAfter.Before(start.Add(year-time.Minute)) || c.NotAfter.After(start.Add(year+time.Hour)) {
+		if c.NotBefore.After(start.Add(-time.Minute)) || c.NotAfter.Before(start.Add(year-time.Minute)) ||
+			c.NotAfter.After(start.Add(year+time.Hour)) {
 			t.Errorf("%s: valid from %s to %s", sub, c.NotBefore, c.NotAfter)
 		}
 		if bits := c.SerialNumber.BitLen(); bits > 128 || bits < 64 || c.SerialNumber.Cmp(ca.SerialNumber) == 0 {
@@ -284,15 +286,22 @@ func TestMakeGuessesNothing(t *testing.T) {
 		asked MakeOptions
 		words []string
 	}{
-		"a CA without key":     {remove("ca.key"), MakeOptions{Client: router}, []string{"ca.crt without its ca.key"}},
-		"a key without CA":     {remove("ca.crt"), MakeOptions{Client: router}, []string{"ca.key without its ca.crt"}},
-		"another CA's key":     {write("ca.key", keyOf(t, other)), MakeOptions{Client: router}, []string{"ca.key can't be used with ca.crt"}},
-		"a CA of garbage":      {write("ca.crt", []byte("x")), MakeOptions{Client: router}, []string{"ca.crt: no certificate"}},
-		"no CA any more":       {remove("ca.crt", "ca.key"), MakeOptions{Client: router}, []string{"issued by", "Causeway CA", "only replaced when it is renewed"}},
-		"another name":         {nil, MakeOptions{Client: "other-router"}, []string{"wrong name", "causeway-router", "other-router", "only replaced when it is renewed"}},
-		"a key that is lost":   {remove("router/tls.key"), MakeOptions{Client: router}, []string{"tls.key", "only replaced when it is renewed"}},
-		"a key that is wrong":  {write("router/tls.key", stranger[2]), MakeOptions{Client: router}, []string{"does not match", "only replaced"}},
-		"a certificate's ruin": {write("router/tls.crt", []byte("x")), MakeOptions{Client: router}, []string{"no certificate in PEM form", "only replaced"}},
+		"a CA without key": {remove("ca.key"), MakeOptions{Client: router}, []string{"ca.crt without its ca.key"}},
+		"a key without CA": {remove("ca.crt"), MakeOptions{Client: router}, []string{"ca.key without its ca.crt"}},
+		"another CA's key": {write("ca.key", keyOf(t, other)), MakeOptions{Client: router},
+			[]string{"ca.key can't be used with ca.crt"}},
+		"a CA of garbage": {write("ca.crt", []byte("x")), MakeOptions{Client: router},
+			[]string{"ca.crt: no certificate"}},
+		"no CA any more": {remove("ca.crt", "ca.key"), MakeOptions{Client: router},
+			[]string{"issued by", "Causeway CA", "only replaced when it is renewed"}},
+		"another name": {nil, MakeOptions{Client: "other-router"},
+			[]string{"wrong name", "causeway-router", "other-router", "only replaced when it is renewed"}},
+		"a key that is lost": {remove("router/tls.key"), MakeOptions{Client: router},
+			[]string{"tls.key", "only replaced when it is renewed"}},
+		"a key that is wrong": {write("router/tls.key", stranger[2]), MakeOptions{Client: router},
+			[]string{"does not match", "only replaced"}},
+		"a certificate's ruin": {write("router/tls.crt", []byte("x")), MakeOptions{Client: router},
+			[]string{"no certificate in PEM form", "only replaced"}},
 		"a leaf as CA": {func(dir string) error {
 			return errors.Join(write("ca.crt", stranger[1])(dir), write("ca.key", stranger[2])(dir))
 		}, MakeOptions{Client: router}, []string{"isn't that of a CA"}},

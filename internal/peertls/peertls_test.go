@@ -53,7 +53,8 @@ func TestBothSidesKnowEachOther(t *testing.T) {
 func TestAPanicInAHandshakeIsAnError(t *testing.T) {
 	raw, other := net.Pipe()
 	defer other.Close()
-	go tls.Client(other, &tls.Config{InsecureSkipVerify: true}).Handshake() // the server looks at its identity when this begins
+	// the server looks at its identity when this begins
+	go tls.Client(other, &tls.Config{InsecureSkipVerify: true}).Handshake()
 	var reported []error
 	s := &server{refused: &refusals{report: func(err error) { reported = append(reported, err) }, now: time.Now}}
 	_, _, serverErr := s.ServerHandshake(raw)
@@ -96,8 +97,9 @@ func TestRefusedClients(t *testing.T) {
 	for what, tc := range map[string]refused{
 		"another CA's": {
 			shows: trusting(other.leaf(t, router, forClients)),
-			seen:  []string{"refused our certificate", "unknown certificate authority", "causeway-router", "'CN=another CA'"},
-			told:  []string{"wrong CA", "causeway-router", "issued by 'CN=another CA'", "'CN=test CA'"},
+			seen: []string{"refused our certificate", "unknown certificate authority", "causeway-router",
+				"'CN=another CA'"},
+			told: []string{"wrong CA", "causeway-router", "issued by 'CN=another CA'", "'CN=test CA'"},
 		},
 		"another CA's of the same name": {
 			shows: trusting(old.leaf(t, router, forClients)),
@@ -110,14 +112,16 @@ func TestRefusedClients(t *testing.T) {
 			told:  []string{"wrong name", "that of somebody", "not of causeway-router"},
 		},
 		"one with a wildcard": {
-			shows: ca.leaf(t, "*", forClients, func(c *x509.Certificate) { c.DNSNames = []string{"*", "*.x", "causeway-*"} }),
-			seen:  []string{"bad certificate"},
-			told:  []string{"wrong name", "'*'"},
+			shows: ca.leaf(t, "*", forClients,
+				func(c *x509.Certificate) { c.DNSNames = []string{"*", "*.x", "causeway-*"} }),
+			seen: []string{"bad certificate"},
+			told: []string{"wrong name", "'*'"},
 		},
 		"one that has the name as common name only": {
-			shows: ca.leaf(t, "", forClients, func(c *x509.Certificate) { c.DNSNames, c.Subject = nil, pkix.Name{CommonName: router} }),
-			seen:  []string{"bad certificate"},
-			told:  []string{"wrong name", "'CN=causeway-router' (it has no DNS name)"},
+			shows: ca.leaf(t, "", forClients,
+				func(c *x509.Certificate) { c.DNSNames, c.Subject = nil, pkix.Name{CommonName: router} }),
+			seen: []string{"bad certificate"},
+			told: []string{"wrong name", "'CN=causeway-router' (it has no DNS name)"},
 		},
 		// Rule 25: what is stolen from a node opens no other node.
 		"a node's": {
@@ -223,13 +227,17 @@ func TestRefusedServers(t *testing.T) {
 		shows content
 		seen  []string
 	}{
-		"another CA's":        {trusting(other.leaf(t, node, forServers)), []string{"wrong CA", "node-a", "issued by 'CN=another CA'", "'CN=test CA'"}},
-		"one that expired":    {ca.leaf(t, node, forServers, hasExpired), []string{"node-a has expired: it was valid until "}},
-		"one of the future":   {ca.leaf(t, node, forServers, isEarly), []string{"node-a is not valid before "}},
-		"an expired CA's":     {trusting(gone.leaf(t, node, forServers)), []string{"the CA 'CN=gone CA' has expired"}},
-		"the router's":        {ca.leaf(t, node, forClients), []string{"node-a isn't for servers (serverAuth)", "is clients (clientAuth)"}},
+		"another CA's": {trusting(other.leaf(t, node, forServers)),
+			[]string{"wrong CA", "node-a", "issued by 'CN=another CA'", "'CN=test CA'"}},
+		"one that expired": {ca.leaf(t, node, forServers, hasExpired),
+			[]string{"node-a has expired: it was valid until "}},
+		"one of the future": {ca.leaf(t, node, forServers, isEarly), []string{"node-a is not valid before "}},
+		"an expired CA's":   {trusting(gone.leaf(t, node, forServers)), []string{"the CA 'CN=gone CA' has expired"}},
+		"the router's": {ca.leaf(t, node, forClients),
+			[]string{"node-a isn't for servers (serverAuth)", "is clients (clientAuth)"}},
 		"one of no known use": {ca.leaf(t, node, forServers, saysNoUse), []string{"isn't for servers", "not set"}},
-		"one without a name":  {ca.leaf(t, node, forServers, func(c *x509.Certificate) { c.DNSNames = nil }), []string{"wrong name", "no DNS name"}},
+		"one without a name": {ca.leaf(t, node, forServers, func(c *x509.Certificate) { c.DNSNames = nil }),
+			[]string{"wrong name", "no DNS name"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			id, _ := open(t, tc.shows.dir(t))
@@ -255,7 +263,8 @@ func TestServersThatSpeakSomethingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = serve(t, grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MaxVersion: tls.VersionTLS12}))).call(client.Client(""))
+	_, err = serve(t, grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert},
+		MaxVersion: tls.VersionTLS12}))).call(client.Client(""))
 	errorSays(t, "TLS 1.2", err, "protocol version not supported", "only TLS 1.3 is spoken here")
 }
 
@@ -366,7 +375,8 @@ func TestClientsBeyondTheLimitAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(),
+			&grpc_health_v1.HealthCheckRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		conns = append(conns, conn)
@@ -398,7 +408,8 @@ func TestAPortScanDoesNotFloodTheLog(t *testing.T) {
 	}
 	now = now.Add(time.Second)
 	r.add(errors.New("refused once more"))
-	if got := log.take(); len(got) != 2 || !strings.Contains(got[0], "97 more clients were refused") || got[1] != "refused once more" {
+	if got := log.take(); len(got) != 2 || !strings.Contains(got[0], "97 more clients were refused") ||
+		got[1] != "refused once more" {
 		t.Errorf("in the next: %q", got)
 	}
 	for range 5 {
@@ -471,23 +482,37 @@ func TestOpenRefuses(t *testing.T) {
 		files content
 		words []string
 	}{
-		"no CA file":                   {content{nil, good[1], good[2]}, []string{"ca.crt", syscall.ENOENT.Error()}},
-		"no certificate":               {content{good[0], nil, good[2]}, []string{"tls.crt", syscall.ENOENT.Error()}},
-		"no key":                       {content{good[0], good[1], nil}, []string{"tls.key", syscall.ENOENT.Error()}},
-		"an empty CA":                  {content{{}, good[1], good[2]}, []string{"ca.crt: no certificate in PEM form", "0 bytes"}},
-		"a CA that is no PEM":          {content{[]byte("hello"), good[1], good[2]}, []string{"ca.crt: no certificate in PEM form", "5 bytes"}},
-		"a CA that is DER":             {content{ca.cert.Raw, good[1], good[2]}, []string{"ca.crt: no certificate in PEM form"}},
-		"a key as CA":                  {content{good[2], good[1], good[2]}, []string{"ca.crt: no certificate", "1 PEM blocks of another kind"}},
-		"a leaf as CA":                 {content{good[1], good[1], good[2]}, []string{"ca.crt", "node-a isn't that of a CA"}},
-		"a CA that is cut off":         {content{slices.Concat(ca.bundle, ca.bundle[:100]), good[1], good[2]}, []string{"ca.crt: 1 of 2 PEM blocks", "cut off or damaged"}},
-		"a CA of garbage":              {content{encode("CERTIFICATE", []byte("x")), good[1], good[2]}, []string{"ca.crt: certificate 1 in it can't be read"}},
-		"a certificate that is no PEM": {content{good[0], []byte("x"), good[2]}, []string{"tls.crt: no certificate in PEM form"}},
-		"a certificate cut off":        {content{good[0], good[1][:200], good[2]}, []string{"tls.crt: 1 of 1 PEM blocks"}},
-		"a key that is no PEM":         {content{good[0], good[1], []byte("x")}, []string{"tls.key can't be used with tls.crt", "PEM"}},
-		"a certificate as key":         {content{good[0], good[1], good[1]}, []string{"tls.key can't be used", "certificate rather than a key"}},
-		"another's key":                {content{good[0], good[1], another[2]}, []string{"tls.key can't be used with tls.crt, the certificate of node-a", "does not match"}},
-		"a key of garbage":             {content{good[0], good[1], encode("PRIVATE KEY", []byte("x"))}, []string{"tls.key can't be used"}},
-		"a file without end":           {content{make([]byte, maxFile+1), good[1], good[2]}, []string{"ca.crt: file too large"}},
+		"no CA file":     {content{nil, good[1], good[2]}, []string{"ca.crt", syscall.ENOENT.Error()}},
+		"no certificate": {content{good[0], nil, good[2]}, []string{"tls.crt", syscall.ENOENT.Error()}},
+		"no key":         {content{good[0], good[1], nil}, []string{"tls.key", syscall.ENOENT.Error()}},
+		"an empty CA": {content{{}, good[1], good[2]},
+			[]string{"ca.crt: no certificate in PEM form", "0 bytes"}},
+		"a CA that is no PEM": {content{[]byte("hello"), good[1], good[2]},
+			[]string{"ca.crt: no certificate in PEM form", "5 bytes"}},
+		"a CA that is DER": {content{ca.cert.Raw, good[1], good[2]},
+			[]string{"ca.crt: no certificate in PEM form"}},
+		"a key as CA": {content{good[2], good[1], good[2]},
+			[]string{"ca.crt: no certificate", "1 PEM blocks of another kind"}},
+		"a leaf as CA": {content{good[1], good[1], good[2]},
+			[]string{"ca.crt", "node-a isn't that of a CA"}},
+		"a CA that is cut off": {content{slices.Concat(ca.bundle, ca.bundle[:100]), good[1], good[2]},
+			[]string{"ca.crt: 1 of 2 PEM blocks", "cut off or damaged"}},
+		"a CA of garbage": {content{encode("CERTIFICATE", []byte("x")), good[1], good[2]},
+			[]string{"ca.crt: certificate 1 in it can't be read"}},
+		"a certificate that is no PEM": {content{good[0], []byte("x"), good[2]},
+			[]string{"tls.crt: no certificate in PEM form"}},
+		"a certificate cut off": {content{good[0], good[1][:200], good[2]},
+			[]string{"tls.crt: 1 of 1 PEM blocks"}},
+		"a key that is no PEM": {content{good[0], good[1], []byte("x")},
+			[]string{"tls.key can't be used with tls.crt", "PEM"}},
+		"a certificate as key": {content{good[0], good[1], good[1]},
+			[]string{"tls.key can't be used", "certificate rather than a key"}},
+		"another's key": {content{good[0], good[1], another[2]},
+			[]string{"tls.key can't be used with tls.crt, the certificate of node-a", "does not match"}},
+		"a key of garbage": {content{good[0], good[1], encode("PRIVATE KEY", []byte("x"))},
+			[]string{"tls.key can't be used"}},
+		"a file without end": {content{make([]byte, maxFile+1), good[1], good[2]},
+			[]string{"ca.crt: file too large"}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
@@ -504,7 +529,8 @@ func TestOpenRefuses(t *testing.T) {
 		})
 	}
 	dir := good.dir(t)
-	if err := errors.Join(os.Remove(filepath.Join(dir, keyFile)), os.Mkdir(filepath.Join(dir, keyFile), 0o700)); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(dir, keyFile)),
+		os.Mkdir(filepath.Join(dir, keyFile), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Open(dir, func(error) {})
@@ -588,7 +614,8 @@ type anyServer struct{ *client }
 
 func (a anyServer) Clone() credentials.TransportCredentials { return a }
 
-func (a anyServer) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (a anyServer) ClientHandshake(ctx context.Context, authority string,
+	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	ours := a.id.current()
 	config := a.config(ours)
 	config.VerifyConnection = nil

@@ -1,6 +1,6 @@
-// Package router is the controller of storage that is on many nodes. It forwards each CSI call to
-// the node that holds the volume or snapshot. So sidecars run once for a cluster, and a node needs
-// no access to the API.
+// Package router is the controller of storage that is on many nodes. The package forwards each CSI
+// call to the node that holds the volume or snapshot. So sidecars run once for a cluster, and a
+// node needs no access to the API.
 //
 // A router stores nothing. An ID carries a digest of its node (package volumeid), each node reports
 // its own ID, and everything else is asked of the nodes. A restart or a second router changes

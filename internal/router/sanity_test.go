@@ -113,7 +113,8 @@ func (c *cluster) whole(node string) (endpoint string) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	server := interceptors.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	server := interceptors.Server(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any,
+		info *grpc.UnaryServerInfo,
 		handler grpc.UnaryHandler) (any, error) {
 		if !strings.HasPrefix(info.FullMethod, "/csi.v1.Node/") {
 			return handler(ctx, req)

@@ -150,7 +150,7 @@ type Access struct {
 
 	// PublishContext is the map that [Attacher.Attach] returned for this node, as the CO passes it
 	// to NodeStageVolume and NodePublishVolume. The driver remembers the map for later calls about
-	// a volume that is staged on this node. It is nil for a volume that is not staged on this node,
+	// a volume that is staged on this node. Nil for a volume that is not staged on this node,
 	// and in a controller plugin. An Attacher with volumes that are disks of the node then returns
 	// a [mounter.BlockDevice] without Source. A backend that is not an Attacher ignores
 	// PublishContext.

@@ -30,13 +30,16 @@ func (c *certsFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&c.dir, "dir", "", "`directory` for the CA and the certificates; say the same one each time")
 	set.StringVar(&c.client, "client", "causeway-router", "`name` of the router, by which nodes know it")
 	set.StringVar(&c.shared, "shared", "", "make one certificate with this `name` for all nodes")
-	set.Func("node", "make a certificate for the node with this `name`, as its --node-id has it; several with commas, or by saying it again", func(list string) error {
+	set.Func("node", "make a certificate for the node with this `name`, as its --node-id has it; several with "+
+		"commas, or by saying it again", func(list string) error {
 		c.nodes = append(c.nodes, strings.Split(list, ",")...)
 		return nil
 	})
 	set.IntVar(&c.days, "days", 365, "how many days certificates are valid; the CA is for ten years")
-	set.StringVar(&c.namespace, "namespace", "causeway", "`namespace` in which the commands that are printed make secrets")
-	set.BoolVar(&c.renew, "renew", false, "replace the router's certificate and those that are named, with the same CA; without it, what is there stays")
+	set.StringVar(&c.namespace, "namespace", "causeway",
+		"`namespace` in which the commands that are printed make secrets")
+	set.BoolVar(&c.renew, "renew", false,
+		"replace the router's certificate and those that are named, with the same CA; without it, what is there stays")
 }
 
 // certs is the command certs: it makes certificates, and prints commands that use them. certs
@@ -109,7 +112,8 @@ func (c *certsFlags) tell(out io.Writer, m peertls.Made) {
 	case time.Now().After(m.Until):
 		state = "expired, and --renew is needed for:"
 	}
-	fmt.Fprintf(out, "%s %s %s in %s, valid until %s\n", state, m.Kind, m.Name, m.Dir, m.Until.UTC().Format(time.DateOnly))
+	fmt.Fprintf(out, "%s %s %s in %s, valid until %s\n", state, m.Kind, m.Name, m.Dir,
+		m.Until.UTC().Format(time.DateOnly))
 	switch m.Kind {
 	case peertls.KindCA:
 		fmt.Fprintf(out, "  %s signs for every node: keep it where no cluster is\n", filepath.Join(m.Dir, "ca.key"))

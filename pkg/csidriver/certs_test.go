@@ -27,7 +27,8 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 	if code != 0 || errOut != "" {
 		t.Fatalf("exit %d: %s", code, errOut)
 	}
-	for _, sub := range []string{"router", "nodes-shared", "nodes/node-a", "nodes/node-b", "nodes/" + volumeid.NodeID(long)} {
+	for _, sub := range []string{"router", "nodes-shared", "nodes/node-a", "nodes/node-b",
+		"nodes/" + volumeid.NodeID(long)} {
 		if _, err := peertls.Open(filepath.Join(dir, sub), func(err error) { t.Error(err) }); err != nil {
 			t.Error(err)
 		}
@@ -37,7 +38,8 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 	}
 	for _, want := range []string{
 		"made CA Causeway CA ", "made router causeway-router", "made node node-a", "made nodes all-nodes",
-		"kubectl -n causeway create secret generic causeway-router-tls --type=kubernetes.io/tls --from-file=" + path("ca.crt") + " --from-file=" + path("tls.crt") + " --from-file=" + path("tls.key"),
+		"kubectl -n causeway create secret generic causeway-router-tls --type=kubernetes.io/tls " +
+			"--from-file=" + path("ca.crt") + " --from-file=" + path("tls.crt") + " --from-file=" + path("tls.key"),
 		"secret generic causeway-nodes-tls", "secret generic causeway-node-node-a-tls",
 	} {
 		if !strings.Contains(out, want) {
@@ -56,10 +58,12 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 			t.Errorf("again: exit %d, %s%s", code, out, errOut)
 		}
 	}
-	if code, out, _ := runCerts("--dir="+dir, "--namespace=storage"); code != 0 || !strings.Contains(out, "kubectl -n storage create secret generic causeway-router-tls ") {
+	if code, out, _ := runCerts("--dir="+dir, "--namespace=storage"); code != 0 ||
+		!strings.Contains(out, "kubectl -n storage create secret generic causeway-router-tls ") {
 		t.Errorf("another namespace: exit %d, %s", code, out)
 	}
-	if code, _, errOut := runCerts("--dir="+dir, "--client=other"); code != 1 || !strings.Contains(errOut, "wrong name") {
+	if code, _, errOut := runCerts("--dir="+dir, "--client=other"); code != 1 ||
+		!strings.Contains(errOut, "wrong name") {
 		t.Errorf("another router: exit %d, %s", code, errOut)
 	}
 }
@@ -84,7 +88,8 @@ func TestBadCertsFlagsAreNamed(t *testing.T) {
 		"a shared pattern": {[]string{"--dir=" + dir, "--shared=*.x"}, "*.x"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if code, out, errOut := runCerts(tc.args...); code == 0 || out != "" || !strings.Contains(errOut, tc.says) || strings.Count(errOut, "\n") != 1 {
+			if code, out, errOut := runCerts(tc.args...); code == 0 || out != "" ||
+				!strings.Contains(errOut, tc.says) || strings.Count(errOut, "\n") != 1 {
 				t.Errorf("exit %d, %s%s, want one line with %q in it", code, out, errOut, tc.says)
 			}
 		})

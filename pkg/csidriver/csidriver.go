@@ -16,8 +16,8 @@
 //		})
 //	}
 //
-// The flags of every driver are in docs/reference/flags.md of this module. A program also has the commands
-// certs and orphans, each with --help.
+// The flags of every driver are in docs/reference/flags.md of this module. A program also has the
+// commands certs and orphans, each with --help.
 package csidriver
 
 import (
@@ -71,10 +71,10 @@ type Backend struct {
 	Type backend.Backend
 
 	// Flags declares the backend's flags. All backends' flags exist whichever backend is chosen,
-	// so each usage text starts with the backend's name. It may be nil.
+	// so each usage text starts with the backend's name. May be nil.
 	Flags func(set *flag.FlagSet)
 
-	// Check returns an error that names an invalid flag. It may be nil. It is called before
+	// Check returns an error that names an invalid flag. May be nil. It is called before
 	// anything on the machine is changed, and again when the state directory exists. Images and
 	// Log of c are nil.
 	Check func(c Config) error
@@ -96,11 +96,12 @@ type Config struct {
 	StateDir   string // absolute path of a directory that survives a reboot; not below the storage
 
 	// Controller reports whether this process serves the controller services: with --mode=node it
-	// does so for a backend.NodeLocal only. If it is false, only Mount and NodeLimit of an Attacher whose
-	// volumes are disks (mounter.BlockDevice) are called, so the process needs no access to the storage.
+	// does so for a backend.NodeLocal only. If it is false, only Mount and NodeLimit of an Attacher
+	// whose volumes are disks (mounter.BlockDevice) are called, so the process needs no access to
+	// the storage.
 	Controller bool
 
-	// Images works on the images of this node. It is nil with --mode=controller.
+	// Images works on the images of this node. Nil with --mode=controller.
 	Images mounter.Images
 
 	// Log is the program's log.
@@ -188,7 +189,8 @@ func (p Program) check() error {
 	for i, b := range p.Backends {
 		switch {
 		case b.Name == "" || strings.Trim(b.Name, nameCharacters) != "":
-			return fmt.Errorf("invalid program: invalid name %q of backend %d: must be letters, digits and \"-\"", b.Name, i)
+			return fmt.Errorf("invalid program: invalid name %q of backend %d: must be letters, digits and \"-\"",
+				b.Name, i)
 		case names[b.Name]:
 			return fmt.Errorf("invalid program: two backends have the name %q", b.Name)
 		case b.Open == nil:
@@ -254,7 +256,8 @@ func (p Program) version() string {
 }
 
 func (p Program) versionLine(command string) string {
-	return fmt.Sprintf("%s %s, CSI v1.13.0, %s %s/%s", command, p.version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s %s, CSI v1.13.0, %s %s/%s", command, p.version(), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 }
 
 // tune sets the percentage of the garbage collector, unless GOGC does or other code has the process

@@ -28,22 +28,32 @@ func TestAMistakeInTheProgramIsNamed(t *testing.T) {
 		backends []Backend
 		says     string
 	}{
-		"no backend":                      {"x.example", nil, "no backend"},
-		"two backends of one name":        {"x.example", []Backend{one, one}, `two backends have the name "one"`},
-		"a backend without a name":        {"x.example", []Backend{{Open: openNothing}}, `invalid name ""`},
-		"a backend's name with a space":   {"x.example", []Backend{{Name: "a b", Open: openNothing}}, `invalid name "a b"`},
-		"a backend without Open":          {"x.example", []Backend{{Name: "one"}}, "no function Open"},
-		"no driver name":                  {"", []Backend{one}, `driver name ""`},
-		"an invalid driver name":          {"../x", []Backend{one}, `driver name "../x"`},
-		"an invalid name of a backend's":  {"x.example", []Backend{{Name: "one", DriverName: "a_b", Open: openNothing}}, `driver name "a_b"`},
-		"a flag twice in one backend":     {"x.example", []Backend{{Name: "one", Flags: declares("size", "size"), Open: openNothing}}, "flag redefined: size"},
-		"a flag twice in two backends":    {"x.example", []Backend{{Name: "one", Flags: declares("size"), Open: openNothing}, {Name: "two", Flags: declares("size"), Open: openNothing}}, `flag --size of backend "two" is defined twice`},
-		"a flag that every driver has":    {"x.example", []Backend{{Name: "one", Flags: declares("mode"), Open: openNothing}}, `flag --mode of backend "one" is defined twice`},
-		"a flag's name with a minus sign": {"x.example", []Backend{{Name: "one", Flags: declares("-size"), Open: openNothing}}, "begins with -"},
+		"no backend":               {"x.example", nil, "no backend"},
+		"two backends of one name": {"x.example", []Backend{one, one}, `two backends have the name "one"`},
+		"a backend without a name": {"x.example", []Backend{{Open: openNothing}}, `invalid name ""`},
+		"a backend's name with a space": {"x.example", []Backend{{Name: "a b", Open: openNothing}},
+			`invalid name "a b"`},
+		"a backend without Open": {"x.example", []Backend{{Name: "one"}}, "no function Open"},
+		"no driver name":         {"", []Backend{one}, `driver name ""`},
+		"an invalid driver name": {"../x", []Backend{one}, `driver name "../x"`},
+		"an invalid name of a backend's": {"x.example", []Backend{{Name: "one", DriverName: "a_b", Open: openNothing}},
+			`driver name "a_b"`},
+		"a flag twice in one backend": {"x.example",
+			[]Backend{{Name: "one", Flags: declares("size", "size"), Open: openNothing}}, "flag redefined: size"},
+		"a flag twice in two backends": {"x.example",
+			[]Backend{{Name: "one", Flags: declares("size"), Open: openNothing},
+				{Name: "two", Flags: declares("size"),
+					Open: openNothing}}, `flag --size of backend "two" is defined twice`},
+		"a flag that every driver has": {"x.example",
+			[]Backend{{Name: "one", Flags: declares("mode"),
+				Open: openNothing}}, `flag --mode of backend "one" is defined twice`},
+		"a flag's name with a minus sign": {"x.example",
+			[]Backend{{Name: "one", Flags: declares("-size"), Open: openNothing}}, "begins with -"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := execute(Program{Name: tc.name, Backends: tc.backends}, "--version")
-			if code != 2 || out != "" || !strings.Contains(errOut, "invalid program") || !strings.Contains(errOut, tc.says) || strings.Count(errOut, "\n") != 1 {
+			if code != 2 || out != "" || !strings.Contains(errOut, "invalid program") ||
+				!strings.Contains(errOut, tc.says) || strings.Count(errOut, "\n") != 1 {
 				t.Errorf("exit %d, %s%s, want 2 and one line with %q in it", code, out, errOut, tc.says)
 			}
 		})
@@ -51,14 +61,16 @@ func TestAMistakeInTheProgramIsNamed(t *testing.T) {
 }
 
 func TestTheVersionIsPrinted(t *testing.T) {
-	if code, out, errOut := execute(program(), "--version"); code != 0 || !strings.HasPrefix(out, "driver v1.2.3, CSI v1.13.0, ") || errOut != "" {
+	if code, out, errOut := execute(program(), "--version"); code != 0 ||
+		!strings.HasPrefix(out, "driver v1.2.3, CSI v1.13.0, ") || errOut != "" {
 		t.Errorf("exit %d, %q, %q", code, out, errOut)
 	}
 }
 
 func TestEachBackendHasItsDriverName(t *testing.T) {
 	o, err := parse(program(), []string{"--backend=central"}, env(nil))
-	if err != nil || o.driverName != "central.csi.causeway.dev" || o.endpoint != "unix:///var/lib/kubelet/plugins/central.csi.causeway.dev/csi.sock" {
+	if err != nil || o.driverName != "central.csi.causeway.dev" ||
+		o.endpoint != "unix:///var/lib/kubelet/plugins/central.csi.causeway.dev/csi.sock" {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
@@ -88,7 +100,8 @@ func TestATypeThatIsNotTheBackendsIsNamed(t *testing.T) {
 			}
 			b.Name = "b"
 			code, _, errOut := execute(Program{Name: "x.example", Backends: []Backend{b}}, "--mode=all",
-				"--endpoint=unix://"+filepath.Join(dir, "csi.sock"), "--kubelet-dir="+dir, "--state-dir="+filepath.Join(dir, "state"), "--node-id=n")
+				"--endpoint=unix://"+filepath.Join(dir,
+					"csi.sock"), "--kubelet-dir="+dir, "--state-dir="+filepath.Join(dir, "state"), "--node-id=n")
 			if code != 1 || !strings.Contains(errOut, want) {
 				t.Errorf("exit %d, %s", code, errOut)
 			}
@@ -125,15 +138,18 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	socket := filepath.Join(dir, "csi.sock")
 	opened := Config{}
-	p := Program{Name: "x.example", Version: "v7", Backends: []Backend{{Name: "b", Open: func(c Config) (backend.Backend, error) {
-		opened = c
-		cancel()
-		return memory.New(memory.Config{}), nil
-	}}}}
-	if code := Run(ctx, p, []string{"--endpoint=unix://" + socket, "--kubelet-dir=" + dir, "--node-id=n", "--mode=controller"}, env(nil)); code != 0 {
+	p := Program{Name: "x.example", Version: "v7",
+		Backends: []Backend{{Name: "b", Open: func(c Config) (backend.Backend, error) {
+			opened = c
+			cancel()
+			return memory.New(memory.Config{}), nil
+		}}}}
+	if code := Run(ctx, p, []string{"--endpoint=unix://" + socket, "--kubelet-dir=" + dir, "--node-id=n",
+		"--mode=controller"}, env(nil)); code != 0 {
 		t.Errorf("exit %d", code)
 	}
-	if opened.DriverName != "x.example" || opened.Version != "v7" || opened.NodeID != "n" || opened.KubeletDir != dir || opened.Images != nil || opened.Log == nil {
+	if opened.DriverName != "x.example" || opened.Version != "v7" || opened.NodeID != "n" || opened.KubeletDir != dir ||
+		opened.Images != nil || opened.Log == nil {
 		t.Errorf("%+v", opened)
 	}
 	if _, err := os.Lstat(socket); !os.IsNotExist(err) {

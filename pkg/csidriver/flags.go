@@ -77,19 +77,33 @@ func (b Backend) flags(set *flag.FlagSet) (err error) {
 
 // common declares the flags that every driver has.
 func (o *options) common(set *flag.FlagSet) {
-	set.StringVar((*string)(&o.mode), "mode", string(modeAll), "what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; node, for the kubelet. docs/explanation/router.md")
+	set.StringVar((*string)(&o.mode), "mode", string(modeAll),
+		"what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; "+
+			"node, for the kubelet. docs/explanation/router.md")
 	o.peers.flags(set)
-	set.StringVar(&o.endpoint, "endpoint", "", "where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
-	set.BoolVar(&o.allowTCP, "allow-tcp", false, "permit a TCP endpoint, which has no protection of its own: for trials on one machine")
-	set.StringVar(&o.driverName, "driver-name", "", "`name` of the driver, as in CSIDriver objects and storage classes (default: "+o.program.defaultNames()+")")
+	set.StringVar(&o.endpoint, "endpoint", "",
+		"where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else "+
+			"unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
+	set.BoolVar(&o.allowTCP, "allow-tcp", false,
+		"permit a TCP endpoint, which has no protection of its own: for trials on one machine")
+	set.StringVar(&o.driverName, "driver-name", "",
+		"`name` of the driver, as in CSIDriver objects and storage classes (default: "+o.program.defaultNames()+")")
 	set.StringVar(&o.nodeID, "node-id", "", "`name` of this node, as Kubernetes knows it (default: the host name)")
-	set.StringVar(&o.backend, "backend", o.program.Backends[0].Name, "where volumes are kept: "+o.program.backendNames())
-	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's `directory`: nothing is mounted outside it")
-	set.StringVar(&o.stateDir, "state-dir", "", "`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: <kubelet-dir>/plugins/<driver-name>.state)")
-	set.StringVar(&o.httpEndpoint, "http-endpoint", "", "`host:port` for /metrics, /healthz and /readyz (default: none)")
-	set.Int64Var(&o.block, "metadata-block-size", 0, "`bytes` of each range in which SnapshotMetadata reports: a multiple of 4096; 0 reports ranges as they come, which takes fewer messages")
+	set.StringVar(&o.backend, "backend", o.program.Backends[0].Name,
+		"where volumes are kept: "+o.program.backendNames())
+	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet",
+		"the kubelet's `directory`: nothing is mounted outside it")
+	set.StringVar(&o.stateDir, "state-dir", "",
+		"`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: "+
+			"<kubelet-dir>/plugins/<driver-name>.state)")
+	set.StringVar(&o.httpEndpoint, "http-endpoint", "",
+		"`host:port` for /metrics, /healthz and /readyz (default: none)")
+	set.Int64Var(&o.block, "metadata-block-size", 0,
+		"`bytes` of each range in which SnapshotMetadata reports: a multiple of 4096; 0 reports ranges as they come, "+
+			"which takes fewer messages")
 	set.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	set.IntVar(&o.verbosity, "v", 0, "0 logs each call that changes something, 4 each call with its redacted request and response, -4 only trouble")
+	set.IntVar(&o.verbosity, "v", 0,
+		"0 logs each call that changes something, 4 each call with its redacted request and response, -4 only trouble")
 	set.DurationVar(&o.drain, "drain-timeout", 20*time.Second, "how long running calls may go on after SIGTERM")
 	set.BoolVar(&o.showVersion, "version", false, "print the version and exit")
 }
@@ -110,7 +124,8 @@ func parse(p Program, args []string, env Environment) (options, error) {
 	case err != nil:
 		return o, fmt.Errorf("%w (--help lists the flags)", err)
 	case set.NArg() > 0:
-		return o, fmt.Errorf("%q is no flag and no command: flags start with --, switches take no value after a space, and the commands are certs and orphans (--help lists all)", set.Arg(0))
+		return o, fmt.Errorf("%q is no flag and no command: flags start with --, switches take no value after a "+
+			"space, and the commands are certs and orphans (--help lists all)", set.Arg(0))
 	case o.showVersion:
 		return o, nil
 	}
@@ -123,7 +138,9 @@ func parse(p Program, args []string, env Environment) (options, error) {
 func usage(set *flag.FlagSet, env Environment) {
 	fmt.Fprintf(env.Stderr, "%s is a CSI driver. Flags:\n", env.Command)
 	listFlags(set, env.Stderr)
-	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tmakes certificates for the router and for nodes\n  %[1]s orphans\n    \tlists volumes and snapshots that no object of the cluster names\n", env.Command)
+	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tmakes certificates for the "+
+		"router and for nodes\n  %[1]s orphans\n    \tlists volumes and snapshots that no object of the cluster "+
+		"names\n", env.Command)
 }
 
 // listFlags lists the flags, each with two dashes.

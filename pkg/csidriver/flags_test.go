@@ -34,7 +34,8 @@ func program() Program {
 
 // env returns an Environment with these variables and without streams.
 func env(variables map[string]string) Environment {
-	return Environment{Command: "driver", Getenv: func(k string) string { return variables[k] }, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard}
+	return Environment{Command: "driver", Getenv: func(k string) string { return variables[k] },
+		Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard}
 }
 
 // execute runs p and returns its exit code and output.
@@ -65,7 +66,8 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	o, err = parse(program(), []string{"--kubelet-dir=/k/", "--driver-name=x.example", "--node-id=n"}, env(nil))
-	if err != nil || o.endpoint != "unix:///k/plugins/x.example/csi.sock" || o.stateDir != "/k/plugins/x.example.state" || o.nodeID != "n" {
+	if err != nil || o.endpoint != "unix:///k/plugins/x.example/csi.sock" ||
+		o.stateDir != "/k/plugins/x.example.state" || o.nodeID != "n" {
 		t.Errorf("%+v, %v", o, err)
 	}
 	o, err = parse(program(), nil, env(map[string]string{"CSI_ENDPOINT": "unix:///x.sock"}))
@@ -109,10 +111,12 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"a root around the kubelet's":  {[]string{"--root=/var/lib"}, "--kubelet-dir"},
 		"everything as the root":       {[]string{"--root=/"}, "--root"},
 		"a lost root that is a path":   {[]string{"--lost-roots=/var/lib/causeway"}, "invalid UUID"},
-		"a lost root without a name":   {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"}, "invalid UUID"},
+		"a lost root without a name": {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"},
+			"invalid UUID"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := parse(program(), tc.args, env(nil)); err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
+			if _, err := parse(program(), tc.args, env(nil)); err == nil || !strings.Contains(err.Error(), tc.says) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v: %v, want one line with %q in it", tc.args, err, tc.says)
 			}
 		})

@@ -57,8 +57,9 @@ func (l listeners) measure(registry *prometheus.Registry) {
 			continue
 		}
 		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name:        "causeway_dropped_connections_total",
-			Help:        "Connections that were closed for newer ones, as too many were open that had sent nothing or had not authenticated.",
+			Name: "causeway_dropped_connections_total",
+			Help: "Connections that were closed for newer ones, as too many were open that had sent nothing " +
+				"or had not authenticated.",
 			ConstLabels: prometheus.Labels{"endpoint": flag},
 		}, func() float64 { return float64(one.Dropped()) }))
 	}
@@ -69,7 +70,8 @@ func (l listeners) measure(registry *prometheus.Registry) {
 func (l listeners) warn(log *slog.Logger) {
 	if l.http != nil {
 		l.http.Warn = func(source netip.Prefix) {
-			log.Warn("too many connections are open: some are dropped", "endpoint", "http-endpoint", "source", source.String(), "dropped", l.http.Dropped())
+			log.Warn("too many connections are open: some are dropped", "endpoint", "http-endpoint", "source",
+				source.String(), "dropped", l.http.Dropped())
 		}
 	}
 }

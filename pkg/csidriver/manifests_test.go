@@ -30,8 +30,10 @@ func TestTheManifestsCommandLinesAreRead(t *testing.T) {
 			continue
 		}
 		// Said in so many words, as other containers have these paths too.
-		if other, err := parse(program(), []string{"--kubelet-dir=" + o.kubeletDir}, env(nil)); err != nil || other.endpoint != o.endpoint || other.driverName != o.driverName {
-			t.Errorf("--endpoint=%s and --driver-name=%s aren't the defaults %s and %s, %v", o.endpoint, o.driverName, other.endpoint, other.driverName, err)
+		if other, err := parse(program(), []string{"--kubelet-dir=" + o.kubeletDir}, env(nil)); err != nil ||
+			other.endpoint != o.endpoint || other.driverName != o.driverName {
+			t.Errorf("--endpoint=%s and --driver-name=%s aren't the defaults %s and %s, %v", o.endpoint, o.driverName,
+				other.endpoint, other.driverName, err)
 		}
 		// What is remembered of the root must outlive the pod: it is where the kubelet's directory is mounted.
 		if rel, err := filepath.Rel(o.kubeletDir, o.stateDir); err != nil || !filepath.IsLocal(rel) {
@@ -56,7 +58,8 @@ func TestTheChartsCommandLinesForAttachedDisksAreRead(t *testing.T) {
 			args[i] = strings.ReplaceAll(arg, "$(NODE_NAME)", "node-1")
 		}
 		o, err := parse(p, args, env(nil))
-		if err != nil || o.mode != want || o.routes() || o.driverName != "attached.csi.example.com" || strings.Contains(strings.Join(args, " "), "$(") {
+		if err != nil || o.mode != want || o.routes() || o.driverName != "attached.csi.example.com" ||
+			strings.Contains(strings.Join(args, " "), "$(") {
 			t.Errorf("%s: %q: mode %s, a router: %v, %v, want %s", kind, args, o.mode, o.routes(), err, want)
 		}
 	}

@@ -20,9 +20,11 @@ import (
 type mode string
 
 const (
-	modeAll        mode = "all"        // every service, for one machine
-	modeController mode = "controller" // the services for sidecars: the backend's own, or a router to nodes that have it
-	modeNode       mode = "node"       // the services for the kubelet, and those of the node's own storage for the router
+	modeAll mode = "all" // every service, for one machine
+	// the services for sidecars: the backend's own, or a router to nodes that have it
+	modeController mode = "controller"
+	// the services for the kubelet, and those of the node's own storage for the router
+	modeNode mode = "node"
 )
 
 // peerFlags are the flags of the way between a router and nodes.
@@ -36,12 +38,22 @@ type peerFlags struct {
 }
 
 func (p *peerFlags) flags(set *flag.FlagSet) {
-	set.StringVar(&p.listen, "peer-listen", "", "mode node: `host:port` at which the router reaches the storage of this node, with mutual TLS")
-	set.StringVar(&p.peers, "peers", "", "mode controller: where the nodes are: `dns:name:port` of a headless service with publishNotReadyAddresses, or host:port,host:port")
-	set.StringVar(&p.certs, "peer-certs", "", "`directory` with ca.crt, tls.crt and tls.key for the way between controller and nodes; read again when they change")
-	set.StringVar(&p.client, "peer-client", "causeway-router", "mode node: `name` in the router's certificate; the node rejects every other client")
-	set.StringVar(&p.server, "peer-server", "", "mode controller: `name` in the certificate that all nodes have, which then trust each other (default: each node's certificate has its node ID)")
-	set.StringVar(&p.forgotten, "forgotten-nodes", "", "mode controller: `file` with a node on each line that is gone for good: what it held can then be deleted; read again when it changes")
+	set.StringVar(&p.listen, "peer-listen", "",
+		"mode node: `host:port` at which the router reaches the storage of this node, with mutual TLS")
+	set.StringVar(&p.peers, "peers", "",
+		"mode controller: where the nodes are: `dns:name:port` of a headless service with publishNotReadyAddresses, "+
+			"or host:port,host:port")
+	set.StringVar(&p.certs, "peer-certs", "",
+		"`directory` with ca.crt, tls.crt and tls.key for the way between controller and nodes; read again when they "+
+			"change")
+	set.StringVar(&p.client, "peer-client", "causeway-router",
+		"mode node: `name` in the router's certificate; the node rejects every other client")
+	set.StringVar(&p.server, "peer-server", "",
+		"mode controller: `name` in the certificate that all nodes have, which then trust each other (default: each "+
+			"node's certificate has its node ID)")
+	set.StringVar(&p.forgotten, "forgotten-nodes", "",
+		"mode controller: `file` with a node on each line that is gone for good: what it held can then be deleted; "+
+			"read again when it changes")
 }
 
 // nodeLocal reports whether the chosen backend is a backend.NodeLocal, so that a controller is a
@@ -79,7 +91,8 @@ func (o *options) checkMode() error {
 			if !o.nodeLocal() {
 				why = ", which has no method Node: its storage is not that of one node"
 			}
-			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s%s", f.name, f.value, o.mode, o.backend, why)
+			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s%s", f.name, f.value, o.mode,
+				o.backend, why)
 		}
 	}
 	return p.check()
@@ -159,7 +172,8 @@ func (p *instance) router(report func(message string, err error)) (router.Config
 // hostPort splits an address of others.
 func hostPort(address string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(address)
-	if n, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, " \t") || bad != nil || n == 0 {
+	if n, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, " \t") ||
+		bad != nil || n == 0 {
 		return "", "", fmt.Errorf("%q is not host:port", address)
 	}
 	return host, port, nil

@@ -13,12 +13,14 @@ func TestModes(t *testing.T) {
 		args []string
 		says string // "": they are fine
 	}{
-		"all":                                 {[]string{"--mode=all"}, ""},
-		"a router":                            {router, ""},
-		"a router with everything":            {with(router, "--peer-server=nodes", "--forgotten-nodes=/forgotten", "--peer-client=x"), ""},
-		"a router to a list":                  {with(router, "--peers=10.0.0.1:9808,[fd00::1]:9808,host:1"), ""},
-		"a node":                              {node, ""},
-		"an unknown mode":                     {[]string{"--mode=both"}, `--mode "both": must be all, controller or node`},
+		"all":      {[]string{"--mode=all"}, ""},
+		"a router": {router, ""},
+		"a router with everything": {with(router, "--peer-server=nodes", "--forgotten-nodes=/forgotten",
+			"--peer-client=x"), ""},
+		"a router to a list": {with(router, "--peers=10.0.0.1:9808,[fd00::1]:9808,host:1"), ""},
+		"a node":             {node, ""},
+		"an unknown mode": {[]string{"--mode=both"},
+			`--mode "both": must be all, controller or node`},
 		"a router without peers":              {[]string{"--mode=controller", "--peer-certs=/certs"}, "--peers"},
 		"a router without certificates":       {[]string{"--mode=controller", "--peers=a:1"}, "--peer-certs"},
 		"a node without an address":           {[]string{"--mode=node", "--peer-certs=/certs"}, "--peer-listen"},
@@ -58,7 +60,8 @@ func TestCentralStorageHasNoPeers(t *testing.T) {
 			t.Errorf("%s: %v", m, err)
 		}
 	}
-	if _, err := parse(program(), []string{"--backend=central", "--mode=controller", "--peers=a:1"}, env(nil)); err == nil || !strings.Contains(err.Error(), "--peers") {
+	if _, err := parse(program(), []string{"--backend=central", "--mode=controller", "--peers=a:1"},
+		env(nil)); err == nil || !strings.Contains(err.Error(), "--peers") {
 		t.Errorf("with peers: %v", err)
 	}
 }

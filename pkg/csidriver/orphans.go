@@ -32,14 +32,21 @@ type orphansFlags struct {
 }
 
 func (o *orphansFlags) flags(set *flag.FlagSet) {
-	set.StringVar(&o.endpoint, "endpoint", "", "where the driver serves CSI: `unix:///path.sock` (default: $CSI_ENDPOINT, else where the driver serves by default)")
+	set.StringVar(&o.endpoint, "endpoint", "",
+		"where the driver serves CSI: `unix:///path.sock` (default: $CSI_ENDPOINT, else where the driver serves by "+
+			"default)")
 	set.StringVar(&o.output, "output", "text", "text or json")
 	set.DurationVar(&o.find.Call, "timeout", time.Minute, "how long each call to the driver may take")
-	set.DurationVar(&o.find.Settle, "settle", 30*time.Second, "how long after the listing stdin must begin: what comes earlier is refused")
-	set.BoolVar(&o.find.NoVolumes, "expect-no-volumes", false, "the cluster has no PersistentVolume at all: judge volumes even so")
-	set.BoolVar(&o.find.NoSnapshots, "expect-no-snapshots", false, "the cluster has no VolumeSnapshotContent at all: judge snapshots even so")
-	set.BoolVar(&o.find.NoGroups, "expect-no-groups", false, "the cluster has no VolumeGroupSnapshotContent at all: judge snapshots in groups even so")
-	set.BoolVar(&o.find.NoneNamed, "expect-none-named", false, "no object names anything that the driver holds: call all of it orphans")
+	set.DurationVar(&o.find.Settle, "settle", 30*time.Second,
+		"how long after the listing stdin must begin: what comes earlier is refused")
+	set.BoolVar(&o.find.NoVolumes, "expect-no-volumes", false,
+		"the cluster has no PersistentVolume at all: judge volumes even so")
+	set.BoolVar(&o.find.NoSnapshots, "expect-no-snapshots", false,
+		"the cluster has no VolumeSnapshotContent at all: judge snapshots even so")
+	set.BoolVar(&o.find.NoGroups, "expect-no-groups", false,
+		"the cluster has no VolumeGroupSnapshotContent at all: judge snapshots in groups even so")
+	set.BoolVar(&o.find.NoneNamed, "expect-none-named", false,
+		"no object names anything that the driver holds: call all of it orphans")
 }
 
 // parseOrphans reads the command line of the command orphans. Usage goes to env.Stderr.
@@ -50,7 +57,10 @@ func parseOrphans(p Program, args []string, env Environment) (orphansFlags, erro
 	o.flags(set)
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintf(env.Stderr, "%[1]s orphans lists volumes and snapshots that no object of the cluster names. It reads the objects from stdin:\n  (sleep 60; kubectl get pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … -- %[1]s orphans\nIts flags:\n", env.Command)
+		fmt.Fprintf(env.Stderr, "%[1]s orphans lists volumes and snapshots that no object of the cluster names. It "+
+			"reads the objects from stdin:\n  (sleep 60; kubectl get "+
+			"pv,volumesnapshotcontents,volumegroupsnapshotcontents -o json && echo complete) | kubectl exec -i … "+
+			"-- %[1]s orphans\nIts flags:\n", env.Command)
 		listFlags(set, env.Stderr)
 		return o, err
 	case err != nil:
@@ -85,7 +95,8 @@ func findOrphans(p Program, args []string, env Environment) int {
 	}
 	env.tune(gcPercent) // it runs in the container of a driver, with the limits of that container
 	o.find.Listed = func(volumes, snapshots int) {
-		fmt.Fprintf(env.Stderr, "the driver holds %d volumes and %d snapshots: now reading the objects from stdin\n", volumes, snapshots)
+		fmt.Fprintf(env.Stderr, "the driver holds %d volumes and %d snapshots: now reading the objects from stdin\n",
+			volumes, snapshots)
 	}
 	report, err := o.run(env.Stdin, env.Stdout)
 	if err != nil {
@@ -103,7 +114,8 @@ func findOrphans(p Program, args []string, env Environment) int {
 
 // run finds orphans and prints them.
 func (o orphansFlags) run(in io.Reader, out io.Writer) (orphans.Report, error) {
-	conn, err := grpc.NewClient(strings.TrimPrefix(o.endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(strings.TrimPrefix(o.endpoint, "tcp://"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return orphans.Report{}, err
 	}

@@ -13,28 +13,34 @@ import (
 
 func TestOrphansDefaults(t *testing.T) {
 	o, err := parseOrphans(program(), nil, env(nil))
-	if err != nil || o.endpoint != "unix:///var/lib/kubelet/plugins/hostpath.csi.causeway.dev/csi.sock" || o.output != "text" {
+	if err != nil || o.endpoint != "unix:///var/lib/kubelet/plugins/hostpath.csi.causeway.dev/csi.sock" ||
+		o.output != "text" {
 		t.Errorf("%+v, %v", o, err)
 	}
-	if f := o.find; f.NoVolumes || f.NoSnapshots || f.NoGroups || f.NoneNamed || f.Settle < 10*time.Second || f.Call == 0 || f.Page == 0 {
+	if f := o.find; f.NoVolumes || f.NoSnapshots || f.NoGroups || f.NoneNamed || f.Settle < 10*time.Second ||
+		f.Call == 0 || f.Page == 0 {
 		t.Errorf("%+v, want the safe side", f)
 	}
 	csiEndpoint := env(map[string]string{"CSI_ENDPOINT": "unix:///csi/csi.sock"})
 	if o, err = parseOrphans(program(), nil, csiEndpoint); err != nil || o.endpoint != "unix:///csi/csi.sock" {
 		t.Errorf("CSI_ENDPOINT isn't used: %+v, %v", o, err)
 	}
-	if o, err = parseOrphans(program(), []string{"--endpoint=unix:///x.sock"}, csiEndpoint); err != nil || o.endpoint != "unix:///x.sock" {
+	if o, err = parseOrphans(program(), []string{"--endpoint=unix:///x.sock"}, csiEndpoint); err != nil ||
+		o.endpoint != "unix:///x.sock" {
 		t.Errorf("--endpoint isn't used: %+v, %v", o, err)
 	}
-	for _, bad := range []string{"--output=yaml", "--endpoint=/csi.sock", "--settle=-1s", "--timeout=-1s", "--no-such-flag", "stray", "--delete"} {
-		if _, err := parseOrphans(program(), []string{bad}, env(nil)); err == nil || strings.Contains(err.Error(), "\n") {
+	for _, bad := range []string{"--output=yaml", "--endpoint=/csi.sock", "--settle=-1s", "--timeout=-1s",
+		"--no-such-flag", "stray", "--delete"} {
+		if _, err := parseOrphans(program(), []string{bad}, env(nil)); err == nil ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want an error of one line", bad, err)
 		}
 	}
 	var help strings.Builder
 	asked := env(nil)
 	asked.Stderr = &help
-	if _, err := parseOrphans(program(), []string{"--help"}, asked); !errors.Is(err, flag.ErrHelp) || !strings.Contains(help.String(), "sleep 60") || !strings.Contains(help.String(), "--expect-no-groups") {
+	if _, err := parseOrphans(program(), []string{"--help"}, asked); !errors.Is(err, flag.ErrHelp) ||
+		!strings.Contains(help.String(), "sleep 60") || !strings.Contains(help.String(), "--expect-no-groups") {
 		t.Errorf("%v: %s", err, help.String())
 	}
 }

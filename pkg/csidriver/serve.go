@@ -41,7 +41,8 @@ func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) 
 	defer l.close()
 	l.warn(log)
 	p := instance{options: o, log: log, listeners: l, registry: prometheus.NewRegistry()}
-	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	p.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	l.measure(p.registry)
 	if exit != nil {
 		go p.fence(exit)
@@ -74,7 +75,8 @@ const fenceEvery = time.Second
 func (p *instance) fence(exit func(code int)) {
 	for range time.Tick(fenceEvery) {
 		if driver.Replaced(p.listeners.csi) {
-			p.log.Error("another process serves the endpoint now: this one must not change anything any more", "endpoint", p.endpoint)
+			p.log.Error("another process serves the endpoint now: this one must not change anything any more",
+				"endpoint", p.endpoint)
 			exit(exitError)
 		}
 	}
@@ -101,7 +103,8 @@ func (p *instance) mounter() (mounter.Host, error) {
 		return nil, err
 	}
 	if shared, err := mounter.IsShared(p.kubeletDir); err == nil && !shared {
-		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods do not see them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
+		p.log.Warn("mounts below the kubelet directory stay in this mount namespace: in a container, pods do not see "+
+			"them without mountPropagation: Bidirectional", "directory", p.kubeletDir)
 	}
 	return mounter.New(p.kubeletDir, filepath.Join(p.stateDir, "frozen"))
 }
@@ -134,7 +137,8 @@ func (p *instance) drive(ctx context.Context) (err error) {
 			return err
 		}
 		p.log.Info("serving the router", "endpoint", p.listeners.peer.Addr().String(), "router", p.peers.client)
-		endpoints = append(endpoints, driver.Endpoint{Server: d.Peer(grpc.Creds(id.Server(p.peers.client))), Listener: p.listeners.peer})
+		endpoints = append(endpoints, driver.Endpoint{Server: d.Peer(grpc.Creds(id.Server(p.peers.client))),
+			Listener: p.listeners.peer})
 	}
 	return p.serve(ctx, d.HTTP(), func(ctx context.Context) error { return d.Serve(ctx, p.drain, endpoints...) })
 }
@@ -152,7 +156,8 @@ func (p *instance) open(images mounter.Images) (backend.Backend, error) {
 	}
 	_, local := store.(backend.NodeLocal)
 	if b.Type == nil && local || b.Type != nil && reflect.TypeOf(b.Type) != reflect.TypeOf(store) {
-		return nil, errors.Join(fmt.Errorf("invalid program: Type of backend %q is %T, must be (%T)(nil)", b.Name, b.Type, store), closeStorage(store))
+		return nil, errors.Join(fmt.Errorf("invalid program: Type of backend %q is %T, must be (%T)(nil)", b.Name,
+			b.Type, store), closeStorage(store))
 	}
 	return store, nil
 }
@@ -225,7 +230,8 @@ func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(c
 		}()
 		p.log.Info("serving metrics", "endpoint", l.Addr().String())
 	}
-	attributes := []any{"endpoint", p.endpoint, "driver", p.driverName, "release", p.program.version(), "backend", p.backend, "mode", p.mode}
+	attributes := []any{"endpoint", p.endpoint, "driver", p.driverName, "release", p.program.version(), "backend",
+		p.backend, "mode", p.mode}
 	if p.mode != modeController {
 		attributes = append(attributes, "node", p.nodeID)
 	}

@@ -174,9 +174,10 @@ func TestASnapshotIsFoundListedAndDeleted(t *testing.T) {
 		"by ID, one entry":                {&csi.ListSnapshotsRequest{SnapshotId: id, MaxEntries: 1}, sorted(one)},
 		"by an unknown ID":                {&csi.ListSnapshotsRequest{SnapshotId: "none"}, nil},
 		"by a path":                       {&csi.ListSnapshotsRequest{SnapshotId: "../" + id}, nil},
-		"by ID and volume":                {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: v.id}, sorted(one)},
-		"by ID and another volume":        {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: other.id}, nil},
-		"by an unknown ID and a volume":   {&csi.ListSnapshotsRequest{SnapshotId: "none", SourceVolumeId: v.id}, nil},
+		"by ID and volume": {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: v.id},
+			sorted(one)},
+		"by ID and another volume":      {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: other.id}, nil},
+		"by an unknown ID and a volume": {&csi.ListSnapshotsRequest{SnapshotId: "none", SourceVolumeId: v.id}, nil},
 	} {
 		if got := d.listSnapshots(tc.req); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)

@@ -22,7 +22,7 @@ type recipe struct {
 	detached func() (fd int, err error)
 	// legacy puts the mount on target by mount(2).
 	legacy func(target string) error
-	// remount gives a mount that legacy made its options. It may be nil.
+	// remount gives a mount that legacy made its options. May be nil.
 	remount func(root string) error
 	// check compares the mount, by its root, with the expected mount. Where the kernel permits,
 	// check runs before the mount has a path.
@@ -73,7 +73,8 @@ func putDetached(t target, r recipe) (ownMount, error) {
 		err = r.check(fd)
 	}
 	if err == nil {
-		if err = unix.MoveMount(fd, "", t.fd, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		if err = unix.MoveMount(fd, "", t.fd, "",
+			unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 			err = fmt.Errorf("move_mount: %w", notThere(err))
 		}
 	}

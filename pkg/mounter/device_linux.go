@@ -82,7 +82,8 @@ func (l *linux) checkDevice(m Mount, src source, dev *os.File) error {
 	}
 	readOnly, err := isReadOnly(dev)
 	if err == nil && readOnly && !m.ReadOnly {
-		err = fmt.Errorf("%w: %s must be writable for this volume: attach the disk for writing; if it is attached so, a driver"+
+		err = fmt.Errorf("%w: %s must be writable for this volume: attach the disk for writing; if it is attached "+
+			"so, a driver"+
 			" died during a read-only mount: run blockdev --setrw %s", ErrReadOnly, m.Source, m.Source)
 	}
 	return errors.Join(err, CheckFormat(m.FSType, m.Format), l.stalls.check(src.deviceKey()))
@@ -101,7 +102,8 @@ func checkSequence(m Mount, dev *os.File) error {
 		return fmt.Errorf("%w: %w", ErrDevice, &fs.PathError{Op: "BLKGETDISKSEQ", Path: m.Source, Err: err})
 	}
 	if now != m.Sequence {
-		return fmt.Errorf("%w: %s is another disk now: it has the sequence number %d, must have %d, that of the volume's disk, which"+
+		return fmt.Errorf("%w: %s is another disk now: it has the sequence number %d, must have %d, that of the "+
+			"volume's disk, which"+
 			" was detached: attach it again", ErrDevice, m.Source, now, m.Sequence)
 	}
 	return nil
@@ -120,8 +122,8 @@ func largeEnough(m Mount, dev *os.File) error {
 type plan struct {
 	size      int64
 	formatted *formatting // the record of the format that is to be made; nil: it has its filesystem
-	wipe      bool // remains of an interrupted format
-	own       bool // the remains have the UUID of the record
+	wipe      bool        // remains of an interrupted format
+	own       bool        // the remains have the UUID of the record
 }
 
 // mountAttached formats the device if that may be done, and mounts the filesystem on t.
@@ -215,7 +217,8 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	case errors.Is(err, errNoAnswer):
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrNoAnswer, m.Source, err)
 	case errors.Is(err, unix.EBUSY):
-		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source, usersOf(src.device))
+		return plan{}, fmt.Errorf("%w: %s is mounted, or open exclusively by another program%s", ErrBusy, m.Source,
+			usersOf(src.device))
 	case err != nil:
 		return plan{}, fmt.Errorf("%w: %s: %w", ErrDevice, m.Source, err)
 	}
@@ -229,14 +232,16 @@ func (l *linux) inspect(ctx context.Context, m Mount, src source) (plan, error) 
 	what := plan{size: found.size}
 	switch again := found.unfinished(record); {
 	case (found.blank || again) && m.ReadOnly:
-		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice, m.Source)
+		return plan{}, fmt.Errorf("%w: %s has no filesystem yet: it must be mounted for writing first", ErrDevice,
+			m.Source)
 	case found.blank || again:
 		what.formatted, what.wipe, what.own = newFormatting(m, found.size), again, again && found.name != unknownData
 		if again { // the remains of the earlier format must not look like another volume's
 			what.formatted.UUID = record.UUID
 		}
 	case found.name != m.FSType:
-		return plan{}, fmt.Errorf("%w: %s has %s%s, not %s: it is not formatted, as the data may be needed. If they are"+
+		return plan{}, fmt.Errorf("%w: %s has %s%s, not %s: it is not formatted, as the data may be needed. If they "+
+			"are"+
 			" not, wipe the device: wipefs --all", ErrDevice, m.Source, found.name, found.describeCopies(), m.FSType)
 	case record != nil: // of a format that ended, or that the volume has seen on another node since
 		return what, l.removeFormatting(m.Serial)
@@ -255,7 +260,8 @@ func aloneOfItsKind(m Mount, c content) error {
 	id := (&formatting{UUID: c.id}).uuid()
 	switch _, err := os.Stat("/sys/fs/btrfs/" + id); {
 	case err == nil:
-		return fmt.Errorf("%w: %s has the UUID %s of a btrfs that is mounted here: use it on another node", ErrBusy, m.Source, id)
+		return fmt.Errorf("%w: %s has the UUID %s of a btrfs that is mounted here: use it on another node", ErrBusy,
+			m.Source, id)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}

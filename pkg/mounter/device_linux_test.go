@@ -159,18 +159,21 @@ func TestABlankDeviceIsFormattedOnce(t *testing.T) {
 						t.Errorf("Mounted(%s) = false", path)
 					}
 				}
-				if got, err := b.OtherTargets(context.Background(), staging); err != nil || !slices.Equal(got, []string{target}) {
+				if got, err := b.OtherTargets(context.Background(), staging); err != nil ||
+					!slices.Equal(got, []string{target}) {
 					t.Errorf("OtherTargets = %q, %v", got, err)
 				}
 				b.Host = realMounter(t)(b.kubelet) // a new process
-				if !b.mounted(m, staging) || !b.mounted(m, target) || b.mounted(b.attachDisk("other", fsType, diskSize), staging) {
+				if !b.mounted(m, staging) || !b.mounted(m, target) ||
+					b.mounted(b.attachDisk("other", fsType, diskSize), staging) {
 					t.Error("a new process sees another disk")
 				}
 				b.unmount(target)
 				b.unmount(staging)
 				b.mount(m, staging)
 				if got := read(t, filepath.Join(staging, "file")); got != "data" || idOnDisk(t, m.Source) != id {
-					t.Errorf("the disk was formatted again: the file has %q, the UUIDs are %s and %s", got, id, idOnDisk(t, m.Source))
+					t.Errorf("the disk was formatted again: the file has %q, the UUIDs are %s and %s", got, id,
+						idOnDisk(t, m.Source))
 				}
 				if u, err := b.Usage(context.Background(), staging); err != nil || u.TotalBytes < diskSize/2 {
 					t.Errorf("Usage = %+v, %v", u, err)
@@ -223,7 +226,8 @@ func put(t *testing.T, device string, offset int64, data string) {
 func onlyCopy(t *testing.T, device string, before int64, mkfs ...string) {
 	t.Helper()
 	runTool(t, mkfs[0], append(mkfs[1:], device)...)
-	runTool(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", fmt.Sprintf("count=%d", before>>20), "conv=notrunc,fsync", "status=none")
+	runTool(t, "dd", "if=/dev/zero", "of="+device, "bs=1M", fmt.Sprintf("count=%d", before>>20), "conv=notrunc,fsync",
+		"status=none")
 }
 
 // spoils put on a disk what must never be formatted, and say how the error names it.
@@ -232,14 +236,15 @@ var spoils = map[string]struct {
 	spoil  func(t *testing.T, device string)
 	want   string
 }{
-	"xfs":                  {"", made("mkfs.xfs", "-q"), "xfs"},
-	"btrfs":                {"", made("mkfs.btrfs", "-q"), "btrfs"},
-	"ext4":                 {"xfs", made("mkfs.ext4", "-q"), "ext4"},
-	"ext3":                 {"", made("mke2fs", "-q", "-t", "ext3"), "ext3"},
-	"swap":                 {"", made("mkswap"), "swap"},
-	"LUKS":                 {"", bytesAt(0, "LUKS\xba\xbe\x00\x02"), "LUKS"},
-	"LUKS, second header":  {"", bytesAt(4<<20, "SKUL\xba\xbe\x00\x02"), "LUKS"},
-	"LVM2":                 {"", bytesAt(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001"), "LVM2"},
+	"xfs":                 {"", made("mkfs.xfs", "-q"), "xfs"},
+	"btrfs":               {"", made("mkfs.btrfs", "-q"), "btrfs"},
+	"ext4":                {"xfs", made("mkfs.ext4", "-q"), "ext4"},
+	"ext3":                {"", made("mke2fs", "-q", "-t", "ext3"), "ext3"},
+	"swap":                {"", made("mkswap"), "swap"},
+	"LUKS":                {"", bytesAt(0, "LUKS\xba\xbe\x00\x02"), "LUKS"},
+	"LUKS, second header": {"", bytesAt(4<<20, "SKUL\xba\xbe\x00\x02"), "LUKS"},
+	"LVM2": {"", bytesAt(512,
+		"LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001"), "LVM2"},
 	"GPT":                  {"", bytesAt(512, "EFI PART"), "GPT"},
 	"GPT, 4096":            {"", bytesAt(4096, "EFI PART"), "GPT"},
 	"GPT, copy":            {"", bytesAt(-512, "EFI PART"), "GPT"},
@@ -329,7 +334,8 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 			}
 			b.t.Cleanup(func() { f.Close() })
 		}, ErrBusy},
-		"a device for reading only": {func(b *bench, m *Mount) { runTool(b.t, "blockdev", "--setro", m.Source) }, ErrReadOnly},
+		"a device for reading only": {func(b *bench, m *Mount) { runTool(b.t, "blockdev", "--setro", m.Source) },
+			ErrReadOnly},
 		"a damaged record": {func(b *bench, m *Mount) {
 			l := b.Host.(*linux)
 			if err := l.writeFormatting(newFormatting(*m, diskSize)); err != nil {
@@ -364,7 +370,8 @@ func TestADeviceThatCannotBeUsedStaysAsItIs(t *testing.T) {
 	t.Run("no device", func(t *testing.T) {
 		b := newLoopBench(t)
 		b.image("file", "")
-		b.refused(Mount{Kind: BlockDevice, Source: filepath.Join(b.storage, "file"), FSType: "ext4", Serial: "s"}, b.path("staging"), ErrDevice)
+		b.refused(Mount{Kind: BlockDevice, Source: filepath.Join(b.storage, "file"), FSType: "ext4", Serial: "s"},
+			b.path("staging"), ErrDevice)
 		b.refused(Mount{Kind: BlockDevice, Source: b.storage, Serial: "s"}, b.path("staging"), ErrDevice)
 	})
 }
@@ -472,7 +479,8 @@ func TestAMountedDeviceGrows(t *testing.T) {
 			b.resizeDisk(m, "disk", 2*diskSize)
 			for _, path := range []string{staging, target} {
 				err := b.Grow(ctx, m, path)
-				if fsType == "ext4" && errors.Is(err, ErrBusy) && !mayGrowExt4(t) { // test/vm is a machine where root may
+				// test/vm is a machine where root may
+				if fsType == "ext4" && errors.Is(err, ErrBusy) && !mayGrowExt4(t) {
 					t.Log("this kernel lets us grow an ext4 only when it is mounted the next time")
 					f.Close()
 					b.unmount(target, staging)
@@ -653,7 +661,8 @@ func (b *bench) dieIn(m Mount, script string) {
 	if err := os.WriteFile(filepath.Join(dir, "mkfs."+m.FSType), []byte(script), 0o755); err != nil {
 		b.t.Fatal(err)
 	}
-	order, err := json.Marshal(mountProcess{b.kubelet, filepath.Join(filepath.Dir(b.kubelet), "frozen"), b.path("staging"), m})
+	order, err := json.Marshal(mountProcess{b.kubelet, filepath.Join(filepath.Dir(b.kubelet), "frozen"),
+		b.path("staging"), m})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -672,7 +681,8 @@ var dying = map[string]struct {
 }{
 	"before it begins": {":", false},
 	"when it has written what no filesystem has": {
-		"dd if=/dev/urandom of=$device bs=64k count=3 conv=notrunc status=none; dd if=/dev/urandom of=$device bs=64k seek=5119 count=1 conv=notrunc status=none", false},
+		"dd if=/dev/urandom of=$device bs=64k count=3 conv=notrunc status=none; dd if=/dev/urandom of=$device bs=64k " +
+			"seek=5119 count=1 conv=notrunc status=none", false},
 	"after 1 ms":      {`"$real" "$@" & sleep 0.001; kill -9 $!`, false},
 	"after 5 ms":      {`"$real" "$@" & sleep 0.005; kill -9 $!`, false},
 	"after 20 ms":     {`"$real" "$@" & sleep 0.02; kill -9 $!`, false},
@@ -698,7 +708,8 @@ func TestAFormatThatDiedIsBegunAnewByItsRecord(t *testing.T) {
 				if left := b.records(); len(left) > 0 {
 					t.Errorf("records are left: %q", left)
 				}
-				if id := strings.ReplaceAll(idOnDisk(t, m.Source), "-", ""); tc.done && fsType == btrfs && id != f.UUID {
+				if id := strings.ReplaceAll(idOnDisk(t, m.Source), "-", ""); tc.done && fsType == btrfs &&
+					id != f.UUID {
 					t.Error("a filesystem that was complete was made anew")
 				}
 				write(t, b.path("staging", "file"), "data")
@@ -832,7 +843,8 @@ func TestARecordDestroysNothingThatIsNoFormat(t *testing.T) {
 			b.unmount(b.path("raw"))
 		},
 		"blkid knows it": func(b *bench, m Mount) {
-			put(b.t, m.Source, 0, "\xebR\x90-FVE-FS-"+strings.Repeat("\x00", 149)+"\x3b\xd6\x67\x49\x29\x2e\xd8\x4a\x83\x99\xf6\xa3\x39\xe3\xd0\x01")
+			put(b.t, m.Source, 0, "\xebR\x90-FVE-FS-"+strings.Repeat("\x00",
+				149)+"\x3b\xd6\x67\x49\x29\x2e\xd8\x4a\x83\x99\xf6\xa3\x39\xe3\xd0\x01")
 		},
 		"it is smaller": func(b *bench, m Mount) {
 			put(b.t, m.Source, 100, "data")
@@ -889,9 +901,11 @@ func TestOtherProgramsDoNotRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, command := range [][]string{{"true"}, {"mkfs.vfat"}, {"blkid"}, {"btrfs", "device", "delete"}, {"btrfs", "filesystem"}} {
+	for _, command := range [][]string{{"true"}, {"mkfs.vfat"}, {"blkid"}, {"btrfs", "device", "delete"},
+		{"btrfs", "filesystem"}} {
 		p := &programs{linux: l.(*linux), ctx: context.Background(), format: true, repair: true}
-		if _, err := p.Command(command[0], command[1:]...).CombinedOutput(); !errors.Is(err, errors.ErrUnsupported) || p.failed == nil {
+		if _, err := p.Command(command[0], command[1:]...).CombinedOutput(); !errors.Is(err, errors.ErrUnsupported) ||
+			p.failed == nil {
 			t.Errorf("%q = %v, %v, want ErrUnsupported", command, err, p.failed)
 		}
 	}

@@ -40,7 +40,8 @@ func TestAFakeDeviceIsFormattedOnceOrRefused(t *testing.T) {
 	raw.FSType = ""
 	b.mount(raw, staging)
 	b.mount(raw.BindFrom(staging), b.path("node"))
-	if u, err := b.Usage(context.Background(), b.path("node")); err != nil || u.TotalBytes != 4096 || !b.mounted(raw, staging) {
+	if u, err := b.Usage(context.Background(), b.path("node")); err != nil || u.TotalBytes != 4096 ||
+		!b.mounted(raw, staging) {
 		t.Errorf("Usage = %+v, %v, mounted: %v", u, err, b.mounted(raw, staging))
 	}
 	b.unmount(b.path("node"), staging)
@@ -90,7 +91,8 @@ func TestWhatCannotBeReadIsNotBlank(t *testing.T) {
 				if _, err := examine(device{size: size, broken: at}, size); !errors.Is(err, errBroken) {
 					t.Errorf("byte %d of %d cannot be read: %v", at, size, err)
 				}
-				if c, err := examine(device{size: size, broken: none, data: map[int64]string{at: "\x01"}}, size); err != nil || c.blank {
+				if c, err := examine(device{size: size, broken: none, data: map[int64]string{at: "\x01"}},
+					size); err != nil || c.blank {
 					t.Errorf("byte %d of %d is not zero: %+v, %v", at, size, c, err)
 				}
 			}
@@ -123,7 +125,8 @@ func TestArgumentsOfMkfsAreChecked(t *testing.T) {
 		}
 	}
 	for _, bad := range [][]string{
-		{"/dev/sda"}, {"-d", "/etc"}, {"-i"}, {"-i", "/dev/sda"}, {"-i", "-F"}, {"-i", ""}, {"-J", "device=LABEL=x"}, {"-i", "1", "sda"},
+		{"/dev/sda"}, {"-d", "/etc"}, {"-i"}, {"-i", "/dev/sda"}, {"-i", "-F"}, {"-i", ""}, {"-J",
+			"device=LABEL=x"}, {"-i", "1", "sda"},
 	} {
 		if err := CheckFormat("ext4", bad); !errors.Is(err, ErrOption) {
 			t.Errorf("%q: %v, want ErrOption", strings.Join(bad, " "), err)

@@ -45,7 +45,10 @@ func (l *linux) Failing() (map[string]Failure, error) {
 	if len(byDevice) == 0 {
 		return all, nil
 	}
-	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return byDevice[i.Source] == "", false })
+	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return byDevice[i.Source] == "",
+			false
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +130,8 @@ func (l *linux) down(mounts []*mountinfo.Info) map[string]Failure {
 		m := roots[device]
 		switch _, err := a.wait(ctx); {
 		case errors.Is(err, errNoAnswer):
-			all[device] = Failure{Stalled, fmt.Sprintf("%s at %s does not answer (since %s)", m.FSType, m.Mountpoint, a.since.UTC().Format(time.RFC3339))}
+			all[device] = Failure{Stalled, fmt.Sprintf("%s at %s does not answer (since %s)", m.FSType, m.Mountpoint,
+				a.since.UTC().Format(time.RFC3339))}
 		case errors.Is(err, unix.EIO):
 			all[device] = isDown(m)
 		}

@@ -152,10 +152,12 @@ func TestATenantDoesNotHoldUpFailing(t *testing.T) {
 			b.mount(m, b.path("staging"))
 			fifo := b.path("staging", "fifo")
 			mkdir(t, b.path("staging", "sub"))
-			if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(b.path("mounted fifo"), nil, 0o600)); err != nil {
+			if err := errors.Join(unix.Mkfifo(fifo, 0o600),
+				os.WriteFile(b.path("mounted fifo"), nil, 0o600)); err != nil {
 				t.Fatal(err)
 			}
-			for from, to := range map[string]string{fifo: b.path("mounted fifo"), b.path("staging", "sub"): b.path("mounted")} {
+			for from, to := range map[string]string{fifo: b.path("mounted fifo"),
+				b.path("staging", "sub"): b.path("mounted")} {
 				if to == b.path("mounted") {
 					mkdir(t, to)
 				}
@@ -167,7 +169,8 @@ func TestATenantDoesNotHoldUpFailing(t *testing.T) {
 			release := holdDirectory(t, b.path("staging"))
 			defer release()
 			var all map[string]Failure
-			if err := returns(t, "Failing", func() (err error) { all, err = b.Failing(); return err }); err != nil || len(all) > 0 {
+			if err := returns(t, "Failing", func() (err error) { all, err = b.Failing(); return err }); err != nil ||
+				len(all) > 0 {
 				t.Errorf("Failing = %v, %v, want none", all, err)
 			}
 			release()
@@ -258,12 +261,14 @@ func TestAFilesystemThatDoesNotAnswerIsAFailure(t *testing.T) {
 		t.Fatal(infos, err)
 	}
 	hang := make(chan struct{})
-	if _, err := b.Host.(*linux).opens.ask(infos[0].ID, func() (struct{}, error) { <-hang; return struct{}{}, nil }); err != nil {
+	if _, err := b.Host.(*linux).opens.ask(infos[0].ID,
+		func() (struct{}, error) { <-hang; return struct{}{}, nil }); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
 		all, err := b.Failing()
-		if err != nil || len(all) != 1 || all[m.Source].Kind != Stalled || !strings.Contains(all[m.Source].Message, "does not answer") {
+		if err != nil || len(all) != 1 || all[m.Source].Kind != Stalled ||
+			!strings.Contains(all[m.Source].Message, "does not answer") {
 			t.Errorf("Failing = %v, %v, want that %s does not answer", all, err, m.Source)
 		}
 	}
@@ -279,7 +284,8 @@ func triggerError(option string) func(t *testing.T, device, path string) {
 		if err := unix.Mount("", path, "", unix.MS_REMOUNT, option); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("a test"), 0o200); err != nil {
+		if err := os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("a test"),
+			0o200); err != nil {
 			t.Fatal(err)
 		}
 	}

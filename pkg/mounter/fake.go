@@ -19,8 +19,8 @@ import (
 // points, as the real Host does, and returns the same errors in the same cases. The files of a
 // source do not appear at a path. The zero value is not usable: see NewFake.
 type Fake struct {
-	Err      error // if set, every call that changes something returns it and changes nothing
-	Capacity Usage // the result of Usage
+	Err      error              // if set, every call that changes something returns it and changes nothing
+	Capacity Usage              // the result of Usage
 	Failures map[string]Failure // the result of Failing, for images that are mounted
 
 	dir    string
@@ -155,7 +155,8 @@ func (f *Fake) checkSource(m Mount) error {
 		return err
 	}
 	if info.IsDir() != (m.Kind == Directory) {
-		return &fs.PathError{Op: "mount", Path: m.Source, Err: errors.New("a file where a directory is needed, or the other way round")}
+		return &fs.PathError{Op: "mount", Path: m.Source,
+			Err: errors.New("a file where a directory is needed, or the other way round")}
 	}
 	if m.Kind == BlockDevice {
 		size, err := sizeOfSource(m.Source)
@@ -213,7 +214,8 @@ func (f *Fake) checkDevice(m Mount, size int64) error {
 	}
 	defer file.Close()
 	head := make([]byte, fakeUUID)
-	if _, err := io.ReadFull(file, head); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := io.ReadFull(file, head); err != nil && !errors.Is(err, io.EOF) &&
+		!errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
 	if strings.Trim(string(head), "\x00") != "" {
@@ -279,7 +281,8 @@ func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int
 
 // Freeze blocks the other calls of the Fake. Freeze does not stop writes to files, which are not
 // the Fake's.
-func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
+func (f *Fake) Freeze(ctx context.Context, _ string, images []string, limit time.Duration,
+	cut func(ctx context.Context) error) error {
 	for _, image := range images {
 		info, err := os.Lstat(image)
 		if err != nil {
@@ -597,5 +600,6 @@ func effective(m Mount) Mount {
 }
 
 func equal(a, b Mount) bool {
-	return a.Kind == b.Kind && a.FSType == b.FSType && a.Source == b.Source && a.ReadOnly == b.ReadOnly && slices.Equal(a.Options, b.Options)
+	return a.Kind == b.Kind && a.FSType == b.FSType && a.Source == b.Source && a.ReadOnly == b.ReadOnly &&
+		slices.Equal(a.Options, b.Options)
 }

@@ -66,7 +66,8 @@ func (c content) describeCopies() string {
 		return ""
 	}
 	first := c.copies[0]
-	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.offset, first.name, (&formatting{UUID: first.id}).uuid())
+	return fmt.Sprintf(" and, at byte %d, the copy of the superblock of an %s with the UUID %s", first.offset,
+		first.name, (&formatting{UUID: first.id}).uuid())
 }
 
 // newFormatting returns the record of a format that begins now.

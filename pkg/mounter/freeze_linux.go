@@ -42,7 +42,8 @@ const (
 	thawLimit = 10 * time.Second
 )
 
-func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error {
+func (l *linux) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
+	cut func(ctx context.Context) error) error {
 	files, err := imagesAt(images)
 	if err != nil {
 		return err
@@ -114,7 +115,8 @@ func (l *linux) writeOut(ctx context.Context, d disk) error {
 // help runs a task in a helper, for at most a limit. If the task is given up, the image on which it
 // works counts as stalled until the helper has ended. Errors: those of the task and of ctx;
 // ErrStalled if the limit has passed, or if there is no helper.
-func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, on disk, files ...*os.File) error {
+func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task, request any, on disk,
+	files ...*os.File) error {
 	s, err := l.helpers.Start(task, request, files...)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrStalled, err)
@@ -140,7 +142,8 @@ func (l *linux) help(ctx context.Context, limit time.Duration, task helper.Task,
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return &stuck{fmt.Errorf("%w: %s of %s has not returned for %s", ErrStalled, task.Name, files[0].Name(), limit), s.Gone()}
+	return &stuck{fmt.Errorf("%w: %s of %s has not returned for %s", ErrStalled, task.Name, files[0].Name(), limit),
+		s.Gone()}
 }
 
 // stuck is the error of a task that was given up.
@@ -178,7 +181,10 @@ func imagesAt(paths []string) ([]frozen, error) {
 		b := at.backing()
 		images = append(images, frozen{Path: path, Dev: b.dev, Ino: b.ino})
 	}
-	slices.SortFunc(images, func(a, b frozen) int { return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino)) })
+	slices.SortFunc(images, func(a,
+		b frozen) int {
+		return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino))
+	})
 	return slices.CompactFunc(images, func(a, b frozen) bool { return a.backing() == b.backing() }), nil
 }
 
@@ -227,7 +233,8 @@ func openMount(infos []*mountinfo.Info) (*os.File, error) {
 			continue
 		}
 		var st unix.Statx_t
-		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err == nil && st.Mnt_id == uint64(i.ID) {
+		if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err == nil &&
+			st.Mnt_id == uint64(i.ID) {
 			return os.NewFile(uintptr(fd), i.Mountpoint), nil
 		}
 		unix.Close(fd)
@@ -314,7 +321,8 @@ func (f *freeze) begin(ctx context.Context, end time.Time) error {
 		return nil
 	case err == nil:
 		f.hangs, f.why = []int{state.Hangs}, hangsInWrite
-		return fmt.Errorf("%w: a write to %s that has begun has not ended for %s", ErrThawed, f.images[state.Hangs].Path, f.limit)
+		return fmt.Errorf("%w: a write to %s that has begun has not ended for %s", ErrThawed,
+			f.images[state.Hangs].Path, f.limit)
 	case wait.Err() == nil: // the helper has thawed, or has died
 		if errors.Is(err, helper.ErrDied) {
 			f.allHang("the helper process has died")

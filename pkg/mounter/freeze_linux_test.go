@@ -269,10 +269,11 @@ func TestTwoImagesAreFrozenAtOnce(t *testing.T) {
 	w := b.newWriter(b.path("first", "f"), b.path("second", "f"))
 	w.goesOn(t)
 	var one, two Mount
-	err := b.Freeze(context.Background(), "", []string{first.Source, second.Source}, eternity, func(context.Context) error {
-		one, two = b.copyImage(first, "one"), b.copyImage(second, "two")
-		return nil
-	})
+	err := b.Freeze(context.Background(), "", []string{first.Source, second.Source}, eternity,
+		func(context.Context) error {
+			one, two = b.copyImage(first, "one"), b.copyImage(second, "two")
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,15 +314,17 @@ func TestAFreezeThatAStrangerEndsIsSaid(t *testing.T) {
 	b.mount(other, b.path("other"))
 	onDemand := errors.New("on demand")
 	for _, want := range []error{nil, onDemand} {
-		err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, eternity, func(context.Context) error {
-			f, err := os.Open(b.path("staging"))
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			return errors.Join(fsIoctl(f, thawFS), want)
-		})
-		if !errors.Is(err, ErrThawed) || !errors.Is(err, want) && want != nil || !strings.Contains(err.Error(), m.Source) {
+		err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, eternity,
+			func(context.Context) error {
+				f, err := os.Open(b.path("staging"))
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				return errors.Join(fsIoctl(f, thawFS), want)
+			})
+		if !errors.Is(err, ErrThawed) || !errors.Is(err, want) && want != nil ||
+			!strings.Contains(err.Error(), m.Source) {
 			t.Errorf("Freeze = %v, want ErrThawed that says of what, and %v", err, want)
 		}
 		if isFrozen(t, b.path("staging")) || isFrozen(t, b.path("other")) {
@@ -378,7 +381,8 @@ func TestAPanicInTheMiddleOfAFreeze(t *testing.T) {
 	w.goesOn(t)
 	func() {
 		defer func() { recover() }()
-		b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error { panic("on demand") })
+		b.Freeze(context.Background(), "", []string{m.Source}, eternity,
+			func(context.Context) error { panic("on demand") })
 	}()
 	w.goesOn(t)
 	w.end()
@@ -460,7 +464,8 @@ func (b *bench) elsewhere(m Mount) (end func()) {
 	b.t.Helper()
 	dir := filepath.Join(b.storage, "elsewhere")
 	mkdir(b.t, dir)
-	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -o loop "$1" "$2" && echo mounted && read line`, "sh", m.Source, dir)
+	cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -o loop "$1" "$2" && echo mounted && read line`, "sh",
+		m.Source, dir)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		b.t.Fatal(err)
@@ -645,10 +650,11 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			write := hang.Write(t, b.path("staging", "hangs"))
 			w := b.newWriter(b.path("other", "f"))
 			const limit = 200 * time.Millisecond
-			err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, limit, func(context.Context) error {
-				t.Error("cut was called")
-				return nil
-			})
+			err := b.Freeze(context.Background(), "", []string{m.Source, other.Source}, limit,
+				func(context.Context) error {
+					t.Error("cut was called")
+					return nil
+				})
 			if !errors.Is(err, ErrThawed) || !strings.Contains(err.Error(), m.Source) {
 				t.Fatalf("Freeze = %v, want ErrThawed that names the image", err)
 			}
@@ -656,7 +662,8 @@ func TestAWriteThatDoesNotEnd(t *testing.T) {
 			if failing, err := b.Failing(); err != nil || failing[m.Source].Kind != Stalled || len(failing) != 1 {
 				t.Errorf("Failing = %+v, %v, want Stalled for the image only", failing, err)
 			}
-			if err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing); !errors.Is(err, ErrStalled) {
+			if err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, nothing); !errors.Is(err,
+				ErrStalled) {
 				t.Errorf("the next Freeze = %v, want ErrStalled", err)
 			}
 			if err := b.Grow(context.Background(), m, b.path("staging")); !errors.Is(err, ErrStalled) {
@@ -762,7 +769,8 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	b.mount(m, b.path("staging"))
 	write := hang.Write(t, b.path("staging", "hangs"))
 	l.freezers.Max = 1
-	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond, nothing); !errors.Is(err, ErrThawed) {
+	if err := b.Freeze(context.Background(), "a", []string{m.Source}, 200*time.Millisecond, nothing); !errors.Is(err,
+		ErrThawed) {
 		t.Fatalf("Freeze = %v, want ErrThawed", err)
 	}
 	if got, want := fmt.Sprint(l.Helpers()), "[{freeze 1 1} {mount 0 64}]"; got != want {
@@ -770,7 +778,8 @@ func TestFreezesNeverKeepAHelperFromAThaw(t *testing.T) {
 	}
 	other := b.image("other", "ext4")
 	b.mount(other, b.path("other"))
-	if err := b.Freeze(context.Background(), "b", []string{other.Source}, eternity, nothing); !errors.Is(err, ErrStalled) {
+	if err := b.Freeze(context.Background(), "b", []string{other.Source}, eternity, nothing); !errors.Is(err,
+		ErrStalled) {
 		t.Errorf("Freeze without a helper = %v, want ErrStalled", err)
 	}
 	if err := b.Grow(context.Background(), other, b.path("other")); err != nil {
@@ -916,7 +925,8 @@ var buildFreezer = sync.OnceValues(func() (string, error) {
 	}
 	freezerDir = dir
 	bin := filepath.Join(dir, "freezer")
-	if out, err := exec.Command("go", "test", "-c", "-tags", "crashpoints", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "test", "-c", "-tags", "crashpoints", "-o", bin,
+		".").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go test -c: %w: %s", err, out)
 	}
 	return bin, nil
@@ -931,7 +941,8 @@ func (b *bench) startFreezer(crashAt string, images ...string) (cmd *exec.Cmd, s
 	return b.startFreezerAs(&syscall.SysProcAttr{}, crashAt, images...)
 }
 
-func (b *bench) startFreezerAs(attr *syscall.SysProcAttr, crashAt string, images ...string) (cmd *exec.Cmd, said io.Reader) {
+func (b *bench) startFreezerAs(attr *syscall.SysProcAttr, crashAt string,
+	images ...string) (cmd *exec.Cmd, said io.Reader) {
 	b.t.Helper()
 	bin, err := os.Executable()
 	if crashAt != "" {
@@ -942,7 +953,8 @@ func (b *bench) startFreezerAs(attr *syscall.SysProcAttr, crashAt string, images
 	}
 	cmd = exec.Command(bin)
 	cmd.SysProcAttr = attr
-	cmd.Env = append(os.Environ(), crashpoint.Env+"="+crashAt, asFreezer+"="+strings.Join(append([]string{b.kubelet}, images...), "\n"))
+	cmd.Env = append(os.Environ(), crashpoint.Env+"="+crashAt,
+		asFreezer+"="+strings.Join(append([]string{b.kubelet}, images...), "\n"))
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		b.t.Fatal(err)

@@ -114,7 +114,8 @@ func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev
 	}
 	dir := os.NewFile(uintptr(fd), p.path)
 	defer dir.Close()
-	return l.help(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir, dev)
+	return l.help(ctx, growLimit, growTask, m.FSType, disk{file: dev, image: b, path: m.Source, tenant: m.Tenant}, dir,
+		dev)
 }
 
 // sizeOf returns the size of a device in bytes.

@@ -55,7 +55,8 @@ func (l *linux) growBlockDevice(ctx context.Context, m Mount, path string) error
 	if m.FSType, err = fsTypeOf(fd); err != nil { // the caller may not know it, if a class has another than the default
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if err := l.resize(ctx, m, disk{file: dev, image: src.deviceKey(), path: m.Source, tenant: m.Tenant}, dir); err != nil {
+	if err := l.resize(ctx, m, disk{file: dev, image: src.deviceKey(), path: m.Source, tenant: m.Tenant},
+		dir); err != nil {
 		return fmt.Errorf("grow the %s at %s: %w", m.FSType, path, err)
 	}
 	return nil

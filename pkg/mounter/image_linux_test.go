@@ -718,7 +718,8 @@ func TestStaleNodeIsNoUseOfAnotherDisk(t *testing.T) {
 	}
 	b.attachAs(int(unix.Minor(st.Rdev)), other)
 	b.mount(other, staging)
-	if got, err := b.MountPointsOf(other.Source); err != nil || !slices.Equal(got, []string{filepath.Join(staging, DeviceName)}) {
+	if got, err := b.MountPointsOf(other.Source); err != nil ||
+		!slices.Equal(got, []string{filepath.Join(staging, DeviceName)}) {
 		t.Errorf("MountPointsOf = %v, %v", got, err)
 	}
 	b.unmount(staging)

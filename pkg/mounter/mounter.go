@@ -48,14 +48,16 @@ const DeviceName = "device"
 // Mount describes a mount.
 type Mount struct {
 	Kind      Kind
-	Source    string // the absolute path of the directory, file or device
-	FSType    string // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
+	Source    string   // the absolute path of the directory, file or device
+	FSType    string   // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
 	Sector    int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
 	Options   []string // mount options, each of which passed CheckOptions; none for a Disk or Device
-	ReadOnly  bool // enforced by the kernel, for any Options
+	ReadOnly  bool     // enforced by the kernel, for any Options
 	Buffered  bool     // of an Image or Disk: its blocks go through this machine's page cache, once more
 	ReadAhead int      // of an Image or Disk: how far its device is read ahead, in bytes; 0 is the kernel's default
-	Tenant    string   // of an Image or BlockDevice: the namespace of its claim, for fair shares; "" where it is not known
+	// of an Image or BlockDevice: the namespace of its claim, for fair shares; "" where it is not
+	// known
+	Tenant string
 
 	// Serial identifies a BlockDevice: a serial number or another name from the storage that no
 	// other device ever has. Only a device with a Serial is formatted.
@@ -77,7 +79,8 @@ func (m Mount) isNode() bool {
 
 // tooSmall is the error of a BlockDevice with fewer bytes than m.Size.
 func tooSmall(m Mount, size int64) error {
-	return fmt.Errorf("%w: %s has %d bytes, must have at least %d: attach the disk of this volume, or, if the disk grew, let the node"+
+	return fmt.Errorf("%w: %s has %d bytes, must have at least %d: attach the disk of this volume, or, if the disk "+
+		"grew, let the node"+
 		" see its new size", ErrDevice, m.Source, size, m.Size)
 }
 
@@ -135,18 +138,20 @@ type Usage struct {
 
 // Errors that a Host returns wrapped, with the operation and its object.
 var (
-	ErrPath     = errors.New("invalid path")                // outside the kubelet directory, relative, unclean, or through a link
+	// outside the kubelet directory, relative, unclean, or through a link
+	ErrPath     = errors.New("invalid path")
 	ErrConflict = errors.New("something else is there")     // another mount, or the same with other options
 	ErrBusy     = errors.New("in use")                      // files below the path are open
-	ErrNotEmpty = errors.New("not an empty directory") // a mount would hide files
+	ErrNotEmpty = errors.New("not an empty directory")      // a mount would hide files
 	ErrOption   = errors.New("mount option not allowed")    // not on the list of this kind
 	ErrReadOnly = errors.New("it is read-only")             // asked for writing
 	ErrFormat   = errors.New("not the filesystem expected") // on an image; it is never formatted again
 	ErrThawed   = errors.New("no longer one point in time") // the data was copied while a freeze did not last
-	ErrFrozen   = errors.New("still frozen") // processes that write hang until the thaw
-	ErrNoAnswer = errors.New("a device does not answer") // and could be the device in question
+	ErrFrozen   = errors.New("still frozen")                // processes that write hang until the thaw
+	ErrNoAnswer = errors.New("a device does not answer")    // and could be the device in question
 	ErrStalled  = errors.New("not answering")               // a system call on it hangs, in a process that was given up
-	ErrDevice   = errors.New("device cannot be used")       // a BlockDevice with other data, too small, or unreadable; it is as it was
+	// a BlockDevice with other data, too small, or unreadable; it is as it was
+	ErrDevice = errors.New("device cannot be used")
 )
 
 // Main must be the first call of a program that uses Freeze or Grow, or of TestMain. In a helper
@@ -251,7 +256,8 @@ type Images interface {
 	// thawed, and the helper keeps trying; ErrBusy if another process has frozen a filesystem, or
 	// uses it in a mount namespace that is not visible here; ErrFormat if an image is not a regular
 	// file.
-	Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(ctx context.Context) error) error
+	Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
+		cut func(ctx context.Context) error) error
 
 	// Tune sets Buffered and the read-ahead of the device of m's image, if it has a device now, as
 	// in m. If this machine cannot bypass the page cache, the device stays Buffered. Files that are
@@ -322,7 +328,8 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 		}
 		own, ok := imageOptions[fsType]
 		if !ok {
-			return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s", ErrFormat, fsType, strings.Join(FSTypes(), ", "))
+			return fmt.Errorf("%w: invalid filesystem type %.32q: must be one of %s", ErrFormat, fsType,
+				strings.Join(FSTypes(), ", "))
 		}
 		allowed = slices.Concat(allowed, own)
 	case Disk, Device:
@@ -332,7 +339,8 @@ func CheckOptions(k Kind, fsType string, options []string) error {
 	}
 	for i, o := range options {
 		if !slices.Contains(allowed, o) {
-			return fmt.Errorf("%w: option %d of %d: must be one of: %s", ErrOption, i+1, len(options), cmp.Or(strings.Join(allowed, ", "), "none"))
+			return fmt.Errorf("%w: option %d of %d: must be one of: %s", ErrOption, i+1, len(options),
+				cmp.Or(strings.Join(allowed, ", "), "none"))
 		}
 	}
 	return nil
@@ -353,9 +361,11 @@ func CheckFormat(fsType string, arguments []string) error {
 	for i, a := range arguments {
 		switch {
 		case i%2 == 0 && (!slices.Contains(allowed, a) || i+1 == len(arguments)):
-			return fmt.Errorf("%w: invalid argument %.32q of mkfs.%.32s: must be one of %q, with a value", ErrOption, a, fsType, allowed)
+			return fmt.Errorf("%w: invalid argument %.32q of mkfs.%.32s: must be one of %q, with a value", ErrOption, a,
+				fsType, allowed)
 		case i%2 == 1 && (a == "" || strings.HasPrefix(a, "-") || strings.ContainsAny(a, "/\x00")):
-			return fmt.Errorf("%w: invalid value %.32q of the argument %s of mkfs.%.32s: must not start with - or hold a slash", ErrOption, a, arguments[i-1], fsType)
+			return fmt.Errorf("%w: invalid value %.32q of the argument %s of mkfs.%.32s: must not start with - or "+
+				"hold a slash", ErrOption, a, arguments[i-1], fsType)
 		}
 	}
 	return nil
@@ -373,7 +383,7 @@ func IsOption(option string) bool {
 
 const (
 	maxPath = 4095 // PATH_MAX of Linux, less the terminating NUL
-	maxName = 255 // NAME_MAX: bytes of an element of a path
+	maxName = 255  // NAME_MAX: bytes of an element of a path
 )
 
 // below returns path relative to dir. Both must be absolute and clean, and path strictly below dir.

@@ -13,10 +13,14 @@ import (
 
 func TestOverlayLayers(t *testing.T) {
 	for options, want := range map[string][]string{
-		`rw,lowerdir=/a:/b\134:c:/f\040g:/h\134\134i,upperdir=up/u,workdir=up/w,uuid=on`:                     {"/a", "/b:c", "/f g", `/h\i`, "up/u", "up/u", "up/w", "up/w"},
-		`rw,lowerdir=a:/d\134\054e,upperdir=/u\134:x,workdir=/w\134\134y`:                                    {"a", "/d,e", "/u:x", `/u\:x`, `/w\y`, `/w\\y`},
-		`ro,lowerdir+=/b:c,lowerdir+=/d\054e,lowerdir+=/h\134i,datadir+=/f\040g,redirect_dir=on,metacopy=on`: {"/b:c", "/d,e", `/h\i`, "/f g"},
-		`ro,lowerdir=/a:/b::/data::/more,metacopy=on`:                                                        {"/a", "/b", "/data", "/more"},
+		`rw,lowerdir=/a:/b\134:c:/f\040g:/h\134\134i,upperdir=up/u,workdir=up/w,uuid=on`: {"/a",
+			"/b:c", "/f g", `/h\i`, "up/u", "up/u", "up/w", "up/w"},
+		`rw,lowerdir=a:/d\134\054e,upperdir=/u\134:x,workdir=/w\134\134y`: {"a",
+			"/d,e", "/u:x", `/u\:x`, `/w\y`, `/w\\y`},
+		`ro,lowerdir+=/b:c,lowerdir+=/d\054e,lowerdir+=/h\134i,datadir+=/f\040g,redirect_dir=on,metacopy=on`: {"/b:c",
+			"/d,e", `/h\i`, "/f g"},
+		`ro,lowerdir=/a:/b::/data::/more,metacopy=on`: {"/a",
+			"/b", "/data", "/more"},
 		`rw,upperdir=/u:v`:                       {"/u:v", "/u:v"},
 		`ro,lowerdir=/trailing\134`:              {`/trailing\`},
 		"":                                       nil,

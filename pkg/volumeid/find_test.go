@@ -34,7 +34,8 @@ func TestAnIDIsFoundWhateverStandsAroundIt(t *testing.T) {
 		"after a broken one":  volume[:56] + "-" + volume,
 		"after another":       group + volume,
 	} {
-		for reader, wrap := range map[string]func(io.Reader) io.Reader{"whole": whole, "byte by byte": iotest.OneByteReader} {
+		for reader, wrap := range map[string]func(io.Reader) io.Reader{"whole": whole,
+			"byte by byte": iotest.OneByteReader} {
 			if got := found(t, text, wrap); !slices.Contains(got, volume) {
 				t.Errorf("%s, %s: %q isn't in %q", name, reader, volume, got)
 			}

@@ -34,7 +34,8 @@ func TestParseReadsWhatNewMakes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			id := New(tc.kind, node, tc.name)
 			got, err := Parse(id)
-			if want := (ID{Kind: tc.kind, Node: NodeDigest(node), Name: NameDigest(tc.name)}); err != nil || got != want {
+			if want := (ID{Kind: tc.kind, Node: NodeDigest(node), Name: NameDigest(tc.name)}); err != nil ||
+				got != want {
 				t.Errorf("Parse(%q) = %+v, %v, want %+v", id, got, err, want)
 			}
 			if len(id) > 64 {
@@ -70,10 +71,12 @@ func TestDifferentNamesHaveDifferentIDs(t *testing.T) {
 }
 
 func TestNodeNames(t *testing.T) {
-	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + "." + strings.Repeat("d", 60)
+	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c",
+		60) + "." + strings.Repeat("d", 60)
 	for name, tc := range map[string]struct{ node, id, segment string }{
-		"short":               {"node-1.example", "node-1.example", "node-1.example"},
-		"64 bytes":            {strings.Repeat("a", 64), strings.Repeat("a", 64), "node-" + NodeDigest(strings.Repeat("a", 64))},
+		"short": {"node-1.example", "node-1.example", "node-1.example"},
+		"64 bytes": {strings.Repeat("a", 64), strings.Repeat("a", 64),
+			"node-" + NodeDigest(strings.Repeat("a", 64))},
 		"253 bytes":           {long, "node-" + NodeDigest(long), "node-" + NodeDigest(long)},
 		"not a legal value":   {"-node", "-node", "node-" + NodeDigest("-node")},
 		"Windows' upper case": {"WIN-ABC", "WIN-ABC", "WIN-ABC"},
@@ -115,7 +118,8 @@ func FuzzParse(f *testing.F) {
 
 func TestAnIDIsFoundUnderWhatItsNodeIsCalled(t *testing.T) {
 	short := "node-" + NodeDigest("x") // a name like that of a long one
-	for name, node := range map[string]string{"short": "n", "long": strings.Repeat("n", 253), "looks like a long one": short} {
+	for name, node := range map[string]string{"short": "n", "long": strings.Repeat("n", 253),
+		"looks like a long one": short} {
 		t.Run(name, func(t *testing.T) {
 			id, err := Parse(New(Volume, node, "v"))
 			if got := NodeDigests(NodeID(node)); err != nil || !slices.Contains(got, id.Node) || len(got) > 2 {

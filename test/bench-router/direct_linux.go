@@ -99,7 +99,8 @@ func (t *trial) begin(dir, bin string) error {
 	}
 	var addresses, roots []string
 	for _, name := range names {
-		p, err := startNode(t.ctx, bin, dir, name, "--mode=node", "--peer-listen=127.0.0.1:0", "--peer-certs="+filepath.Join(certs, "nodes", name))
+		p, err := startNode(t.ctx, bin, dir, name, "--mode=node", "--peer-listen=127.0.0.1:0",
+			"--peer-certs="+filepath.Join(certs, "nodes", name))
 		if err != nil {
 			return err
 		}
@@ -145,7 +146,8 @@ func (w *way) prepare(ctx context.Context, root string, images bool) error {
 	}
 	w.tree = tree.GetVolume().GetVolumeId()
 	for i := range smallFiles {
-		if err := os.WriteFile(filepath.Join(root, "volumes", w.tree, "data", fmt.Sprint(i)), make([]byte, 4096), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(root, "volumes", w.tree, "data", fmt.Sprint(i)), make([]byte, 4096),
+			0o600); err != nil {
 			return err
 		}
 	}
@@ -170,7 +172,8 @@ func (w *way) create(name string, image bool) *csi.CreateVolumeRequest {
 	}
 	req := &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
-		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{w.topology()}, Preferred: []*csi.Topology{w.topology()}},
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{w.topology()},
+			Preferred: []*csi.Topology{w.topology()}},
 	}
 	if image {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
@@ -192,7 +195,8 @@ type step struct {
 func (t *trial) steps() []step {
 	snapshot := func(what string, of func(*way) string) func(w *way, name string) error {
 		return func(w *way, name string) error {
-			resp, err := w.CreateSnapshot(t.ctx, &csi.CreateSnapshotRequest{Name: what + name + w.name, SourceVolumeId: of(w)})
+			resp, err := w.CreateSnapshot(t.ctx,
+				&csi.CreateSnapshotRequest{Name: what + name + w.name, SourceVolumeId: of(w)})
 			w.copied = resp.GetSnapshot().GetSnapshotId()
 			return err
 		}
@@ -223,7 +227,8 @@ func (t *trial) steps() []step {
 			return err
 		}},
 		{name: "DeleteVolume", call: remove},
-		{name: fmt.Sprintf("CreateSnapshot of %d small files", smallFiles), ratio: true, call: snapshot("tree", func(w *way) string { return w.tree })},
+		{name: fmt.Sprintf("CreateSnapshot of %d small files", smallFiles), ratio: true,
+			call: snapshot("tree", func(w *way) string { return w.tree })},
 		{name: "DeleteSnapshot", call: forget},
 		{name: "CreateVolume on any of three nodes", routeOnly: true, call: func(w *way, name string) error {
 			req := w.create(name+"any", false)
@@ -235,7 +240,8 @@ func (t *trial) steps() []step {
 	}
 	if t.images {
 		steps = append(steps,
-			step{name: "CreateSnapshot of an image", ratio: true, call: snapshot("image", func(w *way) string { return w.image })},
+			step{name: "CreateSnapshot of an image", ratio: true,
+				call: snapshot("image", func(w *way) string { return w.image })},
 			step{name: "its DeleteSnapshot", silent: true, call: forget})
 	}
 	return steps
@@ -266,7 +272,10 @@ func (s step) report(rounds []figures.Stopwatch) {
 		return figures.Median(rounds, func(w figures.Stopwatch) float64 { return s.took(w, way, q) })
 	}
 	more := func(q float64) float64 {
-		return figures.Median(rounds, func(w figures.Stopwatch) float64 { return s.took(w, routed, q) - s.took(w, direct, q) })
+		return figures.Median(rounds, func(w figures.Stopwatch) float64 {
+			return s.took(w, routed, q) - s.took(w,
+				direct, q)
+		})
 	}
 	for _, way := range []string{direct, routed, alone} {
 		if s.routeOnly && way != routed {
@@ -281,9 +290,14 @@ func (s step) report(rounds []figures.Stopwatch) {
 	if s.ratio {
 		asked = []figures.Goal{figures.AtMost(1.3)}
 	}
-	figures.Row(s.name+", routed to direct", figures.Median(rounds, func(w figures.Stopwatch) float64 { return s.took(w, routed, .5) / s.took(w, direct, .5) }), "", asked...)
+	figures.Row(s.name+", routed to direct",
+		figures.Median(rounds, func(w figures.Stopwatch) float64 {
+			return s.took(w, routed, .5) / s.took(w, direct,
+				.5)
+		}), "", asked...)
 	figures.Row(s.name+", routed less direct", more(.5), "µs", figures.AtMost(250))
-	figures.Row(s.name+", the same of the fastest tenth", more(.1), "µs") // other load on the machine disturbs these least
+	// other load on the machine disturbs these least
+	figures.Row(s.name+", the same of the fastest tenth", more(.1), "µs")
 }
 
 // took is a quantile in microseconds.

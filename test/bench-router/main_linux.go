@@ -1,6 +1,6 @@
 // Command bench-router measures the router: the time that it adds to calls of real node drivers,
-// and its memory and CPU time before hundreds of simulated nodes. It builds the driver, and runs it
-// as nodes and as routers in processes of their own.
+// and its memory and CPU time before hundreds of simulated nodes. bench-router builds the driver,
+// and runs it as nodes and as routers in processes of their own.
 package main
 
 import (

@@ -46,12 +46,14 @@ func start(ctx context.Context, bin, dir string, args ...string) (*process, erro
 	defer log.Close()
 	socket := filepath.Join(dir, "csi.sock")
 	endpoint := "unix://" + socket
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	if err != nil {
 		return nil, err
 	}
-	p := &process{IdentityClient: csi.NewIdentityClient(conn), ControllerClient: csi.NewControllerClient(conn), conn: conn, dir: dir}
+	p := &process{IdentityClient: csi.NewIdentityClient(conn), ControllerClient: csi.NewControllerClient(conn),
+		conn: conn, dir: dir}
 	p.cmd = exec.Command(bin, append([]string{"--endpoint=" + endpoint}, args...)...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

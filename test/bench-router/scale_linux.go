@@ -163,7 +163,8 @@ func (s *simulation) call(ctx context.Context, round int) error {
 	return errors.Join(
 		w.Time(pages, func() error { return s.page(ctx) }),
 		w.Time(gets, func() error {
-			_, err := s.router.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: s.ids[s.calls%len(s.ids)]})
+			_, err := s.router.ControllerGetVolume(ctx,
+				&csi.ControllerGetVolumeRequest{VolumeId: s.ids[s.calls%len(s.ids)]})
 			return err
 		}))
 }
@@ -248,7 +249,8 @@ func (s *simulation) report(few *simulation) error {
 	}
 	figures.Row("ListVolumes of all, in pages of 2,000", figures.Micro(s.listed)/1000, "ms")
 	figures.Row("RSS of the router", float64(figures.Status(s.router.cmd.Process.Pid, "VmRSS"))/1024, "MB", memory...)
-	figures.Row("peak RSS of the router", float64(figures.Status(s.router.cmd.Process.Pid, "VmHWM"))/1024, "MB", memory...)
+	figures.Row("peak RSS of the router", float64(figures.Status(s.router.cmd.Process.Pid, "VmHWM"))/1024, "MB",
+		memory...)
 	figures.Row("from its start until all nodes answer", figures.Micro(s.found)/1000, "ms")
 	figures.Row("CPU until then", figures.Micro(s.foundCPU)/1000, "ms")
 	figures.Row("CPU of each second in which it has nothing to do", figures.Micro(s.idleCPU)/1000, "ms")

@@ -81,7 +81,8 @@ func (b *bench) create(name string, size int64, source *csi.VolumeContentSource)
 		c.AccessType, parameters = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}, map[string]string{"kind": "image"}
 	}
 	v, err := b.CreateVolume(b.ctx, &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: max(size, 1<<20)}, VolumeCapabilities: []*csi.VolumeCapability{c},
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: max(size,
+			1<<20)}, VolumeCapabilities: []*csi.VolumeCapability{c},
 		Parameters: parameters, VolumeContentSource: source,
 	})
 	return v.GetVolume().GetVolumeId(), err
@@ -149,8 +150,10 @@ func (b *bench) copying() error {
 	}
 	figures.Row(b.fsType+": tar czf", b.p50("tar czf"), "ms")
 	figures.Row(b.fsType+": tar xzf", b.p50("tar xzf"), "ms")
-	figures.Row(b.fsType+": snapshot, times faster than tar czf", b.p50("tar czf")/b.p50("snapshot"), "", figures.AtLeast(50))
-	figures.Row(b.fsType+": restore, times faster than tar xzf", b.p50("tar xzf")/b.p50("restore"), "", figures.AtLeast(50))
+	figures.Row(b.fsType+": snapshot, times faster than tar czf", b.p50("tar czf")/b.p50("snapshot"), "",
+		figures.AtLeast(50))
+	figures.Row(b.fsType+": restore, times faster than tar xzf", b.p50("tar xzf")/b.p50("restore"), "",
+		figures.AtLeast(50))
 	return nil
 }
 
@@ -243,7 +246,8 @@ func (b *bench) cloneRound(round int, v, image string) error {
 		return err
 	}
 	aside := filepath.Join(b.disk, "copy")
-	return errors.Join(b.exec("cp", "sh", "-c", `cp --reflink=never "$1" "$2" && sync "$2"`, "sh", image, aside), os.Remove(aside), b.delete(clone))
+	return errors.Join(b.exec("cp", "sh", "-c", `cp --reflink=never "$1" "$2" && sync "$2"`, "sh", image, aside),
+		os.Remove(aside), b.delete(clone))
 }
 
 // deltas compares GetMetadataDelta with reading both images, from the disk and from the page cache.
@@ -270,7 +274,8 @@ func (b *bench) deltas(v, image string) error {
 	var changed int64
 	for range copyRounds {
 		err := errors.Join(
-			drop(cold), b.times.Time("delta, cold", func() (err error) { changed, err = b.delta(old, young); return err }),
+			drop(cold), b.times.Time("delta, cold",
+				func() (err error) { changed, err = b.delta(old, young); return err }),
 			drop(cold), b.exec("cmp, cold", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
 			b.exec("cmp, warm", "sh", "-c", `cat "$1" "$2" >/dev/null`, "sh", files[0], files[1]),
 			b.times.Time("delta, warm", func() (err error) { changed, err = b.delta(old, young); return err }))
@@ -278,12 +283,15 @@ func (b *bench) deltas(v, image string) error {
 			return err
 		}
 	}
-	figures.Row("xfs: 1 % changed in 4 KiB pieces: bytes reported to bytes written", float64(changed)/(imageSize/100), "", figures.AtLeast(0.9), figures.AtMost(1.1))
+	figures.Row("xfs: 1 % changed in 4 KiB pieces: bytes reported to bytes written", float64(changed)/(imageSize/100),
+		"", figures.AtLeast(0.9), figures.AtMost(1.1))
 	figures.Row("xfs: delta of the two snapshots, cold", b.p50("delta, cold"), "ms")
 	figures.Row("xfs: reading both, cold", b.p50("cmp, cold"), "ms")
-	figures.Row("xfs: delta, times faster than reading both, cold", b.p50("cmp, cold")/b.p50("delta, cold"), "", figures.AtLeast(20))
+	figures.Row("xfs: delta, times faster than reading both, cold", b.p50("cmp, cold")/b.p50("delta, cold"), "",
+		figures.AtLeast(20))
 	figures.Row("xfs: reading both, warm", b.p50("cmp, warm"), "ms")
-	figures.Row("xfs: delta, times faster than reading both, warm", b.p50("cmp, warm")/b.p50("delta, warm"), "", figures.AtLeast(4))
+	figures.Row("xfs: delta, times faster than reading both, warm", b.p50("cmp, warm")/b.p50("delta, warm"), "",
+		figures.AtLeast(4))
 	return nil
 }
 
@@ -320,7 +328,8 @@ func drop(files []string) error {
 
 // delta returns how many bytes have changed.
 func (b *bench) delta(old, young string) (changed int64, err error) {
-	stream, err := csi.NewSnapshotMetadataClient(b.conn).GetMetadataDelta(b.ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: old, TargetSnapshotId: young})
+	stream, err := csi.NewSnapshotMetadataClient(b.conn).GetMetadataDelta(b.ctx,
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: old, TargetSnapshotId: young})
 	if err != nil {
 		return 0, err
 	}
@@ -353,7 +362,8 @@ func meanwhile(ctx context.Context, dir, bin string, _ int) error {
 			return err
 		}
 		defer func() {
-			each(context.WithoutCancel(ctx), len(vs), 1, func(ctx context.Context, i int) error { return errors.Join(vs[i].unpublish(ctx), vs[i].unstage(ctx)) })
+			each(context.WithoutCancel(ctx), len(vs), 1,
+				func(ctx context.Context, i int) error { return errors.Join(vs[i].unpublish(ctx), vs[i].unstage(ctx)) })
 		}()
 		for round := range copyRounds {
 			if err := b.publishes("idle", vs, func() bool { return false }); err != nil {
@@ -381,7 +391,8 @@ func meanwhile(ctx context.Context, dir, bin string, _ int) error {
 		}
 		figures.Row("ext4: NodePublishVolume while nothing goes on", b.p50("idle")*1000, "µs")
 		figures.Row("ext4: NodePublishVolume while 4 GiB are copied", b.p50("copying")*1000, "µs")
-		figures.Row("ext4: while 4 GiB are copied, to while nothing goes on", b.p50("copying")/b.p50("idle"), "", figures.AtMost(2))
+		figures.Row("ext4: while 4 GiB are copied, to while nothing goes on", b.p50("copying")/b.p50("idle"), "",
+			figures.AtMost(2))
 		return nil
 	})
 }
@@ -392,7 +403,8 @@ func (b *bench) publishes(name string, vs []*volume, enough func() bool) error {
 		if enough() {
 			return fmt.Errorf("%s was over too early", name)
 		}
-		if err := errors.Join(b.times.Time(name, func() error { return v.publish(b.ctx) }), v.unpublish(b.ctx)); err != nil {
+		if err := errors.Join(b.times.Time(name, func() error { return v.publish(b.ctx) }),
+			v.unpublish(b.ctx)); err != nil {
 			return err
 		}
 	}
@@ -420,7 +432,8 @@ func (b *bench) deleting() error {
 				if name == "empty" {
 					break
 				}
-				if err := os.WriteFile(filepath.Join(b.data("volumes", v, "data"), fmt.Sprint(i)), nil, 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(b.data("volumes", v, "data"), fmt.Sprint(i)), nil,
+					0o600); err != nil {
 					return err
 				}
 			}
@@ -430,7 +443,8 @@ func (b *bench) deleting() error {
 			if err := b.times.Time(name, func() error { return b.delete(v) }); err != nil {
 				return err
 			}
-			for trash := filepath.Join(b.root, "trash"); ; time.Sleep(10 * time.Millisecond) { // or it disturbs the next
+			// or it disturbs the next
+			for trash := filepath.Join(b.root, "trash"); ; time.Sleep(10 * time.Millisecond) {
 				if left, err := os.ReadDir(trash); err != nil || len(left) == 0 {
 					break
 				}

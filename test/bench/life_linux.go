@@ -36,11 +36,13 @@ type client struct {
 }
 
 func dial(ctx context.Context, endpoint, dir string) (*client, error) {
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))
 	if err != nil {
 		return nil, err
 	}
-	c := &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), conn, endpoint, "", dir}
+	c := &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), conn, endpoint,
+		"", dir}
 	wait, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	info, err := c.GetPluginInfo(wait, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
@@ -100,7 +102,8 @@ func (c *client) volumes(n int, prefix string) ([]*volume, error) {
 	var vs []*volume
 	for i := range n {
 		name := fmt.Sprintf("%s-%d", prefix, i)
-		v := &volume{client: c, name: name, staging: filepath.Join(c.dir, "staging-"+name), target: filepath.Join(c.dir, "target-"+name)}
+		v := &volume{client: c, name: name, staging: filepath.Join(c.dir, "staging-"+name),
+			target: filepath.Join(c.dir, "target-"+name)}
 		vs = append(vs, v)
 		if err := os.MkdirAll(v.staging, 0o750); err != nil {
 			return vs, err
@@ -123,7 +126,9 @@ func (v *volume) create(ctx context.Context) error {
 
 func (v *volume) stage(ctx context.Context) error {
 	v.staged = true
-	_, err := v.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: use(), VolumeContext: v.context})
+	_, err := v.NodeStageVolume(ctx,
+		&csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: use(),
+			VolumeContext: v.context})
 	return err
 }
 
@@ -136,7 +141,8 @@ func (v *volume) publish(ctx context.Context) error {
 }
 
 func (v *volume) stats(ctx context.Context) error {
-	_, err := v.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging})
+	_, err := v.NodeGetVolumeStats(ctx,
+		&csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging})
 	return err
 }
 
@@ -295,7 +301,8 @@ func (c *client) round(ctx context.Context, o options, round int, results [][]fi
 		return err
 	}
 	for p, phase := range phases {
-		s, err := each(ctx, len(vs), o.callers, func(ctx context.Context, i int) error { return phase.call(vs[i], ctx) })
+		s, err := each(ctx, len(vs), o.callers,
+			func(ctx context.Context, i int) error { return phase.call(vs[i], ctx) })
 		if err != nil {
 			return fmt.Errorf("%s: %w", phase.name, err)
 		}

@@ -29,7 +29,8 @@ type somebodysDriver struct {
 	intercept func(method string, n int, handle func() error) error
 }
 
-func (d *somebodysDriver) call(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+func (d *somebodysDriver) call(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler) (resp any, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if ctx.Err() != nil { // the caller has gone
@@ -55,18 +56,21 @@ func (d *somebodysDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoReque
 	return &csi.GetPluginInfoResponse{Name: "somebodys"}, nil
 }
 
-func (d *somebodysDriver) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (d *somebodysDriver) CreateVolume(_ context.Context,
+	r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	id := "id-" + r.GetName()
 	d.volumes[r.GetName()] = id
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: id}}, nil
 }
 
-func (d *somebodysDriver) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (d *somebodysDriver) NodeStageVolume(_ context.Context,
+	r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	d.staged[r.GetStagingTargetPath()] = r.GetVolumeId()
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-func (d *somebodysDriver) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (d *somebodysDriver) NodePublishVolume(_ context.Context,
+	r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	d.published[r.GetTargetPath()] = r.GetVolumeId()
 	err := os.MkdirAll(filepath.Join(r.GetTargetPath(), "data"), 0o755)
 	return &csi.NodePublishVolumeResponse{}, err
@@ -76,7 +80,8 @@ func (d *somebodysDriver) NodeGetVolumeStats(context.Context, *csi.NodeGetVolume
 	return &csi.NodeGetVolumeStatsResponse{}, nil
 }
 
-func (d *somebodysDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (d *somebodysDriver) NodeUnpublishVolume(_ context.Context,
+	r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if _, ok := d.published[r.GetTargetPath()]; !ok {
 		return nil, status.Error(codes.NotFound, "not published")
 	}
@@ -85,7 +90,8 @@ func (d *somebodysDriver) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpu
 	return &csi.NodeUnpublishVolumeResponse{}, err
 }
 
-func (d *somebodysDriver) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (d *somebodysDriver) NodeUnstageVolume(_ context.Context,
+	r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	for _, id := range d.published {
 		if id == r.GetVolumeId() {
 			return nil, status.Error(codes.FailedPrecondition, "published")
@@ -95,7 +101,8 @@ func (d *somebodysDriver) NodeUnstageVolume(_ context.Context, r *csi.NodeUnstag
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-func (d *somebodysDriver) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+func (d *somebodysDriver) DeleteVolume(_ context.Context,
+	r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	for _, id := range d.staged {
 		if id == r.GetVolumeId() {
 			return nil, status.Error(codes.FailedPrecondition, "staged")

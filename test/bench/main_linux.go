@@ -21,11 +21,13 @@ func main() {
 	var o options
 	flag.StringVar(&o.endpoints[0], "endpoint", "", "`unix:///path.sock` of a driver to measure")
 	flag.StringVar(&o.endpoints[1], "endpoint2", "", "`unix:///path.sock` of a second one to compare it with")
-	flag.StringVar(&o.dir, "dir", "", "`directory` for staging and target paths, where the drivers may mount (with -endpoint)")
+	flag.StringVar(&o.dir, "dir", "",
+		"`directory` for staging and target paths, where the drivers may mount (with -endpoint)")
 	flag.IntVar(&o.volumes, "volumes", 200, "how many volumes live at the same time (with -endpoint)")
 	flag.IntVar(&o.callers, "callers", 1, "how many calls are made at the same time (with -endpoint)")
 	flag.IntVar(&o.rounds, "rounds", 5, "how often everything is repeated; medians are printed")
-	flag.StringVar(&o.only, "only", "", "measure only the parts whose `title` has this in it, such as creating (without -endpoint)")
+	flag.StringVar(&o.only, "only", "",
+		"measure only the parts whose `title` has this in it, such as creating (without -endpoint)")
 	flag.Parse()
 	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)

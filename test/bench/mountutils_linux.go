@@ -94,7 +94,8 @@ func (p *pair) lap(ctx context.Context) (figures.Stopwatch, error) {
 	w := figures.Stopwatch{}
 	for i := range utilsRounds {
 		inTurn := func(name string, us, them func() error) error {
-			calls := []func() error{func() error { return w.Time(name+ours, us) }, func() error { return w.Time(name+theirs, them) }}
+			calls := []func() error{func() error { return w.Time(name+ours, us) },
+				func() error { return w.Time(name+theirs, them) }}
 			return errors.Join(calls[i%2](), calls[1-i%2]())
 		}
 		err := errors.Join(
@@ -152,7 +153,8 @@ func reportPair(results map[int][]figures.Stopwatch) {
 			at := fmt.Sprintf("%s (%d mounts)", what, mounts)
 			figures.Row(at+", "+ours, p50(what+ours), "µs")
 			figures.Row(at+", "+theirs, p50(what+theirs), "µs")
-			ratio := figures.Median(results[mounts], func(w figures.Stopwatch) float64 { return w.P50(what+theirs) / w.P50(what+ours) })
+			ratio := figures.Median(results[mounts],
+				func(w figures.Stopwatch) float64 { return w.P50(what+theirs) / w.P50(what+ours) })
 			figures.Row(what+", mount-utils to pkg/mounter", ratio, "")
 		}
 		figures.Row(fmt.Sprintf("%s (%d mounts), %s", list, mounts, theirs), p50(list+theirs), "µs")

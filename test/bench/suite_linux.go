@@ -89,7 +89,8 @@ func startDriver(ctx context.Context, dir, bin, name string, inMemory bool) (*pr
 	}
 	defer log.Close()
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
-	p.cmd = exec.Command(bin, "--endpoint="+endpoint, "--root="+p.root, "--init-root", "--kubelet-dir="+kubelet, "--state-dir="+filepath.Join(dir, "state"), "--node-id=bench")
+	p.cmd = exec.Command(bin, "--endpoint="+endpoint, "--root="+p.root, "--init-root", "--kubelet-dir="+kubelet,
+		"--state-dir="+filepath.Join(dir, "state"), "--node-id=bench")
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -275,16 +276,23 @@ func reportMounting(results map[int][]lap) {
 		figures.Row("NodePublishVolume"+at, m(mounts, func(l lap) float64 { return l.publish }), "µs")
 		figures.Row("NodeUnpublishVolume"+at, m(mounts, func(l lap) float64 { return l.unpublish }), "µs")
 		figures.Row("NodeGetVolumeStats"+at, m(mounts, func(l lap) float64 { return l.stats }), "µs")
-		figures.Row("publish, times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / l.publish }), "", figures.AtLeast(5))
-		figures.Row("publish less mkdir(2), times faster than exec mount", m(mounts, func(l lap) float64 { return l.execMount / (l.publish - l.mkdir) }), "")
-		figures.Row("unpublish, times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / l.unpublish }), "", figures.AtLeast(5))
-		figures.Row("unpublish less rmdir(2), times faster than exec umount", m(mounts, func(l lap) float64 { return l.execUmount / (l.unpublish - l.rmdir) }), "")
-		figures.Row("stats, times faster than exec findmnt", m(mounts, func(l lap) float64 { return l.execFindmnt / l.stats }), "", figures.AtLeast(10))
+		figures.Row("publish, times faster than exec mount",
+			m(mounts, func(l lap) float64 { return l.execMount / l.publish }), "", figures.AtLeast(5))
+		figures.Row("publish less mkdir(2), times faster than exec mount",
+			m(mounts, func(l lap) float64 { return l.execMount / (l.publish - l.mkdir) }), "")
+		figures.Row("unpublish, times faster than exec umount",
+			m(mounts, func(l lap) float64 { return l.execUmount / l.unpublish }), "", figures.AtLeast(5))
+		figures.Row("unpublish less rmdir(2), times faster than exec umount",
+			m(mounts, func(l lap) float64 { return l.execUmount / (l.unpublish - l.rmdir) }), "")
+		figures.Row("stats, times faster than exec findmnt",
+			m(mounts, func(l lap) float64 { return l.execFindmnt / l.stats }), "", figures.AtLeast(10))
 	}
 	own := func(mounts int) float64 { return m(mounts, func(l lap) float64 { return l.publish - l.mount }) }
 	unown := func(mounts int) float64 { return m(mounts, func(l lap) float64 { return l.unpublish - l.umount }) }
-	figures.Row(fmt.Sprintf("publish less mount(2), %d mounts to %d", many, few), own(many)/own(few), "", figures.AtMost(1.2))
-	figures.Row(fmt.Sprintf("unpublish less umount2(2), %d mounts to %d", many, few), unown(many)/unown(few), "", figures.AtMost(1.2))
+	figures.Row(fmt.Sprintf("publish less mount(2), %d mounts to %d", many, few), own(many)/own(few), "",
+		figures.AtMost(1.2))
+	figures.Row(fmt.Sprintf("unpublish less umount2(2), %d mounts to %d", many, few), unown(many)/unown(few), "",
+		figures.AtMost(1.2))
 }
 
 // callers compares publishes per second of eight callers with those of a single caller.
@@ -306,7 +314,8 @@ func callers(ctx context.Context, dir, bin string, rounds int) (err error) {
 				return err
 			}
 			rates[n] = append(rates[n], s.PerSecond())
-			if _, err := each(ctx, len(vs), n, func(ctx context.Context, i int) error { return vs[i].unpublish(ctx) }); err != nil {
+			if _, err := each(ctx, len(vs), n,
+				func(ctx context.Context, i int) error { return vs[i].unpublish(ctx) }); err != nil {
 				return err
 			}
 		}
@@ -324,7 +333,8 @@ func callers(ctx context.Context, dir, bin string, rounds int) (err error) {
 // prints that.
 func ownDisk(ctx context.Context, dir string) (string, error) {
 	image, disk := filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk")
-	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 64<<30), os.MkdirAll(disk, 0o755)); err != nil {
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 64<<30),
+		os.MkdirAll(disk, 0o755)); err != nil {
 		return "", err
 	}
 	for _, command := range [][]string{
@@ -384,9 +394,11 @@ func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
 	}
 	self := func(f float64) float64 { return f }
 	for n := range ps {
-		figures.Row(fmt.Sprintf("CreateVolume, durable, among %d volumes", sizes[n]), figures.Median(results[n], self), "µs")
+		figures.Row(fmt.Sprintf("CreateVolume, durable, among %d volumes", sizes[n]), figures.Median(results[n], self),
+			"µs")
 	}
-	figures.Row("among 10,000 to among 100", figures.Median(results[1], self)/figures.Median(results[0], self), "", figures.AtMost(1.3))
+	figures.Row("among 10,000 to among 100", figures.Median(results[1], self)/figures.Median(results[0], self), "",
+		figures.AtMost(1.3))
 	return nil
 }
 
@@ -412,7 +424,8 @@ func memory(ctx context.Context, dir, bin string, _ int) error {
 		if err != nil {
 			return errors.Join(err, p.stop())
 		}
-		figures.Row(fmt.Sprintf("peak RSS, %d volumes made, staged, published and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
+		figures.Row(fmt.Sprintf("peak RSS, %d volumes made, staged, published and listed", c.volumes),
+			float64(p.peakRSS())/1024, "MB", c.asked)
 		if err := p.stop(); err != nil {
 			return err
 		}
@@ -420,7 +433,8 @@ func memory(ctx context.Context, dir, bin string, _ int) error {
 			return err
 		}
 		if err = p.listAll(ctx); err == nil {
-			figures.Row(fmt.Sprintf("peak RSS, %d volumes, started anew and listed", c.volumes), float64(p.peakRSS())/1024, "MB", c.asked)
+			figures.Row(fmt.Sprintf("peak RSS, %d volumes, started anew and listed", c.volumes),
+				float64(p.peakRSS())/1024, "MB", c.asked)
 			_, err = each(ctx, len(vs), 8, func(ctx context.Context, i int) error {
 				v := *vs[i]
 				v.client = p.client

@@ -52,7 +52,8 @@ func runHelm(ctx context.Context, p provider.Provider, args []string) error {
 // installDriver puts the driver into the cluster.
 func installDriver(ctx context.Context, p provider.Provider) error {
 	if _, ok := p.(*existing.Cluster); ok {
-		return errors.New("install is for clusters that are there for it: it brings CRDs and a snapshot controller, which an existing cluster may have; docs/how-to/install.md says what to do there")
+		return errors.New("install is for clusters that are there for it: it brings CRDs and a snapshot controller, " +
+			"which an existing cluster may have; docs/how-to/install.md says what to do there")
 	}
 	return withKubectl(ctx, p, func(k kubectl.Kubectl) error { return install.Driver(ctx, p, k, os.Stderr) })
 }

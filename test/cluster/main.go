@@ -48,7 +48,8 @@ func main() {
 	defer stop()
 	o := options{cluster: providers.Choice{Name: "causeway"}, Options: provider.Options{Log: os.Stderr}}
 	o.cluster.Flags(flag.CommandLine, "the cluster's name")
-	flag.StringVar(&o.registry, "registry", "", "existing: host/path of a registry to which load pushes images, and from which the cluster pulls them")
+	flag.StringVar(&o.registry, "registry", "",
+		"existing: host/path of a registry to which load pushes images, and from which the cluster pulls them")
 	flag.IntVar(&o.Nodes, "nodes", 2, "Linux nodes")
 	flag.IntVar(&o.Windows, "windows", 0, "Windows nodes, which are simulated")
 	flag.Usage = func() {
@@ -80,7 +81,9 @@ func run(ctx context.Context, o options, command string, args []string) error {
 	if err != nil {
 		return err
 	}
-	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0}, "status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "load-suite": {0, 0}, "kubectl": {0, -1}, "helm": {0, -1}, "exec": {2, -1}}
+	arguments := map[string][2]int{"up": {0, 0}, "down": {0, 0}, "install": {0, 0}, "kubeconfig": {0, 0},
+		"status": {0, 0}, "logs": {1, 1}, "load": {1, -1}, "load-suite": {0, 0}, "kubectl": {0, -1}, "helm": {0,
+			-1}, "exec": {2, -1}}
 	n, ok := arguments[command]
 	if !ok || len(args) < n[0] || n[1] >= 0 && len(args) > n[1] {
 		flag.Usage()

@@ -169,7 +169,8 @@ func (s stop) script(a *attachment) string {
 	}
 	script := fmt.Sprintf("#!/bin/sh\nexec %s trace %s %s \"$@\"\n", a.bin, s.at, real)
 	if delay, ok := strings.CutSuffix(s.at, " ms"); ok {
-		script = fmt.Sprintf("#!/bin/sh\n%s \"$@\" &\nsleep %se-3\nkill -STOP $!\nkill -KILL $PPID\nexec sleep 600\n", real, delay)
+		script = fmt.Sprintf("#!/bin/sh\n%s \"$@\" &\nsleep %se-3\nkill -STOP $!\nkill -KILL $PPID\nexec sleep 600\n",
+			real, delay)
 	}
 	dir := a.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, s.program), []byte(script), 0o755); err != nil {
@@ -325,7 +326,8 @@ func (a *attachment) whole() {
 	if err := a.unmount(); err != nil {
 		a.Fatal(err)
 	}
-	check := map[string][]string{"ext4": {"e2fsck", "-f", "-n"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"}}[a.fsType]
+	check := map[string][]string{"ext4": {"e2fsck", "-f", "-n"}, "xfs": {"xfs_repair", "-n"},
+		"btrfs": {"btrfs", "check", "--readonly"}}[a.fsType]
 	a.node.run(check[0], append(check[1:], a.device)...)
 }
 
@@ -383,7 +385,8 @@ var attachedPoints = map[string]string{
 
 // accidents returns those of a step, which runs a program.
 func accidents(step, program string) (all []accident) {
-	ends, moments := []end{dies, powerGoes, torn}, []string{"write 1", "write 20", "write 60", "sync 1", "sync 2", "sync 3", "sync 4", "sync 8", "sync 13", "sync 1000"}
+	ends, moments := []end{dies, powerGoes, torn}, []string{"write 1", "write 20", "write 60", "sync 1", "sync 2",
+		"sync 3", "sync 4", "sync 8", "sync 13", "sync 1000"}
 	if step == "grow" { // the kernel grows it
 		ends, moments = ends[:2], []string{"0 ms", "5 ms", "20 ms", "sync 1000"}
 	}
@@ -468,7 +471,10 @@ func TestAGrowthOutlivesDeathsAndPowerCuts(t *testing.T) {
 			all := accidents("grow", growths[f.name])
 			if f.name == "ext4" {
 				// resize2fs on an ext4 that is not mounted is not safe: docs/how-to/attached-disks.md.
-				all = slices.DeleteFunc(all, func(c accident) bool { return !mayGrowExt4(t) && c.point == "device:grown" })
+				all = slices.DeleteFunc(all, func(c accident) bool {
+					return !mayGrowExt4(t) &&
+						c.point == "device:grown"
+				})
 			}
 			for _, c := range part(t, all, 6) {
 				t.Run(c.String(), func(t *testing.T) { c.inGrowth(newAttachment(t, bin, f.name)) })

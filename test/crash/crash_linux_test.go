@@ -54,7 +54,8 @@ func build(t *testing.T, command string) string {
 		namespace.Skip(t, noNamespace)
 	}
 	bin := filepath.Join(t.TempDir(), filepath.Base(command))
-	out, err := exec.Command("go", "build", "-tags", "crashpoints", "-o", bin, "github.com/causeway-csi/causeway/"+command).CombinedOutput()
+	out, err := exec.Command("go", "build", "-tags", "crashpoints", "-o", bin,
+		"github.com/causeway-csi/causeway/"+command).CombinedOutput()
 	if err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
@@ -129,7 +130,8 @@ func (w *world) start(crashAt string) bool {
 	}
 	defer log.Close()
 	endpoint := "unix://" + filepath.Join(w.dir, "csi.sock")
-	cmd := exec.Command(w.bin, "--endpoint="+endpoint, "--root="+w.root, "--init-root", "--kubelet-dir="+w.kubelet, "--state-dir="+filepath.Join(w.dir, "state"), "--node-id=n")
+	cmd := exec.Command(w.bin, "--endpoint="+endpoint, "--root="+w.root, "--init-root", "--kubelet-dir="+w.kubelet,
+		"--state-dir="+filepath.Join(w.dir, "state"), "--node-id=n")
 	cmd.Env = append(os.Environ(), crashpoint.Env+"="+crashAt)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -252,7 +254,8 @@ const (
 )
 
 func (w *world) newLife(name string, k kind) *life {
-	l := &life{world: w, name: name, kind: k, staging: filepath.Join(w.kubelet, "staging-"+name), target: filepath.Join(w.kubelet, "target-"+name)}
+	l := &life{world: w, name: name, kind: k, staging: filepath.Join(w.kubelet, "staging-"+name),
+		target: filepath.Join(w.kubelet, "target-"+name)}
 	if err := os.MkdirAll(l.staging, 0o750); err != nil {
 		w.Fatal(err)
 	}
@@ -304,12 +307,15 @@ func (l *life) createFrom(ctx context.Context, source *csi.VolumeContentSource) 
 }
 
 func (l *life) stage(ctx context.Context) error {
-	_, err := l.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, VolumeCapability: l.use()})
+	_, err := l.NodeStageVolume(ctx,
+		&csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, VolumeCapability: l.use()})
 	return err
 }
 
 func (l *life) publish(ctx context.Context) error {
-	_, err := l.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: l.target, VolumeCapability: l.use()})
+	_, err := l.NodePublishVolume(ctx,
+		&csi.NodePublishVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: l.target,
+			VolumeCapability: l.use()})
 	return err
 }
 
@@ -347,7 +353,8 @@ func (l *life) publishAgain(ctx context.Context) error {
 const size, expanded = 8 << 20, 16 << 20
 
 func (l *life) expand(ctx context.Context) error {
-	_, err := l.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: expanded}})
+	_, err := l.ControllerExpandVolume(ctx,
+		&csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: expanded}})
 	return err
 }
 
@@ -369,7 +376,8 @@ func (l *life) delete(ctx context.Context) error {
 // inline is what a pod with an inline volume adds: made, used and ended at once.
 func (l *life) inlineRequest() *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
-		VolumeId: fmt.Sprintf("csi-%064x", l.name), TargetPath: l.target + "-inline", VolumeCapability: (&life{kind: directory}).use(),
+		VolumeId: fmt.Sprintf("csi-%064x",
+			l.name), TargetPath: l.target + "-inline", VolumeCapability: (&life{kind: directory}).use(),
 		VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Mi"},
 	}
 }
@@ -380,7 +388,9 @@ func (l *life) publishInline(ctx context.Context) error {
 }
 
 func (l *life) unpublishInline(ctx context.Context) error {
-	_, err := l.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.inlineRequest().GetVolumeId(), TargetPath: l.inlineRequest().GetTargetPath()})
+	_, err := l.NodeUnpublishVolume(ctx,
+		&csi.NodeUnpublishVolumeRequest{VolumeId: l.inlineRequest().GetVolumeId(),
+			TargetPath: l.inlineRequest().GetTargetPath()})
 	return err
 }
 
@@ -397,7 +407,8 @@ func (l *life) cutGroup(ctx context.Context) error {
 	if l.kind != image {
 		return nil
 	}
-	resp, err := l.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "of " + l.name, SourceVolumeIds: []string{l.id}})
+	resp, err := l.CreateVolumeGroupSnapshot(ctx,
+		&csi.CreateVolumeGroupSnapshotRequest{Name: "of " + l.name, SourceVolumeIds: []string{l.id}})
 	if n := len(resp.GetGroupSnapshot().GetSnapshots()); err == nil && n != 1 {
 		err = fmt.Errorf("%d members", n)
 	}
@@ -455,7 +466,8 @@ func (l *life) deleteSnapshot(ctx context.Context) error {
 }
 
 func (l *life) modify(ctx context.Context) error {
-	_, err := l.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: l.id, MutableParameters: map[string]string{"label": l.name}})
+	_, err := l.ControllerModifyVolume(ctx,
+		&csi.ControllerModifyVolumeRequest{VolumeId: l.id, MutableParameters: map[string]string{"label": l.name}})
 	return err
 }
 
@@ -562,7 +574,8 @@ func (l *life) kept() {
 			l.Fatalf("an acknowledged volume: %v", err)
 		}
 	}
-	if l.between("write", "delete") && l.kind != image && !l.unwritten { // which shows its files only where it is mounted
+	// which shows its files only where it is mounted
+	if l.between("write", "delete") && l.kind != image && !l.unwritten {
 		if err := l.check(data); err != nil {
 			l.Fatal(err)
 		}
@@ -580,7 +593,8 @@ func (l *life) kept() {
 		}
 	}
 	if l.between("group", "end group") && l.group != "" {
-		g, err := l.GetVolumeGroupSnapshot(context.Background(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: l.group})
+		g, err := l.GetVolumeGroupSnapshot(context.Background(),
+			&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: l.group})
 		if err != nil || len(g.GetGroupSnapshot().GetSnapshots()) != 1 {
 			l.Fatalf("an acknowledged group: %v, %v", g, err)
 		}
@@ -626,7 +640,8 @@ func (w *world) whole() {
 				w.Errorf("%s is on disk and not listed", e.Name())
 			}
 			parts, err := filepath.Glob(filepath.Join(w.root, dir, e.Name(), "*"))
-			parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasSuffix(part, ".new") }) // never put in place
+			// never put in place
+			parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasSuffix(part, ".new") })
 			if err != nil || len(parts) != 2 || filepath.Base(parts[1]) != "record.json" {
 				w.Errorf("half of one: %v, %v", parts, err)
 			}
@@ -732,7 +747,8 @@ func deaths(t *testing.T) []death {
 // file by file.
 func newWorldFor(t *testing.T, bin string, d death) *world {
 	t.Helper()
-	if d.point == "copy:tree" || d.point == "trash:burst" || (d.kind == directory && d.point != "copy:subvolume" && testdisk.Missing(t) != "") {
+	if d.point == "copy:tree" || d.point == "trash:burst" ||
+		(d.kind == directory && d.point != "copy:subvolume" && testdisk.Missing(t) != "") {
 		return newWorld(t, bin)
 	}
 	testdisk.NeedLoops(t)

@@ -161,7 +161,8 @@ func (d *disk) survivors() string {
 // replace mounts a copy of the disk in its place. No process uses the disk any more, or soon none does.
 func (d *disk) replace(after string) {
 	d.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // a helper process of the driver ends a moment later
+	// a helper process of the driver ends a moment later
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		err := syscall.Unmount(d.root, 0)
 		if err == nil {
 			break
@@ -213,7 +214,8 @@ type outage struct {
 // ways are the crash points on the way of a step, by the first part of their names.
 var ways = map[string][]string{
 	"identity": {"identity"}, "create": {"create"}, "expand": {"expand"}, "delete": {"delete"}, "delete snapshot": {"delete"},
-	"snapshot": {"create", "copy", "snapshot"}, "restore": {"create", "copy", "restore"}, "group": {"create", "group"}, "end group": {"delete", "group"},
+	"snapshot": {"create", "copy", "snapshot"}, "restore": {"create", "copy", "restore"}, "group": {"create",
+		"group"}, "end group": {"delete", "group"},
 }
 
 // passes reports whether a step gets to a point, on a filesystem.
@@ -327,7 +329,8 @@ func (o outage) lead(l *life) error {
 
 // retry does once more what was interrupted, and takes it back.
 func (o outage) retry(l *life) error {
-	undo := map[string]string{"snapshot": "delete snapshot", "restore": "delete what was restored", "group": "end group"}[o.during]
+	undo := map[string]string{"snapshot": "delete snapshot", "restore": "delete what was restored",
+		"group": "end group"}[o.during]
 	for _, name := range []string{o.during, undo, "delete snapshot", "delete"} {
 		if name == "" || name == "identity" || (name == "delete snapshot" && l.snapshot == "") {
 			continue

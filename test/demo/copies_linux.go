@@ -48,7 +48,8 @@ func (a *act) change(context.Context) (string, error) {
 
 // changes asks which blocks of the image are different.
 func (a *act) changes(ctx context.Context) (string, error) {
-	stream, err := a.metadata.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: a.snapshots[0], TargetSnapshotId: a.snapshots[1]})
+	stream, err := a.metadata.GetMetadataDelta(ctx,
+		&csi.GetMetadataDeltaRequest{BaseSnapshotId: a.snapshots[0], TargetSnapshotId: a.snapshots[1]})
 	if err != nil {
 		return "", err
 	}

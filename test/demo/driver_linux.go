@@ -34,7 +34,8 @@ type demo struct {
 	controller                 csi.ControllerClient
 	node                       csi.NodeClient
 	metadata                   csi.SnapshotMetadataClient
-	reflinks                   string // the type of the filesystem that was mounted for the root, as it can share blocks; or ""
+	// the type of the filesystem that was mounted for the root, as it can share blocks; or ""
+	reflinks string
 }
 
 // startDriver builds the driver and starts it on a socket in a directory of its own.
@@ -44,7 +45,8 @@ func startDriver(ctx context.Context) (*demo, error) {
 		return nil, err
 	}
 	d := &demo{
-		dir: dir, root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir, "kubelet"), socket: filepath.Join(dir, "csi.sock"),
+		dir: dir, root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir, "kubelet"), socket: filepath.Join(dir,
+			"csi.sock"),
 		exited: make(chan error, 1),
 	}
 	err = errors.Join(os.Mkdir(d.root, 0o700), os.Mkdir(d.kubelet, 0o750))
@@ -70,7 +72,8 @@ func (d *demo) mountRoot() (string, error) {
 		if err := errors.Join(os.WriteFile(disk, nil, 0o600), os.Truncate(disk, 4<<30)); err != nil {
 			return "", err
 		}
-		if exec.Command("mkfs."+fsType, "-q", disk).Run() == nil && exec.Command("mount", "-t", fsType, "-o", "loop", disk, d.root).Run() == nil {
+		if exec.Command("mkfs."+fsType, "-q", disk).Run() == nil &&
+			exec.Command("mount", "-t", fsType, "-o", "loop", disk, d.root).Run() == nil {
 			d.reflinks = fsType
 			return fsType, nil
 		}
@@ -100,7 +103,8 @@ func (d *demo) start(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(d.dir, "driver"), "--endpoint=unix://"+d.socket, "--root="+d.root, "--init-root", "--kubelet-dir="+d.kubelet,
+	cmd := exec.Command(filepath.Join(d.dir, "driver"), "--endpoint=unix://"+d.socket, "--root="+d.root, "--init-root",
+		"--kubelet-dir="+d.kubelet,
 		"--state-dir="+filepath.Join(d.dir, "state"), "--node-id=demo-node")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

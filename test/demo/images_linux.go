@@ -51,10 +51,14 @@ func (d *demo) playImages(ctx context.Context) error {
 	}
 	block := use()
 	block.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	a := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "image"), target: filepath.Join(d.kubelet, "pod-three")}
-	b := &act{demo: d, use: block, staging: filepath.Join(d.kubelet, "disk"), target: filepath.Join(d.kubelet, "pod-four")}
-	r := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "restored"), target: filepath.Join(d.kubelet, "pod-restored")}
-	c := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "clone"), target: filepath.Join(d.kubelet, "pod-clone")}
+	a := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "image"),
+		target: filepath.Join(d.kubelet, "pod-three")}
+	b := &act{demo: d, use: block, staging: filepath.Join(d.kubelet, "disk"),
+		target: filepath.Join(d.kubelet, "pod-four")}
+	r := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "restored"),
+		target: filepath.Join(d.kubelet, "pod-restored")}
+	c := &act{demo: d, use: use(), staging: filepath.Join(d.kubelet, "clone"),
+		target: filepath.Join(d.kubelet, "pod-clone")}
 	when := ", in use"
 	if d.reflinks == "" {
 		when = "" // a disk without reflinks copies volumes that are not in use
@@ -73,11 +77,15 @@ func (d *demo) playImages(ctx context.Context) error {
 		{"pod three changes its file", a.change},
 		{"CreateSnapshot once more" + when, a.snapshot},
 		{"GetMetadataDelta: what has changed?", a.changes},
-		{"CreateVolume from the first snapshot", func(ctx context.Context) (string, error) { return r.createFrom(ctx, a.firstSnapshot()) }},
-		{"publish it beside its source: the old file", func(ctx context.Context) (string, error) { return r.find(ctx, "kept") }},
+		{"CreateVolume from the first snapshot",
+			func(ctx context.Context) (string, error) { return r.createFrom(ctx, a.firstSnapshot()) }},
+		{"publish it beside its source: the old file",
+			func(ctx context.Context) (string, error) { return r.find(ctx, "kept") }},
 		{"end and delete it", r.end},
-		{"CreateVolume, a clone of pod three's" + when, func(ctx context.Context) (string, error) { return a.clone(ctx, c) }},
-		{"publish it beside its source: the new file", func(ctx context.Context) (string, error) { return c.find(ctx, "changed") }},
+		{"CreateVolume, a clone of pod three's" + when,
+			func(ctx context.Context) (string, error) { return a.clone(ctx, c) }},
+		{"publish it beside its source: the new file",
+			func(ctx context.Context) (string, error) { return c.find(ctx, "changed") }},
 		{"end and delete it", c.end},
 		{"end and delete the source", a.end},
 		{"DeleteSnapshot, twice", a.deleteSnapshots},
@@ -98,7 +106,8 @@ func (a *act) create(ctx context.Context) (string, error) {
 	return a.createVolume(ctx, &csi.CapacityRange{RequiredBytes: 64 * mib}, nil)
 }
 
-func (a *act) createVolume(ctx context.Context, size *csi.CapacityRange, source *csi.VolumeContentSource) (string, error) {
+func (a *act) createVolume(ctx context.Context, size *csi.CapacityRange,
+	source *csi.VolumeContentSource) (string, error) {
 	v, err := a.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: a.staging, CapacityRange: size, VolumeContentSource: source,
 		VolumeCapabilities: []*csi.VolumeCapability{a.use}, Parameters: map[string]string{"kind": "image"},
@@ -108,7 +117,8 @@ func (a *act) createVolume(ctx context.Context, size *csi.CapacityRange, source 
 }
 
 func (a *act) mount(ctx context.Context) (string, error) {
-	_, err := a.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: a.id, StagingTargetPath: a.staging, VolumeCapability: a.use})
+	_, err := a.node.NodeStageVolume(ctx,
+		&csi.NodeStageVolumeRequest{VolumeId: a.id, StagingTargetPath: a.staging, VolumeCapability: a.use})
 	if err != nil {
 		return "", err
 	}

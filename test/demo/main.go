@@ -1,6 +1,6 @@
-// Command demo shows the driver at work: it builds it, starts it, and plays the container orchestrator, by the real
-// gRPC calls, from CreateVolume to a pod's files and back. It prints a line for each step, and at the end proves that
-// nothing is left behind.
+// Command demo shows the driver at work: it builds it, starts it, and plays the container
+// orchestrator, by the real gRPC calls, from CreateVolume to a pod's files and back. demo prints a
+// line for each step, and at the end proves that nothing is left behind.
 package main
 
 import (
@@ -28,7 +28,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("\nDone in %s. docs/explanation/how-it-works.md tells what happened.\n", time.Since(start).Round(10*time.Millisecond))
+	fmt.Printf("\nDone in %s. docs/explanation/how-it-works.md tells what happened.\n",
+		time.Since(start).Round(10*time.Millisecond))
 }
 
 // advice is the remedy on a machine where the demo cannot run.

@@ -45,22 +45,27 @@ func (d *demo) play(ctx context.Context) error {
 			return id, err
 		}},
 		{"NodeStageVolume", func() (string, error) {
-			_, err := d.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: use()})
+			_, err := d.node.NodeStageVolume(ctx,
+				&csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: use()})
 			return staging, err
 		}},
-		{"NodePublishVolume to pod one", func() (string, error) { return one, d.publish(ctx, id, staging, one, false) }},
-		{"NodePublishVolume to pod two", func() (string, error) { return two, d.publish(ctx, id, staging, two, false) }},
+		{"NodePublishVolume to pod one",
+			func() (string, error) { return one, d.publish(ctx, id, staging, one, false) }},
+		{"NodePublishVolume to pod two",
+			func() (string, error) { return two, d.publish(ctx, id, staging, two, false) }},
 		{"pod one writes, pod two reads", func() (string, error) { return share(one, two, "from-one") }},
 		{"pod two writes, pod one reads", func() (string, error) { return share(two, one, "from-two") }},
 		{"NodeGetVolumeStats", func() (string, error) { return d.stats(ctx, id, one) }},
 		{"DeleteVolume while pods use it: refused", func() (string, error) { return d.refusedDelete(ctx, id) }},
 		{"NodeUnpublishVolume of pod one", func() (string, error) { return "", d.unpublish(ctx, id, one) }},
 		{"NodeUnpublishVolume of pod two", func() (string, error) { return "", d.unpublish(ctx, id, two) }},
-		{"NodePublishVolume to pod two, read-only", func() (string, error) { return two, d.publish(ctx, id, staging, two, true) }},
+		{"NodePublishVolume to pod two, read-only",
+			func() (string, error) { return two, d.publish(ctx, id, staging, two, true) }},
 		{"pod two reads, and may not write", func() (string, error) { return readOnly(two) }},
 		{"NodeUnpublishVolume of pod two", func() (string, error) { return "", d.unpublish(ctx, id, two) }},
 		{"NodeUnstageVolume", func() (string, error) {
-			_, err := d.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+			_, err := d.node.NodeUnstageVolume(ctx,
+				&csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 			return "", err
 		}},
 		{"DeleteVolume", func() (string, error) {

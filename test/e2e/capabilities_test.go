@@ -92,7 +92,8 @@ func TestAttachedHasTheseInterfaces(t *testing.T) {
 
 func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 	hostpaths := (*hostpath.Backend)(nil) // its type says it all
-	for dir, b := range map[string]backend.Backend{"hostpath-directory": hostpaths, "hostpath-image": hostpaths, "attached": attached{}} {
+	for dir, b := range map[string]backend.Backend{"hostpath-directory": hostpaths, "hostpath-image": hostpaths,
+		"attached": attached{}} {
 		compareDeclaration(t, filepath.Join("configs", dir), b)
 	}
 	if n := len(configurations(t)); n != 3 {
@@ -114,7 +115,8 @@ func compareDeclaration(t *testing.T, dir string, b backend.Backend) {
 	}
 	has := capabilities(b)
 	if has["topology"] && !slices.Equal(d.DriverInfo.TopologyKeys, []string{driver.TopologyKey(d.DriverInfo.Name)}) {
-		t.Errorf("%s: the topology keys are %q, the driver's %q", name, d.DriverInfo.TopologyKeys, driver.TopologyKey(d.DriverInfo.Name))
+		t.Errorf("%s: the topology keys are %q, the driver's %q", name, d.DriverInfo.TopologyKeys,
+			driver.TopologyKey(d.DriverInfo.Name))
 	}
 	for capability := range d.DriverInfo.Capabilities {
 		if _, known := has[capability]; !known {
@@ -149,9 +151,10 @@ func compareDeclaration(t *testing.T, dir string, b backend.Backend) {
 // capabilities returns what the driver of a backend can do, in the words of the suite.
 func capabilities(b backend.Backend) map[string]bool {
 	controller := func(want csi.ControllerServiceCapability_RPC_Type) bool {
-		return slices.ContainsFunc(driver.ControllerCapabilities(b).GetCapabilities(), func(c *csi.ControllerServiceCapability) bool {
-			return c.GetRpc().GetType() == want
-		})
+		return slices.ContainsFunc(driver.ControllerCapabilities(b).GetCapabilities(),
+			func(c *csi.ControllerServiceCapability) bool {
+				return c.GetRpc().GetType() == want
+			})
 	}
 	plugin := func(want csi.PluginCapability_Service_Type) bool {
 		return slices.ContainsFunc(driver.PluginCapabilities(b).GetCapabilities(), func(c *csi.PluginCapability) bool {
@@ -159,9 +162,10 @@ func capabilities(b backend.Backend) map[string]bool {
 		})
 	}
 	node := func(want csi.NodeServiceCapability_RPC_Type) bool {
-		return slices.ContainsFunc(driver.NodeCapabilities(b).GetCapabilities(), func(c *csi.NodeServiceCapability) bool {
-			return c.GetRpc().GetType() == want
-		})
+		return slices.ContainsFunc(driver.NodeCapabilities(b).GetCapabilities(),
+			func(c *csi.NodeServiceCapability) bool {
+				return c.GetRpc().GetType() == want
+			})
 	}
 	online := slices.ContainsFunc(driver.PluginCapabilities(b).GetCapabilities(), func(c *csi.PluginCapability) bool {
 		return c.GetVolumeExpansion().GetType() == csi.PluginCapability_VolumeExpansion_ONLINE

@@ -79,7 +79,8 @@ func readDefinition(file string) (config, error) {
 		return config{}, err
 	}
 	name := filepath.Base(file)
-	c := config{name: strings.TrimSuffix(name, filepath.Ext(name)), dir: filepath.Dir(file), definition: file, expected: expected{unlisted: true}}
+	c := config{name: strings.TrimSuffix(name, filepath.Ext(name)), dir: filepath.Dir(file), definition: file,
+		expected: expected{unlisted: true}}
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return c, err

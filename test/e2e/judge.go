@@ -146,7 +146,8 @@ func judge(r *result.Result, e expected, f features, all []result.Spec) {
 		}
 		for i, g := range leave {
 			if want := cmp.Or(g.Count, len(g.Specs)); left[i] != want && want != anyCount {
-				r.Problems = append(r.Problems, fmt.Sprintf("%d specs are left out, and expected.yaml has %d: %s", left[i], want, g.Reason))
+				r.Problems = append(r.Problems,
+					fmt.Sprintf("%d specs are left out, and expected.yaml has %d: %s", left[i], want, g.Reason))
 			}
 		}
 	}
@@ -186,7 +187,8 @@ func judgeRan(r *result.Result, e expected, f features) map[string]bool {
 		case s.State == result.Skipped && e.unlisted:
 			r.Specs[i].Reason = s.Message
 		case s.State == result.Skipped && !expected:
-			r.Problems = append(r.Problems, fmt.Sprintf("skipped, and expected.yaml hasn't it: %s: %s", s.Name, s.Message))
+			r.Problems = append(r.Problems,
+				fmt.Sprintf("skipped, and expected.yaml hasn't it: %s: %s", s.Name, s.Message))
 		case s.State == result.Skipped:
 			r.Specs[i].Reason = reason
 		case expected:
@@ -210,7 +212,8 @@ func (e expected) floor(f features) int {
 // leftOut returns the index of the group by which a spec is left out, or -1.
 func leftOut(groups []group, name string) int {
 	return slices.IndexFunc(groups, func(g group) bool {
-		return slices.ContainsFunc(g.Specs, func(pattern string) bool { return regexp.MustCompile(pattern).MatchString(name) })
+		return slices.ContainsFunc(g.Specs,
+			func(pattern string) bool { return regexp.MustCompile(pattern).MatchString(name) })
 	})
 }
 

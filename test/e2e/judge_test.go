@@ -37,8 +37,10 @@ func TestAReportIsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []result.Spec{
-		{Name: "[Testpattern: Dynamic PV (default fs)(allowExpansion)] volume-expand should grow", Suite: "volume-expand", State: result.Passed, Seconds: 1.5},
-		{Name: "[Testpattern: CSI Ephemeral-volume (default fs)] ephemeral should not", Suite: "ephemeral", State: result.Skipped, Message: "not here"},
+		{Name: "[Testpattern: Dynamic PV (default fs)(allowExpansion)] volume-expand should grow",
+			Suite: "volume-expand", State: result.Passed, Seconds: 1.5},
+		{Name: "[Testpattern: CSI Ephemeral-volume (default fs)] ephemeral should not", Suite: "ephemeral",
+			State: result.Skipped, Message: "not here"},
 		{Name: "[Testpattern: p] [Slow] s panics", Suite: "s", State: result.Failed, Message: "oh"},
 	}
 	if !reflect.DeepEqual(got.ran, want) {
@@ -70,20 +72,32 @@ func TestARunIsJudged(t *testing.T) {
 		in   features
 		want string // in the only problem; empty if there is none
 	}{
-		"as expected":                    {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Passed)}, in: two},
-		"as expected without ssh":        {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}, in: unreachable},
-		"a failure":                      {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("bad", result.Failed)}, in: two, want: "failed: bad"},
-		"a skip that isn't expected":     {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("other", result.Skipped)}, in: two, want: "expected.yaml hasn't it: other"},
-		"an expected skip that passes":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Passed)}, in: two, want: "has it skipped: skip"},
-		"an expected skip that is gone":  {ran: []result.Spec{spec("good", result.Passed)}, in: two, want: "no such spec: skip"},
-		"a spec that didn't run":         {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, in: two, want: "didn't run: forgotten"},
-		"nothing is left out any more":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{}, in: two, want: "0 specs are left out"},
-		"more is left out":               {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "huge two"}, in: two, want: "2 specs are left out"},
-		"a spec that ran twice":          {ran: []result.Spec{spec("good", result.Passed), spec("good", result.Passed), spec("skip", result.Skipped)}, in: two, want: "ran twice: good"},
-		"one node":                       {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("moves", result.Skipped)}, in: features{ssh: true, nodes: 1}},
-		"one node, and none is missed":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("moves", result.Passed)}, in: features{ssh: true, nodes: 1}, want: "has it skipped: moves"},
-		"two nodes, and one is missed":   {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("moves", result.Skipped)}, in: two, want: "hasn't it: moves"},
-		"a skip that holds without only": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped), spec("stops the kubelet", result.Skipped)}, in: two, want: "hasn't it: stops the kubelet"},
+		"as expected": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("stops the kubelet", result.Passed)}, in: two},
+		"as expected without ssh": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("stops the kubelet", result.Skipped)}, in: unreachable},
+		"a failure": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("bad", result.Failed)}, in: two, want: "failed: bad"},
+		"a skip that isn't expected": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("other", result.Skipped)}, in: two, want: "expected.yaml hasn't it: other"},
+		"an expected skip that passes": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Passed)},
+			in: two, want: "has it skipped: skip"},
+		"an expected skip that is gone": {ran: []result.Spec{spec("good", result.Passed)}, in: two,
+			want: "no such spec: skip"},
+		"a spec that didn't run": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, in: two, want: "didn't run: forgotten"},
+		"nothing is left out any more": {ran: []result.Spec{spec("good", result.Passed),
+			spec("skip", result.Skipped)}, all: []string{}, in: two, want: "0 specs are left out"},
+		"more is left out": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "huge two"}, in: two, want: "2 specs are left out"},
+		"a spec that ran twice": {ran: []result.Spec{spec("good", result.Passed), spec("good", result.Passed),
+			spec("skip", result.Skipped)}, in: two, want: "ran twice: good"},
+		"one node": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("moves", result.Skipped)}, in: features{ssh: true, nodes: 1}},
+		"one node, and none is missed": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("moves", result.Passed)}, in: features{ssh: true, nodes: 1}, want: "has it skipped: moves"},
+		"two nodes, and one is missed": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("moves", result.Skipped)}, in: two, want: "hasn't it: moves"},
+		"a skip that holds without only": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("stops the kubelet", result.Skipped)}, in: two, want: "hasn't it: stops the kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := result.Result{Scope: full, Specs: slices.Clone(test.ran)}
@@ -111,10 +125,12 @@ func TestTooFewIsAProblem(t *testing.T) {
 	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "1 passed") {
 		t.Errorf("the problems are %q", r.Problems)
 	}
-	r = result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped}}}
+	r = result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Passed},
+		{Name: "b", State: result.Skipped}}}
 	for without, in := range map[string]features{withoutSSH: {nodes: 2}, withoutSecondNode: {ssh: true, nodes: 1}} {
 		r.Problems = nil
-		judge(&r, expected{Floor: 2, Skips: []group{{Reason: "not here", Without: without, Specs: []string{"b"}}}}, in, r.Specs)
+		judge(&r, expected{Floor: 2, Skips: []group{{Reason: "not here", Without: without, Specs: []string{"b"}}}}, in,
+			r.Specs)
 		if len(r.Problems) > 0 {
 			t.Errorf("without %s, the problems are %q", without, r.Problems)
 		}
@@ -125,7 +141,8 @@ func TestADefinitionAloneAllowsSkips(t *testing.T) {
 	c := config{expected: expected{unlisted: true}}
 	c.choose("", "huge")
 	r := result.Result{Scope: full, Specs: []result.Spec{
-		{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped, Message: "one node only"}, {Name: "c", State: result.Skipped, Message: "no blocks"},
+		{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped, Message: "one node only"}, {Name: "c",
+			State: result.Skipped, Message: "no blocks"},
 		{Name: "d", State: result.Skipped, Message: "one node only"},
 	}}
 	all := append(slices.Clone(r.Specs), result.Spec{Name: "huge one"}, result.Spec{Name: "huge two"})
@@ -144,15 +161,18 @@ func TestADefinitionAloneAllowsSkips(t *testing.T) {
 }
 
 func TestReasonsAndCountsAreInTheResult(t *testing.T) {
-	r := result.Result{Scope: full, Specs: []result.Spec{{Name: "b", State: result.Skipped}, {Name: "a", State: result.Passed}}}
+	r := result.Result{Scope: full,
+		Specs: []result.Spec{{Name: "b", State: result.Skipped}, {Name: "a", State: result.Passed}}}
 	judge(&r, expected{
-		LeftOut: []group{{Reason: "too large", Specs: []string{"c"}}}, Skips: []group{{Reason: "because", Specs: []string{"b"}}},
+		LeftOut: []group{{Reason: "too large", Specs: []string{"c"}}}, Skips: []group{{Reason: "because",
+			Specs: []string{"b"}}},
 	}, features{ssh: true, nodes: 2}, []result.Spec{{Name: "a"}, {Name: "b"}, {Name: "c"}})
 	if want := (result.Counts{Selected: 2, Passed: 1, Skipped: 1, LeftOut: 1}); r.Counts != want {
 		t.Errorf("the counts are %+v, want %+v", r.Counts, want)
 	}
 	want := []result.Spec{
-		{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped, Reason: "because"}, {Name: "c", State: result.LeftOut, Reason: "too large"},
+		{Name: "a", State: result.Passed}, {Name: "b", State: result.Skipped, Reason: "because"}, {Name: "c",
+			State: result.LeftOut, Reason: "too large"},
 	}
 	if !reflect.DeepEqual(r.Specs, want) {
 		t.Errorf("the specs are %+v, want %+v", r.Specs, want)
@@ -195,7 +215,8 @@ func TestMistakesInExpectedAreErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			for file, text := range map[string]string{driverFile: "DriverInfo: {Name: a.b}\n", "expected.yaml": test.expected} {
+			for file, text := range map[string]string{driverFile: "DriverInfo: {Name: a.b}\n",
+				"expected.yaml": test.expected} {
 				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
 					t.Fatal(err)
 				}

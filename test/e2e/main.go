@@ -53,18 +53,28 @@ func (o options) scope() string {
 // flags adds the flags to set.
 func (o *options) flags(set *flag.FlagSet) {
 	o.cluster.Flags(set, "the cluster's name; one of that name that is there is ended first")
-	set.StringVar(&o.kinds, "kinds", "directory,image", "which of our configurations: configs/hostpath-KIND, with commas")
+	set.StringVar(&o.kinds, "kinds", "directory,image",
+		"which of our configurations: configs/hostpath-KIND, with commas")
 	set.StringVar(&o.config, "config", "", "the `directory` of a configuration, instead of ours")
-	set.StringVar(&o.definition, "definition", "", "a driver definition, instead of our configurations: the `file` that upstream's -storage.testdriver takes, for a driver that is installed")
-	set.BoolVar(&o.full, "full", false, "run every spec, those too that must run alone or stop kubelets; without it, one of each suite")
-	set.StringVar(&o.focus, "focus", "", "run the specs whose names match this `pattern`, but for those that must run alone, unless --procs=1")
+	set.StringVar(&o.definition, "definition", "",
+		"a driver definition, instead of our configurations: the `file` that upstream's -storage.testdriver takes, "+
+			"for a driver that is installed")
+	set.BoolVar(&o.full, "full", false,
+		"run every spec, those too that must run alone or stop kubelets; without it, one of each suite")
+	set.StringVar(&o.focus, "focus", "",
+		"run the specs whose names match this `pattern`, but for those that must run alone, unless --procs=1")
 	set.StringVar(&o.skip, "skip", "", "leave out the specs whose names match this `pattern`")
-	set.StringVar(&o.install, "install", "", "yes or no: whether to put the driver of these sources into the cluster; by default no for an existing cluster and for --definition, else yes")
-	set.IntVar(&o.nodes, "nodes", 0, "Linux nodes that the cluster has, at least if it is an existing one; by default 2, or 1 for an existing one")
+	set.StringVar(&o.install, "install", "",
+		"yes or no: whether to put the driver of these sources into the cluster; by default no for an existing "+
+			"cluster and for --definition, else yes")
+	set.IntVar(&o.nodes, "nodes", 0,
+		"Linux nodes that the cluster has, at least if it is an existing one; by default 2, or 1 for an existing one")
 	set.IntVar(&o.runs, "runs", 1, "how often each configuration is run; all runs must be good")
 	set.IntVar(&o.procs, "procs", 8, "how many specs run at the same time: they wait more than they compute")
-	set.StringVar(&o.report, "report", "", "the `directory` for results, logs and ginkgo's reports; by default, bin/e2e of these sources")
-	set.BoolVar(&o.keep, "keep", false, "leave the cluster as it is at the end, and take one that is up as it is, with its driver if it has one")
+	set.StringVar(&o.report, "report", "",
+		"the `directory` for results, logs and ginkgo's reports; by default, bin/e2e of these sources")
+	set.BoolVar(&o.keep, "keep", false,
+		"leave the cluster as it is at the end, and take one that is up as it is, with its driver if it has one")
 }
 
 // complete sets flags that depend on others. Errors: invalid flags or combinations.
@@ -95,9 +105,11 @@ func (o *options) complete() error {
 	case o.full && o.focus != "":
 		return errors.New("--full and --focus: say one")
 	case o.definition != "" && !o.full && o.focus == "":
-		return errors.New("--definition: say --full or --focus=PATTERN; only a configuration has a list of specs for a short run")
+		return errors.New("--definition: say --full or --focus=PATTERN; only a configuration has a list of specs for " +
+			"a short run")
 	case o.definition != "" && o.install == "no" && !isExisting && !o.keep:
-		return errors.New("--definition: say --keep, or the cluster is started anew, without the driver; or --install=yes for the driver of these sources")
+		return errors.New("--definition: say --keep, or the cluster is started anew, without the driver; or " +
+			"--install=yes for the driver of these sources")
 	}
 	return nil
 }
@@ -191,7 +203,8 @@ func installs(o options) (bool, error) {
 	switch o.install {
 	case "", "yes":
 		if o.cluster.Provider == "existing" {
-			return false, errors.New("--install=yes is for clusters that are there for it: docs/how-to/install.md says what to do with an existing one")
+			return false, errors.New("--install=yes is for clusters that are there for it: docs/how-to/install.md " +
+				"says what to do with an existing one")
 		}
 		return true, nil
 	case "no":

@@ -74,12 +74,14 @@ func TestADefinitionIsAConfiguration(t *testing.T) {
 	got, err := chooseConfigs(options{definition: file, focus: "subPath", skip: "Slow"}, "")
 	want := config{
 		name: "test-driver", dir: filepath.Dir(file), definition: file, driver: "example.com",
-		expected: expected{unlisted: true, Smoke: []string{"subPath"}, LeftOut: []group{{Reason: "--skip", Count: anyCount, Specs: []string{"Slow"}}}},
+		expected: expected{unlisted: true, Smoke: []string{"subPath"},
+			LeftOut: []group{{Reason: "--skip", Count: anyCount, Specs: []string{"Slow"}}}},
 	}
 	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
-	if err := os.WriteFile(file, []byte("{\n\t\"DriverInfo\": {\n\t\t\"Name\": \"example.org\"\n\t}\n}\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("{\n\t\"DriverInfo\": {\n\t\t\"Name\": \"example.org\"\n\t}\n}\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := readDefinition(file); err != nil || got.driver != "example.org" {
@@ -103,7 +105,8 @@ func TestTheSelectionsOfAScope(t *testing.T) {
 		want  []selection
 	}{
 		"all": {full, 8, []selection{
-			{"parallel", external, []string{alone, "left"}, 8}, {"serial", external + ".*(" + alone + ")", []string{"left"}, 1},
+			{"parallel", external, []string{alone, "left"}, 8}, {"serial", external + ".*(" + alone + ")",
+				[]string{"left"}, 1},
 		}},
 		"smoke":             {smoke, 8, []selection{{"smoke", external + ".*(a|b)", []string{alone, "left"}, 8}}},
 		"smoke, one by one": {smoke, 1, []selection{{"smoke", external + ".*(a|b)", []string{alone, "left"}, 1}}},
@@ -111,7 +114,8 @@ func TestTheSelectionsOfAScope(t *testing.T) {
 		"focus, one by one": {focus, 1, []selection{{"focus", external + ".*(a|b)", []string{"left"}, 1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := suite{procs: test.procs, config: config{expected: expected{Smoke: []string{"a", "b"}, LeftOut: []group{{Specs: []string{"left"}}}}}}
+			s := suite{procs: test.procs, config: config{expected: expected{Smoke: []string{"a", "b"},
+				LeftOut: []group{{Specs: []string{"left"}}}}}}
 			if got := s.selections(test.scope); !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
@@ -125,8 +129,9 @@ func TestNodesThatKeepPodsAwayDoNotCount(t *testing.T) {
 		nodes []string
 		want  int
 	}{
-		"one":         {[]string{`{"status": {` + ready + `}}`}, 1},
-		"two":         {[]string{`{"status": {` + ready + `}}`, `{"spec": {"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}, "status": {` + ready + `}}`}, 2},
+		"one": {[]string{`{"status": {` + ready + `}}`}, 1},
+		"two": {[]string{`{"status": {` + ready + `}}`,
+			`{"spec": {"taints": [{"key": "a", "effect": "PreferNoSchedule"}]}, "status": {` + ready + `}}`}, 2},
 		"not ready":   {[]string{`{"status": {` + not + `}}`}, 0},
 		"tainted":     {[]string{`{"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}, "status": {` + ready + `}}`}, 0},
 		"cordoned":    {[]string{`{"spec": {"unschedulable": true}, "status": {` + ready + `}}`}, 0},

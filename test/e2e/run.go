@@ -71,7 +71,8 @@ func (r *run) all(ctx context.Context) (err error) {
 			err = errors.Join(err, r.down(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := r.provider.Up(ctx, provider.Options{Nodes: r.options.nodes, Keep: r.options.keep, Log: os.Stderr}); err != nil {
+	if err := r.provider.Up(ctx, provider.Options{Nodes: r.options.nodes, Keep: r.options.keep,
+		Log: os.Stderr}); err != nil {
 		return err
 	}
 	inside, stop := context.WithCancel(ctx) // the SSH servers end before the cluster
@@ -93,7 +94,8 @@ func (r *run) all(ctx context.Context) (err error) {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d of %d runs aren't as they should be; the results are in %s", bad, r.options.runs*len(r.configs), r.options.report)
+		return fmt.Errorf("%d of %d runs aren't as they should be; the results are in %s", bad,
+			r.options.runs*len(r.configs), r.options.report)
 	}
 	say("all is as it should be, after %.0f s; the results are in %s", time.Since(start).Seconds(), r.options.report)
 	return nil
@@ -102,7 +104,8 @@ func (r *run) all(ctx context.Context) (err error) {
 // build builds the suite, and has it look at the driver files.
 func (r *run) build(ctx context.Context) (err error) {
 	say("building the suite")
-	if r.bin, err = storagesuite.Programs(ctx, os.Stderr, storagesuite.Ginkgo, storagesuite.Binary, storagesuite.Agnhost); err != nil {
+	if r.bin, err = storagesuite.Programs(ctx, os.Stderr, storagesuite.Ginkgo, storagesuite.Binary,
+		storagesuite.Agnhost); err != nil {
 		return err
 	}
 	for _, c := range r.configs {
@@ -181,7 +184,8 @@ func schedulable(list []byte) (int, error) {
 		ready := slices.ContainsFunc(node.Status.Conditions, func(c core.NodeCondition) bool {
 			return c.Type == core.NodeReady && c.Status == core.ConditionTrue
 		})
-		tainted := slices.ContainsFunc(node.Spec.Taints, func(t core.Taint) bool { return t.Effect != core.TaintEffectPreferNoSchedule })
+		tainted := slices.ContainsFunc(node.Spec.Taints,
+			func(t core.Taint) bool { return t.Effect != core.TaintEffectPreferNoSchedule })
 		if ready && !tainted && !node.Spec.Unschedulable {
 			n++
 		}
@@ -224,7 +228,9 @@ func (r *run) readVersions(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	versions["kubernetes"] = v.ServerVersion.GitVersion
-	if out, err = r.kubectl.Run(ctx, "get", "nodes", "-o", "jsonpath={.items[0].status.nodeInfo.kernelVersion} {.items[0].status.nodeInfo.containerRuntimeVersion}"); err != nil {
+	if out, err = r.kubectl.Run(ctx, "get", "nodes", "-o",
+		"jsonpath={.items[0].status.nodeInfo.kernelVersion} "+
+			"{.items[0].status.nodeInfo.containerRuntimeVersion}"); err != nil {
 		return nil, err
 	}
 	versions["kernel"], versions["runtime"], _ = strings.Cut(out, " ")
@@ -282,7 +288,8 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 }
 
 // specs runs the selected specs, completes the result, and returns the outcome of the last part.
-func (r *run) specs(ctx context.Context, c config, f features, number int, dir string, res *result.Result) (last outcome, err error) {
+func (r *run) specs(ctx context.Context, c config, f features, number int, dir string,
+	res *result.Result) (last outcome, err error) {
 	s := suite{config: c, cluster: f, bin: r.bin, kubectl: r.kubectl, key: r.key, procs: r.options.procs}
 	start, before := time.Now(), machine()
 	for _, sel := range s.selections(res.Scope) {
@@ -315,7 +322,8 @@ func passed(specs []result.Spec) (all []result.Spec) {
 // were skipped.
 func tell(r result.Result, unlisted bool) {
 	n := r.Counts
-	say("%s: %d selected, %d passed, %d skipped, %d failed, %d left out; %.0f s; %.0f s of CPU, of which the suite %.0f",
+	say("%s: %d selected, %d passed, %d skipped, %d failed, %d left out; %.0f s; %.0f s of CPU, of which the suite "+
+		"%.0f",
 		r.Configuration, n.Selected, n.Passed, n.Skipped, n.Failed, n.LeftOut, r.Seconds, r.CPU.Machine, r.CPU.Suite)
 	for _, p := range r.Problems {
 		say("  %s", p)
@@ -337,7 +345,8 @@ func skipReasons(specs []result.Spec) (lines []string) {
 			counts[s.Message]++
 		}
 	}
-	reasons := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(counts[b]-counts[a], strings.Compare(a, b)) })
+	reasons := slices.SortedFunc(maps.Keys(counts),
+		func(a, b string) int { return cmp.Or(counts[b]-counts[a], strings.Compare(a, b)) })
 	for _, reason := range reasons {
 		lines = append(lines, fmt.Sprintf("%d: %s", counts[reason], reason))
 	}
@@ -371,8 +380,10 @@ func (r *run) left(ctx context.Context, driver string, before []string) error {
 // remains returns the driver's objects, and on a local cluster the content of its nodes' disks.
 func (r *run) remains(ctx context.Context, driver string) (left []string, err error) {
 	for kind, path := range map[string]string{
-		"pv": "{range .items[?(@.spec.csi.driver==%q)]}pv/{.metadata.name} {end}", "volumesnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumesnapshotcontent/{.metadata.name} {end}",
-		"volumegroupsnapshotcontents": "{range .items[?(@.spec.driver==%q)]}volumegroupsnapshotcontent/{.metadata.name} {end}",
+		"pv": "{range .items[?(@.spec.csi.driver==%q)]}pv/{.metadata.name} {end}", "volumesnapshotcontents": "{range " +
+			".items[?(@.spec.driver==%q)]}volumesnapshotcontent/{.metadata.name} {end}",
+		"volumegroupsnapshotcontents": "{range " +
+			".items[?(@.spec.driver==%q)]}volumegroupsnapshotcontent/{.metadata.name} {end}",
 	} {
 		out, err := r.kubectl.Run(ctx, "get", kind, "-o", "jsonpath="+fmt.Sprintf(path, driver))
 		if err != nil {

@@ -98,7 +98,8 @@ func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, c
 		"-kubeconfig="+s.kubectl.Kubeconfig(), "-provider="+provider, "-repo-root="+s.config.dir,
 		"-driver="+s.config.definition)
 	path := filepath.Join(dir, s.config.name+"."+sel.name+".ginkgo.json")
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // results of an earlier run could be taken for those of this run
+	// results of an earlier run could be taken for those of this run
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return o, 0, err
 	}
 	log, err := os.Create(filepath.Join(dir, s.config.name+"."+sel.name+".log"))

@@ -119,7 +119,8 @@ func Status(pid int, key string) (kib int64) {
 // BuildDriver builds the driver in dir, and returns the path of the program.
 func BuildDriver(ctx context.Context, dir string) (string, error) {
 	bin := filepath.Join(dir, "driver")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "github.com/causeway-csi/causeway/cmd/driver")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin,
+		"github.com/causeway-csi/causeway/cmd/driver")
 	build.Env = append(os.Environ(), "GOTMPDIR="+dir)                         // for the remains of an interrupted build
 	build.Cancel = func() error { return build.Process.Signal(os.Interrupt) } // it then ends its compilers, too
 	if out, err := build.CombinedOutput(); err != nil {
@@ -139,7 +140,8 @@ func Disk(ctx context.Context, dir, fsType string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, command := range [][]string{{"mkfs." + fsType, "-q", file.Name()}, {"mount", "-t", fsType, "-o", "loop,noatime", file.Name(), disk}} {
+	for _, command := range [][]string{{"mkfs." + fsType, "-q", file.Name()},
+		{"mount", "-t", fsType, "-o", "loop,noatime", file.Name(), disk}} {
 		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
 			fmt.Printf("  (left out on %s, which root could measure: %s: %v %.80s)\n", fsType, command[0], err, out)
 			return "", nil

@@ -90,7 +90,8 @@ func holdLeases(dir, count string) error {
 	}
 	signal.Ignore(syscall.SIGIO) // the request to give a lease up
 	for i := range n {
-		fd, err := unix.Open(filepath.Join(dir, fmt.Sprint("leased-", i)), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+		fd, err := unix.Open(filepath.Join(dir, fmt.Sprint("leased-", i)), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC,
+			0o600)
 		if err != nil {
 			return err
 		}

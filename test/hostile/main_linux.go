@@ -31,7 +31,8 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "how often the calls on innocent volumes are repeated; medians are printed")
 	flag.IntVar(&o.races, "races", 10000, "how many mounts are raced by a link")
 	flag.IntVar(&o.levels, "levels", 20000, "how many levels the deep trees have")
-	flag.DurationVar(&o.least, "least", 15*time.Second, "how long each attack lasts at least: a freeze is given up after 6 s")
+	flag.DurationVar(&o.least, "least", 15*time.Second,
+		"how long each attack lasts at least: a freeze is given up after 6 s")
 	flag.StringVar(&o.only, "only", "", "run only the trials whose `title` has this in it")
 	flag.Parse()
 	if err := run(o); err != nil {
@@ -67,7 +68,10 @@ type trial struct {
 // trials returns the trials, in the order in which they run.
 func trials() (all []trial) {
 	for _, title := range slices.Sorted(maps.Keys(copyAttacks)) {
-		all = append(all, trial{title, func(ctx context.Context, b *bench) error { return copyAttacks[title](b.options).run(ctx, b) }})
+		all = append(all, trial{title, func(ctx context.Context,
+			b *bench) error {
+			return copyAttacks[title](b.options).run(ctx, b)
+		}})
 	}
 	return append(all,
 		trial{"links in place of targets", linkRaces},

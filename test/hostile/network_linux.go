@@ -48,7 +48,8 @@ func idleConnections(ctx context.Context, b *bench) error {
 	if _, err := w.laps(ctx, 1, b.least); err != nil { // of the next driver
 		return err
 	}
-	fmt.Printf("  memory with %d idle clients: %d KiB, was %d KiB\n", idleClients, figures.Status(w.cmd.Process.Pid, "VmRSS"), was)
+	fmt.Printf("  memory with %d idle clients: %d KiB, was %d KiB\n", idleClients,
+		figures.Status(w.cmd.Process.Pid, "VmRSS"), was)
 	disconnect()
 	return w.end(ctx, nil)
 }

@@ -71,13 +71,15 @@ func (w *world) start(ctx context.Context) error {
 	}
 	defer log.Close()
 	w.cmd = exec.Command(w.bin, append(w.args, "--endpoint=unix://"+w.socket(), "--root="+w.root(), "--init-root",
-		"--kubelet-dir="+filepath.Join(w.dir, "kubelet"), "--state-dir="+filepath.Join(w.dir, "state"), "--node-id=hostile", "--drain-timeout=5s")...)
+		"--kubelet-dir="+filepath.Join(w.dir, "kubelet"), "--state-dir="+filepath.Join(w.dir,
+			"state"), "--node-id=hostile", "--drain-timeout=5s")...)
 	w.cmd.Stdout, w.cmd.Stderr = log, log
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := w.cmd.Start(); err != nil {
 		return err
 	}
-	w.conn, err = grpc.NewClient("unix://"+w.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	w.conn, err = grpc.NewClient("unix://"+w.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"))
 	if err != nil {
 		return err
 	}
@@ -155,7 +157,8 @@ func (w *world) newVolume(prefix string, k kind) *volume {
 	w.volumes++
 	name := fmt.Sprintf("%s-%d", prefix, w.volumes)
 	at := filepath.Join(w.dir, "kubelet", "pods", name)
-	return &volume{w: w, name: name, kind: k, staging: filepath.Join(at, "staging"), target: filepath.Join(at, "target")}
+	return &volume{w: w, name: name, kind: k, staging: filepath.Join(at, "staging"),
+		target: filepath.Join(at, "target")}
 }
 
 func (v *volume) capability() *csi.VolumeCapability {
@@ -191,7 +194,8 @@ func (v *volume) stage(ctx context.Context) error {
 	if err := os.MkdirAll(v.staging, 0o755); err != nil {
 		return err
 	}
-	_, err := v.w.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability()})
+	_, err := v.w.NodeStageVolume(ctx,
+		&csi.NodeStageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.capability()})
 	return err
 }
 
@@ -207,7 +211,8 @@ func (v *volume) publishInline(ctx context.Context) error {
 	v.id = fmt.Sprintf("csi-%x", sha256.Sum256([]byte(v.name)))
 	_, err := v.w.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: v.id, TargetPath: v.target, VolumeCapability: v.capability(),
-		VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "32Mi", "kind": string(v.kind)},
+		VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "32Mi",
+			"kind": string(v.kind)},
 	})
 	return err
 }
@@ -263,7 +268,8 @@ func (w *world) made(ctx context.Context, n int, prefix string, k kind) (all []*
 
 // begun makes, stages and publishes a volume.
 func (v *volume) begun(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{func(ctx context.Context) error { return v.create(ctx, nil) }, v.stage, v.publish} {
+	for _, step := range []func(context.Context) error{func(ctx context.Context) error { return v.create(ctx, nil) },
+		v.stage, v.publish} {
 		if err := step(ctx); err != nil {
 			return err
 		}

@@ -37,7 +37,8 @@ func (w *world) listsFail(words ...string) {
 	ctx := w.soon()
 	wantCode(w, second(w.ListVolumes(ctx, &csi.ListVolumesRequest{})), codes.Unavailable, words...)
 	wantCode(w, second(w.ListSnapshots(ctx, &csi.ListSnapshotsRequest{})), codes.Unavailable, words...)
-	wantCode(w, second(w.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{})), codes.Unavailable, words...)
+	wantCode(w, second(w.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{})), codes.Unavailable,
+		words...)
 }
 
 // health returns the one thing that is wrong with a volume.
@@ -76,8 +77,10 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 		"delete":   second(w.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: va})),
 		"snapshot": second(w.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: va})),
 		"unsnap":   second(w.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: sa})),
-		"expand":   second(w.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: va, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})),
-		"of one":   second(w.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: sa})),
+		"expand": second(w.ControllerExpandVolume(ctx,
+			&csi.ControllerExpandVolumeRequest{VolumeId: va,
+				CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})),
+		"of one": second(w.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: sa})),
 	} {
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), a.peer()) {
 			t.Errorf("%s: %v, want %s", what, err, codes.Unavailable)
@@ -89,10 +92,12 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 	}
 	w.must(second(w.identity.Probe(ctx, &csi.ProbeRequest{})))
 	w.must(second(w.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: topology("b")})))
-	if got, err := w.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: sb}); err != nil || len(got.GetEntries()) != 1 {
+	if got, err := w.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: sb}); err != nil ||
+		len(got.GetEntries()) != 1 {
 		t.Errorf("the snapshot of another node: %v, %v", got, err)
 	}
-	w.must(second(w.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: vb, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})))
+	w.must(second(w.ControllerExpandVolume(ctx,
+		&csi.ControllerExpandVolumeRequest{VolumeId: vb, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})))
 	w.wantMetrics(`causeway_router_peers{state="silent"} 1`, `causeway_router_peers{state="answers"} 2`)
 	if got := w.get("/metrics"); !strings.Contains(got, "\ncauseway_peer_certificate_expiry_timestamp_seconds 1.") {
 		t.Error("nothing says when the router's certificate expires")

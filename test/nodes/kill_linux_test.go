@@ -100,13 +100,15 @@ func TestANodeThatIsKilledWhileItMakesASnapshotHasOne(t *testing.T) {
 		a.startToDie(point)
 		w.settled(2)
 		name := fmt.Sprint("s", i)
-		wantCode(t, second(w.CreateSnapshot(w.soon(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v})), codes.Unavailable)
+		wantCode(t, second(w.CreateSnapshot(w.soon(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v})),
+			codes.Unavailable)
 		w.revived(point)
 		ids = append(ids, w.snapshot(name, v))
 		w.holdsSnapshots(ids...)
 	}
 	a.kill()
-	wantCode(t, second(w.CreateSnapshot(w.soon(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: v})), codes.Unavailable)
+	wantCode(t, second(w.CreateSnapshot(w.soon(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: v})),
+		codes.Unavailable)
 	a.start()
 	ids = append(ids, w.snapshot("before", v))
 	w.holdsSnapshots(ids...)

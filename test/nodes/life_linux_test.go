@@ -14,8 +14,11 @@ func (n *node) use(id string, f func(target string)) {
 	n.Helper()
 	ctx, staging, target := n.soon(), filepath.Join(n.kubelet, "staging"), filepath.Join(n.kubelet, "target")
 	n.must(os.MkdirAll(staging, 0o750))
-	n.must(second(n.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: mountable()})))
-	n.must(second(n.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: mountable()})))
+	n.must(second(n.NodeStageVolume(ctx,
+		&csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: mountable()})))
+	n.must(second(n.NodePublishVolume(ctx,
+		&csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target,
+			VolumeCapability: mountable()})))
 	f(target)
 	n.must(second(n.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})))
 	n.must(second(n.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})))
@@ -57,7 +60,10 @@ func TestAVolumeLivesItsWholeLifeThroughTheRouter(t *testing.T) {
 	}
 	req := create("restored")
 	req.VolumeContentSource = fromSnapshot(s)
-	restored := retry(w, func(ctx context.Context) (*csi.CreateVolumeResponse, error) { return w.CreateVolume(ctx, req) }).GetVolume()
+	restored := retry(w, func(ctx context.Context) (*csi.CreateVolumeResponse,
+		error) {
+		return w.CreateVolume(ctx, req)
+	}).GetVolume()
 	if w.of(restored) != n {
 		t.Errorf("what was restored is on %s, and its source on %s", w.of(restored).id, n.id)
 	}
@@ -66,7 +72,8 @@ func TestAVolumeLivesItsWholeLifeThroughTheRouter(t *testing.T) {
 			t.Errorf("what was restored has %q, %v", got, err)
 		}
 	})
-	grown, err := w.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})
+	grown, err := w.ControllerExpandVolume(ctx,
+		&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * mib}})
 	if err != nil || grown.GetCapacityBytes() < 2*mib {
 		t.Errorf("expanded: %v, %v", grown, err)
 	}

@@ -95,7 +95,8 @@ func newWire() (*wire, error) {
 		return nil, err
 	}
 	w := &wire{n}
-	err = w.ip("link set lo up", "link add bridge address 02:00:00:00:00:01 type bridge", "addr add "+wireAddress+"/24 dev bridge", "link set bridge up")
+	err = w.ip("link set lo up", "link add bridge address 02:00:00:00:00:01 type bridge",
+		"addr add "+wireAddress+"/24 dev bridge", "link set bridge up")
 	if err != nil {
 		w.end()
 		return nil, err
@@ -120,7 +121,8 @@ func (w *wire) plug(name, address string) (*host, error) {
 	err = w.ip("link add "+h.port()+" type veth peer name "+h.port()+"-in",
 		fmt.Sprintf("link set %s-in netns %d", h.port(), n.thread), "link set "+h.port()+" master bridge up")
 	if err == nil {
-		err = h.ip("link set lo up", "link set "+h.port()+"-in name eth0 address "+hardware(address), "addr add "+address+"/24 dev eth0", "link set eth0 up")
+		err = h.ip("link set lo up", "link set "+h.port()+"-in name eth0 address "+hardware(address),
+			"addr add "+address+"/24 dev eth0", "link set eth0 up")
 	}
 	if err != nil {
 		h.end()
@@ -146,7 +148,8 @@ func (h *host) mend() error { return h.wire.ip("link set " + h.port() + " up") }
 
 // move gives the machine another address.
 func (h *host) move(address string) error {
-	err := h.ip("addr del "+h.address+"/24 dev eth0", "link set eth0 address "+hardware(address), "addr add "+address+"/24 dev eth0")
+	err := h.ip("addr del "+h.address+"/24 dev eth0", "link set eth0 address "+hardware(address),
+		"addr add "+address+"/24 dev eth0")
 	h.address = address
 	return err
 }

@@ -27,7 +27,8 @@ func TestTwoWithTheSameIdentityAreBothRefused(t *testing.T) {
 	w.dns.say(a.host.address, w.nodes["b"].host.address, twin.host.address)
 	w.wantReady("ok: 1 of 3 nodes answer", "more than one", a.peer(), twin.peer())
 	w.wantMetrics(`causeway_router_peers{state="twice"} 2`, `causeway_router_peers{state="answers"} 1`,
-		fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`, a.peer()), fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`, twin.peer()))
+		fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`,
+			a.peer()), fmt.Sprintf(`causeway_router_node_up{address=%q,node="a"} 0`, twin.peer()))
 	w.listsFail("more than one", a.peer(), twin.peer())
 	for _, err := range []error{
 		w.reads(v, patience), second(w.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: v})),
@@ -53,8 +54,10 @@ func TestANodeThatSaysItIsAnotherIsNotBelieved(t *testing.T) {
 	liar.certificates = filepath.Join(w.certs, "nodes", "liar")
 	liar.start()
 	w.dns.say(w.nodes["a"].host.address, w.nodes["b"].host.address, liar.host.address)
-	w.wantReady("ok: 2 of 3 nodes answer", liar.peer(), "it says that it is the node b, and its certificate is for", "liar")
-	w.await("the router to say so", func() bool { return w.process.hasSaid("WARN", liar.peer(), "it says that it is the node b") })
+	w.wantReady("ok: 2 of 3 nodes answer", liar.peer(), "it says that it is the node b, and its certificate is for",
+		"liar")
+	w.await("the router to say so",
+		func() bool { return w.process.hasSaid("WARN", liar.peer(), "it says that it is the node b") })
 	w.must(w.reads(v, patience))
 	w.listsFail(liar.peer(), "certificate")
 	wb := w.volume("wb", "b").GetVolumeId()
@@ -79,7 +82,10 @@ func (w *world) pair(dir string) tls.Certificate {
 func (w *world) stranger(n *node, c credentials.TransportCredentials) csi.ControllerClient {
 	w.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+n.peer(), grpc.WithTransportCredentials(c),
-		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn, error) { return w.wire.dial(address) }))
+		grpc.WithContextDialer(func(_ context.Context, address string) (net.Conn,
+			error) {
+			return w.wire.dial(address)
+		}))
 	w.must(err)
 	w.Cleanup(func() { conn.Close() })
 	return csi.NewControllerClient(conn)
@@ -110,11 +116,13 @@ func TestOnlyTheRouterMayTalkToANode(t *testing.T) {
 		{"without a certificate", showing(tls.Certificate{}), "client didn't provide a certificate"},
 		{"with another CA's certificate", showing(w.pair(filepath.Join(other, "router"))), "wrong CA"},
 		{"with the node's own certificate", showing(w.pair(a.certificates)), "isn't for clients (clientAuth)"},
-		{"with another name", showing(w.pair(filepath.Join(same, "router"))), "wrong name: the certificate is that of somebody"},
+		{"with another name", showing(w.pair(filepath.Join(same, "router"))),
+			"wrong name: the certificate is that of somebody"},
 		{"with plain text", insecure.NewCredentials(), "it speaks plain text, no TLS"},
 	} {
 		client := w.stranger(a, tc.credentials)
-		w.await(fmt.Sprintf("the node to say %q of a client %s", tc.says, tc.name), func() bool { // three in a second at most
+		// three in a second at most
+		w.await(fmt.Sprintf("the node to say %q of a client %s", tc.says, tc.name), func() bool {
 			wantCode(t, second(client.DeleteVolume(w.soon(), &csi.DeleteVolumeRequest{VolumeId: v})), codes.Unavailable)
 			return a.hasSaid("WARN", wireAddress, tc.says)
 		})
@@ -142,7 +150,8 @@ func (n *node) shows() {
 	raw, err := n.wire.dial(n.peer())
 	n.must(err)
 	defer raw.Close()
-	conn := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{n.pair(filepath.Join(n.certs, "router"))}})
+	conn := tls.Client(raw, &tls.Config{InsecureSkipVerify: true,
+		Certificates: []tls.Certificate{n.pair(filepath.Join(n.certs, "router"))}})
 	n.must(conn.HandshakeContext(n.soon()))
 	if !conn.ConnectionState().PeerCertificates[0].Equal(n.pair(n.certificates).Leaf) {
 		n.Errorf("%s doesn't show the certificate that it has", n.name)
@@ -187,13 +196,15 @@ func TestCertificatesAreReplacedWhileEverythingRuns(t *testing.T) {
 	w.copyFile(filepath.Join(w.certs, "ca.crt"), filepath.Join(next, "ca.crt"), first)
 	w.certify(renewed)
 	w.reconnect()
-	w.must(second(w.stranger(b, showing(old)).ControllerGetVolume(w.soon(), &csi.ControllerGetVolumeRequest{VolumeId: v})))
+	w.must(second(w.stranger(b, showing(old)).ControllerGetVolume(w.soon(),
+		&csi.ControllerGetVolumeRequest{VolumeId: v})))
 	w.copyFile(filepath.Join(w.certs, "ca.crt"), filepath.Join(next, "ca.crt"))
 	w.certify(all)
 	w.reconnect()
 	client := w.stranger(b, showing(old))
 	w.await("the old CA to be refused", func() bool {
-		wantCode(t, second(client.ControllerGetVolume(w.soon(), &csi.ControllerGetVolumeRequest{VolumeId: v})), codes.Unavailable)
+		wantCode(t, second(client.ControllerGetVolume(w.soon(), &csi.ControllerGetVolumeRequest{VolumeId: v})),
+			codes.Unavailable)
 		return b.hasSaid("WARN", "wrong CA")
 	})
 	if b.cmd.Process.Pid != pid {

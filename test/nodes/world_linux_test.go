@@ -64,7 +64,8 @@ func TestMain(m *testing.M) {
 	if err == nil && missing == nil {
 		driver = filepath.Join(dir, "driver")
 		var out []byte
-		out, err = exec.Command("go", "build", "-tags", "crashpoints", raceFlag, "-o", driver, "github.com/causeway-csi/causeway/cmd/driver").CombinedOutput()
+		out, err = exec.Command("go", "build", "-tags", "crashpoints", raceFlag, "-o", driver,
+			"github.com/causeway-csi/causeway/cmd/driver").CombinedOutput()
 		os.Stderr.Write(out)
 	}
 	if err == nil && missing == nil {
@@ -82,10 +83,12 @@ func TestMain(m *testing.M) {
 // useNameServer has processes in this mount namespace ask the name server on their wire.
 func useNameServer(dir string) error {
 	file := filepath.Join(dir, "resolv.conf")
-	if err := os.WriteFile(file, []byte("nameserver "+wireAddress+"\noptions timeout:1 attempts:2\n"), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte("nameserver "+wireAddress+"\noptions timeout:1 attempts:2\n"),
+		0o644); err != nil {
 		return err
 	}
-	return os.NewSyscallError("mount over /etc/resolv.conf", syscall.Mount(file, "/etc/resolv.conf", "", syscall.MS_BIND, ""))
+	return os.NewSyscallError("mount over /etc/resolv.conf",
+		syscall.Mount(file, "/etc/resolv.conf", "", syscall.MS_BIND, ""))
 }
 
 // world is a cluster: a wire, nodes on it, a name server and, mostly, one router.
@@ -215,7 +218,8 @@ func (w *world) newNode(name, id, address string) *node {
 	w.must(err)
 	dir := filepath.Join(w.dir, name)
 	n := &node{
-		world: w, host: h, name: name, id: id, dir: dir, root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir, "kubelet"),
+		world: w, host: h, name: name, id: id, dir: dir, root: filepath.Join(dir, "root"), kubelet: filepath.Join(dir,
+			"kubelet"),
 		endpoint: "unix://" + filepath.Join(dir, "csi.sock"), certificates: filepath.Join(w.certs, "nodes", id),
 	}
 	w.nodes[name] = n
@@ -281,7 +285,8 @@ func (w *world) newRouter(name, address string) *router {
 	w.must(err)
 	dir := filepath.Join(w.dir, name)
 	w.must(os.Mkdir(dir, 0o755))
-	r := &router{world: w, host: h, endpoint: "unix://" + filepath.Join(dir, "csi.sock"), log: filepath.Join(dir, "log"), forgotten: filepath.Join(dir, "forgotten")}
+	r := &router{world: w, host: h, endpoint: "unix://" + filepath.Join(dir, "csi.sock"),
+		log: filepath.Join(dir, "log"), forgotten: filepath.Join(dir, "forgotten")}
 	w.must(os.WriteFile(r.forgotten, nil, 0o600))
 	w.Cleanup(func() {
 		if r.process != nil {
@@ -345,9 +350,11 @@ func (w *world) await(what string, is func() bool) {
 // get returns what the router's HTTP endpoint says, or why it says nothing.
 func (r *router) get(path string) string {
 	r.world.Helper()
-	client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
-		return r.world.wire.dial(address)
-	}}}
+	client := http.Client{Timeout: patience,
+		Transport: &http.Transport{DisableKeepAlives: true,
+			DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
+				return r.world.wire.dial(address)
+			}}}
 	resp, err := client.Get(fmt.Sprintf("http://%s:%d%s", r.host.address, httpPort, path))
 	if err != nil {
 		return err.Error()
@@ -412,9 +419,11 @@ func topology(node string) *csi.Topology {
 
 // create is a request for an empty volume, on a node if one is named.
 func create(name string, on ...string) *csi.CreateVolumeRequest {
-	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountable()}, CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}
+	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountable()},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}
 	for _, node := range on {
-		req.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: []*csi.Topology{topology(node)}, Requisite: []*csi.Topology{topology(node)}}
+		req.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: []*csi.Topology{topology(node)},
+			Requisite: []*csi.Topology{topology(node)}}
 	}
 	return req
 }
@@ -470,7 +479,8 @@ func retry[T any](w *world, call func(context.Context) (T, error)) T {
 
 // again reports whether an error is one after which a sidecar tries again, and that leaves open what was done.
 func again(err error) bool {
-	return slices.Contains([]codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted}, status.Code(err))
+	return slices.Contains([]codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted},
+		status.Code(err))
 }
 
 // second returns the error of a call.

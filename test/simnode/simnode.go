@@ -1,6 +1,6 @@
 // Package simnode simulates nodes for tests and benchmarks of the router. Each answers from memory,
-// as a driver with storage of its own does, and there can be hundreds in a process. It implements
-// the calls of a router, and none of Node.
+// as a driver with storage of its own does, and there can be hundreds in a process. The package
+// implements the calls of a router, and none of Node.
 package simnode
 
 import (
@@ -53,7 +53,8 @@ func (n *Node) Serve(l net.Listener, creds credentials.TransportCredentials) *gr
 	mark := metadata.Pairs(peer.AnswerKey, "1")
 	server := grpc.NewServer(grpc.Creds(creds),
 		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(peer.WriteBuffer),
-		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
+			handler grpc.UnaryHandler) (any, error) {
 			grpc.SetTrailer(ctx, mark)
 			return handler(ctx, req)
 		}))
@@ -103,13 +104,15 @@ func (n *Node) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*c
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-func (n *Node) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (n *Node) ControllerGetVolume(_ context.Context,
+	req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if _, found := slices.BinarySearch(n.ids, req.GetVolumeId()); !found {
 		return nil, status.Errorf(codes.NotFound, "volume %q", req.GetVolumeId())
 	}
-	return &csi.ControllerGetVolumeResponse{Volume: n.volume(req.GetVolumeId()), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
+	return &csi.ControllerGetVolumeResponse{Volume: n.volume(req.GetVolumeId()),
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
 }
 
 // ListVolumes' tokens are the last ID of the page before.

@@ -10,7 +10,8 @@ import (
 )
 
 // libraries are the directories that Debian's dynamic linker looks into.
-var libraries = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
+var libraries = []string{"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib",
+	"/usr/lib"}
 
 // addLibraries adds the dependencies of a program or a library, each at its path on this machine.
 func addLibraries(a *archive, content []byte, added map[string]bool) error {

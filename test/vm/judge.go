@@ -38,7 +38,8 @@ func judge(suites []suite, results string) error {
 		case o.exit != "0":
 			failed = append(failed, fmt.Errorf("%s: %s", s.Package, o.exit))
 		case len(o.skipped) > 0:
-			failed = append(failed, fmt.Errorf("%s: skipped, and the guest is to have all they need: %s", s.Package, strings.Join(o.skipped, ", ")))
+			failed = append(failed, fmt.Errorf("%s: skipped, and the guest is to have all they need: %s", s.Package,
+				strings.Join(o.skipped, ", ")))
 		case o.passed == 0:
 			failed = append(failed, fmt.Errorf("%s: no test matches %q", s.Package, s.Run))
 		}

@@ -87,7 +87,8 @@ func fetchKernel(ctx context.Context, cache, dir string) error {
 	if err := command(ctx, "dpkg-deb", "-x", debs[0], filepath.Join(tmp, "kernel")); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(tmp, "kernel"), dir); err != nil && !errors.Is(err, fs.ErrExist) { // another may have been first
+	// another may have been first
+	if err := os.Rename(filepath.Join(tmp, "kernel"), dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return nil

@@ -95,7 +95,9 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 	var list strings.Builder
 	build := func(name string, args ...string) error {
 		path := filepath.Join(m.dir, "program")
-		cmd := exec.CommandContext(ctx, "go", append(args[:len(args)-1:len(args)-1], "-buildvcs=false", "-ldflags=-s -w", "-o", path, module+args[len(args)-1])...)
+		cmd := exec.CommandContext(ctx, "go",
+			append(args[:len(args)-1:len(args)-1], "-buildvcs=false", "-ldflags=-s -w", "-o", path,
+				module+args[len(args)-1])...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64", "GOFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return errors.Join(ctx.Err(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, out))

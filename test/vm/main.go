@@ -1,10 +1,10 @@
 // Command vm runs tests in a guest with a kernel of Debian's: tests of features that the machine's
-// own kernel may lack, such as project quotas, or that the machine's root may not use. It needs no
-// KVM. It needs root only to install packages.
+// own kernel may lack, such as project quotas, or that the machine's root may not use. vm needs no
+// KVM. vm needs root only to install packages.
 //
 // The guest has a kernel, an init that is in the directory guest, the tests as static programs, and
-// the few programs that tests run, which are those of this machine. It has blank disks with serial
-// numbers, and no network.
+// the few programs that tests run, which are those of this machine. The guest has blank disks with
+// serial numbers, and no network.
 package main
 
 import (
@@ -44,8 +44,10 @@ var disks = []string{"virtio-blk-pci", "nvme", "scsi-hd"}
 
 // programs are the programs that tests run.
 var programs = []program{
-	{"blkid", "util-linux"}, {"blockdev", "util-linux"}, {"losetup", "mount"}, {"btrfs", "btrfs-progs"}, {"cp", "coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
-	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"resize2fs", "e2fsprogs"}, {"umount", "mount"},
+	{"blkid", "util-linux"}, {"blockdev", "util-linux"}, {"losetup", "mount"}, {"btrfs", "btrfs-progs"}, {"cp",
+		"coreutils"}, {"e2fsck", "e2fsprogs"}, {"mkfs.btrfs", "btrfs-progs"},
+	{"mkfs.ext4", "e2fsprogs"}, {"mkfs.xfs", "xfsprogs"}, {"mount", "mount"}, {"resize2fs", "e2fsprogs"}, {"umount",
+		"mount"},
 }
 
 // settings are files that programs read, if they are there.

@@ -63,7 +63,8 @@ func (m *machine) boot(ctx context.Context, limit time.Duration) (results string
 	// It ends with the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL} // a terminal's signals are ours to pass on
+	// a terminal's signals are ours to pass on
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	failed := cmd.Run()
 	if ctx.Err() != nil {
 		failed = context.Cause(ctx)

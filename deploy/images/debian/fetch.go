@@ -54,7 +54,8 @@ func (s Store) Get(ctx context.Context, p Package) ([]byte, error) {
 		}
 		return content, s.keep(kept, content)
 	}
-	return nil, fmt.Errorf("fetch %s %s for %s: %w\nIf Debian has dropped it, make images-lock takes the newest one", p.Name, p.Version, p.Arch, errors.Join(failed...))
+	return nil, fmt.Errorf("fetch %s %s for %s: %w\nIf Debian has dropped it, make images-lock takes the newest one",
+		p.Name, p.Version, p.Arch, errors.Join(failed...))
 }
 
 // keep writes a file under another name until it is whole.

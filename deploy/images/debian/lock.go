@@ -32,7 +32,8 @@ const lockHead = `# The packages of Debian that images are made of. make images-
 
 // For returns the packages of an architecture.
 func (l Lock) For(arch string) []Package {
-	return slices.DeleteFunc(slices.Clone(l.Packages), func(p Package) bool { return p.Arch != arch && p.Arch != "all" })
+	return slices.DeleteFunc(slices.Clone(l.Packages),
+		func(p Package) bool { return p.Arch != arch && p.Arch != "all" })
 }
 
 // Format returns the lock as a file.

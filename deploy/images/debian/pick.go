@@ -199,7 +199,8 @@ func (p *picker) addLibrary(name string) error {
 			return p.add(path.Join(dir, name))
 		}
 	}
-	return fmt.Errorf("none of the packages has %s, which it needs: add the one that has it, and make images-lock", name)
+	return fmt.Errorf("none of the packages has %s, which it needs: add the one that has it, and make images-lock",
+		name)
 }
 
 // opened are libraries that glibc opens itself for the callers of some functions. Without them it

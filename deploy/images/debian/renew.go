@@ -64,7 +64,10 @@ func Renew(ctx context.Context, mirror, keyring string, now time.Time, names, ar
 	for _, p := range newest {
 		l.Packages = append(l.Packages, p)
 	}
-	slices.SortFunc(l.Packages, func(a, b Package) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Arch, b.Arch)) })
+	slices.SortFunc(l.Packages, func(a,
+		b Package) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Arch, b.Arch))
+	})
 	for _, name := range names {
 		for _, arch := range arches {
 			if !slices.ContainsFunc(l.For(arch), func(p Package) bool { return p.Name == name }) {
@@ -123,7 +126,8 @@ func (s suite) release(ctx context.Context, mirror, keyring string, now time.Tim
 		case key == "Valid-Until": // otherwise a mirror could hold back repairs
 			until, err := time.Parse(time.RFC1123, strings.TrimSpace(value))
 			if err != nil || now.After(until) {
-				return nil, fmt.Errorf("its index was valid until %s: %w", value, cmp.Or(err, errors.New("the mirror is out of date")))
+				return nil, fmt.Errorf("its index was valid until %s: %w", value,
+					cmp.Or(err, errors.New("the mirror is out of date")))
 			}
 		}
 		inSums = key == "SHA256"
@@ -150,7 +154,8 @@ func verified(ctx context.Context, keyring string, signed []byte) ([]byte, error
 	cmd.Stderr = &complaint
 	text, err := cmd.Output()
 	if errors.Is(err, exec.ErrNotFound) {
-		return nil, errors.New("without gpgv nobody can say that it is Debian's: install the packages gpgv and debian-archive-keyring")
+		return nil, errors.New("without gpgv nobody can say that it is Debian's: install the packages gpgv and " +
+			"debian-archive-keyring")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("gpgv: %w: %s", err, bytes.TrimSpace(complaint.Bytes()))
@@ -190,7 +195,8 @@ func readIndex(archive string, r io.Reader) (all []Package, err error) {
 		if err != nil {
 			return fmt.Errorf("the size of %s: %w", fields["Package"], err)
 		}
-		all = append(all, Package{archive, fields["Architecture"], fields["Package"], fields["Version"], size, fields["SHA256"], fields["Filename"]})
+		all = append(all, Package{archive, fields["Architecture"], fields["Package"], fields["Version"], size,
+			fields["SHA256"], fields["Filename"]})
 		clear(fields)
 		return nil
 	}

@@ -101,7 +101,8 @@ func pack(files []File, windows bool, media types.MediaType) (v1.Layer, error) {
 
 func header(f File) *tar.Header {
 	h := &tar.Header{
-		Name: strings.TrimPrefix(f.Path, "/"), Typeflag: tar.TypeReg, Mode: int64(f.Mode.Perm()), Size: int64(len(f.Content)), ModTime: epoch,
+		Name: strings.TrimPrefix(f.Path,
+			"/"), Typeflag: tar.TypeReg, Mode: int64(f.Mode.Perm()), Size: int64(len(f.Content)), ModTime: epoch,
 	}
 	if f.Mode&fs.ModeSticky != 0 {
 		h.Mode |= 0o1000

@@ -56,7 +56,8 @@ func (i Image) build() (v1.Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		if image, err = mutate.Append(image, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: epoch}}}); err != nil {
+		if image, err = mutate.Append(image,
+			mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: epoch}}}); err != nil {
 			return nil, err
 		}
 	}

@@ -85,7 +85,8 @@ func TestTheSameFilesMakeTheSameArchive(t *testing.T) {
 	if !bytes.Equal(read(t, a), read(t, b)) || first.Image != second.Image {
 		t.Error("two archives of the same files differ")
 	}
-	if _, other := write(t, thing("linux/amd64", some[:3]...), thing("linux/arm64", some...)); other.Image == first.Image {
+	if _, other := write(t, thing("linux/amd64", some[:3]...),
+		thing("linux/arm64", some...)); other.Image == first.Image {
 		t.Error("two archives of different files have the same digest")
 	}
 }
@@ -134,12 +135,14 @@ func TestAnArchiveIsAnOCILayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	inner, err := index.IndexManifest()
-	if err != nil || len(inner.Manifests) != 2 || inner.Annotations["a"] != "b" || top.Digest.String() != digests.Image {
+	if err != nil || len(inner.Manifests) != 2 || inner.Annotations["a"] != "b" ||
+		top.Digest.String() != digests.Image {
 		t.Fatalf("%+v, %v, %v", inner, err, digests)
 	}
 	for n, platform := range []string{"linux/amd64", "linux/arm64"} {
 		d := inner.Manifests[n]
-		if d.Platform.String() != platform || d.MediaType != types.OCIManifestSchema1 || d.Digest.String() != digests.Manifests[platform] {
+		if d.Platform.String() != platform || d.MediaType != types.OCIManifestSchema1 ||
+			d.Digest.String() != digests.Manifests[platform] {
 			t.Errorf("image %d is %+v", n, d)
 		}
 	}
@@ -157,15 +160,18 @@ func TestDockerLoadsAnArchive(t *testing.T) {
 	}
 	var m []struct{ RepoTags []string }
 	_, contents := entries(t, bytes.NewReader(read(t, path)))
-	if err := json.Unmarshal(contents["manifest.json"], &m); err != nil || len(m) != 1 || !slices.Equal(m[0].RepoTags, []string{ref}) {
+	if err := json.Unmarshal(contents["manifest.json"], &m); err != nil || len(m) != 1 ||
+		!slices.Equal(m[0].RepoTags, []string{ref}) {
 		t.Errorf("%+v, %v", m, err)
 	}
 	c, err := i.ConfigFile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Architecture != "amd64" || c.OS != "linux" || !c.Created.Equal(epoch) || c.Config.User != "65532:65532" || c.Config.Labels["a"] != "b" ||
-		!slices.Equal(c.Config.Entrypoint, []string{"/usr/bin/thing"}) || !slices.Equal(c.Config.Env, []string{"PATH=/usr/bin"}) {
+	if c.Architecture != "amd64" || c.OS != "linux" || !c.Created.Equal(epoch) || c.Config.User != "65532:65532" ||
+		c.Config.Labels["a"] != "b" ||
+		!slices.Equal(c.Config.Entrypoint, []string{"/usr/bin/thing"}) || !slices.Equal(c.Config.Env,
+		[]string{"PATH=/usr/bin"}) {
 		t.Errorf("%+v", c)
 	}
 	if digests.Manifests["linux/arm64"] == "" {
@@ -199,7 +205,8 @@ func TestALayerHasItsDirectoriesInOrder(t *testing.T) {
 	if !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
-	for name, mode := range map[string]int64{"etc/": 0o755, "etc/passwd": 0o600, "tmp/": 0o1777, "usr/bin/thing": 0o755} {
+	for name, mode := range map[string]int64{"etc/": 0o755, "etc/passwd": 0o600, "tmp/": 0o1777,
+		"usr/bin/thing": 0o755} {
 		if h := headers[name]; h.Mode != mode || !h.ModTime.Equal(epoch) || h.Uid != 0 {
 			t.Errorf("%+v, want the mode %o", h, mode)
 		}
@@ -235,7 +242,8 @@ func windows(t *testing.T, manifest types.MediaType, layer types.MediaType) v1.I
 		t.Fatal(err)
 	}
 	base, err = mutate.ConfigFile(base, &v1.ConfigFile{
-		OS: "windows", Architecture: "amd64", OSVersion: "10.0.17763.1", RootFS: config(t, base).RootFS, Config: v1.Config{Env: []string{"A=B"}},
+		OS: "windows", Architecture: "amd64", OSVersion: "10.0.17763.1", RootFS: config(t,
+			base).RootFS, Config: v1.Config{Env: []string{"A=B"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -253,7 +261,8 @@ func config(t *testing.T, i v1.Image) *v1.ConfigFile {
 }
 
 func TestAnImageIsPutOnItsBase(t *testing.T) {
-	for manifest, layer := range map[types.MediaType]types.MediaType{types.DockerManifestSchema2: types.DockerLayer, types.OCIManifestSchema1: types.OCILayer} {
+	for manifest, layer := range map[types.MediaType]types.MediaType{types.DockerManifestSchema2: types.DockerLayer,
+		types.OCIManifestSchema1: types.OCILayer} {
 		i := thing("windows/amd64", File{Path: "/thing.exe", Mode: 0o755})
 		i.Base, i.Annotations = windows(t, manifest, layer), map[string]string{"c": "d"}
 		path, digests := write(t, i)
@@ -275,7 +284,8 @@ func TestAnImageIsPutOnItsBase(t *testing.T) {
 			}
 		}
 		c := config(t, got)
-		if c.OSVersion != "10.0.17763.1" || !slices.Equal(c.Config.Env, []string{"A=B", "PATH=/usr/bin"}) || !slices.Equal(c.Config.Entrypoint, i.Entrypoint) {
+		if c.OSVersion != "10.0.17763.1" || !slices.Equal(c.Config.Env, []string{"A=B", "PATH=/usr/bin"}) ||
+			!slices.Equal(c.Config.Entrypoint, i.Entrypoint) {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -289,14 +299,16 @@ func TestWhatIsNoImageIsRefused(t *testing.T) {
 		images []Image
 		want   string
 	}{
-		"nothing":                 {nil, "no images"},
-		"no platform":             {[]Image{thing("linux", one)}, "no platform"},
-		"a platform twice":        {[]Image{thing("linux/amd64", one), thing("linux/amd64", one)}, "two images"},
-		"a file twice":            {[]Image{thing("linux/amd64", one, one)}, "twice"},
-		"a relative path":         {[]Image{thing("linux/amd64", File{Path: "a"})}, "clean absolute"},
-		"a path that leads out":   {[]Image{thing("linux/amd64", File{Path: "/../a"})}, "clean absolute"},
-		"the root":                {[]Image{thing("linux/amd64", File{Path: "/", Mode: fs.ModeDir | 0o755})}, "clean absolute"},
-		"setuid":                  {[]Image{thing("linux/amd64", File{Path: "/a", Mode: fs.ModeSetuid | 0o755})}, "its mode"},
+		"nothing":               {nil, "no images"},
+		"no platform":           {[]Image{thing("linux", one)}, "no platform"},
+		"a platform twice":      {[]Image{thing("linux/amd64", one), thing("linux/amd64", one)}, "two images"},
+		"a file twice":          {[]Image{thing("linux/amd64", one, one)}, "twice"},
+		"a relative path":       {[]Image{thing("linux/amd64", File{Path: "a"})}, "clean absolute"},
+		"a path that leads out": {[]Image{thing("linux/amd64", File{Path: "/../a"})}, "clean absolute"},
+		"the root": {[]Image{thing("linux/amd64", File{Path: "/", Mode: fs.ModeDir | 0o755})},
+			"clean absolute"},
+		"setuid": {[]Image{thing("linux/amd64", File{Path: "/a", Mode: fs.ModeSetuid | 0o755})},
+			"its mode"},
 		"a device":                {[]Image{thing("linux/amd64", File{Path: "/a", Mode: fs.ModeDevice})}, "its mode"},
 		"a file below a file":     {[]Image{thing("linux/amd64", one, File{Path: "/a/b"})}, "no directory"},
 		"a base for another kind": {[]Image{onLinux}, "windows/amd64, not linux/amd64"},

@@ -46,7 +46,8 @@ func Write(path, ref string, images ...Image) (Digests, error) {
 			return digests, fmt.Errorf("%s: two images for %s", ref, i.Platform)
 		}
 		digests.Manifests[i.Platform] = d.Digest.String()
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: d.Platform}})
+		index = mutate.AppendManifests(index,
+			mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: d.Platform}})
 		top = d
 		if n == 0 {
 			if err := a.docker(ref, image); err != nil {
@@ -148,7 +149,8 @@ func (a *archive) manifest(of interface {
 func (a *archive) layout(ref string, top v1.Descriptor) error {
 	top.Annotations = map[string]string{"org.opencontainers.image.ref.name": ref, "io.containerd.image.name": ref}
 	index := v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{top}}
-	return errors.Join(a.json("/index.json", index), a.json("/oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"}))
+	return errors.Join(a.json("/index.json", index),
+		a.json("/oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"}))
 }
 
 // docker adds the files that docker load reads. They describe a single platform.
@@ -214,7 +216,8 @@ func (a *archive) writeTo(out io.Writer) error {
 			return err
 		}
 	}
-	for _, h := range slices.SortedFunc(maps.Keys(a.blobs), func(a, b v1.Hash) int { return bytes.Compare([]byte(a.Hex), []byte(b.Hex)) }) {
+	for _, h := range slices.SortedFunc(maps.Keys(a.blobs),
+		func(a, b v1.Hash) int { return bytes.Compare([]byte(a.Hex), []byte(b.Hex)) }) {
 		if err := a.writeBlob(w, h); err != nil {
 			return fmt.Errorf("%v: %w", h, err)
 		}

@@ -42,7 +42,8 @@ func Document(i Image) ([]byte, error) {
 	image.PrimaryPackagePurpose = "CONTAINER"
 	image.PackageComment = "revision " + i.Revision + ", " + i.Platform
 	// The name of a document is unique: two uncommitted trees, for example, have the same revision.
-	space := fmt.Sprintf("https://%s/spdx/%s/%s/%s/%s/%.16x", i.Module, i.Name, url.PathEscape(i.Version), i.Revision, i.Platform, sha256.Sum256(i.Program))
+	space := fmt.Sprintf("https://%s/spdx/%s/%s/%s/%s/%.16x", i.Module, i.Name, url.PathEscape(i.Version), i.Revision,
+		i.Platform, sha256.Sum256(i.Program))
 	d := &spdx.Document{
 		SPDXVersion: spdx.Version, DataLicense: spdx.DataLicense, SPDXIdentifier: "DOCUMENT",
 		DocumentName:      fmt.Sprintf("%s %s %s", i.Name, i.Version, i.Platform),
@@ -52,19 +53,22 @@ func Document(i Image) ([]byte, error) {
 			Created:        "1970-01-01T00:00:00Z",
 			CreatorComment: "The time is left out, so that the same sources make the same image.",
 		},
-		Packages:      []*spdx.Package{image},
-		Relationships: []*spdx.Relationship{relation("DOCUMENT", common.TypeRelationshipDescribe, image.PackageSPDXIdentifier)},
+		Packages: []*spdx.Package{image},
+		Relationships: []*spdx.Relationship{relation("DOCUMENT", common.TypeRelationshipDescribe,
+			image.PackageSPDXIdentifier)},
 	}
 	for _, p := range append(goPackages(info, i.Module, i.Version), debianPackages(i.Debian)...) {
 		d.Packages = append(d.Packages, p)
-		d.Relationships = append(d.Relationships, relation(image.PackageSPDXIdentifier, common.TypeRelationshipContains, p.PackageSPDXIdentifier))
+		d.Relationships = append(d.Relationships,
+			relation(image.PackageSPDXIdentifier, common.TypeRelationshipContains, p.PackageSPDXIdentifier))
 	}
 	content, err := json.MarshalIndent(d, "", " ")
 	return append(content, '\n'), err
 }
 
 func relation(a common.ElementID, kind string, b common.ElementID) *spdx.Relationship {
-	return &spdx.Relationship{RefA: common.MakeDocElementID("", string(a)), RefB: common.MakeDocElementID("", string(b)), Relationship: kind}
+	return &spdx.Relationship{RefA: common.MakeDocElementID("", string(a)),
+		RefB: common.MakeDocElementID("", string(b)), Relationship: kind}
 }
 
 func newPackage(id, name, version, purl string) *spdx.Package {

@@ -24,7 +24,8 @@ func self(t *testing.T) []byte {
 	}
 	d, err := Document(Image{
 		Name: "driver", Version: "v1", Revision: "abc", Platform: "linux/amd64", Module: "example.com/product", Program: program,
-		Debian: []debian.Package{{Archive: "debian", Arch: "amd64", Name: "e2fsprogs", Version: "1.47.0-2+b2", Size: 1, SHA256: strings.Repeat("0f", 32), Path: "pool/e.deb"}},
+		Debian: []debian.Package{{Archive: "debian", Arch: "amd64", Name: "e2fsprogs", Version: "1.47.0-2+b2", Size: 1,
+			SHA256: strings.Repeat("0f", 32), Path: "pool/e.deb"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -51,11 +52,13 @@ func TestAnSBOMIsSPDX(t *testing.T) {
 			purls[r.Locator] = p
 		}
 	}
-	if doc.SPDXVersion != "SPDX-2.3" || !strings.HasPrefix(doc.DocumentNamespace, "https://example.com/product/spdx/driver/v1/abc/linux/amd64/") {
+	if doc.SPDXVersion != "SPDX-2.3" ||
+		!strings.HasPrefix(doc.DocumentNamespace, "https://example.com/product/spdx/driver/v1/abc/linux/amd64/") {
 		t.Errorf("%s, %s", doc.SPDXVersion, doc.DocumentNamespace)
 	}
 	tools := purls["pkg:deb/debian/e2fsprogs@1.47.0-2%2Bb2?arch=amd64&distro=debian-12"]
-	if tools == nil || tools.PackageChecksums[0].Value != strings.Repeat("0f", 32) || tools.PackageDownloadLocation != "https://deb.debian.org/debian/pool/e.deb" {
+	if tools == nil || tools.PackageChecksums[0].Value != strings.Repeat("0f", 32) ||
+		tools.PackageDownloadLocation != "https://deb.debian.org/debian/pool/e.deb" {
 		t.Errorf("%+v", tools)
 	}
 	if purls["pkg:golang/example.com/product@v1"] == nil {
@@ -75,7 +78,8 @@ func TestAnSBOMHasTheModules(t *testing.T) {
 	}}, "example.com/product", "dev") {
 		got = append(got, p.PackageExternalReferences[0].Locator)
 	}
-	want := []string{"pkg:golang/stdlib@1.26.1", "pkg:golang/example.com/product@dev", "pkg:golang/example.com/a@v1.0.0%2Bincompatible", "pkg:golang/example.com/c@v2.0.0"}
+	want := []string{"pkg:golang/stdlib@1.26.1", "pkg:golang/example.com/product@dev",
+		"pkg:golang/example.com/a@v1.0.0%2Bincompatible", "pkg:golang/example.com/c@v2.0.0"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

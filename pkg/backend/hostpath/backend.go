@@ -28,10 +28,10 @@ type Config struct {
 	// unnoticed.
 	Lost []string
 
-	// Report is called with the panic of a background task, a *guard.Panic. It may be nil.
+	// Report is called with the panic of a background task, a *guard.Panic. May be nil.
 	Report func(error)
 	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait.
-	// It may be nil.
+	// May be nil.
 	Warn func(volume, reason, message string)
 
 	// Images works on images, and finds where volumes are mounted. It belongs to the Host that

@@ -32,7 +32,8 @@ func BenchmarkVolume(b *testing.B) {
 	for _, k := range []kind{directory, image} {
 		b.Run("mount "+string(k), func(b *testing.B) {
 			storage := openForBench(b)
-			o := backend.CreateOptions{Name: "v", Required: 4096, Parameters: map[string]string{kindKey: string(k)}, Access: []backend.Access{{Block: k == image}}}
+			o := backend.CreateOptions{Name: "v", Required: 4096, Parameters: map[string]string{kindKey: string(k)},
+				Access: []backend.Access{{Block: k == image}}}
 			v, err := storage.Create(ctx, o)
 			if err != nil {
 				b.Fatal(err)
@@ -50,7 +51,8 @@ func BenchmarkVolume(b *testing.B) {
 func BenchmarkOpen(b *testing.B) {
 	storage := openForBench(b)
 	for i := range 1000 {
-		if _, err := storage.Create(b.Context(), backend.CreateOptions{Name: fmt.Sprint(i), Required: 4096}); err != nil {
+		if _, err := storage.Create(b.Context(),
+			backend.CreateOptions{Name: fmt.Sprint(i), Required: 4096}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -67,7 +69,8 @@ func BenchmarkOpen(b *testing.B) {
 func openForBench(b *testing.B) *Backend {
 	dir := b.TempDir()
 	fake := mounter.NewFake(dir)
-	cfg := Config{Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen.json"), Release: "test", Init: true,
+	cfg := Config{Root: filepath.Join(dir, "root"), Node: "node-1", Seen: filepath.Join(dir, "seen.json"),
+		Release: "test", Init: true,
 		Images: fake}
 	if err := os.Mkdir(cfg.Root, 0o700); err != nil {
 		b.Fatal(err)

@@ -73,16 +73,19 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 		keys   []string
 		accept func(key, value string) error
 	}{
-		{"StorageClass", []string{"storageClasses", "*", "parameters"}, append([]string{consistencyKey}, mutable...), class},
+		{"StorageClass", []string{"storageClasses", "*", "parameters"}, append([]string{consistencyKey}, mutable...),
+			class},
 		{"VolumeAttributesClass", []string{"volumeAttributesClasses", "*"}, mutable, class},
-		{"VolumeSnapshotClass", []string{"snapshotClass", "parameters"}, []string{consistencyKey}, func(key, value string) error {
-			_, err := snapshotParameters(map[string]string{key: value})
-			return err
-		}},
+		{"VolumeSnapshotClass", []string{"snapshotClass", "parameters"}, []string{consistencyKey},
+			func(key, value string) error {
+				_, err := snapshotParameters(map[string]string{key: value})
+				return err
+			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found := root.at(t, append([]string{"hostpath"}, c.path...)...).Properties
-			if got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(c.keys)); !slices.Equal(got, want) {
+			if got, want := slices.Sorted(maps.Keys(found)), slices.Sorted(slices.Values(c.keys)); !slices.Equal(got,
+				want) {
 				t.Errorf("the chart has %q, want %q", got, want)
 			}
 			for key, property := range found {

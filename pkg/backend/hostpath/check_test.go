@@ -36,7 +36,8 @@ func goodImage() *volume {
 }
 
 func goodSnapshot() *snapshot {
-	return &snapshot{ID: someSnapshot, Name: "snapshot-1", Source: someVolume, Accept: frozen, Created: someTime, content: content{Size: 1 << 20, Kind: directory}}
+	return &snapshot{ID: someSnapshot, Name: "snapshot-1", Source: someVolume, Accept: frozen, Created: someTime,
+		content: content{Size: 1 << 20, Kind: directory}}
 }
 
 func memberOf(group string, volumes ...string) (members []member) {
@@ -49,13 +50,15 @@ func memberOf(group string, volumes ...string) (members []member) {
 }
 
 func goodGroup() *group {
-	return &group{ID: someGroup, Name: "group-1", Created: someTime, Members: memberOf(someGroup, someVolume, otherVolume)}
+	return &group{ID: someGroup, Name: "group-1", Created: someTime,
+		Members: memberOf(someGroup, someVolume, otherVolume)}
 }
 
 func goodPart() *group {
 	all := []string{someVolume, otherVolume, "another node's"}
 	slices.Sort(all)
-	return &group{ID: somePart, Name: "group-1", Created: someTime, Members: memberOf(somePart, someVolume), All: all, Cut: "cut"}
+	return &group{ID: somePart, Name: "group-1", Created: someTime, Members: memberOf(somePart, someVolume), All: all,
+		Cut: "cut"}
 }
 
 // with returns a copy that change has changed.
@@ -75,28 +78,38 @@ func inline(v *volume) {
 func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 	mark := &quota.Mark{Kind: quota.Subvolume}
 	for name, err := range map[string]error{
-		"directory":                       goodVolume().check(someVolume),
-		"image":                           goodImage().check(someVolume),
-		"block device":                    with(goodImage(), func(v *volume) { v.FSType, v.Block = "", true }).check(someVolume),
-		"image without use":               with(goodImage(), func(v *volume) { v.FSType = "" }).check(someVolume),
-		"btrfs of 128 MiB":                with(goodImage(), func(v *volume) { v.FSType, v.Size = "btrfs", 128<<20 }).check(someVolume),
+		"directory": goodVolume().check(someVolume),
+		"image":     goodImage().check(someVolume),
+		"block device": with(goodImage(),
+			func(v *volume) { v.FSType, v.Block = "", true }).check(someVolume),
+		"image without use": with(goodImage(), func(v *volume) { v.FSType = "" }).check(someVolume),
+		"btrfs of 128 MiB": with(goodImage(),
+			func(v *volume) { v.FSType, v.Size = "btrfs", 128<<20 }).check(someVolume),
 		"image that a person made longer": with(goodImage(), func(v *volume) { v.Size++ }).check(someVolume),
 		"inline":                          with(goodVolume(), inline).checkOwn(),
-		"inline with a label":             with(goodVolume(), func(v *volume) { inline(v); v.Class = settings{labelKey: "x"} }).checkOwn(),
-		"inline and promised":             with(goodVolume(), func(v *volume) { inline(v); v.Promised = true }).checkOwn(),
-		"restored":                        with(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someSnapshot} }).check(someVolume),
-		"cloned":                          with(goodVolume(), func(v *volume) { v.From = &origin{Volume: otherVolume} }).check(someVolume),
+		"inline with a label": with(goodVolume(),
+			func(v *volume) { inline(v); v.Class = settings{labelKey: "x"} }).checkOwn(),
+		"inline and promised": with(goodVolume(),
+			func(v *volume) { inline(v); v.Promised = true }).checkOwn(),
+		"restored": with(goodVolume(),
+			func(v *volume) { v.From = &origin{Snapshot: someSnapshot} }).check(someVolume),
+		"cloned": with(goodVolume(),
+			func(v *volume) { v.From = &origin{Volume: otherVolume} }).check(someVolume),
 		"settings": with(goodImage(), func(v *volume) {
 			v.Class = settings{directIOKey: "false", readAheadKey: "131072", enforceKey: required}
 			v.Mutable = settings{readAheadKey: "4096", labelKey: strings.Repeat("x", 128)}
 		}).check(someVolume),
-		"a label that is refused now": with(goodVolume(), func(v *volume) { v.Class = settings{labelKey: "\u202e\u0085"} }).check(someVolume),
+		"a label that is refused now": with(goodVolume(),
+			func(v *volume) { v.Class = settings{labelKey: "\u202e\u0085"} }).check(someVolume),
 		"project": with(goodVolume(), func(v *volume) {
 			v.Mark, v.Enforced = &quota.Mark{Kind: quota.Project, Project: 0x40000000}, true
 		}).check(someVolume),
-		"subvolume":                       with(goodVolume(), func(v *volume) { v.Mark, v.Enforced = mark, true }).check(someVolume),
-		"subvolume without a limit":       with(goodVolume(), func(v *volume) { v.Mark, v.Promised = mark, true }).check(someVolume),
-		"promised, then quotas turned on": with(goodVolume(), func(v *volume) { v.Mark, v.Promised, v.Enforced = mark, true, true }).check(someVolume),
+		"subvolume": with(goodVolume(),
+			func(v *volume) { v.Mark, v.Enforced = mark, true }).check(someVolume),
+		"subvolume without a limit": with(goodVolume(),
+			func(v *volume) { v.Mark, v.Promised = mark, true }).check(someVolume),
+		"promised, then quotas turned on": with(goodVolume(),
+			func(v *volume) { v.Mark, v.Promised, v.Enforced = mark, true, true }).check(someVolume),
 		"enforced, then off without quotas": with(goodVolume(), func(v *volume) {
 			v.Mark, v.Enforced, v.Mutable = mark, true, settings{enforceKey: off}
 		}).check(someVolume),
@@ -119,7 +132,8 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 	for _, group := range []string{someGroup, somePart} {
 		for _, from := range digestedForMember(group, someVolume) {
 			n := with(goodSnapshot(), func(n *snapshot) {
-				n.ID, n.Name, n.Group, n.content = volumeid.New(volumeid.Snapshot, "node-1", from), someVolume, group, goodImage().content
+				n.ID, n.Name, n.Group, n.content = volumeid.New(volumeid.Snapshot, "node-1",
+					from), someVolume, group, goodImage().content
 			})
 			if err := n.check(n.ID); err != nil {
 				t.Errorf("member %q: %v", from, err)
@@ -168,39 +182,64 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 	ofGroup := func(g *group, change func(g *group)) error { change(g); return g.check(g.ID) }
 	project := func(n uint32) *quota.Mark { return &quota.Mark{Kind: quota.Project, Project: n} }
 	for fields, errs := range map[string][]error{
-		"id":                                {goodVolume().check(otherVolume), goodSnapshot().check(someGroup), goodGroup().check(someSnapshot), ofVolume(goodVolume(), func(v *volume) { v.ID = someSnapshot })},
-		"id and name":                       {ofVolume(goodVolume(), func(v *volume) { v.Name = "pvc-2" }), ofSnapshot(func(n *snapshot) { n.Name = "x" }), ofGroup(goodGroup(), func(g *group) { g.Name = "x" })},
-		"name":                              {ofVolume(goodVolume(), func(v *volume) { v.Name = "" }), ofVolume(goodVolume(), func(v *volume) { v.Name = strings.Repeat("x", 2000) }), ofSnapshot(func(n *snapshot) { n.Name = "" })},
-		"inline":                            {ofVolume(goodVolume(), func(v *volume) { v.Inline = true }), ofVolume(goodVolume(), func(v *volume) { inline(v); v.Inline = false })},
-		"created":                           {ofVolume(goodVolume(), func(v *volume) { v.Created = time.Time{} }), ofSnapshot(func(n *snapshot) { n.Created = time.Time{} }), ofGroup(goodGroup(), func(g *group) { g.Created = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) })},
-		"size":                              {ofVolume(goodVolume(), func(v *volume) { v.Size = 0 }), ofVolume(goodImage(), func(v *volume) { v.Size = -1 }), ofVolume(goodImage(), func(v *volume) { v.Size = 1<<62 + 4096 }), ofSnapshot(func(n *snapshot) { n.Size = -4096 })},
-		"kind":                              {ofVolume(goodVolume(), func(v *volume) { v.Kind = "" }), ofVolume(goodVolume(), func(v *volume) { v.Kind = "disk" })},
-		"fsType, block and sector":          {ofVolume(goodVolume(), func(v *volume) { v.FSType = "ext4" }), ofVolume(goodVolume(), func(v *volume) { v.Block = true }), ofVolume(goodVolume(), func(v *volume) { v.Sector = 512 })},
-		"sector":                            {ofVolume(goodImage(), func(v *volume) { v.Sector = 0 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 256 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 1536 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 8192 })},
-		"fsType":                            {ofVolume(goodImage(), func(v *volume) { v.FSType = "vfat" })},
-		"block and fsType":                  {ofVolume(goodImage(), func(v *volume) { v.Block = true })},
-		"from":                              {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
-		"inline and from":                   {ofVolume(goodVolume(), func(v *volume) { inline(v); v.From = &origin{Volume: otherVolume} })},
-		"class":                             {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }), ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
-		"mutable":                           {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }), ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
-		"kind and class":                    {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
-		"enforced without mark":             {ofVolume(goodVolume(), func(v *volume) { v.Enforced = true })},
-		"mark":                              {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(1000) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: quota.Subvolume, Project: 1} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: "zfs"} })},
-		"kind, mark, enforced and promised": {ofVolume(goodImage(), func(v *volume) { v.Promised = true }), ofVolume(goodImage(), func(v *volume) { v.Mark = project(0x40000000) }), ofVolume(goodImage(), func(v *volume) { v.Enforced = true })},
-		"source":                            {ofSnapshot(func(n *snapshot) { n.Source = "" }), ofSnapshot(func(n *snapshot) { n.Source = someSnapshot })},
-		"held":                              {ofSnapshot(func(n *snapshot) { n.Held = -1 })},
-		"consistency":                       {ofSnapshot(func(n *snapshot) { n.Accept = "" }), ofSnapshot(func(n *snapshot) { n.Accept = "torn" })},
+		"id": {goodVolume().check(otherVolume), goodSnapshot().check(someGroup),
+			goodGroup().check(someSnapshot), ofVolume(goodVolume(), func(v *volume) { v.ID = someSnapshot })},
+		"id and name": {ofVolume(goodVolume(), func(v *volume) { v.Name = "pvc-2" }),
+			ofSnapshot(func(n *snapshot) { n.Name = "x" }), ofGroup(goodGroup(), func(g *group) { g.Name = "x" })},
+		"name": {ofVolume(goodVolume(), func(v *volume) { v.Name = "" }),
+			ofVolume(goodVolume(), func(v *volume) {
+				v.Name = strings.Repeat("x",
+					2000)
+			}), ofSnapshot(func(n *snapshot) { n.Name = "" })},
+		"inline": {ofVolume(goodVolume(), func(v *volume) { v.Inline = true }),
+			ofVolume(goodVolume(), func(v *volume) { inline(v); v.Inline = false })},
+		"created": {ofVolume(goodVolume(), func(v *volume) { v.Created = time.Time{} }),
+			ofSnapshot(func(n *snapshot) { n.Created = time.Time{} }), ofGroup(goodGroup(),
+				func(g *group) { g.Created = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) })},
+		"size": {ofVolume(goodVolume(), func(v *volume) { v.Size = 0 }),
+			ofVolume(goodImage(), func(v *volume) { v.Size = -1 }), ofVolume(goodImage(),
+				func(v *volume) { v.Size = 1<<62 + 4096 }), ofSnapshot(func(n *snapshot) { n.Size = -4096 })},
+		"kind": {ofVolume(goodVolume(), func(v *volume) { v.Kind = "" }),
+			ofVolume(goodVolume(), func(v *volume) { v.Kind = "disk" })},
+		"fsType, block and sector": {ofVolume(goodVolume(), func(v *volume) { v.FSType = "ext4" }),
+			ofVolume(goodVolume(), func(v *volume) { v.Block = true }), ofVolume(goodVolume(),
+				func(v *volume) { v.Sector = 512 })},
+		"sector": {ofVolume(goodImage(), func(v *volume) { v.Sector = 0 }),
+			ofVolume(goodImage(), func(v *volume) { v.Sector = 256 }), ofVolume(goodImage(),
+				func(v *volume) { v.Sector = 1536 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 8192 })},
+		"fsType":           {ofVolume(goodImage(), func(v *volume) { v.FSType = "vfat" })},
+		"block and fsType": {ofVolume(goodImage(), func(v *volume) { v.Block = true })},
+		"from":             {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
+		"inline and from": {ofVolume(goodVolume(),
+			func(v *volume) { inline(v); v.From = &origin{Volume: otherVolume} })},
+		"class":                 {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }), ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
+		"mutable":               {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }), ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
+		"kind and class":        {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
+		"enforced without mark": {ofVolume(goodVolume(), func(v *volume) { v.Enforced = true })},
+		"mark":                  {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(1000) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: quota.Subvolume, Project: 1} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: "zfs"} })},
+		"kind, mark, enforced and promised": {ofVolume(goodImage(), func(v *volume) { v.Promised = true }),
+			ofVolume(goodImage(), func(v *volume) { v.Mark = project(0x40000000) }), ofVolume(goodImage(),
+				func(v *volume) { v.Enforced = true })},
+		"source": {ofSnapshot(func(n *snapshot) { n.Source = "" }),
+			ofSnapshot(func(n *snapshot) { n.Source = someSnapshot })},
+		"held": {ofSnapshot(func(n *snapshot) { n.Held = -1 })},
+		"consistency": {ofSnapshot(func(n *snapshot) { n.Accept = "" }),
+			ofSnapshot(func(n *snapshot) { n.Accept = "torn" })},
 		"cloned and kind":                   {ofSnapshot(func(n *snapshot) { n.Cloned = true })},
 		"group":                             {ofSnapshot(func(n *snapshot) { n.Group = someVolume })},
 		"group, name, consistency and kind": {ofSnapshot(func(n *snapshot) { n.Group = someGroup })},
 		"members":                           {ofGroup(goodGroup(), func(g *group) { g.Members = nil }), ofGroup(goodGroup(), func(g *group) { slices.Reverse(g.Members) }), ofGroup(goodGroup(), func(g *group) { g.Members[1] = g.Members[0] }), ofGroup(goodGroup(), func(g *group) { g.Members[0].ID = someSnapshot }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Source = "" }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Half = "volumes/" + someVolume }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Half += "/../x" }), ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
-		"id and cut":                        {ofGroup(goodGroup(), func(g *group) { g.Cut = "x" }), ofGroup(goodPart(), func(g *group) { g.Cut = "" })},
-		"id, settled and all":               {ofGroup(goodGroup(), func(g *group) { g.Settled = true }), ofGroup(goodGroup(), func(g *group) { g.All = []string{someVolume, otherVolume} })},
-		"all":                               {ofGroup(goodPart(), func(g *group) { slices.Reverse(g.All) }), ofGroup(goodPart(), func(g *group) { g.All = slices.Insert(g.All, 1, g.All[0]) })},
-		"members and all":                   {ofGroup(goodPart(), func(g *group) { g.All = []string{otherVolume} })},
+		"id and cut": {ofGroup(goodGroup(), func(g *group) { g.Cut = "x" }),
+			ofGroup(goodPart(), func(g *group) { g.Cut = "" })},
+		"id, settled and all": {ofGroup(goodGroup(), func(g *group) { g.Settled = true }),
+			ofGroup(goodGroup(), func(g *group) { g.All = []string{someVolume, otherVolume} })},
+		"all": {ofGroup(goodPart(), func(g *group) { slices.Reverse(g.All) }),
+			ofGroup(goodPart(), func(g *group) { g.All = slices.Insert(g.All, 1, g.All[0]) })},
+		"members and all": {ofGroup(goodPart(), func(g *group) { g.All = []string{otherVolume} })},
 	} {
 		for i, err := range errs {
-			if !errors.Is(err, record.ErrDamaged) || !strings.Contains(err.Error(), fields+": ") && !strings.HasSuffix(err.Error(), fields) {
+			if !errors.Is(err, record.ErrDamaged) || !strings.Contains(err.Error(), fields+": ") &&
+				!strings.HasSuffix(err.Error(), fields) {
 				t.Errorf("%s, case %d: %v, want ErrDamaged that names these fields", fields, i, err)
 			}
 		}

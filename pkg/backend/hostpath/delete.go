@@ -149,8 +149,8 @@ func (b *Backend) DeleteGroup(_ context.Context, id string, snapshots []string, 
 	return b.removeGroup(id, func(g *group) error { return g.hasMembers(snapshots) })
 }
 
-// removeGroup moves a group to the trash if it exists and allow returns nil. The group does not
-// change while allow runs.
+// removeGroup moves a group to the trash if the group exists and allow returns nil. The group does
+// not change while allow runs.
 func (b *Backend) removeGroup(id string, allow func(*group) error) error {
 	return b.remove(id, func(*root) (*deletion, error) {
 		g, err := b.group(id)

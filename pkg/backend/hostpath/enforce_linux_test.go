@@ -81,7 +81,8 @@ func (w *world) put(v backend.Volume) (fits bool) {
 	cp := exec.Command("cp", "--sparse=never", "--reflink=never", source, filepath.Join(data, "20MiB"))
 	cp.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}
 	out, err := cp.CombinedOutput()
-	if err != nil && !strings.Contains(string(out), "No space left") && !strings.Contains(string(out), "quota exceeded") {
+	if err != nil && !strings.Contains(string(out), "No space left") &&
+		!strings.Contains(string(out), "quota exceeded") {
 		w.Fatalf("%v: %s", err, out)
 	}
 	w.sync()
@@ -149,9 +150,11 @@ func heldToItsSize(w *world) {
 	}
 
 	n := w.snapshot(b, v, "n")
-	restored, err := b.Restore(ctx, n.ID, backend.CreateOptions{Name: "restored", Required: 48 * mib, Access: []backend.Access{{}}})
+	restored, err := b.Restore(ctx, n.ID,
+		backend.CreateOptions{Name: "restored", Required: 48 * mib, Access: []backend.Access{{}}})
 	must(err)
-	if got, want := len(w.read(w.path(volumesDir, restored.ID, dataDir, "20MiB"))), 20*mib; got != want || w.total(b, restored) != 48*mib {
+	if got, want := len(w.read(w.path(volumesDir, restored.ID, dataDir, "20MiB"))), 20*mib; got != want ||
+		w.total(b, restored) != 48*mib {
 		w.Errorf("it has %d bytes, want %d, and its stats show %d", got, want, w.total(b, restored))
 	}
 	clone, err := b.Clone(ctx, v.ID, backend.CreateOptions{Name: "clone", Access: []backend.Access{{}}})
@@ -260,7 +263,8 @@ func TestSizesThatCantBeEnforced(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
 	b := w.open()
-	o := backend.CreateOptions{Name: "required", Access: []backend.Access{{}}, Required: mib, Parameters: map[string]string{enforceKey: required}}
+	o := backend.CreateOptions{Name: "required", Access: []backend.Access{{}}, Required: mib,
+		Parameters: map[string]string{enforceKey: required}}
 	if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrExhausted) || !strings.Contains(err.Error(), "quota") {
 		t.Errorf("Create = %v, want ErrExhausted that says what to do", err)
 	}
@@ -279,11 +283,13 @@ func TestSizesThatCantBeEnforced(t *testing.T) {
 		if _, err := b.Mount(ctx, v.ID, backend.Access{Context: v.Context}); err != nil {
 			t.Errorf("Mount with the volume's own context: %v", err)
 		}
-		if err := b.Modify(ctx, v.ID, map[string]string{enforceKey: required}, nil); !errors.Is(err, backend.ErrInvalid) {
+		if err := b.Modify(ctx, v.ID, map[string]string{enforceKey: required}, nil); !errors.Is(err,
+			backend.ErrInvalid) {
 			t.Errorf("Modify to required: %v, want ErrInvalid", err)
 		}
 	}
-	if _, err := b.Mount(ctx, w.held(b, "x", mib, off).ID, backend.Access{Context: map[string]string{contextKey: contextPromised}}); !errors.Is(err, backend.ErrInvalid) {
+	if _, err := b.Mount(ctx, w.held(b, "x", mib, off).ID,
+		backend.Access{Context: map[string]string{contextKey: contextPromised}}); !errors.Is(err, backend.ErrInvalid) {
 		t.Errorf("Mount with another's context: %v, want ErrInvalid", err)
 	}
 }

@@ -68,7 +68,7 @@ func (f *Flags) Check(kubeletDir, stateDir string) error {
 	return nil
 }
 
-// resolved returns path without links, or path itself if it does not exist.
+// resolved returns path without links, or path itself if that does not exist.
 func resolved(path string) string {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		return real

@@ -69,7 +69,8 @@ func values(text string, number int64) []any {
 	return []any{
 		nil, true, false, 0, 1, -1, 512, 4096, int64(1) << 62, number, text, "directory", "image", "ext4", "xfs", "frozen", "none",
 		someVolume, someSnapshot, someGroup, somePart, someTime, []any{}, []any{nil}, []any{text}, []any{member}, []any{member, member}, []any{odd},
-		map[string]any{}, map[string]any{"kind": "project", "project": number}, map[string]any{"kind": "project", "project": 0x40000000}, map[string]any{"kind": "subvolume"},
+		map[string]any{}, map[string]any{"kind": "project", "project": number}, map[string]any{"kind": "project",
+			"project": 0x40000000}, map[string]any{"kind": "subvolume"},
 		map[string]any{"kind": text}, map[string]any{"snapshot": someSnapshot}, map[string]any{"volume": otherVolume}, map[string]any{"snapshot": text, "volume": text},
 		settings{enforceKey: off}, settings{enforceKey: required}, settings{directIOKey: "false"}, settings{readAheadKey: text}, settings{labelKey: text}, settings{text: text},
 	}
@@ -141,7 +142,8 @@ func FuzzRecord(f *testing.F) {
 // soon fails the test if do does not return.
 func soon(t *testing.T, do func()) {
 	done := make(chan error, 1)
-	go func() { done <- guard.Do(func() error { do(); return nil }) }() // a panic would end the fuzzer without its input
+	// a panic would end the fuzzer without its input
+	go func() { done <- guard.Do(func() error { do(); return nil }) }()
 	select {
 	case err := <-done:
 		if p := (*guard.Panic)(nil); errors.As(err, &p) {
@@ -178,11 +180,15 @@ func newGarden(f *testing.F) *garden {
 	}
 	g.group = &group{ID: volumeid.New(volumeid.Group, "node-1", "good"), Name: "good", Created: someTime}
 	g.group.Members = memberOf(g.group.ID, g.image.ID)
-	member := &snapshot{ID: g.group.Members[0].ID, Name: g.image.ID, Source: g.image.ID, Accept: frozen, Group: g.group.ID, Created: someTime, content: goodImage().content}
+	member := &snapshot{ID: g.group.Members[0].ID, Name: g.image.ID, Source: g.image.ID, Accept: frozen,
+		Group: g.group.ID, Created: someTime, content: goodImage().content}
 	groupFile, err := groupFormat.Encode(g.group)
 	memberFile, err2 := snapshotFormat.Encode(member)
-	if err := errors.Join(err, err2, g.write(path.Join(groupsDir, g.group.ID, recordFile), groupFile), g.write(path.Join(snapshotsDir, member.ID, recordFile), memberFile),
-		g.write(path.Join(snapshotsDir, member.ID, imageFile), make([]byte, 4096)), g.write(path.Join(volumesDir, g.volume.ID, dataDir, "precious"), []byte("precious"))); err != nil {
+	if err := errors.Join(err, err2, g.write(path.Join(groupsDir, g.group.ID, recordFile), groupFile),
+		g.write(path.Join(snapshotsDir, member.ID, recordFile), memberFile),
+		g.write(path.Join(snapshotsDir, member.ID, imageFile),
+			make([]byte, 4096)), g.write(path.Join(volumesDir, g.volume.ID, dataDir,
+			"precious"), []byte("precious"))); err != nil {
 		f.Fatal(err)
 	}
 	g.good = g.files(f)
@@ -248,7 +254,8 @@ func (g *garden) plant(t *testing.T, dir string, file, data []byte) map[string]s
 		return planted
 	}
 	for i, m := range made.Members {
-		if i < 4 && path.Dir(m.Half) == stagingDir && filepath.IsLocal(m.Half) && len(m.Half) < 200 && !strings.ContainsRune(m.Half, 0) {
+		if i < 4 && path.Dir(m.Half) == stagingDir && filepath.IsLocal(m.Half) && len(m.Half) < 200 &&
+			!strings.ContainsRune(m.Half, 0) {
 			_ = g.write(path.Join(m.Half, imageFile), []byte("x"))
 		}
 	}
@@ -320,7 +327,8 @@ func (g *garden) start(t *testing.T, id, dir string, planted map[string]string) 
 	left := g.files(t)
 	for name, content := range planted {
 		if left[path.Join(dir, name)] != content {
-			t.Errorf("the record can't be used, and %s holds %.100q, before %.100q", name, left[path.Join(dir, name)], content)
+			t.Errorf("the record can't be used, and %s holds %.100q, before %.100q", name, left[path.Join(dir, name)],
+				content)
 		}
 	}
 }

@@ -66,10 +66,12 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), `"held"`) {
 		t.Fatalf("Snapshot = %v, want ErrPrecondition and the name of the file", err)
 	}
-	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "m", Source: v.ID}); !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "still hangs") {
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "m", Source: v.ID}); !errors.Is(err,
+		backend.ErrPrecondition) || !strings.Contains(err.Error(), "still hangs") {
 		t.Errorf("the next Snapshot = %v, want that the first still hangs", err)
 	}
-	if reasons, messages := w.reasons(b, v.ID); fmt.Sprint(reasons) != "[CopyStalled]" || !strings.Contains(messages, `"held"`) {
+	if reasons, messages := w.reasons(b, v.ID); fmt.Sprint(reasons) != "[CopyStalled]" ||
+		!strings.Contains(messages, `"held"`) {
 		t.Errorf("the health is %v: %s", reasons, messages)
 	}
 	if n := b.troubles.hanging(); n != 1 {
@@ -107,7 +109,8 @@ func TestAListingThatHangs(t *testing.T) {
 		listing.Kill()
 		maker.Wait()
 	})
-	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID}); err != nil && !errors.Is(err, backend.ErrPrecondition) {
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID}); err != nil &&
+		!errors.Is(err, backend.ErrPrecondition) {
 		t.Errorf("Snapshot = %v, want ErrPrecondition or none", err)
 	}
 	if _, _, err := b.Usage(ctx, v.ID); err != nil && !errors.Is(err, backend.ErrPrecondition) {
@@ -176,7 +179,8 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 		v, file := w.withFile(b, fmt.Sprint("hostile", i), tenant)
 		processes, ids = append(processes, hang.Write(t, file)), append(ids, v.ID)
 		go func() {
-			_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: fmt.Sprint("hostile", i), Source: v.ID, Namespace: tenant})
+			_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: fmt.Sprint("hostile", i), Source: v.ID,
+				Namespace: tenant})
 			ended <- err
 		}()
 	}
@@ -215,7 +219,8 @@ func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
 	for busy, want := range map[int]string{63: "", 64: "HelpersExhausted"} {
 		pool.Busy = busy
 		got, err := b.StorageHealth(context.Background())
-		if reasons := fmt.Sprint(got); err != nil || (want == "") != (len(got) == 0) || !strings.Contains(reasons, want) || strings.Contains(reasons, "%!") {
+		if reasons := fmt.Sprint(got); err != nil || (want == "") != (len(got) == 0) ||
+			!strings.Contains(reasons, want) || strings.Contains(reasons, "%!") {
 			t.Errorf("StorageHealth with %d busy helpers = %v, %v, want %q", busy, got, err, want)
 		}
 		i := slices.IndexFunc(b.Metrics(), func(m backend.Metric) bool {
@@ -252,11 +257,14 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 			w.Errorf("the tenant is %q", m.Tenant)
 		}
 		images, tenant := b.cfg.Images, ""
-		b.cfg.Images = changed{Images: images, freeze: func(ctx context.Context, of string, paths []string, limit time.Duration, cut func(context.Context) error) error {
-			tenant = of
-			return images.Freeze(ctx, of, paths, limit, cut)
-		}}
-		if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID, Namespace: "team-a"}); err != nil {
+		b.cfg.Images = changed{Images: images,
+			freeze: func(ctx context.Context, of string, paths []string, limit time.Duration,
+				cut func(context.Context) error) error {
+				tenant = of
+				return images.Freeze(ctx, of, paths, limit, cut)
+			}}
+		if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID,
+			Namespace: "team-a"}); err != nil {
 			w.Fatal(err)
 		}
 		if f.Reflinks && tenant != "team-a" {
@@ -312,9 +320,10 @@ func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
 	w := newRoot(t, xfs)
 	var warnings []string
 	w.cfg.Warn = func(volume, reason, message string) { warnings = append(warnings, volume+" "+reason+": "+message) }
-	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(context.Context, string, []string, time.Duration, func(context.Context) error) error {
-		return fmt.Errorf("%w: a write hangs", mounter.ErrStalled)
-	}}
+	w.cfg.Images = changed{Images: w.cfg.Images,
+		freeze: func(context.Context, string, []string, time.Duration, func(context.Context) error) error {
+			return fmt.Errorf("%w: a write hangs", mounter.ErrStalled)
+		}}
 	b := w.open()
 	v, err := b.Create(context.Background(), imageOptions("v", nil, nil))
 	if err != nil {
@@ -323,7 +332,8 @@ func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
 	if _, err := b.Snapshot(context.Background(), backend.SnapshotOptions{Name: "n", Source: v.ID}); err != nil {
 		t.Fatal(err)
 	}
-	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], v.ID+" CopyUnfrozen: ") || !strings.HasSuffix(warnings[0], "a write hangs") {
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], v.ID+" CopyUnfrozen: ") ||
+		!strings.HasSuffix(warnings[0], "a write hangs") {
 		t.Errorf("the warnings are %q, want one with the volume and the reason", warnings)
 	}
 }
@@ -334,7 +344,8 @@ func TestACopyWithoutProgressSaysWhere(t *testing.T) {
 	all := troubles{warn: func(volume, reason, message string) {
 		warnings = append(warnings, volume+" "+reason+" "+message)
 	}}
-	job, w := &copyJob{Job: new(jobs.Job)}, watch{troubles: &all, claim: fair.Claim{Volume: "v"}, leave: func() {}, after: stallAfter}
+	job, w := &copyJob{Job: new(jobs.Job)}, watch{troubles: &all, claim: fair.Claim{Volume: "v"}, leave: func() {},
+		after: stallAfter}
 	for _, tc := range []struct {
 		idle time.Duration
 		want string
@@ -343,7 +354,8 @@ func TestACopyWithoutProgressSaysWhere(t *testing.T) {
 		r := copyReport{Bytes: 50, Idle: tc.idle, Entry: "held"}
 		job.report(r)
 		w.report(r)
-		if got := job.Progress().String(); !strings.HasPrefix(got, "50 bytes so far") || strings.Contains(got, `no progress at "held" since `) != (tc.want != "") {
+		if got := job.Progress().String(); !strings.HasPrefix(got, "50 bytes so far") ||
+			strings.Contains(got, `no progress at "held" since `) != (tc.want != "") {
 			t.Errorf("after %s without progress a call that joins is told %q", tc.idle, got)
 		}
 		conditions := all.conditions("v")
@@ -354,7 +366,8 @@ func TestACopyWithoutProgressSaysWhere(t *testing.T) {
 			t.Errorf("it hangs since %s, want the last progress, at %s", one.since, before)
 		}
 	}
-	if got := fmt.Sprint(warnings); len(warnings) != 1 || !strings.HasPrefix(got, "[v CopyStalled ") || !strings.Contains(got, `"held"`) {
+	if got := fmt.Sprint(warnings); len(warnings) != 1 || !strings.HasPrefix(got, "[v CopyStalled ") ||
+		!strings.Contains(got, `"held"`) {
 		t.Errorf("the warnings are %s, want one", got)
 	}
 }
@@ -372,7 +385,8 @@ func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
 		all.hang(claim(i, "a"), time.Now(), "a lock")
 		all.hang(fair.Claim{Volume: fmt.Sprint("unknown", i)}, time.Now(), "a lock")
 	}
-	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) || !strings.HasSuffix(err.Error(), ": a0, a1, a2, a3, a4, a5, a6, a7") {
+	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) ||
+		!strings.HasSuffix(err.Error(), ": a0, a1, a2, a3, a4, a5, a6, a7") {
 		t.Errorf("one more copy of the tenant: %v, want ErrPrecondition with the volumes", err)
 	}
 	for _, other := range []fair.Claim{claim(0, "b"), {Volume: "unknown"}} {
@@ -404,9 +418,16 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 			claim func(i int) fair.Claim
 			most  int
 		}{
-			"tenant": {func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Tenant: "a", Volume: fmt.Sprint(i)} }, resource.number / 2},
-			"volume": {func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Volume: "a"} }, resource.number / 2},
-			"kind":   {func(i int) fair.Claim { return fair.Claim{Kind: "a", Tenant: fmt.Sprint(i), Volume: fmt.Sprint(i)} }, resource.number - 1},
+			"tenant": {func(i int) fair.Claim {
+				return fair.Claim{Kind: fmt.Sprint(i), Tenant: "a",
+					Volume: fmt.Sprint(i)}
+			}, resource.number / 2},
+			"volume": {func(i int) fair.Claim { return fair.Claim{Kind: fmt.Sprint(i), Volume: "a"} },
+				resource.number / 2},
+			"kind": {func(i int) fair.Claim {
+				return fair.Claim{Kind: "a", Tenant: fmt.Sprint(i),
+					Volume: fmt.Sprint(i)}
+			}, resource.number - 1},
 		} {
 			t.Run(name+"/"+by, func(t *testing.T) {
 				const claims = 100

@@ -21,13 +21,14 @@
 // Below the root, objects are named relative to it. Absolute paths occur in what package
 // mounter gets, and in messages.
 //
-// This package decides, and maps errors to the classes of package backend. It calls three others,
-// which know nothing of each other: internal/store keeps objects on the disk, internal/catalog
-// finds them in memory, and internal/jobs runs copies that take longer than a call.
+// This package decides, and maps errors to the classes of package backend. The package calls three
+// others, which know nothing of each other: internal/store keeps objects on the disk,
+// internal/catalog finds them in memory, and internal/jobs runs copies that take longer than a
+// call.
 //
-// Create takes this path. It plans the content of the volume from the request (content.go) and
+// Create takes this path. Create plans the content of the volume from the request (content.go) and
 // looks in the catalog for a volume of that name: if there is one, it must fit the plan, and Create
-// ends. It asks jobs whether a copy is making that volume, and reserves the capacity in the
+// ends. Create asks jobs whether a copy is making that volume, and reserves the capacity in the
 // catalog. Then store.Make makes a directory in staging/. Create fills it with a directory that is
 // held to its size (enforce.go) or with an image and its filesystem (volume.go), and with the
 // record. store.Make syncs it, renames it to volumes/ and syncs that. Last, the volume enters the

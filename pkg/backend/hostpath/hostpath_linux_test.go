@@ -57,17 +57,20 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := b.Create(context.Background(), backend.CreateOptions{Name: "after", Required: 1 << 20, Access: []backend.Access{{}}})
+		_, err := b.Create(context.Background(),
+			backend.CreateOptions{Name: "after", Required: 1 << 20, Access: []backend.Access{{}}})
 		if !errors.Is(err, backend.ErrExhausted) {
 			t.Errorf("Create with %d free inodes = %v, want ErrExhausted", free, err)
 		}
 		if got := append(w.names(stagingDir), w.names(trashDir)...); len(got) != 0 {
 			t.Errorf("with %d free inodes %v are left", free, got)
 		}
-		if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available != 0 || c.Maximum != 0 {
+		if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available != 0 ||
+			c.Maximum != 0 {
 			t.Errorf("Capacity with %d free inodes = %+v, %v, want none", free, c, err)
 		}
-		if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 || c[0].Reason != "StorageInodesExhausted" || c[0].Severity != backend.Degraded {
+		if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 ||
+			c[0].Reason != "StorageInodesExhausted" || c[0].Severity != backend.Degraded {
 			t.Errorf("StorageHealth with %d free inodes = %+v, %v", free, c, err)
 		}
 	}
@@ -95,11 +98,14 @@ func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
 	refused := func(name string, size int64) {
 		t.Helper()
 		promised := b.catalog.Reserved()
-		if _, err := b.Create(ctx, backend.CreateOptions{Name: name, Required: size}); !errors.Is(err, backend.ErrExhausted) {
+		if _, err := b.Create(ctx, backend.CreateOptions{Name: name, Required: size}); !errors.Is(err,
+			backend.ErrExhausted) {
 			t.Errorf("Create of %d bytes beside %d that are promised = %v, want ErrExhausted", size, promised, err)
 		}
-		if left := append(w.names(stagingDir), w.names(trashDir)...); len(left) > 0 || b.catalog.Reserved() != promised {
-			t.Errorf("after a refusal %v are left, and %d bytes are promised, before %d", left, b.catalog.Reserved(), promised)
+		if left := append(w.names(stagingDir), w.names(trashDir)...); len(left) > 0 ||
+			b.catalog.Reserved() != promised {
+			t.Errorf("after a refusal %v are left, and %d bytes are promised, before %d", left, b.catalog.Reserved(),
+				promised)
 		}
 	}
 	refused("larger than the disk", 65*mib)
@@ -229,7 +235,8 @@ func TestAReadOnlyRoot(t *testing.T) {
 func TestAWholeFilesystemIsOurs(t *testing.T) {
 	w := newDisk(t, "size=64m")
 	b := w.open()
-	v, err := b.Create(context.Background(), backend.CreateOptions{Name: "v", Required: 48 << 20, Access: []backend.Access{{}}})
+	v, err := b.Create(context.Background(),
+		backend.CreateOptions{Name: "v", Required: 48 << 20, Access: []backend.Access{{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +246,8 @@ func TestAWholeFilesystemIsOurs(t *testing.T) {
 	}
 	after, err := b.Capacity(context.Background(), backend.CreateOptions{})
 	if err != nil || before.Available != 16<<20 || after != before {
-		t.Errorf("%d bytes are left, and %d when the volume uses what it was promised (%v)", before.Available, after.Available, err)
+		t.Errorf("%d bytes are left, and %d when the volume uses what it was promised (%v)", before.Available,
+			after.Available, err)
 	}
 }
 

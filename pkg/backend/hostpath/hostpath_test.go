@@ -51,7 +51,8 @@ type changed struct {
 }
 
 // freezing is the type of Freeze.
-type freezing = func(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error
+type freezing = func(ctx context.Context, tenant string, images []string, limit time.Duration,
+	cut func(context.Context) error) error
 
 func (c changed) MountPointsOf(source string) ([]string, error) {
 	if c.users == nil {
@@ -74,7 +75,8 @@ func (c changed) Tune(ctx context.Context, m mounter.Mount) error {
 	return c.tune(ctx, m)
 }
 
-func (c changed) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration, cut func(context.Context) error) error {
+func (c changed) Freeze(ctx context.Context, tenant string, images []string, limit time.Duration,
+	cut func(context.Context) error) error {
 	if c.freeze == nil {
 		return c.Images.Freeze(ctx, tenant, images, limit, cut)
 	}
@@ -170,7 +172,8 @@ func (w *world) refused(change ...func(*Config)) error {
 	if !errors.Is(err, backend.ErrNotReady) {
 		w.Errorf("Probe = %v, want ErrNotReady", err)
 	}
-	if _, err := b.Create(context.Background(), backend.CreateOptions{Name: "x"}); !errors.Is(err, backend.ErrUnavailable) {
+	if _, err := b.Create(context.Background(), backend.CreateOptions{Name: "x"}); !errors.Is(err,
+		backend.ErrUnavailable) {
 		w.Errorf("Create = %v, want ErrUnavailable", err)
 	}
 	return err
@@ -204,7 +207,8 @@ func (w *world) names(dir string) []string {
 
 func (w *world) create(b *Backend, name string) backend.Volume {
 	w.Helper()
-	v, err := b.Create(context.Background(), backend.CreateOptions{Name: name, Required: 1 << 20, Access: []backend.Access{{}}})
+	v, err := b.Create(context.Background(),
+		backend.CreateOptions{Name: name, Required: 1 << 20, Access: []backend.Access{{}}})
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -240,13 +244,15 @@ func TestFilesAreFoundAgainByTheNextProcess(t *testing.T) {
 func TestWhatACrashLeftIsSwept(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
-	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er", "volumes/lost+found", "volumes/somebody's/record.json"} {
+	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er", "volumes/lost+found",
+		"volumes/somebody's/record.json"} {
 		if err := os.MkdirAll(w.path(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b := w.open()
-	if sick, _, err := b.ListHealth(context.Background(), "", 10); err != nil || len(sick) != 0 || len(w.names(volumesDir)) != 2 {
+	if sick, _, err := b.ListHealth(context.Background(), "", 10); err != nil || len(sick) != 0 ||
+		len(w.names(volumesDir)) != 2 {
 		t.Errorf("what isn't ours is a volume that is %+v, %v, of %v", sick, err, w.names(volumesDir))
 	}
 	if got := b.count.swept.Load(); got != 1 || len(w.names(stagingDir)) != 0 {
@@ -261,10 +267,12 @@ func TestARecordThatCantBeReadIsReportedAndLeftAlone(t *testing.T) {
 		record func(good []byte) []byte
 		reason string
 	}{
-		"torn":            {func(b []byte) []byte { return b[:len(b)/2] }, "RecordUnreadable"},
-		"empty":           {func([]byte) []byte { return nil }, "RecordUnreadable"},
-		"of a newer one":  {func([]byte) []byte { return []byte(`{"version":2,"crc32c":"0","data":{}}`) }, "RecordOfNewerVersion"},
-		"of an older one": {func([]byte) []byte { return []byte(`{"version":0,"crc32c":"44136fa3","data":{}}`) }, "RecordUnreadable"},
+		"torn":  {func(b []byte) []byte { return b[:len(b)/2] }, "RecordUnreadable"},
+		"empty": {func([]byte) []byte { return nil }, "RecordUnreadable"},
+		"of a newer one": {func([]byte) []byte { return []byte(`{"version":2,"crc32c":"0","data":{}}`) },
+			"RecordOfNewerVersion"},
+		"of an older one": {func([]byte) []byte { return []byte(`{"version":0,"crc32c":"44136fa3","data":{}}`) },
+			"RecordUnreadable"},
 		"of another volume": {func(b []byte) []byte {
 			other := &volume{ID: "a" + strings.Repeat("0", 56), Name: "other", content: content{Size: 1}}
 			file, _ := volumeFormat.Encode(other)
@@ -287,7 +295,8 @@ func TestARecordThatCantBeReadIsReportedAndLeftAlone(t *testing.T) {
 			}
 
 			b = w.open()
-			if sick, more, err := b.ListHealth(ctx, "", 10); err != nil || more || len(sick) != 1 || sick[0].ID != bad.ID ||
+			if sick, more, err := b.ListHealth(ctx, "", 10); err != nil || more || len(sick) != 1 ||
+				sick[0].ID != bad.ID ||
 				sick[0].Conditions[0].Reason != tc.reason || sick[0].Conditions[0].Severity != backend.Inaccessible {
 				t.Errorf("ListHealth = %+v, %v, %v, want %s", sick, more, err, tc.reason)
 			}
@@ -361,7 +370,8 @@ func TestTheRootsIdentity(t *testing.T) {
 			os.Remove(w.path(identityFile))
 			os.Remove(w.cfg.Seen)
 		}, nil, "is not empty"},
-		"a torn identity":            {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt, "damaged"},
+		"a torn identity": {func(w *world) { os.WriteFile(w.path(identityFile), []byte("{"), 0o600) }, adopt,
+			"damaged"},
 		"an identity without a UUID": {func(w *world) { nameless(w, w.path(identityFile)) }, adopt, "invalid uuid"},
 		"a memory without a UUID":    {func(w *world) { nameless(w, w.cfg.Seen) }, adopt, "invalid uuid"},
 		"an identity of a newer release": {func(w *world) {
@@ -464,7 +474,8 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		unmounted++
-		if err := errors.Join(os.Rename(w.cfg.Root, fmt.Sprint(w.cfg.Root, unmounted)), os.Mkdir(w.cfg.Root, 0o700)); err != nil {
+		if err := errors.Join(os.Rename(w.cfg.Root, fmt.Sprint(w.cfg.Root, unmounted)),
+			os.Mkdir(w.cfg.Root, 0o700)); err != nil {
 			t.Fatal(err)
 		}
 		return had.UUID
@@ -601,7 +612,8 @@ func TestADeletedVolumesSpaceComesBack(t *testing.T) {
 		}
 	}
 	for i := range 1500 {
-		if err := os.WriteFile(filepath.Join(data, "a", strings.Repeat("f", 1+i%200)+string(rune('0'+i/200))), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(data, "a", strings.Repeat("f", 1+i%200)+string(rune('0'+i/200))), nil,
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -645,7 +657,8 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 	if len(reported) != 1 || !errors.As(reported[0], &p) || !strings.Contains(string(p.Stack), "unmounted") {
 		t.Errorf("reported were %v, want the panic with its stack", reported)
 	}
-	if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 || c[0].Reason != "TaskPanicked" || !strings.Contains(c[0].Message, "no mounts") {
+	if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 || c[0].Reason != "TaskPanicked" ||
+		!strings.Contains(c[0].Message, "no mounts") {
 		t.Errorf("StorageHealth = %+v, %v", c, err)
 	}
 	if err := b.Close(); err != nil {
@@ -656,11 +669,15 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
 	var x index
 	huge := content{Size: 1 << 62}
-	x.Replace(contents{Volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge}, {ID: "c", content: huge}}})
+	x.Replace(contents{Volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge},
+		{ID: "c", content: huge}}})
 	if x.Reserved() <= 0 {
 		t.Errorf("reserved = %d", x.Reserved())
 	}
-	if err := x.Reserve(1, func(p int64) int64 { return store.Space{Total: 1 << 40, Free: 1 << 40, Whole: true}.Available(p) }); !errors.As(err, new(*catalog.Full)) {
+	if err := x.Reserve(1, func(p int64) int64 {
+		return store.Space{Total: 1 << 40, Free: 1 << 40,
+			Whole: true}.Available(p)
+	}); !errors.As(err, new(*catalog.Full)) {
 		t.Errorf("Reserve = %v", err)
 	}
 }
@@ -686,7 +703,8 @@ func TestNoPathHasAName(t *testing.T) {
 		if _, err := b.Create(ctx, imageOptions("image "+name, nil, nil)); err != nil {
 			t.Fatal(err)
 		}
-		if volumes, snapshots := w.names(volumesDir), w.names(snapshotsDir); len(volumes) != 2*(i+1) || len(snapshots) != i+1 {
+		if volumes, snapshots := w.names(volumesDir), w.names(snapshotsDir); len(volumes) != 2*(i+1) ||
+			len(snapshots) != i+1 {
 			t.Errorf("after %q there are the volumes %q and the snapshots %q", name, volumes, snapshots)
 		}
 	}
@@ -706,7 +724,8 @@ func FuzzCreate(f *testing.F) {
 	f.Add("..", "kind", "image", int64(-1), int64(1))
 	f.Add("a/b\x00", "", "", int64(1<<62), int64(1<<62))
 	dir := f.TempDir()
-	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"), Images: mounter.NewFake(dir)})
+	b, err := New(Config{Root: dir, Node: "n", Init: true, Seen: filepath.Join(f.TempDir(), "seen"),
+		Images: mounter.NewFake(dir)})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -718,12 +737,14 @@ func FuzzCreate(f *testing.F) {
 		if required < 0 || limit < 0 || (limit > 0 && required > limit) {
 			return // the driver's to refuse
 		}
-		o := backend.CreateOptions{Name: name, Required: required, Limit: limit, Parameters: map[string]string{key: value}, Access: []backend.Access{{}}}
+		o := backend.CreateOptions{Name: name, Required: required, Limit: limit,
+			Parameters: map[string]string{key: value}, Access: []backend.Access{{}}}
 		v, err := b.Create(context.Background(), o)
 		if err != nil {
 			return
 		}
-		if key != "kind" && key != "consistency" || key == "kind" && (value != "directory" && value != "image") || v.Size < required || (limit > 0 && v.Size > limit) {
+		if key != "kind" && key != "consistency" || key == "kind" && (value != "directory" && value != "image") ||
+			v.Size < required || (limit > 0 && v.Size > limit) {
 			t.Errorf("Create(%+v) = %+v", o, v)
 		}
 		if err := b.Delete(context.Background(), v.ID, nil); err != nil {
@@ -767,7 +788,8 @@ func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
 			}
 			b = w.restart(b)
 			if got, err := b.Get(ctx, v.ID, nil); err != nil || got.Size != want || b.catalog.Reserved() != want {
-				t.Errorf("after a restart it has %d bytes, %v, and %d are promised, want %d", got.Size, err, b.catalog.Reserved(), want)
+				t.Errorf("after a restart it has %d bytes, %v, and %d are promised, want %d", got.Size, err,
+					b.catalog.Reserved(), want)
 			}
 		})
 	}
@@ -775,9 +797,11 @@ func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
 
 func TestAFreezeThatStaysIsTold(t *testing.T) {
 	w := newWorld(t)
-	w.cfg.Images = changed{Images: w.cfg.Images, freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration, cut func(context.Context) error) error {
-		return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
-	}}
+	w.cfg.Images = changed{Images: w.cfg.Images,
+		freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration,
+			cut func(context.Context) error) error {
+			return errors.Join(cut(ctx), mounter.ErrThawed, mounter.ErrFrozen)
+		}}
 	c := copying{Backend: w.open(), store: &root{Store: new(store.Store)}, job: &copyJob{Job: new(jobs.Job)}}
 	src, dst := w.file("src"), w.file("dst")
 	if err := c.cut(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {

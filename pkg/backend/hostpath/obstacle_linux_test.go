@@ -52,7 +52,8 @@ func newScene(t *testing.T) *scene {
 	if s.badImage, err = b.Create(t.Context(), imageOptions("image", nil, nil)); err != nil {
 		t.Fatal(err)
 	}
-	for name, n := range map[string]*backend.Snapshot{"good": &s.goodSnapshot, "bad": &s.badSnapshot, "image": &s.badImageSnapshot} {
+	for name, n := range map[string]*backend.Snapshot{"good": &s.goodSnapshot, "bad": &s.badSnapshot,
+		"image": &s.badImageSnapshot} {
 		source := map[string]string{"good": s.good.ID, "bad": s.good.ID, "image": s.badImage.ID}[name]
 		if *n, err = b.Snapshot(t.Context(), backend.SnapshotOptions{Name: name, Source: source}); err != nil {
 			t.Fatal(err)
@@ -183,22 +184,32 @@ func (s *scene) ends(b *Backend) {
 // the place of one file or directory.
 func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 	for name, place := range map[string]func(s *scene) string{
-		"leftover of the identity":  func(s *scene) string { return s.path(identityFile + ".new") },
-		"leftover of the memory":    func(s *scene) string { return s.cfg.Seen + ".new" },
-		"volume":                    func(s *scene) string { return s.path(volumesDir, s.bad.ID) },
-		"record of a volume":        func(s *scene) string { return s.path(volumesDir, s.bad.ID, recordFile) },
-		"leftover of a record":      func(s *scene) string { return s.path(volumesDir, s.bad.ID, recordFile+".new") },
-		"data of a volume":          func(s *scene) string { return s.path(volumesDir, s.bad.ID, dataDir) },
-		"image of a volume":         func(s *scene) string { return s.path(volumesDir, s.badImage.ID, imageFile) },
-		"snapshot":                  func(s *scene) string { return s.path(snapshotsDir, s.badSnapshot.ID) },
-		"record of a snapshot":      func(s *scene) string { return s.path(snapshotsDir, s.badSnapshot.ID, recordFile) },
-		"data of a snapshot":        func(s *scene) string { return s.path(snapshotsDir, s.badSnapshot.ID, dataDir) },
-		"image of a snapshot":       func(s *scene) string { return s.path(snapshotsDir, s.badImageSnapshot.ID, imageFile) },
+		"leftover of the identity": func(s *scene) string { return s.path(identityFile + ".new") },
+		"leftover of the memory":   func(s *scene) string { return s.cfg.Seen + ".new" },
+		"volume":                   func(s *scene) string { return s.path(volumesDir, s.bad.ID) },
+		"record of a volume":       func(s *scene) string { return s.path(volumesDir, s.bad.ID, recordFile) },
+		"leftover of a record":     func(s *scene) string { return s.path(volumesDir, s.bad.ID, recordFile+".new") },
+		"data of a volume":         func(s *scene) string { return s.path(volumesDir, s.bad.ID, dataDir) },
+		"image of a volume":        func(s *scene) string { return s.path(volumesDir, s.badImage.ID, imageFile) },
+		"snapshot":                 func(s *scene) string { return s.path(snapshotsDir, s.badSnapshot.ID) },
+		"record of a snapshot": func(s *scene) string {
+			return s.path(snapshotsDir, s.badSnapshot.ID,
+				recordFile)
+		},
+		"data of a snapshot": func(s *scene) string { return s.path(snapshotsDir, s.badSnapshot.ID, dataDir) },
+		"image of a snapshot": func(s *scene) string {
+			return s.path(snapshotsDir, s.badImageSnapshot.ID,
+				imageFile)
+		},
 		"group":                     func(s *scene) string { return s.path(groupsDir, s.group) },
 		"record of a group":         func(s *scene) string { return s.path(groupsDir, s.group, recordFile) },
 		"entry of the trash":        func(s *scene) string { return s.path(trashDir, "x") },
 		"entry of the staging area": func(s *scene) string { return s.path(stagingDir, "x") },
-		"data in the trash":         func(s *scene) string { os.Mkdir(s.path(trashDir, "y"), 0o700); return s.path(trashDir, "y", dataDir) },
+		"data in the trash": func(s *scene) string {
+			os.Mkdir(s.path(trashDir, "y"),
+				0o700)
+			return s.path(trashDir, "y", dataDir)
+		},
 		"record in the staging area": func(s *scene) string {
 			os.Mkdir(s.path(stagingDir, "y"), 0o700)
 			return s.path(stagingDir, "y", recordFile)
@@ -212,7 +223,9 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 				b := s.open()
 				if name == "volume" && obstacle == "link" { // to another tenant's data, which nobody must be sent to
 					c, err := b.Health(context.Background(), s.bad.ID)
-					if err != nil || len(c) != 1 || c[0].Reason != "RecordUnreadable" || strings.Contains(c[0].Message, "untouched") || !strings.Contains(c[0].Message, place(s)+": unexpected file type") {
+					if err != nil || len(c) != 1 || c[0].Reason != "RecordUnreadable" ||
+						strings.Contains(c[0].Message, "untouched") || !strings.Contains(c[0].Message,
+						place(s)+": unexpected file type") {
 						t.Errorf("Health = %+v, %v, want RecordUnreadable without the data's place", c, err)
 					}
 				}
@@ -240,9 +253,11 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 		right string // an obstacle that has the right type
 		image bool
 	}{
-		"volume":             {func(s *scene) string { return s.path(volumesDir, s.bad.ID) }, "", false},
-		"data of a volume":   {func(s *scene) string { return s.path(volumesDir, s.bad.ID, dataDir) }, "directory", false},
-		"image of a volume":  {func(s *scene) string { return s.path(volumesDir, s.badImage.ID, imageFile) }, "file", true},
+		"volume": {func(s *scene) string { return s.path(volumesDir, s.bad.ID) }, "", false},
+		"data of a volume": {func(s *scene) string { return s.path(volumesDir, s.bad.ID, dataDir) }, "directory",
+			false},
+		"image of a volume": {func(s *scene) string { return s.path(volumesDir, s.badImage.ID, imageFile) }, "file",
+			true},
 		"volume of an image": {func(s *scene) string { return s.path(volumesDir, s.badImage.ID) }, "", true},
 	} {
 		for obstacle := range obstacles {
@@ -281,7 +296,8 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 						calls["Delete"] = b.Delete(ctx, v.ID, nil)
 					}
 					for call, err := range calls {
-						if err == nil || !strings.Contains(err.Error(), same) || !strings.Contains(err.Error(), tc.place(s)+": unexpected file type") {
+						if err == nil || !strings.Contains(err.Error(), same) ||
+							!strings.Contains(err.Error(), tc.place(s)+": unexpected file type") {
 							t.Errorf("%s = %v, want %q and the path of the link", call, err, same)
 						}
 						if call != "Health" && !errors.Is(err, backend.ErrPrecondition) {
@@ -320,7 +336,8 @@ func TestAnObstacleThatARootCannotDoWithoutIsNamed(t *testing.T) {
 				s := newScene(t)
 				s.put(tc.place(s.world), obstacle, s.path(volumesDir))
 				s.soon("the start", func() {
-					if err := s.refused(); !strings.Contains(err.Error(), tc.place(s.world)) && !strings.Contains(err.Error(), filepath.Base(tc.place(s.world))) {
+					if err := s.refused(); !strings.Contains(err.Error(), tc.place(s.world)) &&
+						!strings.Contains(err.Error(), filepath.Base(tc.place(s.world))) {
 						t.Errorf("refused because of %v, want the path %s", err, tc.place(s.world))
 					}
 				})
@@ -335,7 +352,8 @@ func TestAnObstacleThatARootCannotDoWithoutIsNamed(t *testing.T) {
 // record writes a record into a new directory of the root.
 func (w *world) record(dir string, file []byte, err error) {
 	w.Helper()
-	if err := errors.Join(err, os.MkdirAll(w.path(dir), 0o700), os.WriteFile(w.path(dir, recordFile), file, 0o600)); err != nil {
+	if err := errors.Join(err, os.MkdirAll(w.path(dir), 0o700),
+		os.WriteFile(w.path(dir, recordFile), file, 0o600)); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -344,7 +362,8 @@ func (w *world) record(dir string, file []byte, err error) {
 func (w *world) member(g *group, i int) string {
 	w.Helper()
 	m := g.Members[i]
-	n := &snapshot{ID: m.ID, Name: m.Source, Source: m.Source, Accept: frozen, Group: g.ID, Created: someTime, content: goodImage().content}
+	n := &snapshot{ID: m.ID, Name: m.Source, Source: m.Source, Accept: frozen, Group: g.ID, Created: someTime,
+		content: goodImage().content}
 	file, err := snapshotFormat.Encode(n)
 	w.record(m.Half, file, err)
 	return m.Half
@@ -390,7 +409,8 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 			first, second := w.member(g, 0), w.member(g, 1)
 			w.record(path.Join(stagingDir, "unknown"), nil, nil) // its record may have been a member's
 			obstructed := w.path(stagingDir, "obstructed", recordFile)
-			if err := errors.Join(os.Mkdir(w.path(stagingDir, "another"), 0o700), os.MkdirAll(obstructed, 0o700)); err != nil {
+			if err := errors.Join(os.Mkdir(w.path(stagingDir, "another"), 0o700),
+				os.MkdirAll(obstructed, 0o700)); err != nil {
 				t.Fatal(err)
 			}
 			if err := tc.spoil(w, g); err != nil {
@@ -404,7 +424,8 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 				t.Errorf("GetGroup = %v, want what is wrong with it", err)
 			}
 			for _, member := range []string{first, second} {
-				place := path.Join(snapshotsDir, strings.TrimSuffix(path.Base(member), member[strings.LastIndex(member, "-"):]))
+				place := path.Join(snapshotsDir,
+					strings.TrimSuffix(path.Base(member), member[strings.LastIndex(member, "-"):]))
 				_, half := os.Stat(w.path(member, recordFile))
 				_, final := os.Stat(w.path(place, recordFile))
 				if half != nil && final != nil {
@@ -412,7 +433,8 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 				}
 			}
 			left := w.names(stagingDir)
-			if slices.Contains(left, "another") || !slices.Contains(left, "unknown") || !slices.Contains(left, "obstructed") {
+			if slices.Contains(left, "another") || !slices.Contains(left, "unknown") ||
+				!slices.Contains(left, "obstructed") {
 				t.Errorf("%v is left in the staging area, want the members and the two that are not known", left)
 			}
 			b.Close()
@@ -437,7 +459,8 @@ func TestAnEntryThatCannotBeSweptIsReported(t *testing.T) {
 	v := w.create(b, "good")
 	b.Close()
 	stuck := w.path(stagingDir, "stuck")
-	if err := errors.Join(os.Mkdir(stuck, 0o700), os.Mkdir(w.path(stagingDir, "free"), 0o700), unix.Mount("none", stuck, "tmpfs", 0, "size=1m")); err != nil {
+	if err := errors.Join(os.Mkdir(stuck, 0o700), os.Mkdir(w.path(stagingDir, "free"), 0o700),
+		unix.Mount("none", stuck, "tmpfs", 0, "size=1m")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(stuck, unix.MNT_DETACH) })
@@ -448,7 +471,8 @@ func TestAnEntryThatCannotBeSweptIsReported(t *testing.T) {
 	if left := w.names(stagingDir); len(left) != 1 {
 		t.Errorf("%v is left in the staging area, want the mount alone", left)
 	}
-	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Reason != "SweepFailed" || !strings.Contains(c[0].Message, "stuck") {
+	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Reason != "SweepFailed" ||
+		!strings.Contains(c[0].Message, "stuck") {
 		t.Errorf("StorageHealth = %+v, %v, want SweepFailed that names the entry", c, err)
 	}
 	if err := unix.Unmount(stuck, 0); err != nil {

@@ -151,9 +151,11 @@ func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 		equal("GetPart", part, want, err)
 	}
 	if len(volumes) != 4 || len(snapshots) != 5 || len(h.Parts) != 2 || len(h.Files) != 8 {
-		t.Errorf("the archive has %d volumes, %d snapshots, %d parts and %d files", len(volumes), len(snapshots), len(h.Parts), len(h.Files))
+		t.Errorf("the archive has %d volumes, %d snapshots, %d parts and %d files", len(volumes), len(snapshots),
+			len(h.Parts), len(h.Files))
 	}
-	w.eventually("without what was interrupted", func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
+	w.eventually("without what was interrupted",
+		func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
 	equal("the files", w.sums(), h.Files, nil)
 	for name, was := range before {
 		if after := w.records()[inPlace(h, name)]; !strings.Contains(name, "-uncommitted/") && after != was {

@@ -162,7 +162,8 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 			wg.Go(func() {
 				defer begin()
 				parts[i], errs[i] = n.SnapshotPart(ctx, backend.PartOptions{
-					GroupOptions: backend.GroupOptions{Name: name, Sources: ids[i : i+1]}, All: all, Cut: cut, Durable: durable,
+					GroupOptions: backend.GroupOptions{Name: name,
+						Sources: ids[i : i+1]}, All: all, Cut: cut, Durable: durable,
 					Frozen: func(ctx context.Context) error { begin(); return frozen(ctx) },
 				})
 				if errs[i] != nil {
@@ -177,7 +178,8 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 		for i, n := range nodes {
 			err := error(nil)
 			if failed != nil {
-				err = n.DiscardPart(context.Background(), volumeid.New(volumeid.Group, volumeid.SeveralNodes, name), cut)
+				err = n.DiscardPart(context.Background(), volumeid.New(volumeid.Group, volumeid.SeveralNodes, name),
+					cut)
 			} else if err = n.SettlePart(context.Background(), parts[i].ID, cut); err == nil {
 				parts[i], err = n.GetPart(context.Background(), parts[i].ID)
 			}
@@ -216,7 +218,8 @@ func TestPartsOnTwoNodesAreOfOneMoment(t *testing.T) {
 	}
 	end()
 	for i, parts := range groups {
-		if parts[0].ID != parts[1].ID || !parts[0].Settled || !parts[1].Settled || len(parts[0].Snapshots) != 1 || parts[0].Snapshots[0].ID == parts[1].Snapshots[0].ID {
+		if parts[0].ID != parts[1].ID || !parts[0].Settled || !parts[1].Settled || len(parts[0].Snapshots) != 1 ||
+			parts[0].Snapshots[0].ID == parts[1].Snapshots[0].ID {
 			t.Errorf("the parts are %+v", parts)
 		}
 		if i%2 == 1 {
@@ -224,7 +227,8 @@ func TestPartsOnTwoNodesAreOfOneMoment(t *testing.T) {
 		}
 		early, late := nodes[0].kept(parts[0]), nodes[1].kept(parts[1])
 		if late > early || early > late+1 || late < before[i] {
-			t.Errorf("group %d: the first node's part has %d, the other one's, which is written later, %d; %d was acknowledged before", i, early, late, before[i])
+			t.Errorf("group %d: the first node's part has %d, the other one's, which is written later, %d; %d was "+
+				"acknowledged before", i, early, late, before[i])
 		}
 	}
 }
@@ -232,7 +236,8 @@ func TestPartsOnTwoNodesAreOfOneMoment(t *testing.T) {
 // left makes sure that there is nothing of a part.
 func (n *node) left(id string, promised int64) {
 	n.Helper()
-	if got := slices.Concat(n.names(stagingDir), n.names(snapshotsDir), n.names(groupsDir)); len(got) > 0 || n.catalog.Reserved() != promised {
+	if got := slices.Concat(n.names(stagingDir), n.names(snapshotsDir), n.names(groupsDir)); len(got) > 0 ||
+		n.catalog.Reserved() != promised {
 		n.Errorf("left: %v, %d bytes", got, n.catalog.Reserved()-promised)
 	}
 	if _, err := n.GetPart(context.Background(), id); !errors.Is(err, backend.ErrNotFound) {
@@ -243,9 +248,11 @@ func (n *node) left(id string, promised int64) {
 func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
 	n := newNode(t, "node-1")
 	images := n.Backend.cfg.Images
-	n.Backend.cfg.Images = changed{Images: images, freeze: func(ctx context.Context, tenant string, paths []string, _ time.Duration, cut func(context.Context) error) error {
-		return images.Freeze(ctx, tenant, paths, 500*time.Millisecond, cut)
-	}}
+	n.Backend.cfg.Images = changed{Images: images,
+		freeze: func(ctx context.Context, tenant string, paths []string, _ time.Duration,
+			cut func(context.Context) error) error {
+			return images.Freeze(ctx, tenant, paths, 500*time.Millisecond, cut)
+		}}
 	id, file := n.disk("v")
 	var last atomic.Uint64
 	defer inTurns(t, &last, file)()
@@ -298,7 +305,8 @@ func TestCloseEndsAPartAndLeavesNothing(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		if _, err := b.SnapshotPart(context.Background(), o); !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		if _, err := b.SnapshotPart(context.Background(), o); !errors.Is(err, backend.ErrUnavailable) ||
+			!errors.Is(err, context.Canceled) {
 			t.Errorf("SnapshotPart = %v, want ErrUnavailable, and what the question ended with", err)
 		}
 		if err := <-closed; err != nil {

@@ -215,7 +215,8 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	}
 	if disk.NoInodes() {
 		all = append(all, condition(backend.Degraded, "StorageInodesExhausted",
-			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or volumes, or "+
+			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or "+
+				"volumes, or "+
 				"make the filesystem of %s again with more inodes (df -i)", disk.FreeInodes, disk.Inodes, s.Path())...)
 	}
 	return all, nil

@@ -63,7 +63,9 @@ func TestMakeOldRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	directory, err := b.Create(ctx, backend.CreateOptions{Name: "directory", Required: 1 << 20, Access: []backend.Access{{}}, Namespace: "tenant", Mutable: map[string]string{labelKey: "blue"}})
+	directory, err := b.Create(ctx,
+		backend.CreateOptions{Name: "directory", Required: 1 << 20, Access: []backend.Access{{}}, Namespace: "tenant",
+			Mutable: map[string]string{labelKey: "blue"}})
 	must(err)
 	file := filepath.Join(volumesDir, directory.ID, dataDir, "file")
 	must(os.WriteFile(w.path(file), []byte("in the directory"), 0o640))
@@ -78,7 +80,8 @@ func TestMakeOldRoot(t *testing.T) {
 	must(err)
 	_, err = b.Clone(ctx, device.ID, deviceOptions("clone", 8*mib))
 	must(err)
-	inline, err := b.CreateInline(ctx, inlineOfOldRoot, backend.CreateOptions{Required: 1 << 20, Access: []backend.Access{{}}})
+	inline, err := b.CreateInline(ctx, inlineOfOldRoot,
+		backend.CreateOptions{Required: 1 << 20, Access: []backend.Access{{}}})
 	must(err)
 	volumes, _, err := b.List(ctx, "", 100)
 	must(err)
@@ -218,12 +221,14 @@ func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
 	if after := w.records(); !reflect.DeepEqual(after, before) {
 		t.Errorf("a start changed records: %v\nwere %v", after, before)
 	}
-	w.eventually("without what was interrupted", func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
+	w.eventually("without what was interrupted",
+		func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
 	for _, n := range h.Snapshots {
 		if n.Group != "" {
 			continue
 		}
-		if v, err := b.Restore(ctx, n.ID, backend.CreateOptions{Name: "new", Access: []backend.Access{{}}}); err != nil || v.SourceSnapshot != n.ID {
+		if v, err := b.Restore(ctx, n.ID,
+			backend.CreateOptions{Name: "new", Access: []backend.Access{{}}}); err != nil || v.SourceSnapshot != n.ID {
 			t.Errorf("Restore = %+v, %v", v, err)
 		}
 		if err := b.DeleteSnapshot(ctx, n.ID, nil); err != nil {

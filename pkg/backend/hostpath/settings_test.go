@@ -14,7 +14,8 @@ import (
 )
 
 func imageOptions(name string, parameters, mutable map[string]string) backend.CreateOptions {
-	o := backend.CreateOptions{Name: name, Access: []backend.Access{{}}, Parameters: map[string]string{kindKey: string(image)}, Mutable: mutable}
+	o := backend.CreateOptions{Name: name, Access: []backend.Access{{}},
+		Parameters: map[string]string{kindKey: string(image)}, Mutable: mutable}
 	maps.Copy(o.Parameters, parameters)
 	return o
 }
@@ -28,7 +29,8 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 		return nil
 	}}
 	b := w.open()
-	v, err := b.Create(ctx, imageOptions("v", map[string]string{"readahead": "128Ki", "label": "class"}, map[string]string{"label": "created"}))
+	v, err := b.Create(ctx, imageOptions("v", map[string]string{"readahead": "128Ki", "label": "class"},
+		map[string]string{"label": "created"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,10 +38,15 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 		change map[string]string
 		want   map[string]string
 	}{
-		{nil, map[string]string{"readahead": "131072", "label": "created", "direct-io": "true", "enforce": "preferred"}},
-		{map[string]string{"readahead": "1Mi"}, map[string]string{"readahead": "1048576", "label": "created", "direct-io": "true", "enforce": "preferred"}},
-		{map[string]string{"direct-io": "false", "label": "ü 漢 👩‍🚀"}, map[string]string{"readahead": "1048576", "label": "ü 漢 👩‍🚀", "direct-io": "false", "enforce": "preferred"}},
-		{map[string]string{"readahead": "", "label": "", "direct-io": ""}, map[string]string{"readahead": "131072", "label": "class", "direct-io": "true", "enforce": "preferred"}},
+		{nil, map[string]string{"readahead": "131072", "label": "created", "direct-io": "true",
+			"enforce": "preferred"}},
+		{map[string]string{"readahead": "1Mi"},
+			map[string]string{"readahead": "1048576", "label": "created", "direct-io": "true", "enforce": "preferred"}},
+		{map[string]string{"direct-io": "false", "label": "ü 漢 👩‍🚀"},
+			map[string]string{"readahead": "1048576", "label": "ü 漢 👩‍🚀", "direct-io": "false",
+				"enforce": "preferred"}},
+		{map[string]string{"readahead": "", "label": "", "direct-io": ""},
+			map[string]string{"readahead": "131072", "label": "class", "direct-io": "true", "enforce": "preferred"}},
 	} {
 		if step.change != nil {
 			if err := b.Modify(ctx, v.ID, step.change, nil); err != nil {
@@ -59,7 +66,8 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 	if err != nil || m.ReadAhead != 131072 || m.Buffered {
 		t.Errorf("Mount = %+v, %v", m, err)
 	}
-	if err := b.Modify(ctx, v.ID, map[string]string{"direct-io": "false"}, nil); err != nil || !tuned[len(tuned)-1].Buffered {
+	if err := b.Modify(ctx, v.ID, map[string]string{"direct-io": "false"}, nil); err != nil ||
+		!tuned[len(tuned)-1].Buffered {
 		t.Errorf("%v, %+v, want it buffered", err, tuned[len(tuned)-1])
 	}
 }
@@ -105,7 +113,8 @@ func TestSettingsThatCantBe(t *testing.T) {
 			if after, _ := b.Get(ctx, tc.id, nil); !maps.Equal(before.Mutable, after.Mutable) {
 				t.Errorf("it was %v and is %v", before.Mutable, after.Mutable)
 			}
-			o := backend.CreateOptions{Name: "new", Access: []backend.Access{{}}, Parameters: before.Parameters, Mutable: tc.parameters}
+			o := backend.CreateOptions{Name: "new", Access: []backend.Access{{}}, Parameters: before.Parameters,
+				Mutable: tc.parameters}
 			if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrInvalid) {
 				t.Errorf("Create = %v, want ErrInvalid", err)
 			}
@@ -118,7 +127,8 @@ func TestInlineVolumesHaveNoSettings(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	handle := "csi-" + strings.Repeat("0", 64)
-	for key, value := range map[string]string{"enforce": "off", "direct-io": "false", "readahead": "1Gi", "label": "x", "consistency": "none"} {
+	for key, value := range map[string]string{"enforce": "off", "direct-io": "false", "readahead": "1Gi", "label": "x",
+		"consistency": "none"} {
 		o := imageOptions("", map[string]string{key: value}, nil)
 		if v, err := b.CreateInline(context.Background(), handle, o); !errors.Is(err, backend.ErrInvalid) {
 			t.Errorf("%s: %+v, %v", key, v, err)
@@ -138,7 +148,8 @@ func TestTheChartKnowsOurSizes(t *testing.T) {
 	}
 	for _, want := range []string{
 		fmt.Sprintf("quantity('%dGi')", defaultSize>>30),
-		fmt.Sprintf("quantity(!has(v.csi.fsType) ? '%[1]dMi' : v.csi.fsType == 'xfs' ? '%dMi' : v.csi.fsType == 'btrfs' ? '%dMi' : '%[1]dMi')", minSizes["ext4"]>>20, minSizes["xfs"]>>20, minSizes["btrfs"]>>20),
+		fmt.Sprintf("quantity(!has(v.csi.fsType) ? '%[1]dMi' : v.csi.fsType == 'xfs' ? '%dMi' : v.csi.fsType == "+
+			"'btrfs' ? '%dMi' : '%[1]dMi')", minSizes["ext4"]>>20, minSizes["xfs"]>>20, minSizes["btrfs"]>>20),
 	} {
 		if !strings.Contains(string(policy), want) {
 			t.Errorf("the policy doesn't have %s", want)

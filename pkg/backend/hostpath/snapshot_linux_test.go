@@ -135,11 +135,13 @@ func TestASnapshotKeepsWhatWasThere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := restored.Size, int64(16*mib); got != want || restored.SourceSnapshot != n.ID || clone.SourceVolume != v.ID {
+		if got, want := restored.Size, int64(16*mib); got != want || restored.SourceSnapshot != n.ID ||
+			clone.SourceVolume != v.ID {
 			t.Errorf("restored %+v, cloned %+v, want %d bytes", restored, clone, want)
 		}
 		for id, want := range map[string]string{restored.ID: "before", clone.ID: "after!"} {
-			if got := w.read(w.disk(id)); string(got[5*mib:5*mib+6]) != want || strings.Trim(string(got[:5*mib]), "\x00") != "" {
+			if got := w.read(w.disk(id)); string(got[5*mib:5*mib+6]) != want ||
+				strings.Trim(string(got[:5*mib]), "\x00") != "" {
 				t.Errorf("%s holds %q, want %q", id, got[5*mib:5*mib+6], want)
 			}
 		}
@@ -238,12 +240,14 @@ func TestASourceOfManySmallFiles(t *testing.T) {
 		}
 	}
 	n := w.snapshot(b, v, "n")
-	restored, err := b.Restore(context.Background(), n.ID, backend.CreateOptions{Name: "restored", Access: []backend.Access{{}}})
+	restored, err := b.Restore(context.Background(), n.ID,
+		backend.CreateOptions{Name: "restored", Access: []backend.Access{{}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range files {
-		if got, err := os.ReadFile(w.path(volumesDir, restored.ID, dataDir, fmt.Sprint(i))); err != nil || len(got) != 1 || got[0] != byte(i) {
+		if got, err := os.ReadFile(w.path(volumesDir, restored.ID, dataDir, fmt.Sprint(i))); err != nil ||
+			len(got) != 1 || got[0] != byte(i) {
 			t.Fatalf("file %d holds %q, %v", i, got, err)
 		}
 	}
@@ -288,7 +292,8 @@ func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	b := w.open()
 	v := w.device(b, "v", 8*mib)
-	b.cfg.Images = changed{Images: b.cfg.Images, users: func(string) ([]string, error) { return []string{"/there"}, nil }}
+	b.cfg.Images = changed{Images: b.cfg.Images,
+		users: func(string) ([]string, error) { return []string{"/there"}, nil }}
 	_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "/there") {
 		t.Errorf("Snapshot = %v, want ErrPrecondition that says where", err)
@@ -296,10 +301,12 @@ func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
 	if _, err := b.Clone(ctx, v.ID, deviceOptions("c", 0)); !errors.Is(err, backend.ErrPrecondition) {
 		t.Errorf("Clone = %v, want ErrPrecondition", err)
 	}
-	if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.catalog.Reserved() != v.Size {
+	if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 ||
+		b.catalog.Reserved() != v.Size {
 		t.Errorf("left: %v, and %d bytes", got, b.catalog.Reserved()-v.Size)
 	}
-	o := backend.SnapshotOptions{Name: "n", Source: v.ID, Parameters: map[string]string{consistencyKey: string(anyState)}}
+	o := backend.SnapshotOptions{Name: "n", Source: v.ID,
+		Parameters: map[string]string{consistencyKey: string(anyState)}}
 	if _, err := b.Snapshot(ctx, o); err != nil {
 		t.Errorf("with consistency none: %v", err)
 	}
@@ -349,7 +356,8 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 		t.Errorf("a retry: %v, want ErrBusy", err)
 	}
 	other := w.device(b, "other", 8*mib)
-	if _, err := b.Snapshot(short(), backend.SnapshotOptions{Name: "n", Source: other.ID}); !errors.Is(err, backend.ErrExists) {
+	if _, err := b.Snapshot(short(), backend.SnapshotOptions{Name: "n", Source: other.ID}); !errors.Is(err,
+		backend.ErrExists) {
 		t.Errorf("the same name for another volume: %v, want ErrExists", err)
 	}
 	if err := b.Delete(context.Background(), v.ID, nil); !errors.Is(err, backend.ErrInUse) {
@@ -461,7 +469,8 @@ func TestASnapshotOfAFileWithALease(t *testing.T) {
 
 func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 	ctx := context.Background()
-	for _, f := range []testdisk.Filesystem{{Type: "ext4", Size: 64 * mib}, {Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {
+	for _, f := range []testdisk.Filesystem{{Type: "ext4", Size: 64 * mib}, {Type: "xfs", Size: 400 * mib},
+		{Type: "btrfs", Size: 300 * mib}} {
 		t.Run(f.Type, func(t *testing.T) {
 			w := newRoot(t, f)
 			b := w.open()
@@ -472,10 +481,12 @@ func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 				t.Fatalf("Snapshot = %v, want ErrExhausted", err)
 			}
 			w.emptied()
-			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 || b.catalog.Reserved() != v.Size {
+			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir)); len(got) > 0 ||
+				b.catalog.Reserved() != v.Size {
 				t.Errorf("left: %v, %d bytes", got, b.catalog.Reserved()-v.Size)
 			}
-			if _, err := b.Clone(ctx, v.ID, backend.CreateOptions{Name: "c", Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) {
+			if _, err := b.Clone(ctx, v.ID,
+				backend.CreateOptions{Name: "c", Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) {
 				t.Errorf("Clone = %v, want ErrExhausted", err)
 			}
 			if err := os.Truncate(w.path(volumesDir, v.ID, dataDir, "big"), mib); err != nil {
@@ -529,13 +540,20 @@ func TestDeltasAppliedToTheOlderImageGiveTheNewer(t *testing.T) {
 		}
 		for range 20 {
 			i, j := random.IntN(len(all)), random.IntN(len(all))
-			old, young := w.read(w.path(snapshotsDir, all[i].ID, imageFile)), w.read(w.path(snapshotsDir, all[j].ID, imageFile))
-			apply(t, old, young, func(each func(int64, int64) error) error { return b.Delta(ctx, all[i].ID, all[j].ID, 0, nil, each) })
+			old, young := w.read(w.path(snapshotsDir, all[i].ID, imageFile)), w.read(w.path(snapshotsDir, all[j].ID,
+				imageFile))
+			apply(t, old, young, func(each func(int64, int64) error) error {
+				return b.Delta(ctx, all[i].ID, all[j].ID,
+					0, nil, each)
+			})
 			if !bytes.Equal(old, young) {
 				t.Fatalf("snapshot %d with the changes up to %d isn't that", i, j)
 			}
 			empty := make([]byte, len(young))
-			apply(t, empty, young, func(each func(int64, int64) error) error { return b.Allocated(ctx, all[j].ID, 0, nil, each) })
+			apply(t, empty, young, func(each func(int64, int64) error) error {
+				return b.Allocated(ctx, all[j].ID, 0,
+					nil, each)
+			})
 			if !bytes.Equal(empty, young) {
 				t.Fatalf("what snapshot %d has allocated isn't all of it", j)
 			}
@@ -723,7 +741,8 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 		ids := w.images(b, "a", "b", "c")
 		before := b.catalog.Reserved()
 		if !f.Reflinks {
-			if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids}); !errors.Is(err, backend.ErrPrecondition) {
+			if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids}); !errors.Is(err,
+				backend.ErrPrecondition) {
 				t.Errorf("SnapshotGroup = %v, want ErrPrecondition", err)
 			}
 			return
@@ -733,20 +752,24 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 			if !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", what, err, want)
 			}
-			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir), w.names(groupsDir)); len(got) > 0 || b.catalog.Reserved() != before {
+			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir), w.names(groupsDir)); len(got) > 0 ||
+				b.catalog.Reserved() != before {
 				t.Errorf("%s has left %v, %d bytes", what, got, b.catalog.Reserved()-before)
 			}
 		}
-		_, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), w.create(b, "d").ID)})
+		_, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g",
+			Sources: append(slices.Clone(ids), w.create(b, "d").ID)})
 		before = b.catalog.Reserved()
 		nothing("a group with a directory", err, backend.ErrPrecondition)
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), "none")})
 		nothing("a group with an unknown volume", err, backend.ErrNotFound)
 		images := b.cfg.Images
 		torn := errors.New("thawed by somebody")
-		b.cfg.Images = changed{Images: images, freeze: func(ctx context.Context, tenant string, paths []string, limit time.Duration, cut func(context.Context) error) error {
-			return errors.Join(images.Freeze(ctx, tenant, paths, limit, cut), torn)
-		}}
+		b.cfg.Images = changed{Images: images,
+			freeze: func(ctx context.Context, tenant string, paths []string, limit time.Duration,
+				cut func(context.Context) error) error {
+				return errors.Join(images.Freeze(ctx, tenant, paths, limit, cut), torn)
+			}}
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})
 		nothing("a group whose freeze didn't last", err, torn)
 		b.cfg.Images = images
@@ -757,10 +780,13 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 			t.Fatalf("SnapshotGroup = %+v, %v", g, err)
 		}
 		b = w.restart(b)
-		if again, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: []string{ids[2], ids[0], ids[1]}}); err != nil || again.ID != g.ID {
+		if again, err := b.SnapshotGroup(ctx,
+			backend.GroupOptions{Name: "g",
+				Sources: []string{ids[2], ids[0], ids[1]}}); err != nil || again.ID != g.ID {
 			t.Errorf("a retry, in another order: %+v, %v", again, err)
 		}
-		if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids[:2]}); !errors.Is(err, backend.ErrExists) {
+		if _, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids[:2]}); !errors.Is(err,
+			backend.ErrExists) {
 			t.Errorf("the same name for other volumes: %v, want ErrExists", err)
 		}
 		for _, n := range g.Snapshots {

@@ -124,7 +124,8 @@ func answers(t *testing.T, log *output, url string, code int, words ...string) {
 		}
 		body, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
-		if last = fmt.Sprint(answer.StatusCode, " ", string(body), err); answer.StatusCode == code && hasAll(last, words) {
+		if last = fmt.Sprint(answer.StatusCode, " ", string(body), err); answer.StatusCode == code &&
+			hasAll(last, words) {
 			return
 		}
 	}
@@ -169,10 +170,12 @@ func TestAHealthyDriverOutlivesASidecarWithoutPermission(t *testing.T) {
 	socket, registry := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "registration")
 	serve(t, socket)
 	live, own := freePort(t), freePort(t)
-	log := program(t, "--csi-address="+socket, "--kubelet-registration-path=/var/lib/kubelet/plugins/csi.example.com/csi.sock",
+	log := program(t, "--csi-address="+socket,
+		"--kubelet-registration-path=/var/lib/kubelet/plugins/csi.example.com/csi.sock",
 		"--plugin-registration-path="+registry, "--livenessprobe-health-port="+live, "--http-endpoint="+own)
 
-	answers(t, log, "http://"+own+"/readyz", 503, "csi-address: dial unix "+socket, "permission denied", socket+" has owner", "runAsUser: 0")
+	answers(t, log, "http://"+own+"/readyz", 503, "csi-address: dial unix "+socket, "permission denied",
+		socket+" has owner", "runAsUser: 0")
 	answers(t, log, "http://"+live+"/healthz", 200, "the driver was not asked", "permission denied", "runAsUser: 0")
 	answers(t, log, "http://"+own+"/healthz/livenessprobe", 200, "running: the driver was not asked")
 	answers(t, log, "http://"+own+"/healthz", 200, "ok")
@@ -182,7 +185,8 @@ func TestAHealthyDriverOutlivesASidecarWithoutPermission(t *testing.T) {
 
 	chmod(socket, 0o777)
 	answers(t, log, "http://"+live+"/healthz", 200, "200 ok")
-	answers(t, log, "http://"+own+"/readyz", 503, "node-driver-registrar: the registration socket "+registry, "mount the kubelet's plugins_registry there")
+	answers(t, log, "http://"+own+"/readyz", 503, "node-driver-registrar: the registration socket "+registry,
+		"mount the kubelet's plugins_registry there")
 	answers(t, log, "http://"+own+"/healthz", 200, "ok")
 	answers(t, log, "http://"+live+"/healthz", 200, "200 ok")
 

@@ -1,5 +1,5 @@
-// Command csi-sidecars-node has the sidecars that run on every node. It does not use the API
-// server, so that it stays small. KEP-4958.
+// Command csi-sidecars-node has the sidecars that run on every node. csi-sidecars-node does not use
+// the API server, so that it stays small. KEP-4958.
 package main
 
 import (

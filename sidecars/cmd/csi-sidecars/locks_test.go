@@ -34,7 +34,10 @@ var drivers = []string{
 func TestLocksAreUpstreams(t *testing.T) {
 	want := map[string]func(*testing.T, string) string{
 		// Its module is not among ours: external-health-monitor v0.18.0, cmd/csi-external-health-monitor-controller/main.go.
-		"health-monitor": func(_ *testing.T, driver string) string { return "external-health-monitor-leader-" + driver },
+		"health-monitor": func(_ *testing.T,
+			driver string) string {
+			return "external-health-monitor-leader-" + driver
+		},
 	}
 	for _, u := range upstreams {
 		want[u.controller] = upstreamLock(t, filepath.Join(moduleDir(t, u.module), u.directory))

@@ -87,9 +87,12 @@ func TestTheManifestPageIsTrue(t *testing.T) {
 var lines = [][]string{
 	{example},
 	{example, "--controllers=attacher", "--http-endpoint=:9000"},
-	{example, "--controllers=provisioner,resizer", "--driver-attach=false", "--leader-election", "--timeout", "30s", "--provisioner-timeout=1m", "--feature-gates=Topology=true"},
-	{example, "--controllers=*,snapshot-controller", "--leader-election", "--leader-election-namespace=leases", "--namespace=disk", "--enable-capacity", "--capacity-ownerref-level=2"},
-	{example, "--controllers=livenessprobe", "--driver-attach=false", "--health-port=9810", "--kubelet-dir=/data/kubelet"},
+	{example, "--controllers=provisioner,resizer", "--driver-attach=false", "--leader-election", "--timeout", "30s",
+		"--provisioner-timeout=1m", "--feature-gates=Topology=true"},
+	{example, "--controllers=*,snapshot-controller", "--leader-election", "--leader-election-namespace=leases",
+		"--namespace=disk", "--enable-capacity", "--capacity-ownerref-level=2"},
+	{example, "--controllers=livenessprobe", "--driver-attach=false", "--health-port=9810",
+		"--kubelet-dir=/data/kubelet"},
 	{"--controllers=snapshot-controller", "--namespace=kube-system", "--leader-election"},
 }
 
@@ -113,9 +116,11 @@ func TestTheArgumentsOfPrintedContainersAreRead(t *testing.T) {
 // The order is kept, as are flags without a prefix; a name for a set of controllers is replaced by
 // the controllers, which the printed rights are for.
 func TestTheDeploymentHasTheArgumentsAsGiven(t *testing.T) {
-	text := printed(t, example, "--v=4", "--controllers=*,-attacher,-livenessprobe", "--driver-attach=false", "--timeout", "30s", "--leader-election", "--strict-topology=false", "--provisioner-timeout=1m", "--name=disk")
+	text := printed(t, example, "--v=4", "--controllers=*,-attacher,-livenessprobe", "--driver-attach=false",
+		"--timeout", "30s", "--leader-election", "--strict-topology=false", "--provisioner-timeout=1m", "--name=disk")
 	args := container(t, find[*appsv1.Deployment](t, text).Spec.Template.Spec, "csi-sidecars").Args
-	want := []string{"--controllers=provisioner,resizer,snapshotter,health-monitor", "--csi-address=/csi/csi.sock", "--http-endpoint=:8080",
+	want := []string{"--controllers=provisioner,resizer,snapshotter,health-monitor", "--csi-address=/csi/csi.sock",
+		"--http-endpoint=:8080",
 		"--v=4", "--timeout=30s", "--leader-election", "--strict-topology=false", "--provisioner-timeout=1m"}
 	if !slices.Equal(args, want) {
 		t.Errorf("the arguments are %q, want %q", args, want)
@@ -127,7 +132,8 @@ func TestTheManifestHasTheRightsThatRBACPrints(t *testing.T) {
 		shared := slices.DeleteFunc(slices.Clone(line), func(a string) bool {
 			return strings.HasPrefix(a, "--driver=") || strings.HasPrefix(a, "--kubelet-dir=")
 		})
-		rights, complaint, code := runs(t, append([]string{"rbac", "--name=disk", "--service-account=account"}, shared...)...)
+		rights, complaint, code := runs(t,
+			append([]string{"rbac", "--name=disk", "--service-account=account"}, shared...)...)
 		if code != 0 {
 			t.Fatal(complaint)
 		}
@@ -150,13 +156,16 @@ func TestProbesFindTheirPorts(t *testing.T) {
 	} {
 		pod := find[*appsv1.Deployment](t, printed(t, append(strings.Fields(c.args), example)...)).Spec.Template.Spec
 		driver, ours := container(t, pod, "driver"), container(t, pod, "csi-sidecars")
-		if (driver.LivenessProbe == nil) != (c.driver == 0) || driver.LivenessProbe != nil && driver.LivenessProbe.HTTPGet.Port.IntVal != c.driver {
+		if (driver.LivenessProbe == nil) != (c.driver == 0) || driver.LivenessProbe != nil &&
+			driver.LivenessProbe.HTTPGet.Port.IntVal != c.driver {
 			t.Errorf("%s: the driver's probe is %+v, want port %d", c.args, driver.LivenessProbe, c.driver)
 		}
-		if ours.Ports[0].ContainerPort != c.ports || !slices.Contains(ours.Args, fmt.Sprintf("--http-endpoint=:%d", c.ports)) {
+		if ours.Ports[0].ContainerPort != c.ports ||
+			!slices.Contains(ours.Args, fmt.Sprintf("--http-endpoint=:%d", c.ports)) {
 			t.Errorf("%s: csi-sidecars has ports %+v and arguments %q, want %d", c.args, ours.Ports, ours.Args, c.ports)
 		}
-		if ours.LivenessProbe.HTTPGet.Path != "/healthz" || ours.ReadinessProbe.HTTPGet.Path != "/readyz" || ours.LivenessProbe.HTTPGet.Port.StrVal != ours.Ports[0].Name {
+		if ours.LivenessProbe.HTTPGet.Path != "/healthz" || ours.ReadinessProbe.HTTPGet.Path != "/readyz" ||
+			ours.LivenessProbe.HTTPGet.Port.StrVal != ours.Ports[0].Name {
 			t.Errorf("%s: the probes are %+v and %+v", c.args, ours.LivenessProbe, ours.ReadinessProbe)
 		}
 	}
@@ -166,13 +175,15 @@ func TestProbesFindTheirPorts(t *testing.T) {
 // what the flags allow.
 func TestTheTimesOfTheManifestFollowTheFlags(t *testing.T) {
 	text := printed(t, example, "--livenessprobe-probe-timeout=30s", "--shutdown-timeout=60s")
-	deployment, nodes := find[*appsv1.Deployment](t, text).Spec.Template.Spec, find[*appsv1.DaemonSet](t, text).Spec.Template.Spec
+	deployment, nodes := find[*appsv1.Deployment](t, text).Spec.Template.Spec, find[*appsv1.DaemonSet](t,
+		text).Spec.Template.Spec
 	for name, pod := range map[string]corev1.PodSpec{"Deployment": deployment, "DaemonSet": nodes} {
 		if got := container(t, pod, "driver").LivenessProbe.TimeoutSeconds; got != 32 {
 			t.Errorf("%s: the driver's probe waits for %d s, want 32", name, got)
 		}
 	}
-	if args := container(t, nodes, "csi-sidecars-node").Args; !slices.Contains(args, "--livenessprobe-probe-timeout=30s") {
+	if args := container(t, nodes, "csi-sidecars-node").Args; !slices.Contains(args,
+		"--livenessprobe-probe-timeout=30s") {
 		t.Errorf("csi-sidecars-node has %q", args)
 	}
 	if grace := deployment.TerminationGracePeriodSeconds; grace == nil || *grace != 70 {
@@ -182,7 +193,8 @@ func TestTheTimesOfTheManifestFollowTheFlags(t *testing.T) {
 		t.Errorf("without the flags: %+v", plain)
 	}
 	for _, off := range []string{"--livenessprobe-health-port=", "--livenessprobe-health-port=:0"} {
-		if p := container(t, find[*appsv1.Deployment](t, printed(t, example, off)).Spec.Template.Spec, "driver").LivenessProbe; p != nil {
+		if p := container(t, find[*appsv1.Deployment](t, printed(t, example, off)).Spec.Template.Spec,
+			"driver").LivenessProbe; p != nil {
 			t.Errorf("%s: the driver has the probe %+v of a port that is closed", off, p)
 		}
 	}
@@ -196,7 +208,8 @@ func TestTheCSIDriverSaysWhatTheFlagsSay(t *testing.T) {
 		"--provisioner-enable-capacity=false --enable-capacity": {true, false},
 	} {
 		o := find[*storagev1.CSIDriver](t, printed(t, append(strings.Fields(args), example)...))
-		if got := [2]bool{*o.Spec.AttachRequired, *o.Spec.StorageCapacity}; o.Name != "disk.csi.example.com" || got != want {
+		if got := [2]bool{*o.Spec.AttachRequired, *o.Spec.StorageCapacity}; o.Name != "disk.csi.example.com" ||
+			got != want {
 			t.Errorf("%s: %s has attachRequired and storageCapacity %v, want %v", args, o.Name, got, want)
 		}
 	}
@@ -204,7 +217,8 @@ func TestTheCSIDriverSaysWhatTheFlagsSay(t *testing.T) {
 
 // Without an election two processes would both work: the old pod has to end first.
 func TestReplicasAreElectedOrThereIsOne(t *testing.T) {
-	one, two := find[*appsv1.Deployment](t, printed(t, example)), find[*appsv1.Deployment](t, printed(t, example, "--leader-election"))
+	one, two := find[*appsv1.Deployment](t, printed(t, example)), find[*appsv1.Deployment](t,
+		printed(t, example, "--leader-election"))
 	if *one.Spec.Replicas != 1 || one.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType {
 		t.Errorf("without election: %d replicas, %s", *one.Spec.Replicas, one.Spec.Strategy.Type)
 	}
@@ -221,13 +235,16 @@ func TestWrongManifestLinesNameTheRemedy(t *testing.T) {
 		{"a driver that ends with a dot", "--driver=disk.", "such as disk.csi.example.com"},
 		{"a driver with a path", "--driver=../disk", "such as disk.csi.example.com"},
 		{"a long name of a driver", "--driver=" + long, "at most 63"},
-		{"a driver for no controller", example + " --controllers=snapshot-controller", "none of the controllers snapshot-controller talks to a driver"},
-		{"the registrar", example + " --controllers=*,node-driver-registrar --kubelet-registration-path=/x", "runs in the DaemonSet"},
+		{"a driver for no controller", example + " --controllers=snapshot-controller",
+			"none of the controllers snapshot-controller talks to a driver"},
+		{"the registrar", example + " --controllers=*,node-driver-registrar --kubelet-registration-path=/x",
+			"runs in the DaemonSet"},
 		{"nothing attaches", example + " --controllers=provisioner", "add it, or --driver-attach=false"},
 		{"a name that is too long for pods", "--driver=" + long[:53], "set a shorter --name"},
 		{"a name with a dot", example + " --name=a.b", `invalid --name "a.b"`},
 		{"a namespace with a slash", example + " --namespace=a/b", `invalid --namespace "a/b"`},
-		{"leases in no namespace", example + " --namespace=disk --leader-election --leader-election-namespace=A", `invalid --leader-election-namespace "A"`},
+		{"leases in no namespace", example + " --namespace=disk --leader-election --leader-election-namespace=A",
+			`invalid --leader-election-namespace "A"`},
 		{"an account with a capital letter", example + " --service-account=A", `invalid --service-account "A"`},
 		{"no image", example + " --driver-image=", "must be the name of an image"},
 		{"a directory that is relative", example + " --kubelet-dir=kubelet", "must be an absolute path"},

@@ -38,7 +38,8 @@ func TestTheManifestsCommandLineIsRead(t *testing.T) {
 func withAttacher(args []string) []string {
 	args = slices.Clone(args)
 	args[0] += ",attacher"
-	return append(args, "--attacher-timeout=60s", "--attacher-worker-threads=100", "--attacher-kube-api-qps=100", "--attacher-kube-api-burst=200")
+	return append(args, "--attacher-timeout=60s", "--attacher-worker-threads=100", "--attacher-kube-api-qps=100",
+		"--attacher-kube-api-burst=200")
 }
 
 // withoutCapacity returns the arguments of a chart without hostpath.csiDriver.storageCapacity.
@@ -48,7 +49,8 @@ func withoutCapacity(args []string) []string {
 
 // TestTheAttachersCommandLine reads the command line that the chart renders for attached disks.
 func TestTheAttachersCommandLine(t *testing.T) {
-	args := manifests.Args(t, filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.yaml"), "csi-sidecars")
+	args := manifests.Args(t, filepath.Join("..", "..", "test", "cluster", "chart", "testdata", "attached.yaml"),
+		"csi-sidecars")
 	if err := command().Check(args); err != nil {
 		t.Errorf("%q: %v", args, err)
 	}
@@ -95,7 +97,8 @@ const (
 // rights returns what csi-sidecars rbac prints for a service account of the chart, as one template for each object.
 func rights(t *testing.T, name string, args ...string) []string {
 	t.Helper()
-	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace, "--service-account=" + name + "-controller"}, args...)
+	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace,
+		"--service-account=" + name + "-controller"}, args...)
 	text, complaint, code := runs(t, line...)
 	if code != 0 {
 		t.Fatalf("%q ends with %d: %s", line, code, complaint)
@@ -103,7 +106,8 @@ func rights(t *testing.T, name string, args ...string) []string {
 	objects := strings.Split(strings.TrimSuffix(text, "\n"), "\n---\n")
 	for i, o := range objects {
 		o = named.ReplaceAllString(o, "$0\n  labels: {{- include \"causeway.labels\" . | nindent 4 }}")
-		objects[i] = strings.NewReplacer(fullname, `{{ include "causeway.fullname" . }}`, namespace, `{{ include "causeway.namespace" . }}`).Replace(o)
+		objects[i] = strings.NewReplacer(fullname, `{{ include "causeway.fullname" . }}`, namespace,
+			`{{ include "causeway.namespace" . }}`).Replace(o)
 	}
 	return objects
 }
@@ -129,7 +133,8 @@ func choose(t *testing.T, condition string, with, without []string) []string {
 
 // template makes a template of a chart, for some values only.
 func template(condition string, objects []string) string {
-	return "{{- if " + condition + " }}\n# Made by make generate-rbac: what csi-sidecars rbac prints for the flags of this controller.\n" + strings.Join(objects, "\n---\n") + "\n{{- end }}\n"
+	return "{{- if " + condition + " }}\n# Made by make generate-rbac: what csi-sidecars rbac prints for the flags " +
+		"of this controller.\n" + strings.Join(objects, "\n---\n") + "\n{{- end }}\n"
 }
 
 // TestTheChartsRights compares the chart's roles with what the flags need, or writes them. test/cluster/chart compares what
@@ -138,7 +143,8 @@ func TestTheChartsRights(t *testing.T) {
 	args := manifestArgs(t)
 	const noAttach = "--driver-attach=false"
 	both := rights(t, fullname, append(slices.Clone(args), noAttach)...)
-	more := slices.DeleteFunc(rights(t, fullname, append(withSnapshotController(args), noAttach)...), func(o string) bool { return slices.Contains(both, o) })
+	more := slices.DeleteFunc(rights(t, fullname, append(withSnapshotController(args), noAttach)...),
+		func(o string) bool { return slices.Contains(both, o) })
 	for _, o := range more {
 		if !strings.Contains(o, "-snapshot-controller\n") {
 			t.Errorf("the snapshot controller's rights are also in\n%s", o)
@@ -146,20 +152,23 @@ func TestTheChartsRights(t *testing.T) {
 	}
 	const capacity = `include "causeway.trait" (dict "root" . "name" "storageCapacity")`
 	isAttachers := func(o string) bool { return strings.Contains(o, "-attacher\n") }
-	attached := choose(t, capacity, rights(t, fullname, withAttacher(args)...), rights(t, fullname, withAttacher(withoutCapacity(args))...))
+	attached := choose(t, capacity, rights(t, fullname, withAttacher(args)...),
+		rights(t, fullname, withAttacher(withoutCapacity(args))...))
 	all := choose(t, capacity, both, rights(t, fullname, append(withoutCapacity(args), noAttach)...))
 	all = choose(t, `include "causeway.attached" .`, slices.DeleteFunc(slices.Clone(attached), isAttachers), all)
 	attached = slices.DeleteFunc(attached, func(o string) bool { return !isAttachers(o) })
 	if len(attached) == 0 {
 		t.Error("the attacher has no rights")
 	}
-	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor", "--leader-election",
+	smb := rights(t, fullname+"-smb", "--controllers=provisioner,resizer,snapshotter,health-monitor",
+		"--leader-election",
 		"--resizer-handle-volume-inuse-error=false", "--health-monitor-pod-events=false", "--driver-secrets", noAttach)
 	for path, want := range map[string]string{
-		"hostpath/rbac.yaml":                     template(".Values.hostpath.enabled", all),
-		"hostpath/rbac-snapshot-controller.yaml": template("and .Values.hostpath.enabled .Values.snapshotController.enabled", more),
-		"hostpath/rbac-attacher.yaml":            template(`include "causeway.attached" .`, attached),
-		"smb/rbac.yaml":                          template(".Values.smb.enabled", smb),
+		"hostpath/rbac.yaml": template(".Values.hostpath.enabled", all),
+		"hostpath/rbac-snapshot-controller.yaml": template("and .Values.hostpath.enabled "+
+			".Values.snapshotController.enabled", more),
+		"hostpath/rbac-attacher.yaml": template(`include "causeway.attached" .`, attached),
+		"smb/rbac.yaml":               template(".Values.smb.enabled", smb),
 	} {
 		path = filepath.Join("..", "..", "..", "charts", "causeway", "templates", path)
 		if os.Getenv("CAUSEWAY_GENERATE") != "" {

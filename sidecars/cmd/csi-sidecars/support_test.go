@@ -48,13 +48,16 @@ func TestTheSupportTableIsTrue(t *testing.T) {
 	for _, u := range upstreams {
 		repository := strings.Split(u.module, "/")[2]
 		kubernetes, spec := leastVersions(t, u.module, filepath.Base(u.directory))
-		row := strings.Join([]string{"| main", u.controller, repository + " " + moduleVersion(t, u.module), kubernetes, spec + " |\n"}, " | ")
+		row := strings.Join([]string{"| main", u.controller, repository + " " + moduleVersion(t, u.module), kubernetes,
+			spec + " |\n"}, " | ")
 		if !strings.Contains(page, row) {
 			t.Errorf("%s does not have the row %s", supportPage, row)
 		}
 	}
-	tested := regexp.MustCompile(`k8s.io/kubernetes v([0-9.]+)`).FindStringSubmatch(readFile(t, "../../../test/cluster/tools/kube/go.mod"))
-	row := strings.Join([]string{"| main", tested[1], moduleVersion(t, "k8s.io/client-go"), moduleVersion(t, "github.com/container-storage-interface/spec") + " |\n"}, " | ")
+	tested := regexp.MustCompile(`k8s.io/kubernetes v([0-9.]+)`).FindStringSubmatch(readFile(t,
+		"../../../test/cluster/tools/kube/go.mod"))
+	row := strings.Join([]string{"| main", tested[1], moduleVersion(t, "k8s.io/client-go"),
+		moduleVersion(t, "github.com/container-storage-interface/spec") + " |\n"}, " | ")
 	if !strings.Contains(page, row) {
 		t.Errorf("%s does not have the row %s", supportPage, row)
 	}

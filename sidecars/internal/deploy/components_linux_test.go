@@ -58,8 +58,11 @@ func TestCertificates(t *testing.T) {
 		got[c.Spec.SecretName] = fmt.Sprint(c.Spec.DNSNames, c.Spec.Usages, c.Metadata.Namespace)
 	}
 	for secret, want := range map[string]string{
-		"causeway-router-tls": fmt.Sprint([]string{"causeway-router"}, []string{"digital signature", "client auth"}, namespace), // the default of --peer-client
-		"causeway-nodes-tls":  fmt.Sprint([]string{m.router()["peer-server"]}, []string{"digital signature", "server auth"}, namespace),
+		// the default of --peer-client
+		"causeway-router-tls": fmt.Sprint([]string{"causeway-router"}, []string{"digital signature", "client auth"},
+			namespace),
+		"causeway-nodes-tls": fmt.Sprint([]string{m.router()["peer-server"]},
+			[]string{"digital signature", "server auth"}, namespace),
 	} {
 		if got[secret] != want {
 			t.Errorf("%s is %s, want %s", secret, got[secret], want)
@@ -84,7 +87,8 @@ func TestCertificates(t *testing.T) {
 	if len(have) != 5 || !reflect.DeepEqual(have, shown) {
 		t.Errorf("the component has %v, and docs/how-to/certificates.md %v", have, shown)
 	}
-	if page := read(t, "docs", "how-to", "install.md"); !strings.Contains(page, "driver certs --dir=certs --shared="+m.router()["peer-server"]+"\n") {
+	if page := read(t, "docs", "how-to", "install.md"); !strings.Contains(page,
+		"driver certs --dir=certs --shared="+m.router()["peer-server"]+"\n") {
 		t.Error("docs/how-to/install.md makes certificates with another name than --peer-server's")
 	}
 }
@@ -96,7 +100,8 @@ func TestNetworkPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	scrapers := []network.NetworkPolicyPeer{}
-	if err := yaml.Unmarshal([]byte(`[{namespaceSelector: {matchLabels: {causeway.dev/scrapes-metrics: "true"}}}]`), &scrapers); err != nil {
+	if err := yaml.Unmarshal([]byte(`[{namespaceSelector: {matchLabels: {causeway.dev/scrapes-metrics: "true"}}}]`),
+		&scrapers); err != nil {
 		t.Fatal(err)
 	}
 	seen := 0
@@ -112,10 +117,12 @@ func TestNetworkPolicies(t *testing.T) {
 			selector, template = m.node.Spec.Selector, m.node.Spec.Template
 		}
 		const name = "app.kubernetes.io/name"
-		if of := p.Spec.PodSelector.MatchLabels; len(of) != 1 || of[name] != selector.MatchLabels[name] || p.Namespace != namespace {
+		if of := p.Spec.PodSelector.MatchLabels; len(of) != 1 || of[name] != selector.MatchLabels[name] ||
+			p.Namespace != namespace {
 			t.Errorf("%s is for %v in %s", p.Name, p.Spec.PodSelector, p.Namespace)
 		}
-		if calls := !slices.Contains(p.Spec.PolicyTypes, network.PolicyTypeEgress) || len(p.Spec.Egress) > 0; calls == isNode {
+		if calls := !slices.Contains(p.Spec.PolicyTypes, network.PolicyTypeEgress) ||
+			len(p.Spec.Egress) > 0; calls == isNode {
 			t.Errorf("%s may call others: %t", p.Name, calls)
 		}
 		open := map[string][]network.NetworkPolicyPeer{}
@@ -149,7 +156,8 @@ func TestParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	var attributes storage.VolumeAttributesClass
-	if err := yaml.UnmarshalStrict([]byte(read(t, "deploy", "linux", "attributes", "class.yaml")), &attributes); err != nil || attributes.DriverName != driverName {
+	if err := yaml.UnmarshalStrict([]byte(read(t, "deploy", "linux", "attributes", "class.yaml")),
+		&attributes); err != nil || attributes.DriverName != driverName {
 		t.Errorf("%q, %v", attributes.DriverName, err)
 	}
 	said := []map[string]string{attributes.Parameters}

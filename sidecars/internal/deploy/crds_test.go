@@ -28,7 +28,8 @@ func resources(t *testing.T, dir ...string) []string {
 
 // TestCRDsAreThePinnedModules: hack/crds copies them, and is to be run when the module is bumped.
 func TestCRDsAreThePinnedModules(t *testing.T) {
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}",
+		"github.com/kubernetes-csi/external-snapshotter/client/v8").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,8 +49,9 @@ var sidecars = map[string]sidecar{
 			"retry-interval-max": "duration", "retry-interval-start": "duration", "snapshot-orphan-sweep-interval": "duration", "strict-topology": "bool",
 			"timeout": "duration", "volume-name-prefix": "string", "volume-name-uuid-length": "int", "worker-threads": "uint",
 		},
-		must:    map[string]string{"immediate-topology": "false", "enable-capacity": "true", "capacity-ownerref-level": "2", "extra-create-metadata": "true", "leader-election": "true", "retry-interval-max": "5m"},
-		mustNot: []string{"strict-topology", "node-deployment", "default-fstype", "volume-name-uuid-length", "volume-name-prefix", "feature-gates"},
+		must: map[string]string{"immediate-topology": "false", "enable-capacity": "true", "capacity-ownerref-level": "2", "extra-create-metadata": "true", "leader-election": "true", "retry-interval-max": "5m"},
+		mustNot: []string{"strict-topology", "node-deployment", "default-fstype", "volume-name-uuid-length",
+			"volume-name-prefix", "feature-gates"},
 		values: map[string]func(string) bool{
 			"timeout": atLeast(30 * time.Second), "capacity-poll-interval": atMost(2 * time.Minute),
 			"capacity-threads": more(1), "kube-api-capacity-qps": more(1), "kube-api-capacity-burst": more(5),
@@ -63,9 +64,10 @@ var sidecars = map[string]sidecar{
 			"resync-period": "duration", "retry-interval-max": "duration", "retry-interval-start": "duration", "snapshot-name-prefix": "string",
 			"snapshot-name-uuid-length": "int", "timeout": "duration", "worker-threads": "int",
 		},
-		must:    map[string]string{"extra-create-metadata": "true", "leader-election": "true"},
-		mustNot: []string{"node-deployment", "snapshot-name-uuid-length", "groupsnapshot-name-uuid-length", "snapshot-name-prefix", "groupsnapshot-name-prefix", "feature-gates"},
-		values:  map[string]func(string) bool{"timeout": atLeast(30 * time.Second), "worker-threads": more(10)},
+		must: map[string]string{"extra-create-metadata": "true", "leader-election": "true"},
+		mustNot: []string{"node-deployment", "snapshot-name-uuid-length", "groupsnapshot-name-uuid-length",
+			"snapshot-name-prefix", "groupsnapshot-name-prefix", "feature-gates"},
+		values: map[string]func(string) bool{"timeout": atLeast(30 * time.Second), "worker-threads": more(10)},
 	},
 	"csi-resizer": {
 		module: "external-resizer/v2", release: "v2.3.0",
@@ -198,7 +200,8 @@ func TestFlagsOfSidecars(t *testing.T) {
 		if !strings.Contains(text, s.release) {
 			t.Errorf("%s doesn't say that it is for %s", name, s.release)
 		}
-		if page := read(t, "docs", "explanation", "router.md"); !strings.Contains(page, "(../../deploy/sidecars/"+name+".args)") {
+		if page := read(t, "docs", "explanation", "router.md"); !strings.Contains(page,
+			"(../../deploy/sidecars/"+name+".args)") {
 			t.Errorf("docs/explanation/router.md has no link to %s.args", name)
 		}
 	}
@@ -208,28 +211,39 @@ func TestFlagsOfSidecars(t *testing.T) {
 func TestTheCheckSees(t *testing.T) {
 	comment := "# A reason that is long enough to be one.\n"
 	for _, tc := range []struct{ name, sidecar, old, new, want string }{
-		{"a flag that upstream hasn't", "csi-provisioner", "--enable-capacity\n", "--enable-capacity\n\n" + comment + "--enable-magic\n", "--enable-magic: upstream has no such flag"},
+		{"a flag that upstream hasn't", "csi-provisioner", "--enable-capacity\n",
+			"--enable-capacity\n\n" + comment + "--enable-magic\n", "--enable-magic: upstream has no such flag"},
 		{"another sidecar's flag", "csi-resizer", "--leader-election\n", "--leader-election\n\n" + comment + "--immediate-topology=false\n", "--immediate-topology: upstream has no such flag"},
 		{"a value of another kind", "csi-provisioner", "--timeout=60s", "--timeout=60", "--timeout=60 is no duration"},
-		{"no reason", "csi-resizer", "# There are two replicas.\n--leader-election", "\n--leader-election", "--leader-election has no reason"},
-		{"two flags on a line", "csi-resizer", "--leader-election", "--leader-election --v=5", "neither a flag nor a comment"},
-		{"a flag twice", "csi-resizer", "--leader-election\n", "--leader-election\n" + comment + "--leader-election\n", "--leader-election is there twice"},
-		{"strict topology", "csi-provisioner", "--enable-capacity\n", "--enable-capacity\n\n" + comment + "--strict-topology\n", "--strict-topology must not be there"},
-		{"strict topology, off", "csi-provisioner", "--enable-capacity\n", "--enable-capacity\n\n" + comment + "--strict-topology=false\n", "--strict-topology must not be there"},
+		{"no reason", "csi-resizer", "# There are two replicas.\n--leader-election", "\n--leader-election",
+			"--leader-election has no reason"},
+		{"two flags on a line", "csi-resizer", "--leader-election", "--leader-election --v=5",
+			"neither a flag nor a comment"},
+		{"a flag twice", "csi-resizer", "--leader-election\n", "--leader-election\n" + comment + "--leader-election\n",
+			"--leader-election is there twice"},
+		{"strict topology", "csi-provisioner", "--enable-capacity\n",
+			"--enable-capacity\n\n" + comment + "--strict-topology\n", "--strict-topology must not be there"},
+		{"strict topology, off", "csi-provisioner", "--enable-capacity\n",
+			"--enable-capacity\n\n" + comment + "--strict-topology=false\n", "--strict-topology must not be there"},
 		{"no topology", "csi-provisioner", "--enable-capacity\n", "--enable-capacity\n\n" + comment + "--feature-gates=Topology=false\n", "--feature-gates must not be there"},
-		{"immediate topology", "csi-provisioner", "--immediate-topology=false", "--immediate-topology=true", "it must be false"},
-		{"upstream's immediate topology", "csi-provisioner", "--immediate-topology=false", "", "--immediate-topology=, false: it must be false"},
+		{"immediate topology", "csi-provisioner", "--immediate-topology=false", "--immediate-topology=true",
+			"it must be false"},
+		{"upstream's immediate topology", "csi-provisioner", "--immediate-topology=false", "",
+			"--immediate-topology=, false: it must be false"},
 		{"no capacity", "csi-provisioner", "--enable-capacity\n", "", "--enable-capacity=, false: it must be true"},
 		{"the wrong owner", "csi-provisioner", "-level=2", "-level=1", "it must be 2"},
-		{"upstream's rate", "csi-provisioner", "capacity-qps=10", "capacity-qps=1", "--kube-api-capacity-qps=1: the reason"},
-		{"upstream's burst", "csi-provisioner", "capacity-burst=10", "capacity-burst=5", "--kube-api-capacity-burst=5: the reason"},
+		{"upstream's rate", "csi-provisioner", "capacity-qps=10", "capacity-qps=1",
+			"--kube-api-capacity-qps=1: the reason"},
+		{"upstream's burst", "csi-provisioner", "capacity-burst=10", "capacity-burst=5",
+			"--kube-api-capacity-burst=5: the reason"},
 		{"one thread", "csi-provisioner", "-threads=10", "-threads=1", "--capacity-threads=1: the reason"},
 		{"a rare poll", "csi-provisioner", "-interval=1m", "-interval=1h", "--capacity-poll-interval=1h: the reason"},
 		{"a short time-out", "csi-provisioner", "--timeout=60s", "--timeout=10s", "--timeout=10s: the reason"},
 		{"nobody is elected", "csi-snapshotter", "--leader-election\n", "", "--leader-election=, false"},
 		{"a gate with which it doesn't end", "csi-snapshotter", "--leader-election\n", "--leader-election\n\n" + comment + "--feature-gates=ReleaseLeaderElectionOnExit=true\n", "--feature-gates must not be there"},
 		{"short names", "csi-snapshotter", "--leader-election\n", "--leader-election\n\n" + comment + "--snapshot-name-uuid-length=8\n", "--snapshot-name-uuid-length must not be there"},
-		{"few workers", "csi-snapshotter", "--worker-threads=100", "--worker-threads=10", "--worker-threads=10: the reason"},
+		{"few workers", "csi-snapshotter", "--worker-threads=100", "--worker-threads=10",
+			"--worker-threads=10: the reason"},
 		{"pods are watched", "csi-resizer", "-error=false", "-error=true", "it must be false"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -238,7 +252,8 @@ func TestTheCheckSees(t *testing.T) {
 			if broken == text {
 				t.Fatalf("%q is not in the file", tc.old)
 			}
-			if wrong := sidecars[tc.sidecar].check(broken); !slices.ContainsFunc(wrong, func(w string) bool { return strings.Contains(w, tc.want) }) {
+			if wrong := sidecars[tc.sidecar].check(broken); !slices.ContainsFunc(wrong,
+				func(w string) bool { return strings.Contains(w, tc.want) }) {
 				t.Errorf("it says %q, want %q", wrong, tc.want)
 			}
 		})
@@ -254,7 +269,8 @@ func TestTheFlagsAreUpstreams(t *testing.T) {
 	}
 	for name, s := range sidecars {
 		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(strings.TrimSpace(string(cache)), "github.com", "kubernetes-csi", s.module+"@"+s.release, "cmd", name)
+			dir := filepath.Join(strings.TrimSpace(string(cache)), "github.com", "kubernetes-csi",
+				s.module+"@"+s.release, "cmd", name)
 			files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 			if err != nil {
 				t.Fatal(err)

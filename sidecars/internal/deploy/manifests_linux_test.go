@@ -163,8 +163,9 @@ func differ(values map[string][2]any) (wrong []string) {
 func (m *manifests) checkDriver() []string {
 	want := storage.CSIDriverSpec{
 		AttachRequired: new(false), PodInfoOnMount: new(true), StorageCapacity: new(true), SELinuxMount: new(false),
-		FSGroupPolicy:        new(storage.FileFSGroupPolicy),
-		VolumeLifecycleModes: []storage.VolumeLifecycleMode{storage.VolumeLifecyclePersistent, storage.VolumeLifecycleEphemeral},
+		FSGroupPolicy: new(storage.FileFSGroupPolicy),
+		VolumeLifecycleModes: []storage.VolumeLifecycleMode{storage.VolumeLifecyclePersistent,
+			storage.VolumeLifecycleEphemeral},
 	}
 	return differ(map[string][2]any{"spec": {m.csiDriver.Spec, want}})
 }
@@ -180,7 +181,8 @@ func (m *manifests) checkClasses() (wrong []string) {
 			c.Name + " provisioner": {c.Provisioner, driverName},
 		})...)
 	}
-	return append(wrong, differ(map[string][2]any{"kinds": {kinds, map[string]string{"directory": "", "image": "ext4"}}})...)
+	return append(wrong, differ(map[string][2]any{"kinds": {kinds,
+		map[string]string{"directory": "", "image": "ext4"}}})...)
 }
 
 // checkService: a node that isn't ready stays in DNS, and has one address.
@@ -195,11 +197,12 @@ func (m *manifests) checkService() []string {
 		"clusterIP":                {s.ClusterIP, core.ClusterIPNone},
 		"publishNotReadyAddresses": {s.PublishNotReadyAddresses, true},
 		"ipFamilyPolicy":           {s.IPFamilyPolicy, new(core.IPFamilyPolicySingleStack)},
-		"selector":                 {s.Selector, map[string]string{name: m.node.Spec.Selector.MatchLabels[name]}}, // Windows nodes' too
-		"port":                     {fmt.Sprint(s.Ports[0].Port), number},
-		"targetPort":               {s.Ports[0].TargetPort, intstr.FromString("peer")},
-		"--peer-listen":            {given(driver)["peer-listen"], ":" + number},
-		"--peers":                  {m.router()["peers"], "dns:" + m.service.Name + ".$(NAMESPACE).svc:" + number},
+		// Windows nodes' too
+		"selector":      {s.Selector, map[string]string{name: m.node.Spec.Selector.MatchLabels[name]}},
+		"port":          {fmt.Sprint(s.Ports[0].Port), number},
+		"targetPort":    {s.Ports[0].TargetPort, intstr.FromString("peer")},
+		"--peer-listen": {given(driver)["peer-listen"], ":" + number},
+		"--peers":       {m.router()["peers"], "dns:" + m.service.Name + ".$(NAMESPACE).svc:" + number},
 	})
 }
 
@@ -227,7 +230,8 @@ func (m *manifests) checkForgotten() []string {
 	}
 	dir, key := filepath.Split(m.router()["forgotten-nodes"])
 	text, there := m.forgotten.Data[key]
-	named := slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool { return line != "" && !strings.HasPrefix(line, "#") })
+	named := slices.ContainsFunc(strings.Split(text, "\n"),
+		func(line string) bool { return line != "" && !strings.HasPrefix(line, "#") })
 	return differ(map[string][2]any{
 		"the ConfigMap's name": {v.ConfigMap.Name, m.forgotten.Name},
 		"its items":            {len(v.ConfigMap.Items), 0},
@@ -271,9 +275,10 @@ func (m *manifests) checkCertificates() (wrong []string) {
 			continue
 		}
 		wrong = append(wrong, differ(map[string][2]any{
-			side.secret + ", its name":  {v.Secret.SecretName, side.secret},
-			side.secret + ", its mode":  {v.Secret.DefaultMode, new(side.mode)},
-			side.secret + ", its mount": {mount, core.VolumeMount{Name: "certs", MountPath: given(driver)["peer-certs"], ReadOnly: true}},
+			side.secret + ", its name": {v.Secret.SecretName, side.secret},
+			side.secret + ", its mode": {v.Secret.DefaultMode, new(side.mode)},
+			side.secret + ", its mount": {mount,
+				core.VolumeMount{Name: "certs", MountPath: given(driver)["peer-certs"], ReadOnly: true}},
 		})...)
 		for _, v := range side.pod.Volumes {
 			if v.Secret != nil && v.Secret.SecretName != side.secret {
@@ -298,7 +303,8 @@ func (m *manifests) checkImages() (wrong []string) {
 			})...)
 		}
 	}
-	want := map[string]string{"ghcr.io/causeway-csi/driver": "dev", "ghcr.io/causeway-csi/csi-sidecars": "dev", "ghcr.io/causeway-csi/csi-sidecars-node": "dev"}
+	want := map[string]string{"ghcr.io/causeway-csi/driver": "dev", "ghcr.io/causeway-csi/csi-sidecars": "dev",
+		"ghcr.io/causeway-csi/csi-sidecars-node": "dev"}
 	return append(wrong, differ(map[string][2]any{"images": {used, want}, "the kustomization's": {m.images, want}})...)
 }
 
@@ -331,8 +337,9 @@ func (m *manifests) checkReplicas() []string {
 		"nodes' priority":       {n.Template.Spec.PriorityClassName, "system-node-critical"},
 		"controller's priority": {d.Template.Spec.PriorityClassName, "system-cluster-critical"},
 		"an election":           {given(container(d.Template.Spec, "csi-sidecars"))["leader-election"], "true"},
-		"host's namespaces":     {n.Template.Spec.HostNetwork || n.Template.Spec.HostPID || n.Template.Spec.HostIPC, false},
-		"labels and selector":   {d.Template.Labels["app.kubernetes.io/name"] + n.Template.Labels["app.kubernetes.io/name"], labels["app.kubernetes.io/name"] + n.Selector.MatchLabels["app.kubernetes.io/name"]},
+		"host's namespaces": {n.Template.Spec.HostNetwork || n.Template.Spec.HostPID || n.Template.Spec.HostIPC,
+			false},
+		"labels and selector": {d.Template.Labels["app.kubernetes.io/name"] + n.Template.Labels["app.kubernetes.io/name"], labels["app.kubernetes.io/name"] + n.Selector.MatchLabels["app.kubernetes.io/name"]},
 	})
 }
 
@@ -341,16 +348,18 @@ func (m *manifests) checkAPI() []string {
 	c, n := m.controller.Spec.Template.Spec, m.node.Spec.Template.Spec
 	var accounts []string
 	for name, a := range m.accounts {
-		accounts = append(accounts, fmt.Sprintf("%s %t", name, a.AutomountServiceAccountToken == nil || *a.AutomountServiceAccountToken))
+		accounts = append(accounts, fmt.Sprintf("%s %t", name, a.AutomountServiceAccountToken == nil ||
+			*a.AutomountServiceAccountToken))
 	}
 	slices.Sort(accounts)
 	return differ(map[string][2]any{
-		"accounts, and whether they give tokens away": {accounts, []string{"causeway-controller false", "causeway-node false"}},
-		"the controller's account":                    {c.ServiceAccountName, "causeway-controller"},
-		"the nodes' account":                          {n.ServiceAccountName, "causeway-node"},
-		"a token in the controller":                   {c.AutomountServiceAccountToken, new(false)},
-		"a token on nodes":                            {n.AutomountServiceAccountToken, new(false)},
-		"who mounts a token":                          {append(tokens(c), tokens(n)...), []string{"csi-sidecars"}},
+		"accounts, and whether they give tokens away": {accounts,
+			[]string{"causeway-controller false", "causeway-node false"}},
+		"the controller's account":  {c.ServiceAccountName, "causeway-controller"},
+		"the nodes' account":        {n.ServiceAccountName, "causeway-node"},
+		"a token in the controller": {c.AutomountServiceAccountToken, new(false)},
+		"a token on nodes":          {n.AutomountServiceAccountToken, new(false)},
+		"who mounts a token":        {append(tokens(c), tokens(n)...), []string{"csi-sidecars"}},
 	})
 }
 
@@ -359,7 +368,8 @@ func tokens(p core.PodSpec) (who []string) {
 	for _, c := range p.Containers {
 		for _, m := range c.VolumeMounts {
 			_, v := volume(p, c, m.Name)
-			if v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s core.VolumeProjection) bool { return s.ServiceAccountToken != nil }) {
+			if v.Projected != nil && slices.ContainsFunc(v.Projected.Sources,
+				func(s core.VolumeProjection) bool { return s.ServiceAccountToken != nil }) {
 				who = append(who, c.Name)
 			}
 		}
@@ -386,18 +396,24 @@ func (m *manifests) checkPaths() []string {
 	kubelet, root := flags["kubelet-dir"], flags["root"]
 	plugin := kubelet + "/plugins/" + driverName
 	return differ(map[string][2]any{
-		"the kubelet's":       {path(driver, "kubelet"), kubelet + " Directory at " + kubelet + " Bidirectional"},
-		"the root":            {path(driver, "root"), root + " Directory at " + root + " HostToContainer"}, // nobody makes it: it may be where a disk isn't mounted
-		"devices":             {path(driver, "dev"), "/dev Directory at /dev None"},
-		"the socket":          {flags["endpoint"], "unix://" + plugin + "/csi.sock"},
-		"the sidecars'":       {path(sidecars, "plugin"), plugin + " DirectoryOrCreate at /csi None"},
-		"the registry":        {path(sidecars, "registration"), kubelet + "/plugins_registry Directory at /registration None"},
-		"their socket":        {more["csi-address"], "/csi/csi.sock"},
-		"what is registered":  {more["node-driver-registrar-kubelet-registration-path"], plugin + "/csi.sock"},
-		"where":               {more["node-driver-registrar-plugin-registration-path"], "/registration"},
-		"the node's name":     {flags["node-id"], "$(NODE_NAME)"},
-		"where it comes from": {driver.Env, []core.EnvVar{{Name: "NODE_NAME", ValueFrom: &core.EnvVarSource{FieldRef: &core.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}}},
-		"last words":          {strings.HasPrefix(cmp.Or(driver.TerminationMessagePath, core.TerminationMessagePathDefault), "/dev/"), false}, // on the node's /dev
+		"the kubelet's": {path(driver, "kubelet"), kubelet + " Directory at " + kubelet + " Bidirectional"},
+		// nobody makes it: it may be where a disk isn't mounted
+		"the root":      {path(driver, "root"), root + " Directory at " + root + " HostToContainer"},
+		"devices":       {path(driver, "dev"), "/dev Directory at /dev None"},
+		"the socket":    {flags["endpoint"], "unix://" + plugin + "/csi.sock"},
+		"the sidecars'": {path(sidecars, "plugin"), plugin + " DirectoryOrCreate at /csi None"},
+		"the registry": {path(sidecars, "registration"),
+			kubelet + "/plugins_registry Directory at /registration None"},
+		"their socket":       {more["csi-address"], "/csi/csi.sock"},
+		"what is registered": {more["node-driver-registrar-kubelet-registration-path"], plugin + "/csi.sock"},
+		"where":              {more["node-driver-registrar-plugin-registration-path"], "/registration"},
+		"the node's name":    {flags["node-id"], "$(NODE_NAME)"},
+		"where it comes from": {driver.Env,
+			[]core.EnvVar{{Name: "NODE_NAME",
+				ValueFrom: &core.EnvVarSource{FieldRef: &core.ObjectFieldSelector{FieldPath: "spec.nodeName"}}}}},
+		// on the node's /dev
+		"last words": {strings.HasPrefix(cmp.Or(driver.TerminationMessagePath,
+			core.TerminationMessagePathDefault), "/dev/"), false},
 	})
 }
 
@@ -410,8 +426,10 @@ func (m *manifests) checkProbes() (wrong []string) {
 		return p.HTTPGet.Path + " " + p.HTTPGet.Port.String()
 	}
 	for pod, want := range map[*core.PodSpec]map[string][2]string{
-		&m.controller.Spec.Template.Spec: {"driver": {"/healthz driver-http", "/readyz driver-http"}, "csi-sidecars": {"/healthz sidecars-http", "/readyz sidecars-http"}},
-		&m.node.Spec.Template.Spec:       {"driver": {"/healthz driver-http", "/healthz 9808"}, "csi-sidecars-node": {"/healthz sidecars-http", "none"}},
+		&m.controller.Spec.Template.Spec: {"driver": {"/healthz driver-http", "/readyz driver-http"},
+			"csi-sidecars": {"/healthz sidecars-http", "/readyz sidecars-http"}},
+		&m.node.Spec.Template.Spec: {"driver": {"/healthz driver-http", "/healthz 9808"},
+			"csi-sidecars-node": {"/healthz sidecars-http", "none"}},
 	} {
 		ports := map[int32]bool{9808: true}
 		for _, c := range pod.Containers {
@@ -470,20 +488,23 @@ var workloads = []string{"Pod", "ReplicaSet", "Deployment", "DaemonSet", "Statef
 
 // checkNames: what is in a namespace is in ours, which lets the nodes' pods in; and what has pods is looked at.
 func (m *manifests) checkNames() (wrong []string) {
-	cluster := []string{"Namespace", "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+	cluster := []string{"Namespace", "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass",
+		"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	for _, o := range m.all {
 		want := namespace
 		if slices.Contains(cluster, o.Kind) {
 			want = ""
 		}
-		if id := o.Kind + "/" + o.Metadata.Name; slices.Contains(workloads, o.Kind) && id != "Deployment/causeway-controller" && id != "DaemonSet/causeway-node" {
+		if id := o.Kind + "/" + o.Metadata.Name; slices.Contains(workloads, o.Kind) &&
+			id != "Deployment/causeway-controller" && id != "DaemonSet/causeway-node" {
 			wrong = append(wrong, id+" is held to no rule")
 		}
 		if strings.HasSuffix(o.Kind, "SnapshotClass") && o.Driver != driverName {
 			wrong = append(wrong, fmt.Sprintf("%s %s is of %q", o.Kind, o.Metadata.Name, o.Driver))
 		}
 		if o.Metadata.Namespace != want {
-			wrong = append(wrong, fmt.Sprintf("%s %s is in the namespace %q", o.Kind, o.Metadata.Name, o.Metadata.Namespace))
+			wrong = append(wrong, fmt.Sprintf("%s %s is in the namespace %q", o.Kind, o.Metadata.Name,
+				o.Metadata.Namespace))
 		}
 	}
 	return append(wrong, differ(map[string][2]any{
@@ -573,7 +594,8 @@ func TestLinux(t *testing.T) {
 
 // TestEveryFileIsListed: what no kustomization lists is never applied.
 func TestEveryFileIsListed(t *testing.T) {
-	for _, dir := range []string{"linux", "linux/cert-manager", "linux/snapshot-controller", "linux/network-policy", "linux/attributes"} {
+	for _, dir := range []string{"linux", "linux/cert-manager", "linux/snapshot-controller", "linux/network-policy",
+		"linux/attributes"} {
 		files, err := filepath.Glob(filepath.Join(root, "deploy", dir, "*.yaml"))
 		if err != nil {
 			t.Fatal(err)

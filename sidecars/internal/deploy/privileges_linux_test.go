@@ -62,7 +62,8 @@ func ofContainer(pod *core.PodSecurityContext, c core.Container) (all []string) 
 		return all
 	}
 	say(s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation, "allowPrivilegeEscalation")
-	say(s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || len(s.Capabilities.Add) > 0, "capabilities")
+	say(s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) ||
+		len(s.Capabilities.Add) > 0, "capabilities")
 	say(filter == nil || filter.Type != core.SeccompProfileTypeRuntimeDefault, "no seccomp profile")
 	return all
 }

@@ -34,10 +34,14 @@ func TestLists(t *testing.T) {
 		{"entries of volumes that nobody claims are nothing", func(d *fakeDriver) { d.volumes["vol-x"] = slow }, 3, 0},
 		{"a volume that comes twice counts as it was last", func(d *fakeDriver) { d.twice = true }, 5, 0},
 		{"a token that went bad makes it start over", func(d *fakeDriver) { d.badTokens = 2 }, 2 + 2 + 3, 0},
-		{"tokens that go bad again and again make it ask one by one", func(d *fakeDriver) { d.badTokens = 9 }, 2 + 2 + 2, 5},
-		{"a list that fails at once makes it ask one by one", func(d *fakeDriver) { d.listErr = status.Error(codes.Unavailable, "node-7 is away") }, 1, 5},
-		{"ABORTED without a token is no bad token", func(d *fakeDriver) { d.listErr = status.Error(codes.Aborted, "busy") }, 1, 5},
-		{"a list that fails in the middle makes it ask one by one", func(d *fakeDriver) { d.lastErr = status.Error(codes.Unavailable, "node-7 is away") }, 2, 5},
+		{"tokens that go bad again and again make it ask one by one", func(d *fakeDriver) { d.badTokens = 9 },
+			2 + 2 + 2, 5},
+		{"a list that fails at once makes it ask one by one",
+			func(d *fakeDriver) { d.listErr = status.Error(codes.Unavailable, "node-7 is away") }, 1, 5},
+		{"ABORTED without a token is no bad token",
+			func(d *fakeDriver) { d.listErr = status.Error(codes.Aborted, "busy") }, 1, 5},
+		{"a list that fails in the middle makes it ask one by one",
+			func(d *fakeDriver) { d.lastErr = status.Error(codes.Unavailable, "node-7 is away") }, 2, 5},
 		{"a list without end makes it ask one by one", func(d *fakeDriver) { d.sameToken = true }, 2, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -116,13 +120,19 @@ func TestAVolumeWithoutAnswer(t *testing.T) {
 		second func(*fakeDriver) // before the second round
 		want   string            // the beginning of the condition after it
 	}{
-		{"UNAVAILABLE in two rounds is inaccessible", unavailable, func(*fakeDriver) {}, "Inaccessible(NoAnswer) the CSI driver works, but"},
-		{"DEADLINE_EXCEEDED in two rounds is inaccessible", status.Error(codes.DeadlineExceeded, "late"), func(*fakeDriver) {}, "Inaccessible(NoAnswer) "},
-		{"NOT_FOUND in two rounds is inaccessible, and not said to be lost", status.Error(codes.NotFound, "no volume"), func(*fakeDriver) {}, "Inaccessible(VolumeNotFound) to the CSI driver there is no such volume"},
+		{"UNAVAILABLE in two rounds is inaccessible", unavailable, func(*fakeDriver) {},
+			"Inaccessible(NoAnswer) the CSI driver works, but"},
+		{"DEADLINE_EXCEEDED in two rounds is inaccessible", status.Error(codes.DeadlineExceeded, "late"),
+			func(*fakeDriver) {}, "Inaccessible(NoAnswer) "},
+		{"NOT_FOUND in two rounds is inaccessible, and not said to be lost", status.Error(codes.NotFound, "no volume"),
+			func(*fakeDriver) {}, "Inaccessible(VolumeNotFound) to the CSI driver there is no such volume"},
 		{"the driver's own word counts", nil, func(*fakeDriver) {}, "Degraded(Slow)"},
-		{"an answer in between makes it nothing", unavailable, func(d *fakeDriver) { d.errs["vol-a"], d.volumes["vol-a"] = nil, nil }, ""},
-		{"a list that succeeds in between makes it nothing", unavailable, func(d *fakeDriver) { d.listErr, d.volumes["vol-a"] = nil, nil }, ""},
-		{"another kind of failure starts to count anew", unavailable, func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.NotFound, "no volume") }, ""},
+		{"an answer in between makes it nothing", unavailable,
+			func(d *fakeDriver) { d.errs["vol-a"], d.volumes["vol-a"] = nil, nil }, ""},
+		{"a list that succeeds in between makes it nothing", unavailable,
+			func(d *fakeDriver) { d.listErr, d.volumes["vol-a"] = nil, nil }, ""},
+		{"another kind of failure starts to count anew", unavailable,
+			func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.NotFound, "no volume") }, ""},
 		{"INTERNAL says nothing of a volume", status.Error(codes.Internal, "bug"), func(*fakeDriver) {}, ""},
 		{"a driver that is away says nothing of its volumes", unavailable, func(d *fakeDriver) { d.away = true }, ""},
 	} {
@@ -135,7 +145,8 @@ func TestAVolumeWithoutAnswer(t *testing.T) {
 			}
 			d.set(c.second)
 			h.look()
-			if got := strings.Join(h.health("claim-a"), "; "); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			if got := strings.Join(h.health("claim-a"), "; "); !strings.HasPrefix(got, c.want) ||
+				(got == "") != (c.want == "") {
 				t.Errorf("got %q, want %q…", got, c.want)
 			}
 			h.wants("the volume beside it", h.health("claim-b"))

@@ -59,7 +59,8 @@ func TestWord(t *testing.T) {
 // No fuzz target: instrumented, client-go takes minutes to compile and 10 s to try 200 inputs.
 func TestNoiseMakesAConditionThatTheAPIServerTakes(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	alphabet := []string{"a", "Z", "0", "_", ":", ",", " ", "\n", "\x1b", "\x00", "é", "\u202e", "𝄞", "\xff", "\xed\xa0\x80"}
+	alphabet := []string{"a", "Z", "0", "_", ":", ",", " ", "\n", "\x1b", "\x00", "é", "\u202e", "𝄞", "\xff",
+		"\xed\xa0\x80"}
 	noise := func() string {
 		var b strings.Builder
 		for range random.IntN(2000) {
@@ -73,7 +74,8 @@ func TestNoiseMakesAConditionThatTheAPIServerTakes(t *testing.T) {
 		if len(c.Reason) > maxReason || len(metavalidation.IsValidConditionReason(c.Reason)) > 0 {
 			t.Fatalf("reason %q of %q", c.Reason, reason)
 		}
-		if len(c.Message) > maxMessage || !utf8.ValidString(c.Message) || strings.ContainsAny(c.Message, "\n\x1b\x00\u202e") {
+		if len(c.Message) > maxMessage || !utf8.ValidString(c.Message) ||
+			strings.ContainsAny(c.Message, "\n\x1b\x00\u202e") {
 			t.Fatalf("message %q of %q", c.Message, message)
 		}
 	}
@@ -84,7 +86,8 @@ func TestAHostileDriverBreaksNothing(t *testing.T) {
 	for i := range 40 {
 		many = append(many, degraded(fmt.Sprintf("Reason%02d", i), strings.Repeat("é\n", 2000)))
 	}
-	many = append(many, lost(strings.Repeat("\x1b!", 500), "\x1b[2J\u202egone"), entry(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "X", ""), entry(77, "Y", ""))
+	many = append(many, lost(strings.Repeat("\x1b!", 500), "\x1b[2J\u202egone"),
+		entry(csi.VolumeHealthErrorType_UNKNOWN_VOLUME_HEALTH_TYPE, "X", ""), entry(77, "Y", ""))
 	d := holding(sickness{"vol-a": many, "vol-b": slow})
 	h := start(t, newAPI(true, bounds("a", "b")...), d)
 	h.look()
@@ -105,7 +108,8 @@ func TestHostileErrorsBecomeWords(t *testing.T) {
 	h := start(t, newAPI(true, bounds("a", "b")...), d)
 	h.look()
 	h.look()
-	if got := h.health("claim-a"); len(got) != 1 || !strings.HasPrefix(got[0], "Inaccessible(NoAnswer)") || strings.ContainsAny(got[0], "\x1b\n") {
+	if got := h.health("claim-a"); len(got) != 1 || !strings.HasPrefix(got[0], "Inaccessible(NoAnswer)") ||
+		strings.ContainsAny(got[0], "\x1b\n") {
 		t.Errorf("status %q", got)
 	}
 }

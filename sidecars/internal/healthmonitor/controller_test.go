@@ -21,7 +21,8 @@ func TestADriverWithoutHealthIsLeftOut(t *testing.T) {
 
 func TestTheLockIsUpstreams(t *testing.T) {
 	needs := New(nil).Needs()
-	if got := needs.Lock(driverName); got != "external-health-monitor-leader-"+driverName || !needs.Cluster || !needs.Capabilities {
+	if got := needs.Lock(driverName); got != "external-health-monitor-leader-"+driverName || !needs.Cluster ||
+		!needs.Capabilities {
 		t.Errorf("lock %q, needs %+v", got, needs)
 	}
 }
@@ -55,7 +56,8 @@ func TestValidate(t *testing.T) {
 func TestPodsAreOnlyReadForTheirEvents(t *testing.T) {
 	for _, events := range []bool{true, false} {
 		it := &controller{options: Options{PodEvents: events}}
-		pods := slices.ContainsFunc(it.Rules(kube.Rights{}).Cluster, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods") })
+		pods := slices.ContainsFunc(it.Rules(kube.Rights{}).Cluster,
+			func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "pods") })
 		if pods != events {
 			t.Errorf("with pod events %v, rules for pods: %v", events, pods)
 		}

@@ -57,9 +57,10 @@ type fakeDriver struct {
 	instead   *csi.ControllerGetVolumeHealthResponse // answered for every volume
 	hang      bool                                   // a volume that is well answers when its caller has lost patience
 	answersAs *string                                // the volume ID in all answers of ControllerGetVolume
-	statuses  map[string]string                      // of CSI v1.12: the unknown fields of each VolumeStatus, by volume ID
-	lists     int
-	gets      int
+	// of CSI v1.12: the unknown fields of each VolumeStatus, by volume ID
+	statuses map[string]string
+	lists    int
+	gets     int
 }
 
 func (d *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
@@ -71,7 +72,8 @@ func (d *fakeDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeRespon
 	return &csi.ProbeResponse{}, nil
 }
 
-func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context,
+	req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
 	id := req.GetVolumeId()
 	d.mu.Lock()
 	d.gets++
@@ -93,11 +95,13 @@ func (d *fakeDriver) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	case !ok:
 		return nil, status.Errorf(codes.NotFound, "no volume %q", id)
 	}
-	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id, HealthStatuses: entries}}, nil
+	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: id,
+		HealthStatuses: entries}}, nil
 }
 
 // ControllerListVolumeHealth has the number of volumes before the page for a token.
-func (d *fakeDriver) ControllerListVolumeHealth(_ context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+func (d *fakeDriver) ControllerListVolumeHealth(_ context.Context,
+	req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lists++
@@ -139,7 +143,8 @@ func (d *fakeDriver) abnormal() []*csi.VolumeHealth {
 			continue
 		}
 		if d.twice {
-			all = append(all, &csi.VolumeHealth{VolumeId: id, HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{degraded("Before", "")}})
+			all = append(all, &csi.VolumeHealth{VolumeId: id,
+				HealthStatuses: []*csi.VolumeHealth_VolumeHealthEntry{degraded("Before", "")}})
 		}
 		all = append(all, &csi.VolumeHealth{VolumeId: id, HealthStatuses: d.volumes[id]})
 	}
@@ -247,7 +252,8 @@ func merge(c *v1.PersistentVolumeClaim, p clienttesting.PatchAction) error {
 	}
 	if body.Metadata.UID != c.UID {
 		return apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("PersistentVolumeClaim").GroupKind(), c.Name,
-			fieldpath.ErrorList{fieldpath.Invalid(fieldpath.NewPath("metadata", "uid"), body.Metadata.UID, "field is immutable")})
+			fieldpath.ErrorList{fieldpath.Invalid(fieldpath.NewPath("metadata", "uid"), body.Metadata.UID,
+				"field is immutable")})
 	}
 	c.Status.HealthStatus = body.Status.HealthStatus
 	return validate(c.Status.HealthStatus)
@@ -263,7 +269,8 @@ func validate(h *v1.VolumeHealthStatus) error {
 	seen := map[string]bool{}
 	for _, c := range h.HealthConditions {
 		key := string(c.Status) + "/" + c.Reason
-		if len(c.Reason) > 256 || len(metavalidation.IsValidConditionReason(c.Reason)) > 0 || len(c.Message) > 1024 || seen[key] {
+		if len(c.Reason) > 256 || len(metavalidation.IsValidConditionReason(c.Reason)) > 0 || len(c.Message) > 1024 ||
+			seen[key] {
 			return apierrors.NewBadRequest(fmt.Sprintf("condition %+v", c))
 		}
 		seen[key] = true
@@ -345,8 +352,9 @@ func start(t *testing.T, api *fakeAPI, d *fakeDriver, change ...func(*Config)) *
 	t.Helper()
 	h := &harness{T: t, driver: d, api: api, clock: time.Date(2026, 11, 3, 12, 0, 0, 0, time.UTC)}
 	h.config = Config{
-		Options: Options{ListInterval: time.Hour, GetInterval: time.Minute, Timeout: 10 * time.Second, Workers: 1, PageSize: 2, PodEvents: true},
-		Driver:  driverName, Capabilities: listAndGet, Conn: dial(t, d), Client: api,
+		Options: Options{ListInterval: time.Hour, GetInterval: time.Minute, Timeout: 10 * time.Second, Workers: 1,
+			PageSize: 2, PodEvents: true},
+		Driver: driverName, Capabilities: listAndGet, Conn: dial(t, d), Client: api,
 	}
 	for _, c := range change {
 		c(&h.config)
@@ -432,14 +440,16 @@ func (h *harness) wants(what string, got []string, want ...string) {
 // bound returns a volume of this driver and its claim, as vol-<n>, pv-<n> and claim-<n> in namespace team.
 func bound(n string) []runtime.Object {
 	claim := &v1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + n, UID: apitypes.UID("uid-" + n), ResourceVersion: "1"},
-		Spec:       v1.PersistentVolumeClaimSpec{VolumeName: "pv-" + n},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim-" + n, UID: apitypes.UID("uid-" + n),
+			ResourceVersion: "1"},
+		Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv-" + n},
 	}
 	volume := &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + n, ResourceVersion: "1"},
 		Spec: v1.PersistentVolumeSpec{
-			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: "vol-" + n}},
-			ClaimRef:               &v1.ObjectReference{Namespace: "team", Name: "claim-" + n, UID: claim.UID},
+			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: driverName,
+				VolumeHandle: "vol-" + n}},
+			ClaimRef: &v1.ObjectReference{Namespace: "team", Name: "claim-" + n, UID: claim.UID},
 		},
 	}
 	return []runtime.Object{volume, claim}

@@ -23,7 +23,8 @@ import (
 )
 
 func TestNewMonitor(t *testing.T) {
-	_, err := NewMonitor(Config{Driver: driverName, Capabilities: rpc.ControllerCapabilitySet{csi.ControllerServiceCapability_RPC_LIST_VOLUMES: true}})
+	_, err := NewMonitor(Config{Driver: driverName,
+		Capabilities: rpc.ControllerCapabilitySet{csi.ControllerServiceCapability_RPC_LIST_VOLUMES: true}})
 	if !errors.Is(err, sidecar.ErrNotSupported) || !strings.Contains(err.Error(), driverName) {
 		t.Errorf("a driver without health: %v, want ErrNotSupported that names it", err)
 	}
@@ -36,7 +37,8 @@ func TestAConditionIsWrittenAndToldOnceAndItsEndToo(t *testing.T) {
 	h.look()
 	h.wants("status", h.health("claim-a"), "Degraded(SlowDisk) slow")
 	h.wants("status of the healthy", h.health("claim-b"))
-	h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (SlowDisk): slow")
+	h.wants("events", h.events.said(),
+		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (SlowDisk): slow")
 	since := h.since("claim-a")
 
 	h.api.written()
@@ -51,19 +53,24 @@ func TestAConditionIsWrittenAndToldOnceAndItsEndToo(t *testing.T) {
 	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = append(d.volumes["vol-a"], lost("BadBlocks", "")) })
 	h.look()
 	h.wants("status with two", h.health("claim-a"), "DataLoss(BadBlocks)", "Degraded(SlowDisk) slow")
-	h.wants("events of the second", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: DataLoss (BadBlocks)")
+	h.wants("events of the second", h.events.said(),
+		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: DataLoss (BadBlocks)")
 	if now := h.since("claim-a"); !now.After(since.Time) {
 		t.Errorf("since %v, want later than %v: the set of conditions is another", now, since)
 	}
 
 	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = d.volumes["vol-a"][1:] })
 	h.look()
-	h.wants("events of a part", h.events.said(), "Normal VolumeConditionImproved PersistentVolumeClaim claim-a: no longer Degraded (SlowDisk), but still DataLoss (BadBlocks)")
+	h.wants("events of a part", h.events.said(),
+		"Normal VolumeConditionImproved PersistentVolumeClaim claim-a: no longer Degraded (SlowDisk), but still "+
+			"DataLoss (BadBlocks)")
 
 	d.set(func(d *fakeDriver) { d.volumes["vol-a"] = nil })
 	h.look()
 	h.wants("status after recovery", h.health("claim-a"))
-	h.wants("events of recovery", h.events.said(), "Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer DataLoss (BadBlocks)")
+	h.wants("events of recovery", h.events.said(),
+		"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer DataLoss "+
+			"(BadBlocks)")
 	h.api.written()
 	h.look()
 	if n := h.api.written(); n != 0 || len(h.memories) != 0 {
@@ -82,10 +89,12 @@ func (h *harness) since(claim string) metav1.Time {
 }
 
 func TestTwoReasonsOfOneStatusAreTwoConditions(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", "9 s"), degraded("Full", ""), degraded("Full", "again")}}))
+	h := start(t, newAPI(true, bound("a")...),
+		holding(sickness{"vol-a": {degraded("Slow", "9 s"), degraded("Full", ""), degraded("Full", "again")}}))
 	h.look()
 	h.wants("status", h.health("claim-a"), "Degraded(Full)", "Degraded(Slow) 9 s")
-	h.wants("one event", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Full); Degraded (Slow): 9 s")
+	h.wants("one event", h.events.said(),
+		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Full); Degraded (Slow): 9 s")
 }
 
 func TestAMessageAloneIsWrittenSeldomAndNeverToldAgain(t *testing.T) {
@@ -117,10 +126,12 @@ func TestAfterARestart(t *testing.T) {
 	}{
 		{"what the status has is not told again", true, func(*fakeDriver) {}, nil},
 		{"a recovery in between is told", true, func(d *fakeDriver) { d.volumes["vol-a"] = nil },
-			[]string{"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer Degraded (Slow)"}},
+			[]string{"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no " +
+				"longer Degraded (Slow)"}},
 		{"with the gate off a condition is told once more", false, func(*fakeDriver) {},
 			[]string{"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Slow)"}},
-		{"with the gate off a recovery in between goes unsaid", false, func(d *fakeDriver) { d.volumes["vol-a"] = nil }, nil},
+		{"with the gate off a recovery in between goes unsaid", false, func(d *fakeDriver) { d.volumes["vol-a"] = nil },
+			nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := holding(sickness{"vol-a": {degraded("Slow", "")}})
@@ -137,7 +148,8 @@ func TestAfterARestart(t *testing.T) {
 
 func TestWithTheGateOffItStopsWritingAndTriesAgainLater(t *testing.T) {
 	api := newAPI(false, bounds("a", "b", "c")...)
-	h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": {degraded("Slow", "")}, "vol-c": nil}))
+	h := start(t, api, holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": {degraded("Slow", "")},
+		"vol-c": nil}))
 	h.look()
 	h.look()
 	if n := api.written(); n != 1 {
@@ -225,7 +237,8 @@ func TestACacheThatLagsBehindCostsNoWriteAndNoEvent(t *testing.T) {
 func TestAClaimThatIsGoneByNowIsNoError(t *testing.T) {
 	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": slow}))
 	h.freeze()
-	if err := h.api.CoreV1().PersistentVolumeClaims("team").Delete(t.Context(), "claim-a", metav1.DeleteOptions{}); err != nil {
+	if err := h.api.CoreV1().PersistentVolumeClaims("team").Delete(t.Context(), "claim-a",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.round(t.Context()); err != nil {
@@ -238,7 +251,8 @@ func TestAClaimOfTheSameNameThatCameSinceIsNotWritten(t *testing.T) {
 	h.freeze()
 	claim := bound("a")[1].(*v1.PersistentVolumeClaim)
 	claim.UID = "another"
-	if _, err := h.api.CoreV1().PersistentVolumeClaims("team").Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+	if _, err := h.api.CoreV1().PersistentVolumeClaims("team").Update(t.Context(), claim,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.round(t.Context()); err == nil {
@@ -263,15 +277,21 @@ func TestWhoseVolumesAreLookedAt(t *testing.T) {
 		want   bool
 	}{
 		{"a bound volume of this driver", func(*v1.PersistentVolume, *v1.PersistentVolumeClaim) {}, true},
-		{"another driver's", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.CSI.Driver = "other" }, false},
-		{"an in-tree volume that is migrated to this driver", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) {
-			v.Annotations = map[string]string{"pv.kubernetes.io/migrated-to": driverName}
-			v.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{}}
-		}, false},
-		{"one without a claim", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.ClaimRef = nil }, false},
-		{"one whose claim came back as another", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.ClaimRef.UID = "old" }, false},
-		{"one that is reserved by name only", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.ClaimRef.UID = "" }, false},
-		{"one whose claim has another volume", func(_ *v1.PersistentVolume, c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pv-z" }, false},
+		{"another driver's", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.CSI.Driver = "other" },
+			false},
+		{"an in-tree volume that is migrated to this driver",
+			func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) {
+				v.Annotations = map[string]string{"pv.kubernetes.io/migrated-to": driverName}
+				v.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{}}
+			}, false},
+		{"one without a claim", func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.ClaimRef = nil },
+			false},
+		{"one whose claim came back as another",
+			func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.ClaimRef.UID = "old" }, false},
+		{"one that is reserved by name only",
+			func(v *v1.PersistentVolume, _ *v1.PersistentVolumeClaim) { v.Spec.ClaimRef.UID = "" }, false},
+		{"one whose claim has another volume",
+			func(_ *v1.PersistentVolume, c *v1.PersistentVolumeClaim) { c.Spec.VolumeName = "pv-z" }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			objects := bound("a")
@@ -302,8 +322,10 @@ func TestPodsThatUseTheVolumeAreTold(t *testing.T) {
 	inline.Name = "app-data"
 	inline.OwnerReferences = []metav1.OwnerReference{{UID: "pod-uid", Controller: &controlled}}
 	objects[2].(*v1.PersistentVolume).Spec.ClaimRef.Name = "app-data"
-	objects = append(objects, pod("user", v1.PodRunning, claim("claim-a")), pod("other", v1.PodRunning, claim("claim-z")),
-		pod("done", v1.PodSucceeded, claim("claim-a")), pod("app", v1.PodRunning, v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}))
+	objects = append(objects, pod("user", v1.PodRunning, claim("claim-a")),
+		pod("other", v1.PodRunning, claim("claim-z")),
+		pod("done", v1.PodSucceeded, claim("claim-a")), pod("app", v1.PodRunning,
+			v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}))
 
 	d := holding(sickness{"vol-a": {degraded("Slow", "")}, "vol-b": nil})
 	h := start(t, newAPI(true, objects...), d)
@@ -313,7 +335,8 @@ func TestPodsThatUseTheVolumeAreTold(t *testing.T) {
 	d.set(func(d *fakeDriver) { d.volumes = sickness{"vol-a": nil, "vol-b": {lost("Gone", "")}} })
 	h.look()
 	got := strings.Join(h.events.said(), "\n")
-	for _, want := range []string{"Normal VolumeConditionNormal Pod user: ", "Warning VolumeConditionAbnormal Pod app: volume of claim app-data: DataLoss (Gone)"} {
+	for _, want := range []string{"Normal VolumeConditionNormal Pod user: ",
+		"Warning VolumeConditionAbnormal Pod app: volume of claim app-data: DataLoss (Gone)"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("events:\n%s\nwant %q in them", got, want)
 		}
@@ -329,11 +352,13 @@ func TestUses(t *testing.T) {
 	}{
 		{"a claim by name", v1.Volume{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "claim-a"}}}, true},
 		{"another claim", v1.Volume{VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "claim-b"}}}, false},
-		{"an ephemeral volume whose claim would have that name, but is somebody else's", v1.Volume{Name: "a", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}, false},
+		{"an ephemeral volume whose claim would have that name, but is somebody else's",
+			v1.Volume{Name: "a", VolumeSource: v1.VolumeSource{Ephemeral: &v1.EphemeralVolumeSource{}}}, false},
 		{"no claim", v1.Volume{Name: "a"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "claim", UID: "pod-uid"}, Spec: v1.PodSpec{Volumes: []v1.Volume{c.volume}}}
+			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "claim", UID: "pod-uid"},
+				Spec: v1.PodSpec{Volumes: []v1.Volume{c.volume}}}
 			if got := uses(pod, claim); got != c.want {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
@@ -342,7 +367,8 @@ func TestUses(t *testing.T) {
 }
 
 func TestWithoutPodEventsPodsAreNotWatched(t *testing.T) {
-	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", "")}}), func(c *Config) { c.PodEvents = false })
+	h := start(t, newAPI(true, bound("a")...), holding(sickness{"vol-a": {degraded("Slow", "")}}),
+		func(c *Config) { c.PodEvents = false })
 	h.look()
 	h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: Degraded (Slow)")
 	for _, a := range h.api.Actions() {
@@ -374,7 +400,8 @@ func TestTwoThousandHealthyVolumesCostOneListAndNoWrite(t *testing.T) {
 		h.look()
 		lists, gets := d.calls()
 		if writes := h.api.written(); lists != (sick+page-1)/page || gets != 0 || writes != 0 {
-			t.Errorf("the %s round: %d lists, %d gets, %d writes, want %d, 0 and 0", round, lists, gets, writes, (sick+page-1)/page)
+			t.Errorf("the %s round: %d lists, %d gets, %d writes, want %d, 0 and 0", round, lists, gets, writes,
+				(sick+page-1)/page)
 		}
 	}
 }
@@ -394,7 +421,8 @@ func TestRunEndsWithAllItStarted(t *testing.T) {
 	}
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	for _, own := range []string{"healthmonitor.(*inquiry)", "healthmonitor.(*Monitor).Run", "healthmonitor.(*Monitor).settle"} {
+	for _, own := range []string{"healthmonitor.(*inquiry)", "healthmonitor.(*Monitor).Run",
+		"healthmonitor.(*Monitor).settle"} {
 		if strings.Contains(string(stacks), own) {
 			t.Errorf("%s is still there:\n%s", own, stacks)
 		}
@@ -473,7 +501,8 @@ func TestAMassOfSickClaimsHasBoundedSeries(t *testing.T) {
 	memories := map[apiUID]*memory{}
 	for i := range maxSeries + 7 {
 		name := fmt.Sprint("claim-", i)
-		memories[apiUID(name)] = &memory{held: []v1.VolumeHealthCondition{condition(v1.VolumeHealthDegraded, "Slow", "")}, claim: &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}}
+		memories[apiUID(name)] = &memory{held: []v1.VolumeHealthCondition{condition(v1.VolumeHealthDegraded, "Slow",
+			"")}, claim: &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: name}}}
 	}
 	s.set(memories)
 	if n := testutil.CollectAndCount(s, prefix+"abnormal"); n != maxSeries {

@@ -37,7 +37,8 @@ func (d *fakeDriver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest)
 	ids = slices.DeleteFunc(ids, func(id string) bool { return d.unlisted[id] || id <= req.GetStartingToken() })
 	resp := &csi.ListVolumesResponse{}
 	for _, id := range ids[:min(len(ids), 1)] {
-		e := &csi.ListVolumesResponse_Entry{Volume: &csi.Volume{VolumeId: id}, Status: &csi.ListVolumesResponse_VolumeStatus{}}
+		e := &csi.ListVolumesResponse_Entry{Volume: &csi.Volume{VolumeId: id},
+			Status: &csi.ListVolumesResponse_VolumeStatus{}}
 		e.Status.ProtoReflect().SetUnknown([]byte(d.statuses[id]))
 		resp.Entries = append(resp.Entries, e)
 		if len(ids) > 1 {
@@ -47,7 +48,8 @@ func (d *fakeDriver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest)
 	return resp, nil
 }
 
-func (d *fakeDriver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+func (d *fakeDriver) ControllerGetVolume(_ context.Context,
+	req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gets++
@@ -59,7 +61,8 @@ func (d *fakeDriver) ControllerGetVolume(_ context.Context, req *csi.ControllerG
 	case !ok:
 		return nil, status.Errorf(codes.NotFound, "no volume %q", id)
 	}
-	resp := &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: id}, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}
+	resp := &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: id},
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}
 	if d.answersAs != nil {
 		resp.Volume.VolumeId = *d.answersAs
 	}
@@ -93,7 +96,8 @@ func TestTheCallsFollowFromTheCapabilities(t *testing.T) {
 		{name: "nothing", err: sidecar.ErrNotSupported},
 		{name: "volumes without conditions", err: sidecar.ErrNotSupported, can: rpc.ControllerCapabilitySet{
 			csi.ControllerServiceCapability_RPC_LIST_VOLUMES: true, csi.ControllerServiceCapability_RPC_GET_VOLUME: true}},
-		{name: "conditions without a call for volumes", err: sidecar.ErrNotSupported, can: rpc.ControllerCapabilitySet{11: true}},
+		{name: "conditions without a call for volumes", err: sidecar.ErrNotSupported,
+			can: rpc.ControllerCapabilitySet{11: true}},
 		{name: "conditions in a list", can: conditionsByList, old: true, lists: true},
 		{name: "conditions of single volumes", can: conditionsByGet, old: true, gets: true},
 		{name: "conditions in both", can: conditionsByBoth, old: true, lists: true, gets: true},
@@ -130,7 +134,8 @@ func TestAVolumeConditionIsReported(t *testing.T) {
 			}
 			h.wants("status", h.health("claim-a"), "Degraded(VolumeConditionAbnormal) disk lost")
 			h.wants("status of the normal volume", h.health("claim-b"))
-			h.wants("events", h.events.said(), "Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: disk lost")
+			h.wants("events", h.events.said(),
+				"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: disk lost")
 			h.gathers(`# HELP csi_sidecars_volume_health_abnormal 1 for each claim whose volume has this status; a claim that is well has no series.
 # TYPE csi_sidecars_volume_health_abnormal gauge
 csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespace="team",persistentvolumeclaim="claim-a",status="Abnormal"} 1
@@ -142,7 +147,9 @@ csi_sidecars_volume_health_abnormal{driver_name="health.csi.example.com",namespa
 			h.driver.set(func(d *fakeDriver) { d.statuses["vol-a"] = statusNormal })
 			h.look()
 			h.wants("status after recovery", h.health("claim-a"))
-			h.wants("events of recovery", h.events.said(), "Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer abnormal")
+			h.wants("events of recovery", h.events.said(),
+				"Normal VolumeConditionNormal PersistentVolumeClaim claim-a: the volume is healthy again, no longer "+
+					"abnormal")
 		})
 	}
 }
@@ -157,7 +164,8 @@ func TestANewMessageOfAVolumeConditionIsTold(t *testing.T) {
 	h.clock = h.clock.Add(textEvery)
 	h.look()
 	h.wants("events later", h.events.said(),
-		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: the CSI driver reports an abnormal condition without a message")
+		"Warning VolumeConditionAbnormal PersistentVolumeClaim claim-a: the CSI driver reports an abnormal condition "+
+			"without a message")
 	h.clock = h.clock.Add(textEvery)
 	h.look()
 	h.wants("events of the same message", h.events.said())
@@ -186,7 +194,8 @@ func TestAVolumeWithoutAReadableConditionStaysAsItWas(t *testing.T) {
 }
 
 func TestAnAnswerThatCannotBeReadIsLogged(t *testing.T) {
-	for name, can := range map[string]rpc.ControllerCapabilitySet{"list": conditionsByList, "get": conditionsByGet, "both": conditionsByBoth} {
+	for name, can := range map[string]rpc.ControllerCapabilitySet{"list": conditionsByList, "get": conditionsByGet,
+		"both": conditionsByBoth} {
 		t.Run(name, func(t *testing.T) {
 			h := startOld(t, can, map[string]string{"vol-a": statusBad, "vol-b": statusLost})
 			wait, err := h.round(t.Context())

@@ -19,7 +19,8 @@ import (
 
 // quick is an election of leases that last as short as they can.
 func quick(mode string) *election {
-	return &election{on: true, mode: mode, namespace: "ns", identity: "me", lease: time.Second, renew: 600 * time.Millisecond, retry: 50 * time.Millisecond}
+	return &election{on: true, mode: mode, namespace: "ns", identity: "me", lease: time.Second,
+		renew: 600 * time.Millisecond, retry: 50 * time.Millisecond}
 }
 
 // plain is a controller that is only elected.
@@ -43,14 +44,20 @@ func TestElectionsThatCannotWorkAreRefused(t *testing.T) {
 		{name: "upstream's defaults", on: cluster},
 		{name: "each of its own", change: func(e *election) { e.mode = perController }, on: cluster},
 		{name: "nobody is elected", change: func(e *election) { e.on = false }, on: none},
-		{name: "a mode without election", change: func(e *election) { e.on, e.mode = false, perController }, on: cluster, want: "add --leader-election"},
-		{name: "a mode that isn't there", change: func(e *election) { e.mode = "double" }, on: cluster, want: "--leader-election-mode=double"},
+		{name: "a mode without election", change: func(e *election) { e.on, e.mode = false, perController },
+			on: cluster, want: "add --leader-election"},
+		{name: "a mode that isn't there", change: func(e *election) { e.mode = "double" }, on: cluster,
+			want: "--leader-election-mode=double"},
 		{name: "nobody to elect", on: none, want: "no controller that is on is ever elected"},
-		{name: "a lease as short as a renewal", change: func(e *election) { e.lease = e.renew }, on: cluster, want: "must be longer than"},
-		{name: "a renewal as short as a retry", change: func(e *election) { e.retry = e.renew }, on: cluster, want: "must be longer than"},
-		{name: "within the jitter of a retry", change: func(e *election) { e.retry = e.renew * 9 / 10 }, on: cluster, want: "must be longer than"},
+		{name: "a lease as short as a renewal", change: func(e *election) { e.lease = e.renew }, on: cluster,
+			want: "must be longer than"},
+		{name: "a renewal as short as a retry", change: func(e *election) { e.retry = e.renew }, on: cluster,
+			want: "must be longer than"},
+		{name: "within the jitter of a retry", change: func(e *election) { e.retry = e.renew * 9 / 10 }, on: cluster,
+			want: "must be longer than"},
 		{name: "no retry", change: func(e *election) { e.retry = 0 }, on: cluster, want: "must be longer than"},
-		{name: "a lease of half seconds", change: func(e *election) { e.lease = 15500 * time.Millisecond }, on: cluster, want: "whole seconds"},
+		{name: "a lease of half seconds", change: func(e *election) { e.lease = 15500 * time.Millisecond }, on: cluster,
+			want: "whole seconds"},
 	} {
 		e := &election{on: true, mode: single, lease: 15 * time.Second, renew: 10 * time.Second, retry: 5 * time.Second}
 		if c.change != nil {
@@ -86,15 +93,18 @@ func TestWhoIsElectedByWhat(t *testing.T) {
 	parts := []*sidecar.Part{
 		{Controller: plain{name: "attacher", needs: sidecar.Needs{Lock: of("attacher-")}}},
 		{Controller: plain{name: "ours"}},
-		{Controller: plain{name: "cluster", needs: sidecar.Needs{Lock: func(string) string { return "the-cluster" }, OnePerCluster: true}}},
+		{Controller: plain{name: "cluster",
+			needs: sidecar.Needs{Lock: func(string) string { return "the-cluster" }, OnePerCluster: true}}},
 	}
 	for _, c := range []struct {
 		mode string
 		want map[string][]string // names of parts, then others, by lease
 	}{
-		{single, map[string][]string{"csi-sidecars-d-x": {"attacher", "ours", "|", "attacher-d-x"}, "the-cluster": {"cluster", "|"}}},
+		{single, map[string][]string{"csi-sidecars-d-x": {"attacher", "ours", "|", "attacher-d-x"},
+			"the-cluster": {"cluster", "|"}}},
 		{perController, map[string][]string{
-			"attacher-d-x": {"attacher", "|", "csi-sidecars-d-x"}, "csi-sidecars-ours-d-x": {"ours", "|", "csi-sidecars-d-x"}, "the-cluster": {"cluster", "|"}}},
+			"attacher-d-x": {"attacher", "|", "csi-sidecars-d-x"}, "csi-sidecars-ours-d-x": {"ours", "|",
+				"csi-sidecars-d-x"}, "the-cluster": {"cluster", "|"}}},
 	} {
 		got := map[string][]string{}
 		for _, l := range quick(c.mode).leases("d.x", parts) {
@@ -137,7 +147,8 @@ func TestATermEndsByOurOwnClock(t *testing.T) {
 	term := &term{Interface: b, lasts: time.Hour, lost: func() { lost++ }}
 	is := func(what string, leads bool, losses int) {
 		t.Helper()
-		if err := term.check(); (err == nil) != leads || err != nil && !errors.Is(err, sidecar.ErrLost) || lost != losses {
+		if err := term.check(); (err == nil) != leads || err != nil && !errors.Is(err, sidecar.ErrLost) ||
+			lost != losses {
 			t.Errorf("%s: %v, lost %d times", what, err, lost)
 		}
 	}
@@ -193,7 +204,8 @@ func TestALeaseThatSomebodyElseHasIsNotGivenUp(t *testing.T) {
 	if _, _, err := one.Get(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := one.Update(t.Context(), resourcelock.LeaderElectionRecord{}); !errors.Is(err, sidecar.ErrLost) || b.record.HolderIdentity != "somebody" {
+	if err := one.Update(t.Context(), resourcelock.LeaderElectionRecord{}); !errors.Is(err, sidecar.ErrLost) ||
+		b.record.HolderIdentity != "somebody" {
 		t.Errorf("given up: %v, the holder is %q now", err, b.record.HolderIdentity)
 	}
 }
@@ -270,15 +282,16 @@ func TestNoLeaseIsGivenUpBeforeAllWorkHasEnded(t *testing.T) {
 	started.Add(2)
 	go func() { started.Wait(); cancel() }()
 	last := make(chan error, 1)
-	err := c.elect(ctx, api, []lease{{name: "quick", parts: part("quick")}, {name: "slow", parts: part("slow")}}, func(ctx context.Context, parts []*sidecar.Part) error {
-		started.Done()
-		<-ctx.Done()
-		if parts[0].Name() == "slow" {
-			time.Sleep(300 * time.Millisecond) // in which the other would give its lease up
-			last <- c.Leads()
-		}
-		return nil
-	})
+	err := c.elect(ctx, api, []lease{{name: "quick", parts: part("quick")}, {name: "slow", parts: part("slow")}},
+		func(ctx context.Context, parts []*sidecar.Part) error {
+			started.Done()
+			<-ctx.Done()
+			if parts[0].Name() == "slow" {
+				time.Sleep(300 * time.Millisecond) // in which the other would give its lease up
+				last <- c.Leads()
+			}
+			return nil
+		})
 	if err := errors.Join(err, <-last); err != nil {
 		t.Error(err)
 	}

@@ -90,7 +90,8 @@ func TestGatesOnTheCommandLine(t *testing.T) {
 		{name: "none"},
 		{name: "one of upstream's", gates: map[string]bool{"Topology": false}},
 		{name: "one that nobody has", gates: map[string]bool{"Teleport": true}, want: "Teleport"},
-		{name: "the release of leases can't be turned off", gates: map[string]bool{string(release): false}, want: "always released"},
+		{name: "the release of leases can't be turned off", gates: map[string]bool{string(release): false},
+			want: "always released"},
 		{name: "but on", gates: map[string]bool{string(release): true}},
 	} {
 		err := (&Cluster{gates: c.gates}).checkGates()
@@ -98,7 +99,8 @@ func TestGatesOnTheCommandLine(t *testing.T) {
 			t.Errorf("%s: got %v, want %q in it", c.name, err, c.want)
 		}
 	}
-	if c := (&Cluster{gates: map[string]bool{"Topology": false}}); c.Gate("Topology") || !(&Cluster{}).Gate("CSIVolumeGroupSnapshot") {
+	if c := (&Cluster{gates: map[string]bool{"Topology": false}}); c.Gate("Topology") ||
+		!(&Cluster{}).Gate("CSIVolumeGroupSnapshot") {
 		t.Error("a gate isn't what the command line, or upstream, says")
 	}
 }

@@ -17,10 +17,12 @@ import (
 // that the product does not have. The resizer exports a copy. Neither shortens a name: the API server rejects a lease whose name
 // has more than 253 characters or an upper-case letter, and then no process leads, upstream's or ours.
 func TestLeasesHaveUpstreamsNames(t *testing.T) {
-	original := functionText(t, "github.com/kubernetes-csi/csi-lib-utils", "leaderelection/leader_election.go", "sanitizeName")
+	original := functionText(t, "github.com/kubernetes-csi/csi-lib-utils", "leaderelection/leader_election.go",
+		"sanitizeName")
 	resizers := functionText(t, "github.com/kubernetes-csi/external-resizer/v2", "pkg/util/util.go", "SanitizeName")
 	if original != resizers {
-		t.Fatalf("the resizer's copy differs from csi-lib-utils, so the test must be changed:\n%s\n%s", original, resizers)
+		t.Fatalf("the resizer's copy differs from csi-lib-utils, so the test must be changed:\n%s\n%s", original,
+			resizers)
 	}
 	for _, lock := range []string{
 		"external-attacher-leader-hostpath.csi.k8s.io",

@@ -26,7 +26,8 @@ func TestMetricsGetTheirControllerWhereOneIsKnown(t *testing.T) {
 depth{controller="provisioner",name="claims",zone="z"} 1
 `
 	for range 2 { // it doesn't add up
-		if err := testutil.GatherAndCompare(prometheus.Gatherers{Labelled{registry, of}}, strings.NewReader(one)); err != nil {
+		if err := testutil.GatherAndCompare(prometheus.Gatherers{Labelled{registry, of}},
+			strings.NewReader(one)); err != nil {
 			t.Error(err)
 		}
 	}

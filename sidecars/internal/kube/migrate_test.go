@@ -29,7 +29,8 @@ import (
 func paper(name, holder string) *coordinationv1.Lease {
 	now := metav1.NowMicro()
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](1), RenewTime: &now, AcquireTime: &now}}
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: ptr.To[int32](1), RenewTime: &now,
+			AcquireTime: &now}}
 }
 
 // noted is the one lease with its note.
@@ -93,7 +94,8 @@ func writes(c *fake.Clientset) (n int) {
 // one is the single lease of two controllers that upstream's sidecars have leases for, and of a
 // third that has none.
 var one = lease{name: "new", others: []string{"old-a", "old-b"}, old: map[string]string{"a": "old-a", "b": "old-b"},
-	parts: []*sidecar.Part{{Controller: plain{name: "a"}}, {Controller: plain{name: "b"}}, {Controller: plain{name: "c"}}}}
+	parts: []*sidecar.Part{{Controller: plain{name: "a"}}, {Controller: plain{name: "b"}},
+		{Controller: plain{name: "c"}}}}
 
 // run is a call of alone under way.
 type run struct {
@@ -320,7 +322,8 @@ func TestTheLossOfAnOldLeaseEndsTheProcess(t *testing.T) {
 		var changed atomic.Bool
 		c.PrependReactor("update", "leases", func(a ktesting.Action) (bool, runtime.Object, error) {
 			l := a.(ktesting.UpdateAction).GetObject().(*coordinationv1.Lease)
-			return changed.Load() && l.Name == "old-a", nil, apierrors.NewConflict(coordinationv1.Resource("leases"), l.Name, errors.New("changed"))
+			return changed.Load() && l.Name == "old-a", nil, apierrors.NewConflict(coordinationv1.Resource("leases"),
+				l.Name, errors.New("changed"))
 		})
 		r := begin(t, &e.election, c)
 		r.starts("a", "b", "c")
@@ -399,7 +402,9 @@ func TestGuardSeesWhoComes(t *testing.T) {
 		{name: "nobody", l: one, then: paper("old-a", "")},
 		{name: "ourselves", l: one, then: paper("old-a", "me")},
 		{name: "somebody", l: one, then: paper("old-a", "somebody"), want: "somebody has taken the lease old-a"},
-		{name: "a dead one who is known", l: lease{name: "new", others: one.others, dead: map[string]metav1.MicroTime{"old-b": *dead.Spec.RenewTime}}, then: dead},
+		{name: "a dead one who is known",
+			l: lease{name: "new", others: one.others,
+				dead: map[string]metav1.MicroTime{"old-b": *dead.Spec.RenewTime}}, then: dead},
 		{name: "a dead one who isn't dead", l: lease{name: "new", others: one.others, dead: map[string]metav1.MicroTime{"old-b": {}}}, then: dead, want: "the dead has taken the lease old-b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -435,7 +440,8 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 	others := []string{"one"}
 	t.Run("there is none", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			if dead := quick(perController).awaitFree(within(t), fake.NewClientset(), others); dead == nil || len(dead) > 0 {
+			if dead := quick(perController).awaitFree(within(t), fake.NewClientset(), others); dead == nil ||
+				len(dead) > 0 {
 				t.Errorf("got %v", dead)
 			}
 		})
@@ -445,7 +451,8 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 			c := fake.NewClientset(paper("one", "him"))
 			start := time.Now()
 			time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it isn't dead before
-			if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 || time.Since(start) < 2*time.Second {
+			if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 ||
+				time.Since(start) < 2*time.Second {
 				t.Errorf("got %v after %v", dead, time.Since(start))
 			}
 		})
@@ -463,7 +470,8 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if dead := quick(perController).awaitFree(ctx, fake.NewClientset(paper("one", "him")), others); dead != nil {
+			if dead := quick(perController).awaitFree(ctx, fake.NewClientset(paper("one", "him")),
+				others); dead != nil {
 				t.Errorf("got %v", dead)
 			}
 		})

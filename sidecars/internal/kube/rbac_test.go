@@ -10,12 +10,14 @@ func TestRBACIsTheUnionOfWhatIsOn(t *testing.T) {
 	r := RBAC{Prefix: "disk", Namespace: "storage", ServiceAccount: "disk-controller"}
 	got, err := r.YAML([]Grant{
 		{"one", Rules{
-			Cluster:   []rbacv1.PolicyRule{rule("", "events", "patch", "create"), reading("", "pods"), rule("", "pods", "get")},
+			Cluster: []rbacv1.PolicyRule{rule("", "events", "patch", "create"), reading("", "pods"),
+				rule("", "pods", "get")},
 			Namespace: []rbacv1.PolicyRule{rule("coordination.k8s.io", "leases", "get")},
 		}},
 		{"two", Rules{Namespace: []rbacv1.PolicyRule{
 			rule("coordination.k8s.io", "leases", "update", "get"),
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"disk"}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"disk"},
+				Verbs: []string{"get"}},
 		}}},
 	})
 	if err != nil {

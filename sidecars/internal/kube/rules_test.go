@@ -38,7 +38,8 @@ var sources = map[string]source{
 	},
 	"provisioner": {
 		ProvisionerRules(everyProvisioner), "github.com/kubernetes-csi/external-provisioner/v6", "deploy/kubernetes/rbac.yaml",
-		[]string{"github.com/kubernetes-csi/external-provisioner/v6/", "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"},
+		[]string{"github.com/kubernetes-csi/external-provisioner/v6/",
+			"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"},
 	},
 	"resizer": {
 		ResizerRules(true, true, true), "github.com/kubernetes-csi/external-resizer/v2", "deploy/kubernetes/rbac.yaml",
@@ -56,7 +57,8 @@ var sources = map[string]source{
 
 // ours are rights that upstream's manifest doesn't have, not even in a comment, and why we do.
 var ours = map[string]string{
-	"provisioner: storage.k8s.io volumeattributesclasses get": "it gets the class that a claim names (prepareProvision); with upstream's manifest only a service account that it shares with the resizer may",
+	"provisioner: storage.k8s.io volumeattributesclasses get": "it gets the class that a claim names " +
+		"(prepareProvision); with upstream's manifest only a service account that it shares with the resizer may",
 }
 
 // theirs are rights that upstream's manifest has and we don't, and why not.
@@ -84,7 +86,8 @@ var unseen = map[string]string{
 	"provisioner:  pods get":            "owner.Lookup gets objects of any kind",
 	"provisioner: apps replicasets get": "owner.Lookup gets objects of any kind",
 
-	"provisioner: storage.k8s.io csistoragecapacities delete": "package capacity has an interface of its own for the client, and hides this one method",
+	"provisioner: storage.k8s.io csistoragecapacities delete": "package capacity has an interface of its own for the " +
+		"client, and hides this one method",
 }
 
 func name(controller string, t triple) string {
@@ -117,7 +120,8 @@ func TestRulesAreUpstreams(t *testing.T) {
 		for _, upstreams := range []map[triple]bool{active, commented} {
 			for r := range upstreams {
 				if !mine[r] && r.resource != "leases" && !explained(theirs, theirsLeft, controller, r) {
-					t.Errorf("%s is in upstream's manifest only: add it, or say why it isn't needed", name(controller, r))
+					t.Errorf("%s is in upstream's manifest only: add it, or say why it isn't needed",
+						name(controller, r))
 				}
 			}
 		}
@@ -163,24 +167,44 @@ func TestRulesFollowOptions(t *testing.T) {
 		absent  []string // resources
 		present []string
 	}{
-		"an attacher without secrets":           {AttacherRules(false), []string{"secrets"}, []string{"persistentvolumes"}},
-		"a resizer that takes volumes as free":  {ResizerRules(false, false, true), []string{"pods", "secrets"}, []string{"volumeattributesclasses"}},
-		"a resizer that doesn't modify":         {ResizerRules(true, true, false), []string{"volumeattributesclasses"}, []string{"pods", "secrets"}},
-		"a snapshotter without groups":          {SnapshotterRules(false, false), []string{"secrets", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"}, []string{"volumesnapshotcontents"}},
-		"a snapshot controller without groups":  {SnapshotControllerRules(false, true), []string{"volumegroupsnapshots", "volumesnapshotcontents/status"}, []string{"nodes"}},
-		"a snapshot controller in one place":    {SnapshotControllerRules(true, false), []string{"nodes"}, []string{"volumegroupsnapshots"}},
-		"a provisioner without secrets":         {without(func(o *ProvisionerRuleOptions) { o.Secrets = false }), []string{"secrets"}, nil},
-		"one that doesn't attach":               {without(func(o *ProvisionerRuleOptions) { o.Publish = false }), []string{"volumeattachments"}, nil},
-		"one without snapshots":                 {without(func(o *ProvisionerRuleOptions) { o.Snapshots, o.SnapshotSweeper = false, false }), []string{"volumesnapshots", "volumesnapshotcontents"}, nil},
-		"one without attributes":                {without(func(o *ProvisionerRuleOptions) { o.Attributes = false }), []string{"volumeattributesclasses"}, nil},
-		"one that stays in a namespace":         {without(func(o *ProvisionerRuleOptions) { o.CrossNamespace = false }), []string{"referencegrants"}, nil},
-		"one on every node":                     {without(func(o *ProvisionerRuleOptions) { o.NodeDeployment = true }), []string{"nodes", "csinodes"}, []string{"csistoragecapacities"}},
-		"one without topology or capacity":      {without(func(o *ProvisionerRuleOptions) { o.Topology, o.Capacity = false, false }), []string{"nodes", "csinodes", "csistoragecapacities", "pods", "replicasets"}, nil},
-		"one with capacity but no topology":     {without(func(o *ProvisionerRuleOptions) { o.Topology = false }), nil, []string{"nodes", "csinodes"}},
-		"capacities that a StatefulSet owns":    {without(func(o *ProvisionerRuleOptions) { o.CapacityOwner = 1 }), []string{"replicasets"}, []string{"pods"}},
-		"capacities that the pod owns":          {without(func(o *ProvisionerRuleOptions) { o.CapacityOwner = 0 }), []string{"replicasets"}, []string{"pods"}},
-		"capacities that nobody owns":           {without(func(o *ProvisionerRuleOptions) { o.CapacityOwner = -1 }), []string{"replicasets", "pods"}, []string{"csistoragecapacities"}},
-		"a provisioner that has all it can use": {without(func(*ProvisionerRuleOptions) {}), nil, []string{"secrets", "pods", "replicasets", "nodes", "referencegrants"}},
+		"an attacher without secrets": {AttacherRules(false), []string{"secrets"},
+			[]string{"persistentvolumes"}},
+		"a resizer that takes volumes as free": {ResizerRules(false, false, true), []string{"pods", "secrets"},
+			[]string{"volumeattributesclasses"}},
+		"a resizer that doesn't modify": {ResizerRules(true, true, false), []string{"volumeattributesclasses"},
+			[]string{"pods", "secrets"}},
+		"a snapshotter without groups": {SnapshotterRules(false, false),
+			[]string{"secrets", "volumegroupsnapshotcontents",
+				"volumegroupsnapshotclasses"}, []string{"volumesnapshotcontents"}},
+		"a snapshot controller without groups": {SnapshotControllerRules(false, true),
+			[]string{"volumegroupsnapshots", "volumesnapshotcontents/status"}, []string{"nodes"}},
+		"a snapshot controller in one place": {SnapshotControllerRules(true, false), []string{"nodes"},
+			[]string{"volumegroupsnapshots"}},
+		"a provisioner without secrets": {without(func(o *ProvisionerRuleOptions) { o.Secrets = false }),
+			[]string{"secrets"}, nil},
+		"one that doesn't attach": {without(func(o *ProvisionerRuleOptions) { o.Publish = false }),
+			[]string{"volumeattachments"}, nil},
+		"one without snapshots": {without(func(o *ProvisionerRuleOptions) {
+			o.Snapshots,
+				o.SnapshotSweeper = false, false
+		}), []string{"volumesnapshots", "volumesnapshotcontents"}, nil},
+		"one without attributes": {without(func(o *ProvisionerRuleOptions) { o.Attributes = false }),
+			[]string{"volumeattributesclasses"}, nil},
+		"one that stays in a namespace": {without(func(o *ProvisionerRuleOptions) { o.CrossNamespace = false }),
+			[]string{"referencegrants"}, nil},
+		"one on every node": {without(func(o *ProvisionerRuleOptions) { o.NodeDeployment = true }),
+			[]string{"nodes", "csinodes"}, []string{"csistoragecapacities"}},
+		"one without topology or capacity": {without(func(o *ProvisionerRuleOptions) { o.Topology, o.Capacity = false, false }), []string{"nodes", "csinodes", "csistoragecapacities", "pods", "replicasets"}, nil},
+		"one with capacity but no topology": {without(func(o *ProvisionerRuleOptions) { o.Topology = false }), nil,
+			[]string{"nodes", "csinodes"}},
+		"capacities that a StatefulSet owns": {without(func(o *ProvisionerRuleOptions) { o.CapacityOwner = 1 }),
+			[]string{"replicasets"}, []string{"pods"}},
+		"capacities that the pod owns": {without(func(o *ProvisionerRuleOptions) { o.CapacityOwner = 0 }),
+			[]string{"replicasets"}, []string{"pods"}},
+		"capacities that nobody owns": {without(func(o *ProvisionerRuleOptions) { o.CapacityOwner = -1 }),
+			[]string{"replicasets", "pods"}, []string{"csistoragecapacities"}},
+		"a provisioner that has all it can use": {without(func(*ProvisionerRuleOptions) {}), nil,
+			[]string{"secrets", "pods", "replicasets", "nodes", "referencegrants"}},
 	}
 	for what, tt := range tests {
 		t.Run(what, func(t *testing.T) {

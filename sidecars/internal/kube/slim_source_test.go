@@ -43,7 +43,8 @@ func findings(t *testing.T, kept keeps, readers, packages []string) []finding {
 	if len(a.seen) == 0 {
 		t.Fatal("no function was looked at")
 	}
-	t.Logf("looked at %d functions of %d packages, and of %d whose functions count when called", len(a.seen), len(own), len(lent))
+	t.Logf("looked at %d functions of %d packages, and of %d whose functions count when called", len(a.seen), len(own),
+		len(lent))
 	return a.found
 }
 
@@ -51,7 +52,8 @@ func findings(t *testing.T, kept keeps, readers, packages []string) []finding {
 // the build cache.
 func load(t *testing.T, readers, patterns []string) (program *ssa.Program, own, lent map[string]bool) {
 	t.Helper()
-	all, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedImports | packages.NeedDeps}, patterns...)
+	all, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedImports | packages.NeedDeps},
+		patterns...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +90,8 @@ func functions(program *ssa.Program) map[*ssa.Function]bool {
 	all := map[*ssa.Function]bool{}
 	var add func(fn *ssa.Function)
 	add = func(fn *ssa.Function) {
-		if fn == nil || all[fn] || fn.Synthetic != "" && fn.Origin() == nil && fn.Name() != "init" { // the compiler's wrappers
+		// the compiler's wrappers
+		if fn == nil || all[fn] || fn.Synthetic != "" && fn.Origin() == nil && fn.Name() != "init" {
 			return
 		}
 		all[fn] = true
@@ -375,7 +378,8 @@ func (a *analysis) invoke(i ssa.CallInstruction, c *ssa.CallCommon) {
 // everything reports whether a selector is the one that selects all.
 func everything(v ssa.Value) bool {
 	c, ok := v.(*ssa.Call)
-	return ok && c.Call.StaticCallee() != nil && c.Call.StaticCallee().String() == "k8s.io/apimachinery/pkg/labels.Everything"
+	return ok && c.Call.StaticCallee() != nil &&
+		c.Call.StaticCallee().String() == "k8s.io/apimachinery/pkg/labels.Everything"
 }
 
 // values looks at functions that are not called here but given to somebody: others' which take a pod or a node.

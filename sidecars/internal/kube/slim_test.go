@@ -32,8 +32,9 @@ import (
 func managed(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: name, UID: "uid-1", ResourceVersion: "7", Generation: 3,
-		Labels:      map[string]string{"topology.kubernetes.io/zone": "north"},
-		Annotations: map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("long ", 100)},
+		Labels: map[string]string{"topology.kubernetes.io/zone": "north"},
+		Annotations: map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("long ",
+			100)},
 		ManagedFields: []metav1.ManagedFieldsEntry{{
 			Manager: "helm", Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1", FieldsType: "FieldsV1",
 			FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:volumes":{}}}`),
@@ -46,8 +47,9 @@ func bigPod() *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: managed("shop", "till-0"),
 		Spec: corev1.PodSpec{
-			NodeName:   "node-1",
-			Containers: []corev1.Container{{Name: "till", Image: "till:1", Env: []corev1.EnvVar{{Name: "A", Value: "B"}}}},
+			NodeName: "node-1",
+			Containers: []corev1.Container{{Name: "till", Image: "till:1",
+				Env: []corev1.EnvVar{{Name: "A", Value: "B"}}}},
 			Volumes: []corev1.Volume{
 				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}},
 				{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "till", ReadOnly: true}}},
@@ -55,7 +57,8 @@ func bigPod() *corev1.Pod {
 				{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}}},
 			},
 		},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", ContainerStatuses: []corev1.ContainerStatus{{Name: "till"}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1",
+			ContainerStatuses: []corev1.ContainerStatus{{Name: "till"}}},
 	}
 }
 
@@ -68,7 +71,8 @@ func bigNode() *corev1.Node {
 }
 
 func TestSlimKeepsWhatControllersRead(t *testing.T) {
-	claim := &corev1.PersistentVolumeClaim{ObjectMeta: managed("shop", "till"), Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: managed("shop", "till"),
+		Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv-1"}}
 	bare := claim.DeepCopy()
 	bare.ManagedFields = nil
 	tests := map[string]struct{ in, want any }{
@@ -89,11 +93,14 @@ func TestSlimKeepsWhatControllersRead(t *testing.T) {
 		}}},
 		"anything else loses its managedFields only": {claim.DeepCopy(), bare},
 		"so does a type nobody compiled in": {
-			&unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "a", "managedFields": []any{map[string]any{"manager": "b"}}}, "spec": "c"}},
+			&unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "a",
+				"managedFields": []any{map[string]any{"manager": "b"}}}, "spec": "c"}},
 			&unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "a"}, "spec": "c"}},
 		},
-		"a tombstone stays as it is":                {cache.DeletedFinalStateUnknown{Key: "shop/till", Obj: bare}, cache.DeletedFinalStateUnknown{Key: "shop/till", Obj: bare}},
-		"so does an empty tombstone":                {cache.DeletedFinalStateUnknown{Key: "shop/till"}, cache.DeletedFinalStateUnknown{Key: "shop/till"}},
+		"a tombstone stays as it is": {cache.DeletedFinalStateUnknown{Key: "shop/till", Obj: bare},
+			cache.DeletedFinalStateUnknown{Key: "shop/till", Obj: bare}},
+		"so does an empty tombstone": {cache.DeletedFinalStateUnknown{Key: "shop/till"},
+			cache.DeletedFinalStateUnknown{Key: "shop/till"}},
 		"what has no metadata passes":               {"text", "text"},
 		"nothing at all, which has none, passes":    {nil, nil},
 		"a status, whose metadata is a list's, too": {&metav1.Status{Message: "gone"}, &metav1.Status{Message: "gone"}},
@@ -175,7 +182,8 @@ func BenchmarkSlimPod(b *testing.B) {
 }
 
 // cached is obj as the informer's store returns it, of a cluster that has nothing else.
-func cached[T runtime.Object](t *testing.T, obj T, informer func(informers.SharedInformerFactory) cache.SharedIndexInformer) (T, *fake.Clientset) {
+func cached[T runtime.Object](t *testing.T, obj T,
+	informer func(informers.SharedInformerFactory) cache.SharedIndexInformer) (T, *fake.Clientset) {
 	t.Helper()
 	client := fake.NewClientset(obj)
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(slim))
@@ -193,9 +201,11 @@ func cached[T runtime.Object](t *testing.T, obj T, informer func(informers.Share
 // TestPatchesOfSlimObjectsLeaveManagedFieldsAlone runs upstream's own code where it can be called. A patch that named them
 // would take every other manager's away. What isn't here are JSON patches, which list the paths that they change.
 func TestPatchesOfSlimObjectsLeaveManagedFieldsAlone(t *testing.T) {
-	pv := &corev1.PersistentVolume{ObjectMeta: managed("", "pv-1"), Spec: corev1.PersistentVolumeSpec{Capacity: corev1.ResourceList{"storage": resource.MustParse("1Gi")}}}
+	pv := &corev1.PersistentVolume{ObjectMeta: managed("", "pv-1"),
+		Spec: corev1.PersistentVolumeSpec{Capacity: corev1.ResourceList{"storage": resource.MustParse("1Gi")}}}
 	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: managed("shop", "till")}
-	va := &storagev1.VolumeAttachment{ObjectMeta: managed("", "va-1"), Spec: storagev1.VolumeAttachmentSpec{Attacher: "driver", NodeName: "node-1"}}
+	va := &storagev1.VolumeAttachment{ObjectMeta: managed("", "va-1"),
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: "driver", NodeName: "node-1"}}
 	volumes := func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 		return f.Core().V1().PersistentVolumes().Informer()
 	}
@@ -246,7 +256,8 @@ func TestPatchesOfSlimObjectsLeaveManagedFieldsAlone(t *testing.T) {
 					continue
 				}
 				patches++
-				if strings.Contains(string(p.GetPatch()), "managedFields") || !strings.Contains(string(p.GetPatch()), ":") {
+				if strings.Contains(string(p.GetPatch()), "managedFields") ||
+					!strings.Contains(string(p.GetPatch()), ":") {
 					t.Errorf("got the patch %s, want one that changes something and no managedFields", p.GetPatch())
 				}
 			}
@@ -279,7 +290,8 @@ func strategic(t *testing.T, client kubernetes.Interface, old, changed *corev1.P
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), old.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := client.CoreV1().PersistentVolumes().Patch(t.Context(), old.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -294,7 +306,8 @@ func sent(t *testing.T, contentType string, do func(context.Context, *kubernetes
 		_, _ = w.Write(body)
 	}))
 	defer server.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: contentType}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL,
+		ContentConfig: rest.ContentConfig{ContentType: contentType}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +324,8 @@ func TestUpdatesOfSlimObjectsSendNoManagedFields(t *testing.T) {
 		t.Run(contentType, func(t *testing.T) {
 			update := func(claim any) string {
 				return sent(t, contentType, func(ctx context.Context, c *kubernetes.Clientset) error {
-					_, err := c.CoreV1().PersistentVolumeClaims("shop").Update(ctx, claim.(*corev1.PersistentVolumeClaim), metav1.UpdateOptions{})
+					_, err := c.CoreV1().PersistentVolumeClaims("shop").Update(ctx,
+						claim.(*corev1.PersistentVolumeClaim), metav1.UpdateOptions{})
 					return err
 				})
 			}
@@ -324,7 +338,8 @@ func TestUpdatesOfSlimObjectsSendNoManagedFields(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := update(kept)
-			if strings.Contains(got, "helm") || strings.Contains(got, "managedFields") || !strings.Contains(got, "till") {
+			if strings.Contains(got, "helm") || strings.Contains(got, "managedFields") ||
+				!strings.Contains(got, "till") {
 				t.Errorf("got %q, want the claim without managedFields", got)
 			}
 		})

@@ -42,10 +42,11 @@ var doors = []string{
 // reads what an object's reference has: kind, namespace, name, UID and resourceVersion.)
 var harmless = map[string]string{
 	"reads ObjectMeta.Finalizers of any object in github.com/kubernetes-csi/external-provisioner/v6/pkg/controller.checkFinalizer": "asked of claims and snapshots only",
-	"reads ObjectMeta.ManagedFields of any object in github.com/causeway-csi/causeway/sidecars/internal/kube.slim":                 "asked before they are dropped",
-	"hands Node to (k8s.io/client-go/tools/cache.Store).Add":                                                                       "the provisioner of one node fills a store of its own, without slim",
-	"loses the type of Pod in github.com/causeway-csi/causeway/sidecars/internal/kube.slim":                                        "goes into the cache",
-	"loses the type of Node in github.com/causeway-csi/causeway/sidecars/internal/kube.slim":                                       "goes into the cache",
+	"reads ObjectMeta.ManagedFields of any object in " +
+		"github.com/causeway-csi/causeway/sidecars/internal/kube.slim": "asked before they are dropped",
+	"hands Node to (k8s.io/client-go/tools/cache.Store).Add":                                 "the provisioner of one node fills a store of its own, without slim",
+	"loses the type of Pod in github.com/causeway-csi/causeway/sidecars/internal/kube.slim":  "goes into the cache",
+	"loses the type of Node in github.com/causeway-csi/causeway/sidecars/internal/kube.slim": "goes into the cache",
 }
 
 // TestNobodyReadsWhatSlimDrops reads the source of all that share informers. It fails when an upstream release, or we, begin

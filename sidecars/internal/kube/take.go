@@ -199,7 +199,7 @@ func (s *sighting) age() time.Duration {
 // holderOf returns the holder of a lease, or "".
 func holderOf(l *coordinationv1.Lease) string { return ptr.Deref(l.Spec.HolderIdentity, "") }
 
-// get returns a lease, or an empty one if it does not exist.
+// get returns a lease, or an empty one if missing.
 func (e *election) get(ctx context.Context, client kubernetes.Interface, name string) (*coordinationv1.Lease, error) {
 	l, err := client.CoordinationV1().Leases(e.ownNamespace()).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

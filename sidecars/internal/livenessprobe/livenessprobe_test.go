@@ -120,8 +120,10 @@ func TestHealthzSaysWhatTheDriverSays(t *testing.T) {
 		{"a driver that is ready is healthy", &driver{ready: wrapperspb.Bool(true)}, 200, "ok"},
 		{"a driver that doesn't say is ready, by the spec", &driver{}, 200, "ok"},
 		{"a driver that isn't ready fails", &driver{ready: wrapperspb.Bool(false)}, 500, "isn't ready"},
-		{"a driver with an error fails, and the error is told", &driver{Err: status.Error(codes.FailedPrecondition, "no mount.cifs")}, 500, "no mount.cifs"},
-		{"a driver whose error has the code of a failed dial fails", &driver{Err: status.Error(codes.Unavailable, "no storage")}, 500, "no storage"},
+		{"a driver with an error fails, and the error is told",
+			&driver{Err: status.Error(codes.FailedPrecondition, "no mount.cifs")}, 500, "no mount.cifs"},
+		{"a driver whose error has the code of a failed dial fails",
+			&driver{Err: status.Error(codes.Unavailable, "no storage")}, 500, "no storage"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := socketPath(t)
@@ -154,7 +156,8 @@ func TestADriverThatHangs(t *testing.T) {
 		r.Check(first) // each joins what is under way, and leaves
 	}
 	// What was sent before is at the driver when this one's answer is back.
-	if _, err := csi.NewIdentityClient(r.conn).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); status.Code(err) != codes.Unimplemented {
+	if _, err := csi.NewIdentityClient(r.conn).GetPluginInfo(t.Context(),
+		&csi.GetPluginInfoRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Fatal(err)
 	}
 	if got := d.probes.Load(); got != 1 {
@@ -171,7 +174,8 @@ func TestAProbeEndsInTime(t *testing.T) {
 	d := &driver{hang: make(chan struct{})}
 	defer d.serve(t, path)()
 	defer close(d.hang)
-	if code, body := get(probing(t, path, &controller{timeout: time.Millisecond})); code != 500 || !strings.Contains(body, "DeadlineExceeded") {
+	if code, body := get(probing(t, path, &controller{timeout: time.Millisecond})); code != 500 ||
+		!strings.Contains(body, "DeadlineExceeded") {
 		t.Errorf("/healthz of a driver that hangs answers %d %q", code, body)
 	}
 }

@@ -71,7 +71,8 @@ func TestARegistryThatMayNotBeWritten(t *testing.T) {
 	p := n.start(t, true)
 	eventually(t, "the registrar is not ready, with the remedy", func() bool {
 		err := p.Ready()
-		return err != nil && strings.Contains(err.Error(), "mode 0500: set runAsUser: 0 for this container, or give a group write and search permission")
+		return err != nil && strings.Contains(err.Error(),
+			"mode 0500: set runAsUser: 0 for this container, or give a group write and search permission")
 	})
 	k.takes(t, func() {
 		if err := os.Chmod(n.registry, 0o700); err != nil {

@@ -63,7 +63,8 @@ func (k *kubelet) reconcile(ctx context.Context, dir string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for path, was := range k.files {
-		if now, err := os.Lstat(path); err != nil || !os.SameFile(was, now) || was.ModTime() != now.ModTime() { // inode numbers come back
+		// inode numbers come back
+		if now, err := os.Lstat(path); err != nil || !os.SameFile(was, now) || was.ModTime() != now.ModTime() {
 			delete(k.files, path)
 			delete(k.drivers, path)
 		}
@@ -300,7 +301,8 @@ func TestAKubeletThatRefuses(t *testing.T) {
 	n := newNode(t)
 	k := watch(t, n.registry, errors.New("node id is empty"))
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)
-	p := n.startAs(t, &controller{registry: n.registry, endpoint: endpoint, timeout: guard, every: 20 * time.Millisecond})
+	p := n.startAs(t, &controller{registry: n.registry, endpoint: endpoint, timeout: guard,
+		every: 20 * time.Millisecond})
 	refused := func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), "node id is empty") }
 	eventually(t, "the registrar is not ready, with the kubelet's reason", refused)
 	eventually(t, "the kubelet is asked again", func() bool {
@@ -427,11 +429,13 @@ func TestWhatCannotBeServed(t *testing.T) {
 		name, driver, registry, want string
 		file                         bool // where the socket would be
 	}{
-		{name: "a path that is too long", driver: "csi.example.com", registry: long, want: "--plugin-registration-path"},
+		{name: "a path that is too long", driver: "csi.example.com", registry: long,
+			want: "--plugin-registration-path"},
 		{name: "a file that is no socket is left alone", driver: "csi.example.com", file: true, want: "no socket"},
 		{name: "a name that leads elsewhere", driver: "../../../etc/cron.d/x", want: "CSI allows"},
 		{name: "a name with more than 63 letters", driver: strings.Repeat("x", 64), want: "CSI allows"},
-		{name: "a registry that is not mounted", driver: "csi.example.com", registry: "missing", want: "mount the kubelet's plugins_registry there"},
+		{name: "a registry that is not mounted", driver: "csi.example.com", registry: "missing",
+			want: "mount the kubelet's plugins_registry there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t)
@@ -443,7 +447,8 @@ func TestWhatCannotBeServed(t *testing.T) {
 				}
 			}
 			p := n.start(t, false)
-			eventually(t, "Ready returns an error with "+c.want, func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), c.want) })
+			eventually(t, "Ready returns an error with "+c.want,
+				func() bool { err := p.Ready(); return err != nil && strings.Contains(err.Error(), c.want) })
 			if _, err := p.Check(t.Context()); err != nil {
 				t.Errorf("Check = %v, but a new process would not help", err)
 			}
@@ -535,11 +540,13 @@ func TestValidate(t *testing.T) {
 		{"a Windows path is one", func(c *controller) { c.endpoint = `C:\var\lib\kubelet\plugins\csi.example.com\csi.sock` }, ""},
 		{"the kubelet's path is required", func(c *controller) { c.endpoint = "" }, "required"},
 		{"the kubelet takes no URL", func(c *controller) { c.endpoint = "unix://" + endpoint }, "plain path"},
-		{"the kubelet couldn't open a path that is too long", func(c *controller) { c.endpoint = "/" + strings.Repeat("x", maxSocketPath) }, "shorter"},
+		{"the kubelet couldn't open a path that is too long",
+			func(c *controller) { c.endpoint = "/" + strings.Repeat("x", maxSocketPath) }, "shorter"},
 		{"a registry is required", func(c *controller) { c.registry = "" }, "plugin-registration-path"},
 		{"a driver needs time", func(c *controller) { c.timeout = 0 }, "timeout"},
 		{"upstream's other mode is its default", func(c *controller) { c.mode = "registration" }, ""},
-		{"upstream's exec probe has nothing to do", func(c *controller) { c.mode = probeMode }, sidecar.ErrDone.Error()},
+		{"upstream's exec probe has nothing to do", func(c *controller) { c.mode = probeMode },
+			sidecar.ErrDone.Error()},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			flags := &controller{registry: "/registration", endpoint: endpoint, timeout: time.Second}

@@ -120,7 +120,8 @@ func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
 	env := &Env{Conn: conn, Socket: socket}
 	known := make(chan error, 1)
 	go func() { known <- identify(soon(t), env, 10*time.Second) }()
-	if _, err := csi.NewIdentityClient(conn).Probe(soon(t), &csi.ProbeRequest{}); status.Code(err) != codes.Unavailable {
+	if _, err := csi.NewIdentityClient(conn).Probe(soon(t),
+		&csi.ProbeRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call before the driver is there: %v, want it to fail at once", err)
 	}
 	s := &small{}
@@ -131,7 +132,8 @@ func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
 	if env.Driver != "small.example.com" || s.probes.Load() < 2 {
 		t.Errorf("found %q after %d probes, though it wasn't ready at the first", env.Driver, s.probes.Load())
 	}
-	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME] || env.Controller[csi.ControllerServiceCapability_RPC_EXPAND_VOLUME] ||
+	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME] ||
+		env.Controller[csi.ControllerServiceCapability_RPC_EXPAND_VOLUME] ||
 		!env.Group[csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT] {
 		t.Errorf("it can %v and %v", env.Controller, env.Group)
 	}
@@ -192,14 +194,16 @@ func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || s.made.Load() != 0 {
 		t.Errorf("got %v, and the driver made %d volumes", err, s.made.Load())
 	}
-	if _, err := csi.NewIdentityClient(conn).Probe(soon(t), &csi.ProbeRequest{}); status.Code(err) != codes.Unavailable || s.probes.Load() != 0 {
+	if _, err := csi.NewIdentityClient(conn).Probe(soon(t),
+		&csi.ProbeRequest{}); status.Code(err) != codes.Unavailable || s.probes.Load() != 0 {
 		t.Errorf("what isn't asked for a controller goes the same way: %v", err)
 	}
 	lost.Store(false)
 	if err := await(soon(t), conn, socket); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"}); err != nil || s.made.Load() != 1 {
+	if _, err := csi.NewControllerClient(conn).CreateVolume(soon(t), &csi.CreateVolumeRequest{Name: "v"}); err != nil ||
+		s.made.Load() != 1 {
 		t.Errorf("the leader: %v, and the driver made %d volumes", err, s.made.Load())
 	}
 }
@@ -243,7 +247,8 @@ func TestAnswersInTheLogAreCut(t *testing.T) {
 	for _, c := range []struct {
 		max          int
 		answer, want string
-	}{{-1, "abc", "abc"}, {0, "abc", "abc"}, {3, "abc", "abc"}, {2, "abc", "ab… (3 letters)"}, {2, "aé", "a… (3 letters)"}} {
+	}{{-1, "abc", "abc"}, {0, "abc", "abc"}, {3, "abc", "abc"}, {2, "abc", "ab… (3 letters)"}, {2, "aé",
+		"a… (3 letters)"}} {
 		if got := newCalls(nil, c.max).cut(c.answer); got != c.want {
 			t.Errorf("%d letters of %q: %q, want %q", c.max, c.answer, got, c.want)
 		}

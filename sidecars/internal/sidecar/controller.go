@@ -1,7 +1,7 @@
 // Package sidecar is the part that all controllers of csi-sidecars share: the command line, the
 // connection to the CSI driver, the port for metrics and health, the log, and a common start and
-// end. It does not import the API of Kubernetes, so that the binary for nodes stays small; package
-// kube does. KEP-4958.
+// end. The package does not import the API of Kubernetes, so that the binary for nodes stays small;
+// package kube does. KEP-4958.
 package sidecar
 
 import (

@@ -21,19 +21,32 @@ func TestFlagsReachWhomTheyAreFor(t *testing.T) {
 		loud       bool // red
 	}{
 		{name: "nothing said leaves each its own default", red: 10 * time.Second, blue: 10 * time.Second, workers: 5},
-		{name: "without a prefix it is for all", args: "--timeout=3s", red: 3 * time.Second, blue: 3 * time.Second, workers: 5},
-		{name: "a prefix narrows it", args: "--red-timeout=3s", red: 3 * time.Second, blue: 10 * time.Second, workers: 5},
-		{name: "a prefix wins when it comes first", args: "--red-timeout=3s --timeout=4s", red: 3 * time.Second, blue: 4 * time.Second, workers: 5},
-		{name: "a prefix wins when it comes last", args: "--timeout=4s --red-timeout=3s", red: 3 * time.Second, blue: 4 * time.Second, workers: 5},
-		{name: "a prefix wins though it says the default", args: "--timeout=4s --red-timeout=10s", red: 10 * time.Second, blue: 4 * time.Second, workers: 5},
-		{name: "the last of one spelling wins", args: "--timeout=4s --timeout=5s", red: 5 * time.Second, blue: 5 * time.Second, workers: 5},
-		{name: "one dash is as good as two", args: "-timeout=4s", red: 4 * time.Second, blue: 4 * time.Second, workers: 5},
-		{name: "a value may be a word of its own", args: "--timeout 4s", red: 4 * time.Second, blue: 4 * time.Second, workers: 5},
-		{name: "an old spelling works with a prefix", args: "--red-threads=7", red: 10 * time.Second, blue: 10 * time.Second, workers: 7},
-		{name: "an old spelling works without", args: "--threads=7", red: 10 * time.Second, blue: 10 * time.Second, workers: 7},
-		{name: "a bool needs no value", args: "--loud --red-workers=2", red: 10 * time.Second, blue: 10 * time.Second, workers: 2, loud: true},
-		{name: "a bool with a prefix needs none either", args: "--red-loud --timeout=1s", red: time.Second, blue: time.Second, workers: 5, loud: true},
-		{name: "a bool can be taken back for one", args: "--loud --red-loud=false", red: 10 * time.Second, blue: 10 * time.Second, workers: 5},
+		{name: "without a prefix it is for all", args: "--timeout=3s", red: 3 * time.Second, blue: 3 * time.Second,
+			workers: 5},
+		{name: "a prefix narrows it", args: "--red-timeout=3s", red: 3 * time.Second, blue: 10 * time.Second,
+			workers: 5},
+		{name: "a prefix wins when it comes first", args: "--red-timeout=3s --timeout=4s", red: 3 * time.Second,
+			blue: 4 * time.Second, workers: 5},
+		{name: "a prefix wins when it comes last", args: "--timeout=4s --red-timeout=3s", red: 3 * time.Second,
+			blue: 4 * time.Second, workers: 5},
+		{name: "a prefix wins though it says the default", args: "--timeout=4s --red-timeout=10s",
+			red: 10 * time.Second, blue: 4 * time.Second, workers: 5},
+		{name: "the last of one spelling wins", args: "--timeout=4s --timeout=5s", red: 5 * time.Second,
+			blue: 5 * time.Second, workers: 5},
+		{name: "one dash is as good as two", args: "-timeout=4s", red: 4 * time.Second, blue: 4 * time.Second,
+			workers: 5},
+		{name: "a value may be a word of its own", args: "--timeout 4s", red: 4 * time.Second, blue: 4 * time.Second,
+			workers: 5},
+		{name: "an old spelling works with a prefix", args: "--red-threads=7", red: 10 * time.Second,
+			blue: 10 * time.Second, workers: 7},
+		{name: "an old spelling works without", args: "--threads=7", red: 10 * time.Second, blue: 10 * time.Second,
+			workers: 7},
+		{name: "a bool needs no value", args: "--loud --red-workers=2", red: 10 * time.Second, blue: 10 * time.Second,
+			workers: 2, loud: true},
+		{name: "a bool with a prefix needs none either", args: "--red-loud --timeout=1s", red: time.Second,
+			blue: time.Second, workers: 5, loud: true},
+		{name: "a bool can be taken back for one", args: "--loud --red-loud=false", red: 10 * time.Second,
+			blue: 10 * time.Second, workers: 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			red, blue := pair()
@@ -41,7 +54,8 @@ func TestFlagsReachWhomTheyAreFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			if red.timeout != c.red || blue.timeout != c.blue || red.workers != c.workers || red.loud != c.loud {
-				t.Errorf("red has %v, %d workers, loud %t, and blue %v", red.timeout, red.workers, red.loud, blue.timeout)
+				t.Errorf("red has %v, %d workers, loud %t, and blue %v", red.timeout, red.workers, red.loud,
+					blue.timeout)
 			}
 		})
 	}
@@ -54,7 +68,8 @@ func TestInvalidFlagsAreRejected(t *testing.T) {
 		{"a letter is wrong behind a prefix", "--red-workrs=1", "is --red-workers meant?"},
 		{"a prefix before one for all", "--red-csi-address=/x", "--csi-address is one for the whole process"},
 		{"of one that is off", "--controllers=blue --red-timeout=1s", "--red-timeout is set, but red is off"},
-		{"an old spelling of one that is off", "--controllers=blue --red-threads=1", "--red-threads is set, but red is off"},
+		{"an old spelling of one that is off", "--controllers=blue --red-threads=1",
+			"--red-threads is set, but red is off"},
 		{"for all, but of one only, which is off", "--controllers=blue --workers=1", "it is a flag of red only"},
 		{"a value that isn't one", "--timeout=soon", "--timeout=soon for red"},
 		{"a value that isn't one behind a prefix", "--red-timeout=soon", `invalid value "soon"`},
@@ -124,7 +139,8 @@ func TestWhatWasSaid(t *testing.T) {
 			if _, err := command.parse(strings.Fields(c.args)); err != nil {
 				t.Fatal(err)
 			}
-			if said, here := red.flags.Said("timeout"), red.flags.SaidHere("timeout"); said != c.said || here != c.here {
+			if said, here := red.flags.Said("timeout"), red.flags.SaidHere("timeout"); said != c.said ||
+				here != c.here {
 				t.Errorf("said %t, here %t", said, here)
 			}
 			if err := red.flags.Need("more", "timeout"); (err != nil) != c.said {
@@ -138,7 +154,8 @@ func TestDistanceCountsChangedLetters(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"abc", "abc", 0}, {"abc", "", 3}, {"", "ab", 2}, {"timout", "timeout", 1}, {"abc", "axc", 1}, {"ab", "ba", 2}} {
+	}{{"", "", 0}, {"abc", "abc", 0}, {"abc", "", 3}, {"", "ab", 2}, {"timout", "timeout", 1}, {"abc", "axc", 1}, {"ab",
+		"ba", 2}} {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("%q to %q: %d, want %d", c.a, c.b, got, c.want)
 		}

@@ -11,7 +11,8 @@ func TestHelpHasEveryFlagOnce(t *testing.T) {
 	red, blue := pair()
 	blue.needs.ByName = true
 	c := command(nil, red, blue)
-	c.More = map[string]Subcommand{"paint": {About: "Paints.", Run: func([]Controller, []string, io.Writer) error { return nil }}}
+	c.More = map[string]Subcommand{"paint": {About: "Paints.",
+		Run: func([]Controller, []string, io.Writer) error { return nil }}}
 	var help bytes.Buffer
 	c.Help(&help)
 	for _, want := range []string{

@@ -44,7 +44,8 @@ func TestReadyzHasWhatEachPartLacks(t *testing.T) {
 		t.Errorf("with a lack: %d %s", code, body)
 	}
 	s.Ready("waiting for the driver")
-	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable || body != "waiting for the driver\nb: no permission\n" {
+	if code, body := ask(s, "/readyz"); code != http.StatusServiceUnavailable ||
+		body != "waiting for the driver\nb: no permission\n" {
 		t.Errorf("with a lack and a wait: %d %s", code, body)
 	}
 	s.Ready("")
@@ -68,9 +69,13 @@ func TestHealthzIsThatOfAllButTheDriver(t *testing.T) {
 	}{
 		{name: "nobody", code: http.StatusOK, has: "ok"},
 		{name: "all are fine", checks: map[string]Check{"a": fine, "b": fine}, code: http.StatusOK, has: "ok"},
-		{name: "one is ill", checks: map[string]Check{"b": ill("broken")}, code: http.StatusInternalServerError, has: "b: broken", not: "a:"},
-		{name: "two are ill", checks: map[string]Check{"a": ill("cracked")}, code: http.StatusInternalServerError, has: "a: cracked\nb: broken"},
-		{name: "the driver is somebody else", checks: map[string]Check{"a": fine, "b": fine, "livenessprobe": ill("gone")}, code: http.StatusOK, not: "gone"},
+		{name: "one is ill", checks: map[string]Check{"b": ill("broken")}, code: http.StatusInternalServerError,
+			has: "b: broken", not: "a:"},
+		{name: "two are ill", checks: map[string]Check{"a": ill("cracked")}, code: http.StatusInternalServerError,
+			has: "a: cracked\nb: broken"},
+		{name: "the driver is somebody else",
+			checks: map[string]Check{"a": fine, "b": fine,
+				"livenessprobe": ill("gone")}, code: http.StatusOK, not: "gone"},
 	} {
 		for name, check := range c.checks {
 			s.Health(name, check)

@@ -44,7 +44,8 @@ func play(t *testing.T, c *Command, args string, until string, d *diary) int {
 func TestAllIsBuiltBeforeAnyIsLedAndEndsBeforeTheRelease(t *testing.T) {
 	var d diary
 	cluster := Needs{Cluster: true}
-	c := command(&alone{diary: &d}, &toy{name: "a", needs: cluster, diary: &d}, &toy{name: "b", needs: cluster, diary: &d})
+	c := command(&alone{diary: &d}, &toy{name: "a", needs: cluster, diary: &d},
+		&toy{name: "b", needs: cluster, diary: &d})
 	if code := play(t, c, "", "run b", &d); code != 0 {
 		t.Errorf("it ended with %d", code)
 	}
@@ -108,14 +109,17 @@ func TestFailuresAreCountedByControllerAndKind(t *testing.T) {
 		err  error
 		want string
 	}{
-		{&Failure{Controller: "a", Err: errors.New("it returned")}, `csi_sidecars_controller_failures_total{controller="a",kind="returned"} 1`},
-		{&Failure{Controller: "a", Err: errors.New("oh"), Stack: "here"}, `csi_sidecars_controller_failures_total{controller="a",kind="panicked"} 1`},
+		{&Failure{Controller: "a", Err: errors.New("it returned")},
+			`csi_sidecars_controller_failures_total{controller="a",kind="returned"} 1`},
+		{&Failure{Controller: "a", Err: errors.New("oh"), Stack: "here"},
+			`csi_sidecars_controller_failures_total{controller="a",kind="panicked"} 1`},
 		{errors.New("nobody's"), `csi_sidecars_controller_failures_total{controller="",kind="returned"} 1`},
 	} {
 		s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}})
 		s.Fail(c.err)
 		s.Fail(errors.New("a consequence"))
-		if _, body := ask(s.server, "/metrics"); !strings.Contains(body, c.want) || strings.Count(body, "failures_total{") != 1 {
+		if _, body := ask(s.server, "/metrics"); !strings.Contains(body, c.want) ||
+			strings.Count(body, "failures_total{") != 1 {
 			t.Errorf("%q isn't all there is of failures in\n%s", c.want, body)
 		}
 		if s.failure() != c.err || s.work.Err() == nil {
@@ -168,12 +172,14 @@ func TestWhatTheDriverCannotDoIsSkippedAndSaysSo(t *testing.T) {
 	c := command(&alone{diary: &d})
 	c.metricsPath = "/metrics"
 	s := newSupervisor(t.Context(), c)
-	parts := s.parts([]Controller{&toy{name: "a", needs: Needs{Cluster: true}, diary: &d, build: fmt.Errorf("%w: it has no legs", ErrNotSupported)}})
+	parts := s.parts([]Controller{&toy{name: "a", needs: Needs{Cluster: true}, diary: &d,
+		build: fmt.Errorf("%w: it has no legs", ErrNotSupported)}})
 	var running sync.WaitGroup
 	if err := s.build(&Env{}, parts, &running); err != nil {
 		t.Fatal(err)
 	}
-	if code, body := ask(s.server, "/healthz/a"); code != http.StatusOK || body != "skipped: not supported by the driver: it has no legs\n" {
+	if code, body := ask(s.server, "/healthz/a"); code != http.StatusOK ||
+		body != "skipped: not supported by the driver: it has no legs\n" {
 		t.Errorf("%d %s", code, body)
 	}
 	if code, _ := ask(s.server, "/readyz"); code != http.StatusOK {
@@ -237,7 +243,8 @@ func probe(ctx context.Context, env *Env) error {
 // To give a lease up takes the right to call the driver first, which may break the connection
 // before the API server has answered.
 func TestAConnectionThatBreaksAtTheEndLeavesTimeForTheRelease(t *testing.T) {
-	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}, Cluster: &alone{leads: func() error { return ErrLost }}})
+	s := newSupervisor(t.Context(),
+		&Command{options: options{metricsPath: "/metrics"}, Cluster: &alone{leads: func() error { return ErrLost }}})
 	s.stop() // as SIGTERM does
 	s.lostDriver(true)
 	if s.atOnce.Err() != nil {
@@ -251,7 +258,8 @@ func TestABuildThatNeverReturnsDoesNotKeepTheProcess(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	forever := make(chan struct{})
 	defer close(forever)
-	c := command(&alone{diary: &d}, &toy{name: "stuck", needs: Needs{Cluster: true}, diary: &d, building: func() { cancel(); <-forever }})
+	c := command(&alone{diary: &d},
+		&toy{name: "stuck", needs: Needs{Cluster: true}, diary: &d, building: func() { cancel(); <-forever }})
 	on, err := c.parse([]string{"--shutdown-timeout=10ms"})
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +295,8 @@ func TestABuildThatPanicsIsNamed(t *testing.T) {
 	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics"}})
 	parts := s.parts([]Controller{&toy{name: "broken", building: func() { panic("no wheels") }}})
 	var f *Failure
-	if err := s.buildOne(&Env{}, parts[0]); !errors.As(err, &f) || f.Controller != "broken" || !strings.Contains(f.Err.Error(), "no wheels") || !strings.Contains(f.Stack, "toy_test.go") {
+	if err := s.buildOne(&Env{}, parts[0]); !errors.As(err, &f) || f.Controller != "broken" ||
+		!strings.Contains(f.Err.Error(), "no wheels") || !strings.Contains(f.Stack, "toy_test.go") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -301,7 +310,8 @@ func TestNobodyIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
 	if err == nil {
 		t.Error("it was built")
 	}
-	if code, body := ask(s.server, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "API server") {
+	if code, body := ask(s.server, "/readyz"); code != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "API server") {
 		t.Errorf("%d %s", code, body)
 	}
 }

@@ -89,7 +89,8 @@ func (a *alone) Connect(_ context.Context, _ *Server, driver string, _ func(erro
 	a.diary.note("connect " + driver)
 	return a.connect
 }
-func (a *alone) Run(ctx context.Context, _ string, parts []*Part, patience time.Duration, start func(context.Context, *Part) error) error {
+func (a *alone) Run(ctx context.Context, _ string, parts []*Part, patience time.Duration,
+	start func(context.Context, *Part) error) error {
 	if a.run != nil {
 		return a.run
 	}

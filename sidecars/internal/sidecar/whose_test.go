@@ -57,7 +57,10 @@ func TestStacksHaveTheirControllers(t *testing.T) {
 func TestAStackIsThatOfTheCaller(t *testing.T) {
 	own := packages
 	t.Cleanup(func() { packages = own })
-	packages = append(packages, struct{ prefix, controller string }{"github.com/causeway-csi/causeway/sidecars/internal/sidecar.onBehalf", "toy"})
+	packages = append(packages, struct {
+		prefix,
+		controller string
+	}{"github.com/causeway-csi/causeway/sidecars/internal/sidecar.onBehalf", "toy"})
 	if got := onBehalf(); got != "toy" {
 		t.Errorf("got %q", got)
 	}

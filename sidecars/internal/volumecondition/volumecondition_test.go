@@ -55,7 +55,8 @@ func TestDecode(t *testing.T) {
 }
 
 func TestAStatusThatIsMissingIsAnError(t *testing.T) {
-	for _, s := range []proto.Message{(*csi.ListVolumesResponse_VolumeStatus)(nil), (*csi.ControllerGetVolumeResponse_VolumeStatus)(nil)} {
+	for _, s := range []proto.Message{(*csi.ListVolumesResponse_VolumeStatus)(nil),
+		(*csi.ControllerGetVolumeResponse_VolumeStatus)(nil)} {
 		if c, err := Of(s); err == nil {
 			t.Errorf("Of(nil) = %+v", c)
 		}
@@ -64,7 +65,8 @@ func TestAStatusThatIsMissingIsAnError(t *testing.T) {
 
 // FuzzDecode compares decode with the decoder of the protobuf library.
 func FuzzDecode(f *testing.F) {
-	for _, s := range []string{statusLost, statusNormal, statusFine, statusBad, statusLost + "\x12\x02\b\x00", "\x1a\x01x" + statusLost} {
+	for _, s := range []string{statusLost, statusNormal, statusFine, statusBad, statusLost + "\x12\x02\b\x00",
+		"\x1a\x01x" + statusLost} {
 		f.Add([]byte(s))
 	}
 	descriptor := statusDescriptor(f)
@@ -78,7 +80,8 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%q is %+v to us, and to the library %v", b, got, err)
 		}
 		c := oracle.Get(descriptor.Fields().ByNumber(2)).Message()
-		want := Condition{c.Get(c.Descriptor().Fields().ByNumber(1)).Bool(), string(c.Get(c.Descriptor().Fields().ByNumber(2)).Bytes())}
+		want := Condition{c.Get(c.Descriptor().Fields().ByNumber(1)).Bool(),
+			string(c.Get(c.Descriptor().Fields().ByNumber(2)).Bytes())}
 		if got != want {
 			t.Errorf("%q is %+v, and to the library %+v", b, got, want)
 		}
@@ -88,8 +91,10 @@ func FuzzDecode(f *testing.F) {
 // statusDescriptor describes VolumeStatus and VolumeCondition of CSI v1.12. The message is bytes,
 // since a driver may send invalid UTF-8, which printable replaces.
 func statusDescriptor(f *testing.F) protoreflect.MessageDescriptor {
-	field := func(name string, number int32, t descriptorpb.FieldDescriptorProto_Type) *descriptorpb.FieldDescriptorProto {
-		return &descriptorpb.FieldDescriptorProto{Name: &name, Number: &number, Type: &t, Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum()}
+	field := func(name string, number int32,
+		t descriptorpb.FieldDescriptorProto_Type) *descriptorpb.FieldDescriptorProto {
+		return &descriptorpb.FieldDescriptorProto{Name: &name, Number: &number, Type: &t,
+			Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum()}
 	}
 	inStatus := field("volume_condition", 2, descriptorpb.FieldDescriptorProto_TYPE_MESSAGE)
 	inStatus.TypeName = proto.String(".VolumeCondition")
@@ -98,7 +103,8 @@ func statusDescriptor(f *testing.F) protoreflect.MessageDescriptor {
 		MessageType: []*descriptorpb.DescriptorProto{
 			{Name: proto.String("VolumeStatus"), Field: []*descriptorpb.FieldDescriptorProto{inStatus}},
 			{Name: proto.String("VolumeCondition"), Field: []*descriptorpb.FieldDescriptorProto{
-				field("abnormal", 1, descriptorpb.FieldDescriptorProto_TYPE_BOOL), field("message", 2, descriptorpb.FieldDescriptorProto_TYPE_BYTES)}},
+				field("abnormal", 1, descriptorpb.FieldDescriptorProto_TYPE_BOOL), field("message", 2,
+					descriptorpb.FieldDescriptorProto_TYPE_BYTES)}},
 		},
 	}, nil)
 	if err != nil {

@@ -33,7 +33,9 @@ type callCase struct {
 	takes     time.Duration // for each counted call
 	unlimited bool          // more requests to the API server than upstream's 5 a second
 	trivial   bool          // without ControllerPublishVolume
-	touched   bool          // each claim is changed while its volume is made, so that the provisioner looks at it again at once
+	// each claim is changed while its volume is made, so that the provisioner looks at it again at
+	// once
+	touched bool
 }
 
 // calls counts how often the driver is called again for a volume, and the objects that are left in
@@ -60,10 +62,12 @@ func (b *bench) calls(ctx context.Context) error {
 			}
 		}
 		add := func(what string, n func(callCount) int) {
-			b.table.add(fmt.Sprintf("driver that answers after %s: %s", c.name, what), fmt.Sprint(n(sums[0])), fmt.Sprint(n(sums[1])), "", "")
+			b.table.add(fmt.Sprintf("driver that answers after %s: %s", c.name, what), fmt.Sprint(n(sums[0])),
+				fmt.Sprint(n(sums[1])), "", "")
 		}
 		for _, method := range counted {
-			add(fmt.Sprintf("%s again, for %d volumes", method, b.rounds*b.claims), func(s callCount) int { return s.again[method] })
+			add(fmt.Sprintf("%s again, for %d volumes", method, b.rounds*b.claims),
+				func(s callCount) int { return s.again[method] })
 		}
 		add("volumes deleted while attached", func(s callCount) int { return s.attached })
 		add("objects left", func(s callCount) int { return s.left })
@@ -150,18 +154,23 @@ func (r *callRound) prepare(ctx context.Context) (err error) {
 	if r.plane, err = rig.StartPlane(ctx, controlplane.Options{Log: os.Stderr, Dir: r.dir}); err != nil {
 		return err
 	}
-	for name, mode := range map[string]storagev1.VolumeBindingMode{className: storagev1.VolumeBindingImmediate, lateClass: storagev1.VolumeBindingWaitForFirstConsumer} {
-		_, err := r.plane.Kube.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: r.driver.Name,
-			ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: &mode}, byUser)
+	for name, mode := range map[string]storagev1.VolumeBindingMode{className: storagev1.VolumeBindingImmediate,
+		lateClass: storagev1.VolumeBindingWaitForFirstConsumer} {
+		_, err := r.plane.Kube.StorageV1().StorageClasses().Create(ctx,
+			&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: r.driver.Name,
+				ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete), VolumeBindingMode: &mode}, byUser)
 		if err != nil {
 			return err
 		}
 	}
-	if _, err := r.plane.Kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, byManager); err != nil {
+	if _, err := r.plane.Kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}},
+		byManager); err != nil {
 		return err
 	}
-	_, err = r.plane.Kube.StorageV1().CSINodes().Create(ctx, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: r.driver.Name, NodeID: "node-1"}}}}, byManager)
+	_, err = r.plane.Kube.StorageV1().CSINodes().Create(ctx,
+		&storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: r.driver.Name,
+				NodeID: "node-1"}}}}, byManager)
 	return err
 }
 
@@ -180,9 +189,11 @@ func (r *callRound) wait(ctx context.Context, c *rig.Call) error {
 	if !slices.Contains(counted, c.Method) {
 		return nil
 	}
-	if name, ok := r.names.Load(strings.TrimPrefix(volumeOf(*c), "pvc-")); ok && r.touched && c.Method == "CreateVolume" {
+	if name, ok := r.names.Load(strings.TrimPrefix(volumeOf(*c), "pvc-")); ok && r.touched &&
+		c.Method == "CreateVolume" {
 		touch := []byte(`{"metadata":{"annotations":{"bench.causeway.dev/touched":"yes"}}}`)
-		_, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).Patch(ctx, name.(string), types.MergePatchType, touch, metav1.PatchOptions{})
+		_, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).Patch(ctx, name.(string),
+			types.MergePatchType, touch, metav1.PatchOptions{})
 		if err != nil {
 			return err
 		}
@@ -196,7 +207,8 @@ func (r *callRound) run(ctx context.Context) error {
 		return err
 	}
 	if err := r.until(ctx, "claims are bound", func(ctx context.Context) (int, error) {
-		claims, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+		claims, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).List(ctx,
+			metav1.ListOptions{})
 		return countOf(claims.Items, func(c corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimBound }), err
 	}); err != nil {
 		return err
@@ -260,12 +272,15 @@ func (r *callRound) claim(ctx context.Context, i int) error {
 
 // attach makes the attachment of a claim's volume, as the attach-detach controller does.
 func (r *callRound) attach(ctx context.Context, i int) error {
-	c, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).Get(ctx, claimName(i), metav1.GetOptions{})
+	c, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).Get(ctx, claimName(i),
+		metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	_, err = r.plane.Kube.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: claimName(i)},
-		Spec: storagev1.VolumeAttachmentSpec{Attacher: r.driver.Name, NodeName: "node-1", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &c.Spec.VolumeName}}}, byManager)
+	_, err = r.plane.Kube.StorageV1().VolumeAttachments().Create(ctx,
+		&storagev1.VolumeAttachment{ObjectMeta: metav1.ObjectMeta{Name: claimName(i)},
+			Spec: storagev1.VolumeAttachmentSpec{Attacher: r.driver.Name, NodeName: "node-1",
+				Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &c.Spec.VolumeName}}}, byManager)
 	return err
 }
 
@@ -273,7 +288,8 @@ func (r *callRound) attach(ctx context.Context, i int) error {
 // late.
 func (r *callRound) remove(ctx context.Context) error {
 	r.removing = time.Now()
-	if err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).DeleteCollection(ctx,
+		metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		return err
 	}
 	if err := pause(ctx, 5*time.Second); err != nil {

@@ -78,8 +78,10 @@ func (b *bench) compareRest(separate, one cost) {
 	t.compare(fmt.Sprintf("lease writes in %v", b.window), separate.writes, one.writes, figures.AtMost(.34))
 	t.compare(fmt.Sprintf("requests in %v", b.window), separate.requests, one.requests)
 	end := one.stop.Seconds()
-	t.add("SIGTERM to the end of the last, s", number(separate.stop.Seconds()), number(end), "", judge(end, []figures.Goal{figures.AtMost(5)}))
-	t.add("leases that are held after that", strconv.Itoa(separate.held), strconv.Itoa(one.held), "", released(one.held))
+	t.add("SIGTERM to the end of the last, s", number(separate.stop.Seconds()), number(end), "",
+		judge(end, []figures.Goal{figures.AtMost(5)}))
+	t.add("leases that are held after that", strconv.Itoa(separate.held), strconv.Itoa(one.held), "",
+		released(one.held))
 }
 
 func released(held int) string {
@@ -229,7 +231,8 @@ func (s *set) memory() (sum memory, err error) {
 		if err != nil {
 			return sum, err
 		}
-		fmt.Fprintf(os.Stderr, "  %-18s RSS %6.1f MiB, private dirty %6.1f MiB, CPU %5.2f s\n", s.names[i], m.rss, m.dirty, m.cpu)
+		fmt.Fprintf(os.Stderr, "  %-18s RSS %6.1f MiB, private dirty %6.1f MiB, CPU %5.2f s\n", s.names[i], m.rss,
+			m.dirty, m.cpu)
 		sum.rss, sum.dirty, sum.cpu = sum.rss+m.rss, sum.dirty+m.dirty, sum.cpu+m.cpu
 	}
 	return sum, nil

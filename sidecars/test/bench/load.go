@@ -60,7 +60,8 @@ func (b *bench) load(ctx context.Context) error {
 	defer conn.Close()
 	config := b.plane.Config()
 	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
-	l := &loader{snapshots: snapshots.NewForConfigOrDie(config), driver: csi.NewControllerClient(conn), name: b.driver.Name, percent: b.percent}
+	l := &loader{snapshots: snapshots.NewForConfigOrDie(config), driver: csi.NewControllerClient(conn),
+		name: b.driver.Name, percent: b.percent}
 	config.ContentType = runtime.ContentTypeProtobuf
 	l.kube = kubernetes.NewForConfigOrDie(config)
 	for _, kind := range []struct {
@@ -91,7 +92,8 @@ func (l *loader) tellSize(ctx context.Context) error {
 		return err
 	}
 	text, err := json.Marshal(pods.Items[0])
-	fmt.Fprintf(os.Stderr, "  a pod has %.1f KiB as JSON, %.1f of Protobuf\n", float64(len(text))/1024, float64(pods.Items[0].Size())/1024)
+	fmt.Fprintf(os.Stderr, "  a pod has %.1f KiB as JSON, %.1f of Protobuf\n", float64(len(text))/1024,
+		float64(pods.Items[0].Size())/1024)
 	return err
 }
 

@@ -28,7 +28,9 @@ func main() {
 	flag.IntVar(&o.percent, "percent", 100, "how full the API server is, in `percent` of what the goals are for")
 	flag.DurationVar(&o.idle, "idle", 40*time.Second, "how long after their start processes are looked at")
 	flag.DurationVar(&o.window, "window", 30*time.Second, "how long requests are counted")
-	flag.StringVar(&o.only, "only", "", "measure only the part of this `name`: size, idle, default (provisioning with upstream's limits), fast (with higher ones), node, or calls (how often volumes are called again)")
+	flag.StringVar(&o.only, "only", "",
+		"measure only the part of this `name`: size, idle, default (provisioning with upstream's limits), fast (with "+
+			"higher ones), node, or calls (how often volumes are called again)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -60,9 +62,13 @@ func run(ctx context.Context, o options) (err error) {
 	}{
 		{"size", func(context.Context) error { return nil }, b.sizes},
 		{"idle", b.needsCluster, b.idling},
-		{"default", b.needsCluster, func(ctx context.Context) error { return b.provisioning(ctx, "upstream's limits", nil) }},
+		{"default", b.needsCluster, func(ctx context.Context) error {
+			return b.provisioning(ctx, "upstream's limits",
+				nil)
+		}},
 		{"fast", b.needsCluster, func(ctx context.Context) error {
-			return b.provisioning(ctx, "50 requests a second, 100 at once", []string{"--kube-api-qps=50", "--kube-api-burst=100"})
+			return b.provisioning(ctx, "50 requests a second, 100 at once",
+				[]string{"--kube-api-qps=50", "--kube-api-burst=100"})
 		}},
 		{"node", b.needsDriver, b.node},
 		{"calls", func(context.Context) error { return nil }, b.calls},

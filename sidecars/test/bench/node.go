@@ -24,7 +24,8 @@ func (b *bench) node(ctx context.Context) error {
 		return err
 	}
 	port := freePort()
-	p, err := rig.StartProcess(b.binaries[nodeOnly], nil, "--controllers=node-driver-registrar,livenessprobe", "--csi-address="+b.driver.Socket,
+	p, err := rig.StartProcess(b.binaries[nodeOnly], nil, "--controllers=node-driver-registrar,livenessprobe",
+		"--csi-address="+b.driver.Socket,
 		"--node-driver-registrar-plugin-registration-path="+dir, "--node-driver-registrar-kubelet-registration-path="+b.driver.Socket,
 		"--livenessprobe-health-port="+port)
 	if err != nil {
@@ -34,7 +35,10 @@ func (b *bench) node(ctx context.Context) error {
 	defer s.kill()
 	short, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	if err := rig.Until(short, func(ctx context.Context) error { return register(ctx, filepath.Join(dir, b.driver.Name+"-reg.sock")) }); err != nil {
+	if err := rig.Until(short, func(ctx context.Context) error {
+		return register(ctx,
+			filepath.Join(dir, b.driver.Name+"-reg.sock"))
+	}); err != nil {
 		return fmt.Errorf("%w: %s", err, lastOf(p.Log()))
 	}
 	for range 10 {

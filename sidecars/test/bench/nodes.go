@@ -30,10 +30,12 @@ func (l *loader) node(ctx context.Context, i int) error {
 	}
 	n.Spec.PodCIDR, n.Spec.PodCIDRs = podCIDR(i), []string{podCIDR(i)}
 	n.Annotations["node.alpha.kubernetes.io/ttl"] = "0"
-	if n, err = l.kube.CoreV1().Nodes().Update(ctx, n, metav1.UpdateOptions{FieldManager: "kube-controller-manager"}); err != nil {
+	if n, err = l.kube.CoreV1().Nodes().Update(ctx, n,
+		metav1.UpdateOptions{FieldManager: "kube-controller-manager"}); err != nil {
 		return err
 	}
-	_, err = l.kube.StorageV1().CSINodes().Create(ctx, newCSINode(n, l.name), metav1.CreateOptions{FieldManager: "kubelet"})
+	_, err = l.kube.StorageV1().CSINodes().Create(ctx, newCSINode(n, l.name),
+		metav1.CreateOptions{FieldManager: "kubelet"})
 	return err
 }
 
@@ -79,14 +81,17 @@ func nodeStatus(i int) corev1.NodeStatus {
 			OperatingSystem: "linux", Architecture: "amd64",
 		},
 	}
-	for _, c := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady} {
-		s.Conditions = append(s.Conditions, corev1.NodeCondition{Type: c, Status: "False", Reason: "KubeletHas" + string(c),
-			Message: "kubelet has what it needs: " + string(c), LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()})
+	for _, c := range []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodeDiskPressure,
+		corev1.NodePIDPressure, corev1.NodeReady} {
+		s.Conditions = append(s.Conditions,
+			corev1.NodeCondition{Type: c, Status: "False", Reason: "KubeletHas" + string(c),
+				Message: "kubelet has what it needs: " + string(c), LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()})
 	}
 	s.Conditions[3].Status = corev1.ConditionTrue
 	for j := range 30 {
 		name := fmt.Sprintf("registry.example.com/team-%d/service-%d", j%7, j)
-		s.Images = append(s.Images, corev1.ContainerImage{Names: []string{name + "@sha256:" + hex(j, 64), fmt.Sprintf("%s:v1.%d.%d", name, j, i%5)}, SizeBytes: int64(j+1) << 24})
+		s.Images = append(s.Images, corev1.ContainerImage{Names: []string{name + "@sha256:" + hex(j, 64),
+			fmt.Sprintf("%s:v1.%d.%d", name, j, i%5)}, SizeBytes: int64(j+1) << 24})
 	}
 	return s
 }
@@ -100,7 +105,8 @@ func newCSINode(n *corev1.Node, driver string) *storagev1.CSINode {
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}},
 		},
 		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
-			{Name: driver, NodeID: n.Name, TopologyKeys: []string{zoneKey}, Allocatable: &storagev1.VolumeNodeResources{Count: &most}},
+			{Name: driver, NodeID: n.Name, TopologyKeys: []string{zoneKey},
+				Allocatable: &storagev1.VolumeNodeResources{Count: &most}},
 			{Name: "efs.csi.example.com", NodeID: n.Name},
 		}},
 	}

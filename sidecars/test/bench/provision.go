@@ -27,12 +27,14 @@ func (b *bench) provisioning(ctx context.Context, title string, limits []string)
 			if err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}
-			fmt.Fprintf(os.Stderr, "  %d claims with %s, %s: %v\n", b.claims, title, w.name, took.Round(time.Millisecond))
+			fmt.Fprintf(os.Stderr, "  %d claims with %s, %s: %v\n", b.claims, title, w.name,
+				took.Round(time.Millisecond))
 			times[i] = append(times[i], took)
 		}
 	}
 	middle := func(times []time.Duration) float64 { return figures.Median(times, time.Duration.Seconds) }
-	b.table.compare(fmt.Sprintf("%d claims to bound volumes, %s, s", b.claims, title), middle(times[0]), middle(times[1]), figures.AtMost(1.05))
+	b.table.compare(fmt.Sprintf("%d claims to bound volumes, %s, s", b.claims, title), middle(times[0]),
+		middle(times[1]), figures.AtMost(1.05))
 	return nil
 }
 
@@ -81,14 +83,16 @@ func (b *bench) bind(ctx context.Context, label, prefix string, n int) (time.Dur
 	}()
 	bound := map[types.UID]bool{}
 	for e := range seen.ResultChan() {
-		if c, ok := e.Object.(*corev1.PersistentVolumeClaim); ok && c.Status.Phase == corev1.ClaimBound && isPrefix(c, label+"-"+prefix) {
+		if c, ok := e.Object.(*corev1.PersistentVolumeClaim); ok && c.Status.Phase == corev1.ClaimBound &&
+			isPrefix(c, label+"-"+prefix) {
 			bound[c.UID] = true
 		}
 		if len(bound) == n {
 			return time.Since(start), <-made
 		}
 	}
-	return 0, fmt.Errorf("%d of %d claims are bound: %w", len(bound), n, errors.Join(ctx.Err(), errors.New("the watch ended")))
+	return 0, fmt.Errorf("%d of %d claims are bound: %w", len(bound), n,
+		errors.Join(ctx.Err(), errors.New("the watch ended")))
 }
 
 func isPrefix(c *corev1.PersistentVolumeClaim, prefix string) bool {
@@ -99,7 +103,8 @@ func isPrefix(c *corev1.PersistentVolumeClaim, prefix string) bool {
 // next way would have to complete the deletions.
 func (b *bench) unprovision(ctx context.Context, label string) error {
 	core := b.plane.Kube.CoreV1()
-	claims, err := core.PersistentVolumeClaims(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: round + "=" + label})
+	claims, err := core.PersistentVolumeClaims(metav1.NamespaceDefault).List(ctx,
+		metav1.ListOptions{LabelSelector: round + "=" + label})
 	if err != nil {
 		return err
 	}
@@ -112,7 +117,8 @@ func (b *bench) unprovision(ctx context.Context, label string) error {
 		if c.Spec.VolumeName == "" {
 			return err
 		}
-		v, getting := core.PersistentVolumes().Patch(ctx, c.Spec.VolumeName, types.MergePatchType, free, metav1.PatchOptions{})
+		v, getting := core.PersistentVolumes().Patch(ctx, c.Spec.VolumeName, types.MergePatchType, free,
+			metav1.PatchOptions{})
 		if getting != nil {
 			return errors.Join(err, gone(getting))
 		}

@@ -22,11 +22,13 @@ const volumeSize = 1 << 30
 func (l *loader) class(ctx context.Context, i int) error {
 	remove, expand := corev1.PersistentVolumeReclaimDelete, true
 	c := &storagev1.StorageClass{
-		ObjectMeta:  metav1.ObjectMeta{Name: fmt.Sprintf("class-%d", i), Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: applied("StorageClass", i)}},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("class-%d", i),
+			Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: applied("StorageClass", i)}},
 		Provisioner: l.name, ReclaimPolicy: &remove, AllowVolumeExpansion: &expand,
 	}
 	if i%2 == 1 {
-		c.Provisioner, c.Parameters = "disk.csi.example.com", map[string]string{"type": "gp3", "iops": "6000", "encrypted": "true"}
+		c.Provisioner, c.Parameters = "disk.csi.example.com", map[string]string{"type": "gp3", "iops": "6000",
+			"encrypted": "true"}
 	}
 	_, err := l.kube.StorageV1().StorageClasses().Create(ctx, c, byUser)
 	return err
@@ -43,8 +45,9 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 	class := className
 	return &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"kubernetes.io/pvc-protection"}},
-		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(volumeSize, resource.BinarySI)}}},
+		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class,
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(volumeSize, resource.BinarySI)}}},
 	}
 }
 
@@ -52,7 +55,8 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 // both. The binder binds the claim.
 func (l *loader) volume(ctx context.Context, i int) error {
 	c := newClaim(claimName(i))
-	c.Labels = map[string]string{"app.kubernetes.io/name": "database", "app.kubernetes.io/instance": fmt.Sprint("database-", i), "app.kubernetes.io/managed-by": "Helm"}
+	c.Labels = map[string]string{"app.kubernetes.io/name": "database",
+		"app.kubernetes.io/instance": fmt.Sprint("database-", i), "app.kubernetes.io/managed-by": "Helm"}
 	c, err := l.kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).Create(ctx, c, byManager)
 	if err != nil {
 		return err
@@ -62,7 +66,8 @@ func (l *loader) volume(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := l.kube.CoreV1().PersistentVolumes().Create(ctx, l.newVolume(name, handle, c), byProvisioner); err != nil {
+	if _, err := l.kube.CoreV1().PersistentVolumes().Create(ctx, l.newVolume(name, handle, c),
+		byProvisioner); err != nil {
 		return err
 	}
 	return l.attachment(ctx, name, handle, nodeName(i%l.of(nodes)))
@@ -72,13 +77,15 @@ func (l *loader) volume(ctx context.Context, i int) error {
 func (l *loader) attached(ctx context.Context, name, node string) (string, error) {
 	use := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
-	made, err := l.driver.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{use},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: volumeSize}})
+	made, err := l.driver.CreateVolume(ctx,
+		&csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{use},
+			CapacityRange: &csi.CapacityRange{RequiredBytes: volumeSize}})
 	if err != nil {
 		return "", err
 	}
 	handle := made.Volume.VolumeId
-	_, err = l.driver.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: handle, NodeId: node, VolumeCapability: use})
+	_, err = l.driver.ControllerPublishVolume(ctx,
+		&csi.ControllerPublishVolumeRequest{VolumeId: handle, NodeId: node, VolumeCapability: use})
 	return handle, err
 }
 
@@ -88,13 +95,16 @@ func (l *loader) newVolume(name, handle string, c *corev1.PersistentVolumeClaim)
 			Name: name,
 			Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": l.name,
 				"volume.kubernetes.io/provisioner-deletion-secret-name": "", "volume.kubernetes.io/provisioner-deletion-secret-namespace": ""},
-			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection", l.finalizer()},
+			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection",
+				l.finalizer()},
 		},
 		Spec: corev1.PersistentVolumeSpec{
 			AccessModes: c.Spec.AccessModes, Capacity: c.Spec.Resources.Requests, StorageClassName: className,
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-			ClaimRef:                      &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: c.Namespace, Name: c.Name, UID: c.UID, ResourceVersion: c.ResourceVersion},
-			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: l.name, VolumeHandle: handle,
+			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
+				Namespace: c.Namespace, Name: c.Name, UID: c.UID, ResourceVersion: c.ResourceVersion},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: l.name,
+				VolumeHandle:     handle,
 				VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1790000000000-1234-" + l.name}}},
 		},
 	}
@@ -108,7 +118,8 @@ func (l *loader) attachment(ctx context.Context, volume, handle, node string) er
 	attachments := l.kube.StorageV1().VolumeAttachments()
 	va, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+l.name+node)))},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: l.name, NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: l.name, NodeName: node,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
 	}, byManager)
 	if err != nil {
 		return err
@@ -126,16 +137,20 @@ func (l *loader) attachment(ctx context.Context, volume, handle, node string) er
 func (l *loader) snapshot(ctx context.Context, i int) error {
 	class, claim, ready, size := "snapshots", claimName(i), true, resource.NewQuantity(volumeSize, resource.BinarySI)
 	s, err := l.snapshots.SnapshotV1().VolumeSnapshots(metav1.NamespaceDefault).Create(ctx, &snapshotv1.VolumeSnapshot{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("nightly-%d", i), Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: applied("VolumeSnapshot", i)},
-			Finalizers: []string{"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection", "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"}},
-		Spec: snapshotv1.VolumeSnapshotSpec{VolumeSnapshotClassName: &class, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim}},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("nightly-%d", i),
+			Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: applied("VolumeSnapshot", i)},
+			Finalizers: []string{"snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection",
+				"snapshot.storage.kubernetes.io/volumesnapshot-bound-protection"}},
+		Spec: snapshotv1.VolumeSnapshotSpec{VolumeSnapshotClassName: &class,
+			Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim}},
 	}, byUser)
 	if err != nil {
 		return err
 	}
 	name := "snapcontent-" + string(s.UID)
 	now := metav1.Now()
-	s.Status = &snapshotv1.VolumeSnapshotStatus{BoundVolumeSnapshotContentName: &name, CreationTime: &now, ReadyToUse: &ready, RestoreSize: size}
+	s.Status = &snapshotv1.VolumeSnapshotStatus{BoundVolumeSnapshotContentName: &name, CreationTime: &now,
+		ReadyToUse: &ready, RestoreSize: size}
 	if _, err := l.snapshots.SnapshotV1().VolumeSnapshots(s.Namespace).UpdateStatus(ctx, s, thenSnapshots); err != nil {
 		return err
 	}
@@ -144,17 +159,22 @@ func (l *loader) snapshot(ctx context.Context, i int) error {
 
 func (l *loader) content(ctx context.Context, name string, s *snapshotv1.VolumeSnapshot) error {
 	contents := l.snapshots.SnapshotV1().VolumeSnapshotContents()
-	handle, ready, size, now, mode := "mem-"+hex(1, 64), true, int64(volumeSize), metav1.Now().UnixNano(), corev1.PersistentVolumeFilesystem
+	handle, ready, size, now, mode := "mem-"+hex(1,
+		64), true, int64(volumeSize), metav1.Now().UnixNano(), corev1.PersistentVolumeFilesystem
 	c, err := contents.Create(ctx, &snapshotv1.VolumeSnapshotContent{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"}},
-		Spec: snapshotv1.VolumeSnapshotContentSpec{Driver: l.name, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete, SourceVolumeMode: &mode,
+		ObjectMeta: metav1.ObjectMeta{Name: name,
+			Finalizers: []string{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"}},
+		Spec: snapshotv1.VolumeSnapshotContentSpec{Driver: l.name,
+			DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete, SourceVolumeMode: &mode,
 			VolumeSnapshotClassName: s.Spec.VolumeSnapshotClassName, Source: snapshotv1.VolumeSnapshotContentSource{VolumeHandle: &handle},
-			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: "snapshot.storage.k8s.io/v1", Kind: "VolumeSnapshot", Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}},
+			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: "snapshot.storage.k8s.io/v1", Kind: "VolumeSnapshot",
+				Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}},
 	}, metav1.CreateOptions{FieldManager: "snapshot-controller"})
 	if err != nil {
 		return err
 	}
-	c.Status = &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &ready, RestoreSize: &size, CreationTime: &now}
+	c.Status = &snapshotv1.VolumeSnapshotContentStatus{SnapshotHandle: &handle, ReadyToUse: &ready, RestoreSize: &size,
+		CreationTime: &now}
 	_, err = contents.UpdateStatus(ctx, c, thenSidecar)
 	return err
 }

@@ -84,7 +84,9 @@ func (b *bench) separate(limits ...string) way {
 	for _, name := range upstreams {
 		w.programs = append(w.programs, program{name, append(b.common(), limits...)})
 	}
-	w.programs = append(w.programs, program{nodeOnly, []string{"--controllers=livenessprobe", "--csi-address=" + b.driver.Socket, "--livenessprobe-health-port=" + freePort()}})
+	w.programs = append(w.programs,
+		program{nodeOnly, []string{"--controllers=livenessprobe", "--csi-address=" + b.driver.Socket,
+			"--livenessprobe-health-port=" + freePort()}})
 	return w
 }
 
@@ -128,7 +130,8 @@ type set struct {
 // start starts a way's processes, in an empty environment. start removes the leases of earlier
 // processes, so that no process waits for them.
 func (b *bench) start(ctx context.Context, w way) (*set, error) {
-	err := b.plane.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	err := b.plane.Kube.CoordinationV1().Leases(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

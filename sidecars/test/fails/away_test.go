@@ -46,7 +46,8 @@ func TestADriverThatDiesIsComeBackTo(t *testing.T) {
 	s.released()
 
 	next := s.start(works) // as the kubelet does, before the driver is back
-	if body := next.answers("/readyz", http.StatusServiceUnavailable); body != "waiting for the driver at "+s.driver.Socket+"\n" {
+	if body := next.answers("/readyz",
+		http.StatusServiceUnavailable); body != "waiting for the driver at "+s.driver.Socket+"\n" {
 		t.Errorf("it isn't ready as %s", body)
 	}
 	next.answers("/healthz", http.StatusOK)

@@ -178,7 +178,8 @@ func (s *scene) groupOfNobody() {
 			Driver: "nobody.example.com", DeletionPolicy: snapshotv1.VolumeSnapshotContentRetain,
 			VolumeGroupSnapshotRef: corev1.ObjectReference{Name: "group", Namespace: "default"},
 			Source: groupv1.VolumeGroupSnapshotContentSource{
-				GroupSnapshotHandles: &groupv1.GroupSnapshotHandles{VolumeGroupSnapshotHandle: "group", VolumeSnapshotHandles: []string{"snapshot"}},
+				GroupSnapshotHandles: &groupv1.GroupSnapshotHandles{VolumeGroupSnapshotHandle: "group",
+					VolumeSnapshotHandles: []string{"snapshot"}},
 			},
 		},
 	}, metav1.CreateOptions{})

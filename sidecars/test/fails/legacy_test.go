@@ -217,7 +217,8 @@ func (s *scene) grow(claim string) {
 	more := resource.MustParse("8Mi")
 	patch := fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, more.String())
 	claims := s.plane.Kube.CoreV1().PersistentVolumeClaims(s.ns)
-	if _, err := claims.Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := claims.Patch(s.Context(), claim, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
 		s.Fatal(err)
 	}
 	s.until("the volume grows", func(ctx context.Context) error {
@@ -264,7 +265,8 @@ func TestModesOfElectionChangeWithoutTwoAtWork(t *testing.T) {
 	again.says(`"Controller starts" name="provisioner"`)
 	s.bound(60)
 	s.alone()
-	for _, name := range []string{"external-attacher-leader-" + s.dashed(), "external-resizer-" + s.dashed(), s.dashed()} {
+	for _, name := range []string{"external-attacher-leader-" + s.dashed(), "external-resizer-" + s.dashed(),
+		s.dashed()} {
 		s.held(name, false)
 	}
 	s.emptied()

@@ -26,7 +26,8 @@ import (
 // upstreamLeases is for measuring how long a migration stands still:
 //
 //	go test ./fails -run TestAMigrationThereAndBack -v -upstream-leases
-var upstreamLeases = flag.Bool("upstream-leases", false, "Let leases last as long as upstream's do by default (15 s) in the migration test.")
+var upstreamLeases = flag.Bool("upstream-leases", false,
+	"Let leases last as long as upstream's do by default (15 s) in the migration test.")
 
 // work is one kind of work: the controller, upstream's program, its lease, and the driver calls that do the work.
 type work struct {
@@ -38,9 +39,11 @@ type work struct {
 func (m *migration) works() []work {
 	return []work{
 		{"provisioner", "csi-provisioner", m.dashed(), []string{"CreateVolume", "DeleteVolume"}},
-		{"attacher", "csi-attacher", "external-attacher-leader-" + m.dashed(), []string{"ControllerPublishVolume", "ControllerUnpublishVolume"}},
+		{"attacher", "csi-attacher", "external-attacher-leader-" + m.dashed(),
+			[]string{"ControllerPublishVolume", "ControllerUnpublishVolume"}},
 		{"resizer", "csi-resizer", "external-resizer-" + m.dashed(), []string{"ControllerExpandVolume"}},
-		{"snapshotter", "csi-snapshotter", "external-snapshotter-leader-" + m.dashed(), []string{"CreateSnapshot", "DeleteSnapshot"}},
+		{"snapshotter", "csi-snapshotter", "external-snapshotter-leader-" + m.dashed(),
+			[]string{"CreateSnapshot", "DeleteSnapshot"}},
 	}
 }
 
@@ -60,7 +63,8 @@ const pool = 120
 // seen.
 func newMigration(t *testing.T) *migration {
 	t.Parallel()
-	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}), flags: quickly, tick: 400 * time.Millisecond}
+	m := &migration{scene: sceneWith(t, world.Plane, rig.DriverOptions{Foreign: true}), flags: quickly,
+		tick: 400 * time.Millisecond}
 	if *upstreamLeases {
 		m.flags, m.tick = []string{"--leader-election", "--kube-api-qps=200", "--kube-api-burst=400"}, 2*time.Second
 	}
@@ -82,8 +86,10 @@ func newMigration(t *testing.T) *migration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	class := &snapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: m.ns}, Driver: m.driver.Name, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete}
-	if _, err := m.plane.Snapshots.SnapshotV1().VolumeSnapshotClasses().Create(t.Context(), class, metav1.CreateOptions{}); err != nil {
+	class := &snapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: m.ns}, Driver: m.driver.Name,
+		DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete}
+	if _, err := m.plane.Snapshots.SnapshotV1().VolumeSnapshotClasses().Create(t.Context(), class,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	return m
@@ -109,7 +115,8 @@ func (m *migration) upstream() workers {
 // combinedProcess starts csi-sidecars with the four controllers, and waits until it is ready.
 func (m *migration) combinedProcess() (*replica, workers) {
 	m.Helper()
-	r := m.program(world.binary, nil, append(slices.Clone(m.flags), "--controllers=provisioner,attacher,resizer,snapshotter")...)
+	r := m.program(world.binary, nil,
+		append(slices.Clone(m.flags), "--controllers=provisioner,attacher,resizer,snapshotter")...)
 	r.healthy()
 	all := workers{}
 	for _, w := range m.works() {
@@ -129,10 +136,12 @@ func (m *migration) give(ctx context.Context, n int) error {
 		return err
 	}
 	grow := []byte(`{"spec":{"resources":{"requests":{"storage":"8Mi"}}}}`)
-	_, growing := m.plane.Kube.CoreV1().PersistentVolumeClaims(m.ns).Patch(ctx, prepared.Name, types.MergePatchType, grow, metav1.PatchOptions{})
+	_, growing := m.plane.Kube.CoreV1().PersistentVolumeClaims(m.ns).Patch(ctx, prepared.Name, types.MergePatchType,
+		grow, metav1.PatchOptions{})
 	_, attaching := m.plane.Kube.StorageV1().VolumeAttachments().Create(ctx, &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: volume.Name},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: m.driver.Name, NodeName: m.ns, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume.Name}},
+		Spec: storagev1.VolumeAttachmentSpec{Attacher: m.driver.Name, NodeName: m.ns,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume.Name}},
 	}, metav1.CreateOptions{})
 	return errors.Join(m.makeClaim(ctx, claimName(pool+n)), growing, attaching, m.snapshot(ctx, volume))
 }
@@ -143,8 +152,9 @@ func (m *migration) snapshot(ctx context.Context, volume *corev1.PersistentVolum
 		ObjectMeta: metav1.ObjectMeta{Name: volume.Name},
 		Spec: snapshotv1.VolumeSnapshotContentSpec{
 			Driver: m.driver.Name, DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete, VolumeSnapshotClassName: &m.ns,
-			Source:            snapshotv1.VolumeSnapshotContentSource{VolumeHandle: &volume.Spec.CSI.VolumeHandle},
-			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: "snapshot.storage.k8s.io/v1", Kind: "VolumeSnapshot", Namespace: m.ns, Name: volume.Name, UID: volume.UID},
+			Source: snapshotv1.VolumeSnapshotContentSource{VolumeHandle: &volume.Spec.CSI.VolumeHandle},
+			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: "snapshot.storage.k8s.io/v1", Kind: "VolumeSnapshot",
+				Namespace: m.ns, Name: volume.Name, UID: volume.UID},
 		},
 	}, metav1.CreateOptions{})
 	return err
@@ -261,7 +271,8 @@ func (m *migration) doWork(who workers) {
 		}
 		for _, c := range calls {
 			if c.PID != who[w.controller].Pid() {
-				m.Errorf("%s: process %d called %s, want only process %d", w.controller, c.PID, c.Method, who[w.controller].Pid())
+				m.Errorf("%s: process %d called %s, want only process %d", w.controller, c.PID, c.Method,
+					who[w.controller].Pid())
 			}
 		}
 	}
@@ -271,15 +282,17 @@ func (m *migration) doWork(who workers) {
 func (m *migration) called(who workers) {
 	m.Helper()
 	for _, w := range m.works() {
-		m.until(fmt.Sprintf("process %d works as %s", who[w.controller].Pid(), w.controller), func(context.Context) error {
-			if ended(who[w.controller]) {
-				m.Fatalf("process %d ended", who[w.controller].Pid())
-			}
-			if !slices.ContainsFunc(m.of(w, time.Time{}), func(c rig.Call) bool { return c.PID == who[w.controller].Pid() }) {
-				return errors.New("no call")
-			}
-			return nil
-		})
+		m.until(fmt.Sprintf("process %d works as %s", who[w.controller].Pid(), w.controller),
+			func(context.Context) error {
+				if ended(who[w.controller]) {
+					m.Fatalf("process %d ended", who[w.controller].Pid())
+				}
+				if !slices.ContainsFunc(m.of(w, time.Time{}),
+					func(c rig.Call) bool { return c.PID == who[w.controller].Pid() }) {
+					return errors.New("no call")
+				}
+				return nil
+			})
 	}
 }
 
@@ -319,7 +332,8 @@ func (m *migration) standstill(title string, began, end time.Time, next workers)
 			last, longest = c.Start, max(longest, c.Start.Sub(last))
 		}
 		first := calls[slices.IndexFunc(calls, func(c rig.Call) bool { return c.PID == next[w.controller].Pid() })]
-		m.Logf("%s: %-11s first call %6.1f s after the end of the old process, longest time without a call %5.1f s%s", title, w.controller,
+		m.Logf("%s: %-11s first call %6.1f s after the end of the old process, longest time without a call %5.1f s%s",
+			title, w.controller,
 			first.Start.Sub(end).Seconds(), longest.Seconds(), startOf(next[w.controller], w.controller, end))
 	}
 }
@@ -427,7 +441,8 @@ func (m *migration) removed() {
 			return err
 		}
 		return errors.Join(
-			m.plane.Kube.StorageV1().VolumeAttachments().Delete(m.Context(), claim.Spec.VolumeName, metav1.DeleteOptions{}),
+			m.plane.Kube.StorageV1().VolumeAttachments().Delete(m.Context(), claim.Spec.VolumeName,
+				metav1.DeleteOptions{}),
 			m.discard(claim.Spec.VolumeName))
 	})
 	m.until("no snapshot is left", func(ctx context.Context) error {

@@ -71,7 +71,8 @@ func (s *scene) make() {
 		VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate), ReclaimPolicy: ptr.To(corev1.PersistentVolumeReclaimDelete),
 		AllowVolumeExpansion: ptr.To(true),
 	}
-	if _, err := s.plane.Kube.StorageV1().StorageClasses().Create(s.Context(), class, metav1.CreateOptions{}); err != nil {
+	if _, err := s.plane.Kube.StorageV1().StorageClasses().Create(s.Context(), class,
+		metav1.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -191,14 +192,16 @@ func (s *scene) bound(n int) {
 		handles[v.Spec.CSI.VolumeHandle] = true
 	}
 	if len(volumes) != n || len(handles) != n || s.stored() != n {
-		s.Errorf("%d claims have %d PersistentVolumes with %d handles, and the storage has %d volumes", n, len(volumes), len(handles), s.stored())
+		s.Errorf("%d claims have %d PersistentVolumes with %d handles, and the storage has %d volumes", n, len(volumes),
+			len(handles), s.stored())
 	}
 }
 
 // emptied deletes all claims and waits until nothing is left of them, here and there.
 func (s *scene) emptied() {
 	s.Helper()
-	if err := s.plane.Kube.CoreV1().PersistentVolumeClaims(s.ns).DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := s.plane.Kube.CoreV1().PersistentVolumeClaims(s.ns).DeleteCollection(s.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil {
 		s.Fatal(err)
 	}
 	s.until("all is deleted", func(ctx context.Context) error {
@@ -221,7 +224,8 @@ func (s *scene) alone() {
 		name := c.VolumeName()
 		for _, other := range last[name] {
 			if other.PID != c.PID && (other.End.IsZero() || other.End.After(c.Start)) {
-				s.Errorf("%s: process %d had a call from %v to %v, and process %d began one at %v", name, other.PID, other.Start, other.End, c.PID, c.Start)
+				s.Errorf("%s: process %d had a call from %v to %v, and process %d began one at %v", name, other.PID,
+					other.Start, other.End, c.PID, c.Start)
 			}
 			if other.Err == nil {
 				twice++

@@ -28,9 +28,10 @@ const (
 func toy() int {
 	cluster := kube.New()
 	command := &sidecar.Command{
-		Name:        "toys",
-		Controllers: []sidecar.Controller{toyController{"good", nil}, toyController{"bad", failures[os.Getenv(toyKey)]}},
-		Cluster:     cluster, Logging: &kube.Logging{},
+		Name: "toys",
+		Controllers: []sidecar.Controller{toyController{"good", nil},
+			toyController{"bad", failures[os.Getenv(toyKey)]}},
+		Cluster: cluster, Logging: &kube.Logging{},
 	}
 	return command.Main(os.Args[1:])
 }

@@ -114,8 +114,10 @@ func (d *Driver) Serve() error {
 		}
 	}
 	served, err := driver.New(driver.Config{
-		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage, Mounter: mounter.NewFake(filepath.Join(d.dir, "data")),
-		StateDir: filepath.Join(d.dir, "state"), Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Registry: prometheus.NewRegistry(),
+		Name: d.Name, Release: "test", Node: "node-1", Backend: d.Storage, Mounter: mounter.NewFake(filepath.Join(d.dir,
+			"data")),
+		StateDir: filepath.Join(d.dir, "state"), Log: slog.New(slog.NewTextHandler(io.Discard,
+			nil)), Registry: prometheus.NewRegistry(),
 		ServerOptions: []grpc.ServerOption{grpc.ChainUnaryInterceptor(d.intercept)},
 	})
 	if err != nil {
@@ -160,10 +162,12 @@ func (d *Driver) Forget() {
 	d.calls = nil
 }
 
-func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
 	d.mu.Lock()
 	hook, n := d.hook, len(d.calls)
-	d.calls = append(d.calls, Call{Method: filepath.Base(info.FullMethod), Request: req, PID: callerOf(ctx), Start: time.Now()})
+	d.calls = append(d.calls, Call{Method: filepath.Base(info.FullMethod), Request: req, PID: callerOf(ctx),
+		Start: time.Now()})
 	call := d.calls[n]
 	d.mu.Unlock()
 	var answer any

@@ -78,7 +78,8 @@ func (d *Driver) volumeCondition(volumeID string) []byte {
 func openSocket(path string) error { return os.Chmod(path, 0o755) }
 
 // newCalls are the calls that CSI v1.12 does not have.
-var newCalls = []string{"ControllerListVolumeHealth", "ControllerGetVolumeHealth", "NodeGetVolumeHealth", "NodeGetStorageHealth"}
+var newCalls = []string{"ControllerListVolumeHealth", "ControllerGetVolumeHealth", "NodeGetVolumeHealth",
+	"NodeGetStorageHealth"}
 
 // refuse returns the error of a call that CSI v1.12 does not have.
 func refuse(method string) error {

@@ -50,13 +50,15 @@ func TestAForeignDriverIsNotOurs(t *testing.T) {
 	if err != nil || info.GetName() != "csi.vendor.example.org" {
 		t.Errorf("GetPluginInfo = %v, %v", info, err)
 	}
-	controller, err := csi.NewControllerClient(conn).ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
+	controller, err := csi.NewControllerClient(conn).ControllerGetCapabilities(t.Context(),
+		&csi.ControllerGetCapabilitiesRequest{})
 	var can []int32
 	for _, c := range controller.GetCapabilities() {
 		can = append(can, int32(c.GetRpc().GetType()))
 	}
 	if err != nil || !slices.Contains(can, 11) || !slices.Contains(can, 12) || slices.Max(can) > 15 {
-		t.Errorf("controller capabilities %v, %v; want VOLUME_CONDITION and GET_VOLUME, and none of CSI v1.13", can, err)
+		t.Errorf("controller capabilities %v, %v; want VOLUME_CONDITION and GET_VOLUME, and none of CSI v1.13", can,
+			err)
 	}
 	node, err := csi.NewNodeClient(conn).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	var nodeCan []int32
@@ -66,7 +68,8 @@ func TestAForeignDriverIsNotOurs(t *testing.T) {
 	if err != nil || !slices.Contains(nodeCan, 4) || slices.Max(nodeCan) > 6 {
 		t.Errorf("node capabilities %v, %v; want VOLUME_CONDITION, and none of CSI v1.13", nodeCan, err)
 	}
-	_, err = csi.NewControllerClient(conn).ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
+	_, err = csi.NewControllerClient(conn).ControllerListVolumeHealth(t.Context(),
+		&csi.ControllerListVolumeHealthRequest{})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("a call of CSI v1.13: %v, want UNIMPLEMENTED", err)
 	}

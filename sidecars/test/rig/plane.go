@@ -31,7 +31,8 @@ func StartPlane(ctx context.Context, o controlplane.Options) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	plane := &Plane{Plane: p, Kube: kubernetes.NewForConfigOrDie(p.Config()), Snapshots: snapshots.NewForConfigOrDie(p.Config())}
+	plane := &Plane{Plane: p, Kube: kubernetes.NewForConfigOrDie(p.Config()),
+		Snapshots: snapshots.NewForConfigOrDie(p.Config())}
 	if err := p.ApplyCRDs(ctx, os.DirFS(filepath.Join(product, crds))); err != nil {
 		p.Close()
 		return nil, err

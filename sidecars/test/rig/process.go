@@ -21,7 +21,8 @@ import (
 
 // Product returns the directory of the module of csi-sidecars, with whose versions its commands are built.
 func Product(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/causeway-csi/causeway/sidecars").Output()
+	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}",
+		"github.com/causeway-csi/causeway/sidecars").Output()
 	return strings.TrimSpace(string(out)), err
 }
 
@@ -32,9 +33,12 @@ func Build(ctx context.Context, dir, command string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, command)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", path, "./cmd/"+command)
-	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir) // for the remains of an interrupted build
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }              // it then ends its compilers, too
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o", path,
+		"./cmd/"+command)
+	// for the remains of an interrupted build
+	cmd.Dir, cmd.Env = product, append(os.Environ(), "CGO_ENABLED=0", "GOTMPDIR="+dir)
+	// it then ends its compilers, too
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building %s: %w: %s", command, err, out)
 	}

@@ -20,8 +20,10 @@ func TestAnAttachmentIsAttachedAndDetached(t *testing.T) {
 	_, volume := l.bound("claim")
 
 	a := l.attached(volume, l.csiNode())
-	publish := calls[*csi.ControllerPublishVolumeRequest](l.s, "ControllerPublishVolume", volume.Spec.CSI.VolumeHandle)[0]
-	if publish.GetNodeId() != node || publish.GetReadonly() || !maps.Equal(publish.GetVolumeContext(), volume.Spec.CSI.VolumeAttributes) {
+	publish := calls[*csi.ControllerPublishVolumeRequest](l.s, "ControllerPublishVolume",
+		volume.Spec.CSI.VolumeHandle)[0]
+	if publish.GetNodeId() != node || publish.GetReadonly() ||
+		!maps.Equal(publish.GetVolumeContext(), volume.Spec.CSI.VolumeAttributes) {
 		t.Errorf("the driver was asked to attach %v", publish)
 	}
 	stored := must(l.s.driver.Storage.Get(t.Context(), volume.Spec.CSI.VolumeHandle, nil))(t)
@@ -33,11 +35,13 @@ func TestAnAttachmentIsAttachedAndDetached(t *testing.T) {
 	}
 	finalizer := "external-attacher/" + strings.ReplaceAll(l.s.driver.Name, ".", "-")
 	if !slices.Contains(a.Finalizers, finalizer) || !slices.Contains(l.volume(volume.Name).Finalizers, finalizer) {
-		t.Errorf("the finalizer %s is not on both: attachment %q, volume %q", finalizer, a.Finalizers, l.volume(volume.Name).Finalizers)
+		t.Errorf("the finalizer %s is not on both: attachment %q, volume %q", finalizer, a.Finalizers,
+			l.volume(volume.Name).Finalizers)
 	}
 
 	l.detach(a)
-	if stored := must(l.s.driver.Storage.Get(t.Context(), volume.Spec.CSI.VolumeHandle, nil))(t); len(stored.Nodes) > 0 {
+	if stored := must(l.s.driver.Storage.Get(t.Context(), volume.Spec.CSI.VolumeHandle,
+		nil))(t); len(stored.Nodes) > 0 {
 		t.Errorf("the storage says that the volume is on %q still", stored.Nodes)
 	}
 }
@@ -48,12 +52,15 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 	claim, volume := l.bound("claim")
 	a := l.attached(volume, l.csiNode())
 
-	if err := world.Kube.CoreV1().PersistentVolumeClaims(l.name).Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
+	if err := world.Kube.CoreV1().PersistentVolumeClaims(l.name).Delete(t.Context(), claim.Name,
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the provisioner says that it can't delete what is attached", func(ctx context.Context) error {
-		events, err := world.Kube.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volume.Name})
-		if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, "still attached") }) {
+		events, err := world.Kube.CoreV1().Events("").List(ctx,
+			metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volume.Name})
+		if err == nil && !slices.ContainsFunc(events.Items,
+			func(e corev1.Event) bool { return strings.Contains(e.Message, "still attached") }) {
 			err = errors.New("no such event")
 		}
 		return err
@@ -87,9 +94,10 @@ func (l *lab) attached(volume *corev1.PersistentVolume, to string) *storagev1.Vo
 			Attacher: l.s.driver.Name, NodeName: to, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume.Name},
 		},
 	}, created))(l)
-	return await(l.T, "the attachment", "it is attached", func(ctx context.Context) (*storagev1.VolumeAttachment, error) {
-		return attachments.Get(ctx, "va-"+l.name, metav1.GetOptions{})
-	}, func(a *storagev1.VolumeAttachment) bool { return a.Status.Attached })
+	return await(l.T, "the attachment", "it is attached",
+		func(ctx context.Context) (*storagev1.VolumeAttachment, error) {
+			return attachments.Get(ctx, "va-"+l.name, metav1.GetOptions{})
+		}, func(a *storagev1.VolumeAttachment) bool { return a.Status.Attached })
 }
 
 // detach deletes an attachment, and waits until it is gone.

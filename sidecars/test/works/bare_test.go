@@ -31,7 +31,8 @@ func TestADriverThatCanDoLittleHasControllersSkippedAndIsAttachedOnPaper(t *test
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := launch(t, setup{name: name, controllers: all, driver: rig.DriverOptions{Adapt: c.adapt}, hook: c.hook,
-				rights: []string{"--driver-topology=false", "--driver-attach=false", "--driver-snapshots=false", "--driver-groups=false"}})
+				rights: []string{"--driver-topology=false", "--driver-attach=false", "--driver-snapshots=false",
+					"--driver-groups=false"}})
 			l := newLab(t, s)
 			a := l.attached(l.foreign(), l.csiNode())
 			if len(a.Status.AttachmentMetadata) > 0 || len(s.driver.Calls("ControllerPublishVolume")) > 0 {

@@ -67,7 +67,8 @@ func (l *lab) askFor(name, size string) {
 // awaitGrown waits until a claim has so many bytes.
 func (l *lab) awaitGrown(name string, bytes int64) *corev1.PersistentVolumeClaim {
 	l.Helper()
-	return l.awaitClaim(name, "it has grown", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Capacity.Storage().Value() == bytes })
+	return l.awaitClaim(name, "it has grown",
+		func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Capacity.Storage().Value() == bytes })
 }
 
 // change updates a claim, as a user does.

@@ -31,7 +31,8 @@ func TestAClaimSaysThatItsVolumeIsSickAndThatItIsWellAgain(t *testing.T) {
 	l.bound("claim")
 
 	cure := sicken(t, filepath.Join(world.dir, "health", "data"))
-	sick := l.awaitClaim("claim", "it is sick", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus != nil })
+	sick := l.awaitClaim("claim", "it is sick",
+		func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus != nil })
 	checkLost(t, sick)
 	awaitEvent(t, world.Kube, sick, corev1.EventTypeWarning, "VolumeConditionAbnormal")
 	cure()
@@ -45,7 +46,8 @@ func TestAClaimSaysThatItsVolumeIsSickAndThatItIsWellAgain(t *testing.T) {
 func checkLost(t *testing.T, c *corev1.PersistentVolumeClaim) {
 	t.Helper()
 	all := c.Status.HealthStatus.HealthConditions
-	if len(all) != 1 || all[0].Status != corev1.VolumeHealthDataLoss || !strings.Contains(fmt.Sprint(all[0]), "DataMissing") {
+	if len(all) != 1 || all[0].Status != corev1.VolumeHealthDataLoss ||
+		!strings.Contains(fmt.Sprint(all[0]), "DataMissing") {
 		t.Errorf("the claim says %+v, not that the data is lost", all)
 	}
 }
@@ -71,7 +73,8 @@ func sicken(t *testing.T, data string) (cure func()) {
 func awaitEvent(t *testing.T, kube kubernetes.Interface, c *corev1.PersistentVolumeClaim, kind, reason string) {
 	t.Helper()
 	until(t, "there is an event "+reason, func(ctx context.Context) error {
-		events, err := kube.CoreV1().Events(c.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.uid=" + string(c.UID)})
+		events, err := kube.CoreV1().Events(c.Namespace).List(ctx,
+			metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.uid=" + string(c.UID)})
 		if err == nil && !slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return e.Type == kind }) {
 			err = fmt.Errorf("there are only %v", events.Items)
 		}
@@ -86,18 +89,22 @@ func TestAVolumeConditionOfCSI112IsReported(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, launch(t, setup{name: "old-" + name, driver: rig.DriverOptions{Foreign: true, Adapt: adapt},
-				controllers: "provisioner,health-monitor", args: []string{often, "--health-monitor-monitor-interval=200ms"}}))
+				controllers: "provisioner,health-monitor", args: []string{often,
+					"--health-monitor-monitor-interval=200ms"}}))
 			_, volume := l.bound("claim")
 			id := volume.Spec.CSI.VolumeHandle
 			l.s.driver.SetCondition(id, rig.Condition{Abnormal: true, Message: "disk lost"})
-			sick := l.awaitClaim("claim", "it is sick", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus != nil })
-			want := []corev1.VolumeHealthCondition{{Status: corev1.VolumeHealthDegraded, Reason: "VolumeConditionAbnormal", Message: "disk lost"}}
+			sick := l.awaitClaim("claim", "it is sick",
+				func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus != nil })
+			want := []corev1.VolumeHealthCondition{{Status: corev1.VolumeHealthDegraded,
+				Reason: "VolumeConditionAbnormal", Message: "disk lost"}}
 			if got := sick.Status.HealthStatus.HealthConditions; !slices.Equal(got, want) {
 				t.Errorf("the claim has %+v, want %+v", got, want)
 			}
 			awaitEvent(t, world.Kube, sick, corev1.EventTypeWarning, "VolumeConditionAbnormal")
 			l.s.driver.SetCondition(id, rig.Condition{Message: "fine"})
-			l.awaitClaim("claim", "it is well", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus == nil })
+			l.awaitClaim("claim", "it is well",
+				func(c *corev1.PersistentVolumeClaim) bool { return c.Status.HealthStatus == nil })
 			awaitEvent(t, world.Kube, sick, corev1.EventTypeNormal, "VolumeConditionNormal")
 			lists, gets := len(l.s.driver.Calls("ListVolumes")), len(l.s.driver.Calls("ControllerGetVolume"))
 			if (lists > 0) != (name == "list") || (gets > 0) != (name == "get") {
@@ -128,7 +135,8 @@ func TestAnAPIServerWithoutTheGateGetsEventsAndNoStatus(t *testing.T) {
 	driver := must(rig.NewDriver(dir, rig.DriverOptions{Name: "gate.csi.example"}))(t)
 	defer driver.Stop()
 	claim := boundByHand(t, plane.Kube, driver)
-	p := must(rig.StartProcess(world.binary, []string{"KUBECONFIG=" + plane.Kubeconfig(), "KUBE_CACHE_MUTATION_DETECTOR=true"},
+	p := must(rig.StartProcess(world.binary,
+		[]string{"KUBECONFIG=" + plane.Kubeconfig(), "KUBE_CACHE_MUTATION_DETECTOR=true"},
 		"--csi-address="+driver.Socket, "--controllers=health-monitor", often))(t)
 	t.Cleanup(func() { p.Stop() })
 
@@ -140,7 +148,8 @@ func TestAnAPIServerWithoutTheGateGetsEventsAndNoStatus(t *testing.T) {
 		}
 		return nil
 	})
-	now := must(plane.Kube.CoreV1().PersistentVolumeClaims("default").Get(t.Context(), claim.Name, metav1.GetOptions{}))(t)
+	now := must(plane.Kube.CoreV1().PersistentVolumeClaims("default").Get(t.Context(), claim.Name,
+		metav1.GetOptions{}))(t)
 	if now.Status.HealthStatus != nil {
 		t.Errorf("the API server has no such field, but says %v", now.Status.HealthStatus)
 	}
@@ -159,13 +168,15 @@ func boundByHand(t *testing.T, kube kubernetes.Interface, driver *rig.Driver) *c
 	claims := kube.CoreV1().PersistentVolumeClaims("default")
 	claim := must(claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "claim"},
-		Spec: corev1.PersistentVolumeClaimSpec{AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size},
+		Spec: corev1.PersistentVolumeClaimSpec{AccessModes: modes,
+			Resources:        corev1.VolumeResourceRequirements{Requests: size},
 			StorageClassName: &none, VolumeName: "volume"},
 	}, created))(t)
 	volume := must(kube.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "volume"},
 		Spec: corev1.PersistentVolumeSpec{Capacity: size, AccessModes: modes,
-			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID},
+			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: claim.Namespace,
+				Name: claim.Name, UID: claim.UID},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver: driver.Name, VolumeHandle: stored.ID}}},
 	}, created))(t)

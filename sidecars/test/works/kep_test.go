@@ -59,7 +59,8 @@ func TestTheKEPsNodeRegistersTheDriver(t *testing.T) {
 	info := await(t, "the registrar", "it answers", func(ctx context.Context) (*registration.PluginInfo, error) {
 		return registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
 	}, func(*registration.PluginInfo) bool { return true })
-	if info.GetType() != registration.CSIPlugin || info.GetName() != s.driver.Name || info.GetEndpoint() != endpoint || !slices.Equal(info.GetSupportedVersions(), []string{"1.0.0"}) {
+	if info.GetType() != registration.CSIPlugin || info.GetName() != s.driver.Name || info.GetEndpoint() != endpoint ||
+		!slices.Equal(info.GetSupportedVersions(), []string{"1.0.0"}) {
 		t.Errorf("the kubelet is told %v", info)
 	}
 }

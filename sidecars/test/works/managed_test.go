@@ -25,7 +25,8 @@ func TestWhoWroteWhatIsKeptThoughInformersForgetIt(t *testing.T) {
 	l.askFor("claim", "2Gi")                                    // patches volume and claim
 	l.awaitGrown("claim", 2<<30)
 	snapshot, content := l.snapshot("snapshot", claim.Name) // updates the snapshot, patches the content
-	must(world.Snapshots.SnapshotV1().VolumeSnapshotContents().Patch(t.Context(), content.Name, types.MergePatchType, mark, by))(t)
+	must(world.Snapshots.SnapshotV1().VolumeSnapshotContents().Patch(t.Context(), content.Name, types.MergePatchType,
+		mark, by))(t)
 	l.deletingContent(snapshot, content)
 
 	l.wroteToo("the claim", l.get("claim"))
@@ -54,15 +55,20 @@ func (l *lab) deletingContent(snapshot *snapshotv1.VolumeSnapshot, content *snap
 	l.Helper()
 	contents := world.Snapshots.SnapshotV1().VolumeSnapshotContents()
 	keep := []byte(`[{"op":"add","path":"/metadata/finalizers/-","value":"works.example/keep"}]`)
-	must(contents.Patch(l.Context(), content.Name, types.JSONPatchType, keep, metav1.PatchOptions{FieldManager: writer}))(l)
-	if err := world.Snapshots.SnapshotV1().VolumeSnapshots(l.name).Delete(l.Context(), snapshot.Name, metav1.DeleteOptions{}); err != nil {
+	must(contents.Patch(l.Context(), content.Name, types.JSONPatchType, keep,
+		metav1.PatchOptions{FieldManager: writer}))(l)
+	if err := world.Snapshots.SnapshotV1().VolumeSnapshots(l.name).Delete(l.Context(), snapshot.Name,
+		metav1.DeleteOptions{}); err != nil {
 		l.Fatal(err)
 	}
-	marked := await(l.T, "the content", "it is being deleted", func(ctx context.Context) (*snapshotv1.VolumeSnapshotContent, error) {
-		return contents.Get(ctx, content.Name, metav1.GetOptions{})
-	}, func(c *snapshotv1.VolumeSnapshotContent) bool {
-		return c.DeletionTimestamp != nil && c.Annotations["snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"] == "yes"
-	})
+	marked := await(l.T, "the content", "it is being deleted",
+		func(ctx context.Context) (*snapshotv1.VolumeSnapshotContent, error) {
+			return contents.Get(ctx, content.Name, metav1.GetOptions{})
+		}, func(c *snapshotv1.VolumeSnapshotContent) bool {
+			return c.DeletionTimestamp != nil &&
+				c.Annotations["snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"] == "yes"
+		})
 	l.wroteToo("the content", marked)
-	must(contents.Patch(l.Context(), content.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}))(l)
+	must(contents.Patch(l.Context(), content.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+		metav1.PatchOptions{}))(l)
 }

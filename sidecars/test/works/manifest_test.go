@@ -85,26 +85,33 @@ func apply(t *testing.T, objects string, more ...string) (string, error) {
 func makeNamespace(t *testing.T, name, level string) {
 	t.Helper()
 	labels := map[string]string{"pod-security.kubernetes.io/enforce": level, "pod-security.kubernetes.io/warn": level}
-	must(world.Kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, created))(t)
+	must(world.Kube.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, created))(t)
 }
 
 func TestTheAPIServerTakesPrintedManifests(t *testing.T) {
 	t.Parallel()
 	makeNamespace(t, "printed-leases", "restricted")
 	for name, args := range map[string][]string{
-		"all":        {"--driver=all.printed.example", "--leader-election", "--enable-capacity", "--capacity-ownerref-level=2", "--driver-secrets"},
-		"few":        {"--driver=few.printed.example", "--controllers=provisioner,resizer", "--driver-attach=false", "--timeout=30s"},
-		"elsewhere":  {"--driver=elsewhere.printed.example", "--controllers=*,snapshot-controller", "--leader-election", "--leader-election-namespace=printed-leases"},
-		"no-cluster": {"--driver=no-cluster.printed.example", "--controllers=livenessprobe", "--driver-attach=false", "--kubelet-dir=/data/kubelet"},
-		"long":       {"--driver=" + strings.Repeat("long.", 12) + "one", "--controllers=attacher", "--name=" + strings.Repeat("n", 52)},
-		"snapshots":  {"--controllers=snapshot-controller", "--leader-election"},
+		"all": {"--driver=all.printed.example", "--leader-election", "--enable-capacity",
+			"--capacity-ownerref-level=2", "--driver-secrets"},
+		"few": {"--driver=few.printed.example", "--controllers=provisioner,resizer", "--driver-attach=false",
+			"--timeout=30s"},
+		"elsewhere": {"--driver=elsewhere.printed.example", "--controllers=*,snapshot-controller", "--leader-election",
+			"--leader-election-namespace=printed-leases"},
+		"no-cluster": {"--driver=no-cluster.printed.example", "--controllers=livenessprobe", "--driver-attach=false",
+			"--kubelet-dir=/data/kubelet"},
+		"long": {"--driver=" + strings.Repeat("long.", 12) + "one", "--controllers=attacher",
+			"--name=" + strings.Repeat("n", 52)},
+		"snapshots": {"--controllers=snapshot-controller", "--leader-election"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespace := "printed-" + name
 			makeNamespace(t, namespace, "privileged")
 			p := printManifest(t, append(args, "--namespace="+namespace)...)
 			for range 2 { // the second time nothing changes
-				if out, err := apply(t, p.text); err != nil || strings.Count(out, "serverside-applied") != strings.Count(p.text, "\nkind: ") {
+				if out, err := apply(t, p.text); err != nil ||
+					strings.Count(out, "serverside-applied") != strings.Count(p.text, "\nkind: ") {
 					t.Errorf("kubectl apply: %v\n%s\nof\n%s", err, out, p.text)
 				}
 			}
@@ -130,24 +137,31 @@ func TestPrintedPodsHaveTheirPodSecurityLevel(t *testing.T) {
 	}{
 		{"a pod of the Deployment", p.deployment.Spec.Template.Spec, "baseline"},
 		{"a pod of the DaemonSet", p.daemonSet.Spec.Template.Spec, "privileged"},
-		{"csi-sidecars without a driver, for another user than root", alone.deployment.Spec.Template.Spec, "restricted"},
+		{"csi-sidecars without a driver, for another user than root", alone.deployment.Spec.Template.Spec,
+			"restricted"},
 	} {
 		levels := []string{"privileged", "baseline", "restricted"}
 		for i, level := range levels {
 			refused := i > slices.Index(levels, c.level)
 			namespace := fmt.Sprintf("level-%s-%s", c.level, level)
 			makeNamespace(t, namespace, level)
-			must(world.Kube.CoreV1().ServiceAccounts(namespace).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: c.spec.ServiceAccountName}}, created))(t)
-			_, err := world.Kube.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "it"}, Spec: c.spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-			if !refused && err != nil || refused && (err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) {
+			must(world.Kube.CoreV1().ServiceAccounts(namespace).Create(t.Context(),
+				&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: c.spec.ServiceAccountName}}, created))(t)
+			_, err := world.Kube.CoreV1().Pods(namespace).Create(t.Context(),
+				&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "it"},
+					Spec: c.spec}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if !refused && err != nil || refused &&
+				(err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) {
 				t.Errorf("%s where Pod Security is %s: %v, want it refused: %v", c.what, level, err, refused)
 			}
 		}
 	}
-	if out, err := apply(t, strings.Replace(p.text, "priorityClassName:", "priorityClass:", 1), "--dry-run=server"); err == nil || !strings.Contains(out, "priorityClass") {
+	if out, err := apply(t, strings.Replace(p.text, "priorityClassName:", "priorityClass:", 1),
+		"--dry-run=server"); err == nil || !strings.Contains(out, "priorityClass") {
 		t.Errorf("an unknown field is accepted: %v %s", err, out)
 	}
-	if out, err := apply(t, strings.ReplaceAll(p.text, "namespace: default", "namespace: level-baseline-baseline"), "--dry-run=server"); err == nil || !strings.Contains(out, "would violate PodSecurity") {
+	if out, err := apply(t, strings.ReplaceAll(p.text, "namespace: default", "namespace: level-baseline-baseline"),
+		"--dry-run=server"); err == nil || !strings.Contains(out, "would violate PodSecurity") {
 		t.Errorf("a warning is accepted: %v %s", err, out)
 	}
 }
@@ -163,16 +177,19 @@ func TestThePrintedDeploymentProvisions(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	driver := must(rig.NewDriver(dir, rig.DriverOptions{Name: driverOf(name), Nodes: []string{node}, Topology: true}))(t)
+	driver := must(rig.NewDriver(dir,
+		rig.DriverOptions{Name: driverOf(name), Nodes: []string{node}, Topology: true}))(t)
 	if err := makeZone(t.Context(), driver.Name, zone, node); err != nil {
 		t.Fatal(err)
 	}
-	p := printManifest(t, "--driver="+driver.Name, "--namespace="+namespace, "--controllers="+all+",livenessprobe", "--leader-election",
+	p := printManifest(t, "--driver="+driver.Name, "--namespace="+namespace, "--controllers="+all+",livenessprobe",
+		"--leader-election",
 		"--livenessprobe-health-port=9898", "--enable-capacity", "--capacity-ownerref-level=2", "--capacity-poll-interval=1s", "--kube-api-capacity-qps=100")
 	if out, err := apply(t, p.text); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	deployment := must(world.Kube.AppsV1().Deployments(namespace).Get(t.Context(), p.deployment.Name, metav1.GetOptions{}))(t)
+	deployment := must(world.Kube.AppsV1().Deployments(namespace).Get(t.Context(), p.deployment.Name,
+		metav1.GetOptions{}))(t)
 	s := startPrinted(t, driver, podOf(t, deployment))
 	l := newLab(t, s, late)
 
@@ -184,12 +201,15 @@ func TestThePrintedDeploymentProvisions(t *testing.T) {
 	l.detach(l.attached(volume, nodeIn(driver.Name, zone)))
 	l.remove(claim)
 	l.checkDeleted(volume)
-	lease := must(world.Kube.CoordinationV1().Leases(namespace).Get(t.Context(), "csi-sidecars-printed-csi-example", metav1.GetOptions{}))(t)
+	lease := must(world.Kube.CoordinationV1().Leases(namespace).Get(t.Context(), "csi-sidecars-printed-csi-example",
+		metav1.GetOptions{}))(t)
 	if lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
 		t.Error("the process works without its lease")
 	}
 	object := must(world.Kube.StorageV1().CSIDrivers().Get(t.Context(), driver.Name, metav1.GetOptions{}))(t)
-	if !*object.Spec.AttachRequired || !*object.Spec.StorageCapacity || !slices.Equal(object.Spec.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}) {
+	if !*object.Spec.AttachRequired || !*object.Spec.StorageCapacity ||
+		!slices.Equal(object.Spec.VolumeLifecycleModes,
+			[]storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}) {
 		t.Errorf("the CSIDriver is %+v", object.Spec)
 	}
 }
@@ -198,12 +218,15 @@ func TestThePrintedDeploymentProvisions(t *testing.T) {
 func podOf(t *testing.T, d *appsv1.Deployment) *corev1.Pod {
 	t.Helper()
 	set := must(world.Kube.AppsV1().ReplicaSets(d.Namespace).Create(t.Context(), &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{Name: d.Name + "-1", OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d, appsv1.SchemeGroupVersion.WithKind("Deployment"))}},
-		Spec:       appsv1.ReplicaSetSpec{Selector: d.Spec.Selector, Template: d.Spec.Template},
+		ObjectMeta: metav1.ObjectMeta{Name: d.Name + "-1",
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(d,
+				appsv1.SchemeGroupVersion.WithKind("Deployment"))}},
+		Spec: appsv1.ReplicaSetSpec{Selector: d.Spec.Selector, Template: d.Spec.Template},
 	}, created))(t)
 	return must(world.Kube.CoreV1().Pods(d.Namespace).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: d.Name + "-1-2", Labels: d.Spec.Template.Labels,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set,
+				appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}},
 		Spec: d.Spec.Template.Spec,
 	}, created))(t)
 }
@@ -216,10 +239,13 @@ func startPrinted(t *testing.T, driver *rig.Driver, pod *corev1.Pod) *sidecars {
 	s := &sidecars{driver: driver, namespace: pod.Namespace, url: "http://" + address}
 	s.user = "system:serviceaccount:" + pod.Namespace + ":" + pod.Spec.ServiceAccountName
 	c := containerOf(t, pod.Spec, "csi-sidecars")
-	args := withHere(t, c.Args, map[string]string{"=/csi/csi.sock": "=" + driver.Socket, "=:8080": "=" + address, "=9898": "=" + probe})
-	env := []string{"KUBECONFIG=" + must(world.ServiceAccountKubeconfig(t.Context(), pod.Namespace, pod.Spec.ServiceAccountName))(t)}
+	args := withHere(t, c.Args, map[string]string{"=/csi/csi.sock": "=" + driver.Socket, "=:8080": "=" + address,
+		"=9898": "=" + probe})
+	env := []string{"KUBECONFIG=" + must(world.ServiceAccountKubeconfig(t.Context(), pod.Namespace,
+		pod.Spec.ServiceAccountName))(t)}
 	for _, e := range c.Env {
-		value, ok := map[string]string{"metadata.name": pod.Name, "metadata.namespace": pod.Namespace}[e.ValueFrom.FieldRef.FieldPath]
+		value, ok := map[string]string{"metadata.name": pod.Name,
+			"metadata.namespace": pod.Namespace}[e.ValueFrom.FieldRef.FieldPath]
 		if !ok {
 			t.Fatalf("the test cannot resolve %+v", e)
 		}
@@ -285,19 +311,23 @@ func TestThePrintedDaemonSetRegistersTheDriver(t *testing.T) {
 	c := containerOf(t, pod, "csi-sidecars-node")
 	hosts := map[string]string{} // the host's path at each mount
 	for _, m := range c.VolumeMounts {
-		hosts[m.MountPath] = pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })].HostPath.Path
+		hosts[m.MountPath] = pod.Volumes[slices.IndexFunc(pod.Volumes,
+			func(v corev1.Volume) bool { return v.Name == m.Name })].HostPath.Path
 	}
 	probe := must(freeAddress())(t)
 	s := launch(t, setup{name: name, command: withHere(t, c.Args, map[string]string{
 		"csi-address=/csi/csi.sock": "csi-address=$SOCKET", "=/registration": "=$DIR", "=:8080": "=" + must(freeAddress())(t), "=9808": "=" + probe,
 	})})
-	conn := must(grpc.NewClient("unix://"+filepath.Join(filepath.Dir(s.driver.Socket), s.driver.Name+"-reg.sock"), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	conn := must(grpc.NewClient("unix://"+filepath.Join(filepath.Dir(s.driver.Socket), s.driver.Name+"-reg.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	info := await(t, "the registrar", "it answers", func(ctx context.Context) (*registration.PluginInfo, error) {
 		return registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})
 	}, func(*registration.PluginInfo) bool { return true })
-	if want := hosts["/csi"] + "/csi.sock"; info.GetEndpoint() != want || hosts["/registration"] != "/var/lib/kubelet/plugins_registry" {
-		t.Errorf("the kubelet is told %s and looks into %s; the socket is %s", info.GetEndpoint(), hosts["/registration"], want)
+	if want := hosts["/csi"] + "/csi.sock"; info.GetEndpoint() != want ||
+		hosts["/registration"] != "/var/lib/kubelet/plugins_registry" {
+		t.Errorf("the kubelet is told %s and looks into %s; the socket is %s", info.GetEndpoint(),
+			hosts["/registration"], want)
 	}
 	until(t, "the driver's probe succeeds", func(ctx context.Context) error {
 		code, body, err := rig.Get(ctx, "http://"+probe+containerOf(t, pod, "driver").LivenessProbe.HTTPGet.Path)

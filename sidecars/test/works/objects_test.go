@@ -30,13 +30,15 @@ type lab struct {
 // newLab makes a namespace and a StorageClass.
 func newLab(t *testing.T, s *sidecars, change ...func(*storagev1.StorageClass)) *lab {
 	t.Helper()
-	ns, err := world.Kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "lab-"}}, created)
+	ns, err := world.Kube.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "lab-"}}, created)
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := &lab{T: t, s: s, name: ns.Name}
 	yes := true
-	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: l.name}, Provisioner: s.driver.Name, AllowVolumeExpansion: &yes}
+	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: l.name}, Provisioner: s.driver.Name,
+		AllowVolumeExpansion: &yes}
 	for _, c := range change {
 		c(class)
 	}
@@ -79,10 +81,12 @@ func (l *lab) claim(name string, change ...func(*corev1.PersistentVolumeClaim)) 
 }
 
 // bound makes a claim, waits until the controller manager has bound it, and returns it with its volume.
-func (l *lab) bound(name string, change ...func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
+func (l *lab) bound(name string,
+	change ...func(*corev1.PersistentVolumeClaim)) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
 	l.Helper()
 	l.claim(name, change...)
-	c := l.awaitClaim(name, "it is bound", func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimBound })
+	c := l.awaitClaim(name, "it is bound",
+		func(c *corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimBound })
 	return c, l.volume(c.Spec.VolumeName)
 }
 
@@ -145,7 +149,8 @@ func awaitGone[O any](t *testing.T, name string, get func(context.Context) (O, e
 // remove deletes a claim, and waits until its volume is gone.
 func (l *lab) remove(c *corev1.PersistentVolumeClaim) {
 	l.Helper()
-	if err := world.Kube.CoreV1().PersistentVolumeClaims(l.name).Delete(l.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
+	if err := world.Kube.CoreV1().PersistentVolumeClaims(l.name).Delete(l.Context(), c.Name,
+		metav1.DeleteOptions{}); err != nil {
 		l.Fatal(err)
 	}
 	l.volumeGone(c.Spec.VolumeName)

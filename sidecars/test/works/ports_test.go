@@ -11,7 +11,8 @@ import (
 
 func TestThePortHasHealthAndMetricsOfAllControllers(t *testing.T) {
 	t.Parallel()
-	s := launch(t, setup{name: "ports", controllers: all, args: []string{"--leader-election", "--logging-format=json", "--v=5"}})
+	s := launch(t, setup{name: "ports", controllers: all,
+		args: []string{"--leader-election", "--logging-format=json", "--v=5"}})
 	l := newLab(t, s)
 	claim, _ := l.bound("claim")
 	l.askFor("claim", "2Gi")
@@ -63,7 +64,8 @@ func TestMetricsHaveUpstreamsNamesAndTheController(t *testing.T) {
 		call("CreateVolume", "provisioner"), call("DeleteVolume", "provisioner"),
 		call("ControllerPublishVolume", "attacher"), call("ControllerUnpublishVolume", "attacher"),
 		call("ControllerExpandVolume", "resizer"), call("CreateSnapshot", "snapshotter"),
-		queue("claims", "provisioner"), queue("volumes", "provisioner"), queue("csi-attacher-va", "attacher"), queue("csi-attacher-pv", "attacher"),
+		queue("claims", "provisioner"), queue("volumes", "provisioner"), queue("csi-attacher-va",
+			"attacher"), queue("csi-attacher-pv", "attacher"),
 		queue("everything.csi.example-pvc", "resizer"),
 		queue("csi-snapshotter-content", "snapshotter"), queue("snapshot-controller-snapshot", "snapshot-controller"),
 		`controller_persistentvolumeclaim_provision_total{.*controller="provisioner".*} [1-9]`,

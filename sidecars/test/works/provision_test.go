@@ -40,9 +40,11 @@ func (l *lab) checkDeleted(volume *corev1.PersistentVolume) {
 }
 
 // checkCreate holds the one call against what upstream's provisioner documents.
-func checkCreate(t *testing.T, create *csi.CreateVolumeRequest, claim *corev1.PersistentVolumeClaim, volume *corev1.PersistentVolume) {
+func checkCreate(t *testing.T, create *csi.CreateVolumeRequest, claim *corev1.PersistentVolumeClaim,
+	volume *corev1.PersistentVolume) {
 	t.Helper()
-	if create.GetName() != volume.Name || create.GetCapacityRange().GetRequiredBytes() != 1<<30 || create.GetAccessibilityRequirements() != nil {
+	if create.GetName() != volume.Name || create.GetCapacityRange().GetRequiredBytes() != 1<<30 ||
+		create.GetAccessibilityRequirements() != nil {
 		t.Errorf("the driver was asked for %v", create)
 	}
 	want := map[string]string{
@@ -53,7 +55,8 @@ func checkCreate(t *testing.T, create *csi.CreateVolumeRequest, claim *corev1.Pe
 	}
 	modes := create.GetVolumeCapabilities()
 	if len(modes) != 1 || modes[0].GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
-		t.Errorf("the driver was asked for %v; ReadWriteOnce is many writers on one node to a driver that knows the difference", modes)
+		t.Errorf("the driver was asked for %v; ReadWriteOnce is many writers on one node to a driver that knows the "+
+			"difference", modes)
 	}
 }
 
@@ -62,14 +65,17 @@ func checkVolume(t *testing.T, l *lab, claim *corev1.PersistentVolumeClaim, volu
 	t.Helper()
 	source := volume.Spec.CSI
 	stored := must(l.s.driver.Storage.Get(t.Context(), source.VolumeHandle, nil))(t)
-	if want := *resource.NewQuantity(stored.Size, resource.BinarySI); !volume.Spec.Capacity.Storage().Equal(want) || stored.Size != 1<<30 {
+	if want := *resource.NewQuantity(stored.Size, resource.BinarySI); !volume.Spec.Capacity.Storage().Equal(want) ||
+		stored.Size != 1<<30 {
 		t.Errorf("the capacity is %v, that of the storage %d", volume.Spec.Capacity.Storage(), stored.Size)
 	}
-	if source.Driver != l.s.driver.Name || len(source.VolumeAttributes) != 1 || source.VolumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"] == "" {
+	if source.Driver != l.s.driver.Name || len(source.VolumeAttributes) != 1 ||
+		source.VolumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"] == "" {
 		t.Errorf("the source is %+v", source)
 	}
 	ref := volume.Spec.ClaimRef
-	if ref.Kind != "PersistentVolumeClaim" || ref.APIVersion != "v1" || ref.Namespace != claim.Namespace || ref.Name != claim.Name || ref.UID != claim.UID {
+	if ref.Kind != "PersistentVolumeClaim" || ref.APIVersion != "v1" || ref.Namespace != claim.Namespace ||
+		ref.Name != claim.Name || ref.UID != claim.UID {
 		t.Errorf("the volume is for %+v, not for %s/%s", ref, claim.Namespace, claim.Name)
 	}
 	finalizers := []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
@@ -79,8 +85,10 @@ func checkVolume(t *testing.T, l *lab, claim *corev1.PersistentVolumeClaim, volu
 	if by := volume.Annotations["pv.kubernetes.io/provisioned-by"]; by != l.s.driver.Name {
 		t.Errorf("the volume says that it was made by %q", by)
 	}
-	if volume.Spec.StorageClassName != l.name || volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
-		*volume.Spec.VolumeMode != corev1.PersistentVolumeFilesystem || !slices.Equal(volume.Spec.AccessModes, claim.Spec.AccessModes) {
+	if volume.Spec.StorageClassName != l.name ||
+		volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete ||
+		*volume.Spec.VolumeMode != corev1.PersistentVolumeFilesystem || !slices.Equal(volume.Spec.AccessModes,
+		claim.Spec.AccessModes) {
 		t.Errorf("the volume is %+v", volume.Spec)
 	}
 }

@@ -81,7 +81,8 @@ func start(o setup) (*sidecars, error) {
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
 	}
-	env := append([]string{"KUBECONFIG=" + kubeconfig, "KUBE_CACHE_MUTATION_DETECTOR=true", "NAMESPACE=" + s.namespace, "POD_NAMESPACE=" + s.namespace}, o.env...)
+	env := append([]string{"KUBECONFIG=" + kubeconfig, "KUBE_CACHE_MUTATION_DETECTOR=true", "NAMESPACE=" + s.namespace,
+		"POD_NAMESPACE=" + s.namespace}, o.env...)
 	s.Process, err = rig.StartProcess(world.binary, env, args...)
 	if err != nil {
 		return nil, errors.Join(err, driver.Stop())
@@ -115,7 +116,8 @@ func (o setup) arguments(s *sidecars) ([]string, error) {
 	if o.command != nil {
 		var args []string
 		for _, arg := range o.command {
-			args = append(args, strings.NewReplacer("$SOCKET", s.driver.Socket, "$DIR", filepath.Dir(s.driver.Socket)).Replace(arg))
+			args = append(args, strings.NewReplacer("$SOCKET", s.driver.Socket, "$DIR",
+				filepath.Dir(s.driver.Socket)).Replace(arg))
 		}
 		return args, nil
 	}
@@ -143,15 +145,18 @@ func freeAddress() (string, error) {
 // credentials makes the namespace and its service account, lets that do what csi-sidecars says it must be able to do, and
 // returns its kubeconfig.
 func credentials(ctx context.Context, namespace string, args []string) (string, error) {
-	_, err := world.Kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := world.Kube.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return "", err
 	}
-	_, err = world.Kube.CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
+	_, err = world.Kube.CoreV1().ServiceAccounts(namespace).Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
 	if err != nil {
 		return "", err
 	}
-	if err := grant(ctx, append([]string{"rbac", "--name=" + namespace, "--namespace=" + namespace}, args...)); err != nil {
+	if err := grant(ctx, append([]string{"rbac", "--name=" + namespace, "--namespace=" + namespace},
+		args...)); err != nil {
 		return "", err
 	}
 	return world.ServiceAccountKubeconfig(ctx, namespace, account)
@@ -169,7 +174,8 @@ func (s *sidecars) stop() error {
 		err = errors.Join(err, fmt.Errorf("a right is missing in what rbac prints for %s: %s", s.driver.Name, refused))
 	}
 	if code != 0 {
-		err = errors.Join(err, fmt.Errorf("csi-sidecars for %s ended with code %d, not 0; its log ends\n%s", s.driver.Name, code, end(s.Log())))
+		err = errors.Join(err, fmt.Errorf("csi-sidecars for %s ended with code %d, not 0; its log ends\n%s",
+			s.driver.Name, code, end(s.Log())))
 	}
 	return err
 }

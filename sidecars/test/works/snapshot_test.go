@@ -24,12 +24,14 @@ func TestASnapshotIsTakenRestoredAndDeleted(t *testing.T) {
 		t.Errorf("the storage has %+v; the snapshot says %v", stored, snapshot.Status.RestoreSize)
 	}
 	take := onlyCall[*csi.CreateSnapshotRequest](l, "CreateSnapshot", volume.Spec.CSI.VolumeHandle)
-	if take.GetName() != "snapshot-"+string(snapshot.UID) || take.GetParameters()["csi.storage.k8s.io/volumesnapshot/name"] != snapshot.Name {
+	if take.GetName() != "snapshot-"+string(snapshot.UID) ||
+		take.GetParameters()["csi.storage.k8s.io/volumesnapshot/name"] != snapshot.Name {
 		t.Errorf("the driver was asked for %v", take)
 	}
 
 	_, restored := l.bound("restored", from("VolumeSnapshot", snapshot.Name))
-	if v := must(l.s.driver.Storage.Get(t.Context(), restored.Spec.CSI.VolumeHandle, nil))(t); v.SourceSnapshot != handle {
+	if v := must(l.s.driver.Storage.Get(t.Context(), restored.Spec.CSI.VolumeHandle,
+		nil))(t); v.SourceSnapshot != handle {
 		t.Errorf("the restored volume was made of %q, not %q", v.SourceSnapshot, handle)
 	}
 
@@ -51,7 +53,8 @@ func TestAClaimIsCloned(t *testing.T) {
 	l := newLab(t, everything.use(t))
 	claim, volume := l.bound("claim")
 	_, clone := l.bound("clone", from("PersistentVolumeClaim", "claim"))
-	if v := must(l.s.driver.Storage.Get(t.Context(), clone.Spec.CSI.VolumeHandle, nil))(t); v.SourceVolume != volume.Spec.CSI.VolumeHandle {
+	if v := must(l.s.driver.Storage.Get(t.Context(), clone.Spec.CSI.VolumeHandle,
+		nil))(t); v.SourceVolume != volume.Spec.CSI.VolumeHandle {
 		t.Errorf("the clone was made of %q, not %q", v.SourceVolume, volume.Spec.CSI.VolumeHandle)
 	}
 	const finalizer = "provisioner.storage.kubernetes.io/cloning-protection"
@@ -101,12 +104,14 @@ func (l *lab) snapshot(name, claim string) (*snapshotv1.VolumeSnapshot, *snapsho
 	}, created))(l)
 	must(v1.VolumeSnapshots(l.name).Create(l.Context(), &snapshotv1.VolumeSnapshot{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.name},
-		Spec:       snapshotv1.VolumeSnapshotSpec{VolumeSnapshotClassName: &l.name, Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim}},
+		Spec: snapshotv1.VolumeSnapshotSpec{VolumeSnapshotClassName: &l.name,
+			Source: snapshotv1.VolumeSnapshotSource{PersistentVolumeClaimName: &claim}},
 	}, created))(l)
 	s := await(l.T, "the snapshot", "it is ready", func(ctx context.Context) (*snapshotv1.VolumeSnapshot, error) {
 		return v1.VolumeSnapshots(l.name).Get(ctx, name, metav1.GetOptions{})
 	}, func(s *snapshotv1.VolumeSnapshot) bool { return s.Status != nil && isTrue(s.Status.ReadyToUse) })
-	return s, must(v1.VolumeSnapshotContents().Get(l.Context(), *s.Status.BoundVolumeSnapshotContentName, metav1.GetOptions{}))(l)
+	return s, must(v1.VolumeSnapshotContents().Get(l.Context(), *s.Status.BoundVolumeSnapshotContentName,
+		metav1.GetOptions{}))(l)
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }
@@ -120,13 +125,15 @@ func (l *lab) group(name string) (*groupv1.VolumeGroupSnapshot, *groupv1.VolumeG
 	}, created))(l)
 	must(v1.VolumeGroupSnapshots(l.name).Create(l.Context(), &groupv1.VolumeGroupSnapshot{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: l.name},
-		Spec: groupv1.VolumeGroupSnapshotSpec{VolumeGroupSnapshotClassName: &l.name, Source: groupv1.VolumeGroupSnapshotSource{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": l.name}}}},
+		Spec: groupv1.VolumeGroupSnapshotSpec{VolumeGroupSnapshotClassName: &l.name,
+			Source: groupv1.VolumeGroupSnapshotSource{
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": l.name}}}},
 	}, created))(l)
 	g := await(l.T, "the group", "it is ready", func(ctx context.Context) (*groupv1.VolumeGroupSnapshot, error) {
 		return v1.VolumeGroupSnapshots(l.name).Get(ctx, name, metav1.GetOptions{})
 	}, func(g *groupv1.VolumeGroupSnapshot) bool { return g.Status != nil && isTrue(g.Status.ReadyToUse) })
-	return g, must(v1.VolumeGroupSnapshotContents().Get(l.Context(), *g.Status.BoundVolumeGroupSnapshotContentName, metav1.GetOptions{}))(l)
+	return g, must(v1.VolumeGroupSnapshotContents().Get(l.Context(), *g.Status.BoundVolumeGroupSnapshotContentName,
+		metav1.GetOptions{}))(l)
 }
 
 // checkMember waits until a snapshot of a group is ready, and holds it against the group.

@@ -15,8 +15,10 @@ import (
 
 // topological has a driver whose volumes aren't everywhere, and upstream's defaults. strict has the opposites.
 var (
-	topological = shared{setup: setup{name: "topology", controllers: all + ",health-monitor", driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"}}}
-	strict      = shared{setup: setup{name: "strict", controllers: "provisioner", driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"},
+	topological = shared{setup: setup{name: "topology", controllers: all + ",health-monitor",
+		driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"}}}
+	strict = shared{setup: setup{name: "strict", controllers: "provisioner",
+		driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"},
 		args: []string{"--strict-topology", "--immediate-topology=false"}}}
 )
 
@@ -29,9 +31,12 @@ func TestWhereAVolumeMayBeIsWhatTheFlagsSay(t *testing.T) {
 		requisite []string // zones, sorted
 		preferred string   // zone; empty where any is as good
 	}{
-		"late binding prefers the selected node":                          {&topological, late, selected("topology", "b"), []string{"a", "b"}, "b"},
-		"late binding with --strict-topology has no choice":               {&strict, late, selected("strict", "b"), []string{"b"}, "b"},
-		"immediate binding may use all nodes":                             {&topological, immediate, unselected, []string{"a", "b"}, ""},
+		"late binding prefers the selected node": {&topological, late,
+			selected("topology", "b"), []string{"a", "b"}, "b"},
+		"late binding with --strict-topology has no choice": {&strict, late, selected("strict", "b"),
+			[]string{"b"}, "b"},
+		"immediate binding may use all nodes": {&topological, immediate, unselected,
+			[]string{"a", "b"}, ""},
 		"immediate binding makes no demands without --immediate-topology": {&strict, immediate, unselected, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -67,7 +72,8 @@ func makeZone(ctx context.Context, driver, zone, id string) error {
 	}
 	_, err := world.Kube.StorageV1().CSINodes().Create(ctx, &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: meta.Name},
-		Spec:       storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: id, TopologyKeys: []string{zoneKey(driver)}}}},
+		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{{Name: driver, NodeID: id,
+			TopologyKeys: []string{zoneKey(driver)}}}},
 	}, created)
 	return err
 }

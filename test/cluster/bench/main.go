@@ -111,7 +111,8 @@ func (b *bench) measure(ctx context.Context) error {
 				return fmt.Errorf("%s: %w", kind.name, err)
 			}
 			slices.Sort(times)
-			fmt.Fprintf(os.Stderr, "round %d: %s: p50 %.2f s, p95 %.2f s\n", round, kind.name, percentile(times, 50).Seconds(), percentile(times, 95).Seconds())
+			fmt.Fprintf(os.Stderr, "round %d: %s: p50 %.2f s, p95 %.2f s\n", round, kind.name,
+				percentile(times, 50).Seconds(), percentile(times, 95).Seconds())
 			if round > 0 {
 				p50[i], p95[i] = append(p50[i], percentile(times, 50)), append(p95[i], percentile(times, 95))
 			}
@@ -120,7 +121,8 @@ func (b *bench) measure(ctx context.Context) error {
 	fmt.Printf("%d pods at once, on 2 nodes, from creation to Ready; medians of %d rounds.\n\n", b.pods, b.rounds)
 	fmt.Println("| Volume | p50 | p95 | p50, of emptyDir's | p95 |\n|---|---|---|---|---|")
 	for i, kind := range kinds {
-		fmt.Printf("| %s | %.2f s | %.2f s | %.2f | %.2f |\n", kind.name, median(p50[i]).Seconds(), median(p95[i]).Seconds(), ratio(p50[i], p50[0]), ratio(p95[i], p95[0]))
+		fmt.Printf("| %s | %.2f s | %.2f s | %.2f | %.2f |\n", kind.name, median(p50[i]).Seconds(),
+			median(p95[i]).Seconds(), ratio(p50[i], p50[0]), ratio(p95[i], p95[0]))
 	}
 	return nil
 }
@@ -148,7 +150,8 @@ func percentile(sorted []time.Duration, p int) time.Duration {
 // once creates the pods, each with a claim if class is not empty, and returns their start times. It
 // removes them.
 func (b *bench) once(ctx context.Context, class string) (times []time.Duration, err error) {
-	ns, err := b.client.CoreV1().Namespaces().Create(ctx, &core.Namespace{ObjectMeta: meta.ObjectMeta{GenerateName: "bench-"}}, meta.CreateOptions{})
+	ns, err := b.client.CoreV1().Namespaces().Create(ctx,
+		&core.Namespace{ObjectMeta: meta.ObjectMeta{GenerateName: "bench-"}}, meta.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +173,10 @@ func (b *bench) once(ctx context.Context, class string) (times []time.Duration, 
 	}
 	// The API server ends a watch now and then; this watch continues after the last event.
 	events, err := watchtools.NewRetryWatcherWithContext(ctx, empty.ResourceVersion, &cache.ListWatch{
-		WatchFuncWithContext: func(ctx context.Context, o meta.ListOptions) (watch.Interface, error) { return pods.Watch(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o meta.ListOptions) (watch.Interface,
+			error) {
+			return pods.Watch(ctx, o)
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -236,7 +242,8 @@ func (b *bench) create(ctx context.Context, namespace, name, class string) error
 				Resources: core.VolumeResourceRequirements{Requests: core.ResourceList{core.ResourceStorage: resource.MustParse("32Mi")}},
 			},
 		}
-		if _, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, claim, meta.CreateOptions{}); err != nil {
+		if _, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, claim,
+			meta.CreateOptions{}); err != nil {
 			return err
 		}
 		source = core.VolumeSource{PersistentVolumeClaim: &core.PersistentVolumeClaimVolumeSource{ClaimName: name}}
@@ -263,7 +270,8 @@ func (b *bench) remove(ctx context.Context, namespace string, before int) error 
 		return err
 	}
 	err := until(ctx, "the end of namespace "+namespace, func() (bool, error) {
-		left, err := b.client.CoreV1().Namespaces().List(ctx, meta.ListOptions{FieldSelector: "metadata.name=" + namespace})
+		left, err := b.client.CoreV1().Namespaces().List(ctx,
+			meta.ListOptions{FieldSelector: "metadata.name=" + namespace})
 		if err != nil || len(left.Items) > 0 {
 			return false, err
 		}

@@ -17,7 +17,8 @@ import (
 
 func main() {
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: build [component]...\ncomponents: %s\n", strings.Join(components.Names(), " "))
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: build [component]...\ncomponents: %s\n",
+			strings.Join(components.Names(), " "))
 	}
 	flag.Parse()
 	names := flag.Args()

@@ -20,10 +20,11 @@ import (
 
 // Programs are Helm and helm-docs, of modules of their own, built once.
 func Programs(ctx context.Context, log io.Writer) (string, error) {
-	return components.BuildTools(ctx, log, filepath.Join(Sources(), "test", "cluster", "chart", "tools"), map[string]components.Tool{
-		"helm":      {Module: "helm", Package: "helm.sh/helm/v4/cmd/helm"},
-		"helm-docs": {Module: "helm-docs", Package: "github.com/norwoodj/helm-docs/cmd/helm-docs"},
-	})
+	return components.BuildTools(ctx, log, filepath.Join(Sources(), "test", "cluster", "chart", "tools"),
+		map[string]components.Tool{
+			"helm":      {Module: "helm", Package: "helm.sh/helm/v4/cmd/helm"},
+			"helm-docs": {Module: "helm-docs", Package: "github.com/norwoodj/helm-docs/cmd/helm-docs"},
+		})
 }
 
 // Sources is the root of the sources that this was built from, which must be there still.
@@ -53,7 +54,8 @@ func HelmIn(ctx context.Context, bin string, env []string, args ...string) (stri
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return stdout.String(), fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }
@@ -67,7 +69,8 @@ type Object struct {
 // Render renders the chart's templates with values, for a release causeway in the namespace
 // causeway.
 func Render(ctx context.Context, bin string, args ...string) ([]Object, error) {
-	out, err := Helm(ctx, bin, append([]string{"template", "causeway", Directory(), "--namespace=causeway", "--kube-version=v1.37.1"}, args...)...)
+	out, err := Helm(ctx, bin, append([]string{"template", "causeway", Directory(), "--namespace=causeway",
+		"--kube-version=v1.37.1"}, args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -127,11 +130,14 @@ var manifests = []struct {
 		map[string]string{"linux/network-policy/policies.yaml": "hostpath/network-policy.yaml"},
 	},
 	{
-		[]string{"--set-json=hostpath.volumeAttributesClasses={\"causeway-hostpath-read-ahead\": {\"direct-io\": \"false\", \"readahead\": \"1Mi\"}}"},
+		[]string{"--set-json=hostpath.volumeAttributesClasses={\"causeway-hostpath-read-ahead\": {\"direct-io\": " +
+			"\"false\", \"readahead\": \"1Mi\"}}"},
 		map[string]string{"linux/attributes/class.yaml": "hostpath/attributes.yaml"},
 	},
 	{
-		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets", "--skip-schema-validation"}, // which users cannot have yet
+		// which users cannot have yet
+		[]string{"--set=hostpath.windows.enabled=true,hostpath.certificates.source=secrets",
+			"--skip-schema-validation"},
 		map[string]string{"windows/node.yaml": "hostpath/node-windows.yaml"},
 	},
 }
@@ -191,7 +197,8 @@ func Configurations() (all []Configuration, err error) {
 
 // readme returns the output of helm-docs for values.yaml and README.md.gotmpl.
 func readme(ctx context.Context, bin string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm-docs"), "--dry-run", "--chart-search-root="+Directory(), "--log-level=warning", "--sort-values-order=file")
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "helm-docs"), "--dry-run", "--chart-search-root="+Directory(),
+		"--log-level=warning", "--sort-values-order=file")
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.Output()

@@ -66,7 +66,8 @@ func TestFilesAreRendered(t *testing.T) {
 
 // TestTheAuthorsValues: the pages for authors of drivers show the values of these tests.
 func TestTheAuthorsValues(t *testing.T) {
-	for page, configuration := range map[string]string{"tutorials/write-your-own-driver.md": "own-driver", "how-to/attached-disks.md": "attached"} {
+	for page, configuration := range map[string]string{"tutorials/write-your-own-driver.md": "own-driver",
+		"how-to/attached-disks.md": "attached"} {
 		text, err := os.ReadFile(filepath.Join(Sources(), "docs", page))
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +76,8 @@ func TestTheAuthorsValues(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, shown, _ := strings.Cut(string(values), "\n"); !strings.Contains(string(text), "```yaml\n"+shown+"```\n") {
+		if _, shown, _ := strings.Cut(string(values), "\n"); !strings.Contains(string(text),
+			"```yaml\n"+shown+"```\n") {
 			t.Errorf("docs/%s does not show\n%s", page, values)
 		}
 	}
@@ -90,7 +92,8 @@ func TestLint(t *testing.T) {
 	bin := programs(t)
 	for _, c := range configurations(t) {
 		t.Run(c.Name, func(t *testing.T) {
-			if out, err := Helm(t.Context(), bin, append([]string{"lint", "--strict", Directory()}, c.Args...)...); err != nil {
+			if out, err := Helm(t.Context(), bin,
+				append([]string{"lint", "--strict", Directory()}, c.Args...)...); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
@@ -111,72 +114,113 @@ func renderWith(t *testing.T, bin, values string) ([]Object, error) {
 func TestWhatIsRefused(t *testing.T) {
 	bin := programs(t)
 	for name, tc := range map[string]struct{ values, want string }{
-		"a typo":                               {"hostpth: {enabled: true}", "additional properties 'hostpth' not allowed"},
-		"a typo further in":                    {"hostpath: {controller: {replica: 3}}", "additional properties 'replica' not allowed"},
-		"smb":                                  {"smb: {enabled: true}", "the smb backend, which this release does not have: leave smb.enabled false"},
-		"Windows":                              {"hostpath: {windows: {enabled: true}}", "a driver that mounts on Windows, which this release does not have"},
-		"another kind":                         {"hostpath: {storageClasses: {x: {kind: file}}}", "/hostpath/storageClasses/x"},
-		"no kind":                              {"hostpath: {storageClasses: {x: {fsType: ext4}}}", "missing property 'kind'"},
-		"a filesystem for directories":         {"hostpath: {storageClasses: {x: {kind: directory, fsType: ext4}}}", "/hostpath/storageClasses/x"},
-		"a parameter that isn't there":         {"hostpath: {storageClasses: {x: {kind: image, parameters: {size: 1Gi}}}}", "'size' not allowed"},
-		"no replicas":                          {"hostpath: {controller: {replicas: 0}}", "/hostpath/controller/replicas"},
-		"a relative root":                      {"hostpath: {root: var/lib}", "/hostpath/root"},
-		"a root with a slash at its end":       {"hostpath: {root: /mnt/}", "/hostpath/root"},
-		"a name that is none":                  {"hostpath: {driverName: Hostpath_CSI}", "/hostpath/driverName"},
-		"a name that is too long":              {"hostpath: {driverName: " + strings.Repeat("a", 64) + "}", "/hostpath/driverName"},
-		"a digest that is none":                {"images: {driver: {digest: latest}}", "/images/driver/digest"},
-		"a pull policy that is none":           {"images: {pullPolicy: Sometimes}", "/images/pullPolicy"},
-		"no time":                              {"hostpath: {controller: {timeout: 60}}", "/hostpath/controller/timeout"},
-		"no capacity":                          {"hostpath: {controller: {capacity: {qps: 0}}}", "/hostpath/controller/capacity/qps"},
-		"blocks of no size":                    {"hostpath: {metadataBlockSize: 1000}", "/hostpath/metadataBlockSize"},
-		"a forgotten node twice":               {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
-		"a flag that the chart sets":           {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}", "/hostpath/controller/extraArgs/0"},
+		"a typo": {"hostpth: {enabled: true}",
+			"additional properties 'hostpth' not allowed"},
+		"a typo further in": {"hostpath: {controller: {replica: 3}}",
+			"additional properties 'replica' not allowed"},
+		"smb": {"smb: {enabled: true}",
+			"the smb backend, which this release does not have: leave smb.enabled false"},
+		"Windows": {"hostpath: {windows: {enabled: true}}",
+			"a driver that mounts on Windows, which this release does not have"},
+		"another kind": {"hostpath: {storageClasses: {x: {kind: file}}}",
+			"/hostpath/storageClasses/x"},
+		"no kind": {"hostpath: {storageClasses: {x: {fsType: ext4}}}",
+			"missing property 'kind'"},
+		"a filesystem for directories": {"hostpath: {storageClasses: {x: {kind: directory, fsType: ext4}}}",
+			"/hostpath/storageClasses/x"},
+		"a parameter that isn't there": {"hostpath: {storageClasses: {x: {kind: image, parameters: {size: " +
+			"1Gi}}}}", "'size' not allowed"},
+		"no replicas": {"hostpath: {controller: {replicas: 0}}",
+			"/hostpath/controller/replicas"},
+		"a relative root":                {"hostpath: {root: var/lib}", "/hostpath/root"},
+		"a root with a slash at its end": {"hostpath: {root: /mnt/}", "/hostpath/root"},
+		"a name that is none":            {"hostpath: {driverName: Hostpath_CSI}", "/hostpath/driverName"},
+		"a name that is too long": {"hostpath: {driverName: " + strings.Repeat("a", 64) + "}",
+			"/hostpath/driverName"},
+		"a digest that is none":      {"images: {driver: {digest: latest}}", "/images/driver/digest"},
+		"a pull policy that is none": {"images: {pullPolicy: Sometimes}", "/images/pullPolicy"},
+		"no time": {"hostpath: {controller: {timeout: 60}}",
+			"/hostpath/controller/timeout"},
+		"no capacity": {"hostpath: {controller: {capacity: {qps: 0}}}",
+			"/hostpath/controller/capacity/qps"},
+		"blocks of no size":      {"hostpath: {metadataBlockSize: 1000}", "/hostpath/metadataBlockSize"},
+		"a forgotten node twice": {"hostpath: {forgottenNodes: [a, a]}", "/hostpath/forgottenNodes"},
+		"a flag that the chart sets": {"hostpath: {controller: {extraArgs: [--controllers=attacher]}}",
+			"/hostpath/controller/extraArgs/0"},
 		"a driver's flag that the chart sets":  {"hostpath: {extraArgs: [--root=/x]}", "/hostpath/extraArgs/0"},
 		"a backend's flag that the chart sets": {"hostpath: {backendArgs: [--mode=all]}", "/hostpath/backendArgs/0"},
-		"a trait that is neither":              {"hostpath: {csiDriver: {storageCapacity: maybe}}", "/hostpath/csiDriver/storageCapacity"},
-		"a state that nobody remembers":        {"hostpath: {extraArgs: [--state-dir=/x]}", "/hostpath/extraArgs/0"},
-		"clones on other nodes":                {"hostpath: {controller: {extraArgs: [--provisioner-strict-topology]}}", "/hostpath/controller/extraArgs/0"},
-		"volumes of other names":               {"hostpath: {controller: {extraArgs: [--provisioner-volume-name-uuid-length=8]}}", "/hostpath/controller/extraArgs/0"},
-		"a directory's readahead":              {"hostpath: {storageClasses: {x: {kind: directory, parameters: {readahead: 1Mi}}}}", "/hostpath/storageClasses/x"},
-		"an image without a size":              {`hostpath: {storageClasses: {x: {kind: image, parameters: {enforce: "off"}}}}`, "/hostpath/storageClasses/x"},
-		"a readahead that is none":             {"hostpath: {volumeAttributesClasses: {x: {readahead: much}}}", "/hostpath/volumeAttributesClasses/x"},
-		"no time at all":                       {"hostpath: {controller: {timeout: 0m0s}}", "/hostpath/controller/timeout"},
-		"a test of nothing":                    {"tests: {size: 500m}", "/tests/size"},
-		"an issuer who isn't asked":            {"hostpath: {certificates: {issuerRef: {name: x}}}", "issuerRef goes with source: cert-manager"},
-		"a mount option that is misspelt":      {"hostpath: {storageClasses: {x: {kind: image, mountOptions: [noatim]}}}", "/hostpath/storageClasses/x"},
-		"a registry with a scheme":             {"images: {registry: \"https://registry.example\"}", "/images/registry"},
-		"a tag with a space":                   {"images: {tag: \"dev \"}", "/images/tag"},
-		"a root in the kubelet's directory":    {"hostpath: {root: /var/lib/kubelet/volumes}", "one is in the other"},
-		"a root around the kubelet's":          {"hostpath: {root: /var/lib}", "one is in the other"},
-		"two defaults":                         {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: {kind: directory, default: true}}}", "x, z are all the default"},
-		"a name that YAML takes for a number":  {"hostpath: {driverName: \"1e3\"}", "/hostpath/driverName"},
-		"a gate without which it doesn't run":  {"hostpath: {controller: {extraArgs: [\"--feature-gates=AnnotateFsResize=true,Topology=false\"]}}", "/hostpath/controller/extraArgs/0"},
-		"a client without its certificates":    {"hostpath: {extraArgs: [--peer-client=mine]}", "goes with certificates.source: secrets"},
-		"a name that YAML takes for another":   {"hostpath: {driverName: \"off\"}", "/hostpath/driverName"},
-		"a value that is taken away":           {"hostpath: {node: {resources: null}}", "missing property 'resources'"},
-		"half of the values taken away":        {"hostpath: null", "missing property 'hostpath'"},
-		"an issuer without a name":             {"hostpath: {certificates: {source: cert-manager, issuerRef: {kind: ClusterIssuer}}}", "/hostpath/certificates/issuerRef"},
-		"one secret for both sides":            {"hostpath: {certificates: {source: secrets, routerSecret: x, nodesSecret: x}}", "each side has its own key"},
-		"a label that is the chart's":          {"commonLabels: {app.kubernetes.io/part-of: x}", "invalid propertyName 'app.kubernetes.io/part-of'"},
-		"a comma in a path":                    {"hostpath: {root: \"/mnt/a,b\"}", "/hostpath/root"},
-		"traces that can't leave":              {"{env: {OTEL_EXPORTER_OTLP_ENDPOINT: x}, networkPolicy: {enabled: true}}", "say networkPolicy.nodeEgress"},
-		"a flag that is none":                  {"hostpath: {controller: {extraArgs: [strict-topology]}}", "/hostpath/controller/extraArgs/0"},
-		"environment that is taken":            {"env: {NODE_NAME: x}", "NODE_NAME"},
-		"a quantity that is none":              {"admission: {inline: {maxSize: 10GB}}", "/admission/inline/maxSize"},
-		"a monitor that is none":               {"monitoring: {kind: Prometheus}", "/monitoring/kind"},
-		"the release's own namespace":          {"namespace: {create: true}", "Helm needs the release's namespace before it can make any object"},
-		"two drivers of one name":              {"hostpath: {driverName: smb.csi.causeway.dev}", "two drivers need two names"},
-		"a directory that nobody fills":        {"hostpath: {certificates: {nodesDirectory: /etc/certs}}", "goes with source: secrets"},
-		"disks of hostpath that are attached":  {"hostpath: {csiDriver: {attachRequired: true}}", "hostpath has no disks to attach"},
-		"attachRequired that is a word":        {`hostpath: {backendArgs: [--a], csiDriver: {attachRequired: ""}}`, "/hostpath/csiDriver/attachRequired"},
-		"a router with privileges":             {"hostpath: {backendArgs: [--a], controller: {privileged: true}}", "a router needs no storage"},
-		"a router with flags of a backend":     {"hostpath: {backendArgs: [--a], controller: {backendArgs: [--b]}}", "a router has no backend"},
-		"a router with credentials":            {"hostpath: {controller: {secretName: a}}", "a router has no backend"},
-		"a flag of the kit for a controller":   {attachedWith("backendArgs: [--mode=node]", ""), "/hostpath/controller/backendArgs"},
-		"two clouds":                           {attachedWith("privileged: true, nodeSelector: {a: b}", ""), "Set hostpath.controller.replicas to 1"},
-		"a cloud on any node":                  {attachedWith("privileged: true, replicas: 1", ""), "Set hostpath.controller.nodeSelector"},
-		"a forgotten node without a router":    {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
-		"a snapshot controller without a pod":  {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}", "it runs in hostpath's controller, which is off"},
+		"a trait that is neither": {"hostpath: {csiDriver: {storageCapacity: maybe}}",
+			"/hostpath/csiDriver/storageCapacity"},
+		"a state that nobody remembers": {"hostpath: {extraArgs: [--state-dir=/x]}", "/hostpath/extraArgs/0"},
+		"clones on other nodes": {"hostpath: {controller: {extraArgs: [--provisioner-strict-topology]}}",
+			"/hostpath/controller/extraArgs/0"},
+		"volumes of other names": {"hostpath: {controller: {extraArgs: " +
+			"[--provisioner-volume-name-uuid-length=8]}}", "/hostpath/controller/extraArgs/0"},
+		"a directory's readahead": {"hostpath: {storageClasses: {x: {kind: directory, parameters: " +
+			"{readahead: 1Mi}}}}", "/hostpath/storageClasses/x"},
+		"an image without a size": {`hostpath: {storageClasses: {x: {kind: image, parameters: {enforce: "off"}}}}`, "/hostpath/storageClasses/x"},
+		"a readahead that is none": {"hostpath: {volumeAttributesClasses: {x: {readahead: much}}}",
+			"/hostpath/volumeAttributesClasses/x"},
+		"no time at all": {"hostpath: {controller: {timeout: 0m0s}}",
+			"/hostpath/controller/timeout"},
+		"a test of nothing": {"tests: {size: 500m}", "/tests/size"},
+		"an issuer who isn't asked": {"hostpath: {certificates: {issuerRef: {name: x}}}",
+			"issuerRef goes with source: cert-manager"},
+		"a mount option that is misspelt": {"hostpath: {storageClasses: {x: {kind: image, mountOptions: " +
+			"[noatim]}}}", "/hostpath/storageClasses/x"},
+		"a registry with a scheme": {"images: {registry: \"https://registry.example\"}",
+			"/images/registry"},
+		"a tag with a space":                {"images: {tag: \"dev \"}", "/images/tag"},
+		"a root in the kubelet's directory": {"hostpath: {root: /var/lib/kubelet/volumes}", "one is in the other"},
+		"a root around the kubelet's":       {"hostpath: {root: /var/lib}", "one is in the other"},
+		"two defaults": {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: " +
+			"{kind: directory, default: true}}}", "x, z are all the default"},
+		"a name that YAML takes for a number": {"hostpath: {driverName: \"1e3\"}", "/hostpath/driverName"},
+		"a gate without which it doesn't run": {"hostpath: {controller: {extraArgs: " +
+			"[\"--feature-gates=AnnotateFsResize=true,Topology=false\"]}}", "/hostpath/controller/extraArgs/0"},
+		"a client without its certificates": {"hostpath: {extraArgs: [--peer-client=mine]}",
+			"goes with certificates.source: secrets"},
+		"a name that YAML takes for another": {"hostpath: {driverName: \"off\"}", "/hostpath/driverName"},
+		"a value that is taken away":         {"hostpath: {node: {resources: null}}", "missing property 'resources'"},
+		"half of the values taken away":      {"hostpath: null", "missing property 'hostpath'"},
+		"an issuer without a name": {"hostpath: {certificates: {source: cert-manager, issuerRef: {kind: " +
+			"ClusterIssuer}}}", "/hostpath/certificates/issuerRef"},
+		"one secret for both sides": {"hostpath: {certificates: {source: secrets, routerSecret: x, " +
+			"nodesSecret: x}}", "each side has its own key"},
+		"a label that is the chart's": {"commonLabels: {app.kubernetes.io/part-of: x}",
+			"invalid propertyName 'app.kubernetes.io/part-of'"},
+		"a comma in a path": {"hostpath: {root: \"/mnt/a,b\"}", "/hostpath/root"},
+		"traces that can't leave": {"{env: {OTEL_EXPORTER_OTLP_ENDPOINT: x}, networkPolicy: {enabled: " +
+			"true}}", "say networkPolicy.nodeEgress"},
+		"a flag that is none": {"hostpath: {controller: {extraArgs: [strict-topology]}}",
+			"/hostpath/controller/extraArgs/0"},
+		"environment that is taken": {"env: {NODE_NAME: x}", "NODE_NAME"},
+		"a quantity that is none":   {"admission: {inline: {maxSize: 10GB}}", "/admission/inline/maxSize"},
+		"a monitor that is none":    {"monitoring: {kind: Prometheus}", "/monitoring/kind"},
+		"the release's own namespace": {"namespace: {create: true}",
+			"Helm needs the release's namespace before it can make any object"},
+		"two drivers of one name": {"hostpath: {driverName: smb.csi.causeway.dev}",
+			"two drivers need two names"},
+		"a directory that nobody fills": {"hostpath: {certificates: {nodesDirectory: /etc/certs}}",
+			"goes with source: secrets"},
+		"disks of hostpath that are attached": {"hostpath: {csiDriver: {attachRequired: true}}",
+			"hostpath has no disks to attach"},
+		"attachRequired that is a word": {`hostpath: {backendArgs: [--a], csiDriver: {attachRequired: ""}}`,
+			"/hostpath/csiDriver/attachRequired"},
+		"a router with privileges": {"hostpath: {backendArgs: [--a], controller: {privileged: true}}",
+			"a router needs no storage"},
+		"a router with flags of a backend": {"hostpath: {backendArgs: [--a], controller: {backendArgs: [--b]}}",
+			"a router has no backend"},
+		"a router with credentials": {"hostpath: {controller: {secretName: a}}", "a router has no backend"},
+		"a flag of the kit for a controller": {attachedWith("backendArgs: [--mode=node]", ""),
+			"/hostpath/controller/backendArgs"},
+		"two clouds": {attachedWith("privileged: true, nodeSelector: {a: b}", ""),
+			"Set hostpath.controller.replicas to 1"},
+		"a cloud on any node": {attachedWith("privileged: true, replicas: 1", ""),
+			"Set hostpath.controller.nodeSelector"},
+		"a forgotten node without a router": {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
+		"a snapshot controller without a pod": {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}",
+			"it runs in hostpath's controller, which is off"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := renderWith(t, bin, tc.values); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -190,9 +234,11 @@ func TestWhatIsRefused(t *testing.T) {
 func TestWhatIsUnusual(t *testing.T) {
 	bin := programs(t)
 	for name, values := range map[string]string{
-		"a name that begins with a digit":    "hostpath: {driverName: 3par.csi.example.com}",
-		"a client of its own":                "hostpath: {extraArgs: [--peer-client=mine], certificates: {source: secrets}}",
-		"a gate that changes nothing of it":  "hostpath: {controller: {extraArgs: [--feature-gates=AnnotateFsResize=false, --leader-election-lease-duration=20s]}}",
+		"a name that begins with a digit": "hostpath: {driverName: 3par.csi.example.com}",
+		"a client of its own": "hostpath: {extraArgs: [--peer-client=mine], certificates: {source: " +
+			"secrets}}",
+		"a gate that changes nothing of it": "hostpath: {controller: {extraArgs: " +
+			"[--feature-gates=AnnotateFsResize=false, --leader-election-lease-duration=20s]}}",
 		"a registry without a name":          "images: {registry: \"[fd00::10]:5000/causeway\"}",
 		"a size with a fraction":             "tests: {size: 1.5Gi}",
 		"an issuer that is taken back":       "hostpath: {certificates: {issuerRef: null}}",
@@ -225,7 +271,8 @@ func TestThePagesValues(t *testing.T) {
 	for _, o := range objects {
 		all.WriteString(o.Text)
 	}
-	for _, want := range []string{"image: registry.example/driver:dev\n", "health-monitor,snapshot-controller\n", "kind: NetworkPolicy\n", "  name: causeway-hostpath-read-ahead\n", "    node-17\n"} {
+	for _, want := range []string{"image: registry.example/driver:dev\n", "health-monitor,snapshot-controller\n",
+		"kind: NetworkPolicy\n", "  name: causeway-hostpath-read-ahead\n", "    node-17\n"} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("with the page's values there is no %q", want)
 		}
@@ -292,7 +339,8 @@ func TestCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 		for days, want := range map[int]bool{99: true, 101: false} {
-			_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: time.Now().Add(time.Duration(days) * 24 * time.Hour)})
+			_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, KeyUsages: []x509.ExtKeyUsage{usage},
+				CurrentTime: time.Now().Add(time.Duration(days) * 24 * time.Hour)})
 			if shownTo := (err == nil); shownTo != want && want {
 				return err
 			} else if shownTo != want {
@@ -469,15 +517,18 @@ func TestNamesThatLookLikeNumbers(t *testing.T) {
 	bin := programs(t)
 	args := []string{"template", "7", Directory(), "--namespace=2024"}
 	// Since Kubernetes 1.36 it may be (RelaxedServiceNameValidation).
-	if _, err := Helm(t.Context(), bin, append(args, "--kube-version=v1.35.3")...); err == nil || !strings.Contains(err.Error(), "a Service can't be called 7-causeway") {
+	if _, err := Helm(t.Context(), bin, append(args, "--kube-version=v1.35.3")...); err == nil ||
+		!strings.Contains(err.Error(), "a Service can't be called 7-causeway") {
 		t.Errorf("%v", err)
 	}
 	args = append(args, "--kube-version=v1.37.1")
 	if _, err := Helm(t.Context(), bin, args...); err != nil {
 		t.Error(err)
 	}
-	out, err := Helm(t.Context(), bin, append(args, "--set=fullnameOverride=causeway", `--set-json=images.pullSecrets=["1"]`, `--set-json=hostpath.node.priorityClassName="1"`,
-		`--set-json=hostpath.controller.priorityClassName="1"`, "--set=snapshotController.enabled=true,monitoring.kind=PodMonitor,networkPolicy.enabled=true,resourceQuota.create=true")...)
+	out, err := Helm(t.Context(), bin,
+		append(args, "--set=fullnameOverride=causeway", `--set-json=images.pullSecrets=["1"]`,
+			`--set-json=hostpath.node.priorityClassName="1"`,
+			`--set-json=hostpath.controller.priorityClassName="1"`, "--set=snapshotController.enabled=true,monitoring.kind=PodMonitor,networkPolicy.enabled=true,resourceQuota.create=true")...)
 	if err != nil {
 		t.Fatal(err)
 	}

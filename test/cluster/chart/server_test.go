@@ -163,7 +163,8 @@ func TestServer(t *testing.T) {
 
 // strictly is how objects are given to the server: nothing is kept, an unknown field is an error, and so is a warning, of Pod
 // Security or of what is deprecated.
-var strictly = []string{"apply", "--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f", "-"}
+var strictly = []string{"apply", "--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f",
+	"-"}
 
 // everyObject: those of every configuration, Windows' and what no user can have yet included.
 func everyObject(s *server) {
@@ -195,9 +196,18 @@ func notTaken(s *server) {
 	}
 	s.Namespace("warned", map[string]string{"pod-security.kubernetes.io/warn": "restricted"})
 	for name, tc := range map[string]struct{ object, want string }{
-		"an unknown field":          {node(func(o string) string { return strings.Replace(o, "priorityClassName:", "priorityClass:", 1) }), "priorityClass"},
-		"a value that isn't":        {node(func(o string) string { return strings.Replace(o, "Bidirectional", "Both", 1) }), "Both"},
-		"a warning of Pod Security": {node(func(o string) string { return strings.Replace(o, "namespace: causeway", "namespace: warned", 1) }), "would violate PodSecurity"},
+		"an unknown field": {node(func(o string) string {
+			return strings.Replace(o, "priorityClassName:",
+				"priorityClass:", 1)
+		}), "priorityClass"},
+		"a value that isn't": {node(func(o string) string {
+			return strings.Replace(o, "Bidirectional", "Both",
+				1)
+		}), "Both"},
+		"a warning of Pod Security": {node(func(o string) string {
+			return strings.Replace(o, "namespace: causeway",
+				"namespace: warned", 1)
+		}), "would violate PodSecurity"},
 	} {
 		if out, err := s.try(tc.object, strictly...); err == nil || !strings.Contains(out, tc.want) {
 			s.Errorf("%s: %v, want %q in\n%s", name, err, tc.want, out)
@@ -230,9 +240,13 @@ func podSecurity(s *server) {
 					accounts[account] = true
 					s.Account(in, spec.ServiceAccountName)
 				}
-				_, err := s.Client.CoreV1().Pods(in).Create(s.Context(), &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: spec}, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
-				if !want && err != nil || want && (err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) {
-					s.Errorf("%s: a pod of %s %s where Pod Security is %s: %v, want it refused: %v", c.Name, p.Kind, p.Metadata.Name, in, err, want)
+				_, err := s.Client.CoreV1().Pods(in).Create(s.Context(),
+					&core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"},
+						Spec: spec}, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+				if !want && err != nil || want &&
+					(err == nil || !strings.Contains(err.Error(), "violates PodSecurity")) {
+					s.Errorf("%s: a pod of %s %s where Pod Security is %s: %v, want it refused: %v", c.Name, p.Kind,
+						p.Metadata.Name, in, err, want)
 				}
 			}
 		}
@@ -310,7 +324,8 @@ spec:
 
 // policies tries what the policies are for, with each of their values.
 func policies(s *server) {
-	for namespace, labels := range map[string]map[string]string{"may": {"example.com/inline": "yes"}, "may-not": {"example.com/inline": "no"}, "unlabelled": nil} {
+	for namespace, labels := range map[string]map[string]string{"may": {"example.com/inline": "yes"},
+		"may-not": {"example.com/inline": "no"}, "unlabelled": nil} {
 		s.Namespace(namespace, labels)
 		s.Account(namespace, "default")
 	}
@@ -347,7 +362,8 @@ func policies(s *server) {
 			{"with letters that aren't used", volume(usual, "a"+strings.Repeat("w", 56), on(usual)), badVolume},
 			{"no affinity, as Kubernetes' own tests make one", volume(usual, volumeHandle, ""), ""},
 			{"another driver's volume", volume(other, "/etc", ""), ""},
-			{"a volume of no driver", strings.Replace(volume(other, "/etc", ""), "csi: {driver: "+other+", volumeHandle: \"/etc\"}", "hostPath: {path: /etc}", 1), ""},
+			{"a volume of no driver", strings.Replace(volume(other, "/etc", ""),
+				"csi: {driver: "+other+", volumeHandle: \"/etc\"}", "hostPath: {path: /etc}", 1), ""},
 
 			{"a snapshot of a volume", content(usual, "volumeHandle: "+volumeHandle), ""},
 			{"a snapshot that is there", content(usual, "snapshotHandle: "+snapshotHandle), ""},
@@ -371,12 +387,17 @@ func policies(s *server) {
 			{"another driver's", inline("unlabelled", other, "path: /etc"), ""},
 			{"the smallest image", inline("unlabelled", usual, "size: 4Mi, kind: image"), ""},
 			{"an image that is too small", inline("unlabelled", usual, "size: 4095Ki, kind: image"), "at least 4Mi"},
-			{"the smallest xfs", strings.Replace(inline("unlabelled", usual, "size: 300Mi, kind: image"), "csi: {", "csi: {fsType: xfs, ", 1), ""},
-			{"an xfs that is too small", strings.Replace(inline("unlabelled", usual, "size: 299Mi, kind: image"), "csi: {", "csi: {fsType: xfs, ", 1), "with xfs 300Mi"},
+			{"the smallest xfs", strings.Replace(inline("unlabelled", usual, "size: 300Mi, kind: image"), "csi: {",
+				"csi: {fsType: xfs, ", 1), ""},
+			{"an xfs that is too small", strings.Replace(inline("unlabelled", usual, "size: 299Mi, kind: image"),
+				"csi: {", "csi: {fsType: xfs, ", 1), "with xfs 300Mi"},
 			{"a directory may be smaller", inline("unlabelled", usual, "size: 1Mi, kind: directory"), ""},
-			{"an unknown key", inline("unlabelled", usual, "size: 1Gi, path: /etc"), "may say its size and its kind, and nothing else"},
-			{"Kubernetes' own key", inline("unlabelled", usual, "csi.storage.k8s.io/ephemeral: \"false\""), "and nothing else"},
-			{"another kind", inline("unlabelled", usual, "kind: block"), "the kind of an inline volume is directory or image"},
+			{"an unknown key", inline("unlabelled", usual, "size: 1Gi, path: /etc"),
+				"may say its size and its kind, and nothing else"},
+			{"Kubernetes' own key", inline("unlabelled", usual, "csi.storage.k8s.io/ephemeral: \"false\""),
+				"and nothing else"},
+			{"another kind", inline("unlabelled", usual, "kind: block"),
+				"the kind of an inline volume is directory or image"},
 			{"the second is wrong", inline("unlabelled", usual, "size: 1Gi", "size: x"), badSize},
 			{"no size", inline("unlabelled", usual, `size: ""`), badSize},
 			{"nothing", inline("unlabelled", usual, `size: "0"`), badSize},
@@ -405,8 +426,10 @@ func policies(s *server) {
 		}},
 		{some, `admission.inline.namespaceLabels.example\.com/inline=yes`, []attempt{
 			{"where they may be", inline("may", some, ""), ""},
-			{"where the label says no", inline("may-not", some, ""), "are for namespaces with the label example.com/inline=yes"},
-			{"where there is no label", inline("unlabelled", some, ""), "are for namespaces with the label example.com/inline=yes"},
+			{"where the label says no", inline("may-not", some, ""),
+				"are for namespaces with the label example.com/inline=yes"},
+			{"where there is no label", inline("unlabelled", some, ""),
+				"are for namespaces with the label example.com/inline=yes"},
 			{"another driver's", inline("unlabelled", other, ""), ""},
 		}},
 	} {
@@ -422,7 +445,10 @@ func policies(s *server) {
 			// They take a moment to be in force, each its own.
 			inner.until(func() error { return inner.attempt(volume(v.driver, "x", on(v.driver)), badVolume) })
 			inner.until(func() error { return inner.attempt(content(v.driver, "volumeHandle: x"), badVolume) })
-			inner.until(func() error { return inner.attempt(inline("may", v.driver, "kind: x"), "the kind of an inline volume") })
+			inner.until(func() error {
+				return inner.attempt(inline("may", v.driver, "kind: x"),
+					"the kind of an inline volume")
+			})
 			for _, a := range v.attempts {
 				if err := inner.attempt(a.object, a.refused); err != nil {
 					t.Errorf("%s: %v", a.name, err)
@@ -444,7 +470,8 @@ func (s *server) inForce(args ...string) {
 	if len(all) == 0 {
 		s.Fatal("the chart makes no policies")
 	}
-	s.kubectl(strings.Join(all, "---\n"), "apply", "--server-side", "--validate=strict", "--warnings-as-errors", "-f", "-")
+	s.kubectl(strings.Join(all, "---\n"), "apply", "--server-side", "--validate=strict", "--warnings-as-errors", "-f",
+		"-")
 }
 
 // attempt asks the server for an object, which isn't kept, and compares the answer.
@@ -482,24 +509,30 @@ func noPolicies(s *server) {
 // changed: what somebody has changed with kubectl edit, an upgrade doesn't undo, but where it is told to.
 func changed(s *server) {
 	nodes := func() string {
-		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o", "jsonpath={.data.nodes}")
+		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o",
+			"jsonpath={.data.nodes}")
 	}
 	// The cluster's CRDs are its own, and not as the chart's: as docs/how-to/install.md says, Helm is told to leave them alone.
-	s.kubectl("", "annotate", "--overwrite", "--field-manager=somebody", "crd", "volumesnapshots.snapshot.storage.k8s.io", "controller-gen.kubebuilder.io/version=v0.0.1")
-	if err := s.release("causeway", "install", "causeway", Directory()); err == nil || !strings.Contains(err.Error(), `"somebody"`) {
+	s.kubectl("", "annotate", "--overwrite", "--field-manager=somebody", "crd",
+		"volumesnapshots.snapshot.storage.k8s.io", "controller-gen.kubebuilder.io/version=v0.0.1")
+	if err := s.release("causeway", "install", "causeway", Directory()); err == nil ||
+		!strings.Contains(err.Error(), `"somebody"`) {
 		s.Errorf("%v", err)
 	}
-	if err := s.release("causeway", "install", "causeway", Directory(), "--skip-crds", "--set=hostpath.forgottenNodes={node-17}"); err != nil {
+	if err := s.release("causeway", "install", "causeway", Directory(), "--skip-crds",
+		"--set=hostpath.forgottenNodes={node-17}"); err != nil {
 		s.Fatal(err)
 	}
 	if err := s.release("causeway", "install", "second", Directory(), "--skip-crds", "--set=hostpath.driverName=second.csi.example.com"); err == nil || !strings.Contains(err.Error(), "each driver needs classes of its own") {
 		s.Errorf("a second driver with the classes of the first: %v", err)
 	}
-	s.kubectl("", "-n", "causeway", "patch", "configmap", "causeway-forgotten-nodes", "--field-manager=kubectl-edit", "-p", `{"data":{"nodes":"node-18"}}`)
+	s.kubectl("", "-n", "causeway", "patch", "configmap", "causeway-forgotten-nodes", "--field-manager=kubectl-edit",
+		"-p", `{"data":{"nodes":"node-18"}}`)
 	if err := s.release("causeway", "upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}"); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-edit"`) || nodes() != "node-18" {
 		s.Errorf("%v, and the nodes are %q", err, nodes())
 	}
-	if err := s.release("causeway", "upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}", "--force-conflicts"); err != nil || !strings.Contains(nodes(), "\nnode-17\n") {
+	if err := s.release("causeway", "upgrade", "causeway", Directory(), "--set=hostpath.forgottenNodes={node-17}",
+		"--force-conflicts"); err != nil || !strings.Contains(nodes(), "\nnode-17\n") {
 		s.Errorf("%v, and the nodes are %q", err, nodes())
 	}
 }
@@ -508,7 +541,8 @@ func changed(s *server) {
 func lookedUp(s *server) {
 	refused := func(want string, args ...string) {
 		s.Helper()
-		if err := s.release("causeway", append([]string{"upgrade", "causeway", Directory()}, args...)...); err == nil || !strings.Contains(err.Error(), want) {
+		if err := s.release("causeway", append([]string{"upgrade", "causeway", Directory()}, args...)...); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			s.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -523,18 +557,21 @@ func lookedUp(s *server) {
 	numbers := []string{"--skip-crds", "--set=hostpath.driverName=numbers.csi.example.com,fullnameOverride=numbers,hostpath.snapshotClass.name=numbers,hostpath.groupSnapshotClass.name=numbers",
 		"--set-json=hostpath.storageClasses={\"causeway-hostpath\": null, \"causeway-hostpath-image\": null}"}
 	keys := func() string {
-		return s.kubectl("", "-n", "2024", "get", "secrets", "-o", `jsonpath={.items[?(@.type=="kubernetes.io/tls")].data.tls\.key}`)
+		return s.kubectl("", "-n", "2024", "get", "secrets", "-o",
+			`jsonpath={.items[?(@.type=="kubernetes.io/tls")].data.tls\.key}`)
 	}
 	if err := s.release("2024", append([]string{"install", "numbers", Directory()}, numbers...)...); err != nil {
 		s.Fatal(err)
 	}
 	before := keys()
-	if err := s.release("2024", append([]string{"upgrade", "numbers", Directory()}, numbers[1:]...)...); err != nil || len(strings.Fields(before)) != 2 || keys() != before {
+	if err := s.release("2024", append([]string{"upgrade", "numbers", Directory()}, numbers[1:]...)...); err != nil ||
+		len(strings.Fields(before)) != 2 || keys() != before {
 		s.Errorf("%v, or an upgrade has made other keys", err)
 	}
 
 	s.kubectl("", "delete", "crd", "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io")
-	refused("hostpath.groupSnapshotClass: the cluster doesn't serve groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass")
+	refused("hostpath.groupSnapshotClass: the cluster doesn't serve " +
+		"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass")
 }
 
 // release runs Helm for a release in a namespace.
@@ -565,9 +602,11 @@ func TestRights(t *testing.T) {
 				if file != "controller.yaml" || p.Kind != "Deployment" {
 					continue
 				}
-				i := slices.IndexFunc(p.Spec.Template.Spec.Containers, func(c core.Container) bool { return c.Name == "csi-sidecars" })
+				i := slices.IndexFunc(p.Spec.Template.Spec.Containers,
+					func(c core.Container) bool { return c.Name == "csi-sidecars" })
 				args := p.Spec.Template.Spec.Containers[i].Args
-				line := []string{"rbac", "--name=" + strings.TrimSuffix(p.Metadata.Name, "-controller"), "--namespace=" + p.Metadata.Namespace,
+				line := []string{"rbac", "--name=" + strings.TrimSuffix(p.Metadata.Name, "-controller"),
+					"--namespace=" + p.Metadata.Namespace,
 					"--service-account=" + p.Spec.Template.Spec.ServiceAccountName,
 					fmt.Sprintf("--driver-attach=%v", strings.Contains(args[0], ",attacher"))}
 				if backend == "smb" { // shares have passwords
@@ -584,7 +623,8 @@ func TestRights(t *testing.T) {
 			slices.Sort(have)
 			slices.Sort(want)
 			if len(want) == 0 || !slices.Equal(have, want) {
-				t.Errorf("the chart makes\n%s\nand the sidecars need\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+				t.Errorf("the chart makes\n%s\nand the sidecars need\n%s", strings.Join(have, "\n"),
+					strings.Join(want, "\n"))
 			}
 		})
 	}

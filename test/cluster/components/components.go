@@ -31,8 +31,9 @@ type component struct {
 
 // table has every component by name. Each package has a tool directive in its module's go.mod, or is that module's own.
 var table = map[string]component{
-	"containerd":              {"node", "github.com/containerd/containerd/v2/cmd/containerd", containerdVersion},
-	"containerd-shim-runc-v2": {"node", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", containerdVersion},
+	"containerd": {"node", "github.com/containerd/containerd/v2/cmd/containerd", containerdVersion},
+	"containerd-shim-runc-v2": {"node", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+		containerdVersion},
 	"ctr":                     {"node", "github.com/containerd/containerd/v2/cmd/ctr", containerdVersion},
 	"dns":                     {"dns", ".", nil},
 	"etcd":                    {"etcd", "go.etcd.io/etcd/server/v3", nil},
@@ -94,7 +95,8 @@ func BuildTools(ctx context.Context, log io.Writer, dir string, all map[string]T
 	if err != nil {
 		return "", err
 	}
-	b := builder{table: map[string]component{}, tests: map[string]bool{}, tools: dir, cache: filepath.Join(cache, "causeway", "components"), log: log}
+	b := builder{table: map[string]component{}, tests: map[string]bool{}, tools: dir,
+		cache: filepath.Join(cache, "causeway", "components"), log: log}
 	for name, t := range all {
 		b.table[name] = component{module: t.Module, pkg: t.Package}
 		b.tests[name] = t.Test
@@ -206,7 +208,8 @@ func (b builder) prune(dir string) {
 func (b builder) directory(ctx context.Context) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintln(sum, recipe)
-	env, err := output(goCommand(ctx, b.tools, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT"))
+	env, err := output(goCommand(ctx, b.tools, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64",
+		"GOEXPERIMENT"))
 	if err != nil {
 		return "", err
 	}
@@ -274,7 +277,8 @@ func tools(ctx context.Context) (string, error) {
 			return dir, nil
 		}
 	}
-	dir, err := output(goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/causeway-csi/causeway/test/cluster"))
+	dir, err := output(goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}",
+		"github.com/causeway-csi/causeway/test/cluster"))
 	if err != nil {
 		return "", fmt.Errorf("find the components' modules: %w", err)
 	}

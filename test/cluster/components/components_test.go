@@ -182,7 +182,8 @@ func TestOldDirectoriesGo(t *testing.T) {
 }
 
 func TestUnknownComponent(t *testing.T) {
-	if _, err := Build(t.Context(), io.Discard, "etcd", "kube-nothing"); err == nil || !strings.Contains(err.Error(), "kube-apiserver") {
+	if _, err := Build(t.Context(), io.Discard, "etcd", "kube-nothing"); err == nil ||
+		!strings.Contains(err.Error(), "kube-apiserver") {
 		t.Errorf("got %v, want an error that has the components' names", err)
 	}
 }
@@ -232,7 +233,8 @@ func TestKubeVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"-X k8s.io/client-go/pkg/version.gitMajor=1 ", "-X k8s.io/component-base/version.gitVersion=v1."} {
+	for _, want := range []string{"-X k8s.io/client-go/pkg/version.gitMajor=1 ",
+		"-X k8s.io/component-base/version.gitVersion=v1."} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %q, want %q in it", got, want)
 		}

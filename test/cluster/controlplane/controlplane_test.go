@@ -209,7 +209,8 @@ func let(t *testing.T, c *kubernetes.Clientset, name string, to rbac.Subject) {
 	t.Helper()
 	create[*rbac.ClusterRole](t)(c.RbacV1().ClusterRoles().Create(t.Context(), &rbac.ClusterRole{
 		ObjectMeta: meta.ObjectMeta{Name: name},
-		Rules:      []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumes"}, Verbs: []string{"list"}}},
+		Rules: []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"persistentvolumes"},
+			Verbs: []string{"list"}}},
 	}, meta.CreateOptions{}))
 	create[*rbac.ClusterRoleBinding](t)(c.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbac.ClusterRoleBinding{
 		ObjectMeta: meta.ObjectMeta{Name: name},
@@ -227,9 +228,10 @@ func errorText(err error) string {
 
 // definitions is a directory as projects have it: two documents in one file, and what isn't a definition.
 var definitions = fstest.MapFS{
-	"README.md":          {Data: []byte("not YAML: [")},
-	"kustomization.yaml": {Data: []byte("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [kinds.yaml]\n")},
-	"kinds.yaml":         {Data: []byte("---\n" + definition("cats", "Cat") + "---\n" + definition("dogs", "Dog"))},
+	"README.md": {Data: []byte("not YAML: [")},
+	"kustomization.yaml": {Data: []byte("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: " +
+		"Kustomization\nresources: [kinds.yaml]\n")},
+	"kinds.yaml": {Data: []byte("---\n" + definition("cats", "Cat") + "---\n" + definition("dogs", "Dog"))},
 }
 
 func definition(plural, kind string) string {
@@ -264,7 +266,8 @@ func testCRDs(t *testing.T, p *controlplane.Plane, _ *kubernetes.Clientset) {
 			t.Errorf("list %s: %v", plural, err)
 		}
 	}
-	if err := p.ApplyCRDs(t.Context(), fstest.MapFS{"kustomization.yaml": definitions["kustomization.yaml"]}); err == nil {
+	if err := p.ApplyCRDs(t.Context(),
+		fstest.MapFS{"kustomization.yaml": definitions["kustomization.yaml"]}); err == nil {
 		t.Error("a directory without definitions: no error")
 	}
 }
@@ -374,9 +377,12 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 		started int
 		want    string // in the error, from the component's log
 	}{
-		{"the API server refuses an argument", controlplane.Options{APIServerArgs: []string{"--no-such-flag"}}, 2, "no-such-flag"},
-		{"the controller manager refuses an argument", controlplane.Options{ControllerManagerArgs: []string{"--no-such-flag"}}, 3, "no-such-flag"},
-		{"there is no such controller", controlplane.Options{Controllers: []string{"no-such-controller"}}, 3, "no-such-controller"},
+		{"the API server refuses an argument", controlplane.Options{APIServerArgs: []string{"--no-such-flag"}}, 2,
+			"no-such-flag"},
+		{"the controller manager refuses an argument",
+			controlplane.Options{ControllerManagerArgs: []string{"--no-such-flag"}}, 3, "no-such-flag"},
+		{"there is no such controller", controlplane.Options{Controllers: []string{"no-such-controller"}}, 3,
+			"no-such-controller"},
 		{"the services' range is none", controlplane.Options{ServiceCIDR: "none"}, 0, "none"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -406,7 +412,8 @@ func TestStartEndsWithItsContext(t *testing.T) {
 		}
 		return r.launch(c)
 	}
-	if _, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Launch: launch}); !errors.Is(err, context.Canceled) {
+	if _, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Launch: launch}); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 	r.ended(t, 2)
@@ -440,7 +447,8 @@ func TestPlanesBesideEachOther(t *testing.T) {
 	other := start(t, controlplane.Options{WithoutControllerManager: true})
 	create[*core.Namespace](t)(client(t, one.Config()).CoreV1().Namespaces().Create(t.Context(),
 		&core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "one"}}, meta.CreateOptions{}))
-	if _, err := client(t, other.Config()).CoreV1().Namespaces().Get(t.Context(), "one", meta.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := client(t, other.Config()).CoreV1().Namespaces().Get(t.Context(), "one",
+		meta.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("got %v, want NotFound", err)
 	}
 	if _, err := os.Stat(one.Dir); err != nil {

@@ -19,7 +19,8 @@ import (
 )
 
 // crds are where the API server keeps definitions of kinds.
-var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+	Resource: "customresourcedefinitions"}
 
 // ApplyCRDs creates or updates the CustomResourceDefinitions in the YAML files at the top of dir, such as
 // os.DirFS("config/crd"), and returns when the API server has established all of them and serves their kinds. Other kinds
@@ -34,7 +35,8 @@ func (p *Plane) ApplyCRDs(ctx context.Context, dir fs.FS) error {
 		return err
 	}
 	for _, d := range definitions {
-		_, err := client.Resource(crds).Apply(ctx, d.GetName(), d, meta.ApplyOptions{FieldManager: "causeway-test", Force: true})
+		_, err := client.Resource(crds).Apply(ctx, d.GetName(), d,
+			meta.ApplyOptions{FieldManager: "causeway-test", Force: true})
 		if err != nil {
 			return fmt.Errorf("apply CRD %s: %w", d.GetName(), err)
 		}
@@ -44,7 +46,8 @@ func (p *Plane) ApplyCRDs(ctx context.Context, dir fs.FS) error {
 		return err
 	}
 	for _, d := range definitions {
-		if err := p.await(ctx, apiServer, func(ctx context.Context) error { return served(ctx, client, found, d.GetName()) }); err != nil {
+		if err := p.await(ctx, apiServer,
+			func(ctx context.Context) error { return served(ctx, client, found, d.GetName()) }); err != nil {
 			return fmt.Errorf("CRD %s: %w", d.GetName(), err)
 		}
 	}
@@ -108,7 +111,8 @@ func served(ctx context.Context, client dynamic.Interface, found *discovery.Disc
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &d); err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(d.Status.Conditions, func(c meta.Condition) bool { return c.Type == "Established" && c.Status == meta.ConditionTrue }) {
+	if !slices.ContainsFunc(d.Status.Conditions,
+		func(c meta.Condition) bool { return c.Type == "Established" && c.Status == meta.ConditionTrue }) {
 		return fmt.Errorf("not established: %+v", d.Status.Conditions)
 	}
 	for _, v := range d.Spec.Versions {
@@ -119,7 +123,8 @@ func served(ctx context.Context, client dynamic.Interface, found *discovery.Disc
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(kinds.APIResources, func(r meta.APIResource) bool { return r.Name == d.Spec.Names.Plural }) {
+		if !slices.ContainsFunc(kinds.APIResources,
+			func(r meta.APIResource) bool { return r.Name == d.Spec.Names.Plural }) {
 			return fmt.Errorf("%s isn't served yet in %s", d.Spec.Names.Plural, kinds.GroupVersion)
 		}
 	}

@@ -254,7 +254,8 @@ func (p *Plane) startControllerManager(ctx context.Context) error {
 
 // controllerManager makes the files of the controller manager.
 func (p *Plane) controllerManager() (ControllerManager, error) {
-	c := ControllerManager{CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers, Extra: p.options.ControllerManagerArgs}
+	c := ControllerManager{CA: p.ca, TokenKey: p.server.TokenKey, Controllers: p.options.Controllers,
+		Extra: p.options.ControllerManagerArgs}
 	var err error
 	c.Daemon, err = p.daemon(controllerManager)
 	return c, err
@@ -310,7 +311,8 @@ func (p *Plane) await(ctx context.Context, name string, ready func(context.Conte
 		case <-p.running[name].Done():
 			return p.running[name].Err()
 		case <-ctx.Done():
-			return fmt.Errorf("%s isn't ready (%w): %w; the end of its log:\n%s", name, ctx.Err(), err, process.Tail(p.LogFile(name), 20))
+			return fmt.Errorf("%s isn't ready (%w): %w; the end of its log:\n%s", name, ctx.Err(), err,
+				process.Tail(p.LogFile(name), 20))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -351,7 +353,8 @@ func (p *Plane) kill(name string) {
 
 // Close ends every process and removes the directory. Repeating it is fine.
 func (p *Plane) Close() error {
-	for _, name := range []string{scheduler, controllerManager, apiServer, etcd} { // clients first, so that the logs end quietly
+	// clients first, so that the logs end quietly
+	for _, name := range []string{scheduler, controllerManager, apiServer, etcd} {
 		p.kill(name)
 	}
 	err := os.RemoveAll(p.Dir)

@@ -15,7 +15,10 @@ import (
 
 // sharing is a listener that asks to share its port, as the components do.
 var sharing = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-	return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }), err)
+	return errors.Join(c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET,
+			unix.SO_REUSEPORT, 1)
+	}), err)
 }}
 
 func TestReservedPort(t *testing.T) {

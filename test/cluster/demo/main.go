@@ -1,7 +1,7 @@
 // Command demo starts a cluster of two nodes, installs the driver, and uses it with kubectl, as
 // users do: pods with volumes on both nodes, a snapshot and its restore, an expansion of a volume
-// in use, a pod that is replaced. It verifies the result of each step, and at the end that nothing
-// is left.
+// in use, a pod that is replaced. demo verifies the result of each step, and at the end that
+// nothing is left.
 package main
 
 import (

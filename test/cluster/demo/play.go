@@ -92,7 +92,8 @@ func (p play) snapshot() error {
 	if err := p.apply(snapshot); err != nil {
 		return err
 	}
-	if err := p.show("wait", "--for=jsonpath={.status.readyToUse}=true", "volumesnapshot/before", "--timeout=60s"); err != nil {
+	if err := p.show("wait", "--for=jsonpath={.status.readyToUse}=true", "volumesnapshot/before",
+		"--timeout=60s"); err != nil {
 		return err
 	}
 	if _, err := p.in("demo-0", "echo second > /image/file && sync"); err != nil {
@@ -128,10 +129,12 @@ func (p play) expansion() error {
 	if err != nil {
 		return err
 	}
-	if err := p.show("patch", "pvc", "image-demo-1", "-p", `{"spec":{"resources":{"requests":{"storage":"600Mi"}}}}`); err != nil {
+	if err := p.show("patch", "pvc", "image-demo-1", "-p",
+		`{"spec":{"resources":{"requests":{"storage":"600Mi"}}}}`); err != nil {
 		return err
 	}
-	if err := p.show("wait", "--for=jsonpath={.status.capacity.storage}=600Mi", "pvc/image-demo-1", "--timeout=120s"); err != nil {
+	if err := p.show("wait", "--for=jsonpath={.status.capacity.storage}=600Mi", "pvc/image-demo-1",
+		"--timeout=120s"); err != nil {
 		return err
 	}
 	after, err := p.blocks("demo-1")
@@ -147,7 +150,8 @@ func (p play) expansion() error {
 
 // replaced replaces a pod, which gets its volumes again: on the same node, as they are there.
 func (p play) replaced() error {
-	say("demo-1 is deleted while its node takes no pods: it waits, though the other node has room, and comes back to its data")
+	say("demo-1 is deleted while its node takes no pods: it waits, though the other node has room, and comes back to " +
+		"its data")
 	node, err := p.kubectl.Run(p.ctx, "get", "pod", "demo-1", "-o", "jsonpath={.spec.nodeName}")
 	if err != nil {
 		return err
@@ -158,7 +162,8 @@ func (p play) replaced() error {
 	if err := p.show("delete", "pod", "demo-1", "--timeout=60s"); err != nil {
 		return err
 	}
-	if err := p.until("its successor", func() error { _, err := p.kubectl.Run(p.ctx, "get", "pod", "demo-1"); return err }); err != nil {
+	if err := p.until("its successor",
+		func() error { _, err := p.kubectl.Run(p.ctx, "get", "pod", "demo-1"); return err }); err != nil {
 		return err
 	}
 	if err := p.show("wait", "--for=condition=PodScheduled=false", "pod/demo-1", "--timeout=60s"); err != nil {
@@ -198,7 +203,8 @@ func (p play) gone() error {
 	}
 	for _, n := range nodes {
 		err := p.until("no volumes on "+n.Name, func() error {
-			left, err := n.Run(p.ctx, "find", local.StorageDir+"/volumes", local.StorageDir+"/snapshots", "-mindepth", "1", "-maxdepth", "1")
+			left, err := n.Run(p.ctx, "find", local.StorageDir+"/volumes", local.StorageDir+"/snapshots", "-mindepth",
+				"1", "-maxdepth", "1")
 			if err == nil && left != "" {
 				err = fmt.Errorf("there are:\n%s", left)
 			}

@@ -113,9 +113,11 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	}
 	good := readiness.Good(nodes)
 	if len(good) < o.Nodes {
-		return errors.New(strings.TrimSuffix(fmt.Sprintf("%d Linux nodes can have pods, not %d: %s", len(good), o.Nodes, readiness.Bad(nodes)), ": "))
+		return errors.New(strings.TrimSuffix(fmt.Sprintf("%d Linux nodes can have pods, not %d: %s", len(good), o.Nodes,
+			readiness.Bad(nodes)), ": "))
 	}
-	fmt.Fprintf(c.options.Log, "cluster at %s: Kubernetes %s; a pod of %s is tried on %s\n", c.host, version.GitVersion, testimages.Busybox, strings.Join(good, ", "))
+	fmt.Fprintf(c.options.Log, "cluster at %s: Kubernetes %s; a pod of %s is tried on %s\n", c.host, version.GitVersion,
+		testimages.Busybox, strings.Join(good, ", "))
 	return readiness.TryPods(ctx, c.client, testimages.Busybox, good, "true")
 }
 

@@ -64,7 +64,8 @@ func TestAClusterThatIsThere(t *testing.T) {
 	real.Node(t, "silent", "linux", func(n *core.Node) { n.Status.Conditions = nil })
 	log.Reset()
 	wants(t, c.Status(ctx, log), "silent", "hasn't said")
-	for _, want := range []string{"Kubernetes v1.37.", "node good-1: linux/", "node windows: windows/", "cordoned\n", "node silent: linux/, kubelet , not ready\n"} {
+	for _, want := range []string{"Kubernetes v1.37.", "node good-1: linux/", "node windows: windows/", "cordoned\n",
+		"node silent: linux/, kubelet , not ready\n"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("status: got\n%swant %q in it", log, want)
 		}
@@ -77,7 +78,8 @@ func TestAClusterThatIsThere(t *testing.T) {
 		t.Errorf("pods were tried on %v, want the two good nodes", got)
 	}
 	real.NoPods(t)
-	wants(t, c.Up(ctx, provider.Options{Nodes: 3}), "2 Linux nodes", "not 3", "cordoned", "dedicated=db:NoSchedule", "silent: its kubelet")
+	wants(t, c.Up(ctx, provider.Options{Nodes: 3}), "2 Linux nodes", "not 3", "cordoned", "dedicated=db:NoSchedule",
+		"silent: its kubelet")
 	wants(t, c.Up(ctx, provider.Options{Nodes: 1, Windows: 1}), "Windows")
 	wants(t, c.Up(ctx, provider.Options{}), "at least 1")
 	if got := real.Nodes(); len(got) != 0 {
@@ -85,12 +87,14 @@ func TestAClusterThatIsThere(t *testing.T) {
 	}
 
 	real.Say(core.PodStatus{Phase: core.PodFailed, Reason: "Evicted", ContainerStatuses: []core.ContainerStatus{
-		{Name: "try", State: core.ContainerState{Terminated: &core.ContainerStateTerminated{ExitCode: 7, Reason: "Error"}}},
+		{Name: "try", State: core.ContainerState{Terminated: &core.ContainerStateTerminated{ExitCode: 7,
+			Reason: "Error"}}},
 	}})
 	wants(t, c.Up(ctx, provider.Options{Nodes: 1}), "a pod on good-", "Evicted", "ended with 7: Error")
 	real.NoPods(t)
 	real.Say(core.PodStatus{Phase: core.PodPending, ContainerStatuses: []core.ContainerStatus{
-		{Name: "try", State: core.ContainerState{Waiting: &core.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such host"}}},
+		{Name: "try", State: core.ContainerState{Waiting: &core.ContainerStateWaiting{Reason: "ImagePullBackOff",
+			Message: "no such host"}}},
 	}})
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -148,10 +152,12 @@ func TestKubeconfig(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(got.Contexts) != 1 || len(got.AuthInfos) != 1 || len(got.Clusters) != 1 || strings.Contains(string(data), "for-other") {
+			if len(got.Contexts) != 1 || len(got.AuthInfos) != 1 || len(got.Clusters) != 1 ||
+				strings.Contains(string(data), "for-other") {
 				t.Errorf("got\n%s\nwant the current context alone", data)
 			}
-			if this := got.Clusters["this"]; this == nil || string(this.CertificateAuthorityData) != testCA || this.CertificateAuthority != "" {
+			if this := got.Clusters["this"]; this == nil || string(this.CertificateAuthorityData) != testCA ||
+				this.CertificateAuthority != "" {
 				t.Errorf("got %+v, want the authority's certificate in it", this)
 			}
 		})
@@ -160,7 +166,8 @@ func TestKubeconfig(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(twoContexts, ", certificate-authority: ca.crt", "")), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(twoContexts, ", certificate-authority: ca.crt", "")),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("KUBECONFIG", "")
@@ -171,7 +178,8 @@ func TestNewRefuses(t *testing.T) {
 	}{
 		{"no cluster is named", Options{}, []string{"--kubeconfig", "KUBECONFIG"}},
 		{"there is no such file", Options{Kubeconfig: path + "0"}, []string{path + "0"}},
-		{"a registry with a scheme", Options{Kubeconfig: path, Registry: "https://example.com/team"}, []string{"https://example.com/team"}},
+		{"a registry with a scheme", Options{Kubeconfig: path, Registry: "https://example.com/team"},
+			[]string{"https://example.com/team"}},
 		{"a registry without a host", Options{Kubeconfig: path, Registry: "team"}, []string{"team"}},
 		{"a registry with a host", Options{Kubeconfig: path, Registry: "example.com/team/"}, nil},
 		{"a registry on this machine", Options{Kubeconfig: path, Registry: "localhost:5000"}, nil},
@@ -198,21 +206,25 @@ func TestLogs(t *testing.T) {
 	event := func(name string, minute int) *core.Event {
 		return &core.Event{
 			ObjectMeta: meta.ObjectMeta{Namespace: "one", Name: name}, Type: "Normal", Reason: "Because", Message: name,
-			InvolvedObject: core.ObjectReference{Kind: "Pod", Name: "p"}, LastTimestamp: meta.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC),
+			InvolvedObject: core.ObjectReference{Kind: "Pod", Name: "p"}, LastTimestamp: meta.Date(2026, 1, 1, 0,
+				minute, 0, 0, time.UTC),
 		}
 	}
 	c := &Cluster{
 		options: Options{Namespaces: []string{"one"}},
-		client:  fake.NewClientset(pod("one", "p"), pod("two", "q"), event("a-later", 2), event("b-sooner", 1), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "two"}}),
+		client: fake.NewClientset(pod("one", "p"), pod("two", "q"), event("a-later", 2), event("b-sooner", 1),
+			&core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "two"}}),
 	}
 	dir := filepath.Join(t.TempDir(), "new")
 	wants(t, c.Logs(t.Context(), dir))
 	got := files(t, dir)
-	if want := []string{"one/events.txt", "one/p/init.log", "one/p/main.log", "one/p/main.previous.log", "one/p/pod.yaml"}; !slices.Equal(got, want) {
+	if want := []string{"one/events.txt", "one/p/init.log", "one/p/main.log", "one/p/main.previous.log",
+		"one/p/pod.yaml"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	events, err := os.ReadFile(filepath.Join(dir, "one", "events.txt"))
-	want := "2026-01-01T00:01:00Z Normal Because Pod/p: b-sooner (x1)\n2026-01-01T00:02:00Z Normal Because Pod/p: a-later (x1)\n"
+	want := "2026-01-01T00:01:00Z Normal Because Pod/p: b-sooner (x1)\n2026-01-01T00:02:00Z Normal Because Pod/p: " +
+		"a-later (x1)\n"
 	if err != nil || string(events) != want {
 		t.Errorf("got %q, %v, want %q", events, err, want)
 	}
@@ -233,7 +245,8 @@ func TestLogsOfWhatCannotBeReached(t *testing.T) {
 	_, err := real.CoreV1().Pods("kube-system").Create(t.Context(), &core.Pod{
 		ObjectMeta: meta.ObjectMeta{Name: "p"},
 		Spec: core.PodSpec{
-			NodeName: "node", Containers: []core.Container{{Name: "main", Image: "main"}}, AutomountServiceAccountToken: new(bool),
+			NodeName: "node", Containers: []core.Container{{Name: "main",
+				Image: "main"}}, AutomountServiceAccountToken: new(bool),
 		},
 	}, meta.CreateOptions{})
 	wants(t, err)

@@ -26,7 +26,8 @@ var nameAnnotations = []string{"io.containerd.image.name", "org.opencontainers.i
 // place of its host. Errors: there is no registry; ref is not a full name.
 func (c *Cluster) Image(ref string) (string, error) {
 	if c.options.Registry == "" {
-		return "", errors.New("images get to a cluster that is there by way of a registry that it can pull from: name one with --registry=registry.example.com/team")
+		return "", errors.New("images get to a cluster that is there by way of a registry that it can pull from: " +
+			"name one with --registry=registry.example.com/team")
 	}
 	tag, err := name.NewTag(ref, name.StrictValidation)
 	if err != nil {

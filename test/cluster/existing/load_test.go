@@ -41,7 +41,8 @@ func archive(t *testing.T, ref string, platforms ...string) (string, oci.Digests
 	t.Helper()
 	var images []oci.Image
 	for _, p := range platforms {
-		images = append(images, oci.Image{Platform: p, Layers: [][]oci.File{{{Path: "/for", Mode: 0o644, Content: []byte(p)}}}})
+		images = append(images, oci.Image{Platform: p,
+			Layers: [][]oci.File{{{Path: "/for", Mode: 0o644, Content: []byte(p)}}}})
 	}
 	path := filepath.Join(t.TempDir(), "image.tar")
 	d, err := oci.Write(path, ref, images...)
@@ -85,7 +86,8 @@ func TestLoad(t *testing.T) {
 	if err != nil || len(manifest.Manifests) != 3 || manifest.Manifests[2].Platform.OS != "windows" {
 		t.Errorf("got %+v, %v, want three platforms", manifest, err)
 	}
-	if got := pull(t, c.options.Registry+"/sub/single:v2"); got.Digest.String() != image.Image || got.MediaType.IsIndex() {
+	if got := pull(t, c.options.Registry+"/sub/single:v2"); got.Digest.String() != image.Image ||
+		got.MediaType.IsIndex() {
 		t.Errorf("got %s of %s, want the image %s", got.Digest, got.MediaType, image.Image)
 	}
 }
@@ -155,7 +157,8 @@ func tarOf(t *testing.T, name, content string) string {
 	t.Helper()
 	var b strings.Builder
 	w := tar.NewWriter(&b)
-	if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: int64(len(content)), Mode: 0o644}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: int64(len(content)),
+		Mode: 0o644}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.WriteString(w, content); err != nil {

@@ -86,7 +86,8 @@ func (c *Cluster) pods(ctx context.Context, namespace, dir string) error {
 			return err
 		}
 		errs = append(errs, os.WriteFile(filepath.Join(of, "pod.yaml"), text, 0o644))
-		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses) {
+		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses,
+			p.Status.EphemeralContainerStatuses) {
 			errs = append(errs, c.container(ctx, p, s, of))
 		}
 	}
@@ -97,10 +98,12 @@ func (c *Cluster) pods(ctx context.Context, namespace, dir string) error {
 func (c *Cluster) container(ctx context.Context, p core.Pod, s core.ContainerStatus, dir string) error {
 	var errs []error
 	if s.State.Running != nil || s.State.Terminated != nil {
-		errs = append(errs, c.log(ctx, p, &core.PodLogOptions{Container: s.Name, Timestamps: true}, filepath.Join(dir, s.Name+".log")))
+		errs = append(errs, c.log(ctx, p, &core.PodLogOptions{Container: s.Name, Timestamps: true},
+			filepath.Join(dir, s.Name+".log")))
 	}
 	if s.LastTerminationState.Terminated != nil {
-		errs = append(errs, c.log(ctx, p, &core.PodLogOptions{Container: s.Name, Timestamps: true, Previous: true}, filepath.Join(dir, s.Name+".previous.log")))
+		errs = append(errs, c.log(ctx, p, &core.PodLogOptions{Container: s.Name, Timestamps: true, Previous: true},
+			filepath.Join(dir, s.Name+".previous.log")))
 	}
 	return errors.Join(errs...)
 }

@@ -22,7 +22,8 @@ func TestDriverKilledInCopies(t *testing.T) {
 	s := begin(t)
 	s.apply(claim("source", directories, "100Mi", ""), pod("source", "", idle, "source"))
 	s.runs("source")
-	s.in("source", fmt.Sprintf("mkdir /source/d && cd /source/d && i=0 && while [ $i -lt %d ]; do echo $i >f$i; i=$((i+1)); done; ln -s f1 link; chmod 640 f2; chown 7:8 f3", copied))
+	s.in("source", fmt.Sprintf("mkdir /source/d && cd /source/d && i=0 && while [ $i -lt %d ]; do echo $i >f$i; "+
+		"i=$((i+1)); done; ln -s f1 link; chmod 640 f2; chown 7:8 f3", copied))
 	want, node := s.sum("source"), s.nodeOf("source")
 	if !strings.HasSuffix(want, fmt.Sprintf("\n%d", copied)) {
 		s.Fatalf("the source is %q", want)
@@ -36,7 +37,8 @@ func TestDriverKilledInCopies(t *testing.T) {
 	s.replaceDriver(node) // one that is killed twice is started later
 
 	s.killedInCopy(node, func() { s.apply(snapshot("snapshot", "source")) })
-	s.until("the snapshot to be ready", func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
+	s.until("the snapshot to be ready",
+		func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
 	s.in("source", "rm -r /source/d")
 	s.apply(claim("restored", directories, "100Mi", "VolumeSnapshot/snapshot"), pod("restored", "", idle, "restored"))
 	s.runs("restored")
@@ -47,7 +49,8 @@ func TestDriverKilledInCopies(t *testing.T) {
 // sum returns what a directory holds, in short: names, owners, modes, links and contents.
 func (s *scene) sum(pod string) string {
 	s.Helper()
-	return s.in(pod, "cd /"+pod+" && (find . -exec stat -c '%n %F %a %u %g %N' {} + | sort; find . -type f | sort | xargs cat) | md5sum; find . -type f | wc -l")
+	return s.in(pod, "cd /"+pod+" && (find . -exec stat -c '%n %F %a %u %g %N' {} + | sort; find . -type f | sort | "+
+		"xargs cat) | md5sum; find . -type f | wc -l")
 }
 
 // held returns how many volumes and snapshots are on a node's disk.
@@ -61,8 +64,10 @@ func (s *scene) killedInCopy(n local.Node, begin func()) {
 	s.Helper()
 	before := s.held(n)
 	pod, pid := s.driver(n)
-	out := s.meanwhile(n, fmt.Sprintf("cd %s; until [ $(find staging -type f 2>/dev/null | wc -l) -gt 300 ]; do :; done; kill -9 %d; "+
-		"while kill -0 %d 2>/dev/null; do :; done; find staging -type f | wc -l; ls volumes | wc -l; ls snapshots | wc -l", local.StorageDir, pid, pid), begin)
+	out := s.meanwhile(n, fmt.Sprintf("cd %s; until [ $(find staging -type f 2>/dev/null | wc -l) -gt 300 ]; do :; "+
+		"done; kill -9 %d; "+
+		"while kill -0 %d 2>/dev/null; do :; done; find staging -type f | wc -l; ls volumes | wc -l; ls snapshots | "+
+		"wc -l", local.StorageDir, pid, pid), begin)
 	got := strings.Fields(out)
 	if len(got) != 3 {
 		s.Fatalf("%q", out)
@@ -102,7 +107,8 @@ func (s *scene) driver(n local.Node) (pod string, pid int) {
 
 func (s *scene) driverPod(n local.Node) string {
 	s.Helper()
-	return s.kubectl("-n", install.Namespace, "get", "pods", "-l", "app.kubernetes.io/name=causeway-node", "--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[*].metadata.name}")
+	return s.kubectl("-n", install.Namespace, "get", "pods", "-l", "app.kubernetes.io/name=causeway-node",
+		"--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[*].metadata.name}")
 }
 
 // pid returns the PID, on its node, of a container of one of the driver's pods.
@@ -110,7 +116,8 @@ func (s *scene) pid(n local.Node, pod, container string) int {
 	s.Helper()
 	var pid int
 	s.until(container+" of "+pod+" to run", func() error {
-		id, err := s.try("-n", install.Namespace, "get", "pod", pod, "-o", `jsonpath={.status.containerStatuses[?(@.name=="`+container+`")].containerID}`)
+		id, err := s.try("-n", install.Namespace, "get", "pod", pod, "-o",
+			`jsonpath={.status.containerStatuses[?(@.name=="`+container+`")].containerID}`)
 		if err != nil {
 			return err
 		}
@@ -148,7 +155,8 @@ func (s *scene) replaceDriver(n local.Node, args ...string) {
 	old := s.driverPod(n)
 	s.kubectl(append([]string{"-n", install.Namespace, "delete", "pod", old}, args...)...)
 	s.until("another pod of the driver on "+n.Name, func() error {
-		pods, err := s.try("-n", install.Namespace, "get", "pods", "-l", "app.kubernetes.io/name=causeway-node", "--field-selector=spec.nodeName="+n.Name,
+		pods, err := s.try("-n", install.Namespace, "get", "pods", "-l", "app.kubernetes.io/name=causeway-node",
+			"--field-selector=spec.nodeName="+n.Name,
 			"-o", `jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
 		if err == nil && (strings.Contains(pods, old) || !strings.HasSuffix(pods, " True")) {
 			err = fmt.Errorf("there is %q", pods)
@@ -166,7 +174,8 @@ func TestDriverKilledInPublishes(t *testing.T) {
 		name := "pod-" + strconv.Itoa(i)
 		dir, image := "d-"+strconv.Itoa(i), "i-"+strconv.Itoa(i)
 		objects = append(objects, claim(dir, directories, "10Mi", ""), claim(image, images, "20Mi", ""))
-		objects = append(objects, pod(name, only(n.Name), "echo "+name+" | tee /"+dir+"/name >/"+image+"/name; "+idle, dir, image))
+		objects = append(objects, pod(name, only(n.Name), "echo "+name+" | tee /"+dir+"/name >/"+image+"/name; "+idle,
+			dir, image))
 		names = append(names, name)
 	}
 	// Each of the 24 volumes is mounted twice, for the node and for its pod.
@@ -181,7 +190,8 @@ func TestDriverKilledInPublishes(t *testing.T) {
 	s.replaceDriver(n, "--force", "--grace-period=0") // two of them for a while: the root is served by one
 	s.runs(names...)
 	for i, name := range names {
-		s.same("what "+name+" has written", name+" "+name, s.in(name, fmt.Sprintf("echo $(cat /d-%d/name /i-%d/name)", i, i)))
+		s.same("what "+name+" has written", name+" "+name,
+			s.in(name, fmt.Sprintf("echo $(cat /d-%d/name /i-%d/name)", i, i)))
 	}
 	s.same("volumes and snapshots", "24 0", s.held(n))
 }
@@ -220,7 +230,8 @@ func TestDriverReplacedUnderPods(t *testing.T) {
 // identity returns a pod's container, and how often it was restarted.
 func (s *scene) identity(pod string) string {
 	s.Helper()
-	return s.kubectl("get", "pod", pod, "-o", "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}")
+	return s.kubectl("get", "pod", pod, "-o",
+		"jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}")
 }
 
 // goesOn waits until a pod that writes has written more to each directory. No number is missing.
@@ -262,11 +273,13 @@ func TestControllerKilledInProvisioning(t *testing.T) {
 		name, dir, image := "pod-"+strconv.Itoa(i), "d-"+strconv.Itoa(i), "i-"+strconv.Itoa(i)
 		names, claims = append(names, name), append(claims, dir, image)
 		objects = append(objects, claim(dir, directories, "10Mi", ""), claim(image, images, "20Mi", ""))
-		objects = append(objects, pod(name, "", "echo "+name+" | tee /"+dir+"/name >/"+image+"/name; "+idle, dir, image))
+		objects = append(objects, pod(name, "", "echo "+name+" | tee /"+dir+"/name >/"+image+"/name; "+idle, dir,
+			image))
 	}
 	leader := s.leader()
 	n := s.named(s.kubectl("-n", install.Namespace, "get", "pod", leader, "-o", "jsonpath={.spec.nodeName}"))
-	script := fmt.Sprintf("until [ $(ls %s/volumes | wc -l) -ge 4 ]; do :; done; kill -9 %d %d; ls %[1]s/volumes | wc -l", local.StorageDir, s.pid(n, leader, "csi-sidecars"), s.pid(n, leader, "driver"))
+	script := fmt.Sprintf("until [ $(ls %s/volumes | wc -l) -ge 4 ]; do :; done; kill -9 %d %d; ls %[1]s/volumes | "+
+		"wc -l", local.StorageDir, s.pid(n, leader, "csi-sidecars"), s.pid(n, leader, "driver"))
 	then := strings.TrimSpace(s.meanwhile(n, script, func() { s.apply(objects...) }))
 	s.runs(names...)
 	now := s.held(n)
@@ -287,13 +300,15 @@ func TestControllerKilledInProvisioning(t *testing.T) {
 		s.Errorf("on the nodes are\n%q, and the claims name\n%q", held, named)
 	}
 	for i, name := range names {
-		s.same("what "+name+" has written", name+" "+name, s.in(name, fmt.Sprintf("echo $(cat /d-%d/name /i-%d/name)", i, i)))
+		s.same("what "+name+" has written", name+" "+name,
+			s.in(name, fmt.Sprintf("echo $(cat /d-%d/name /i-%d/name)", i, i)))
 	}
 }
 
 // leader returns the controller's pod that leads.
 func (s *scene) leader() string {
 	s.Helper()
-	holder, _, _ := strings.Cut(s.kubectl("-n", install.Namespace, "get", "lease", "csi-sidecars-hostpath-csi-causeway-dev", "-o", "jsonpath={.spec.holderIdentity}"), "_")
+	holder, _, _ := strings.Cut(s.kubectl("-n", install.Namespace, "get", "lease",
+		"csi-sidecars-hostpath-csi-causeway-dev", "-o", "jsonpath={.spec.holderIdentity}"), "_")
 	return holder
 }

@@ -26,13 +26,16 @@ func TestNodeGoneForGood(t *testing.T) {
 	lost, other := nodes[1], nodes[0]
 	s.Cleanup(func() { s.forget("") })
 	s.Cleanup(func() { s.kubectl("delete", "storageclass", "immediate", "--ignore-not-found") })
-	s.apply(immediate, claim("lost", directories, "10Mi", ""), pod("lost", only(lost.Name), "echo lost >/lost/file; "+idle, "lost"),
-		claim("stays", directories, "10Mi", ""), pod("stays", only(other.Name), "echo stays >/stays/file; "+idle, "stays"))
+	s.apply(immediate, claim("lost", directories, "10Mi", ""),
+		pod("lost", only(lost.Name), "echo lost >/lost/file; "+idle, "lost"),
+		claim("stays", directories, "10Mi", ""), pod("stays", only(other.Name), "echo stays >/stays/file; "+idle,
+			"stays"))
 	s.runs("lost", "stays")
 	s.same("the data", "lost", s.in("lost", "cat /lost/file"))
 	s.apply(snapshot("of-lost", "lost"), snapshot("of-stays", "stays"))
 	for _, name := range []string{"of-lost", "of-stays"} {
-		s.until("snapshot "+name+" to be ready", func() error { return same("true", s.value("volumesnapshot/"+name, "{.status.readyToUse}")) })
+		s.until("snapshot "+name+" to be ready",
+			func() error { return same("true", s.value("volumesnapshot/"+name, "{.status.readyToUse}")) })
 	}
 	handle, volume := s.handle("lost"), s.kubectl("get", "pvc", "lost", "-o", "jsonpath={.spec.volumeName}")
 	content := s.kubectl("get", "volumesnapshot", "of-lost", "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
@@ -42,7 +45,8 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.kubectl("delete", "node", lost.Name)
 	// As the garbage collector of pods does within a minute or two. DNS has no address of that node any more then.
 	for _, in := range []string{s.namespace, install.Namespace, "kube-system"} {
-		s.kubectl("-n", in, "delete", "pods", "--field-selector=spec.nodeName="+lost.Name, "--force", "--grace-period=0")
+		s.kubectl("-n", in, "delete", "pods", "--field-selector=spec.nodeName="+lost.Name, "--force",
+			"--grace-period=0")
 	}
 	s.kubectl("delete", "pvc/lost", "--wait=false")
 	s.kubectl("delete", "volumesnapshot/of-lost", "--wait=false")
@@ -51,7 +55,8 @@ func TestNodeGoneForGood(t *testing.T) {
 	s.same("the deleted snapshot's content", content, s.value("volumesnapshotcontent/"+content, "{.metadata.name}"))
 
 	s.forget(lost.Name + "   # burnt")
-	s.until("the lost volume to be deleted", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
+	s.until("the lost volume to be deleted",
+		func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
 	s.until("the lost snapshot to be deleted", func() error {
 		return empty(s.try("get", "volumesnapshotcontent", content, "--ignore-not-found"))
 	})
@@ -75,7 +80,8 @@ func TestNodeGoneForGood(t *testing.T) {
 // forget says which nodes are gone for good.
 func (s *scene) forget(lines string) {
 	s.Helper()
-	s.kubectl("-n", install.Namespace, "patch", "configmap", "causeway-forgotten-nodes", "--type=merge", "-p", fmt.Sprintf(`{"data":{"nodes":%q}}`, lines+"\n"))
+	s.kubectl("-n", install.Namespace, "patch", "configmap", "causeway-forgotten-nodes", "--type=merge", "-p",
+		fmt.Sprintf(`{"data":{"nodes":%q}}`, lines+"\n"))
 }
 
 // orphans runs the command as docs/how-to/orphans.md says, with less time in between, as nothing else is going on, and compares its
@@ -94,7 +100,8 @@ func (s *scene) orphans(code int, ids ...string) {
 				return fmt.Errorf("%s isn't in\n%s", id, got)
 			}
 		}
-		if cmd.ProcessState.ExitCode() != code || !strings.Contains(got, fmt.Sprintf("volumes: %d held, 3 named", 3+min(len(ids), 1))) {
+		if cmd.ProcessState.ExitCode() != code ||
+			!strings.Contains(got, fmt.Sprintf("volumes: %d held, 3 named", 3+min(len(ids), 1))) {
 			return fmt.Errorf("exit code %d:\n%s", cmd.ProcessState.ExitCode(), got)
 		}
 		return nil
@@ -149,10 +156,12 @@ spec:
 `, s.namespace, volume, n.Name, cut, s.namespace), pod("orphan-1", "", idle, "orphan-1"))
 	s.runs("orphan-1")
 	s.same("the orphan's data", "lost", s.in("orphan-1", "cat /orphan-1/file"))
-	s.until("the orphaned snapshot to be ready", func() error { return same("true", s.value("volumesnapshot/orphan-2", "{.status.readyToUse}")) })
+	s.until("the orphaned snapshot to be ready",
+		func() error { return same("true", s.value("volumesnapshot/orphan-2", "{.status.readyToUse}")) })
 	s.kubectl("delete", "pod", "orphan-1")
 	s.kubectl("patch", "pv", "orphan-1", "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 	s.kubectl("delete", "pvc", "orphan-1")
-	s.kubectl("patch", "volumesnapshotcontent", "orphan-2", "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`)
+	s.kubectl("patch", "volumesnapshotcontent", "orphan-2", "--type=merge", "-p",
+		`{"spec":{"deletionPolicy":"Delete"}}`)
 	s.kubectl("delete", "volumesnapshot", "orphan-2")
 }

@@ -18,7 +18,8 @@ func TestNodeCutOff(t *testing.T) {
 	s := begin(t)
 	away, other := nodes[0], nodes[1]
 	s.apply(claim("data", directories, "10Mi", ""), claim("unused", directories, "10Mi", ""),
-		pod("writer", only(away.Name)+"\n"+forGood, writes("/data"), "data"), pod("first", only(away.Name), idle, "unused"))
+		pod("writer", only(away.Name)+"\n"+forGood, writes("/data"), "data"), pod("first", only(away.Name), idle,
+			"unused"))
 	s.runs("writer", "first")
 	s.kubectl("delete", "pod", "first")
 	was, data, unused := s.identity("writer"), s.handle("data"), s.handle("unused")
@@ -30,7 +31,8 @@ func TestNodeCutOff(t *testing.T) {
 	s.kubectl("uncordon", other.Name)
 	s.must(away.Cut(s.Context()))
 	s.kubectl("delete", "pvc", "unused")
-	s.apply(claim("elsewhere", images, "20Mi", ""), pod("elsewhere", only(other.Name), "echo elsewhere >/elsewhere/name; "+idle, "elsewhere"))
+	s.apply(claim("elsewhere", images, "20Mi", ""),
+		pod("elsewhere", only(other.Name), "echo elsewhere >/elsewhere/name; "+idle, "elsewhere"))
 	s.runs("elsewhere")
 	s.same("what was written meanwhile", "elsewhere", s.in("elsewhere", "cat /elsewhere/name"))
 	s.advances(func() (string, error) { return s.shell(away, length+disk(data)+"/log") })
@@ -68,16 +70,20 @@ func (s *scene) room(n local.Node) string {
 func TestCopyGoesToItsSource(t *testing.T) {
 	s := begin(t)
 	right, wrong := nodes[0], nodes[1]
-	s.apply(claim("source", images, "20Mi", ""), pod("source", only(right.Name), "echo data >/source/file; "+idle, "source"))
+	s.apply(claim("source", images, "20Mi", ""),
+		pod("source", only(right.Name), "echo data >/source/file; "+idle, "source"))
 	s.runs("source")
 	s.in("source", "cat /source/file && sync")
 	s.apply(snapshot("snapshot", "source"))
-	s.until("the snapshot to be ready", func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
-	s.apply(claim("restored", images, "20Mi", "VolumeSnapshot/snapshot"), pod("restored", rather(wrong.Name), idle, "restored"),
+	s.until("the snapshot to be ready",
+		func() error { return same("true", s.value("volumesnapshot/snapshot", "{.status.readyToUse}")) })
+	s.apply(claim("restored", images, "20Mi", "VolumeSnapshot/snapshot"),
+		pod("restored", rather(wrong.Name), idle, "restored"),
 		claim("clone", images, "20Mi", "PersistentVolumeClaim/source"), pod("clone", rather(wrong.Name), idle, "clone"))
 	s.runs("restored", "clone")
 	for _, copied := range []string{"restored", "clone"} {
-		s.same("the node that "+copied+" was first sent to", wrong.Name, s.value("pvc/"+copied, `{.metadata.annotations.volume\.kubernetes\.io/selected-node}`))
+		s.same("the node that "+copied+" was first sent to", wrong.Name,
+			s.value("pvc/"+copied, `{.metadata.annotations.volume\.kubernetes\.io/selected-node}`))
 		s.same("the node of "+copied, right.Name, s.nodeOf(copied).Name)
 		s.same("the data of "+copied, "data", s.in(copied, "cat /"+copied+"/file"))
 	}
@@ -91,12 +97,14 @@ func TestFullNode(t *testing.T) {
 	filler := local.StorageDir + "/filler"
 	s.Cleanup(func() { s.on(full, "rm -f "+filler) })
 	s.on(full, "fallocate -l $(($(df --output=avail -B1 "+local.StorageDir+" | tail -1) - (100 << 20))) "+filler)
-	s.apply(claim("data", directories, "500Mi", ""), pod("pod", rather(full.Name), "echo data >/data/file; "+idle, "data"))
+	s.apply(claim("data", directories, "500Mi", ""),
+		pod("pod", rather(full.Name), "echo data >/data/file; "+idle, "data"))
 	s.runs("pod")
 	s.same("the pod's node", other.Name, s.nodeOf("pod").Name)
 	s.same("its data", "data", s.in("pod", "cat /data/file"))
 	s.same("volumes and snapshots on the full node", "0 0", s.held(full))
-	s.Logf("what the claim was told: %s", s.kubectl("get", "events", "--field-selector=involvedObject.name=data", "-o", "jsonpath={.items[*].message}"))
+	s.Logf("what the claim was told: %s",
+		s.kubectl("get", "events", "--field-selector=involvedObject.name=data", "-o", "jsonpath={.items[*].message}"))
 
 	s.apply(claim("huge", directories, "20Gi", ""), pod("huge", "", idle, "huge"))
 	s.says("Pod/huge", "did not have enough free storage")
@@ -137,8 +145,10 @@ func TestNodeRestarted(t *testing.T) {
 func TestNodeWithoutItsDisk(t *testing.T) {
 	s := begin(t)
 	n := nodes[0]
-	s.apply(claim("data", directories, "10Mi", ""), claim("image", images, "20Mi", ""), claim("unused", directories, "10Mi", ""),
-		pod("writer", only(n.Name), writes("/data", "/image"), "data", "image"), pod("first", only(n.Name), idle, "unused"))
+	s.apply(claim("data", directories, "10Mi", ""), claim("image", images, "20Mi", ""),
+		claim("unused", directories, "10Mi", ""),
+		pod("writer", only(n.Name), writes("/data", "/image"), "data", "image"), pod("first", only(n.Name), idle,
+			"unused"))
 	s.runs("writer", "first")
 	s.goesOn("writer", "/data", "/image")
 	s.kubectl("delete", "pod", "first")
@@ -157,14 +167,16 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 		return err
 	})
 	s.until("Probe to say so", func() error {
-		out, err := s.shell(n, "curl -sS http://"+s.kubectl("-n", install.Namespace, "get", "pod", s.driverPod(n), "-o", "jsonpath={.status.podIP}")+":9808/healthz")
+		out, err := s.shell(n, "curl -sS http://"+s.kubectl("-n", install.Namespace, "get", "pod", s.driverPod(n), "-o",
+			"jsonpath={.status.podIP}")+":9808/healthz")
 		if err == nil && (!strings.Contains(out, "FailedPrecondition") || !strings.Contains(out, reason)) {
 			err = fmt.Errorf("%q", out)
 		}
 		return err
 	})
 	s.until("the driver's pod not to be ready", func() error {
-		return same("False", s.kubectl("-n", install.Namespace, "get", "pod", s.driverPod(n), "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`))
+		return same("False", s.kubectl("-n", install.Namespace, "get", "pod", s.driverPod(n), "-o",
+			`jsonpath={.status.conditions[?(@.type=="Ready")].status}`))
 	})
 	s.kubectl("delete", "pvc", "unused")
 	s.says("PersistentVolume/"+volume, reason)

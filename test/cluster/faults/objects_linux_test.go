@@ -76,7 +76,8 @@ const forGood = "  tolerations: [{key: node.kubernetes.io/unreachable, operator:
 
 // rather says that a pod would like to be on a node.
 func rather(node string) string {
-	return "  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [" + node + "]}]}}]}}"
+	return "  affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 100, preference: " +
+		"{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [" + node + "]}]}}]}}"
 }
 
 // writes is a command that appends the next number to the file log of each directory, again and again, and ends with an error

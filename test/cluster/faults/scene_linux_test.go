@@ -78,7 +78,8 @@ func (s *scene) well() {
 	s.Helper()
 	s.ready()
 	s.until("room for both classes on both nodes", func() error {
-		sizes, err := s.try("-n", install.Namespace, "get", "csistoragecapacities", "-o", "jsonpath={.items[*].capacity}")
+		sizes, err := s.try("-n", install.Namespace, "get", "csistoragecapacities", "-o",
+			"jsonpath={.items[*].capacity}")
 		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || slices.Contains(got, "0")) {
 			err = fmt.Errorf("there is %q", got)
 		}
@@ -94,7 +95,8 @@ func (s *scene) ready() {
 			return same("True", s.value("node/"+n.Name, `{.status.conditions[?(@.type=="Ready")].status}`))
 		})
 	}
-	for _, w := range []string{"kube-system deployment/coredns", "causeway daemonset/causeway-node", "causeway deployment/causeway-controller"} {
+	for _, w := range []string{"kube-system deployment/coredns", "causeway daemonset/causeway-node",
+		"causeway deployment/causeway-controller"} {
 		in, what, _ := strings.Cut(w, " ")
 		s.until(what+" to be ready", func() error {
 			_, err := s.try("-n", in, "rollout", "status", what, "--timeout=5s")
@@ -108,7 +110,8 @@ func (s *scene) ready() {
 func (s *scene) apart(namespace, label string) {
 	s.Helper()
 	s.until(label+" to be on all nodes", func() error {
-		out, err := s.try("-n", namespace, "get", "pods", "-l", label, "--field-selector=status.phase=Running", "-o", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)
+		out, err := s.try("-n", namespace, "get", "pods", "-l", label, "--field-selector=status.phase=Running", "-o",
+			`jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)
 		if err != nil {
 			return err
 		}
@@ -134,7 +137,8 @@ func (s *scene) apart(namespace, label string) {
 func (s *scene) nothingOn(n local.Node) {
 	s.Helper()
 	s.until("nothing on the disk of "+n.Name, func() error {
-		return empty(s.shell(n, "cd "+local.StorageDir+" && find volumes snapshots groups staging trash -mindepth 1 -maxdepth 1"))
+		return empty(s.shell(n, "cd "+local.StorageDir+" && find volumes snapshots groups staging trash -mindepth 1 "+
+			"-maxdepth 1"))
 	})
 	s.until("no mounts of volumes on "+n.Name, func() error {
 		return empty(s.shell(n, `awk '$2 ~ "/kubernetes.io[~/]csi/" {print $2}' /proc/mounts`))
@@ -151,7 +155,8 @@ func (s *scene) why() {
 		{"get", "nodes,pods", "-A", "-o", "wide"},
 		{"-n", s.namespace, "get", "pvc,volumesnapshots"},
 		{"get", "pv,volumesnapshotcontents"},
-		{"-n", install.Namespace, "get", "csistoragecapacities", "-o", "custom-columns=CLASS:.storageClassName,NODE:.nodeTopology.matchLabels,ROOM:.capacity"},
+		{"-n", install.Namespace, "get", "csistoragecapacities", "-o",
+			"custom-columns=CLASS:.storageClassName,NODE:.nodeTopology.matchLabels,ROOM:.capacity"},
 		{"events", "-A", "--types=Warning"},
 	} {
 		out, err := kube.Run(s.anyhow(), args...)
@@ -161,7 +166,8 @@ func (s *scene) why() {
 	for _, pod := range strings.Fields(pods) {
 		for _, container := range containers(pod) {
 			for _, which := range []string{"--previous=true", "--previous=false"} {
-				if out, err := kube.Run(s.anyhow(), "-n", install.Namespace, "logs", pod, "-c", container, "--tail=40", which); err == nil {
+				if out, err := kube.Run(s.anyhow(), "-n", install.Namespace, "logs", pod, "-c", container, "--tail=40",
+					which); err == nil {
 					s.Logf("the end of the log of %s of %s, %s:\n%s", container, pod, which, out)
 				}
 			}
@@ -209,7 +215,8 @@ func (s *scene) must(err error) {
 
 // try runs kubectl in the test's namespace, if the arguments name no other.
 func (s *scene) try(args ...string) (string, error) {
-	out, err := kube.Run(s.anyhow(), append([]string{"--namespace=" + s.namespace, "--request-timeout=60s"}, args...)...)
+	out, err := kube.Run(s.anyhow(),
+		append([]string{"--namespace=" + s.namespace, "--request-timeout=60s"}, args...)...)
 	return strings.TrimSpace(out), err
 }
 
@@ -285,7 +292,8 @@ func (s *scene) named(name string) local.Node {
 // handle returns the ID of a claim's volume.
 func (s *scene) handle(claim string) string {
 	s.Helper()
-	return s.kubectl("get", "pv", s.kubectl("get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}"), "-o", "jsonpath={.spec.csi.volumeHandle}")
+	return s.kubectl("get", "pv", s.kubectl("get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}"), "-o",
+		"jsonpath={.spec.csi.volumeHandle}")
 }
 
 // says waits until an event of an object has certain words.

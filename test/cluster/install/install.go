@@ -62,7 +62,8 @@ var products = []string{"driver", "csi-sidecars", "csi-sidecars-node"}
 // this program was built from. The programs in them say the tag, too.
 func MakeImages(ctx context.Context, log io.Writer, dir, tag string) (Images, error) {
 	fmt.Fprintln(log, "install: making the images, with the tag", tag)
-	cmd := exec.CommandContext(ctx, "go", "run", ".", "--platforms=linux/"+runtime.GOARCH, "--out="+dir, "--version="+tag)
+	cmd := exec.CommandContext(ctx, "go", "run", ".", "--platforms=linux/"+runtime.GOARCH, "--out="+dir,
+		"--version="+tag)
 	cmd.Dir = filepath.Join(chart.Sources(), "deploy", "images")
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	cmd.Stdout, cmd.Stderr = log, log
@@ -85,7 +86,8 @@ func (i Images) Load(ctx context.Context, log io.Writer, p provider.Provider) er
 
 // MakeNamespace makes the driver's namespace, with the labels of Pod Security that it needs.
 func MakeNamespace(ctx context.Context, k kubectl.Kubectl) error {
-	_, err := k.Run(ctx, "apply", "--server-side", "-f", filepath.Join(chart.Sources(), "deploy", "linux", "namespace.yaml"))
+	_, err := k.Run(ctx, "apply", "--server-side", "-f",
+		filepath.Join(chart.Sources(), "deploy", "linux", "namespace.yaml"))
 	return err
 }
 
@@ -110,7 +112,8 @@ func (h Helm) Run(ctx context.Context, args ...string) (string, error) {
 // waits until all pods are ready. An error has the states of the pods.
 func (h Helm) Upgrade(ctx context.Context, to string, i Images, args ...string) (string, error) {
 	args = append([]string{"upgrade", "causeway", to, "--wait", "--timeout=180s",
-		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "install", "values.yaml"), "--set=images.tag=" + i.tag,
+		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "install",
+			"values.yaml"), "--set=images.tag=" + i.tag,
 		// Nothing else in a pod says that an image of the same name is another.
 		`--set-string=hostpath.controller.podAnnotations.images=` + i.hash + `,hostpath.node.podAnnotations.images=` + i.hash,
 	}, args...)
@@ -138,7 +141,8 @@ func Manifests(ctx context.Context, k kubectl.Kubectl, i Images) error {
 	if err != nil {
 		return err
 	}
-	if _, err := k.Run(ctx, append([]string{"wait", "--for=condition=Established", "--timeout=60s"}, strings.Fields(kinds)...)...); err != nil {
+	if _, err := k.Run(ctx, append([]string{"wait", "--for=condition=Established", "--timeout=60s"},
+		strings.Fields(kinds)...)...); err != nil {
 		return err
 	}
 	if err := MakeNamespace(ctx, k); err != nil {
@@ -165,7 +169,8 @@ func Overlay() string { return filepath.Join(chart.Sources(), "test", "cluster",
 // secrets.
 func certificates(ctx context.Context, k kubectl.Kubectl, dir string) error {
 	driver := filepath.Join(dir, "programs", "linux-"+runtime.GOARCH, "driver")
-	out, err := exec.CommandContext(ctx, driver, "certs", "--dir="+filepath.Join(dir, "certs"), "--shared=causeway-nodes").Output()
+	out, err := exec.CommandContext(ctx, driver, "certs", "--dir="+filepath.Join(dir, "certs"),
+		"--shared=causeway-nodes").Output()
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,8 @@ var _ provider.Provider = (*Cluster)(nil)
 // engine, as it does for kind.
 func New(name string) (*Cluster, error) {
 	if !nameGrammar.MatchString(name) {
-		return nil, errors.New("a cluster's name is at most 32 lower-case letters, digits and hyphens, a letter first: not " + strconv.Quote(name))
+		return nil, errors.New("a cluster's name is at most 32 lower-case letters, digits and hyphens, a letter " +
+			"first: not " + strconv.Quote(name))
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -75,7 +76,8 @@ func New(name string) (*Cluster, error) {
 	}
 	log := &logger{}
 	return &Cluster{
-		name: name, dir: filepath.Join(cache, "causeway", "kind", name), log: log, engine: kind.NewProvider(option, kind.ProviderWithLogger(log)),
+		name: name, dir: filepath.Join(cache, "causeway", "kind", name), log: log, engine: kind.NewProvider(option,
+			kind.ProviderWithLogger(log)),
 	}, nil
 }
 
@@ -85,7 +87,8 @@ func choose(asked string) (kind.ProviderOption, error) {
 	case "":
 		found, err := kind.DetectNodeProvider()
 		if errors.Is(err, kind.NoNodeProviderDetectedError) {
-			return nil, errors.New("kind needs a container engine, and there is none: it looks for docker, nerdctl (or finch) and podman in PATH, in this order")
+			return nil, errors.New("kind needs a container engine, and there is none: it looks for docker, nerdctl " +
+				"(or finch) and podman in PATH, in this order")
 		}
 		return found, err
 	case "docker":
@@ -95,7 +98,8 @@ func choose(asked string) (kind.ProviderOption, error) {
 	case "nerdctl", "finch", "nerdctl.lima":
 		return kind.ProviderWithNerdctl(asked), nil
 	}
-	return nil, fmt.Errorf("KIND_EXPERIMENTAL_PROVIDER is %q: kind knows docker, podman, nerdctl, finch and nerdctl.lima", asked)
+	return nil, fmt.Errorf("KIND_EXPERIMENTAL_PROVIDER is %q: kind knows docker, podman, nerdctl, finch and "+
+		"nerdctl.lima", asked)
 }
 
 func (c *Cluster) kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
@@ -110,7 +114,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	case o.Nodes < 1:
 		return fmt.Errorf("%d nodes: at least 1", o.Nodes)
 	case o.Windows > 0:
-		return errors.New("no Windows nodes are simulated with kind, as nothing would play their kubelets once this program has ended: use --provider=local")
+		return errors.New("no Windows nodes are simulated with kind, as nothing would play their kubelets once this " +
+			"program has ended: use --provider=local")
 	}
 	c.log.to(o.Log)
 	defer c.log.to(nil)
@@ -158,11 +163,13 @@ func (c *Cluster) runs(ctx context.Context, found []nodes.Node, o provider.Optio
 		return false, err
 	}
 	if len(workers) != o.Nodes {
-		return false, fmt.Errorf("cluster %s runs, with %d nodes, not %d: end it first (down)", c.name, len(workers), o.Nodes)
+		return false, fmt.Errorf("cluster %s runs, with %d nodes, not %d: end it first (down)", c.name, len(workers),
+			o.Nodes)
 	}
 	for _, n := range found {
 		if err := n.CommandContext(ctx, "test", "-d", StorageDir).Run(); err != nil {
-			return false, fmt.Errorf("node %s of cluster %s doesn't do what it is told (%w): start its container again, or end the cluster (down)", n, c.name, err)
+			return false, fmt.Errorf("node %s of cluster %s doesn't do what it is told (%w): start its container "+
+				"again, or end the cluster (down)", n, c.name, err)
 		}
 	}
 	return true, nil
@@ -172,7 +179,8 @@ func (c *Cluster) runs(ctx context.Context, found []nodes.Node, o provider.Optio
 func (c *Cluster) own() error {
 	_, err := os.Stat(c.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("kind has a cluster %s that this program hasn't started: use another name, or end it (kind delete cluster --name %s)", c.name, c.name)
+		return fmt.Errorf("kind has a cluster %s that this program hasn't started: use another name, or end it (kind "+
+			"delete cluster --name %s)", c.name, c.name)
 	}
 	return err
 }
@@ -183,7 +191,8 @@ func (c *Cluster) start(ctx context.Context, o provider.Options) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return err
 	}
-	err := c.engine.Create(c.name, kind.CreateWithV1Alpha4Config(config(o)), kind.CreateWithKubeconfigPath(c.kubeconfig()), kind.CreateWithWaitForReady(patience))
+	err := c.engine.Create(c.name, kind.CreateWithV1Alpha4Config(config(o)),
+		kind.CreateWithKubeconfigPath(c.kubeconfig()), kind.CreateWithWaitForReady(patience))
 	if err != nil {
 		return fmt.Errorf("kind: %w", err)
 	}
@@ -203,7 +212,8 @@ func (c *Cluster) start(ctx context.Context, o provider.Options) error {
 		return err
 	}
 	if o.Log != nil {
-		fmt.Fprintf(o.Log, "cluster %s: %d nodes are ready after %.1f s\n", c.name, o.Nodes, time.Since(began).Seconds())
+		fmt.Fprintf(o.Log, "cluster %s: %d nodes are ready after %.1f s\n", c.name, o.Nodes,
+			time.Since(began).Seconds())
 	}
 	return os.WriteFile(c.up(), nil, 0o600)
 }

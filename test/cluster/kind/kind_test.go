@@ -178,7 +178,8 @@ func TestLifeOfACluster(t *testing.T) {
 		t.Errorf("pods were tried on %v, want the two workers", got)
 	}
 	real.NoPods(t)
-	if got := append(e.ran("worker"), e.ran("control-plane")...); !slices.Equal(got, slices.Repeat([]string{"mkdir -p /var/lib/causeway"}, 3)) {
+	if got := append(e.ran("worker"), e.ran("control-plane")...); !slices.Equal(got,
+		slices.Repeat([]string{"mkdir -p /var/lib/causeway"}, 3)) {
 		t.Errorf("got %q, want the directory on each node", got)
 	}
 	if !strings.HasPrefix(log.String(), "kind: at work\ncluster trial: 2 nodes are ready") {
@@ -220,7 +221,8 @@ func testLoad(t *testing.T, c *Cluster, e *fakeEngine) {
 	}
 	wants(t, c.Load(t.Context(), tar, tar))
 	for _, n := range e.nodes {
-		imports := slices.DeleteFunc(n.(*fakeNode).ran, func(line string) bool { return !strings.Contains(line, "images import") })
+		imports := slices.DeleteFunc(n.(*fakeNode).ran,
+			func(line string) bool { return !strings.Contains(line, "images import") })
 		if len(imports) != 2 || !strings.HasSuffix(imports[1], " < image") {
 			t.Errorf("%s: got %q, want the two archives", n, imports)
 		}
@@ -322,7 +324,8 @@ func TestKindTakesTheConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"--name trial-control-plane ", "--name trial-worker ", "--name trial-worker2 ", "kindest/node:v1.37."} {
+	for _, want := range []string{"--name trial-control-plane ", "--name trial-worker ", "--name trial-worker2 ",
+		"kindest/node:v1.37."} {
 		if !strings.Contains(string(lines), want) {
 			t.Errorf("got\n%swant %q in it", lines, want)
 		}

@@ -41,7 +41,8 @@ func (k Kubectl) Kubeconfig() string { return k.config }
 // Environment returns this process's environment, in which the command kubectl is this kubectl.
 func (k Kubectl) Environment() []string {
 	// A local cluster is reached without a proxy.
-	return append(os.Environ(), "NO_PROXY="+os.Getenv("NO_PROXY")+",10.99.0.0/16", "KUBECONFIG="+k.config, "PATH="+k.bin+":"+os.Getenv("PATH"))
+	return append(os.Environ(), "NO_PROXY="+os.Getenv("NO_PROXY")+",10.99.0.0/16", "KUBECONFIG="+k.config,
+		"PATH="+k.bin+":"+os.Getenv("PATH"))
 }
 
 // Command returns a command that is not started.

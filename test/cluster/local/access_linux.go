@@ -135,10 +135,12 @@ func (c *Cluster) Status(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if !exists(c.up()) {
-		return errors.Join(append(errs, errors.New("its start was not finished: up starts it anew, down removes it"))...)
+		return errors.Join(append(errs,
+			errors.New("its start was not finished: up starts it anew, down removes it"))...)
 	}
 	if len(errs) == 0 {
-		cmd := exec.CommandContext(ctx, filepath.Join(s.Bin, "kubectl"), "--kubeconfig="+c.kubeconfig(), "get", "nodes", "-o", "wide")
+		cmd := exec.CommandContext(ctx, filepath.Join(s.Bin, "kubectl"), "--kubeconfig="+c.kubeconfig(), "get", "nodes",
+			"-o", "wide")
 		cmd.Stdout, cmd.Stderr = w, w
 		errs = append(errs, cmd.Run())
 	}

@@ -15,14 +15,15 @@ import (
 const cgroups = "/sys/fs/cgroup"
 
 // hierarchies returns the directories of the version 1 hierarchies, and that of version 2 beside
-// them if it exists: it has no controllers, but runc makes groups in it, too.
+// them if present: it has no controllers, but runc makes groups in it, too.
 func hierarchies() ([]string, error) {
 	var root unix.Statfs_t
 	if err := unix.Statfs(cgroups, &root); err != nil {
 		return nil, err
 	}
 	if root.Type == unix.CGROUP2_SUPER_MAGIC {
-		return nil, errors.New("this machine has control groups of version 2, and --provider=local is for version 1 alone: use --provider=kind")
+		return nil, errors.New("this machine has control groups of version 2, and --provider=local is for version 1 " +
+			"alone: use --provider=kind")
 	}
 	entries, err := os.ReadDir(cgroups)
 	if err != nil {
@@ -105,7 +106,7 @@ func removeCgroups(parent string) error {
 	return nil
 }
 
-// removeCgroup removes a group and those below it, if it is there.
+// removeCgroup removes a group and those below it, if present.
 func removeCgroup(dir string) error {
 	var err error
 	for range 100 {

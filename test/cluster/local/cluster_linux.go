@@ -32,7 +32,8 @@ type Cluster struct {
 // New returns the cluster of that name. Errors: an invalid name.
 func New(name string) (*Cluster, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("a local cluster needs root: it makes namespaces, mounts and control groups, and its files are root's")
+		return nil, errors.New("a local cluster needs root: it makes namespaces, mounts and control groups, and its " +
+			"files are root's")
 	}
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -76,7 +77,8 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	start := time.Now()
 	err = c.start(ctx, o, bin)
 	if err == nil {
-		fmt.Fprintf(o.Log, "cluster %s: %d nodes, and %d that are simulated, are ready after %.1f s\n", c.name, o.Nodes, o.Windows, time.Since(start).Seconds())
+		fmt.Fprintf(o.Log, "cluster %s: %d nodes, and %d that are simulated, are ready after %.1f s\n", c.name, o.Nodes,
+			o.Windows, time.Since(start).Seconds())
 		return nil
 	}
 	if ctx.Err() == nil {
@@ -119,7 +121,10 @@ func (c *Cluster) lock(ctx context.Context, log io.Writer) (unlock func(), err e
 		return nil, err
 	}
 	// The directory stays: a process that waits for its lock waits for this directory.
-	return flock.Wait(ctx, Root, func() { fmt.Fprintln(log, "cluster: waiting for another process that starts or ends one") })
+	return flock.Wait(ctx, Root, func() {
+		fmt.Fprintln(log,
+			"cluster: waiting for another process that starts or ends one")
+	})
 }
 
 // runs reports whether the cluster runs as requested. A cluster that was not started completely
@@ -139,7 +144,8 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 		}
 	}
 	if s.Nodes != o.Nodes || s.Windows != o.Windows {
-		return false, fmt.Errorf("cluster %s runs, with %d nodes and %d for Windows, not %d and %d: end it first (down)", c.name, s.Nodes, s.Windows, o.Nodes, o.Windows)
+		return false, fmt.Errorf("cluster %s runs, with %d nodes and %d for Windows, not %d and %d: end it first "+
+			"(down)", c.name, s.Nodes, s.Windows, o.Nodes, o.Windows)
 	}
 	client, err := c.client()
 	if err != nil {
@@ -167,7 +173,8 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 	if err != nil {
 		return err
 	}
-	if err := c.awaitInit(ctx, "", "the plane's network", func() error { return inNetwork(ctx, plane.pid, "ip", "link", "show", bridge).Run() }); err != nil {
+	if err := c.awaitInit(ctx, "", "the plane's network",
+		func() error { return inNetwork(ctx, plane.pid, "ip", "link", "show", bridge).Run() }); err != nil {
 		return err
 	}
 	if err := c.connect(ctx, plane.pid, s); err != nil {
@@ -178,7 +185,8 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 			return fmt.Errorf("start %s: %w", n.Name, err)
 		}
 	}
-	if err := c.awaitInit(ctx, "", "the API server", func() error { _, err := os.Stat(c.ready()); return err }); err != nil {
+	if err := c.awaitInit(ctx, "", "the API server",
+		func() error { _, err := os.Stat(c.ready()); return err }); err != nil {
 		return err
 	}
 	if err := c.furnish(ctx, s); err != nil {
@@ -297,7 +305,8 @@ type command struct{ *exec.Cmd }
 
 // inNetwork returns a command in the network of a process, with this machine's files.
 func inNetwork(ctx context.Context, pid int, argv ...string) command {
-	return command{exec.CommandContext(ctx, "nsenter", append([]string{"--net", "-t", strconv.Itoa(pid), "--"}, argv...)...)}
+	return command{exec.CommandContext(ctx, "nsenter",
+		append([]string{"--net", "-t", strconv.Itoa(pid), "--"}, argv...)...)}
 }
 
 // run runs the command.
@@ -310,7 +319,8 @@ func (c command) run() error {
 
 // plug makes a cable from the plane's bridge, where it is called port, to a device in the network of a process.
 func plug(ctx context.Context, plane int, port, device, hardware string, pid int) error {
-	cable := []string{"ip", "link", "add", port, "type", "veth", "peer", "name", device, "address", hardware, "netns", strconv.Itoa(pid)}
+	cable := []string{"ip", "link", "add", port, "type", "veth", "peer", "name", device, "address", hardware, "netns",
+		strconv.Itoa(pid)}
 	if err := inNetwork(ctx, plane, cable...).run(); err != nil {
 		return err
 	}
@@ -401,7 +411,8 @@ func noMounts(dir string) error {
 	for line := range strings.Lines(string(table)) {
 		fields := strings.Fields(line)
 		if len(fields) > 4 && (fields[4] == dir || strings.HasPrefix(fields[4], dir+"/")) {
-			return fmt.Errorf("something is mounted at %s, which is none of the cluster's mounts: unmount it", fields[4])
+			return fmt.Errorf("something is mounted at %s, which is none of the cluster's mounts: unmount it",
+				fields[4])
 		}
 	}
 	return nil

@@ -78,7 +78,8 @@ func TestACluster(t *testing.T) {
 		}
 	})
 	t.Run("up with other nodes is an error", func(t *testing.T) {
-		if err := c.Up(ctx, provider.Options{Nodes: 3, Windows: 1, Log: os.Stderr}); err == nil || !strings.Contains(err.Error(), "not 3") {
+		if err := c.Up(ctx, provider.Options{Nodes: 3, Windows: 1, Log: os.Stderr}); err == nil ||
+			!strings.Contains(err.Error(), "not 3") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -102,7 +103,8 @@ func TestACluster(t *testing.T) {
 	t.Run("an image is loaded into each", func(t *testing.T) {
 		const ref = "example.com/causeway/test:v1"
 		tar := filepath.Join(t.TempDir(), "image.tar")
-		image := oci.Image{Platform: "linux/amd64", Layers: [][]oci.File{{{Path: "/file", Mode: 0o644, Content: []byte("x")}}}}
+		image := oci.Image{Platform: "linux/amd64",
+			Layers: [][]oci.File{{{Path: "/file", Mode: 0o644, Content: []byte("x")}}}}
 		if _, err := oci.Write(tar, ref, image); err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +122,8 @@ func TestACluster(t *testing.T) {
 		if err := c.Logs(ctx, dir); err != nil {
 			t.Fatal(err)
 		}
-		for _, pattern := range []string{"plane/*/kube-apiserver.log", "node-2/components/kubelet.log", "node-*/pods/kube-system_coredns-*/coredns/0.log"} {
+		for _, pattern := range []string{"plane/*/kube-apiserver.log", "node-2/components/kubelet.log",
+			"node-*/pods/kube-system_coredns-*/coredns/0.log"} {
 			found, err := filepath.Glob(filepath.Join(dir, pattern))
 			if err != nil || len(found) == 0 {
 				t.Errorf("no %s, %v", pattern, err)
@@ -211,7 +214,8 @@ func TestACluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		if now := hardware(t, c, n); now[0] != addresses[0] {
-			t.Errorf("with a node the bridge's hardware address went from %s to %s: who remembers it doesn't find the plane", addresses[0], now[0])
+			t.Errorf("with a node the bridge's hardware address went from %s to %s: who remembers it doesn't find "+
+				"the plane", addresses[0], now[0])
 		}
 		if _, err := n.Run(ctx, "true"); err == nil {
 			t.Error("a command runs on a node that is off")
@@ -275,7 +279,8 @@ func TestAnUpThatIsKilled(t *testing.T) {
 	}{
 		{"when the plane has started", func(c *Cluster) bool { _, err := c.init(""); return err == nil }},
 		{"when a node has started", func(c *Cluster) bool { _, err := c.init("node-1"); return err == nil }},
-		{"when the data disks are mounted", func(c *Cluster) bool { left, err := c.leftLoops(); return err == nil && len(left) > 0 }},
+		{"when the data disks are mounted",
+			func(c *Cluster) bool { left, err := c.leftLoops(); return err == nil && len(left) > 0 }},
 		{"when the API server answers", func(c *Cluster) bool { return exists(c.ready()) }},
 	} {
 		t.Run(moment.name, func(t *testing.T) {
@@ -339,7 +344,8 @@ func hardware(t *testing.T, c *Cluster, n Node) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inNetwork(t.Context(), plane.pid, "ip", "link", "set", n.port, "address", "02:00:00:00:00:00").Run() // there is none of a node that is off
+	// there is none of a node that is off
+	inNetwork(t.Context(), plane.pid, "ip", "link", "set", n.port, "address", "02:00:00:00:00:00").Run()
 	out, err := inNetwork(t.Context(), plane.pid, "ip", "-j", "link", "show", bridge).Output()
 	if err != nil {
 		t.Fatal(err)

@@ -55,7 +55,8 @@ func (c *Cluster) client() (kubernetes.Interface, error) {
 // awaitNodes waits until all nodes are ready, as long as they run.
 func (c *Cluster) awaitNodes(ctx context.Context, client kubernetes.Interface, s spec) error {
 	for _, n := range s.nodes() {
-		err := c.awaitInit(ctx, n.Name, n.Name+" to be ready", func() error { return readiness.Ready(ctx, client, n.Name) })
+		err := c.awaitInit(ctx, n.Name, n.Name+" to be ready",
+			func() error { return readiness.Ready(ctx, client, n.Name) })
 		if err != nil {
 			return err
 		}
@@ -86,4 +87,5 @@ func (c *Cluster) apply(ctx context.Context, s spec, objects []byte) error {
 
 // seesTheAPI is the check of a pod on each node: it finds the API server by name and reaches it at
 // its service's address. Then DNS, kube-proxy and the network between pods and nodes work.
-const seesTheAPI = "until nslookup -type=a kubernetes.default.svc.cluster.local && nc -w 2 kubernetes.default.svc.cluster.local 443 </dev/null; do sleep 0.2; done"
+const seesTheAPI = "until nslookup -type=a kubernetes.default.svc.cluster.local && nc -w 2 " +
+	"kubernetes.default.svc.cluster.local 443 </dev/null; do sleep 0.2; done"

@@ -164,5 +164,6 @@ func (f files) kill(pid int) error {
 			return fmt.Errorf("wait for process %d: %w", pid, err)
 		}
 	}
-	return fmt.Errorf("process %d of %s, or one in its namespaces, doesn't end a minute after SIGKILL: something in the kernel holds it", pid, f.dir)
+	return fmt.Errorf("process %d of %s, or one in its namespaces, doesn't end a minute after SIGKILL: something in "+
+		"the kernel holds it", pid, f.dir)
 }

@@ -30,7 +30,8 @@ func inotify(nodes int) error {
 	}
 	used, need := inotifyUsed(), inotifyPlane+nodes*inotifyNode
 	if used+need > limit {
-		return fmt.Errorf("of %d inotify instances (%s) %d are in use, and %d nodes take some %d: end other clusters, or say: sysctl fs.inotify.max_user_instances=%d",
+		return fmt.Errorf("of %d inotify instances (%s) %d are in use, and %d nodes take some %d: end other "+
+			"clusters, or say: sysctl fs.inotify.max_user_instances=%d",
 			limit, inotifyLimit, used, nodes, need, max(1024, 2*(used+need)))
 	}
 	return nil
@@ -45,7 +46,8 @@ func inotifyUsed() int {
 	}
 	used := 0
 	for _, fd := range open {
-		if to, err := os.Readlink(fd); err == nil && strings.HasSuffix(to, "inotify") && strings.HasPrefix(to, "anon_inode:") {
+		if to, err := os.Readlink(fd); err == nil && strings.HasSuffix(to, "inotify") &&
+			strings.HasPrefix(to, "anon_inode:") {
 			used++
 		}
 	}

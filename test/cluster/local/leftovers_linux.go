@@ -61,7 +61,8 @@ func (c *Cluster) leftProcesses() ([]string, error) {
 			is = is || strings.HasPrefix(at, c.dir+"/")
 		}
 		if is {
-			found = append(found, fmt.Sprintf("process %s: %s", filepath.Base(p), strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")))
+			found = append(found, fmt.Sprintf("process %s: %s", filepath.Base(p),
+				strings.ReplaceAll(strings.TrimRight(string(line), "\x00"), "\x00", " ")))
 		}
 	}
 	return found, nil

@@ -78,7 +78,8 @@ func (f files) ours(all []loop) []loop {
 	for grown := true; grown; {
 		grown = false
 		for _, l := range all {
-			mine := l.mute && strings.HasPrefix(l.backing, f.dir+"/") || disks[l.file] || numbers[l.file.on] || l.device != 0 && numbers[l.device]
+			mine := l.mute && strings.HasPrefix(l.backing, f.dir+"/") || disks[l.file] || numbers[l.file.on] ||
+				l.device != 0 && numbers[l.device]
 			if mine && !numbers[l.number] {
 				numbers[l.number], grown = true, true
 				found = append(found, l)
@@ -123,7 +124,8 @@ func (f files) detachLoops() error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return fmt.Errorf("%d loop devices can't be detached, such as %s of %s: somebody has them open", len(left), left[0].path, left[0].backing)
+	return fmt.Errorf("%d loop devices can't be detached, such as %s of %s: somebody has them open", len(left),
+		left[0].path, left[0].backing)
 }
 
 // detach has the kernel detach the device, now or when its last user closes it, unless it has

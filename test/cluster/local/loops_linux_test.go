@@ -44,7 +44,8 @@ func TestWhoseALoopDeviceIs(t *testing.T) {
 		got = append(got, l.path)
 	}
 	slices.Sort(got)
-	if want := []string{"its disk", "of a block volume", "on its dead disk", "on its disk", "on its loop's loop"}; !slices.Equal(got, want) {
+	if want := []string{"its disk", "of a block volume", "on its dead disk", "on its disk",
+		"on its loop's loop"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -57,7 +58,8 @@ func TestALoopDeviceOfADeletedDiskIsLeft(t *testing.T) {
 	}
 	c.dir = filepath.Join(t.TempDir(), "deleted-disk")
 	disk := c.node("node-1").disk()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(disk), 0o700), os.WriteFile(disk, make([]byte, 1<<20), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(disk), 0o700),
+		os.WriteFile(disk, make([]byte, 1<<20), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command("losetup", "--show", "-f", disk).Output()

@@ -139,7 +139,8 @@ func hostLink(name string) string {
 
 func checkName(name string) error {
 	if !nameGrammar.MatchString(name) {
-		return errors.New("a cluster's name is at most 32 lower-case letters, digits and hyphens, a letter first: not " + strconv.Quote(name))
+		return errors.New("a cluster's name is at most 32 lower-case letters, digits and hyphens, a letter first: " +
+			"not " + strconv.Quote(name))
 	}
 	return nil
 }

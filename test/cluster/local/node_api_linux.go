@@ -45,7 +45,8 @@ func (n Node) Login(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(i.pid), "-m", "-p", "-n", "-u", "-i", "--"}, argv...)...)
+	cmd := exec.CommandContext(ctx, "nsenter",
+		append([]string{"-t", strconv.Itoa(i.pid), "-m", "-p", "-n", "-u", "-i", "--"}, argv...)...)
 	cmd.Env = environment(n.spec.Bin + ":/usr/sbin:/usr/bin:/sbin:/bin")
 	return cmd, nil
 }
@@ -188,7 +189,9 @@ func (n Node) Listen(address string) (net.Listener, error) {
 	}
 	done := make(chan result)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine, as it is of no use in that network
+		// and never unlocked: the thread ends with the goroutine, as it is of no use in that
+		// network
+		runtime.LockOSThread()
 		if err := unix.Setns(int(network.Fd()), unix.CLONE_NEWNET); err != nil {
 			done <- result{nil, fmt.Errorf("enter the network of %s: %w", n.Name, err)}
 			return

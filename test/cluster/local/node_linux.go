@@ -35,7 +35,8 @@ const containerdSocket = "/run/containerd/containerd.sock"
 func runNode(ctx context.Context, f files, s spec, n node) error {
 	own := f.node(n.Name)
 	var dirs []string
-	for _, d := range []string{"log", "kubelet", "containerd", "cni", "cni-conf", "pods-log", "containers-log", "storage"} {
+	for _, d := range []string{"log", "kubelet", "containerd", "cni", "cni-conf", "pods-log", "containers-log",
+		"storage"} {
 		dirs = append(dirs, own.of(d))
 	}
 	if err := makeDirs(dirs...); err != nil {
@@ -83,7 +84,8 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 	go d.reap()
 	d.run(own, "kubelet", "kubelet", "--config="+own.of("kubelet.yaml"), "--kubeconfig="+own.of("kubelet.kubeconfig"),
 		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
-	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"), "--hostname-override="+n.Name,
+	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"),
+		"--hostname-override="+n.Name,
 		"--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
 		"--conntrack-tcp-timeout-close-wait=0")
 	<-ctx.Done()
@@ -234,7 +236,8 @@ func mountDisk(ctx context.Context, own nodeFiles) error {
 	if _, err := os.Stat(own.noDisk()); err == nil {
 		return nil
 	}
-	if out, err := exec.CommandContext(ctx, "mount", "-o", "loop", own.disk(), StorageDir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "mount", "-o", "loop", own.disk(),
+		StorageDir).CombinedOutput(); err != nil {
 		return fmt.Errorf("mount the data disk: %w: %s", err, out)
 	}
 	return nil
@@ -273,7 +276,8 @@ func serveCRI(ctx context.Context, own nodeFiles) error {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	for line := range strings.Lines(string(out)) {
-		if f := strings.Fields(line); len(f) > 1 && f[0] == "io.containerd.grpc.v1" && f[1] == "cri" && f[len(f)-1] == "ok" {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "io.containerd.grpc.v1" && f[1] == "cri" &&
+			f[len(f)-1] == "ok" {
 			return nil
 		}
 	}
@@ -296,7 +300,8 @@ func importImages(ctx context.Context, own nodeFiles, f files) error {
 		return err
 	}
 	for _, t := range tars {
-		if out, err := exec.CommandContext(ctx, "ctr", "-n", "k8s.io", "images", "import", t).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(ctx, "ctr", "-n", "k8s.io", "images", "import",
+			t).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", t, err, out)
 		}
 	}

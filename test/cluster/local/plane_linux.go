@@ -123,6 +123,7 @@ func simulate(f files, s spec) (process.Process, error) {
 	}
 	os.Setenv("KWOK_WORKDIR", f.plane()) // prevents the use of a user's configuration of kwok
 	return process.Start(process.Command{
-		Name: "kwok", Dir: f.plane(), Log: filepath.Join(f.plane(), "kwok.log"), Argv: append([]string{filepath.Join(s.Bin, "kwok")}, args...),
+		Name: "kwok", Dir: f.plane(), Log: filepath.Join(f.plane(),
+			"kwok.log"), Argv: append([]string{filepath.Join(s.Bin, "kwok")}, args...),
 	})
 }

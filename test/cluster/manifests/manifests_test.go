@@ -152,7 +152,8 @@ func TestInstall(t *testing.T) {
 
 func withoutCRDs(s *scene) {
 	out, err := s.try(s.documented("kubectl apply --server-side -k deploy/linux"))
-	if err == nil || !strings.Contains(out, `no matches for kind "VolumeSnapshotClass"`) || !strings.Contains(out, `no matches for kind "VolumeGroupSnapshotClass"`) {
+	if err == nil || !strings.Contains(out, `no matches for kind "VolumeSnapshotClass"`) ||
+		!strings.Contains(out, `no matches for kind "VolumeGroupSnapshotClass"`) {
 		s.Errorf("%v\n%s", err, out)
 	}
 	s.deployment()
@@ -162,14 +163,16 @@ func withoutCRDs(s *scene) {
 func crds(s *scene) {
 	s.run(s.documented("kubectl apply --server-side -k charts/causeway/crds"))
 	s.run("kubectl wait --timeout=60s --for=condition=Established crd --all")
-	if out := s.run(s.documented("kubectl get crd volumesnapshots.snapshot.storage.k8s.io volumegroupsnapshots.groupsnapshot.storage.k8s.io")); strings.Count(out, "snapshots.") != 2 {
+	if out := s.run(s.documented("kubectl get crd volumesnapshots.snapshot.storage.k8s.io " +
+		"volumegroupsnapshots.groupsnapshot.storage.k8s.io")); strings.Count(out, "snapshots.") != 2 {
 		s.Error(out)
 	}
 }
 
 // certificates runs what the page says, and then what that prints.
 func certificates(s *scene) {
-	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.Home, "bin", "driver"), "./cmd/driver")
+	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.Home, "bin", "driver"),
+		"./cmd/driver")
 	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		s.Fatalf("%v: %s", err, out)
@@ -210,7 +213,8 @@ func asItIs(s *scene) {
 	if out := s.run(line); strings.Contains(out, "Warning") {
 		s.Error(out)
 	}
-	before := s.run("kubectl -n causeway get deployment,daemonset,service,configmap -o jsonpath='{range .items[*]}{.metadata.name} {.metadata.generation} {.metadata.resourceVersion}{\"\\n\"}{end}'")
+	before := s.run("kubectl -n causeway get deployment,daemonset,service,configmap -o jsonpath='{range " +
+		".items[*]}{.metadata.name} {.metadata.generation} {.metadata.resourceVersion}{\"\\n\"}{end}'")
 	s.run(line)
 	if after := s.run("kubectl -n causeway get deployment,daemonset,service,configmap -o jsonpath='{range .items[*]}{.metadata.name} {.metadata.generation} {.metadata.resourceVersion}{\"\\n\"}{end}'"); after != before {
 		s.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -218,7 +222,8 @@ func asItIs(s *scene) {
 	if out := s.run("kubectl apply -k deploy/linux --dry-run=server 2>&1 | grep -v 'missing the kubectl.kubernetes.io/last-applied-configuration'"); !strings.Contains(out, "daemonset.apps/causeway-node configured (server dry run)") {
 		s.Error(out)
 	}
-	for _, c := range append(s.deployment().Spec.Template.Spec.Containers, s.daemonSet().Spec.Template.Spec.Containers...) {
+	for _, c := range append(s.deployment().Spec.Template.Spec.Containers,
+		s.daemonSet().Spec.Template.Spec.Containers...) {
 		if c.Image != "ghcr.io/causeway-csi/"+c.Name+":dev" {
 			s.Errorf("%s runs %s", c.Name, c.Image)
 		}
@@ -242,15 +247,18 @@ func podSecurity(s *scene) {
 		{"a node's pod doesn't pass it", "restricted", node, "privileged"},
 		{"nor the one below", "baseline", node, "privileged"},
 		{"a node's pod passes the level of our namespace", "privileged", node, ""},
-		{"without privileges it can't mount for others", "privileged", weak, "Bidirectional mount propagation is available only to privileged containers"},
+		{"without privileges it can't mount for others", "privileged", weak,
+			"Bidirectional mount propagation is available only to privileged containers"},
 	} {
 		in := fmt.Sprintf("%s-%d", tc.level, i)
 		s.Namespace(in, map[string]string{"pod-security.kubernetes.io/enforce": tc.level})
 		s.Account(in, tc.pod.ServiceAccountName)
 		s.Run(tc.name, func(t *testing.T) {
 			pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "it"}, Spec: tc.pod}
-			_, err := s.Client.CoreV1().Pods(in).Create(t.Context(), pod, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
-			if tc.refused == "" && err != nil || tc.refused != "" && (err == nil || !strings.Contains(err.Error(), tc.refused)) {
+			_, err := s.Client.CoreV1().Pods(in).Create(t.Context(), pod,
+				meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+			if tc.refused == "" && err != nil || tc.refused != "" &&
+				(err == nil || !strings.Contains(err.Error(), tc.refused)) {
 				t.Errorf("%v, want %q in it", err, tc.refused)
 			}
 		})
@@ -285,7 +293,8 @@ func ownDirectory(s *scene) {
 	if got := pod.Containers[1].Args[0]; got != "--controllers=provisioner,resizer,snapshotter,health-monitor,snapshot-controller" {
 		s.Error(got)
 	}
-	for _, flag := range []string{"--snapshot-controller-kube-api-qps=100", "--snapshot-controller-kube-api-burst=200"} {
+	for _, flag := range []string{"--snapshot-controller-kube-api-qps=100",
+		"--snapshot-controller-kube-api-burst=200"} {
 		if !slices.Contains(pod.Containers[1].Args, flag) {
 			s.Errorf("%s is not in %q", flag, pod.Containers[1].Args)
 		}
@@ -293,18 +302,21 @@ func ownDirectory(s *scene) {
 	if got := pod.Containers[0].Image; got != "registry.example/driver:dev" {
 		s.Error(got)
 	}
-	if out := s.run("kubectl -n causeway get configmap causeway-forgotten-nodes -o jsonpath='{.data.nodes}'"); !strings.HasPrefix(out, "node-17 ") {
+	if out := s.run("kubectl -n causeway get configmap causeway-forgotten-nodes -o " +
+		"jsonpath='{.data.nodes}'"); !strings.HasPrefix(out, "node-17 ") {
 		s.Error(out)
 	}
 	s.run("kubectl -n causeway get networkpolicy causeway-node causeway-controller")
 	s.run("kubectl get volumeattributesclass causeway-hostpath-read-ahead")
-	const create = "kubectl auth can-i create volumesnapshotcontents --as=system:serviceaccount:causeway:causeway-controller 2>/dev/null"
+	const create = "kubectl auth can-i create volumesnapshotcontents " +
+		"--as=system:serviceaccount:causeway:causeway-controller 2>/dev/null"
 	if out := s.run(create); strings.TrimSpace(out) != "yes" {
 		s.Error(out)
 	}
 	// Somebody forgets another node with kubectl edit: a later apply says so, and doesn't undo it.
 	s.run(`kubectl -n causeway patch configmap causeway-forgotten-nodes --field-manager=kubectl-edit -p '{"data":{"nodes":"node-18"}}'`)
-	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil || !strings.Contains(out, `conflict with "kubectl-edit"`) {
+	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil ||
+		!strings.Contains(out, `conflict with "kubectl-edit"`) {
 		s.Errorf("%v\n%s", err, out)
 	}
 	s.run("kubectl apply --server-side --force-conflicts -k causeway")
@@ -312,7 +324,8 @@ func ownDirectory(s *scene) {
 
 func withoutCertManager(s *scene) {
 	s.overlay()
-	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil || !strings.Contains(out, `no matches for kind "Certificate"`) {
+	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil ||
+		!strings.Contains(out, `no matches for kind "Certificate"`) {
 		s.Errorf("%v\n%s", err, out)
 	}
 	out := s.run("kubectl kustomize causeway")
@@ -334,7 +347,8 @@ func replaced(s *scene) {
 		s.Fatalf("the page has %d such lines", len(lines))
 	}
 	// Those have the driver's name, and can't be changed.
-	s.run("kubectl delete -l app.kubernetes.io/part-of=causeway storageclasses,volumesnapshotclasses,volumegroupsnapshotclasses")
+	s.run("kubectl delete -l app.kubernetes.io/part-of=causeway " +
+		"storageclasses,volumesnapshotclasses,volumegroupsnapshotclasses")
 	for _, l := range lines {
 		if out := s.run(l[0] + " --dry-run=server"); strings.Contains(out, l[1]) {
 			s.Errorf("%s: %s", l[0], out)
@@ -348,10 +362,15 @@ func replaced(s *scene) {
 
 // otherNamespace: kustomize finds all that has to change, and the router asks for its own namespace's service.
 func otherNamespace(s *scene) {
-	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: storage\nresources: [../deploy/linux]\n" +
-		"components: [../deploy/linux/snapshot-controller, ../deploy/linux/network-policy, ../deploy/linux/cert-manager]\n")
+	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: storage\nresources: " +
+		"[../deploy/linux]\n" +
+		"components: [../deploy/linux/snapshot-controller, ../deploy/linux/network-policy, " +
+		"../deploy/linux/cert-manager]\n")
 	out := s.run("kubectl kustomize causeway")
-	if strings.Contains(out, "namespace: causeway\n") || strings.Contains(out, "causeway.svc") || !strings.Contains(out, "kind: Namespace\nmetadata:\n  labels:\n    app.kubernetes.io/part-of: causeway\n    pod-security.kubernetes.io/audit: privileged\n    pod-security.kubernetes.io/enforce: privileged\n    pod-security.kubernetes.io/warn: privileged\n  name: storage\n") {
+	if strings.Contains(out, "namespace: causeway\n") || strings.Contains(out, "causeway.svc") ||
+		!strings.Contains(out, "kind: Namespace\nmetadata:\n  labels:\n    app.kubernetes.io/part-of: causeway\n    "+
+			"pod-security.kubernetes.io/audit: privileged\n    pod-security.kubernetes.io/enforce: privileged\n    "+
+			"pod-security.kubernetes.io/warn: privileged\n  name: storage\n") {
 		s.Error(out)
 	}
 }
@@ -361,8 +380,10 @@ func someNodes(s *scene) {
 	if patch == nil {
 		s.Fatal("docs/how-to/install.md has no such patch")
 	}
-	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/linux]\npatches:\n" + patch[1])
-	if out := s.run("kubectl kustomize causeway"); !strings.Contains(out, "nodeSelector:\n        kubernetes.io/os: linux\n        storage.example.com/causeway: \"true\"\n") {
+	s.write("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: " +
+		"[../deploy/linux]\npatches:\n" + patch[1])
+	if out := s.run("kubectl kustomize causeway"); !strings.Contains(out,
+		"nodeSelector:\n        kubernetes.io/os: linux\n        storage.example.com/causeway: \"true\"\n") {
 		s.Error(out)
 	}
 }

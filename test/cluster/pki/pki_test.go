@@ -32,7 +32,8 @@ func TestClient(t *testing.T) {
 	}
 	client := x509.VerifyOptions{KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	got, err := verify(t, a, p, client)
-	if err != nil || got.Subject.CommonName != "jane" || !slices.Equal(got.Subject.Organization, []string{"readers", "writers"}) {
+	if err != nil || got.Subject.CommonName != "jane" ||
+		!slices.Equal(got.Subject.Organization, []string{"readers", "writers"}) {
 		t.Errorf("got %v, %v, want jane, who reads and writes", got.Subject, err)
 	}
 	if _, err := verify(t, other, p, client); err == nil {
@@ -49,7 +50,8 @@ func TestServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for host, want := range map[string]bool{"localhost": true, "127.0.0.1": true, "example.com": false, "127.0.0.2": false} {
+	for host, want := range map[string]bool{"localhost": true, "127.0.0.1": true, "example.com": false,
+		"127.0.0.2": false} {
 		if _, err := verify(t, a, p, x509.VerifyOptions{DNSName: host}); (err == nil) != want {
 			t.Errorf("%s: got %v, want its own: %t", host, err, want)
 		}

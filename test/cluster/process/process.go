@@ -20,11 +20,12 @@ type Command struct {
 
 // Process is a program that was started.
 type Process interface {
-	// Kill ends the program at once, as a crash would, and returns when it has ended. Repeating it is fine.
+	// Kill ends the program at once, as a crash would, and returns when it has ended. Repeating it
+	// is fine.
 	Kill()
 	// Done is closed when the program has ended, for any reason.
 	Done() <-chan struct{}
-	// Err tells how the program ended, with the end of its log. It is nil as long as the program runs.
+	// Err tells how the program ended, with the end of its log. Nil as long as the program runs.
 	Err() error
 }
 
@@ -39,7 +40,8 @@ type child struct {
 	state   error // how it ended; read it after done
 }
 
-// Start runs c as a child of this process. On Linux the child dies with this process, even if that is killed.
+// Start runs c as a child of this process. On Linux the child dies with this process, even if that
+// is killed.
 func Start(c Command) (Process, error) {
 	log, err := os.OpenFile(c.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -89,7 +91,8 @@ func (p *child) Done() <-chan struct{} { return p.done }
 func (p *child) Err() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s ended: %w; the end of %s:\n%s", p.command.Name, p.state, p.command.Log, Tail(p.command.Log, 20))
+		return fmt.Errorf("%s ended: %w; the end of %s:\n%s", p.command.Name, p.state, p.command.Log,
+			Tail(p.command.Log, 20))
 	default:
 		return nil
 	}

@@ -61,7 +61,8 @@ func parent(path string) {
 }
 
 func childCommand(path string) process.Command {
-	return process.Command{Name: "child", Argv: []string{os.Args[0], "child", path}, Dir: filepath.Dir(path), Log: path + ".log"}
+	return process.Command{Name: "child", Argv: []string{os.Args[0], "child", path}, Dir: filepath.Dir(path),
+		Log: path + ".log"}
 }
 
 // awaitLocked waits for the child that locks path.
@@ -175,7 +176,8 @@ func TestKill(t *testing.T) {
 
 func TestAnEndIsToldWithTheLog(t *testing.T) {
 	dir := t.TempDir()
-	p, err := process.Start(process.Command{Name: "failing", Argv: []string{os.Args[0], "fail", ""}, Dir: dir, Log: filepath.Join(dir, "log")})
+	p, err := process.Start(process.Command{Name: "failing", Argv: []string{os.Args[0], "fail", ""}, Dir: dir,
+		Log: filepath.Join(dir, "log")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +192,8 @@ func TestAnEndIsToldWithTheLog(t *testing.T) {
 
 func TestAProgramThatIsNotThere(t *testing.T) {
 	dir := t.TempDir()
-	_, err := process.Start(process.Command{Name: "none", Argv: []string{filepath.Join(dir, "none")}, Log: filepath.Join(dir, "log")})
+	_, err := process.Start(process.Command{Name: "none", Argv: []string{filepath.Join(dir, "none")},
+		Log: filepath.Join(dir, "log")})
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v, want %v", err, os.ErrNotExist)
 	}

@@ -9,10 +9,12 @@ import (
 
 // Options describe a cluster.
 type Options struct {
-	Nodes   int       // Linux nodes, at least 1
-	Windows int       // Windows nodes that are simulated: pods are placed on them, and run nowhere
-	Keep    bool      // keeps the remains of a cluster that did not start, for inspection; the next Up or Down removes them
-	Log     io.Writer // receives messages about steps that take time
+	Nodes   int // Linux nodes, at least 1
+	Windows int // Windows nodes that are simulated: pods are placed on them, and run nowhere
+	// keeps the remains of a cluster that did not start, for inspection; the next Up or Down
+	// removes them
+	Keep bool
+	Log  io.Writer // receives messages about steps that take time
 }
 
 // Provider runs or knows a cluster. Its methods are not for concurrent use.

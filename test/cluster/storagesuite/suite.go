@@ -46,7 +46,8 @@ func Programs(ctx context.Context, log io.Writer, names ...string) (string, erro
 // from registry.k8s.io.
 func Load(ctx context.Context, p provider.Provider, bin string) error {
 	if _, ok := p.(*existing.Cluster); ok {
-		return errors.New("invalid provider \"existing\": must be \"local\" or \"kind\"; an existing cluster pulls the suite's images from registry.k8s.io")
+		return errors.New("invalid provider \"existing\": must be \"local\" or \"kind\"; an existing cluster pulls " +
+			"the suite's images from registry.k8s.io")
 	}
 	dir, err := os.MkdirTemp("", "causeway-suite-")
 	if err != nil {

@@ -38,9 +38,10 @@ func BuildSuite(dir, agnhost string) ([]string, error) {
 	return write(dir, map[string]oci.Image{
 		// The suite runs the node's programs from its pods, with the pods' PATH, so the image has
 		// the paths of a Linux distribution.
-		Agnhost: {Layers: [][]oci.File{busybox, {own}}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{
-			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		}},
+		Agnhost: {Layers: [][]oci.File{busybox, {own}}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
+			Env: []string{
+				"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			}},
 		Nginx: {Layers: [][]oci.File{busybox}, Cmd: []string{"sh"}, Env: path},
 		Glibc: {Layers: [][]oci.File{busybox, gnu}, Cmd: []string{"sh"}, Env: path},
 	})

@@ -80,7 +80,8 @@ func busyboxFiles() ([]oci.File, error) {
 		return nil, err
 	}
 	if libraries, err := needed(content); err != nil || len(libraries) > 0 {
-		return nil, errors.Join(err, fmt.Errorf("%s isn't linked statically (it needs %s): Debian's busybox-static is", path, strings.Join(libraries, ", ")))
+		return nil, errors.Join(err, fmt.Errorf("%s isn't linked statically (it needs %s): Debian's busybox-static is",
+			path, strings.Join(libraries, ", ")))
 	}
 	applets, err := exec.Command(path, "--list").Output()
 	if err != nil {
@@ -88,7 +89,8 @@ func busyboxFiles() ([]oci.File, error) {
 	}
 	files := []oci.File{
 		{Path: "/bin/busybox", Mode: 0o755, Content: content},
-		{Path: "/etc/passwd", Mode: 0o644, Content: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n")},
+		{Path: "/etc/passwd", Mode: 0o644,
+			Content: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n")},
 		{Path: "/etc/group", Mode: 0o644, Content: []byte("root:x:0:\nnogroup:x:65534:\n")},
 	}
 	for _, applet := range strings.Fields(string(applets)) {
@@ -96,7 +98,8 @@ func busyboxFiles() ([]oci.File, error) {
 			files = append(files, oci.File{Path: "/bin/" + applet, Mode: fs.ModeSymlink | 0o777, Target: "busybox"})
 		}
 	}
-	for _, dir := range []string{"/dev", "/home", "/mnt", "/opt", "/proc", "/root", "/sys", "/usr/bin", "/sbin", "/var/run"} {
+	for _, dir := range []string{"/dev", "/home", "/mnt", "/opt", "/proc", "/root", "/sys", "/usr/bin", "/sbin",
+		"/var/run"} {
 		files = append(files, oci.File{Path: dir, Mode: fs.ModeDir | 0o755})
 	}
 	return append(files, oci.File{Path: "/tmp", Mode: fs.ModeDir | fs.ModeSticky | 0o777}), nil

@@ -36,8 +36,9 @@ type cluster struct {
 func start(t *testing.T) *cluster {
 	t.Helper()
 	p, err := controlplane.Start(t.Context(), controlplane.Options{
-		Scheduler:             true,
-		Controllers:           append(controlplane.StorageControllers(), "daemonset-controller", "node-lifecycle-controller"),
+		Scheduler: true,
+		Controllers: append(controlplane.StorageControllers(), "daemonset-controller",
+			"node-lifecycle-controller"),
 		ControllerManagerArgs: []string{"--node-monitor-grace-period=" + grace, "--node-monitor-period=1s"},
 	})
 	if err != nil {
@@ -81,7 +82,8 @@ func (c *cluster) startKwok(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.kwok, err = process.Start(process.Command{
-		Name: "kwok", Argv: append([]string{filepath.Join(bin, "kwok")}, args...), Dir: c.plane.Dir, Log: c.plane.LogFile("kwok"),
+		Name: "kwok", Argv: append([]string{filepath.Join(bin, "kwok")},
+			args...), Dir: c.plane.Dir, Log: c.plane.LogFile("kwok"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -208,15 +210,18 @@ func plain() core.PodSpec {
 func hostProcess() core.PodSpec {
 	yes, system, always := true, `NT AUTHORITY\SYSTEM`, core.ContainerRestartPolicyAlways
 	return core.PodSpec{
-		HostNetwork:     true,
-		OS:              &core.PodOS{Name: core.Windows},
-		Tolerations:     []core.Toleration{{Key: windows.Taint.Key, Value: windows.Taint.Value, Effect: windows.Taint.Effect}},
-		SecurityContext: &core.PodSecurityContext{WindowsOptions: &core.WindowsSecurityContextOptions{HostProcess: &yes, RunAsUserName: &system}},
+		HostNetwork: true,
+		OS:          &core.PodOS{Name: core.Windows},
+		Tolerations: []core.Toleration{{Key: windows.Taint.Key, Value: windows.Taint.Value,
+			Effect: windows.Taint.Effect}},
+		SecurityContext: &core.PodSecurityContext{WindowsOptions: &core.WindowsSecurityContextOptions{HostProcess: &yes,
+			RunAsUserName: &system}},
 		InitContainers: []core.Container{
 			{Name: "once", Image: "example.com/once:1"},
 			{Name: "beside", Image: "example.com/beside:1", RestartPolicy: &always},
 		},
-		Containers: []core.Container{{Name: "driver", Image: "example.com/driver:1"}, {Name: "registrar", Image: "example.com/registrar:1"}},
+		Containers: []core.Container{{Name: "driver", Image: "example.com/driver:1"},
+			{Name: "registrar", Image: "example.com/registrar:1"}},
 	}
 }
 
@@ -248,7 +253,8 @@ func TestNodes(t *testing.T) {
 
 	// Nobody plays the kubelet of a node that comes last, so it is given up. By then the others would have been too, if nothing
 	// was heard of them, and kwok would have made them ready again.
-	other := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "linux-1", Labels: map[string]string{core.LabelOSStable: "linux"}}}
+	other := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "linux-1",
+		Labels: map[string]string{core.LabelOSStable: "linux"}}}
 	other.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
 	other.Status.Allocatable = core.ResourceList{core.ResourcePods: resource.MustParse("10")}
 	created[*core.Node](t)(c.CoreV1().Nodes().Create(ctx, other, meta.CreateOptions{}))
@@ -276,7 +282,8 @@ func testStatus(t *testing.T, c *cluster) {
 	for _, p := range list.Items {
 		once, beside := p.Status.InitContainerStatuses[0].State, p.Status.InitContainerStatuses[1].State
 		if once.Terminated == nil || once.Terminated.ExitCode != 0 || beside.Running == nil {
-			t.Errorf("init containers: got %+v and %+v, want the first to have ended and the other to run", once, beside)
+			t.Errorf("init containers: got %+v and %+v, want the first to have ended and the other to run", once,
+				beside)
 		}
 		for _, s := range p.Status.ContainerStatuses {
 			if !s.Ready || s.State.Running == nil {
@@ -284,7 +291,8 @@ func testStatus(t *testing.T, c *cluster) {
 			}
 		}
 		if len(p.Status.ContainerStatuses) != 2 || p.Status.PodIP != "" {
-			t.Errorf("got %d containers with the address %q, want 2 without", len(p.Status.ContainerStatuses), p.Status.PodIP)
+			t.Errorf("got %d containers with the address %q, want 2 without", len(p.Status.ContainerStatuses),
+				p.Status.PodIP)
 		}
 	}
 }
@@ -339,7 +347,8 @@ func testScale(t *testing.T, c *cluster) {
 func testRestart(t *testing.T, c *cluster) {
 	c.kwok.Kill()
 	c.awaitNode(t, "windows-1", "Unknown")
-	list, err := c.CoreV1().Pods("default").List(t.Context(), meta.ListOptions{LabelSelector: "set=driver", FieldSelector: "spec.nodeName=windows-1"})
+	list, err := c.CoreV1().Pods("default").List(t.Context(),
+		meta.ListOptions{LabelSelector: "set=driver", FieldSelector: "spec.nodeName=windows-1"})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("got %v, %v, want one pod", list, err)
 	}

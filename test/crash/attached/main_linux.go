@@ -1,6 +1,6 @@
 // Command attached does a step with an attached disk, as a node's driver does: it mounts the disk,
-// or grows its filesystem. The crash tests kill it during the step. It can also replace a program
-// that this step runs, to be stopped during its run: trace.
+// or grows its filesystem. The crash tests kill it during the step. attached can also replace a
+// program that this step runs, to be stopped during its run: trace.
 package main
 
 import (

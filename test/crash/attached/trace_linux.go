@@ -98,7 +98,8 @@ const none = ^uint64(0)
 func entered(thread int) (uint64, error) {
 	const getSyscallInfo, entry = 0x420e, 1
 	var info [88]byte // struct ptrace_syscall_info
-	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info),
+		uintptr(unsafe.Pointer(&info)), 0, 0)
 	if errno != 0 {
 		return none, fmt.Errorf("PTRACE_GET_SYSCALL_INFO: %w", errno)
 	}

@@ -173,7 +173,8 @@ func (w *work) make(name string) error {
 		}
 	}
 	part, err := w.SnapshotPart(context.Background(), backend.PartOptions{
-		GroupOptions: backend.GroupOptions{Name: name, Sources: volumes()}, All: slices.Sorted(slices.Values(volumes())),
+		GroupOptions: backend.GroupOptions{Name: name,
+			Sources: volumes()}, All: slices.Sorted(slices.Values(volumes())),
 		Cut: cut, Frozen: hook("hook:frozen", cut), Durable: hook("hook:durable", "later"),
 	})
 	if err == nil && part.Settled {

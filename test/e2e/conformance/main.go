@@ -27,7 +27,9 @@ import (
 )
 
 func main() {
-	storage := flag.String("storage", "", "a `directory` with the results of earlier runs of the external-storage suite (make e2e-full), instead of new ones")
+	storage := flag.String("storage", "",
+		"a `directory` with the results of earlier runs of the external-storage suite (make e2e-full), instead of "+
+			"new ones")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends this at once
@@ -52,11 +54,14 @@ func run(ctx context.Context, results string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	c := collector{root: root, tmp: tmp, report: Report{Made: time.Now().UTC(), Machine: machine(), Versions: map[string]string{"Go": strings.TrimPrefix(runtime.Version(), "go")}}}
+	c := collector{root: root, tmp: tmp,
+		report: Report{Made: time.Now().UTC(), Machine: machine(),
+			Versions: map[string]string{"Go": strings.TrimPrefix(runtime.Version(), "go")}}}
 	if c.report.Commit, err = c.commit(ctx); err != nil {
 		return err
 	}
-	if results == "" && strings.HasSuffix(c.report.Commit, "+") { // the storage suite's result would say so, after half an hour
+	// the storage suite's result would say so, after half an hour
+	if results == "" && strings.HasSuffix(c.report.Commit, "+") {
 		return errors.New("there are changes that aren't committed: nobody could get the driver that the report is of")
 	}
 	for _, step := range []func() error{
@@ -73,7 +78,8 @@ func run(ctx context.Context, results string) error {
 	if err := c.report.write(filepath.Join(root, "docs", "reference", "conformance.json")); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "docs", "reference", "conformance.md"), []byte(c.report.page()), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "docs", "reference", "conformance.md"), []byte(c.report.page()),
+		0o644); err != nil {
 		return err
 	}
 	if !c.report.good() {
@@ -138,7 +144,8 @@ func (c *collector) commit(ctx context.Context) (string, error) {
 func (c *collector) sanity(ctx context.Context, pkg string) error {
 	fmt.Fprintln(os.Stderr, "conformance: csi-sanity of", pkg)
 	path := filepath.Join(c.tmp, filepath.Base(pkg)+".json")
-	out, failed := c.command(ctx, "go", "test", "-count=1", "-run=^TestSanity$", pkg, "-args", "-ginkgo.json-report="+path).Output()
+	out, failed := c.command(ctx, "go", "test", "-count=1", "-run=^TestSanity$", pkg, "-args",
+		"-ginkgo.json-report="+path).Output()
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("csi-sanity of %s: %w", pkg, errors.Join(failed, err, errors.New(string(out))))
@@ -150,15 +157,18 @@ func (c *collector) sanity(ctx context.Context, pkg string) error {
 	at := map[string]int{}
 	for _, suite := range suites {
 		for _, s := range suite.SpecReports {
-			if s.LeafNodeType != types.NodeTypeIt || s.State == types.SpecStatePending { // which csi-sanity has put aside
+			// which csi-sanity has put aside
+			if s.LeafNodeType != types.NodeTypeIt || s.State == types.SpecStatePending {
 				continue
 			}
 			name := s.ContainerHierarchyTexts[0]
 			if _, ok := at[name]; !ok {
 				at[name] = len(c.report.Runs)
-				c.report.Runs = append(c.report.Runs, Run{Suite: "csi-sanity", Backend: backend(name), OS: runtime.GOOS, Configuration: name})
+				c.report.Runs = append(c.report.Runs,
+					Run{Suite: "csi-sanity", Backend: backend(name), OS: runtime.GOOS, Configuration: name})
 			}
-			run, test := &c.report.Runs[at[name]], strings.Join(append(s.ContainerHierarchyTexts[1:], s.LeafNodeText), " ")
+			run, test := &c.report.Runs[at[name]], strings.Join(append(s.ContainerHierarchyTexts[1:], s.LeafNodeText),
+				" ")
 			run.Seconds += s.RunTime.Seconds()
 			switch {
 			case s.State == types.SpecStatePassed:
@@ -209,7 +219,8 @@ func (c *collector) own(ctx context.Context) error {
 	var out []byte
 	var failed error
 	for _, module := range []string{".", "sidecars"} {
-		printed, err := c.command(ctx, "go", "-C", module, "test", "-count=1", "-json", "-skip=^TestSanity$", "./...").Output()
+		printed, err := c.command(ctx, "go", "-C", module, "test", "-count=1", "-json", "-skip=^TestSanity$",
+			"./...").Output()
 		out, failed = append(out, printed...), errors.Join(failed, err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -228,7 +239,8 @@ func (c *collector) own(ctx context.Context) error {
 			return fmt.Errorf("go test: %w: %s", err, line)
 		}
 		pkg := strings.TrimPrefix(e.Package, "github.com/causeway-csi/causeway/")
-		run := &runs[slices.IndexFunc(groups, func(g struct{ prefix, backend, about string }) bool { return strings.HasPrefix(pkg, g.prefix) })]
+		run := &runs[slices.IndexFunc(groups,
+			func(g struct{ prefix, backend, about string }) bool { return strings.HasPrefix(pkg, g.prefix) })]
 		name := pkg + " " + e.Test
 		if i := strings.LastIndexByte(e.Test, '/'); i > 0 && e.Action == "run" {
 			parents[pkg+" "+e.Test[:i]] = true

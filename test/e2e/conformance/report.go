@@ -77,10 +77,13 @@ func (r *Run) say(name, message string) {
 
 // notRun are the parts without a machine to run them, and the parts that do not exist yet.
 var notRun = []Run{
-	{Suite: "csi-sanity", Backend: "hostpath", OS: "windows", Configuration: "process", NotRun: "the driver has no mounter for Windows yet"},
-	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory", NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
+	{Suite: "csi-sanity", Backend: "hostpath", OS: "windows", Configuration: "process",
+		NotRun: "the driver has no mounter for Windows yet"},
+	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory",
+		NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
 	{Suite: "csi-sanity", Backend: "smb", OS: "linux", Configuration: "process", NotRun: "the backend isn't there yet"},
-	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share", NotRun: "the backend isn't there yet"},
+	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share",
+		NotRun: "the backend isn't there yet"},
 }
 
 // storage combines runs of the external-storage suite with a configuration into a Run. A spec with
@@ -89,13 +92,15 @@ func storage(runs []result.Result) Run {
 	r := runs[0]
 	run := Run{
 		Suite: "external-storage", Backend: "hostpath", OS: "linux",
-		Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once", strings.TrimPrefix(r.Configuration, "hostpath-"), r.Scope, r.Nodes, r.Provider, r.Procs),
-		Commit:        r.Versions["driver"], Times: len(runs),
+		Configuration: fmt.Sprintf("%s, %s, %d nodes (%s), %d at once",
+			strings.TrimPrefix(r.Configuration, "hostpath-"), r.Scope, r.Nodes, r.Provider, r.Procs),
+		Commit: r.Versions["driver"], Times: len(runs),
 		Seconds:    median(runs, func(r result.Result) float64 { return r.Seconds }),
 		CPUSeconds: median(runs, func(r result.Result) float64 { return r.CPU.Machine }),
 	}
 	if run.Commit == "" || run.Commit == "unknown" || strings.HasSuffix(run.Commit, "-dirty") {
-		run.Problems = append(run.Problems, fmt.Sprintf("nobody can get the driver that was run: its commit is %q", run.Commit))
+		run.Problems = append(run.Problems,
+			fmt.Sprintf("nobody can get the driver that was run: its commit is %q", run.Commit))
 	}
 	specs := map[string][]result.Spec{}
 	for _, one := range runs {
@@ -213,10 +218,12 @@ func (r Report) page() string {
 	for _, name := range slices.Sorted(maps.Keys(r.Versions)) {
 		fmt.Fprintf(&b, "; %s %s", name, r.Versions[name])
 	}
-	b.WriteString(".\n\n| Suite | Backend | OS | Configuration | Passed | Failed | Skipped | Wall | CPU |\n|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString(".\n\n| Suite | Backend | OS | Configuration | Passed | Failed | Skipped | Wall | CPU " +
+		"|\n|---|---|---|---|---|---|---|---|---|\n")
 	for _, run := range r.Runs {
 		if run.NotRun != "" {
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | not run: %s | | | | |\n", run.Suite, run.Backend, run.OS, run.Configuration, run.NotRun)
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | not run: %s | | | | |\n", run.Suite, run.Backend, run.OS,
+				run.Configuration, run.NotRun)
 			continue
 		}
 		configuration := run.Configuration
@@ -226,7 +233,8 @@ func (r Report) page() string {
 		if run.Times > 1 {
 			configuration += fmt.Sprintf(", each of %d times", run.Times)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", run.Suite, run.Backend, run.OS, configuration, run.Passed, run.Failed, run.skips(), seconds(run.Seconds), seconds(run.CPUSeconds))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %d | %d | %d | %s | %s |\n", run.Suite, run.Backend, run.OS,
+			configuration, run.Passed, run.Failed, run.skips(), seconds(run.Seconds), seconds(run.CPUSeconds))
 	}
 	if failed := r.failures(); len(failed) > 0 {
 		b.WriteString("\n## What failed\n\n" + strings.Join(failed, "\n") + "\n")
@@ -234,7 +242,8 @@ func (r Report) page() string {
 	b.WriteString("\n## What was skipped, and why\n\n| Suite | Configuration | Skipped | Reason |\n|---|---|---|---|\n")
 	for _, run := range r.Runs {
 		for _, reason := range slices.Sorted(maps.Keys(run.Skipped)) {
-			fmt.Fprintf(&b, "| %s | %s, %s | %d | %s |\n", run.Suite, run.Backend, run.Configuration, run.Skipped[reason], cell(reason))
+			fmt.Fprintf(&b, "| %s | %s, %s | %d | %s |\n", run.Suite, run.Backend, run.Configuration,
+				run.Skipped[reason], cell(reason))
 		}
 	}
 	return b.String()
@@ -245,7 +254,8 @@ func (r Report) failures() (lines []string) {
 	for _, run := range r.Runs {
 		for _, name := range slices.Sorted(maps.Keys(run.Tests)) {
 			if message := run.Tests[name]; !strings.HasPrefix(message, "skipped: ") {
-				lines = append(lines, fmt.Sprintf("- %s, %s, %s: %s: %s", run.Suite, run.Backend, run.Configuration, name, cell(message)))
+				lines = append(lines, fmt.Sprintf("- %s, %s, %s: %s: %s", run.Suite, run.Backend, run.Configuration,
+					name, cell(message)))
 			}
 		}
 		for _, p := range run.Problems {

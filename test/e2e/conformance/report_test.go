@@ -82,7 +82,8 @@ func TestWhatIsSaid(t *testing.T) {
 	}
 	run.Failed = failed
 	page := Report{Runs: []Run{run}}.page()
-	for _, want := range []string{"image, full, 2 nodes (local), 8 at once | 1 | 1 | 2 |", `two: failed: no \| luck`, "2 specs were skipped that shouldn't be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
+	for _, want := range []string{"image, full, 2 nodes (local), 8 at once | 1 | 1 | 2 |", `two: failed: no \| luck`,
+		"2 specs were skipped that shouldn't be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page doesn't have %q:\n%s", want, page)
 		}
@@ -92,7 +93,8 @@ func TestWhatIsSaid(t *testing.T) {
 // TestRunsOfOneConfiguration: what isn't the same each time is flaky, whatever it was the last time.
 func TestRunsOfOneConfiguration(t *testing.T) {
 	of := func(driver string, seconds float64, states ...result.State) result.Result {
-		r := result.Result{Configuration: "hostpath-image", Scope: "full", Seconds: seconds, Versions: map[string]string{"driver": driver}}
+		r := result.Result{Configuration: "hostpath-image", Scope: "full", Seconds: seconds,
+			Versions: map[string]string{"driver": driver}}
 		for i, s := range states {
 			if s != "" {
 				r.Specs = append(r.Specs, result.Spec{Name: string(rune('a' + i)), State: s, Message: "why"})
@@ -102,8 +104,10 @@ func TestRunsOfOneConfiguration(t *testing.T) {
 	}
 	const p, s, f = result.Passed, result.Skipped, result.Failed
 	run := storage([]result.Result{of("x", 9, p, p, p, s, p), of("x", 1, p, f, p, s, ""), of("x", 5, p, p, s, s, p)})
-	want := map[string]string{"b": "failed: why", "c": "failed: it passed in 2 of 3 runs", "d": "skipped: why", "e": "failed: it passed in 2 of 3 runs"}
-	if run.Passed != 1 || run.Failed != 3 || run.skips() != 1 || !maps.Equal(run.Tests, want) || run.Times != 3 || run.Seconds != 5 || len(run.Problems) > 0 {
+	want := map[string]string{"b": "failed: why", "c": "failed: it passed in 2 of 3 runs", "d": "skipped: why",
+		"e": "failed: it passed in 2 of 3 runs"}
+	if run.Passed != 1 || run.Failed != 3 || run.skips() != 1 || !maps.Equal(run.Tests, want) || run.Times != 3 ||
+		run.Seconds != 5 || len(run.Problems) > 0 {
 		t.Errorf("%+v", run)
 	}
 	run = storage([]result.Result{of("x", 1, p), of("y", 1, p)})
@@ -121,12 +125,14 @@ func TestResults(t *testing.T) {
 	write := func(name string) {
 		t.Helper()
 		path := filepath.Join(dir, "run-1", name+".json")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), result.Result{Configuration: name, Scope: "full"}.Write(path)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			result.Result{Configuration: name, Scope: "full"}.Write(path)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write("hostpath-directory")
-	if err := os.WriteFile(filepath.Join(dir, "hostpath-directory.parallel.ginkgo.json"), []byte("[{}]"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "hostpath-directory.parallel.ginkgo.json"), []byte("[{}]"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := results(dir); err == nil || !strings.Contains(err.Error(), "no result of hostpath-image") {

@@ -13,10 +13,11 @@ type Result struct {
 	Driver        string `json:"driver"`        // its CSI name
 	// Scope is "full" for every spec of the configuration, "smoke" for a spec of each suite, or
 	// "focus" for the specs of a pattern.
-	Scope    string            `json:"scope"`
-	Provider string            `json:"provider"` // who ran the cluster
-	Nodes    int               `json:"nodes"`
-	Procs    int               `json:"procs"` // specs that ran at the same time; those with [Serial] or [Disruptive] ran alone
+	Scope    string `json:"scope"`
+	Provider string `json:"provider"` // who ran the cluster
+	Nodes    int    `json:"nodes"`
+	// specs that ran at the same time; those with [Serial] or [Disruptive] ran alone
+	Procs    int               `json:"procs"`
 	Start    time.Time         `json:"start"`
 	Seconds  float64           `json:"seconds"` // from the start of the first spec to the end of the last
 	CPU      CPU               `json:"cpuSeconds"`

@@ -59,7 +59,8 @@ func run() error {
 
 func mount() error {
 	for _, m := range []struct{ kind, at, options string }{
-		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"devtmpfs", "/dev", ""}, {"tmpfs", "/tmp", "size=75%"}, {"tmpfs", "/dev/shm", ""},
+		{"proc", "/proc", ""}, {"sysfs", "/sys", ""}, {"devtmpfs", "/dev", ""}, {"tmpfs", "/tmp", "size=75%"}, {"tmpfs",
+			"/dev/shm", ""},
 	} {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err

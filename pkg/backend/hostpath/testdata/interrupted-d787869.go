@@ -50,7 +50,8 @@ func TestMakeInterruptedRoot(t *testing.T) {
 		must(err)
 		return v
 	}
-	ext4 := create("ext4", 8*mib, map[string]string{readAheadKey: "1Mi", directIOKey: "false"}, map[string]string{labelKey: "first"})
+	ext4 := create("ext4", 8*mib, map[string]string{readAheadKey: "1Mi", directIOKey: "false"},
+		map[string]string{labelKey: "first"})
 	xfs := create("xfs", 300*mib, map[string]string{}, nil)
 	must(b.Modify(ctx, ext4.ID, map[string]string{labelKey: "changed", directIOKey: "true"}, nil))
 	_, _, err := b.Expand(ctx, ext4.ID, backend.ExpandOptions{Required: 16 * mib})
@@ -59,7 +60,8 @@ func TestMakeInterruptedRoot(t *testing.T) {
 	must(err)
 	for _, name := range []string{"settled", "open"} {
 		_, err := b.SnapshotPart(ctx, backend.PartOptions{
-			GroupOptions: backend.GroupOptions{Name: name, Sources: []string{ext4.ID}}, All: []string{ext4.ID}, Cut: "cut of " + name,
+			GroupOptions: backend.GroupOptions{Name: name,
+				Sources: []string{ext4.ID}}, All: []string{ext4.ID}, Cut: "cut of " + name,
 		})
 		must(err)
 	}

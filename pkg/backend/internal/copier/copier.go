@@ -1,6 +1,6 @@
-// Package copier copies disk images and directory trees on one node. It shares blocks with the
-// source where the filesystem can, keeps owners, modes, times, links and attributes, and returns
-// when the copy is durable.
+// Package copier copies disk images and directory trees on one node. The package shares blocks with
+// the source where the filesystem can, keeps owners, modes, times, links and attributes, and
+// returns when the copy is durable.
 //
 // A tree belongs to a tenant, who may change it during the copy and may want to harm the node. The
 // copier follows no link, enters no mount, and opens no device, FIFO or socket. Nothing from
@@ -48,12 +48,12 @@ func (h How) String() string {
 
 // Options control a copy. The zero value is valid.
 type Options struct {
-	// Progress receives the progress of the copy. It may be nil.
+	// Progress receives the progress of the copy. May be nil.
 	Progress *Progress
 	// Workers is the number of entries of a tree that are copied at a time. 0 means one for each
 	// processor, up to 8.
 	Workers int
-	// Yield is called between two entries, and between parts of a large file, by each worker. It may
-	// wait. It may be nil.
+	// Yield is called between two entries, and between parts of a large file, by each worker. It
+	// may wait. May be nil.
 	Yield func()
 }

@@ -202,7 +202,8 @@ func names(t testing.TB, dir int) (all []string) {
 
 func describeNode(t testing.TB, fd int, st *unix.Statx_t) string {
 	t.Helper()
-	s := fmt.Sprintf("mode %o owner %d:%d dev %d:%d times %d.%09d %d.%09d", st.Mode, st.Uid, st.Gid, st.Rdev_major, st.Rdev_minor,
+	s := fmt.Sprintf("mode %o owner %d:%d dev %d:%d times %d.%09d %d.%09d", st.Mode, st.Uid, st.Gid, st.Rdev_major,
+		st.Rdev_minor,
 		st.Atime.Sec, st.Atime.Nsec, st.Mtime.Sec, st.Mtime.Nsec)
 	file := byPath(proc(fd))
 	list, err := xattr(file.list)

@@ -197,7 +197,8 @@ func TestLargeFilesAreSharedInSteps(t *testing.T) {
 			"up to a step": 2 * step, "data at the end": 2*step + 4321, "a hole at the end": 5 * step, "the longest": math.MaxInt64,
 		} {
 			t.Run(f.name+"/"+name, func(t *testing.T) {
-				src := writeParts(t, dir+"/"+name, size, map[int64]int{0: 10_000, step - 5000: 10_000, 2*step - 5000: 5000})
+				src := writeParts(t, dir+"/"+name, size,
+					map[int64]int{0: 10_000, step - 5000: 10_000, 2*step - 5000: 5000})
 				if name == "data at the end" {
 					_, err := src.WriteAt(pattern(4321, 9), 2*step)
 					must(t, err)
@@ -218,7 +219,8 @@ func TestLargeFilesAreSharedInSteps(t *testing.T) {
 				must(t, dst.Truncate(0))
 				ctx := &countdown{Context: context.Background()}
 				ctx.n.Store(1)
-				if err := c.copy(ctx, &worksite{}, int(src.Fd()), int(dst.Fd()), size); !errors.Is(err, context.Canceled) {
+				if err := c.copy(ctx, &worksite{}, int(src.Fd()), int(dst.Fd()), size); !errors.Is(err,
+					context.Canceled) {
 					t.Errorf("after one step: %v, want the end of the context", err)
 				}
 			})
@@ -352,7 +354,8 @@ func TestFileOnAFullDisk(t *testing.T) {
 			dst := open(t, filepath.Join(small.mount(t), "dst"), os.O_RDWR|os.O_CREATE)
 			var c content
 			w.set(&c)
-			if err := c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), 8<<20); !errors.Is(err, unix.ENOSPC) {
+			if err := c.copy(context.Background(), &worksite{}, int(src.Fd()), int(dst.Fd()), 8<<20); !errors.Is(err,
+				unix.ENOSPC) {
 				t.Errorf("copy = %v, want ENOSPC", err)
 			}
 		})

@@ -75,7 +75,8 @@ func TestAsLeaseHolder(t *testing.T) {
 		go func() {
 			for range breaks {
 				for _, f := range files {
-					if lease, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0); err == nil && lease != unix.F_WRLCK { // it is being broken
+					// it is being broken
+					if lease, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0); err == nil && lease != unix.F_WRLCK {
 						_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 					}
 				}

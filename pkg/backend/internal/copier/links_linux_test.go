@@ -58,7 +58,8 @@ func TestHardLinks(t *testing.T) {
 				if !strings.Contains(path, "/first") {
 					continue
 				}
-				if names := strings.Count(what[strings.Index(what, " is ["):], `"`) / 2; nlink(t, dst+"/"+path) != uint64(names) {
+				if names := strings.Count(what[strings.Index(what, " is ["):], `"`) / 2; nlink(t,
+					dst+"/"+path) != uint64(names) {
 					t.Errorf("%s has %d names, want %d", path, nlink(t, dst+"/"+path), names)
 				}
 			}

@@ -47,13 +47,15 @@ func plant(t testing.TB, dir string) {
 		must(t, os.Mkdir(in(name), 0o755))
 	}
 	must(t, unix.Chmod(in("sticky"), 0o3777))
-	for _, name := range []string{"dense", "a/b/c/deep", "not UTF-8 \xff\xfe", "line\nfeed", "-rf", "...", strings.Repeat("n", 255)} {
+	for _, name := range []string{"dense", "a/b/c/deep", "not UTF-8 \xff\xfe", "line\nfeed", "-rf", "...",
+		strings.Repeat("n", 255)} {
 		must(t, os.WriteFile(in(name), pattern(200_000, name[0]), 0o640))
 	}
 	must(t, os.WriteFile(in("none"), nil, 0))
 	must(t, unix.Chmod(in("dense"), 0o6755))
 	writeParts(t, in("a/sparse"), 30<<20, map[int64]int{1 << 20: 5000, 20 << 20: 300_000}).Close()
-	for name, to := range map[string]string{"link": "dense", "a/away": "/etc/passwd", "a/up": "../..", "dangling": "no\xffwhere"} {
+	for name, to := range map[string]string{"link": "dense", "a/away": "/etc/passwd", "a/up": "../..",
+		"dangling": "no\xffwhere"} {
 		must(t, os.Symlink(to, in(name)))
 	}
 	must(t, os.Link(in("dense"), in("a/b/hard")))
@@ -72,7 +74,12 @@ func plant(t testing.TB, dir string) {
 	must(t, unix.Setxattr(in("default"), "system.posix_acl_default", []byte(acl), 0)) // not for what is in it already
 	n := int64(0)
 	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error { n++; return err }))
-	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error { n++; stamp(t, path, n); return err }))
+	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry,
+		err error) error {
+		n++
+		stamp(t, path, n)
+		return err
+	}))
 }
 
 // plantPrivileged adds what only the machine's root can make.
@@ -103,7 +110,8 @@ func TestTreeKeepsEverything(t *testing.T) {
 				must(t, err)
 				equal(t, describe(t, dst), want)
 				equal(t, describe(t, src), want)
-				if a, b := allocated(t, filepath.Join(dst, "a/sparse")), allocated(t, filepath.Join(src, "a/sparse")); a > b {
+				if a, b := allocated(t, filepath.Join(dst, "a/sparse")), allocated(t,
+					filepath.Join(src, "a/sparse")); a > b {
 					t.Errorf("%d bytes are allocated, and %d in the source", a, b)
 				}
 				if cloned := how == Cloned; cloned != (f.clones && !w.noClone) {
@@ -335,7 +343,8 @@ func TestTreeUnderAttack(t *testing.T) {
 	must(t, os.Symlink(precious, src+"/link"))
 	must(t, os.Symlink(precious+"/secret", src+"/file link"))
 	must(t, unix.Mkfifo(src+"/fifo", 0o600)) // to open it would be to wait for ever
-	stops := []func(){swap(src+"/a/victim", src+"/link"), swap(src+"/a/file", src+"/file link"), swap(src+"/a/file", src+"/fifo")}
+	stops := []func(){swap(src+"/a/victim", src+"/link"), swap(src+"/a/file", src+"/file link"),
+		swap(src+"/a/file", src+"/fifo")}
 	whole := 0
 	for i := range 150 {
 		dst := fmt.Sprint(dir, "/dst", i)
@@ -549,7 +558,8 @@ func TestTreeWithoutPrivileges(t *testing.T) {
 			cmd := again(t, dir, "TestTreeWithoutPrivileges", asNobody+"="+dir)
 			out, err := cmd.CombinedOutput()
 			must(t, err)
-			if said := string(out); !strings.Contains(said, `"cul\"prit"`) || !strings.Contains(said, "ermi") && !strings.Contains(said, "not permitted") {
+			if said := string(out); !strings.Contains(said, `"cul\"prit"`) || !strings.Contains(said, "ermi") &&
+				!strings.Contains(said, "not permitted") {
 				t.Errorf("%s", said)
 			}
 		})
@@ -644,7 +654,8 @@ func TestYield(t *testing.T) {
 		calls := 0
 		c := content{progress: &Progress{}, yield: func() { calls++ }}
 		w.set(&c)
-		must(t, c.copy(context.Background(), &worksite{}, int(large.Fd()), int(open(t, dst+"/"+w.name, os.O_RDWR|os.O_CREATE).Fd()), 40<<20))
+		must(t, c.copy(context.Background(), &worksite{}, int(large.Fd()),
+			int(open(t, dst+"/"+w.name, os.O_RDWR|os.O_CREATE).Fd()), 40<<20))
 		if calls == 0 {
 			t.Errorf("%s: a large file is copied without a Yield", w.name)
 		}

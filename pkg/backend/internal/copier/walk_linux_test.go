@@ -68,7 +68,8 @@ func TestTreeOfManyLevels(t *testing.T) {
 		must(t, os.Mkdir(dir+"/src", 0o700))
 		chain(t, dir+"/src", depth, deepName)
 		var p Progress
-		_, err := copyTreeWith(context.Background(), t, dir+"/src", dir+"/dst", ways[0], Options{Workers: 3, Progress: &p})
+		_, err := copyTreeWith(context.Background(), t, dir+"/src", dir+"/dst", ways[0],
+			Options{Workers: 3, Progress: &p})
 		must(t, err)
 		if want := int64(1 + 3*depth); p.Entries() != want {
 			t.Errorf("%d entries are done, want %d", p.Entries(), want)
@@ -95,7 +96,8 @@ func TestTreeThatIsTooDeep(t *testing.T) {
 	must(t, err)
 	must(t, unix.Mkdirat(at, "the last straw", 0o700))
 	_, err = copyTree(context.Background(), t, dir+"/src", dir+"/dst2", ways[0])
-	if want := "directory tree is too deep: more than 16384 levels, below \"" + deepName; !errors.Is(err, ErrDepth) || !strings.HasPrefix(err.Error(), want) || len(err.Error()) > maxTop+200 {
+	if want := "directory tree is too deep: more than 16384 levels, below \"" + deepName; !errors.Is(err, ErrDepth) ||
+		!strings.HasPrefix(err.Error(), want) || len(err.Error()) > maxTop+200 {
 		t.Errorf("Tree = %v, want ErrDepth with %q, and short", err, want)
 	}
 }
@@ -142,8 +144,10 @@ func TestWindow(t *testing.T) {
 			must(t, os.MkdirAll(fmt.Sprintf("%s/src/deeper/wide/a directory of many %d/sub", dir, i), 0o755))
 		}
 		for i := range 5 {
-			must(t, os.MkdirAll(fmt.Sprintf("%s/src/deeper/wide/a directory of many %d%s", dir, i*100, strings.Repeat("/x", 2*window)), 0o755))
-			must(t, os.Mkdir(fmt.Sprintf("%s/src/deeper/wide/a directory of many %d%s/y", dir, i*100, strings.Repeat("/x", window)), 0o755))
+			must(t, os.MkdirAll(fmt.Sprintf("%s/src/deeper/wide/a directory of many %d%s", dir, i*100,
+				strings.Repeat("/x", 2*window)), 0o755))
+			must(t, os.Mkdir(fmt.Sprintf("%s/src/deeper/wide/a directory of many %d%s/y", dir, i*100,
+				strings.Repeat("/x", window)), 0o755))
 		}
 		want := describe(t, dir+"/src")
 		for _, workers := range []int{1, 2, 8} {
@@ -243,7 +247,8 @@ func TestDirectoriesThatMove(t *testing.T) {
 		err    error
 	}{
 		{"it", func(src, changed, _ string) error { return os.Rename(changed, src+"/elsewhere") }, true, 0, 1, nil},
-		{"its subdirectory", func(src, _, sub string) error { return os.Rename(sub, src+"/elsewhere") }, true, 0, 1, nil},
+		{"its subdirectory", func(src, _, sub string) error { return os.Rename(sub, src+"/elsewhere") }, true, 0, 1,
+			nil},
 		{"both", func(src, changed, sub string) error {
 			return errors.Join(os.Rename(sub, src+"/elsewhere"), os.Rename(changed, src+"/another"))
 		}, false, 0, 2, nil},
@@ -423,7 +428,8 @@ func TestTreeIntoADirectoryWithEntries(t *testing.T) {
 	base := t.TempDir()
 	must(t, os.MkdirAll(base+"/src", 0o700))
 	must(t, os.MkdirAll(base+"/dst/entry", 0o700))
-	_, err := Tree(context.Background(), open(t, base+"/src", os.O_RDONLY), open(t, base+"/dst", os.O_RDONLY), Options{})
+	_, err := Tree(context.Background(), open(t, base+"/src", os.O_RDONLY), open(t, base+"/dst", os.O_RDONLY),
+		Options{})
 	if !errors.Is(err, unix.ENOTEMPTY) {
 		t.Errorf("Tree = %v, want ENOTEMPTY", err)
 	}

@@ -1,7 +1,7 @@
 // Package extents finds the ranges of a file that hold data, and the ranges in which two files
-// differ. It asks the filesystem for the addresses of the blocks instead of reading them. A file
-// and its reflink share the blocks that were not written since. Where the addresses prove nothing,
-// the package reads the blocks.
+// differ. The package asks the filesystem for the addresses of the blocks instead of reading them.
+// A file and its reflink share the blocks that were not written since. Where the addresses prove
+// nothing, the package reads the blocks.
 //
 // The content of the files must not change during a call, as that of snapshots does not. The
 // filesystem may move their blocks. A call moves the offset of a file and takes less than 1 MiB of
@@ -105,7 +105,7 @@ func Verified(ctx context.Context, base, target *os.File, each Each) Each {
 type extent struct {
 	start, end int64
 	physical   int64 // if plain
-	plain      bool // equal addresses mean equal data
+	plain      bool  // equal addresses mean equal data
 }
 
 // side is either of the two files.

@@ -46,7 +46,8 @@ var filesystems = []filesystem{
 	{"btrfs", "btrfs", 256 << 20, nil, "", true},
 	{"btrfs, compressed", "btrfs", 256 << 20, nil, "compress-force=zstd", true},
 	{"ext4", "ext4", 64 << 20, nil, "", false},
-	{"ext4 in blocks of 1 KiB, small files inline", "ext4", 64 << 20, []string{"-b", "1024", "-O", "inline_data"}, "", false},
+	{"ext4 in blocks of 1 KiB, small files inline", "ext4", 64 << 20, []string{"-b", "1024", "-O", "inline_data"}, "",
+		false},
 	{"tmpfs", "tmpfs", 0, nil, "size=64m", false},
 }
 
@@ -162,7 +163,9 @@ func (v *volume) change() {
 		if v.reflink {
 			from, to := floor(v.Int64N(size)), floor(v.Int64N(size))
 			if n := floor(min(length, size-max(from, to), max(from, to)-min(from, to))); n > 0 {
-				err = unix.IoctlFileCloneRange(int(v.Fd()), &unix.FileCloneRange{Src_fd: int64(v.Fd()), Src_offset: uint64(from), Src_length: uint64(n), Dest_offset: uint64(to)})
+				err = unix.IoctlFileCloneRange(int(v.Fd()),
+					&unix.FileCloneRange{Src_fd: int64(v.Fd()), Src_offset: uint64(from), Src_length: uint64(n),
+						Dest_offset: uint64(to)})
 			}
 		}
 	}
@@ -244,7 +247,8 @@ func TestWhatIsAllocatedButNotWrittenIsNoData(t *testing.T) {
 			}
 			for name, file := range files {
 				var got []span
-				if err := Allocated(context.Background(), file, 0, collect(&got)); err != nil || !slices.Equal(got, []span{{64 << 10, 64 << 10}}) {
+				if err := Allocated(context.Background(), file, 0, collect(&got)); err != nil ||
+					!slices.Equal(got, []span{{64 << 10, 64 << 10}}) {
 					t.Errorf("%s: %v, %v", name, got, err)
 				}
 			}
@@ -272,16 +276,19 @@ func TestWhatIsReported(t *testing.T) {
 			err := errors.Join(
 				Delta(context.Background(), base, target, true, 0, collect(&asked)),
 				Delta(context.Background(), base, target, false, 0, collect(&read)),
-				Delta(context.Background(), base, target, true, 0, Verified(context.Background(), base, target, collect(&exact))))
+				Delta(context.Background(), base, target, true, 0,
+					Verified(context.Background(), base, target, collect(&exact))))
 			if err != nil || read != nil || exact != nil {
 				t.Errorf("by reading: %v and %v, %v", read, exact, err)
 			}
 			if f.name != "xfs" && f.name != "btrfs" {
 				return
 			}
-			for from, want := range map[int64][]span{0: {{256 << 10, 64 << 10}}, 100 << 10: {{256 << 10, 64 << 10}}, 300 << 10: {{300 << 10, 20 << 10}}, 320 << 10: nil, 400 << 10: nil} {
+			for from, want := range map[int64][]span{0: {{256 << 10, 64 << 10}}, 100 << 10: {{256 << 10, 64 << 10}},
+				300 << 10: {{300 << 10, 20 << 10}}, 320 << 10: nil, 400 << 10: nil} {
 				asked = nil
-				if err := Delta(context.Background(), base, target, true, from, collect(&asked)); err != nil || !slices.Equal(asked, want) {
+				if err := Delta(context.Background(), base, target, true, from, collect(&asked)); err != nil ||
+					!slices.Equal(asked, want) {
 					t.Errorf("by extents from %d: %v, %v, want %v", from, asked, err, want)
 				}
 			}
@@ -321,7 +328,8 @@ func TestHalfAnExtentIsClonedOverTheOther(t *testing.T) {
 				t.Fatal(err)
 			}
 			base := v.snapshot()
-			if err := unix.IoctlFileCloneRange(int(v.Fd()), &unix.FileCloneRange{Src_fd: int64(v.Fd()), Src_offset: half, Src_length: half}); err != nil {
+			if err := unix.IoctlFileCloneRange(int(v.Fd()),
+				&unix.FileCloneRange{Src_fd: int64(v.Fd()), Src_offset: half, Src_length: half}); err != nil {
 				t.Fatal(err)
 			}
 			target := v.snapshot()
@@ -379,7 +387,8 @@ func TestManySmallExtents(t *testing.T) {
 			for at := 0; at < blocks; at += 1 + v.IntN(9) {
 				write(at)
 			}
-			if err := unix.Fallocate(int(v.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 100*Block, 700*Block); err != nil {
+			if err := unix.Fallocate(int(v.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 100*Block,
+				700*Block); err != nil {
 				t.Fatal(err)
 			}
 			target := v.snapshot()
@@ -430,7 +439,8 @@ func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
 	var group sync.WaitGroup
 	group.Go(func() {
 		for {
-			if out, err := exec.Command("btrfs", "balance", "start", "--full-balance", dir).CombinedOutput(); err != nil {
+			if out, err := exec.Command("btrfs", "balance", "start", "--full-balance",
+				dir).CombinedOutput(); err != nil {
 				t.Logf("%v: %s", err, out)
 				return
 			}
@@ -502,7 +512,8 @@ func TestManyAtOnceTakeTurns(t *testing.T) {
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {
-			if err := Delta(context.Background(), base, target, true, 0, func(int64, int64) error { return nil }); err != nil {
+			if err := Delta(context.Background(), base, target, true, 0,
+				func(int64, int64) error { return nil }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -557,7 +568,10 @@ func measure(b *testing.B, dir string, base, target *os.File) {
 		find func(each Each) error
 	}{
 		{"extents", func(each Each) error { return Delta(ctx, base, target, true, 0, each) }},
-		{"extents, verified", func(each Each) error { return Delta(ctx, base, target, true, 0, Verified(ctx, base, target, each)) }},
+		{"extents, verified", func(each Each) error {
+			return Delta(ctx, base, target, true, 0,
+				Verified(ctx, base, target, each))
+		}},
 		{"reading both", func(each Each) error { return Delta(ctx, base, target, false, 0, each) }},
 	}
 	for _, way := range ways {
@@ -588,7 +602,8 @@ func forget(b *testing.B, dir string, files ...*os.File) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	name, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(source))), "loop/backing_file"))
+	name, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(source))),
+		"loop/backing_file"))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -184,7 +184,8 @@ func TestWhereThereIsNothingToStartFrom(t *testing.T) {
 			}
 		}
 	}
-	if err := errors.Join(Allocated(context.Background(), target, 2*Block, never), Delta(context.Background(), base, target, true, 2*Block, never)); err != nil {
+	if err := errors.Join(Allocated(context.Background(), target, 2*Block, never),
+		Delta(context.Background(), base, target, true, 2*Block, never)); err != nil {
 		t.Errorf("from the end: %v", err)
 	}
 }
@@ -238,7 +239,8 @@ func TestAnErrorOfEachEndsIt(t *testing.T) {
 			t.Errorf("%s = %v after %d calls of a cancelled context", name, err, calls)
 		}
 	}
-	if err := Allocated(context.Background(), target, 0, func(int64, int64) error { return stop }); !errors.Is(err, stop) {
+	if err := Allocated(context.Background(), target, 0, func(int64, int64) error { return stop }); !errors.Is(err,
+		stop) {
 		t.Errorf("Allocated = %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -253,7 +255,8 @@ func TestAnErrorOfEachEndsIt(t *testing.T) {
 func TestRangesAreMerged(t *testing.T) {
 	var got []span
 	m := newMerger(Block+1, 10*Block+5, collect(&got))
-	for _, s := range [][2]int64{{Block + 7, Block + 8}, {2*Block - 1, 2*Block + 1}, {3 * Block, 4 * Block}, {6*Block + 9, 6*Block + 10}, {6*Block + 20, 6*Block + 30}, {10*Block + 1, 11 * Block}} {
+	for _, s := range [][2]int64{{Block + 7, Block + 8}, {2*Block - 1, 2*Block + 1}, {3 * Block, 4 * Block},
+		{6*Block + 9, 6*Block + 10}, {6*Block + 20, 6*Block + 30}, {10*Block + 1, 11 * Block}} {
 		if err := m.add(s[0], s[1]); err != nil {
 			t.Fatal(err)
 		}
@@ -329,11 +332,14 @@ func TestAddressesAreBelievedOnlyWhereTheyProveSomething(t *testing.T) {
 		base, target []extent
 		want         []span
 	}{
-		"the same place":             {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 100)}, nil},
-		"another place":              {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 200)}, []span{{0, 4 * Block}}},
-		"two other places":           {[]extent{data(0, 4, 100)}, []extent{data(0, 2, 200), data(2, 4, 300)}, []span{{0, 4 * Block}}},
-		"one block elsewhere":        {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(1, 2, 300), data(2, 4, 102)}, []span{{Block, Block}}},
-		"the same place, cut":        {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(2, 4, 102)}, []span{{Block, Block}}},
+		"the same place": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 100)}, nil},
+		"another place":  {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 200)}, []span{{0, 4 * Block}}},
+		"two other places": {[]extent{data(0, 4, 100)}, []extent{data(0, 2, 200), data(2, 4, 300)},
+			[]span{{0, 4 * Block}}},
+		"one block elsewhere": {[]extent{data(0, 4, 100)},
+			[]extent{data(0, 1, 100), data(1, 2, 300), data(2, 4, 102)}, []span{{Block, Block}}},
+		"the same place, cut": {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(2, 4, 102)},
+			[]span{{Block, Block}}},
 		"the place of another block": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 101)}, []span{{0, 4 * Block}}},
 		"two holes":                  {nil, nil, nil},
 		"data and a hole":            {[]extent{data(2, 3, 100)}, nil, []span{{2 * Block, Block}}},
@@ -346,7 +352,8 @@ func TestAddressesAreBelievedOnlyWhereTheyProveSomething(t *testing.T) {
 		for atOnce := 1; atOnce <= 3; atOnce++ {
 			now := make([]byte, 4*Block)
 			now[Block] = 1
-			d := pair(t, make([]byte, 4*Block), now, &disk{extents: tc.base, atOnce: atOnce}, &disk{extents: tc.target, atOnce: atOnce})
+			d := pair(t, make([]byte, 4*Block), now, &disk{extents: tc.base, atOnce: atOnce},
+				&disk{extents: tc.target, atOnce: atOnce})
 			var got []span
 			if err := d.run(context.Background(), 0, collect(&got)); err != nil {
 				t.Fatal(err)
@@ -371,7 +378,8 @@ func TestExtentsThatMoveAreLookedAtAgainAndThenRead(t *testing.T) {
 		"base moves once":            {2, []span{{0, 8192}}, 4}, // and then is elsewhere
 		"base moves again and again": {100, []span{{Block, Block}}, 2 * looks},
 	} {
-		base := &disk{extents: place(), atOnce: 10, moved: func(look int, e []extent) { e[0].physical += int64(min(look-1, tc.stays)) * Block }}
+		base := &disk{extents: place(), atOnce: 10,
+			moved: func(look int, e []extent) { e[0].physical += int64(min(look-1, tc.stays)) * Block }}
 		var got []span
 		err := pair(t, old, now, base, &disk{extents: place(), atOnce: 10}).run(context.Background(), 0, collect(&got))
 		if err != nil || !slices.Equal(got, tc.want) || base.looks != tc.looks {
@@ -400,7 +408,8 @@ func TestWhereExtentsAreCountedOneLookIsEnough(t *testing.T) {
 			return [2]uint32{7, uint32(min(asked/2, tc.changes))}, nil
 		}
 		var got []span
-		if err := d.run(context.Background(), 0, collect(&got)); err != nil || !slices.Equal(got, tc.want) || base.looks != tc.looks {
+		if err := d.run(context.Background(), 0, collect(&got)); err != nil || !slices.Equal(got, tc.want) ||
+			base.looks != tc.looks {
 			t.Errorf("%s: %v, %v after %d looks, want %v after %d", name, got, err, base.looks, tc.want, tc.looks)
 		}
 	}
@@ -439,9 +448,11 @@ func TestAnyDisk(t *testing.T) {
 		layout := func(like *disk) (*disk, []byte) {
 			d, data := &disk{atOnce: 1 + r.IntN(5)}, make([]byte, units*unit)
 			for i := range int64(units) {
-				e := extent{start: i * unit, end: (i + 1) * unit, physical: r.Int64N(int64(len(blocks))) * unit, plain: r.IntN(10) > 0}
+				e := extent{start: i * unit, end: (i + 1) * unit, physical: r.Int64N(int64(len(blocks))) * unit,
+					plain: r.IntN(10) > 0}
 				if like != nil && r.IntN(8) > 0 {
-					at := slices.IndexFunc(like.extents, func(e extent) bool { return e.start <= i*unit && e.end > i*unit })
+					at := slices.IndexFunc(like.extents,
+						func(e extent) bool { return e.start <= i*unit && e.end > i*unit })
 					if at < 0 {
 						continue
 					}

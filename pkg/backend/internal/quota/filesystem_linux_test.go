@@ -43,10 +43,12 @@ const (
 )
 
 var (
-	xfs    = filesystem{"xfs", "xfs", 300 << 20, nil, "prjquota", 0, Mechanism{Kind: Project}}
-	ext4   = filesystem{"ext4", "ext4", 256 << 20, []string{"-O", "quota,project"}, "prjquota", 0, Mechanism{Kind: Project}}
+	xfs  = filesystem{"xfs", "xfs", 300 << 20, nil, "prjquota", 0, Mechanism{Kind: Project}}
+	ext4 = filesystem{"ext4", "ext4", 256 << 20, []string{"-O", "quota,project"}, "prjquota", 0,
+		Mechanism{Kind: Project}}
 	btrfs  = filesystem{"btrfs", "btrfs", 512 << 20, nil, "noatime,commit=1", enableGroups, Mechanism{Kind: Subvolume}}
-	simple = filesystem{"btrfs with simple quotas", "btrfs", 512 << 20, nil, "noatime,commit=1", enableSimple, Mechanism{Kind: Subvolume, Simple: true}}
+	simple = filesystem{"btrfs with simple quotas", "btrfs", 512 << 20, nil, "noatime,commit=1", enableSimple,
+		Mechanism{Kind: Subvolume, Simple: true}}
 )
 
 // onEach runs a test on each of the filesystems, in an open directory of it.
@@ -98,7 +100,8 @@ func (f filesystem) attach(t testing.TB, image string) (dir string) {
 
 // onDisk is f in a file. Few kernels have project quotas.
 func (f filesystem) onDisk() testdisk.Filesystem {
-	return testdisk.Filesystem{Type: f.kind, Size: f.size, Make: f.mkfs, Options: f.options, Rare: f.want.Kind == Project}
+	return testdisk.Filesystem{Type: f.kind, Size: f.size, Make: f.mkfs, Options: f.options,
+		Rare: f.want.Kind == Project}
 }
 
 // control enables and disables quotas of btrfs.

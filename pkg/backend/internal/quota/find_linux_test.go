@@ -47,7 +47,8 @@ func TestProjectsAreFoundOnlyWhereTheyHold(t *testing.T) {
 			if _, err := Make(Mechanism{Kind: Project}, root, "v", Options{Size: mib, Volume: "v"}); err == nil {
 				t.Error("Make made a directory that nothing holds")
 			}
-			if names, err := os.ReadDir(root.Name()); err != nil || strings.Contains(strings.Join(namesOf(names), " "), "v") {
+			if names, err := os.ReadDir(root.Name()); err != nil ||
+				strings.Contains(strings.Join(namesOf(names), " "), "v") {
 				t.Errorf("left: %v, %v", names, err)
 			}
 		})

@@ -255,7 +255,7 @@ func inProject(dir *os.File, id uint32) error {
 		return err
 	}
 	if x.project != id || x.flags&inherit == 0 {
-		return notEnforced("the directory is in project %d, inherited: %v, must be project %d, inherited: true: it " +
+		return notEnforced("the directory is in project %d, inherited: %v, must be project %d, inherited: true: it "+
 			"was changed outside the driver",
 			x.project, x.flags&inherit != 0, id)
 	}

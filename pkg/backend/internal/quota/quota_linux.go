@@ -134,8 +134,11 @@ func openBelow(parent *os.File, name string) (*os.File, error) {
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	}
 	var child int
-	if err := with(parent, func(fd int) (err error) { child,
-		err = unix.Openat2(fd, name, &how); return err }); err != nil {
+	if err := with(parent, func(fd int) (err error) {
+		child,
+			err = unix.Openat2(fd, name, &how)
+		return err
+	}); err != nil {
 		return nil, &os.PathError{Op: "open", Path: parent.Name() + "/" + name, Err: err}
 	}
 	return os.NewFile(uintptr(child), parent.Name()+"/"+name), nil

@@ -151,7 +151,8 @@ func allOfTheTreeCounts(t *testing.T, f filesystem, root *os.File) {
 	must(t, err)
 	must(t, os.Rename(half.Name(), filepath.Join(root.Name(), "volumes", "id")))
 	moved := open(t, filepath.Join(root.Name(), "volumes", "id", "data"))
-	if n := fill(t, filepath.Join(moved.Name(), "file"), 10*mib); n > 4*mib || n < 4*mib-slack || !look(t, moved, mark).Holds(4*mib) {
+	if n := fill(t, filepath.Join(moved.Name(), "file"), 10*mib); n > 4*mib || n < 4*mib-slack ||
+		!look(t, moved, mark).Holds(4*mib) {
 		t.Errorf("%d bytes could be written after it was moved: %+v", n, look(t, moved, mark))
 	}
 }
@@ -172,7 +173,8 @@ func errorsLeaveNothing(t *testing.T, f filesystem, root *os.File) {
 		t.Errorf("Make without a mechanism: %v", err)
 	}
 	all := func(uint32) bool { return true }
-	if _, err := Make(m, root, "taken", Options{Size: mib, Volume: "v", Taken: all}); f.want.Kind == Project && err == nil {
+	if _, err := Make(m, root, "taken", Options{Size: mib, Volume: "v", Taken: all}); f.want.Kind == Project &&
+		err == nil {
 		t.Error("a project was found where all are taken")
 	}
 	if _, err := os.Stat(filepath.Join(root.Name(), "none")); !errors.Is(err, fs.ErrNotExist) {
@@ -226,16 +228,20 @@ func lookTellsOfStrangers(t *testing.T, f filesystem, root *os.File) {
 	must(t, os.Mkdir(filepath.Join(root.Name(), "plain"), 0o755))
 	plain := open(t, filepath.Join(root.Name(), "plain"))
 	for name, err := range map[string]error{
-		"Look at a plain directory":   func() error { _, err := Look(plain, mark); return err }(),
-		"Set of a plain directory":    Set(plain, mark, mib),
-		"Look with an unknown mark":   func() error { _, err := Look(dir, Mark{}); return err }(),
-		"Set with an unknown mark":    Set(dir, Mark{}, mib),
-		"Look with the other's mark":  func() error { _, err := Look(dir, other(mark)); return err }(),
-		"Set with the other's mark":   Set(dir, other(mark), mib),
-		"Look at another filesystem":  func() error { _, err := Look(open(t, t.TempDir()), mark); return err }(),
-		"Set of another filesystem":   Set(open(t, "/dev"), mark, mib),
-		"Look at no subvolume's top":  func() error { _, err := Look(plain, Mark{Kind: Subvolume}); return err }(),
-		"Look in a project of nobody": func() error { _, err := Look(dir, Mark{Kind: Project, Project: 7}); return err }(),
+		"Look at a plain directory":  func() error { _, err := Look(plain, mark); return err }(),
+		"Set of a plain directory":   Set(plain, mark, mib),
+		"Look with an unknown mark":  func() error { _, err := Look(dir, Mark{}); return err }(),
+		"Set with an unknown mark":   Set(dir, Mark{}, mib),
+		"Look with the other's mark": func() error { _, err := Look(dir, other(mark)); return err }(),
+		"Set with the other's mark":  Set(dir, other(mark), mib),
+		"Look at another filesystem": func() error { _, err := Look(open(t, t.TempDir()), mark); return err }(),
+		"Set of another filesystem":  Set(open(t, "/dev"), mark, mib),
+		"Look at no subvolume's top": func() error { _, err := Look(plain, Mark{Kind: Subvolume}); return err }(),
+		"Look in a project of nobody": func() error {
+			_,
+				err := Look(dir, Mark{Kind: Project, Project: 7})
+			return err
+		}(),
 	} {
 		if !errors.Is(err, ErrNotEnforced) {
 			t.Errorf("%s: %v", name, err)
@@ -295,7 +301,8 @@ func discard(t *testing.T, f filesystem, root *os.File) {
 		must(t, os.RemoveAll(dir.Name()))
 		if f.want.Kind == Project {
 			q, err := getProject(root, mark.Project)
-			for deadline := time.Now().Add(10 * time.Second); err == nil && !q.empty() && time.Now().Before(deadline); { // xfs takes its time
+			// xfs takes its time
+			for deadline := time.Now().Add(10 * time.Second); err == nil && !q.empty() && time.Now().Before(deadline); {
 				time.Sleep(10 * time.Millisecond)
 				q, err = getProject(root, mark.Project)
 			}
@@ -332,10 +339,12 @@ func powerCut(t *testing.T, f filesystem, root *os.File) {
 	image := backing(t, root)
 	copied := filepath.Join(t.TempDir(), "disk")
 	run(t, "cp", "--sparse=always", image, copied)
-	must(t, errors.Join(record.Close(), first.Close(), second.Close(), third.Close(), root.Close())) // two with one ID can't be mounted at once
+	// two with one ID can't be mounted at once
+	must(t, errors.Join(record.Close(), first.Close(), second.Close(), third.Close(), root.Close()))
 	must(t, unix.Unmount(root.Name(), 0))
 	again := open(t, f.attach(t, copied))
-	all := map[string]promise{"first": {firstMark, 6 * mib}, "second": {secondMark, 5 * mib}, "third": {thirdMark, 8 * mib}}
+	all := map[string]promise{"first": {firstMark, 6 * mib}, "second": {secondMark, 5 * mib},
+		"third": {thirdMark, 8 * mib}}
 	if f.want.Kind == Subvolume {
 		all["snapshot"] = promise{Mark{Kind: Subvolume}, 7 * mib}
 	}

@@ -222,7 +222,7 @@ func limitSubvolume(dir *os.File, id uint64, size int64) error {
 }
 
 func groupGone(id uint64) error {
-	return notEnforced("the subvolume has lost its quota group: btrfs qgroup create 0/%d on the mount makes one, " +
+	return notEnforced("the subvolume has lost its quota group: btrfs qgroup create 0/%d on the mount makes one, "+
 		"then btrfs quota rescan", id)
 }
 

@@ -104,14 +104,16 @@ func withoutHelm(s *story) {
 		s.Error("there are no policies")
 	}
 	s.until("the policies' expressions to have been looked at", func() error {
-		out, err := kube.Run(s.Context(), "get", "validatingadmissionpolicies", "-o", "jsonpath={range .items[*]}{.status.typeChecking}{\"\\n\"}{end}")
+		out, err := kube.Run(s.Context(), "get", "validatingadmissionpolicies", "-o",
+			"jsonpath={range .items[*]}{.status.typeChecking}{\"\\n\"}{end}")
 		if err == nil && out != strings.Repeat("{}\n", len(policies)) {
 			err = fmt.Errorf("what Kubernetes says of their types is %s", out)
 		}
 		return err
 	})
 	s.kubectl("delete", "-k", install.Overlay(), "--timeout="+patience.String())
-	s.kubectl("delete", "-k", filepath.Join(chart.Directory(), "crds"), "--timeout="+patience.String()) // as a cluster is that never had snapshots
+	// as a cluster is that never had snapshots
+	s.kubectl("delete", "-k", filepath.Join(chart.Directory(), "crds"), "--timeout="+patience.String())
 	s.nothingWith("app.kubernetes.io/part-of=causeway")
 }
 
@@ -120,7 +122,8 @@ func installed(s *story) {
 	s.must(install.MakeNamespace(s.Context(), kube))
 	notes, err := s.helm.Upgrade(s.Context(), s.old, s.previous, "--install")
 	s.must(err)
-	if crds := strings.Fields(s.kubectl("get", "-k", filepath.Join(chart.Directory(), "crds"), "-o", "name")); len(crds) != 6 {
+	if crds := strings.Fields(s.kubectl("get", "-k", filepath.Join(chart.Directory(), "crds"), "-o",
+		"name")); len(crds) != 6 {
 		s.Errorf("the cluster has the CRDs %q", crds)
 	}
 	s.runs("v0.0.9")
@@ -133,8 +136,10 @@ func installed(s *story) {
 		s.kubectl(strings.Fields(l[1])[1:]...)
 	}
 	s.served()
-	for _, name := range []string{"causeway-controller", "causeway-node"} { // Helm's certificates are of two CAs, and that is no trouble
-		said := s.kubectl("-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name="+name, "--container=driver", "--tail=-1")
+	// Helm's certificates are of two CAs, and that is no trouble
+	for _, name := range []string{"causeway-controller", "causeway-node"} {
+		said := s.kubectl("-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name="+name,
+			"--container=driver", "--tail=-1")
 		if said == "" || strings.Contains(said, "wrong CA") || strings.Contains(said, "will refuse") {
 			s.Errorf("%s complains of its certificates, or says nothing:\n%s", name, said)
 		}
@@ -156,7 +161,8 @@ func tested(s *story) {
 func (s *story) nothingOfTests() {
 	s.Helper()
 	s.until("nothing left of helm test", func() error {
-		return empty(kube.Run(s.Context(), "-n", install.Namespace, "get", "pods,pvc", "-o", "name", "--selector=app.kubernetes.io/instance=causeway"))
+		return empty(kube.Run(s.Context(), "-n", install.Namespace, "get", "pods,pvc", "-o", "name",
+			"--selector=app.kubernetes.io/instance=causeway"))
 	})
 }
 
@@ -165,12 +171,14 @@ func begun(s *story) {
 	s.kubectl("create", "namespace", "writers")
 	s.apply(writers)
 	s.kubectl("-n", "writers", "rollout", "status", "statefulset/writer", "--timeout="+patience.String())
-	if at := strings.Fields(s.kubectl("-n", "writers", "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}")); len(at) != 2 || at[0] == at[1] {
+	if at := strings.Fields(s.kubectl("-n", "writers", "get", "pods", "-o",
+		"jsonpath={.items[*].spec.nodeName}")); len(at) != 2 || at[0] == at[1] {
 		s.Fatalf("the pods are at %q", at)
 	}
 	s.until("the first lines to be written", func() error {
 		for _, pod := range []string{"writer-0", "writer-1"} {
-			if _, err := kube.Run(s.Context(), "-n", "writers", "exec", pod, "--", "test", "-s", "/inline/log"); err != nil {
+			if _, err := kube.Run(s.Context(), "-n", "writers", "exec", pod, "--", "test", "-s",
+				"/inline/log"); err != nil {
 				return err
 			}
 		}
@@ -183,7 +191,8 @@ func begun(s *story) {
 // refused: Helm would find out halfway that a class can't change, with the driver replaced already.
 func refused(s *story) {
 	generations := func() string {
-		return s.kubectl("-n", install.Namespace, "get", "daemonsets,deployments", "-o", "jsonpath={.items[*].metadata.generation}")
+		return s.kubectl("-n", install.Namespace, "get", "daemonsets,deployments", "-o",
+			"jsonpath={.items[*].metadata.generation}")
 	}
 	before, history := generations(), s.run("history", "causeway")
 	for set, want := range map[string]string{
@@ -194,7 +203,8 @@ func refused(s *story) {
 		"hostpath.groupSnapshotClass.deletionPolicy=Retain":                           "a class can't change",
 		"hostpath.csiDriver.inlineVolumes=false":                                      "it can't change",
 	} {
-		if _, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set="+set); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set="+set); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			s.Errorf("%s: %v, want %q", set, err, want)
 		}
 	}
@@ -246,7 +256,8 @@ func certificates(s *story) {
 		}
 	}
 	s.kubectl("-n", install.Namespace, "rollout", "restart", "deployment/causeway-controller")
-	s.kubectl("-n", install.Namespace, "rollout", "status", "deployment/causeway-controller", "--timeout="+patience.String())
+	s.kubectl("-n", install.Namespace, "rollout", "status", "deployment/causeway-controller",
+		"--timeout="+patience.String())
 	s.undisturbed()
 	s.served()
 	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
@@ -256,29 +267,34 @@ func certificates(s *story) {
 
 // windows: each node has the pod that is for it. Nothing runs on a node that kwok plays.
 func windows(s *story) {
-	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2,hostpath.windows.enabled=true", "--skip-schema-validation")
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now,
+		"--set=hostpath.certificates.generation=2,hostpath.windows.enabled=true", "--skip-schema-validation")
 	s.must(err)
 	for system, want := range map[string]string{"linux": "node-1 node-2", "windows": "windows-1"} {
 		at := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-node,causeway.dev/os="+system, "-o", "jsonpath={.items[*].spec.nodeName}"))
 		slices.Sort(at)
 		s.same("the nodes of pods for "+system, want, strings.Join(at, " "))
 	}
-	if at := s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-controller", "-o", "jsonpath={.items[*].spec.nodeName}"); strings.Contains(at, "windows") {
+	if at := s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-controller",
+		"-o", "jsonpath={.items[*].spec.nodeName}"); strings.Contains(at, "windows") {
 		s.Errorf("the controller is at %s", at)
 	}
 	s.served() // a Windows node whose driver doesn't answer is in nobody's way
 	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
 	s.must(err)
-	if out := s.kubectl("-n", install.Namespace, "get", "daemonsets", "-o", "name"); strings.TrimSpace(out) != "daemonset.apps/causeway-node" {
+	if out := s.kubectl("-n", install.Namespace, "get", "daemonsets", "-o",
+		"name"); strings.TrimSpace(out) != "daemonset.apps/causeway-node" {
 		s.Errorf("after Windows is switched off there is %s", out)
 	}
 }
 
 // testFails: 16 MiB don't go into an image of 12. Nothing is left of that either, and the next test works.
 func testFails(s *story) {
-	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2,tests.size=12Mi")
+	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now,
+		"--set=hostpath.certificates.generation=2,tests.size=12Mi")
 	s.must(err)
-	if out, err := s.helm.Run(s.Context(), "test", "causeway", "--timeout="+patience.String()); err == nil || !strings.Contains(out+err.Error(), "head: standard output") {
+	if out, err := s.helm.Run(s.Context(), "test", "causeway", "--timeout="+patience.String()); err == nil ||
+		!strings.Contains(out+err.Error(), "head: standard output") {
 		s.Errorf("%v, and no word of the pod's in:\n%s", err, out)
 	}
 	s.nothingOfTests()
@@ -292,7 +308,10 @@ func uninstalled(s *story) {
 	s.undisturbed()
 	s.written = s.lengths("/directory", "/image")
 	s.kubectl("-n", "writers", "delete", "statefulset/writer", "--timeout="+patience.String())
-	s.until("no pod that writes", func() error { return empty(kube.Run(s.Context(), "-n", "writers", "get", "pods", "-o", "name")) })
+	s.until("no pod that writes", func() error {
+		return empty(kube.Run(s.Context(), "-n", "writers", "get", "pods",
+			"-o", "name"))
+	})
 	s.until("no mounts of volumes", func() error {
 		return empty(s.everywhere(`awk '$2 ~ "/kubernetes.io[~/]csi/" {print $2}' /proc/mounts`))
 	})
@@ -309,8 +328,10 @@ func uninstalled(s *story) {
 	s.nothingWith("app.kubernetes.io/part-of=causeway")
 	s.until("an empty namespace", func() error {
 		kinds := strings.Fields(s.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name"))
-		kinds = slices.DeleteFunc(kinds, func(k string) bool { return strings.HasPrefix(k, "events") || strings.HasPrefix(k, "leases.") })
-		left, err := kube.Run(s.Context(), "-n", install.Namespace, "get", strings.Join(kinds, ","), "-o", "name", "--ignore-not-found")
+		kinds = slices.DeleteFunc(kinds,
+			func(k string) bool { return strings.HasPrefix(k, "events") || strings.HasPrefix(k, "leases.") })
+		left, err := kube.Run(s.Context(), "-n", install.Namespace, "get", strings.Join(kinds, ","), "-o", "name",
+			"--ignore-not-found")
 		got := strings.Fields(left)
 		slices.Sort(got)
 		// What every namespace has. The sidecars' leases stay, which aren't Helm's: docs/how-to/install.md.
@@ -324,7 +345,8 @@ func uninstalled(s *story) {
 		out, err := kube.Run(s.Context(), "get", "csinodes", "-o", "jsonpath={.items[*].spec.drivers[*].name}")
 		return empty(out, err)
 	})
-	if crds := strings.Fields(s.kubectl("get", "-k", filepath.Join(chart.Directory(), "crds"), "-o", "name")); len(crds) != 6 {
+	if crds := strings.Fields(s.kubectl("get", "-k", filepath.Join(chart.Directory(), "crds"), "-o",
+		"name")); len(crds) != 6 {
 		s.Errorf("the cluster has the CRDs %q", crds)
 	}
 	left, err := s.everywhere("ls " + local.StorageDir + "/volumes")
@@ -354,7 +376,8 @@ func ended(s *story) {
 	s.kubectl("delete", "namespace", "writers", "--timeout="+patience.String())
 	s.until("no PersistentVolume left", func() error { return empty(kube.Run(s.Context(), "get", "pv", "-o", "name")) })
 	s.until("no volumes on the nodes", func() error {
-		return empty(s.everywhere("cd " + local.StorageDir + " && find volumes snapshots groups staging trash -mindepth 1 -maxdepth 1"))
+		return empty(s.everywhere("cd " + local.StorageDir + " && find volumes snapshots groups staging trash " +
+			"-mindepth 1 -maxdepth 1"))
 	})
 	s.uninstall()
 	s.until("nothing left but the documented objects", func() error {
@@ -389,9 +412,11 @@ func (s *story) uninstall() {
 	if block == nil {
 		s.Fatal("docs/how-to/install.md has no commands that uninstall the release")
 	}
-	pod := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods", "--selector=app.kubernetes.io/name=causeway-controller", "-o", "name"))[0]
+	pod := strings.Fields(s.kubectl("-n", install.Namespace, "get", "pods",
+		"--selector=app.kubernetes.io/name=causeway-controller", "-o", "name"))[0]
 	hold := func(finalizers string) error {
-		_, err := kube.Run(s.Context(), "-n", install.Namespace, "patch", pod, "--type=merge", "--patch", `{"metadata": {"finalizers": `+finalizers+`}}`)
+		_, err := kube.Run(s.Context(), "-n", install.Namespace, "patch", pod, "--type=merge", "--patch",
+			`{"metadata": {"finalizers": `+finalizers+`}}`)
 		return err
 	}
 	s.must(hold(`["causeway.dev/slow"]`))
@@ -411,7 +436,8 @@ func (s *story) uninstall() {
 		s.Errorf("the commands of docs/how-to/install.md have ended before these pods:\n%s", pods)
 	}
 	s.must(<-released)
-	sockets, err := s.everywhere("find /var/lib/kubelet/plugins/hostpath.csi.causeway.dev /var/lib/kubelet/plugins_registry -mindepth 1")
+	sockets, err := s.everywhere("find /var/lib/kubelet/plugins/hostpath.csi.causeway.dev " +
+		"/var/lib/kubelet/plugins_registry -mindepth 1")
 	s.must(empty(sockets, err))
 }
 
@@ -490,7 +516,8 @@ func (s *story) list(args ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return kube.Run(s.Context(), append([]string{"get", strings.Join(strings.Fields(kinds), ","), "-A", "--ignore-not-found"}, args...)...)
+	return kube.Run(s.Context(), append([]string{"get", strings.Join(strings.Fields(kinds), ","), "-A",
+		"--ignore-not-found"}, args...)...)
 }
 
 // with returns all objects of any kind that have a label, but for the driver's namespace.
@@ -504,7 +531,8 @@ func (s *story) objects() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := slices.DeleteFunc(strings.Split(out, "\n"), func(o string) bool { return o == "" || strings.HasPrefix(o, "Event ") })
+	all := slices.DeleteFunc(strings.Split(out, "\n"),
+		func(o string) bool { return o == "" || strings.HasPrefix(o, "Event ") })
 	if !slices.Contains(all, "Namespace /default") {
 		return nil, fmt.Errorf("the list of all objects lacks the namespace default:\n%s", out)
 	}
@@ -527,8 +555,11 @@ func (s *story) nothingWith(label string) {
 func (s *story) runs(tag string) {
 	s.Helper()
 	s.until("two controllers and two nodes with "+tag, func() error {
-		out, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "pods", "-o", "jsonpath={.items[*].spec.containers[*].image}")
-		if images := strings.Fields(out); err == nil && (len(images) != 8 || slices.ContainsFunc(images, func(i string) bool { return !strings.HasSuffix(i, ":"+tag) })) {
+		out, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "pods", "-o",
+			"jsonpath={.items[*].spec.containers[*].image}")
+		if images := strings.Fields(out); err == nil &&
+			(len(images) != 8 || slices.ContainsFunc(images,
+				func(i string) bool { return !strings.HasSuffix(i, ":"+tag) })) {
 			err = fmt.Errorf("the pods run %q", images)
 		}
 		return err
@@ -539,7 +570,8 @@ func (s *story) runs(tag string) {
 func (s *story) ready() {
 	s.Helper()
 	s.until("room for both classes on both nodes", func() error {
-		sizes, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "csistoragecapacities", "-o", "jsonpath={.items[*].capacity}")
+		sizes, err := kube.Run(s.Context(), "-n", install.Namespace, "get", "csistoragecapacities", "-o",
+			"jsonpath={.items[*].capacity}")
 		if got := strings.Fields(sizes); err == nil && (len(got) != 2*len(nodes) || slices.Contains(got, "0")) {
 			err = fmt.Errorf("there is %q", got)
 		}
@@ -550,7 +582,8 @@ func (s *story) ready() {
 // secrets returns what the two secrets have, each file in a line.
 func (s *story) secrets() string {
 	s.Helper()
-	all := s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-generated", "causeway-nodes-generated", "-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
+	all := s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-generated", "causeway-nodes-generated",
+		"-o", `jsonpath={range .items[*]}{.data.ca\.crt}{"\n"}{.data.tls\.crt}{"\n"}{.data.tls\.key}{"\n"}{end}`)
 	if n := len(strings.Fields(all)); n != 6 {
 		s.Fatalf("%d of six files have something in them", n)
 	}
@@ -573,7 +606,8 @@ func (s *story) served() {
 	s.apply(all)
 	for _, n := range nodes {
 		s.until("a pod with two claims to have written on "+n.Name, func() error {
-			out, err := kube.Run(s.Context(), "-n", "tries", "get", "pod", "try-"+n.Name, "-o", "jsonpath={.status.phase}")
+			out, err := kube.Run(s.Context(), "-n", "tries", "get", "pod", "try-"+n.Name, "-o",
+				"jsonpath={.status.phase}")
 			if err == nil && out != "Succeeded" {
 				err = fmt.Errorf("it is %s", out)
 			}
@@ -583,7 +617,8 @@ func (s *story) served() {
 	s.kubectl("-n", "tries", "delete", "pods,pvc", "--all", "--timeout="+patience.String())
 	s.kubectl("delete", "namespace", "tries", "--timeout="+patience.String())
 	s.until("their PersistentVolumes to be gone", func() error {
-		return empty(kube.Run(s.Context(), "get", "pv", "-o", `jsonpath={.items[?(@.spec.claimRef.namespace=="tries")].metadata.name}`))
+		return empty(kube.Run(s.Context(), "get", "pv", "-o",
+			`jsonpath={.items[?(@.spec.claimRef.namespace=="tries")].metadata.name}`))
 	})
 }
 
@@ -716,8 +751,10 @@ func (s *story) why() {
 	for _, args := range [][]string{
 		{"get", "nodes,pods,pvc", "-A", "-o", "wide"},
 		{"events", "-A", "--types=Warning"},
-		{"-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name=causeway-controller", "--all-containers", "--prefix", "--tail=30"},
-		{"-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name=causeway-node,causeway.dev/os=linux", "--all-containers", "--prefix", "--tail=30"},
+		{"-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name=causeway-controller", "--all-containers",
+			"--prefix", "--tail=30"},
+		{"-n", install.Namespace, "logs", "--selector=app.kubernetes.io/name=causeway-node,causeway.dev/os=linux",
+			"--all-containers", "--prefix", "--tail=30"},
 	} {
 		out, err := kube.Run(ctx, args...)
 		s.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)

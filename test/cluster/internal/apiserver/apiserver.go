@@ -44,14 +44,16 @@ func Start(t *testing.T) Server {
 		t.Fatal(err)
 	}
 	s := Server{T: t, Client: client, Kubectl: filepath.Join(bin, "kubectl"), Home: t.TempDir()}
-	s.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+s.Home, "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	s.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(), "HOME="+s.Home,
+		"PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 	return s
 }
 
 // Namespace makes a namespace with labels.
 func (s *Server) Namespace(name string, labels map[string]string) {
 	s.Helper()
-	if _, err := s.Client.CoreV1().Namespaces().Create(s.Context(), &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}}, meta.CreateOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().Namespaces().Create(s.Context(),
+		&core.Namespace{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}}, meta.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -59,7 +61,8 @@ func (s *Server) Namespace(name string, labels map[string]string) {
 // Account makes a service account, as no controller does it here. Without it no pod is admitted.
 func (s *Server) Account(namespace, name string) {
 	s.Helper()
-	if _, err := s.Client.CoreV1().ServiceAccounts(namespace).Create(s.Context(), &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{}); err != nil {
+	if _, err := s.Client.CoreV1().ServiceAccounts(namespace).Create(s.Context(),
+		&core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.CreateOptions{}); err != nil {
 		s.Fatal(err)
 	}
 }

@@ -150,7 +150,8 @@ func TryPods(ctx context.Context, client kubernetes.Interface, image string, nod
 		tries = append(tries, t)
 	}
 	for _, t := range tries {
-		if err := await(ctx, "a pod on "+t.Spec.NodeName, func() error { return succeeded(ctx, client, t.Name) }); err != nil {
+		if err := await(ctx, "a pod on "+t.Spec.NodeName,
+			func() error { return succeeded(ctx, client, t.Name) }); err != nil {
 			return err
 		}
 	}
@@ -170,7 +171,8 @@ func pod(node, image string, command []string) *core.Pod {
 			},
 			Containers: []core.Container{{
 				Name: "try", Image: image, Command: command, TerminationMessagePolicy: core.TerminationMessageFallbackToLogsOnError,
-				SecurityContext: &core.SecurityContext{AllowPrivilegeEscalation: &no, Capabilities: &core.Capabilities{Drop: []core.Capability{"ALL"}}},
+				SecurityContext: &core.SecurityContext{AllowPrivilegeEscalation: &no,
+					Capabilities: &core.Capabilities{Drop: []core.Capability{"ALL"}}},
 			}},
 		},
 	}
@@ -191,7 +193,8 @@ func succeeded(ctx context.Context, client kubernetes.Interface, name string) er
 		case s.Waiting != nil:
 			said += fmt.Sprintf(" its container waits: %s %s", s.Waiting.Reason, s.Waiting.Message)
 		case s.Terminated != nil:
-			said += fmt.Sprintf(" its container ended with %d: %s %s", s.Terminated.ExitCode, s.Terminated.Reason, s.Terminated.Message)
+			said += fmt.Sprintf(" its container ended with %d: %s %s", s.Terminated.ExitCode, s.Terminated.Reason,
+				s.Terminated.Message)
 		}
 	}
 	switch p.Status.Phase {
@@ -242,7 +245,8 @@ func Write(ctx context.Context, client kubernetes.Interface, w io.Writer) error 
 		} else if n.Spec.Unschedulable {
 			state += ", cordoned"
 		}
-		if _, err := fmt.Fprintf(w, "node %s: %s/%s, kubelet %s, %s\n", n.Name, n.Labels[core.LabelOSStable], n.Labels[core.LabelArchStable], n.Status.NodeInfo.KubeletVersion, state); err != nil {
+		if _, err := fmt.Fprintf(w, "node %s: %s/%s, kubelet %s, %s\n", n.Name, n.Labels[core.LabelOSStable],
+			n.Labels[core.LabelArchStable], n.Status.NodeInfo.KubeletVersion, state); err != nil {
 			return err
 		}
 	}

@@ -42,7 +42,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	flag.Var(&named, "driver", "a driver definition, by its absolute path; files that it names are relative to -repo-root, which is its directory")
+	flag.Var(&named, "driver", "a driver definition, by its absolute path; files that it names are relative to "+
+		"-repo-root, which is its directory")
 	config.CopyFlags(config.Flags, flag.CommandLine)
 	framework.RegisterCommonFlags(flag.CommandLine)
 	framework.RegisterClusterFlags(flag.CommandLine)

@@ -1,6 +1,6 @@
 // Package catalog is the index of all objects below a root, in memory: it finds them by key, cuts
-// pages, and adds up the capacity that is reserved for them. It knows nothing of the disk, and of an
-// object only its few interface methods.
+// pages, and adds up the capacity that is reserved for them. The package knows nothing of the disk,
+// and of an object only its few interface methods.
 package catalog
 
 import (
@@ -42,8 +42,8 @@ func (f *Full) Error() string {
 	return fmt.Sprintf("%d bytes are wanted, %d are left", f.Wanted, f.Left)
 }
 
-// Catalog is the index. Its zero value is empty and can only be filled by Replace. Its methods may be
-// called by many goroutines.
+// Catalog is the index. Its zero value is empty and can only be filled by Replace. Its methods may
+// be called by many goroutines.
 type Catalog[V Volume, S Snapshot, G Object] struct {
 	mu        sync.RWMutex
 	volumes   table[V]     // listed volumes
@@ -55,8 +55,8 @@ type Catalog[V Volume, S Snapshot, G Object] struct {
 	projects  map[uint32]bool // of volumes
 }
 
-// Contents is the content of a catalog. The broken objects are reasons by key: nothing else is known
-// of them.
+// Contents is the content of a catalog. The broken objects are reasons by key: nothing else is
+// known of them.
 type Contents[V Volume, S Snapshot, G Object] struct {
 	Volumes   []V
 	Snapshots []S
@@ -136,8 +136,8 @@ func (c *Catalog[V, S, G]) ProjectTaken(project uint32) bool {
 	return c.projects[project]
 }
 
-// Volume returns the volume with a key, listed or not. Errors: NotFound, or the reason why the volume
-// cannot be used.
+// Volume returns the volume with a key, listed or not. Errors: NotFound, or the reason why the
+// volume cannot be used.
 func (c *Catalog[V, S, G]) Volume(key string) (V, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -159,8 +159,8 @@ func (c *Catalog[V, S, G]) Volumes() (all []V) {
 	return all
 }
 
-// VolumesAfter calls see with each listed volume whose key is above after, in order, until see returns
-// false. A broken volume comes with its error only.
+// VolumesAfter calls see with each listed volume whose key is above after, in order, until see
+// returns false. A broken volume comes with its error only.
 func (c *Catalog[V, S, G]) VolumesAfter(after string, see func(key string, v V, err error) bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -198,8 +198,8 @@ func (c *Catalog[V, S, G]) BreakVolume(key string, err error) {
 	c.volumes.breaks(key, err)
 }
 
-// Snapshot returns the snapshot with a key. Errors: NotFound, or the reason why the snapshot cannot be
-// used.
+// Snapshot returns the snapshot with a key. Errors: NotFound, or the reason why the snapshot cannot
+// be used.
 func (c *Catalog[V, S, G]) Snapshot(key string) (S, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -27,8 +27,10 @@ var errDamaged = errors.New("damaged")
 func filled() *Catalog[*object, *object, *object] {
 	c := new(Catalog[*object, *object, *object])
 	c.Replace(Contents[*object, *object, *object]{
-		Volumes:       []*object{{key: "v3", reserved: 3}, {key: "v1", reserved: 1, project: 7}, {key: "inline", reserved: 10, hidden: true}},
-		Snapshots:     []*object{{key: "s2", reserved: 20, source: "v1"}, {key: "s1", reserved: 40, source: "v1"}, {key: "s3", reserved: 80, source: "gone"}},
+		Volumes: []*object{{key: "v3", reserved: 3}, {key: "v1", reserved: 1, project: 7},
+			{key: "inline", reserved: 10, hidden: true}},
+		Snapshots: []*object{{key: "s2", reserved: 20, source: "v1"}, {key: "s1", reserved: 40, source: "v1"},
+			{key: "s3", reserved: 80, source: "gone"}},
 		Groups:        []*object{{key: "g"}},
 		BrokenVolumes: map[string]error{"v2": errDamaged}, BrokenSnapshots: map[string]error{"s0": errDamaged},
 	})
@@ -54,7 +56,8 @@ func TestPagesAreInOrderAndSkipWhatIsHidden(t *testing.T) {
 		after string
 		limit int
 		want  []string
-	}{{"", 10, []string{"v1false", "v2true", "v3false"}}, {"", 1, []string{"v1false"}}, {"v1", 10, []string{"v2true", "v3false"}}, {"v2x", 10, []string{"v3false"}}, {"v3", 1, nil}} {
+	}{{"", 10, []string{"v1false", "v2true", "v3false"}}, {"", 1, []string{"v1false"}}, {"v1", 10,
+		[]string{"v2true", "v3false"}}, {"v2x", 10, []string{"v3false"}}, {"v3", 1, nil}} {
 		if got := c.page(tc.after, tc.limit); !slices.Equal(got, tc.want) {
 			t.Errorf("after %q: %v, want %v", tc.after, got, tc.want)
 		}
@@ -62,7 +65,8 @@ func TestPagesAreInOrderAndSkipWhatIsHidden(t *testing.T) {
 	for _, tc := range []struct {
 		source, after string
 		want          []string
-	}{{"", "", []string{"s1", "s2", "s3"}}, {"v1", "", []string{"s1", "s2"}}, {"v1", "s1", []string{"s2"}}, {"v3", "", nil}} {
+	}{{"", "", []string{"s1", "s2", "s3"}}, {"v1", "", []string{"s1", "s2"}}, {"v1", "s1", []string{"s2"}}, {"v3", "",
+		nil}} {
 		if got := c.snapshotsOf(tc.source, tc.after); !slices.Equal(got, tc.want) {
 			t.Errorf("snapshots of %q after %q: %v, want %v", tc.source, tc.after, got, tc.want)
 		}
@@ -85,7 +89,8 @@ func TestALookupSaysWhyThereIsNoObject(t *testing.T) {
 	c.BreakVolume("v1x", errDamaged)
 	c.BreakSnapshot("s1x", errDamaged)
 	c.BreakGroup("g1", errDamaged)
-	if got := c.page("v1", 1); !slices.Equal(got, []string{"v1xtrue"}) || !errors.Is(second(c.Snapshot("s1x")), errDamaged) || !errors.Is(second(c.Group("g1")), errDamaged) {
+	if got := c.page("v1", 1); !slices.Equal(got, []string{"v1xtrue"}) ||
+		!errors.Is(second(c.Snapshot("s1x")), errDamaged) || !errors.Is(second(c.Group("g1")), errDamaged) {
 		t.Errorf("objects that broke are not found: %v", got)
 	}
 }
@@ -113,7 +118,8 @@ func TestReservationsAddUp(t *testing.T) {
 	}
 	s, _ := c.Snapshot("s1")
 	c.DropSnapshot(s)
-	if got := c.Stats(); got != (Stats{Volumes: 1, Snapshots: 2, Groups: 1, Broken: 2, Reserved: 103}) || c.ProjectTaken(9) || c.ProjectTaken(7) {
+	if got := c.Stats(); got != (Stats{Volumes: 1, Snapshots: 2, Groups: 1, Broken: 2, Reserved: 103}) ||
+		c.ProjectTaken(9) || c.ProjectTaken(7) {
 		t.Errorf("Stats = %+v", got)
 	}
 	if got := c.snapshotsOf("v1", ""); !slices.Equal(got, []string{"s2"}) {
@@ -141,7 +147,8 @@ func TestAGroupComesWithItsMembers(t *testing.T) {
 	c := filled()
 	c.PutGroup(&object{key: "h"}, &object{key: "s4", source: "v3"}, &object{key: "s5", source: "v1"})
 	c.PutSnapshot(&object{key: "s6", source: "v3"})
-	if got := append(c.snapshotsOf("v3", ""), c.snapshotsOf("v1", "s2")...); !slices.Equal(got, []string{"s4", "s6", "s5"}) || second(c.Group("h")) != nil {
+	if got := append(c.snapshotsOf("v3", ""), c.snapshotsOf("v1", "s2")...); !slices.Equal(got,
+		[]string{"s4", "s6", "s5"}) || second(c.Group("h")) != nil {
 		t.Errorf("members %v, group %v", got, second(c.Group("h")))
 	}
 	c.DropGroup("h")
@@ -153,7 +160,8 @@ func TestAGroupComesWithItsMembers(t *testing.T) {
 func TestReplaceForgetsWhatWasThere(t *testing.T) {
 	c := filled()
 	c.Replace(Contents[*object, *object, *object]{Volumes: []*object{{key: "new", reserved: 5}}})
-	if got := c.Stats(); got != (Stats{Volumes: 1, Reserved: 5}) || c.ProjectTaken(7) || len(c.Volumes()) != 1 || c.snapshotsOf("v1", "") != nil {
+	if got := c.Stats(); got != (Stats{Volumes: 1, Reserved: 5}) || c.ProjectTaken(7) || len(c.Volumes()) != 1 ||
+		c.snapshotsOf("v1", "") != nil {
 		t.Errorf("Stats = %+v, %d volumes", got, len(c.Volumes()))
 	}
 }

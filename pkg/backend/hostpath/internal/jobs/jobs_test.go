@@ -50,7 +50,8 @@ func TestACallJoinsTheJobThatRuns(t *testing.T) {
 	go func() { waiting <- j.RunOrJoin(gone, "made", "source", []string{"source"}, never) }()
 	cancel()
 	// Whether the call has joined before its context ends is not known.
-	if err := <-waiting; !errors.Is(err, context.Canceled) && (reason(err) != Busy || !strings.HasSuffix(err.Error(), "42 bytes so far, no progress")) {
+	if err := <-waiting; !errors.Is(err, context.Canceled) &&
+		(reason(err) != Busy || !strings.HasSuffix(err.Error(), "42 bytes so far, no progress")) {
 		t.Errorf("a call that gives up: %v", err)
 	}
 	if err := j.RunOrJoin(context.Background(), "made", "another source", nil, never); reason(err) != Differs {
@@ -68,7 +69,8 @@ func TestACallJoinsTheJobThatRuns(t *testing.T) {
 		t.Errorf("the next call: %v, want the error of the job", err)
 	}
 	ran := false
-	if err := j.RunOrJoin(context.Background(), "made", "source", []string{"source"}, func(context.Context, *Job) error { ran = true; return nil }); err != nil || !ran {
+	if err := j.RunOrJoin(context.Background(), "made", "source", []string{"source"},
+		func(context.Context, *Job) error { ran = true; return nil }); err != nil || !ran {
 		t.Errorf("the call after that: %v, ran: %v", err, ran)
 	}
 	if s := j.Stats(); s.Bytes != 42 || s.Failed != 1 || s.Running != 0 || j.Free("made") != nil {
@@ -100,7 +102,8 @@ func TestASourceIsReadOrInExclusiveUse(t *testing.T) {
 		t.Errorf("RunOrJoin = %v, want Busy", err)
 	}
 	release()
-	if err := j.Run(context.Background(), "new", "source", []string{"source"}, func(context.Context) error { return nil }); err != nil {
+	if err := j.Run(context.Background(), "new", "source", []string{"source"},
+		func(context.Context) error { return nil }); err != nil {
 		t.Errorf("Run after release: %v", err)
 	}
 }
@@ -108,7 +111,8 @@ func TestASourceIsReadOrInExclusiveUse(t *testing.T) {
 func TestCloseStopsJobs(t *testing.T) {
 	for name, start := range map[string]func(j *Jobs, run func(ctx context.Context) error) error{
 		"RunOrJoin": func(j *Jobs, run func(ctx context.Context) error) error {
-			return j.RunOrJoin(context.Background(), "id", "source", nil, func(ctx context.Context, _ *Job) error { return run(ctx) })
+			return j.RunOrJoin(context.Background(), "id", "source", nil,
+				func(ctx context.Context, _ *Job) error { return run(ctx) })
 		},
 		"Run": func(j *Jobs, run func(ctx context.Context) error) error {
 			return j.Run(context.Background(), "id", "source", nil, run)

@@ -79,7 +79,7 @@ func (s *Store) filled(half string, fill func(half *beneath.Dir) error) error {
 	return dir.Sync(".")
 }
 
-// MoveIn renames an incomplete directory, if it exists, to its final name id in dir. The caller
+// MoveIn renames an incomplete directory, if present, to its final name id in dir. The caller
 // syncs dir.
 func (s *Store) MoveIn(half, dir, id string) error {
 	if _, err := s.dir.Lstat(half); errors.Is(err, fs.ErrNotExist) {

@@ -1,6 +1,6 @@
 // Package store keeps objects below a root directory: volumes, snapshots and groups, each with a
-// record and its data. It makes them durable in the right order, and knows nothing of their
-// meaning.
+// record and its data. The package makes them durable in the right order, and knows nothing of
+// their meaning.
 //
 //	<root>/identity.json              identity of the root
 //	<root>/volumes/<id>/record.json   beside the data of the volume

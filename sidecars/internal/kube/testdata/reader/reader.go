@@ -61,7 +61,8 @@ func generic[T any](t T) any { return t }
 func Any(obj metav1.Object) map[string]string { return obj.GetAnnotations() }
 
 // Fine does nothing that matters.
-func Fine(pod *corev1.Pod, node *corev1.Node, s *nodeaffinity.NodeSelector, lister listers.PodLister) (*corev1.Node, bool) {
+func Fine(pod *corev1.Pod, node *corev1.Node, s *nodeaffinity.NodeSelector,
+	lister listers.PodLister) (*corev1.Node, bool) {
 	if all, err := lister.List(labels.Everything()); err != nil || len(all) == 0 {
 		return nil, false
 	}
@@ -69,5 +70,6 @@ func Fine(pod *corev1.Pod, node *corev1.Node, s *nodeaffinity.NodeSelector, list
 	pod.Annotations = nil
 	one := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Ephemeral != nil })
 	made := &corev1.Node{Spec: corev1.NodeSpec{PodCIDR: "10.0.0.0/24"}}
-	return made, one && s.Match(node) && pod.Status.Phase == corev1.PodRunning && node.GetLabels()["a"] == pod.Spec.NodeName && pod.GetName() != ""
+	return made, one && s.Match(node) && pod.Status.Phase == corev1.PodRunning &&
+		node.GetLabels()["a"] == pod.Spec.NodeName && pod.GetName() != ""
 }

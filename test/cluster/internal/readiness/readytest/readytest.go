@@ -82,7 +82,8 @@ func (c *Cluster) Node(t *testing.T, name, os string, change func(*core.Node)) {
 	t.Helper()
 	n := &core.Node{
 		ObjectMeta: meta.ObjectMeta{Name: name, Labels: map[string]string{core.LabelOSStable: os}},
-		Status:     core.NodeStatus{Conditions: []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}},
+		Status: core.NodeStatus{Conditions: []core.NodeCondition{{Type: core.NodeReady,
+			Status: core.ConditionTrue}}},
 	}
 	if change != nil {
 		change(n)

@@ -24,18 +24,22 @@ func (doc *document) checkInfo(info storageframework.DriverInfo) {
 	}
 	for c := range info.Capabilities {
 		if !slices.Contains(capabilities, c) {
-			doc.mistake("DriverInfo.Capabilities."+string(c), "unknown capability: must be one of %s", list(capabilities))
+			doc.mistake("DriverInfo.Capabilities."+string(c), "unknown capability: must be one of %s",
+				list(capabilities))
 		}
 	}
 	for name := range info.SupportedFsType {
 		if !slices.Contains(filesystems, name) {
-			doc.note("DriverInfo.SupportedFsType."+name, "the suite has no specs for this filesystem, only for %s", list(filesystems[1:]))
+			doc.note("DriverInfo.SupportedFsType."+name, "the suite has no specs for this filesystem, only for %s",
+				list(filesystems[1:]))
 		}
 	}
-	modes := []core.PersistentVolumeAccessMode{core.ReadWriteOnce, core.ReadOnlyMany, core.ReadWriteMany, core.ReadWriteOncePod}
+	modes := []core.PersistentVolumeAccessMode{core.ReadWriteOnce, core.ReadOnlyMany, core.ReadWriteMany,
+		core.ReadWriteOncePod}
 	for i, m := range info.RequiredAccessModes {
 		if !slices.Contains(modes, m) {
-			doc.mistake(element("DriverInfo.RequiredAccessModes", i), "invalid access mode %q: must be one of %s", m, list(modes))
+			doc.mistake(element("DriverInfo.RequiredAccessModes", i), "invalid access mode %q: must be one of %s", m,
+				list(modes))
 		}
 	}
 	doc.checkSizes(info)
@@ -100,9 +104,12 @@ func (doc *document) checkTimeouts(timeouts map[string]string) {
 // checkClasses checks from where the classes come, and the files that they come from.
 func (doc *document) checkClasses(d Definition) {
 	caps, driver := d.DriverInfo.Capabilities, d.DriverInfo.Name
-	attributes := class{FromFile: d.VolumeAttributesClass.FromFile, FromExistingClassName: d.VolumeAttributesClass.FromExistingClassName}
-	doc.checkClass("StorageClass", d.StorageClass, func(c *document) { c.checkTyped(&storage.StorageClass{}, "provisioner", driver) })
-	doc.checkClass("VolumeAttributesClass", attributes, func(c *document) { c.checkTyped(&storage.VolumeAttributesClass{}, "driverName", driver) })
+	attributes := class{FromFile: d.VolumeAttributesClass.FromFile,
+		FromExistingClassName: d.VolumeAttributesClass.FromExistingClassName}
+	doc.checkClass("StorageClass", d.StorageClass,
+		func(c *document) { c.checkTyped(&storage.StorageClass{}, "provisioner", driver) })
+	doc.checkClass("VolumeAttributesClass", attributes,
+		func(c *document) { c.checkTyped(&storage.VolumeAttributesClass{}, "driverName", driver) })
 	for _, s := range []struct {
 		field      string
 		class      class
@@ -113,7 +120,8 @@ func (doc *document) checkClasses(d Definition) {
 	} {
 		doc.checkClass(s.field, s.class, func(c *document) { c.checkSnapshotClass("Volume"+s.field, driver) })
 		if caps[s.capability] && s.class == (class{}) {
-			doc.note("DriverInfo.Capabilities."+string(s.capability), "no effect without %s: the specs are skipped", s.field)
+			doc.note("DriverInfo.Capabilities."+string(s.capability), "no effect without %s: the specs are skipped",
+				s.field)
 		}
 		if !caps[s.capability] && s.class != (class{}) {
 			doc.note(s.field, "no effect without the capability %s: the specs are skipped", s.capability)
@@ -127,7 +135,8 @@ func (doc *document) checkClass(at string, c class, check func(*document)) {
 	for _, source := range []struct {
 		name string
 		set  bool
-	}{{"FromName", c.FromName}, {"FromExistingClassName", c.FromExistingClassName != ""}, {"FromFile", c.FromFile != ""}} {
+	}{{"FromName", c.FromName}, {"FromExistingClassName", c.FromExistingClassName != ""}, {"FromFile",
+		c.FromFile != ""}} {
 		switch {
 		case source.set && taken != "":
 			doc.note(at+"."+source.name, "no effect beside %s", taken)

@@ -1,8 +1,8 @@
 // Package definition reads driver definitions: the files that
-// k8s.io/kubernetes/test/e2e/storage/external reads. It applies the same defaults and the same
-// rules for upper and lower case, and reports every mistake of a file. Upstream's reader ignores a
-// key, a capability or a timeout that it does not know: the specs for a misspelt word are missing,
-// without a message.
+// k8s.io/kubernetes/test/e2e/storage/external reads. The package applies the same defaults and the
+// same rules for upper and lower case, and reports every mistake of a file. Upstream's reader
+// ignores a key, a capability or a timeout that it does not know: the specs for a misspelt word are
+// missing, without a message.
 package definition
 
 import (
@@ -96,7 +96,8 @@ func (doc *document) definition() Definition {
 		doc.mistake("", "%v", err)
 	}
 	caps := d.DriverInfo.Capabilities
-	for _, c := range []storageframework.Capability{storageframework.CapOnlineExpansion, storageframework.CapOfflineExpansion} {
+	for _, c := range []storageframework.Capability{storageframework.CapOnlineExpansion,
+		storageframework.CapOfflineExpansion} {
 		if _, ok := caps[c]; !ok && caps[storageframework.CapControllerExpansion] {
 			caps[c] = true
 		}

@@ -142,7 +142,8 @@ func TestOurConfigurationsAreGood(t *testing.T) {
 }
 
 func TestUpstreamsOwnDefinitionsAreGood(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(directory(t, "k8s.io/kubernetes/test/e2e/storage/external"), "testdata", "*"))
+	files, err := filepath.Glob(filepath.Join(directory(t, "k8s.io/kubernetes/test/e2e/storage/external"), "testdata",
+		"*"))
 	if err != nil || len(files) < 3 {
 		t.Fatalf("upstream's definitions are %q: %v", files, err)
 	}
@@ -211,7 +212,8 @@ func written(t *testing.T, definition, from, to string) string {
 	found := false
 	for name, text := range files {
 		found = found || strings.Contains(text, from)
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Replace(text, from, to, 1)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Replace(text, from, to, 1)),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -223,48 +225,80 @@ func written(t *testing.T, definition, from, to string) string {
 
 func TestMistakesAreErrors(t *testing.T) {
 	for name, test := range map[string]struct{ from, to, want string }{
-		"no mistake":                             {},
-		"an unknown field":                       {"StorageClass:", "StorageKlass:", "driver.yaml:3: StorageKlass: unknown field: must be one of DriverInfo, StorageClass,"},
-		"a field in lower case":                  {"StorageClass:", "storageClass:", `driver.yaml:3: storageClass: unknown field: must be written "StorageClass"`},
-		"a field that is there twice":            {"Timeouts:", "StorageClass: {FromName: true}\nTimeouts:", "driver.yaml:28: StorageClass: duplicate field"},
-		"an unknown field within":                {"Name: example.com", "Name: example.com\n  MaxFilesize: 1", `driver.yaml:10: DriverInfo.MaxFilesize: unknown field: must be written "MaxFileSize"`},
-		"an unknown field in a list":             {"  Shared:", "  shared:", "driver.yaml:26: InlineVolumes[0].shared: unknown field"},
-		"an unknown capability":                  {"persistence", "persistance", "driver.yaml:12: DriverInfo.Capabilities.persistance: unknown capability: must be one of FSResize"},
-		"a capability in another case":           {"RWX", "rwx", "driver.yaml:15: DriverInfo.Capabilities.rwx: unknown capability"},
-		"a capability that upstream has dropped": {"persistence", "offlineSnapshotClone", "offlineSnapshotClone: unknown capability"},
-		"an unknown timeout":                     {"PodStart", "PodStarts", "driver.yaml:29: Timeouts.PodStarts: unknown timeout"},
-		"a timeout without a unit":               {"2m", `"2"`, `driver.yaml:29: Timeouts.PodStart: invalid duration "2"`},
-		"a number for a timeout":                 {"2m", "120", "driver.yaml:29: Timeouts.PodStart: invalid value 120: must be a string"},
-		"no timeout":                             {"2m", "", "invalid duration"},
-		"no name":                                {"Name: example.com", `Name: ""`, "driver.yaml:9: DriverInfo.Name: missing"},
-		"a string for a bool":                    {"RWX: false", `RWX: "false"`, `driver.yaml:15: DriverInfo.Capabilities.RWX: invalid value "false": must be true or false`},
-		"a number for a string":                  {"size: 1Mi", "size: 1048576", "InlineVolumes[0].Attributes.size: invalid value 1048576: must be a string"},
-		"a list for an object":                   {"{xfs: {}}", "[xfs]", `DriverInfo.SupportedFsType: invalid value ["xfs"]: must be an object`},
-		"an object for a list":                   {"TopologyKeys: [example.com/node]", "TopologyKeys: {a: b}", "must be a list"},
-		"a string for a number":                  {"1048576", "1Mi", `DriverInfo.MaxFileSize: invalid value "1Mi": must be an integer`},
-		"a size that is none":                    {"Min: 1Mi", "Min: 1 MiB", `driver.yaml:19: DriverInfo.SupportedSizeRange.Min: invalid size "1 MiB"`},
-		"a negative size":                        {"Min: 1Mi", "Min: -1Mi", `invalid size "-1Mi"`},
-		"a largest size below the least":         {"Max: 16Ti", "Max: 1Ki", "driver.yaml:20: DriverInfo.SupportedSizeRange.Max: invalid size"},
-		"a largest size below upstream's least":  {"Min: 1Mi\n    Max: 16Ti", "Max: 1Gi", "must not be less than Min, which is 5Gi"},
-		"an unknown access mode":                 {"ReadWriteOnce", "RWO", `DriverInfo.RequiredAccessModes[0]: invalid access mode "RWO"`},
-		"a class file that is not there":         {"class.yaml", "glass.yaml", "driver.yaml:4: StorageClass.FromFile: open"},
-		"a class file that is no YAML":           {"kind: StorageClass", "kind: {StorageClass", "class.yaml: yaml: line"},
-		"an unknown field in a class":            {"provisioner:", "binding: no\nprovisioner:", `class.yaml:4: unknown field "binding"`},
-		"a wrong type in a class":                {"provisioner:", "parameters: {a: 1}\nprovisioner:", "class.yaml:1: json: cannot unmarshal number"},
-		"a class of another driver":              {"provisioner: example.com", "provisioner: example.org", `class.yaml:4: provisioner: invalid value "example.org": must be "example.com"`},
-		"something else than a class":            {"kind: StorageClass", "kind: VolumeAttributesClass", `class.yaml:2: kind: invalid value "VolumeAttributesClass": must be "StorageClass"`},
-		"two classes in a file":                  {"provisioner: example.com\n", "provisioner: example.com\n---\nkind: StorageClass\n", "class.yaml:6: a second object"},
-		"a snapshot class of another driver":     {"\ndriver: example.com", "\ndriver: example.org", "snapshots.yaml:4: driver: invalid value"},
-		"a number for a snapshot parameter":      {`keep: "3"`, "keep: 3", "snapshots.yaml:5: parameters.keep: invalid value 3: must be a string"},
-		"two definitions in a file":              {"ClientNodeName:", "---\nClientNodeName:", "driver.yaml:28: a second object"},
-		"no YAML":                                {"InlineVolumes:", "InlineVolumes", "driver.yaml: "},
+		"no mistake": {},
+		"an unknown field": {"StorageClass:", "StorageKlass:",
+			"driver.yaml:3: StorageKlass: unknown field: must be one of DriverInfo, StorageClass,"},
+		"a field in lower case": {"StorageClass:", "storageClass:",
+			`driver.yaml:3: storageClass: unknown field: must be written "StorageClass"`},
+		"a field that is there twice": {"Timeouts:", "StorageClass: {FromName: true}\nTimeouts:",
+			"driver.yaml:28: StorageClass: duplicate field"},
+		"an unknown field within": {"Name: example.com", "Name: example.com\n  MaxFilesize: 1",
+			`driver.yaml:10: DriverInfo.MaxFilesize: unknown field: must be written "MaxFileSize"`},
+		"an unknown field in a list": {"  Shared:", "  shared:",
+			"driver.yaml:26: InlineVolumes[0].shared: unknown field"},
+		"an unknown capability": {"persistence", "persistance",
+			"driver.yaml:12: DriverInfo.Capabilities.persistance: unknown capability: must be one of FSResize"},
+		"a capability in another case": {"RWX", "rwx",
+			"driver.yaml:15: DriverInfo.Capabilities.rwx: unknown capability"},
+		"a capability that upstream has dropped": {"persistence", "offlineSnapshotClone",
+			"offlineSnapshotClone: unknown capability"},
+		"an unknown timeout": {"PodStart", "PodStarts",
+			"driver.yaml:29: Timeouts.PodStarts: unknown timeout"},
+		"a timeout without a unit": {"2m", `"2"`,
+			`driver.yaml:29: Timeouts.PodStart: invalid duration "2"`},
+		"a number for a timeout": {"2m", "120",
+			"driver.yaml:29: Timeouts.PodStart: invalid value 120: must be a string"},
+		"no timeout": {"2m", "", "invalid duration"},
+		"no name": {"Name: example.com", `Name: ""`,
+			"driver.yaml:9: DriverInfo.Name: missing"},
+		"a string for a bool": {"RWX: false", `RWX: "false"`,
+			`driver.yaml:15: DriverInfo.Capabilities.RWX: invalid value "false": must be true or false`},
+		"a number for a string": {"size: 1Mi", "size: 1048576",
+			"InlineVolumes[0].Attributes.size: invalid value 1048576: must be a string"},
+		"a list for an object": {"{xfs: {}}", "[xfs]",
+			`DriverInfo.SupportedFsType: invalid value ["xfs"]: must be an object`},
+		"an object for a list": {"TopologyKeys: [example.com/node]", "TopologyKeys: {a: b}",
+			"must be a list"},
+		"a string for a number": {"1048576", "1Mi",
+			`DriverInfo.MaxFileSize: invalid value "1Mi": must be an integer`},
+		"a size that is none": {"Min: 1Mi", "Min: 1 MiB",
+			`driver.yaml:19: DriverInfo.SupportedSizeRange.Min: invalid size "1 MiB"`},
+		"a negative size": {"Min: 1Mi", "Min: -1Mi", `invalid size "-1Mi"`},
+		"a largest size below the least": {"Max: 16Ti", "Max: 1Ki",
+			"driver.yaml:20: DriverInfo.SupportedSizeRange.Max: invalid size"},
+		"a largest size below upstream's least": {"Min: 1Mi\n    Max: 16Ti", "Max: 1Gi",
+			"must not be less than Min, which is 5Gi"},
+		"an unknown access mode": {"ReadWriteOnce", "RWO",
+			`DriverInfo.RequiredAccessModes[0]: invalid access mode "RWO"`},
+		"a class file that is not there": {"class.yaml", "glass.yaml",
+			"driver.yaml:4: StorageClass.FromFile: open"},
+		"a class file that is no YAML": {"kind: StorageClass", "kind: {StorageClass",
+			"class.yaml: yaml: line"},
+		"an unknown field in a class": {"provisioner:", "binding: no\nprovisioner:",
+			`class.yaml:4: unknown field "binding"`},
+		"a wrong type in a class": {"provisioner:", "parameters: {a: 1}\nprovisioner:",
+			"class.yaml:1: json: cannot unmarshal number"},
+		"a class of another driver": {"provisioner: example.com", "provisioner: example.org",
+			`class.yaml:4: provisioner: invalid value "example.org": must be "example.com"`},
+		"something else than a class": {"kind: StorageClass", "kind: VolumeAttributesClass",
+			`class.yaml:2: kind: invalid value "VolumeAttributesClass": must be "StorageClass"`},
+		"two classes in a file": {"provisioner: example.com\n",
+			"provisioner: example.com\n---\nkind: StorageClass\n", "class.yaml:6: a second object"},
+		"a snapshot class of another driver": {"\ndriver: example.com", "\ndriver: example.org",
+			"snapshots.yaml:4: driver: invalid value"},
+		"a number for a snapshot parameter": {`keep: "3"`, "keep: 3",
+			"snapshots.yaml:5: parameters.keep: invalid value 3: must be a string"},
+		"two definitions in a file": {"ClientNodeName:", "---\nClientNodeName:",
+			"driver.yaml:28: a second object"},
+		"no YAML": {"InlineVolumes:", "InlineVolumes", "driver.yaml: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := Read(written(t, good, test.from, test.to))
 			switch {
 			case test.want == "" && err != nil:
 				t.Error(err)
-			case test.want != "" && (err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), test.want)):
+			case test.want != "" && (err == nil || strings.Contains(err.Error(), "\n") ||
+				!strings.Contains(err.Error(), test.want)):
 				t.Errorf("got\n%v\nwant one line with\n%s", err, test.want)
 			}
 		})
@@ -319,14 +353,21 @@ Timeouts: {PodStart: 300, PodRun: 5m}
 
 func TestWhatHasNoEffectIsNoted(t *testing.T) {
 	for name, test := range map[string]struct{ from, to, want string }{
-		"a retired field":                 {"", "", "driver.yaml:2: ShortName: retired field"},
-		"a filesystem without specs":      {"{xfs: {}}", "{zfs: {}}", "driver.yaml:16: DriverInfo.SupportedFsType.zfs: the suite has no specs"},
-		"a class from two sources":        {"FromFile: class.yaml", "FromFile: none.yaml\n  FromName: true", "driver.yaml:4: StorageClass.FromFile: no effect beside FromName"},
-		"topology without its keys":       {"TopologyKeys: [example.com/node]", "", "driver.yaml:14: DriverInfo.Capabilities.topology: no effect"},
-		"topology keys without topology":  {"topology: true", "topology: false", "driver.yaml:21: DriverInfo.TopologyKeys: no specs"},
-		"snapshots without a class":       {"SnapshotClass:\n  FromFile: snapshots.yaml\n", "", "snapshotDataSource: no effect without SnapshotClass"},
-		"a class without its capability":  {"snapshotDataSource: yes", "snapshotDataSource: no", "driver.yaml:5: SnapshotClass: no effect"},
-		"a group class without the group": {"Timeouts:", "GroupSnapshotClass: {FromName: true}\nTimeouts:", "GroupSnapshotClass: no effect without the capability groupSnapshot"},
+		"a retired field": {"", "", "driver.yaml:2: ShortName: retired field"},
+		"a filesystem without specs": {"{xfs: {}}", "{zfs: {}}",
+			"driver.yaml:16: DriverInfo.SupportedFsType.zfs: the suite has no specs"},
+		"a class from two sources": {"FromFile: class.yaml", "FromFile: none.yaml\n  FromName: true",
+			"driver.yaml:4: StorageClass.FromFile: no effect beside FromName"},
+		"topology without its keys": {"TopologyKeys: [example.com/node]", "",
+			"driver.yaml:14: DriverInfo.Capabilities.topology: no effect"},
+		"topology keys without topology": {"topology: true", "topology: false",
+			"driver.yaml:21: DriverInfo.TopologyKeys: no specs"},
+		"snapshots without a class": {"SnapshotClass:\n  FromFile: snapshots.yaml\n", "",
+			"snapshotDataSource: no effect without SnapshotClass"},
+		"a class without its capability": {"snapshotDataSource: yes", "snapshotDataSource: no",
+			"driver.yaml:5: SnapshotClass: no effect"},
+		"a group class without the group": {"Timeouts:", "GroupSnapshotClass: {FromName: true}\nTimeouts:",
+			"GroupSnapshotClass: no effect without the capability groupSnapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, notes, err := Read(written(t, good, test.from, test.to))
@@ -344,21 +385,25 @@ func TestWhatHasNoEffectIsNoted(t *testing.T) {
 // upstream's reader, which logs what it has read.
 func TestTheValuesAreUpstreams(t *testing.T) {
 	for name, text := range map[string]string{
-		"everything":              good,
-		"the least":               "DriverInfo: {Name: example.com}\n",
-		"JSON":                    "{\n\t\"DriverInfo\": {\n\t\t\"Name\": \"example.com\", \"Capabilities\": {\"block\": true}\n\t}\n}\n",
-		"an expansion of its own": "DriverInfo: {Name: example.com, Capabilities: {controllerExpansion: true, onlineExpansion: false}}\n",
-		"no default filesystem":   "DriverInfo: {Name: example.com, SupportedFsType: {ext4: {}, nfs: }}\n",
-		"a largest size alone":    "DriverInfo: {Name: example.com, SupportedSizeRange: {Max: 10Gi}}\n",
-		"nulls":                   "DriverInfo: {Name: example.com, SupportedSizeRange: , Capabilities: {block: , exec: on}}\nInlineVolumes:\nTimeouts:\n",
-		"an anchor":               "DriverInfo: &a {Name: example.com, Capabilities: {block: true}}\nNodeSelectors: {a: b}\n",
-		"no name":                 "DriverInfo: {}\n",
-		"a string for a bool":     "DriverInfo: {Name: example.com, Capabilities: {block: \"true\"}}\n",
-		"a float for an int":      "DriverInfo: {Name: example.com, MaxFileSize: 1.5}\n",
-		"a list of filesystems":   "DriverInfo: {Name: example.com, SupportedFsType: [ext4]}\n",
-		"a string for an object":  "DriverInfo: example.com\n",
-		"a list":                  "- DriverInfo\n",
-		"nothing":                 "",
+		"everything": good,
+		"the least":  "DriverInfo: {Name: example.com}\n",
+		"JSON": "{\n\t\"DriverInfo\": {\n\t\t\"Name\": \"example.com\", \"Capabilities\": " +
+			"{\"block\": true}\n\t}\n}\n",
+		"an expansion of its own": "DriverInfo: {Name: example.com, Capabilities: {controllerExpansion: true, " +
+			"onlineExpansion: false}}\n",
+		"no default filesystem": "DriverInfo: {Name: example.com, SupportedFsType: {ext4: {}, nfs: }}\n",
+		"a largest size alone":  "DriverInfo: {Name: example.com, SupportedSizeRange: {Max: 10Gi}}\n",
+		"nulls": "DriverInfo: {Name: example.com, SupportedSizeRange: , Capabilities: {block: , " +
+			"exec: on}}\nInlineVolumes:\nTimeouts:\n",
+		"an anchor": "DriverInfo: &a {Name: example.com, Capabilities: {block: true}}\nNodeSelectors: " +
+			"{a: b}\n",
+		"no name":                "DriverInfo: {}\n",
+		"a string for a bool":    "DriverInfo: {Name: example.com, Capabilities: {block: \"true\"}}\n",
+		"a float for an int":     "DriverInfo: {Name: example.com, MaxFileSize: 1.5}\n",
+		"a list of filesystems":  "DriverInfo: {Name: example.com, SupportedFsType: [ext4]}\n",
+		"a string for an object": "DriverInfo: example.com\n",
+		"a list":                 "- DriverInfo\n",
+		"nothing":                "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := written(t, text, "", "")

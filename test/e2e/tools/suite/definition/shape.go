@@ -93,7 +93,8 @@ func (doc *document) shapeScalar(path string, value any, kind reflect.Kind) {
 			doc.wrongType(path, value, "a number")
 		}
 	default:
-		panic("type of " + path + " in an upstream struct: " + kind.String()) // a new release; the test of the type fails, too
+		// a new release; the test of the type fails, too
+		panic("type of " + path + " in an upstream struct: " + kind.String())
 	}
 }
 
