@@ -333,7 +333,7 @@ func TestANodeRefusesASmallerDisk(t *testing.T) {
 		}
 	}
 	if err := v.stage(t.Context(), a,
-		map[string]string{serialKey: publish[serialKey], "colour": "blue"}); status.Code(err) != codes.InvalidArgument {
+		map[string]string{serialKey: publish[serialKey], "color": "blue"}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("stage with an unknown key: %v", err)
 	}
 	if _, err := c.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{

@@ -175,7 +175,7 @@ func (d *Dir) openat(name string, flag int, perm fs.FileMode) (fd int, err error
 	how := unix.OpenHow{Flags: uint64(flag), Mode: uint64(perm.Perm()), Resolve: resolve}
 	err = d.with(func(dir int) error {
 		for {
-			if fd, err = unix.Openat2(dir, name, &how); err != unix.EINTR {
+			if fd, err = unix.Openat2(dir, name, &how); !errors.Is(err, unix.EINTR) {
 				return err
 			}
 		}

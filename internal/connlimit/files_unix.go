@@ -14,5 +14,5 @@ func filesLimit() int {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return math.MaxInt
 	}
-	return int(min(uint64(limit.Cur), math.MaxInt))
+	return int(min(uint64(limit.Cur), math.MaxInt)) //nolint:unconvert // signed on FreeBSD
 }

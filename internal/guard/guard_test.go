@@ -25,10 +25,10 @@ func TestAPanicIsAnErrorWithItsStack(t *testing.T) {
 
 func TestResultsPassAsTheyAre(t *testing.T) {
 	want := errors.New("wrong")
-	if got, err := Value(func() (int, error) { return 7, want }); got != 7 || err != want {
+	if got, err := Value(func() (int, error) { return 7, want }); got != 7 || !errors.Is(err, want) {
 		t.Errorf("Value = %d, %v", got, err)
 	}
-	if err := Do(func() error { return want }); err != want {
+	if err := Do(func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("Do = %v", err)
 	}
 }

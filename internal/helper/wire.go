@@ -28,7 +28,8 @@ func encodeError(err error, sentinels []error) *failure {
 	}
 	f := &failure{Text: err.Error()}
 	walk(err, func(e error) {
-		if n, ok := e.(syscall.Errno); ok && !slices.Contains(f.Errno, n) {
+		if n, ok := e.(syscall.Errno); ok && //nolint:errorlint // walk unwraps
+			!slices.Contains(f.Errno, n) {
 			f.Errno = append(f.Errno, n)
 		}
 	})
@@ -43,7 +44,7 @@ func encodeError(err error, sentinels []error) *failure {
 // walk calls visit with err and each error that it wraps.
 func walk(err error, visit func(error)) {
 	visit(err)
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it unwraps
 	case interface{ Unwrap() error }:
 		if inner := e.Unwrap(); inner != nil {
 			walk(inner, visit)

@@ -100,7 +100,7 @@ func startsObject(r io.Reader) bool {
 		if _, err := io.ReadFull(r, b); err != nil {
 			return false
 		}
-		if !strings.Contains(" \t\r\n", string(b)) {
+		if !strings.ContainsRune(" \t\r\n", rune(b)) {
 			return b[0] == '{'
 		}
 	}

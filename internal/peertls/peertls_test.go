@@ -462,7 +462,7 @@ func TestARefusalIsSeenByAWriteToo(t *testing.T) {
 func TestWhatGoesOnTheWrongSide(t *testing.T) {
 	id := identity(t, newTestCA(t, "test CA").leaf(t, node, forServers))
 	if _, _, err := id.Server(router).ClientHandshake(t.Context(), "", nil); err == nil {
-		t.Error("a server's credentials dialled")
+		t.Error("a server's credentials dialed")
 	}
 	if _, _, err := id.Client("").ServerHandshake(nil); err == nil {
 		t.Error("a client's credentials served")

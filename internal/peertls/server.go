@@ -61,7 +61,7 @@ func (s *server) ClientHandshake(context.Context, string, net.Conn) (net.Conn, c
 func (s *server) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, err := guard.Value(func() (connection, error) { return s.admit(raw) })
 	switch {
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 	case err != nil:
 		err = fmt.Errorf("client %s was refused: %w", raw.RemoteAddr(), err)
 		s.refused.add(err)
@@ -81,7 +81,7 @@ type connection struct {
 func (s *server) admit(raw net.Conn) (c connection, err error) {
 	h := handshake{raw: raw}
 	conn, info, err := credentials.NewTLS(s.config(&h)).ServerHandshake(raw)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return c, err
 	}
 	switch {

@@ -203,7 +203,7 @@ func TestCodesComeBackAsTheyAre(t *testing.T) {
 		c.nodes["a"].fails("ControllerGetVolume", code)
 		_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id})
 		want := code
-		if code == codes.Canceled { // nobody here cancelled it: the node has
+		if code == codes.Canceled { // nobody here canceled it: the node has
 			want = codes.Unavailable
 		}
 		wantCode(t, err, want, "as the test wants")
@@ -240,13 +240,13 @@ func TestDeadlinesAndWhatACallSaysOfItself(t *testing.T) {
 	if want, _ := short.Deadline(); !ok || deadline.Sub(want).Abs() > time.Second {
 		t.Errorf("the node's deadline is %v, %t, and the caller's %v", deadline, ok, want)
 	}
-	cancelled, cancel := context.WithCancel(ctx)
+	canceled, cancel := context.WithCancel(ctx)
 	go func() {
 		node := <-entered
 		cancel()
 		<-node.Done() // so the node hears of it
 	}()
-	wantCode(t, get(cancelled), codes.Canceled)
+	wantCode(t, get(canceled), codes.Canceled)
 }
 
 // hangs makes calls of a method tell their context, and wait.

@@ -55,7 +55,7 @@ func TestAClosedConnectionIsReleased(t *testing.T) {
 	n := c.meet(c.nodes["a"])
 	conn := weak.Make(n.conn)
 	n.conn.close()
-	n = nil
+	n = nil //nolint:wastedassign // lets the garbage collector have the connection
 	for deadline := time.Now().Add(30 * time.Second); conn.Value() != nil; runtime.GC() {
 		if time.Now().After(deadline) {
 			t.Fatal("something still holds the closed connection")

@@ -131,7 +131,9 @@ func TestANodeWithoutAnAddress(t *testing.T) {
 	c.volume("v", "a")
 	c.nodes["a"].stop()
 	c.at("b")
-	c.await(func(v *view) bool { return len(v.nodes) == 1 && len(v.silent) == 1 && v.silent[0].err == errNoAddress })
+	c.await(func(v *view) bool {
+		return len(v.nodes) == 1 && len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress)
+	})
 	for name, err := range map[string]error{
 		"list":     second(c.ListVolumes(ctx, &csi.ListVolumesRequest{})),
 		"the same": second(c.CreateVolume(ctx, create("v", "a", "b"))),

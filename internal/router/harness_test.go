@@ -146,7 +146,7 @@ func (c *cluster) at(names ...string) {
 func (c *cluster) later() {
 	c.Helper()
 	c.await(func(v *view) bool {
-		return slices.ContainsFunc(v.silent, func(a absent) bool { return a.err == errNoAddress })
+		return slices.ContainsFunc(v.silent, func(a absent) bool { return errors.Is(a.err, errNoAddress) })
 	})
 	c.router.mu.Lock()
 	for id, g := range c.router.gone {

@@ -273,7 +273,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	c.at("b")
-	c.await(func(v *view) bool { return len(v.silent) == 1 && v.silent[0].err == errNoAddress })
+	c.await(func(v *view) bool { return len(v.silent) == 1 && errors.Is(v.silent[0].err, errNoAddress) })
 	for name, want := range map[string]float64{"answers": 1, "silent": 1, "twice": 0} {
 		if got := c.metrics()["causeway_router_peers "+name]; got != want {
 			t.Errorf("without an address, %s are %v, want %v", name, got, want)

@@ -111,7 +111,7 @@ func (v *view) all() error {
 
 // early reports whether an address was not asked yet: a missing node may be there.
 func (v *view) early() bool {
-	return !v.known || slices.ContainsFunc(v.silent, func(a absent) bool { return a.err == errNotAsked })
+	return !v.known || slices.ContainsFunc(v.silent, func(a absent) bool { return errors.Is(a.err, errNotAsked) })
 }
 
 var errNotLooked = errors.New("their addresses are being looked up")

@@ -351,13 +351,13 @@ type UsageReporter interface {
 type Severity int
 
 const (
-	// Degraded: the volume is usable, but impaired.
+	// Degraded means that the volume is usable, but impaired.
 	Degraded Severity = iota + 1
 
-	// Inaccessible: the volume is unusable. Its data may be intact.
+	// Inaccessible means that the volume is unusable. Its data may be intact.
 	Inaccessible
 
-	// DataLoss: data is lost, or very likely lost.
+	// DataLoss means that data is lost, or very likely lost.
 	DataLoss
 )
 

@@ -113,7 +113,7 @@ func TestAttachRequests(t *testing.T) {
 		"a volume that does not exist": {nil, func(r *request) { r.VolumeId = "none" }, codes.NotFound, `"none"`},
 		"a node that does not exist":   {nil, func(r *request) { r.NodeId = "node-9" }, codes.NotFound, `"node-9"`},
 		"a node ID with a path":        {nil, func(r *request) { r.NodeId = "../node-1" }, codes.NotFound, ""},
-		"another volume's context": {nil, func(r *request) { r.VolumeContext = map[string]string{"colour": "blue"} },
+		"another volume's context": {nil, func(r *request) { r.VolumeContext = map[string]string{"color": "blue"} },
 			codes.InvalidArgument, "context"},
 		"a reserved key in the context": {nil,
 			func(r *request) { r.VolumeContext = map[string]string{"csi.storage.k8s.io/x": "y"} }, codes.OK, ""},

@@ -79,7 +79,7 @@ func (n *node) NodeExpandVolume(ctx context.Context,
 	err = n.mounter.Grow(ctx, mount, path)
 	// The node may see the new size of its disk later. After FAILED_PRECONDITION the kubelet would not retry.
 	if errors.Is(err, mounter.ErrDevice) {
-		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
+		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err) //nolint:errorlint // its class would decide the code
 	}
 	if err != nil {
 		return nil, fmt.Errorf("expand volume %.128q: %w", id, err)

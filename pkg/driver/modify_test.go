@@ -52,8 +52,8 @@ func TestModifyRequests(t *testing.T) {
 				"storage.kubernetes.io/x": "y"}, codes.OK, "", "fast"},
 		"only reserved keys": {"", reserved, codes.OK, "", "archive"},
 		"nothing":            {"", map[string]string{}, codes.InvalidArgument, "missing", "archive"},
-		"an unknown parameter": {"", map[string]string{"tier": "fast", "colour": "blue"},
-			codes.InvalidArgument, "colour", "archive"},
+		"an unknown parameter": {"", map[string]string{"tier": "fast", "color": "blue"},
+			codes.InvalidArgument, "color", "archive"},
 		"an unknown value": {"", tier("tape"), codes.InvalidArgument, "tape", "archive"},
 		"another prefix": {"", map[string]string{"csi.storage.k8s.io.evil/x": "y"},
 			codes.InvalidArgument, "evil", "archive"},
@@ -114,16 +114,16 @@ func TestAVolumeIsMadeWithMutableParameters(t *testing.T) {
 			map[string]string{"csi.storage.k8s.io/x": "y"}),
 		"none":                     v.has(nil, nil),
 		"no: another mutable":      !v.has(map[string]string{"tier": "archive"}, nil),
-		"no: an unknown mutable":   !v.has(map[string]string{"tier": "fast", "colour": "blue"}, nil),
-		"no: an empty parameter":   !v.has(map[string]string{"colour": ""}, nil),
+		"no: an unknown mutable":   !v.has(map[string]string{"tier": "fast", "color": "blue"}, nil),
+		"no: an empty parameter":   !v.has(map[string]string{"color": ""}, nil),
 		"no: another parameter":    !v.has(nil, map[string]string{"tier": "fast"}),
-		"no: an unknown parameter": !v.has(nil, map[string]string{"tier": "archive", "colour": "blue"}),
+		"no: an unknown parameter": !v.has(nil, map[string]string{"tier": "archive", "color": "blue"}),
 	} {
 		if !confirmed {
 			t.Errorf("%s: want the opposite", name)
 		}
 	}
-	for _, bad := range []map[string]string{{"tier": "tape"}, {"colour": "blue"}} {
+	for _, bad := range []map[string]string{{"tier": "tape"}, {"color": "blue"}} {
 		req := createRequest("bad")
 		req.MutableParameters = bad
 		_, err := d.CreateVolume(context.Background(), req)

@@ -380,10 +380,10 @@ func TestADeviceThatIsMountedElsewhereIsRefused(t *testing.T) {
 	for _, fsType := range FSTypes() {
 		t.Run(fsType, func(t *testing.T) {
 			b := newLoopBench(t)
-			m, raw := b.attachDisk("disk", fsType, diskSize), Mount{}
+			m := b.attachDisk("disk", fsType, diskSize)
 			b.mount(m, b.path("staging"))
 			b.refused(m, b.path("other"), ErrBusy)
-			raw = m
+			raw := m
 			raw.FSType = ""
 			b.refused(raw, b.path("raw"), ErrBusy)
 			if exists(b.path("other")) || exists(b.path("raw")) {

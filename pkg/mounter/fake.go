@@ -46,6 +46,7 @@ func (f *Fake) Mounts() map[string]Mount {
 	return all
 }
 
+// Mount records m at path, and makes the directories and files of a real mount. Errors: those of a real Host, and Err.
 func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err := errors.Join(ctx.Err(), f.Err); err != nil {
 		return err
@@ -262,6 +263,7 @@ func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
 	return err
 }
 
+// NewUUID replaces the UUID in the image. The file changes, also in the Fake. Errors: ErrFormat, ErrBusy, Err.
 func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int) error {
 	if _, ok := imageOptions[fsType]; !ok {
 		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
@@ -363,6 +365,7 @@ func (f *Fake) Tune(ctx context.Context, m Mount) error {
 	return nil
 }
 
+// Unmount removes the mount at path. A path without a mount is no error. Errors: ErrPath, ErrBusy for a mount below path, Err.
 func (f *Fake) Unmount(ctx context.Context, path string) error {
 	if f.Err != nil {
 		return f.Err
@@ -393,6 +396,7 @@ func (f *Fake) Unmount(ctx context.Context, path string) error {
 	return nil
 }
 
+// Remove is Unmount, followed by the removal of path. Errors: ErrPath, ErrNotEmpty, Err.
 func (f *Fake) Remove(ctx context.Context, path string) error {
 	if err := f.Unmount(ctx, path); err != nil {
 		return err
@@ -416,6 +420,7 @@ func (f *Fake) Remove(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
+// Mounted reports whether the mount at path is m. Errors: ErrPath.
 func (f *Fake) Mounted(_ context.Context, m Mount, path string) (bool, error) {
 	if m.Kind == BlockDevice && m.Source == "" { // it is not attached
 		return false, nil
@@ -447,6 +452,7 @@ func (f *Fake) Grow(ctx context.Context, _ Mount, path string) error {
 	return f.Err
 }
 
+// Occupied reports whether there is a mount at path. Errors: ErrPath.
 func (f *Fake) Occupied(_ context.Context, path string) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -468,6 +474,7 @@ func (f *Fake) at(path string) (Mount, bool) {
 	return m, ok
 }
 
+// OtherTargets returns the other paths with the source of path, sorted. Errors: ErrPath.
 func (f *Fake) OtherTargets(_ context.Context, path string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -503,6 +510,7 @@ func (f *Fake) MountPointsOf(source string) ([]string, error) {
 	return paths, nil
 }
 
+// Usage returns Capacity, or the size of a device. Errors: ErrPath, fs.ErrNotExist.
 func (f *Fake) Usage(_ context.Context, path string) (Usage, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

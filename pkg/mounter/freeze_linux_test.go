@@ -529,7 +529,7 @@ func TestManyFreezesAtOnce(t *testing.T) {
 			if err := b.Freeze(context.Background(), "", images[i:i+1], eternity, together); err != nil {
 				t.Error(err)
 			}
-			for range 3 { // each with its neighbour, in any order
+			for range 3 { // each with its neighbor, in any order
 				pair := []string{images[i], images[(i+1)%len(images)]}
 				if err := b.Freeze(context.Background(), "", pair, eternity, nothing); err != nil {
 					t.Error(err)

@@ -123,7 +123,7 @@ func testImageContract(
 					calls++
 					return want
 				})
-				if err != want || calls != 1 {
+				if !errors.Is(err, want) || calls != 1 {
 					t.Errorf("%v: Freeze = %v, want %v; cut was called %d times", images, err, want, calls)
 				}
 			}
@@ -161,7 +161,7 @@ func testImageContract(
 			if err := b.Freeze(ctx, "", []string{m.Source}, time.Millisecond, cut); !errors.Is(err, ErrThawed) {
 				t.Errorf("Freeze = %v, want ErrThawed", err)
 			}
-			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, cut); err != want {
+			if err := b.Freeze(ctx, "", []string{idle.Source}, time.Millisecond, cut); !errors.Is(err, want) {
 				t.Errorf("Freeze of an unused image = %v, want %v", err, want)
 			}
 		}

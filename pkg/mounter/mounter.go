@@ -104,14 +104,15 @@ type Failure struct {
 	Message string // for a person
 }
 
-// FailureKind is how bad a Failure is.
+// FailureKind is the severity of a Failure.
 type FailureKind int
 
+// Kinds of failures, from the mildest.
 const (
-	Erroneous      FailureKind = iota + 1 // it has found errors, in itself or on its device, and goes on
-	TurnedReadOnly                        // it takes no writes any more
-	Down                                  // it answers with errors only
-	Stalled                               // a system call on it hangs, or it is frozen and cannot be thawed
+	Erroneous      FailureKind = iota + 1 // the filesystem has found errors, in itself or on its device, and continues
+	TurnedReadOnly                        // the filesystem rejects writes
+	Down                                  // the filesystem returns errors only
+	Stalled                               // a system call hangs, or the filesystem is frozen and cannot be thawed
 )
 
 // Check is a check, or growth, of the filesystem in an image before it is mounted.

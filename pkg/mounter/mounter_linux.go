@@ -426,7 +426,7 @@ func (l *linux) removeAt(ctx context.Context, p place, at state, device bool) er
 		err = p.removeFile(device)
 	case errors.Is(err, ErrNotEmpty):
 		if failed := l.releaseDisk(ctx, p, at); failed != nil {
-			return fmt.Errorf("%w: %v", err, failed) // not wrapped: its class ErrBusy would mean another layer
+			return fmt.Errorf("%w: %v", err, failed) //nolint:errorlint // not wrapped: its class ErrBusy would mean another layer
 		}
 		err = p.removeDirectory()
 	}
@@ -547,9 +547,9 @@ func (l *linux) OtherTargets(_ context.Context, path string) ([]string, error) {
 	var paths []string
 	for _, other := range others {
 		switch there, err := l.shows(other, func(at state) (bool, error) { return at.id == self.id, nil }); {
-		case err != nil: // not wrapped: its class would be about path
+		case err != nil:
 			return nil, fmt.Errorf("%w: cannot inspect %s, where the same source may be mounted: %v",
-				ErrBusy, other, err)
+				ErrBusy, other, err) //nolint:errorlint // its class would concern path
 		case there:
 			paths = append(paths, other)
 		default:

@@ -119,7 +119,7 @@ func names(fd, n int, path string) ([]string, error) {
 	f := os.NewFile(uintptr(dir), path)
 	defer f.Close()
 	names, err := f.Readdirnames(n)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = nil
 	}
 	return names, err

@@ -19,6 +19,7 @@ import (
 // Kind is the kind of an object: the first letter of its ID.
 type Kind byte
 
+// Kinds of objects.
 const (
 	Volume   Kind = 'a' // made by CreateVolume
 	Inline   Kind = 'i' // the storage of an inline ephemeral volume

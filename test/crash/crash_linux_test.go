@@ -819,7 +819,6 @@ func TestDeathAtEveryPoint(t *testing.T) {
 			}
 			if !died { // the trash is emptied in the background
 				w.gone()
-				died = true
 				w.start("")
 			}
 			l.kept()

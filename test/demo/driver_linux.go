@@ -217,7 +217,7 @@ func (d *demo) nothingLeft() (string, error) {
 		return "", fmt.Errorf("loop devices are left: %v", devices)
 	}
 	if err := syscall.Kill(d.pid, 0); !errors.Is(err, syscall.ESRCH) {
-		return "", fmt.Errorf("the driver's process, %d, is there still: %v", d.pid, err)
+		return "", fmt.Errorf("the driver's process, %d, still exists: %w", d.pid, err)
 	}
 	return "0 mounts, 0 loop devices, 0 files, 0 sockets, 0 processes", nil
 }

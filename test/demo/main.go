@@ -22,9 +22,10 @@ func main() {
 		os.Exit(1)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	defer stop()
 	start := time.Now()
-	if err := run(ctx); err != nil {
+	err := run(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		os.Exit(1)
 	}

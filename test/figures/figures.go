@@ -20,9 +20,14 @@ type Goal struct {
 	limit float64
 }
 
+// AtLeast is the goal that a figure is at least limit.
 func AtLeast(limit float64) Goal { return Goal{"at least", limit} }
-func AtMost(limit float64) Goal  { return Goal{"at most", limit} }
-func Under(limit float64) Goal   { return Goal{"under", limit} }
+
+// AtMost is the goal that a figure is at most limit.
+func AtMost(limit float64) Goal { return Goal{"at most", limit} }
+
+// Under is the goal that a figure is below limit.
+func Under(limit float64) Goal { return Goal{"under", limit} }
 
 // met judges a figure as it is printed, with two decimals. A figure that is not positive was not
 // measured.
@@ -62,16 +67,19 @@ type Sample struct {
 	All   time.Duration
 }
 
+// Quantile returns the quantile q of the durations.
 func (s Sample) Quantile(q float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(s.Times))
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
+// PerSecond returns the number of calls per second.
 func (s Sample) PerSecond() float64 { return float64(len(s.Times)) / s.All.Seconds() }
 
 // Stopwatch collects how long things take, by name.
 type Stopwatch map[string]*Sample
 
+// Time measures a call under a name.
 func (w Stopwatch) Time(name string, call func() error) error {
 	start := time.Now()
 	err := call()

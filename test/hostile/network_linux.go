@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// idleClients is the number of connections that a neighbour on the network wants to keep open.
+	// idleClients is the number of connections that a neighbor on the network wants to keep open.
 	idleClients = 4000
 	// reconnectAfter is the time after which a client that was dropped connects again. Clients without
 	// it only measure how the processors are shared: they run on those of the driver.

@@ -355,7 +355,7 @@ func (r *router) get(path string) string {
 			DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
 				return r.world.wire.dial(address)
 			}}}
-	resp, err := client.Get(fmt.Sprintf("http://%s:%d%s", r.host.address, httpPort, path))
+	resp, err := client.Get("http://" + net.JoinHostPort(r.host.address, strconv.Itoa(httpPort)) + path)
 	if err != nil {
 		return err.Error()
 	}

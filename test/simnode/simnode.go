@@ -73,10 +73,12 @@ func (n *Node) IDs() []string {
 	return slices.Clone(n.ids)
 }
 
+// GetPluginInfo is csi.IdentityServer.
 func (n *Node) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: n.driver, VendorVersion: "simulated"}, nil
 }
 
+// NodeGetInfo is csi.NodeServer.
 func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: volumeid.NodeID(n.name), AccessibleTopology: n.topology[0]}, nil
 }
@@ -85,6 +87,7 @@ func (n *Node) volume(id string) *csi.Volume {
 	return &csi.Volume{VolumeId: id, CapacityBytes: 1 << 30, AccessibleTopology: n.topology}
 }
 
+// CreateVolume is csi.ControllerServer.
 func (n *Node) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	id := volumeid.New(volumeid.Volume, n.name, req.GetName())
 	n.mu.Lock()
@@ -95,6 +98,7 @@ func (n *Node) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*c
 	return &csi.CreateVolumeResponse{Volume: n.volume(id)}, nil
 }
 
+// DeleteVolume is csi.ControllerServer.
 func (n *Node) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -104,6 +108,7 @@ func (n *Node) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*c
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
+// ControllerGetVolume is csi.ControllerServer.
 func (n *Node) ControllerGetVolume(_ context.Context,
 	req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
 	n.mu.Lock()
@@ -115,7 +120,7 @@ func (n *Node) ControllerGetVolume(_ context.Context,
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
 }
 
-// ListVolumes' tokens are the last ID of the page before.
+// ListVolumes is csi.ControllerServer. A token is the last ID of the previous page.
 func (n *Node) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -137,10 +142,12 @@ func (n *Node) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi
 	return resp, nil
 }
 
+// GetCapacity is csi.ControllerServer.
 func (n *Node) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	return &csi.GetCapacityResponse{AvailableCapacity: n.room, MaximumVolumeSize: wrapperspb.Int64(n.room)}, nil
 }
 
+// Locate is peer.PeerServer.
 func (n *Node) Locate(ctx context.Context, req *peer.LocateRequest) (*peer.LocateResponse, error) {
 	id := volumeid.New(volumeid.Volume, n.name, req.GetCreate().GetName())
 	n.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// metapackage depends on the newest kernel of this release of Debian. This flavour has drivers for virtual machines
+// metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for virtual machines
 // only, and xfs, ext4 and btrfs with quotas among its filesystems.
 const metapackage = "linux-image-cloud-amd64"
 

@@ -58,8 +58,9 @@ func main() {
 	limit := flag.Duration("timeout", 10*time.Minute, "how long the guest may take")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), append(namespace.Signals(), syscall.SIGPIPE)...)
-	defer stop()
-	if err := run(ctx, *only, *limit); err != nil {
+	err := run(ctx, *only, *limit)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
 		os.Exit(1)
 	}

@@ -242,7 +242,7 @@ func attachesReadOnly(s *subject) {
 		}
 		a.detach(v.ID, Nodes[0])
 	}
-	other := backend.Access{PublishContext: map[string]string{"colour": "blue"}}
+	other := backend.Access{PublishContext: map[string]string{"color": "blue"}}
 	if got, err := a.Mount(ctx, v.ID, other); !errors.Is(err, backend.ErrInvalid) {
 		a.Errorf("Mount with the publish context of another volume = %+v, %v, want ErrInvalid", got, err)
 	}

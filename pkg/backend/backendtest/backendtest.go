@@ -89,7 +89,7 @@ var rows = map[string]func(s *subject){
 	"a volume has a size in the requested range":                            sizes,
 	"the same name with other properties is rejected":                       conflicts,
 	"an unknown parameter is rejected and named":                            unknowns,
-	"a cancelled Create leaves nothing":                                     cancelled,
+	"a canceled Create leaves nothing":                                      canceled,
 	"Mount returns the mount of a volume":                                   mounts,
 	"a mounted volume is not deleted":                                       inUse,
 	"a block volume is a device":                                            block,
@@ -141,7 +141,7 @@ var rowsOfEachType = map[string]func(s *subject){
 	"a snapshot keeps the content of its volume, and each call can be repeated": snapshots,
 	"a snapshot does not need its volume":                                       snapshotStays,
 	"the same snapshot name for another volume is rejected":                     snapshotConflicts,
-	"a cancelled Snapshot is complete or absent":                                snapshotCancelled,
+	"a canceled Snapshot is complete or absent":                                 snapshotCanceled,
 	"concurrent Snapshot calls succeed":                                         snapshotsConcurrently,
 	"a volume is deleted during Snapshot":                                       snapshotRaces,
 
@@ -149,14 +149,14 @@ var rowsOfEachType = map[string]func(s *subject){
 	"a restored volume has the requested size":                             restoring(copySizes),
 	"the same volume name for another snapshot is rejected":                restoring(copyConflicts),
 	"a failed Restore leaves nothing":                                      restoring(copyRefused),
-	"a cancelled Restore is complete or absent":                            restoring(copyCancelled),
+	"a canceled Restore is complete or absent":                             restoring(copyCanceled),
 	"a snapshot is deleted during Restore":                                 restoring(copyRaces),
 
 	"a clone has the content of its source and is independent": cloning(copies),
 	"a clone has the requested size":                           cloning(copySizes),
 	"the same clone name for another source is rejected":       cloning(copyConflicts),
 	"a failed Clone leaves nothing":                            cloning(copyRefused),
-	"a cancelled Clone is complete or absent":                  cloning(copyCancelled),
+	"a canceled Clone is complete or absent":                   cloning(copyCanceled),
 	"a volume is deleted during Clone":                         cloning(copyRaces),
 
 	"a group keeps the content of its volumes, and each call can be repeated": groups,
@@ -164,7 +164,7 @@ var rowsOfEachType = map[string]func(s *subject){
 	"the same group name for other volumes is rejected":                       groupConflicts,
 	"a group is complete or absent":                                           groupAllOrNothing,
 	"an unknown group ID is not found, and its deletion succeeds":             untrustedGroups,
-	"a cancelled SnapshotGroup is complete or absent":                         groupCancelled,
+	"a canceled SnapshotGroup is complete or absent":                          groupCanceled,
 	"concurrent SnapshotGroup calls succeed":                                  groupsConcurrently,
 	"a group is deleted during Restore of a member":                           groupRaces,
 
@@ -442,8 +442,8 @@ func conflicts(s *subject) {
 
 func unknowns(s *subject) {
 	o := s.request("pvc-1")
-	o.Parameters = s.with("colour-of-the-disk", "blue")
-	if err := s.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
+	o.Parameters = s.with("color-of-the-disk", "blue")
+	if err := s.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "color-of-the-disk") {
 		s.Errorf("%v does not name the parameter", err)
 	}
 	o = s.request("pvc-1")
@@ -455,16 +455,16 @@ func unknowns(s *subject) {
 	s.refused(o, backend.ErrInvalid)
 }
 
-func cancelled(s *subject) {
+func canceled(s *subject) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	before := s.state()
 	_, err := s.Create(ctx, s.request("pvc-1"))
 	if after := s.state(); err != nil && after != before {
-		s.Errorf("after a cancelled Create objects are %s, want %s", after, before)
+		s.Errorf("after a canceled Create objects are %s, want %s", after, before)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		s.Errorf("a cancelled Create = %v, want the error of the context", err)
+		s.Errorf("a canceled Create = %v, want the error of the context", err)
 	}
 	s.create(s.request("pvc-1"))
 }
@@ -483,7 +483,7 @@ func mounts(s *subject) {
 	if ro, err := s.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil || !ro.ReadOnly {
 		s.Errorf("Mount with ReadOnly = %+v, %v, want a read-only mount", ro, err)
 	}
-	other := backend.Access{Context: map[string]string{"colour": "blue"}}
+	other := backend.Access{Context: map[string]string{"color": "blue"}}
 	if _, err := s.Mount(ctx, v.ID, other); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Mount with the volume context of another volume = %v, want ErrInvalid", err)
 	}
@@ -596,7 +596,7 @@ func capacity(s *subject) {
 	if after := current(); after.Available < before.Available-noise {
 		s.Errorf("%d bytes were available before the volume, %d after its deletion", before.Available, after.Available)
 	}
-	unknown := backend.CreateOptions{Parameters: s.with("colour", "blue")}
+	unknown := backend.CreateOptions{Parameters: s.with("color", "blue")}
 	if _, err := z.Capacity(context.Background(), unknown); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("Capacity with an unknown parameter = %v, want ErrInvalid", err)
 	}
@@ -689,7 +689,7 @@ func inline(s *subject) {
 	if after := s.state(); after != before {
 		s.Errorf("objects are %s, want %s as before", after, before)
 	}
-	o.Parameters = s.with("colour", "blue")
+	o.Parameters = s.with("color", "blue")
 	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("CreateInline with an unknown parameter = %v, want ErrInvalid", err)
 	}
@@ -798,7 +798,7 @@ func concurrency(s *subject) {
 func secrets(s *subject) {
 	ctx, secret := context.Background(), map[string]string{"password": "correct horse battery"}
 	bad := s.request("pvc-1")
-	bad.Secrets, bad.Parameters = secret, s.with("colour", "blue")
+	bad.Secrets, bad.Parameters = secret, s.with("color", "blue")
 	_, err1 := s.Create(ctx, bad)
 	_, err2 := s.Get(ctx, "none", secret)
 	_, err3 := s.Mount(ctx, "none", backend.Access{Secrets: secret, Options: []string{"pass=correct horse battery"}})
@@ -818,7 +818,7 @@ func secrets(s *subject) {
 		errs = append(errs, err, b.Allocated(ctx, "none", 0, secret, nil), b.Delta(ctx, "none", "none", 0, secret, nil))
 	}
 	if b, ok := s.Backend.(backend.Modifier); ok {
-		errs = append(errs, b.Modify(ctx, "none", map[string]string{"colour": "blue"}, secret))
+		errs = append(errs, b.Modify(ctx, "none", map[string]string{"color": "blue"}, secret))
 	}
 	if b, ok := s.Backend.(backend.GroupSnapshotter); ok {
 		o := backend.GroupOptions{Name: "group-1", Sources: []string{"none"}, Secrets: secret}

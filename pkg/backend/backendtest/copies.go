@@ -190,8 +190,8 @@ func copyRefused(c *copier) {
 		c.refusedCopy(bad, c.request("copy"), backend.ErrNotFound)
 	}
 	o := c.request("copy")
-	o.Parameters = c.with("colour-of-the-disk", "blue")
-	if err := c.refusedCopy(source, o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-the-disk") {
+	o.Parameters = c.with("color-of-the-disk", "blue")
+	if err := c.refusedCopy(source, o, backend.ErrInvalid); !strings.Contains(err.Error(), "color-of-the-disk") {
 		c.Errorf("%v does not name the parameter", err)
 	}
 	o = c.request("copy")
@@ -217,15 +217,15 @@ func copyRefused(c *copier) {
 	}
 }
 
-// copyCancelled makes a call with a cancelled context. The call may have started a job, which the
+// copyCanceled makes a call with a canceled context. The call may have started a job, which the
 // next call finds.
-func copyCancelled(c *copier) {
+func copyCanceled(c *copier) {
 	source := c.sourceOf(c.create(c.request("pvc-1")).ID)
 	before := c.state()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := c.call(ctx, source, c.request("copy")); err != nil && !errors.Is(err, context.Canceled) {
-		c.Errorf("a cancelled call = %v, want the error of the context", err)
+		c.Errorf("a canceled call = %v, want the error of the context", err)
 	}
 	v, err := retry(c, func() (backend.Volume, error) {
 		return c.call(context.Background(), source, c.request("copy"))

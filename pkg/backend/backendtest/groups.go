@@ -185,9 +185,9 @@ func groupConflicts(s *subject) {
 		g.refusedGroup(backend.GroupOptions{Name: "group-1", Sources: sources}, backend.ErrExists)
 	}
 	err := g.refusedGroup(backend.GroupOptions{
-		Name: "group-2", Sources: []string{one, two}, Parameters: map[string]string{"colour-of-it": "blue"},
+		Name: "group-2", Sources: []string{one, two}, Parameters: map[string]string{"color-of-it": "blue"},
 	}, backend.ErrInvalid)
-	if !strings.Contains(err.Error(), "colour-of-it") {
+	if !strings.Contains(err.Error(), "color-of-it") {
 		g.Errorf("%v does not name the parameter", err)
 	}
 	members := ids(group)
@@ -244,9 +244,9 @@ func untrustedGroups(s *subject) {
 	g.wantGroup(group)
 }
 
-// groupCancelled makes a call with a cancelled context. The call may have started a job, which the
+// groupCanceled makes a call with a canceled context. The call may have started a job, which the
 // next call finds.
-func groupCancelled(s *subject) {
+func groupCanceled(s *subject) {
 	g := grouping(s)
 	sources := []string{g.create(g.request("pvc-1")).ID, g.create(g.request("pvc-2")).ID}
 	o := backend.GroupOptions{Name: "group-1", Sources: sources}
@@ -254,7 +254,7 @@ func groupCancelled(s *subject) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := g.SnapshotGroup(ctx, o); err != nil && !errors.Is(err, context.Canceled) {
-		g.Errorf("a cancelled SnapshotGroup = %v, want the error of the context", err)
+		g.Errorf("a canceled SnapshotGroup = %v, want the error of the context", err)
 	}
 	group, err := retry(g, func() (backend.Group, error) { return g.SnapshotGroup(context.Background(), o) })
 	if err != nil {

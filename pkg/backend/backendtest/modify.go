@@ -145,7 +145,7 @@ func copiesMutable(c *copier) {
 		c.refusedCopy(source, o, backend.ErrExists)
 	}
 	o := m.request("copy")
-	o.Mutable = map[string]string{"colour-of-it": "blue"}
+	o.Mutable = map[string]string{"color-of-it": "blue"}
 	c.refusedCopy(source, o, backend.ErrInvalid)
 }
 
@@ -154,14 +154,14 @@ func modifyRefused(s *subject) {
 	ctx := context.Background()
 	v := m.create(m.request("pvc-1"))
 	o := m.request("pvc-2")
-	o.Mutable = map[string]string{"colour-of-it": "blue"}
-	if err := m.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "colour-of-it") {
+	o.Mutable = map[string]string{"color-of-it": "blue"}
+	if err := m.refused(o, backend.ErrInvalid); !strings.Contains(err.Error(), "color-of-it") {
 		m.Errorf("%v does not name the parameter", err)
 	}
 	for key, values := range m.kind.Mutable {
 		for _, bad := range []map[string]string{
-			{"colour-of-it": "blue"}, {"colour-of-it": ""},
-			{key: values[0], "colour-of-it": "blue"}, {key: values[0], strings.ToUpper(key): values[0]},
+			{"color-of-it": "blue"}, {"color-of-it": ""},
+			{key: values[0], "color-of-it": "blue"}, {key: values[0], strings.ToUpper(key): values[0]},
 		} {
 			if err := m.Modify(ctx, v.ID, bad, nil); !errors.Is(err, backend.ErrInvalid) {
 				m.Errorf("Modify(%q) = %v, want ErrInvalid", bad, err)
@@ -182,13 +182,13 @@ func modifyRefused(s *subject) {
 				m.Errorf("Modify(%.60q) = %v, want ErrNotFound", id, err)
 			}
 		}
-		cancelled, cancel := context.WithCancel(ctx)
+		canceled, cancel := context.WithCancel(ctx)
 		cancel()
 		want := v.Mutable
-		if err := m.Modify(cancelled, v.ID, map[string]string{key: values[0]}, nil); err == nil {
+		if err := m.Modify(canceled, v.ID, map[string]string{key: values[0]}, nil); err == nil {
 			want = but(want, key, values[0])
 		} else if !errors.Is(err, context.Canceled) {
-			m.Errorf("a cancelled Modify = %v, want the error of the context", err)
+			m.Errorf("a canceled Modify = %v, want the error of the context", err)
 		}
 		m.want(v, want)
 		m.modify(v.ID, key, "")

@@ -225,12 +225,12 @@ func partAborted(s *subject) {
 		want error
 	}{
 		"an error": {func(context.Context) error { return fmt.Errorf("not now: %w", errOnDemand) }, errOnDemand},
-		"the call is cancelled": {func(ctx context.Context) error {
+		"the call is canceled": {func(ctx context.Context) error {
 			cancel()
 			<-ctx.Done()
 			return ctx.Err()
 		}, context.Canceled},
-		"the call is cancelled, and the hook returns nil": {func(context.Context) error {
+		"the call is canceled, and the hook returns nil": {func(context.Context) error {
 			cancel()
 			return nil
 		}, context.Canceled},
@@ -254,7 +254,7 @@ func partAborted(s *subject) {
 		}
 	}
 	o.Frozen, o.Durable = unwanted(s), unwanted(s)
-	p.leavesNothing("a cancelled SnapshotPart", func() error { _, err := p.SnapshotPart(ctx, o); return err },
+	p.leavesNothing("a canceled SnapshotPart", func() error { _, err := p.SnapshotPart(ctx, o); return err },
 		context.Canceled)
 	o.Frozen, o.Durable = nil, nil
 	p.wantPart(p.part(o)) // nothing prevents the valid call
@@ -353,7 +353,7 @@ func partConflicts(s *subject) {
 		"a duplicate source":   func(o *backend.PartOptions) { o.Sources = append(o.Sources, one) },
 		"a source outside all": func(o *backend.PartOptions) { o.Sources = []string{one, three} },
 		"a parameter": func(o *backend.PartOptions) {
-			o.Parameters = map[string]string{"colour-of-it": "blue"}
+			o.Parameters = map[string]string{"color-of-it": "blue"}
 		},
 	} {
 		for _, group := range []string{"group-1", "group-2"} {
@@ -361,7 +361,7 @@ func partConflicts(s *subject) {
 			o.Name = group
 			bad(&o)
 			if err := p.refusedPart(o, backend.ErrInvalid); name == "a parameter" &&
-				!strings.Contains(err.Error(), "colour-of-it") {
+				!strings.Contains(err.Error(), "color-of-it") {
 				p.Errorf("%v does not name the parameter", err)
 			}
 		}

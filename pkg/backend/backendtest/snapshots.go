@@ -258,9 +258,9 @@ func snapshotConflicts(s *subject) {
 	snapshot := sn.snap("snap-1", v.ID)
 	sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-1", Source: other.ID}, backend.ErrExists)
 	err := sn.refusedSnapshot(backend.SnapshotOptions{
-		Name: "snap-2", Source: v.ID, Parameters: map[string]string{"colour-of-it": "blue"},
+		Name: "snap-2", Source: v.ID, Parameters: map[string]string{"color-of-it": "blue"},
 	}, backend.ErrInvalid)
-	if !strings.Contains(err.Error(), "colour-of-it") {
+	if !strings.Contains(err.Error(), "color-of-it") {
 		sn.Errorf("%v does not name the parameter", err)
 	}
 	sn.want(snapshot)
@@ -315,9 +315,9 @@ func untrustedSnapshotNames(s *subject) {
 	}
 }
 
-// snapshotCancelled makes a call with a cancelled context. The call may have started a job, which
+// snapshotCanceled makes a call with a canceled context. The call may have started a job, which
 // the next call finds.
-func snapshotCancelled(s *subject) {
+func snapshotCanceled(s *subject) {
 	sn := snapshotting(s)
 	v := sn.create(sn.request("pvc-1"))
 	before := sn.state()
@@ -325,7 +325,7 @@ func snapshotCancelled(s *subject) {
 	cancel()
 	o := backend.SnapshotOptions{Name: "snap-1", Source: v.ID}
 	if _, err := sn.Snapshot(ctx, o); err != nil && !errors.Is(err, context.Canceled) {
-		sn.Errorf("a cancelled Snapshot = %v, want the error of the context", err)
+		sn.Errorf("a canceled Snapshot = %v, want the error of the context", err)
 	}
 	snapshot, err := retry(sn, func() (backend.Snapshot, error) { return sn.Snapshot(context.Background(), o) })
 	if err != nil {

@@ -167,7 +167,7 @@ func (b *Backend) reserve(s *root, size int64) error {
 	if disk.ReadOnly {
 		return fmt.Errorf("%w: the root %s is read-only", backend.ErrExhausted, s.Path())
 	}
-	err = b.catalog.Reserve(size, func(reserved int64) int64 { return disk.Available(reserved) })
+	err = b.catalog.Reserve(size, disk.Available)
 	if err != nil {
 		err = fmt.Errorf("%w: %w", backend.ErrExhausted, err)
 	}

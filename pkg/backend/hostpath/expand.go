@@ -29,7 +29,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	defer b.traffic.begin()()
 	if err := b.reserve(s, larger.Size-v.Size); err != nil {
 		// without ErrExhausted, which has another code
-		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err)
+		return 0, false, fmt.Errorf("%w: %v", backend.ErrOutOfRange, err) //nolint:errorlint // see above
 	}
 	if err := b.grow(ctx, s, &larger); err != nil {
 		b.catalog.Release(larger.Size - v.Size)

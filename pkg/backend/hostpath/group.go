@@ -326,7 +326,7 @@ func (b *Backend) lostMember(g *group, why error) error {
 	if deleting {
 		return fmt.Errorf("%w: group %s is being deleted", backend.ErrBusy, g.ID)
 	}
-	return fmt.Errorf("group %s has lost a member: %v", g.ID, why) // it isn't the group that isn't found
+	return fmt.Errorf("group %s has lost a member: %v", g.ID, why) //nolint:errorlint // ErrNotFound would be that of the group
 }
 
 // GetGroup returns the group.

@@ -176,7 +176,7 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 		cancel()
 		failed := errors.Join(errs...)
 		for i, n := range nodes {
-			err := error(nil)
+			var err error
 			if failed != nil {
 				err = n.DiscardPart(context.Background(), volumeid.New(volumeid.Group, volumeid.SeveralNodes, name),
 					cut)

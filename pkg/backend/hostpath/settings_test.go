@@ -86,8 +86,8 @@ func TestSettingsThatCantBe(t *testing.T) {
 		parameters map[string]string
 	}
 	wrong := map[string]setting{
-		"an unknown key":              {disk.ID, map[string]string{"colour": "blue"}},
-		"an unknown key beside a one": {disk.ID, map[string]string{"label": "x", "colour": "blue"}},
+		"an unknown key":              {disk.ID, map[string]string{"color": "blue"}},
+		"an unknown key beside a one": {disk.ID, map[string]string{"label": "x", "color": "blue"}},
 		"a kind":                      {disk.ID, map[string]string{"kind": "directory"}},
 		"readahead of a directory":    {directory.ID, map[string]string{"readahead": "1Mi"}},
 		"direct I/O of a directory":   {directory.ID, map[string]string{"direct-io": "true"}},

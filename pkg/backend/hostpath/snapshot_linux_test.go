@@ -261,7 +261,7 @@ func mkdirAll(in string, depth int, name string) error {
 	at, err := unix.Open(in, unix.O_PATH|unix.O_DIRECTORY, 0)
 	for i := 0; err == nil && i < depth; i++ {
 		if err = unix.Mkdirat(at, name, 0o755); err == nil {
-			next := 0
+			var next int
 			next, err = unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY, 0)
 			unix.Close(at)
 			at = next

@@ -93,7 +93,7 @@ func timestamp() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
 // makeEmpty makes the content of a new and empty volume, and its record.
 func (b *Backend) makeEmpty(ctx context.Context, s *root, half *beneath.Dir, v *volume) error {
-	err := error(nil)
+	var err error
 	if v.Kind == image {
 		err = b.makeImage(ctx, s, half, v)
 	} else {

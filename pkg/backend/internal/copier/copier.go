@@ -31,9 +31,10 @@ var (
 	ErrMoved = errors.New("directories are being moved while they are copied")
 )
 
-// How says how a copy was made.
+// How is the way in which a copy was made.
 type How int
 
+// Ways of a copy.
 const (
 	Cloned How = iota // the copy shares all blocks with the source
 	Copied            // some blocks were written

@@ -321,7 +321,7 @@ func TestFileThatShrinks(t *testing.T) {
 	}
 }
 
-func TestFileIsCancelled(t *testing.T) {
+func TestFileIsCanceled(t *testing.T) {
 	for _, w := range ways[1:] {
 		t.Run(w.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -340,7 +340,7 @@ func TestFileIsCancelled(t *testing.T) {
 				t.Errorf("copy = %v", err)
 			}
 			if err == nil {
-				t.Log("it was done before it was cancelled")
+				t.Log("it was done before it was canceled")
 			}
 		})
 	}

@@ -419,7 +419,7 @@ func begin(t *testing.T, src, dst string) (*walker, *dir) {
 // trace in the copy, not even in the times of its parent.
 func TestTreeRemovesWhatVanished(t *testing.T) {
 	for now, change := range map[string]func(path string) error{
-		"gone":   func(path string) error { return os.Remove(path) },
+		"gone":   os.Remove,
 		"a file": func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) },
 		"a link": func(path string) error { return errors.Join(os.Remove(path), os.Symlink("..", path)) },
 	} {
@@ -463,7 +463,7 @@ func TestTreeLeavesTheSourceAsItIs(t *testing.T) {
 	equal(t, describe(t, dir+"/src"), want)
 }
 
-func TestTreeIsCancelled(t *testing.T) {
+func TestTreeIsCanceled(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/src", 0o700))
 	for i := range 20 {
@@ -482,7 +482,7 @@ func TestTreeIsCancelled(t *testing.T) {
 		before, routines := descriptors(t, ""), runtime.NumGoroutine()
 		_, err := Tree(ctx, src, dst, o)
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("Tree = %v, want that it was cancelled", err)
+			t.Errorf("Tree = %v, want that it was canceled", err)
 		}
 		leftNothing(t, before, routines)
 		stop()

@@ -236,7 +236,7 @@ func TestAnErrorOfEachEndsIt(t *testing.T) {
 		calls = 0
 		err = call(ctx, func(int64, int64) error { calls++; cancel(); return nil })
 		if !errors.Is(err, context.Canceled) || calls >= len(now)/(2*Block) {
-			t.Errorf("%s = %v after %d calls of a cancelled context", name, err, calls)
+			t.Errorf("%s = %v after %d calls of a canceled context", name, err, calls)
 		}
 	}
 	if err := Allocated(context.Background(), target, 0, func(int64, int64) error { return stop }); !errors.Is(err,
@@ -247,7 +247,7 @@ func TestAnErrorOfEachEndsIt(t *testing.T) {
 	cancel()
 	for _, err := range []error{Allocated(ctx, target, 0, nil), Delta(ctx, base, target, true, 0, nil)} {
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("of a context that was cancelled before: %v", err)
+			t.Errorf("of a context that was canceled before: %v", err)
 		}
 	}
 }

@@ -27,6 +27,7 @@ var ErrNotEnforced = errors.New("sizes are not enforced")
 // Kind is the mechanism that limits a directory.
 type Kind string
 
+// Kinds of limits.
 const (
 	Project   Kind = "project"   // a project of xfs or ext4: quotactl(2)
 	Subvolume Kind = "subvolume" // a subvolume of btrfs, with the quota group of its own: btrfs-quota(5)

@@ -156,7 +156,7 @@ func magicOf(file *os.File) (int64, error) {
 	if err := with(file, func(fd int) error { return unix.Fstatfs(fd, &st) }); err != nil {
 		return 0, &os.PathError{Op: "statfs", Path: file.Name(), Err: err}
 	}
-	return int64(st.Type), nil
+	return int64(st.Type), nil //nolint:unconvert // 32 bits on 386
 }
 
 // with calls do with the descriptor of a file, and keeps the file open until do returns. A

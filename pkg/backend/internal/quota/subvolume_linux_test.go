@@ -157,7 +157,7 @@ func hostile(t *testing.T, f filesystem, root *os.File) {
 // groups counts the quota groups of a filesystem.
 func groups(t *testing.T, root *os.File) (n int) {
 	t.Helper()
-	for id := uint64(0); id < 1000; id++ {
+	for id := range uint64(1000) {
 		switch _, err := item(root, quotaTree, 0, itemLimit, id); {
 		case err == nil:
 			n++

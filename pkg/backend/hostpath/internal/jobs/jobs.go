@@ -28,6 +28,7 @@ var ErrStopped = errors.New("the driver is shutting down")
 // Reason is the reason for which a call cannot have an object now.
 type Reason int
 
+// Reasons of a Conflict.
 const (
 	Busy    Reason = iota // a job or a call uses the object, and the same call may succeed later
 	Differs               // a job makes the object from other sources than the call asks for

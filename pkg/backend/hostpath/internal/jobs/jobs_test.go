@@ -65,7 +65,7 @@ func TestACallJoinsTheJobThatRuns(t *testing.T) {
 	}
 	failed := errors.New("failed")
 	finish(failed)
-	if err := j.RunOrJoin(context.Background(), "made", "source", []string{"source"}, never); err != failed {
+	if err := j.RunOrJoin(context.Background(), "made", "source", []string{"source"}, never); !errors.Is(err, failed) {
 		t.Errorf("the next call: %v, want the error of the job", err)
 	}
 	ran := false

@@ -61,7 +61,7 @@ func (s *Store) Space() (Space, error) {
 		Total:  (int64(st.Blocks) - reserved) * unit,
 		Free:   int64(st.Bavail) * unit,
 		Inodes: int64(st.Files), FreeInodes: int64(st.Ffree),
-		ReadOnly: int64(st.Flags)&readOnlyFlag != 0,
+		ReadOnly: int64(st.Flags)&readOnlyFlag != 0, //nolint:unconvert // 32 bits on macOS
 		Whole:    s.whole,
 	}, nil
 }
