@@ -18,9 +18,9 @@ import (
 	"github.com/causeway-csi/causeway/internal/flood"
 )
 
-// TestStrangersLeaveFilesForCSI: whoever connects to the driver's ports, its calls find the files that
-// they need.
-func TestStrangersLeaveFilesForCSI(t *testing.T) {
+// TestConnectionFloodsLeaveFilesForCSI: while other programs connect to the ports of the driver,
+// its CSI calls still find free file descriptors.
+func TestConnectionFloodsLeaveFilesForCSI(t *testing.T) {
 	const files = 256
 	bin, dir := build(t), newDir(t)
 	certs := filepath.Join(dir, "certs")
@@ -55,8 +55,8 @@ func TestStrangersLeaveFilesForCSI(t *testing.T) {
 	}
 }
 
-// inline publishes an inline volume and unpublishes it, each on a connection of its own, as the kubelet
-// does.
+// inline publishes an inline volume and unpublishes it, each on a connection of its own, as the
+// kubelet does.
 func (p *process) inline(id string) error {
 	target := filepath.Join(p.dir, "kubelet", "pods", "1", "volumes", "kubernetes.io~csi", "v", "mount")
 	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
@@ -75,8 +75,8 @@ func (p *process) inline(id string) error {
 	}
 	err := call(func(ctx context.Context, c csi.NodeClient) error {
 		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: id, TargetPath: target, VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true",
-				"size": "1Mi"},
+			VolumeId: id, TargetPath: target,
+			VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Mi"},
 			VolumeCapability: &csi.VolumeCapability{
 				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},

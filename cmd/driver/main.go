@@ -15,8 +15,8 @@ var version = ""
 
 func main() { csidriver.Main(program()) }
 
-// program registers the backends. The names of drivers are in PersistentVolumes and must not
-// change.
+// program registers the backends. PersistentVolumes contain the names of drivers, so the names must
+// not change.
 func program() csidriver.Program {
 	var flags hostpath.Flags
 	return csidriver.Program{
@@ -33,7 +33,7 @@ func program() csidriver.Program {
 	}
 }
 
-// openHostpath opens the root.
+// openHostpath opens the root of the backend hostpath.
 func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error) {
 	if f.Adopt {
 		c.Log.Warn("--adopt-root is set: the driver serves any root, even the empty mount point of a disk that is " +
@@ -47,7 +47,7 @@ func openHostpath(f hostpath.Flags, c csidriver.Config) (backend.Backend, error)
 			c.Log.Error("a background task of the storage ended with a panic", guard.Attributes(err)...)
 		},
 		Warn: func(volume, reason, message string) {
-			c.Log.Warn("a copy of a volume has trouble", "volume", volume, "reason", reason, "message", message)
+			c.Log.Warn("a copy of a volume has a problem", "volume", volume, "reason", reason, "message", message)
 		},
 		Images: c.Images,
 	})

@@ -21,7 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
-// noNamespace is why drivers, which mount, can't run.
+// noNamespace is the reason why this process cannot start drivers, which mount.
 var noNamespace error
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// binDir holds the driver once it is built.
+// binDir is the directory of the driver program, once it is built.
 var binDir string
 
 var buildOnce = sync.OnceValues(func() (out []byte, err error) {
@@ -44,7 +44,7 @@ var buildOnce = sync.OnceValues(func() (out []byte, err error) {
 	return exec.Command("go", "build", "-o", filepath.Join(binDir, "driver"), ".").CombinedOutput()
 })
 
-// process is a driver as an operator runs it.
+// process is a driver process, as an operator starts it.
 type process struct {
 	*testing.T
 	dir  string
@@ -52,7 +52,7 @@ type process struct {
 	done chan error
 }
 
-// said returns what the process wrote so far.
+// said returns the output of the process so far.
 func (p *process) said() string {
 	p.Helper()
 	out, err := os.ReadFile(p.cmd.Stdout.(*os.File).Name())
@@ -107,7 +107,7 @@ func (p *process) ended() int {
 	}
 }
 
-// probe waits until the driver answers, and returns whether it is ready.
+// probe waits until the driver answers, and reports whether it is ready.
 func (p *process) probe() (bool, error) {
 	p.Helper()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"),
@@ -129,7 +129,7 @@ func (p *process) probe() (bool, error) {
 
 func newDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cmd") // short: a socket's path has 107 bytes
+	dir, err := os.MkdirTemp("", "cmd") // short, because the path of a socket has at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,14 +167,14 @@ func TestTheProcess(t *testing.T) {
 	}
 	for _, line := range strings.Split(strings.TrimSpace(first.said()), "\n") {
 		if !strings.HasPrefix(line, `{"time":`) {
-			t.Errorf("no JSON: %s", line)
+			t.Errorf("not JSON: %s", line)
 		}
 	}
 }
 
-// TestAProcessThatHangsIsReplaced: its successor takes the endpoint, and serves the root when the first process, which
-// ends as soon as it goes on, has let go of it.
-func TestAProcessThatHangsIsReplaced(t *testing.T) {
+// TestAStalledProcessIsReplaced: the successor of a stopped process takes the endpoint. It serves
+// the root after the first process, which ends as soon as it resumes, has released the root.
+func TestAStalledProcessIsReplaced(t *testing.T) {
 	bin, dir := build(t), newDir(t)
 	first := start(t, bin, dir)
 	if ready, err := first.probe(); !ready || err != nil {
@@ -205,7 +205,7 @@ func TestAProcessThatHangsIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code := first.ended(); code != 1 || !strings.Contains(first.said(), "another process serves the endpoint") {
-		t.Errorf("the first process, which goes on: exit %d, %s", code, first.said())
+		t.Errorf("the first process, after it resumed: exit %d, %s", code, first.said())
 	}
 	if _, err := os.Lstat(socket); err != nil {
 		t.Errorf("the first process removed the second one's socket: %v", err)
@@ -228,7 +228,7 @@ func TestTheProcessServesMetrics(t *testing.T) {
 	}
 	m := regexp.MustCompile(`serving metrics" endpoint=(\S+)`).FindStringSubmatch(p.said())
 	if m == nil {
-		t.Fatalf("where are the metrics? %s", p.said())
+		t.Fatalf("no endpoint of the metrics in the log: %s", p.said())
 	}
 	resp, err := http.Get("http://" + m[1] + "/metrics")
 	if err != nil {
@@ -243,7 +243,7 @@ func TestTheProcessServesMetrics(t *testing.T) {
 	}
 }
 
-func TestAWrongFlagTouchesNothing(t *testing.T) {
+func TestAnInvalidFlagChangesNothing(t *testing.T) {
 	bin, dir := build(t), newDir(t)
 	for _, flag := range []string{"--backend=tape", "--node-id=a/b", "--endpoint=tcp://:1", "--http-endpoint=x",
 		"--root=relative", "--no-such-flag"} {
@@ -262,11 +262,11 @@ func TestAWrongFlagTouchesNothing(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, "none")); !os.IsNotExist(err) {
-		t.Errorf("the kubelet directory was made: %v", err)
+		t.Errorf("the kubelet directory was created: %v", err)
 	}
 }
 
-func TestTheFirstStartIsAskedFor(t *testing.T) {
+func TestTheFirstStartNeedsInitRoot(t *testing.T) {
 	bin, dir := build(t), newDir(t)
 	p := start(t, bin, dir, "--init-root=false")
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -274,7 +274,7 @@ func TestTheFirstStartIsAskedFor(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the driver doesn't ask for --init-root")
+			t.Fatal("the log does not name --init-root")
 		}
 	}
 	if entries, err := os.ReadDir(filepath.Join(dir, "root")); err != nil || len(entries) != 0 {
@@ -282,7 +282,7 @@ func TestTheFirstStartIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestAMissingRootIsSaidAndWaitedFor(t *testing.T) {
+func TestTheDriverWaitsForAMissingRoot(t *testing.T) {
 	bin, dir := build(t), newDir(t)
 	if err := os.Remove(filepath.Join(dir, "root")); err != nil {
 		t.Fatal(err)
@@ -293,7 +293,7 @@ func TestAMissingRootIsSaidAndWaitedFor(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the driver doesn't say that its root is missing")
+			t.Fatal("the log does not report that the root is missing")
 		}
 	}
 	if err := os.Mkdir(filepath.Join(dir, "root"), 0o755); err != nil {
@@ -304,7 +304,7 @@ func TestAMissingRootIsSaidAndWaitedFor(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the driver doesn't take the root that came later")
+			t.Fatal("the driver does not serve the root that was mounted later")
 		}
 	}
 	p.cmd.Process.Signal(syscall.SIGTERM)

@@ -20,7 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// calls are a client of a driver process. Each call has to end before its deadline.
+// calls is a client of a driver process. Each call must end before its deadline.
 type calls struct {
 	*process
 	csi.ControllerClient
@@ -94,9 +94,10 @@ func (p *process) end() {
 	}
 }
 
-// TestObstaclesOnTheDiskHoldNobodyUp restarts a driver after something else has taken the place of
-// files and directories of the root and of the state directory, and one of them while it runs.
-func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
+// TestObstaclesOnTheDiskStallNoCall restarts a driver after other objects have replaced files and
+// directories of the root and of the state directory. A further volume is replaced with a link
+// while the driver runs.
+func TestObstaclesOnTheDiskStallNoCall(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"FIFO":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"directory": func(path string) error { return os.MkdirAll(filepath.Join(path, "x"), 0o700) },
@@ -109,8 +110,8 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 				t.Fatalf("Probe = %v, %v: %s", ready, err, p.said())
 			}
 			c := p.calls()
-			good, record, data, link, disk := c.create("good", false), c.create("record", false), c.create("data",
-				false), c.create("link", false), c.create("disk", true)
+			good, record, data := c.create("good", false), c.create("record", false), c.create("data", false)
+			link, disk := c.create("link", false), c.create("disk", true)
 			if err := errors.Join(c.stage(good), c.stage(record)); err != nil {
 				t.Fatal(err)
 			}
@@ -126,15 +127,17 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 				t.Fatalf("staged are %v, %v", staged, err)
 			}
 			obstacles := []string{
-				filepath.Join(root, "volumes", record, "record.json"), filepath.Join(root, "volumes", disk,
-					"image.raw"),
-				filepath.Join(root, "snapshots", volumeid.New(volumeid.Snapshot, "n", "s")), filepath.Join(root,
-					"groups", volumeid.New(volumeid.Group, "n", "g")),
-				filepath.Join(root, "staging", "x"), filepath.Join(root, "trash", "x"), filepath.Join(root,
-					"identity.json.new"),
-				filepath.Join(dir, "state", "root-identity.new"), filepath.Join(dir, "state", "frozen", "1.json"),
-				filepath.Join(dir, "state", "staged", strings.Repeat("0", 32)+".json"), filepath.Join(dir, "state",
-					"staged", strings.Repeat("0", 32)+".json.new"),
+				filepath.Join(root, "volumes", record, "record.json"),
+				filepath.Join(root, "volumes", disk, "image.raw"),
+				filepath.Join(root, "snapshots", volumeid.New(volumeid.Snapshot, "n", "s")),
+				filepath.Join(root, "groups", volumeid.New(volumeid.Group, "n", "g")),
+				filepath.Join(root, "staging", "x"),
+				filepath.Join(root, "trash", "x"),
+				filepath.Join(root, "identity.json.new"),
+				filepath.Join(dir, "state", "root-identity.new"),
+				filepath.Join(dir, "state", "frozen", "1.json"),
+				filepath.Join(dir, "state", "staged", strings.Repeat("0", 32)+".json"),
+				filepath.Join(dir, "state", "staged", strings.Repeat("0", 32)+".json.new"),
 			}
 			if name == "FIFO" {
 				obstacles = append(obstacles, filepath.Join(root, "volumes", data, "data"))
@@ -155,7 +158,7 @@ func TestObstaclesOnTheDiskHoldNobodyUp(t *testing.T) {
 			c = p.calls()
 			if err := errors.Join(c.stage(good), c.unstage(good), c.stage(good), c.unstage(good),
 				c.unstage(record)); err != nil {
-				t.Errorf("the good volume, or the end of the bad one: %v", err)
+				t.Errorf("the valid volume, or unstaging the damaged volume: %v", err)
 			}
 			if err := os.RemoveAll(filepath.Join(root, "volumes", link)); err != nil {
 				t.Fatal(err)

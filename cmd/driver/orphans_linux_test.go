@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/orphans"
 )
 
-// create makes a volume and returns its ID.
+// create creates a volume and returns its ID.
 func (p *process) create(name string) string {
 	p.Helper()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "csi.sock"),
@@ -40,7 +40,7 @@ func (p *process) create(name string) string {
 	return resp.GetVolume().GetVolumeId()
 }
 
-// orphans runs driver orphans against the driver, and returns what it says and its exit code.
+// orphans runs the command orphans against the driver, and returns its output and its exit code.
 func (p *process) orphans(stdin string, args ...string) (out, log string, code int) {
 	p.Helper()
 	cmd := exec.Command(p.cmd.Path,
@@ -54,7 +54,7 @@ func (p *process) orphans(stdin string, args ...string) (out, log string, code i
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
-// persistentVolumes returns what kubectl prints of some, and the mark.
+// persistentVolumes returns the output of kubectl for PersistentVolumes, with the mark at its end.
 func persistentVolumes(handles ...string) string {
 	var items []string
 	for _, h := range handles {
@@ -70,10 +70,10 @@ func TestTheProcessFindsOrphans(t *testing.T) {
 	}
 	one, two := p.create("pvc-1"), p.create("pvc-2")
 	for name, tc := range map[string]struct {
-		stdin string
-		args  []string
-		code  int
-		says  string
+		stdin   string
+		args    []string
+		code    int
+		wantErr string
 	}{
 		"none": {persistentVolumes(one, two), []string{"--settle=0"}, 0,
 			"volumes: 2 held, 2 named, 0 orphans"},
@@ -85,14 +85,14 @@ func TestTheProcessFindsOrphans(t *testing.T) {
 			"NOT JUDGED: there is no PersistentVolume"},
 		"no sleep": {persistentVolumes(one, two), nil, 1, "Put a sleep before kubectl get"},
 		"no input": {"", nil, 1, "stdin is empty"},
-		"a driver that's away": {persistentVolumes(one),
+		"a driver that does not run": {persistentVolumes(one),
 			[]string{"--endpoint=unix://" + filepath.Join(p.dir, "none.sock")}, 1, "Unavailable"},
 		"a wrong flag": {"", []string{"--delete"}, 2, "delete"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, log, code := p.orphans(tc.stdin, tc.args...)
-			if code != tc.code || !strings.Contains(out+log, tc.says) {
-				t.Errorf("exit %d, want %d and %q: %s%s", code, tc.code, tc.says, out, log)
+			if code != tc.code || !strings.Contains(out+log, tc.wantErr) {
+				t.Errorf("exit %d, want %d and %q: %s%s", code, tc.code, tc.wantErr, out, log)
 			}
 		})
 	}

@@ -20,22 +20,23 @@ import (
 	"github.com/causeway-csi/causeway/internal/sized"
 )
 
-func TestHostpathIsSane(t *testing.T) {
+func TestHostpathPassesSanity(t *testing.T) {
 	sane(t, newDir(t), trial{Mutable: map[string]string{"label": "mine"}})
 }
 
-// trial says with what csi-sanity tries a driver.
+// trial is the configuration of a run of csi-sanity.
 type trial struct {
-	Parameters map[string]string // of the volumes that it makes
-	Mutable    map[string]string // that a Modifier's volumes can have
+	Parameters map[string]string // of the volumes that csi-sanity creates
+	Mutable    map[string]string // mutable parameters, for a Modifier
 	Block      bool              // volumes are block devices
 
-	Dir string // where the driver is; for sane to set
+	Dir string // directory of the driver; set by sane
 }
 
-// sane runs csi-sanity against a driver process that is started in dir with these flags: over its socket, with real
-// mounts. It fails where a spec fails, where none ran, and where one was skipped for another reason than that the driver
-// doesn't advertise what it is about; and if the driver leaves a mount or doesn't end well.
+// sane runs csi-sanity against a driver process that is started in dir with these flags: over its
+// socket, with real mounts. It fails if a spec fails, if no spec ran, or if a spec was skipped for
+// another reason than a capability that the driver does not advertise. It also fails if the driver
+// leaves a mount or ends with an error.
 func sane(t *testing.T, dir string, what trial, flags ...string) {
 	t.Helper()
 	p := start(t, build(t), dir, flags...)
@@ -47,12 +48,12 @@ func sane(t *testing.T, dir string, what trial, flags ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// In a process of its own, as Ginkgo runs one suite only in each.
+	// csi-sanity runs in a process of its own, because Ginkgo runs only one suite in a process.
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), trialEnv+"="+string(env))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("the driver said: %s\ncsi-sanity: %v\n%s", p.said(), err, out)
+		t.Fatalf("the output of the driver: %s\ncsi-sanity: %v\n%s", p.said(), err, out)
 	}
 	passed, skipped := specs(t, what.report())
 	for reason, n := range skipped {
@@ -61,7 +62,7 @@ func sane(t *testing.T, dir string, what trial, flags ...string) {
 		}
 	}
 	if passed == 0 {
-		t.Errorf("csi-sanity ran nothing:\n%s", out)
+		t.Errorf("csi-sanity ran no spec:\n%s", out)
 	}
 	t.Logf("csi-sanity: %d specs passed; skipped were %v", passed, skipped)
 
@@ -74,15 +75,15 @@ func sane(t *testing.T, dir string, what trial, flags ...string) {
 	}
 }
 
-// trialEnv is set in the environment of a process that is csi-sanity, to its trial.
+// trialEnv is an environment variable of the process that runs csi-sanity. It has the trial.
 const trialEnv = "CAUSEWAY_TRIAL"
 
-// run is csi-sanity. It returns the exit code of the process.
+// run runs csi-sanity in this process. It returns the exit code of the process.
 func (w trial) run() int {
 	config := sanity.NewTestConfig()
 	config.Address = "unix://" + filepath.Join(w.Dir, "csi.sock")
-	config.TargetPath, config.StagingPath = filepath.Join(w.Dir, "kubelet", "target"), filepath.Join(w.Dir, "kubelet",
-		"staging")
+	config.TargetPath = filepath.Join(w.Dir, "kubelet", "target")
+	config.StagingPath = filepath.Join(w.Dir, "kubelet", "staging")
 	config.TestVolumeSize, config.TestNodeVolumeAttachLimit = 64<<20, true
 	config.TestVolumeParameters, config.TestVolumeMutableParameters = w.Parameters, w.Mutable
 	if w.Block {
@@ -99,15 +100,15 @@ func (w trial) run() int {
 	return 0
 }
 
-// report is where csi-sanity writes what ran.
+// report is the file to which csi-sanity writes the results.
 func (w trial) report() string { return filepath.Join(w.Dir, "report.json") }
 
-// ginkgoTest is told that the suite failed, which RunSpecs also returns.
+// ginkgoTest is notified that the suite failed, which RunSpecs also returns.
 type ginkgoTest struct{}
 
 func (ginkgoTest) Fail() {}
 
-// specs reads how many specs passed, and how many were skipped for which reason.
+// specs returns the number of specs that passed, and the numbers of skipped specs by reason.
 func specs(t *testing.T, report string) (passed int, skipped map[string]int) {
 	t.Helper()
 	data, err := os.ReadFile(report)
@@ -133,11 +134,12 @@ func specs(t *testing.T, report string) (passed int, skipped map[string]int) {
 	return passed, skipped
 }
 
-// skippable reports whether a reason to skip a spec is that the driver doesn't advertise something: which it does
-// exactly if the backend has the method, to which pkg/driver's tests hold it.
+// skippable reports whether a spec is skipped because the driver does not advertise a capability.
+// The tests of pkg/driver ensure that the driver advertises a capability exactly if the backend has
+// the method.
 func skippable(reason string) bool {
 	switch reason {
-	case "Required bytes not supported": // said where CreateVolume fails
+	case "Required bytes not supported": // the reason if CreateVolume fails
 		return false
 	case "No MaxVolumesPerNode", "node does not report accessible topology":
 		return true
@@ -145,7 +147,7 @@ func skippable(reason string) bool {
 	return strings.HasSuffix(reason, " not supported")
 }
 
-// runTrial makes this process csi-sanity if it is to be.
+// runTrial runs csi-sanity in this process if trialEnv is set.
 func runTrial() {
 	env := os.Getenv(trialEnv)
 	if env == "" {

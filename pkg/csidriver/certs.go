@@ -13,37 +13,37 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// certsFlags are the flags of the command certs. docs/how-to/certificates.md is made from their
-// usage.
+// certsFlags are the flags of the command certs. A test compares docs/certificates.md with them.
 type certsFlags struct {
 	dir    string
 	client string
 	shared string
-	nodes  []string // as --node-id has them
+	nodes  []string // in the form of --node-id
 	days   int
 	renew  bool
-	// namespace is where the printed commands make secrets.
+	// namespace is the namespace of the secrets in the printed commands.
 	namespace string
 }
 
 func (c *certsFlags) flags(set *flag.FlagSet) {
-	set.StringVar(&c.dir, "dir", "", "`directory` for the CA and the certificates; say the same one each time")
-	set.StringVar(&c.client, "client", "causeway-router", "`name` of the router, by which nodes know it")
-	set.StringVar(&c.shared, "shared", "", "make one certificate with this `name` for all nodes")
-	set.Func("node", "make a certificate for the node with this `name`, as its --node-id has it; several with "+
-		"commas, or by saying it again", func(list string) error {
+	set.StringVar(&c.dir, "dir", "",
+		"Output `directory` for the CA and the certificates. Use the same directory each time.")
+	set.StringVar(&c.client, "client", "causeway-router", "Router `name`, by which the nodes know the router.")
+	set.StringVar(&c.shared, "shared", "", "Create one certificate with this `name` for all nodes.")
+	set.Func("node", "Create a certificate for the node with this `name` (its --node-id). Separate several names with "+
+		"commas, or repeat the flag.", func(list string) error {
 		c.nodes = append(c.nodes, strings.Split(list, ",")...)
 		return nil
 	})
-	set.IntVar(&c.days, "days", 365, "how many days certificates are valid; the CA is for ten years")
+	set.IntVar(&c.days, "days", 365, "Validity of the certificates, in days. The CA is valid for ten years.")
 	set.StringVar(&c.namespace, "namespace", "causeway",
-		"`namespace` in which the commands that are printed make secrets")
-	set.BoolVar(&c.renew, "renew", false,
-		"replace the router's certificate and those that are named, with the same CA; without it, what is there stays")
+		"Kubernetes `namespace` of the secrets in the printed commands.")
+	set.BoolVar(&c.renew, "renew", false, "Replace the router's certificate and the certificates that the other flags "+
+		"name, with the same CA. Without this flag, existing certificates stay.")
 }
 
-// certs is the command certs: it makes certificates, and prints commands that use them. certs
-// returns the exit code.
+// certs runs the command certs: it creates certificates, prints commands that use them, and returns
+// the exit code.
 func certs(args []string, env Environment) int {
 	var c certsFlags
 	o, err := c.parse(args, env)
@@ -60,12 +60,12 @@ func certs(args []string, env Environment) int {
 		return exitError
 	}
 	for _, m := range made {
-		c.tell(env.Stdout, m)
+		c.print(env.Stdout, m)
 	}
 	return exitOK
 }
 
-// parse reads the flags, and checks all that can be checked without touching the machine.
+// parse parses the flags, and checks everything that can be checked without access to the machine.
 func (c *certsFlags) parse(args []string, env Environment) (peertls.MakeOptions, error) {
 	set := flag.NewFlagSet("certs", flag.ContinueOnError)
 	set.SetOutput(io.Discard)
@@ -73,21 +73,22 @@ func (c *certsFlags) parse(args []string, env Environment) (peertls.MakeOptions,
 	o := peertls.MakeOptions{}
 	switch err := set.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprintf(env.Stderr, "%s certs makes certificates for the router and for nodes. Its flags:\n", env.Command)
+		fmt.Fprintf(env.Stderr, "%s certs creates certificates for the router and for nodes. Its flags:\n", env.Command)
 		listFlags(set, env.Stderr)
 		return o, err
 	case err != nil:
 		return o, fmt.Errorf("%w (--help lists the flags)", err)
 	case set.NArg() > 0:
-		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
+		return o, fmt.Errorf("%q is not a flag: flags start with --, and switches take no value after a space",
+			set.Arg(0))
 	case c.dir == "":
-		return o, errors.New("--dir is needed: it says where the CA and the certificates are")
+		return o, errors.New("--dir is required: the directory for the CA and the certificates")
 	case c.days < 1 || c.days > maxDays:
-		return o, fmt.Errorf("--days=%d: from 1 to %d, for which the CA is valid", c.days, maxDays)
+		return o, fmt.Errorf("invalid --days %d: must be from 1 to %d, the validity of the CA", c.days, maxDays)
 	case c.namespace == "":
-		return o, errors.New("--namespace is empty: secrets are in one")
+		return o, errors.New("invalid --namespace \"\": must be the namespace of the secrets")
 	case c.client == "":
-		return o, errors.New("--client is empty: nodes know the router by its name")
+		return o, errors.New("invalid --client \"\": must be the name by which the nodes know the router")
 	}
 	for _, node := range c.nodes {
 		if err := volumeid.CheckNode(node); err != nil {
@@ -100,23 +101,24 @@ func (c *certsFlags) parse(args []string, env Environment) (peertls.MakeOptions,
 	return o, nil
 }
 
-// maxDays is for how long a CA is valid.
+// maxDays is the validity of a CA.
 const maxDays = 3650
 
-// tell says what was made or was there, and what to do with it.
-func (c *certsFlags) tell(out io.Writer, m peertls.Made) {
+// print reports that a certificate was created or already existed, with the command that uses it.
+func (c *certsFlags) print(out io.Writer, m peertls.Made) {
 	state := "kept"
 	switch {
 	case m.New:
-		state = "made"
+		state = "created"
 	case time.Now().After(m.Until):
-		state = "expired, and --renew is needed for:"
+		state = "expired, replace with --renew:"
 	}
 	fmt.Fprintf(out, "%s %s %s in %s, valid until %s\n", state, m.Kind, m.Name, m.Dir,
 		m.Until.UTC().Format(time.DateOnly))
 	switch m.Kind {
 	case peertls.KindCA:
-		fmt.Fprintf(out, "  %s signs for every node: keep it where no cluster is\n", filepath.Join(m.Dir, "ca.key"))
+		fmt.Fprintf(out, "  %s signs for every node: keep it outside of every cluster\n",
+			filepath.Join(m.Dir, "ca.key"))
 	case peertls.KindRouter:
 		fmt.Fprint(out, c.secret("causeway-router-tls", m.Dir))
 	case peertls.KindShared:
@@ -126,7 +128,7 @@ func (c *certsFlags) tell(out io.Writer, m peertls.Made) {
 	}
 }
 
-// secret returns the command that makes a secret of what is in dir, or brings it up to date.
+// secret returns the command that creates or updates a secret from the files in dir.
 func (c *certsFlags) secret(name, dir string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  kubectl -n %s create secret generic %s --type=kubernetes.io/tls", quoted(c.namespace), name)
@@ -136,7 +138,7 @@ func (c *certsFlags) secret(name, dir string) string {
 	return b.String() + " --dry-run=client -o yaml | kubectl apply -f -\n"
 }
 
-// quoted returns s as a shell reads it.
+// quoted returns s quoted for a shell.
 func quoted(s string) string {
 	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=:") == "" {
 		return s

@@ -19,7 +19,7 @@ func runCerts(args ...string) (code int, out, errOut string) {
 	return execute(program(), append([]string{"certs"}, args...)...)
 }
 
-func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
+func TestCertsCreatesCertificatesAndPrintsCommands(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
 	long := strings.Repeat("n", 200)
 	args := []string{"--dir=" + dir, "--node=node-a,node-b", "--node", long, "--shared=all-nodes", "--days=30"}
@@ -37,7 +37,7 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 		return "'" + strings.ReplaceAll(filepath.Join(dir, "router", file), "'", `'\''`) + "'"
 	}
 	for _, want := range []string{
-		"made CA Causeway CA ", "made router causeway-router", "made node node-a", "made nodes all-nodes",
+		"created CA Causeway CA ", "created router causeway-router", "created node node-a", "created nodes all-nodes",
 		"kubectl -n causeway create secret generic causeway-router-tls --type=kubernetes.io/tls " +
 			"--from-file=" + path("ca.crt") + " --from-file=" + path("tls.crt") + " --from-file=" + path("tls.key"),
 		"secret generic causeway-nodes-tls", "secret generic causeway-node-node-a-tls",
@@ -51,10 +51,10 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 	}
 	for _, again := range []struct {
 		args []string
-		says string
-	}{{args, "kept router"}, {append(args, "--renew"), "made router"}} {
+		want string
+	}{{args, "kept router"}, {append(args, "--renew"), "created router"}} {
 		code, out, errOut := runCerts(again.args...)
-		if code != 0 || !strings.Contains(out, "kept CA") || !strings.Contains(out, again.says) {
+		if code != 0 || !strings.Contains(out, "kept CA") || !strings.Contains(out, again.want) {
 			t.Errorf("again: exit %d, %s%s", code, out, errOut)
 		}
 	}
@@ -68,11 +68,11 @@ func TestCertsMakesAndSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestBadCertsFlagsAreNamed(t *testing.T) {
+func TestInvalidCertsFlagsAreReported(t *testing.T) {
 	dir := t.TempDir()
 	for name, tc := range map[string]struct {
-		args []string
-		says string
+		args    []string
+		wantErr string
 	}{
 		"no directory":     {nil, "--dir"},
 		"an unknown flag":  {[]string{"--dir=" + dir, "--no-such-flag"}, "no-such-flag"},
@@ -89,8 +89,8 @@ func TestBadCertsFlagsAreNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if code, out, errOut := runCerts(tc.args...); code == 0 || out != "" ||
-				!strings.Contains(errOut, tc.says) || strings.Count(errOut, "\n") != 1 {
-				t.Errorf("exit %d, %s%s, want one line with %q in it", code, out, errOut, tc.says)
+				!strings.Contains(errOut, tc.wantErr) || strings.Count(errOut, "\n") != 1 {
+				t.Errorf("exit %d, %s%s, want one line with %q in it", code, out, errOut, tc.wantErr)
 			}
 		})
 	}
@@ -102,9 +102,9 @@ func TestBadCertsFlagsAreNamed(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedCertsFlagsAreTheFlags compares docs/how-to/certificates.md with what the command declares.
+// TestTheDocumentedCertsFlagsAreTheFlags compares docs/certificates.md with the declared flags.
 func TestTheDocumentedCertsFlagsAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "certificates.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "certificates.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,11 +118,11 @@ func TestTheDocumentedCertsFlagsAreTheFlags(t *testing.T) {
 	set.VisitAll(func(f *flag.Flag) {
 		declared = append(declared, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/how-to/certificates.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/certificates.md", f.Name, f.DefValue)
 		}
 	})
 	slices.Sort(documented)
 	if !slices.Equal(documented, declared) {
-		t.Errorf("docs/how-to/certificates.md has %q, the command %q", documented, declared)
+		t.Errorf("docs/certificates.md has %q, the command %q", documented, declared)
 	}
 }

@@ -16,8 +16,8 @@
 //		})
 //	}
 //
-// The flags of every driver are in docs/reference/flags.md of this module. A program also has the
-// commands certs and orphans, each with --help.
+// The flags of every driver are in docs/flags.md of this module. A program also has the commands
+// certs and orphans, each with --help.
 package csidriver
 
 import (
@@ -46,14 +46,15 @@ import (
 // Program describes a driver.
 type Program struct {
 	// Name is the default of --driver-name: a domain name of at most 63 bytes that belongs to the
-	// author (CSI spec v1.13, GetPluginInfo). It is in every PersistentVolume, so it never changes.
+	// author (CSI spec v1.13, GetPluginInfo). Every PersistentVolume has this name, so it must
+	// never change.
 	Name string
 
 	// Version is the vendor_version of GetPluginInfo. "" is the version of the main module in the
 	// build information.
 	Version string
 
-	// Backends are the values of --backend. The first one is the default. There is at least one.
+	// Backends are the values of --backend. The first is the default. At least one is required.
 	Backends []Backend
 }
 
@@ -65,25 +66,25 @@ type Backend struct {
 	// DriverName is the default of --driver-name with this backend. "" is Program.Name.
 	DriverName string
 
-	// Type is a nil pointer of the type that Open returns, or nil. The capabilities of a backend
-	// are read from its type where none is open, which is the case in a router. It must be set if
+	// Type is a nil pointer of the type that Open returns, or nil. A process without an open
+	// backend, such as a router, reads the capabilities of the backend from Type. It is required if
 	// the type is a backend.NodeLocal.
 	Type backend.Backend
 
-	// Flags declares the backend's flags. All backends' flags exist whichever backend is chosen,
-	// so each usage text starts with the backend's name. May be nil.
+	// Flags declares the flags of the backend, or is nil. A program has the flags of all its
+	// backends, whichever is chosen, so each usage text starts with the name of the backend.
 	Flags func(set *flag.FlagSet)
 
-	// Check returns an error that names an invalid flag. May be nil. It is called before
-	// anything on the machine is changed, and again when the state directory exists. Images and
-	// Log of c are nil.
+	// Check returns an error that names an invalid flag. Check may be nil. The program calls Check
+	// before it changes anything on the machine, and again when the state directory exists. Images
+	// and Log of c are nil.
 	Check func(c Config) error
 
-	// Open opens the storage. It is called once, in a process that serves the backend. If the
-	// result is an io.Closer, it is closed after the last call.
+	// Open opens the storage. A process that serves the backend calls Open once. If the result is
+	// an io.Closer, it is closed after the last call.
 	Open func(c Config) (backend.Backend, error)
 
-	// Helpers is for the backends of Causeway alone, as the type is internal to this module.
+	// Helpers is only for the backends of Causeway, because the type is internal to this module.
 	Helpers []helper.Task
 }
 
@@ -95,27 +96,27 @@ type Config struct {
 	KubeletDir string // absolute path: nothing is mounted outside it
 	StateDir   string // absolute path of a directory that survives a reboot; not below the storage
 
-	// Controller reports whether this process serves the controller services: with --mode=node it
-	// does so for a backend.NodeLocal only. If it is false, only Mount and NodeLimit of an Attacher
-	// whose volumes are disks (mounter.BlockDevice) are called, so the process needs no access to
-	// the storage.
+	// Controller reports whether this process serves the controller services. With --mode=node it
+	// does so only for a backend.NodeLocal. If Controller is false, and the backend is an Attacher
+	// whose volumes are disks (mounter.BlockDevice), only Mount and NodeLimit are called. Such a
+	// process needs no access to the storage.
 	Controller bool
 
-	// Images works on the images of this node. Nil with --mode=controller.
+	// Images accesses the images of this node. It is nil with --mode=controller.
 	Images mounter.Images
 
 	// Log is the program's log.
 	Log *slog.Logger
 }
 
-// Environment is what a program reads and writes beside its arguments.
+// Environment has the inputs and outputs of a program besides its arguments.
 type Environment struct {
 	Command        string // name of the program in messages
 	Getenv         func(key string) string
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 
-	// Set by Main, for a process that does nothing else.
+	// Set by Main only, because they affect the whole process.
 	exit      func(code int)
 	gcPercent func(percent int) int
 }
@@ -123,14 +124,14 @@ type Environment struct {
 // Exit codes of Run.
 const (
 	exitOK    = 0
-	exitError = 1 // the driver cannot go on
-	exitUsage = 2 // a mistake on the command line or in the Program; nothing was changed
+	exitError = 1 // the driver cannot continue
+	exitUsage = 2 // invalid arguments or an invalid Program; nothing was changed
 )
 
 // Main runs p with the arguments, the environment and the signals of the process, and exits. It
-// must be the first call in main: the process may be a helper of another one. SIGTERM and SIGINT
-// end the driver after the calls under way, at the latest after --drain-timeout; a second signal
-// ends it at once.
+// must be the first call in the function main, because the process may be a helper of another
+// process. SIGTERM and SIGINT end the driver after the calls in progress, at the latest after
+// --drain-timeout. A second signal ends the driver at once.
 func Main(p Program) {
 	tasks := [][]helper.Task{mounter.HelperTasks()}
 	for _, b := range p.Backends {
@@ -146,8 +147,8 @@ func Main(p Program) {
 	}))
 }
 
-// Run runs p until ctx is done and returns the exit code: 0; 1 if the driver cannot go on; 2 for a
-// mistake in args or in p, in which case nothing on the machine was changed. The reason is on
+// Run runs p until ctx is done and returns the exit code: 0; 1 if the driver cannot continue; 2 if
+// args or p is invalid, in which case nothing on the machine was changed. The reason is written to
 // env.Stderr. Images need helper processes, which only a process that calls Main can start.
 func Run(ctx context.Context, p Program, args []string, env Environment) int {
 	if err := p.check(); err != nil {
@@ -180,10 +181,10 @@ func Run(ctx context.Context, p Program, args []string, env Environment) int {
 	return exitOK
 }
 
-// check returns an error that names a mistake of the author in p.
+// check returns an error if p is invalid.
 func (p Program) check() error {
 	if len(p.Backends) == 0 {
-		return errors.New("invalid program: it has no backend, must be at least one")
+		return errors.New("invalid program: no backend, must have at least one")
 	}
 	names := map[string]bool{}
 	for i, b := range p.Backends {
@@ -214,7 +215,7 @@ func (p Program) driverName(b Backend) string {
 	return p.Name
 }
 
-// defaultNames returns the defaults of --driver-name, for a person.
+// defaultNames returns the defaults of --driver-name, as a text for users.
 func (p Program) defaultNames() string {
 	if len(p.Backends) == 1 {
 		return p.driverName(p.Backends[0])
@@ -226,7 +227,7 @@ func (p Program) defaultNames() string {
 	return strings.Join(names, ", ")
 }
 
-// backendNames returns the names of all backends, for a person.
+// backendNames returns the names of all backends, as a text for users.
 func (p Program) backendNames() string {
 	var names []string
 	for _, b := range p.Backends {
@@ -235,7 +236,7 @@ func (p Program) backendNames() string {
 	return strings.Join(names, ", ")
 }
 
-// backend returns the backend of a name.
+// backend returns the backend with this name.
 func (p Program) backend(name string) (Backend, bool) {
 	i := slices.IndexFunc(p.Backends, func(b Backend) bool { return b.Name == name })
 	if i < 0 {
@@ -260,8 +261,8 @@ func (p Program) versionLine(command string) string {
 		runtime.GOARCH)
 }
 
-// tune sets the percentage of the garbage collector, unless GOGC does or other code has the process
-// too.
+// tune sets the percentage of the garbage collector, unless GOGC is set or the process runs other
+// code, too.
 func (e Environment) tune(percent int) {
 	if e.gcPercent != nil && e.Getenv("GOGC") == "" {
 		e.gcPercent(percent)

@@ -14,7 +14,7 @@ import (
 
 func openNothing(Config) (backend.Backend, error) { return memory.New(memory.Config{}), nil }
 
-func TestAMistakeInTheProgramIsNamed(t *testing.T) {
+func TestAnInvalidProgramIsReported(t *testing.T) {
 	declares := func(names ...string) func(*flag.FlagSet) {
 		return func(set *flag.FlagSet) {
 			for _, n := range names {
@@ -26,35 +26,36 @@ func TestAMistakeInTheProgramIsNamed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		name     string
 		backends []Backend
-		says     string
+		wantErr  string
 	}{
-		"no backend":               {"x.example", nil, "no backend"},
-		"two backends of one name": {"x.example", []Backend{one, one}, `two backends have the name "one"`},
+		"no backend": {"x.example", nil, "no backend"},
+		"two backends with the same name": {"x.example", []Backend{one, one},
+			`two backends have the name "one"`},
 		"a backend without a name": {"x.example", []Backend{{Open: openNothing}}, `invalid name ""`},
 		"a backend's name with a space": {"x.example", []Backend{{Name: "a b", Open: openNothing}},
 			`invalid name "a b"`},
 		"a backend without Open": {"x.example", []Backend{{Name: "one"}}, "no function Open"},
 		"no driver name":         {"", []Backend{one}, `driver name ""`},
 		"an invalid driver name": {"../x", []Backend{one}, `driver name "../x"`},
-		"an invalid name of a backend's": {"x.example", []Backend{{Name: "one", DriverName: "a_b", Open: openNothing}},
-			`driver name "a_b"`},
+		"an invalid driver name of a backend": {"x.example",
+			[]Backend{{Name: "one", DriverName: "a_b", Open: openNothing}}, `driver name "a_b"`},
 		"a flag twice in one backend": {"x.example",
 			[]Backend{{Name: "one", Flags: declares("size", "size"), Open: openNothing}}, "flag redefined: size"},
 		"a flag twice in two backends": {"x.example",
 			[]Backend{{Name: "one", Flags: declares("size"), Open: openNothing},
-				{Name: "two", Flags: declares("size"),
-					Open: openNothing}}, `flag --size of backend "two" is defined twice`},
+				{Name: "two", Flags: declares("size"), Open: openNothing}},
+			`flag --size of backend "two" is defined twice`},
 		"a flag that every driver has": {"x.example",
-			[]Backend{{Name: "one", Flags: declares("mode"),
-				Open: openNothing}}, `flag --mode of backend "one" is defined twice`},
+			[]Backend{{Name: "one", Flags: declares("mode"), Open: openNothing}},
+			`flag --mode of backend "one" is defined twice`},
 		"a flag's name with a minus sign": {"x.example",
 			[]Backend{{Name: "one", Flags: declares("-size"), Open: openNothing}}, "begins with -"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, errOut := execute(Program{Name: tc.name, Backends: tc.backends}, "--version")
 			if code != 2 || out != "" || !strings.Contains(errOut, "invalid program") ||
-				!strings.Contains(errOut, tc.says) || strings.Count(errOut, "\n") != 1 {
-				t.Errorf("exit %d, %s%s, want 2 and one line with %q in it", code, out, errOut, tc.says)
+				!strings.Contains(errOut, tc.wantErr) || strings.Count(errOut, "\n") != 1 {
+				t.Errorf("exit %d, %s%s, want 2 and one line with %q in it", code, out, errOut, tc.wantErr)
 			}
 		})
 	}
@@ -80,9 +81,9 @@ type local struct{ *memory.Backend }
 
 func (local) Node() string { return "n" }
 
-// TestATypeThatIsNotTheBackendsIsNamed: without the right type, a controller would be no router.
-func TestATypeThatIsNotTheBackendsIsNamed(t *testing.T) {
-	dir, err := os.MkdirTemp("", "csi") // short: a socket's path has 107 bytes
+// TestAWrongTypeOfABackendIsReported: with a wrong type, a controller would not be a router.
+func TestAWrongTypeOfABackendIsReported(t *testing.T) {
+	dir, err := os.MkdirTemp("", "csi") // short, because the path of a socket has at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,8 +101,8 @@ func TestATypeThatIsNotTheBackendsIsNamed(t *testing.T) {
 			}
 			b.Name = "b"
 			code, _, errOut := execute(Program{Name: "x.example", Backends: []Backend{b}}, "--mode=all",
-				"--endpoint=unix://"+filepath.Join(dir,
-					"csi.sock"), "--kubelet-dir="+dir, "--state-dir="+filepath.Join(dir, "state"), "--node-id=n")
+				"--endpoint=unix://"+filepath.Join(dir, "csi.sock"), "--kubelet-dir="+dir,
+				"--state-dir="+filepath.Join(dir, "state"), "--node-id=n")
 			if code != 1 || !strings.Contains(errOut, want) {
 				t.Errorf("exit %d, %s", code, errOut)
 			}
@@ -109,7 +110,7 @@ func TestATypeThatIsNotTheBackendsIsNamed(t *testing.T) {
 	}
 }
 
-func TestABackendIsToldWhetherItServesTheController(t *testing.T) {
+func TestConfigHasController(t *testing.T) {
 	p := Program{Name: "x.example", Backends: []Backend{
 		{Name: "anywhere", Open: openNothing},
 		{Name: "local", Open: openNothing, Type: local{}},

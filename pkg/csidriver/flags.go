@@ -17,8 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// options are the values of the flags, with defaults filled in. docs/reference/flags.md is made from their
-// usage.
+// options are the values of the flags, with defaults for missing flags. A test compares
+// docs/flags.md with the flags.
 type options struct {
 	program      Program
 	command      string // name of the program in messages
@@ -58,7 +58,7 @@ func (b Backend) flags(set *flag.FlagSet) (err error) {
 	}
 	own := flag.NewFlagSet("", flag.ContinueOnError)
 	own.SetOutput(io.Discard)
-	defer func() { // the package flag panics
+	defer func() { // package flag panics
 		if v := recover(); v != nil {
 			err = fmt.Errorf("invalid program: flags of backend %q: %v", b.Name, v)
 		}
@@ -75,40 +75,41 @@ func (b Backend) flags(set *flag.FlagSet) (err error) {
 	return err
 }
 
-// common declares the flags that every driver has.
+// common declares the flags of every driver.
 func (o *options) common(set *flag.FlagSet) {
 	set.StringVar((*string)(&o.mode), "mode", string(modeAll),
-		"what of the driver this process is: all of it, for one machine; controller, for the sidecars of a cluster; "+
-			"node, for the kubelet. docs/explanation/router.md")
+		"Services that this process runs. all: every service, for one machine. controller: the services for the "+
+			"sidecars of a cluster. node: the services for the kubelet. See docs/node-local-storage.md.")
 	o.peers.flags(set)
 	set.StringVar(&o.endpoint, "endpoint", "",
-		"where CSI is served: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else "+
+		"CSI endpoint: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else "+
 			"unix://<kubelet-dir>/plugins/<driver-name>/csi.sock)")
 	set.BoolVar(&o.allowTCP, "allow-tcp", false,
-		"permit a TCP endpoint, which has no protection of its own: for trials on one machine")
+		"Permit a TCP endpoint. TCP has no protection of its own: only for tests on one machine.")
 	set.StringVar(&o.driverName, "driver-name", "",
-		"`name` of the driver, as in CSIDriver objects and storage classes (default: "+o.program.defaultNames()+")")
-	set.StringVar(&o.nodeID, "node-id", "", "`name` of this node, as Kubernetes knows it (default: the host name)")
+		"Driver `name`, as in CSIDriver objects and StorageClasses (default: "+o.program.defaultNames()+")")
+	set.StringVar(&o.nodeID, "node-id", "", "Node `name` in Kubernetes (default: the host name)")
 	set.StringVar(&o.backend, "backend", o.program.Backends[0].Name,
-		"where volumes are kept: "+o.program.backendNames())
+		"Backend that stores the volumes: "+o.program.backendNames())
 	set.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet",
-		"the kubelet's `directory`: nothing is mounted outside it")
+		"Kubelet `directory`. The driver mounts nothing outside it.")
 	set.StringVar(&o.stateDir, "state-dir", "",
-		"`directory` for what is remembered about staged volumes and the root; it must survive a reboot (default: "+
+		"State `directory` for records of staged volumes and of the root. It must survive a reboot (default: "+
 			"<kubelet-dir>/plugins/<driver-name>.state)")
 	set.StringVar(&o.httpEndpoint, "http-endpoint", "",
-		"`host:port` for /metrics, /healthz and /readyz (default: none)")
+		"Address `host:port` for /metrics, /healthz and /readyz (default: none)")
 	set.Int64Var(&o.block, "metadata-block-size", 0,
-		"`bytes` of each range in which SnapshotMetadata reports: a multiple of 4096; 0 reports ranges as they come, "+
-			"which takes fewer messages")
-	set.StringVar(&o.logFormat, "log-format", "text", "text or json")
+		"Length in `bytes` of the ranges that SnapshotMetadata reports: a multiple of 4096. With 0, ranges have any "+
+			"length, which takes fewer messages.")
+	set.StringVar(&o.logFormat, "log-format", "text", "Format of the log: text or json.")
 	set.IntVar(&o.verbosity, "v", 0,
-		"0 logs each call that changes something, 4 each call with its redacted request and response, -4 only trouble")
-	set.DurationVar(&o.drain, "drain-timeout", 20*time.Second, "how long running calls may go on after SIGTERM")
-	set.BoolVar(&o.showVersion, "version", false, "print the version and exit")
+		"Verbosity of the log. 0: each call that changes something. 4: each call, with its "+
+			"redacted request and response. -4: warnings and errors only.")
+	set.DurationVar(&o.drain, "drain-timeout", 20*time.Second, "Maximum time for calls in progress after SIGTERM.")
+	set.BoolVar(&o.showVersion, "version", false, "Print the version and exit.")
 }
 
-// parse reads the command line, and checks everything that can be checked without touching the
+// parse parses the command line, and checks everything that can be checked without access to the
 // machine. Usage goes to env.Stderr.
 func parse(p Program, args []string, env Environment) (options, error) {
 	o := options{command: env.Command}
@@ -124,12 +125,12 @@ func parse(p Program, args []string, env Environment) (options, error) {
 	case err != nil:
 		return o, fmt.Errorf("%w (--help lists the flags)", err)
 	case set.NArg() > 0:
-		return o, fmt.Errorf("%q is no flag and no command: flags start with --, switches take no value after a "+
-			"space, and the commands are certs and orphans (--help lists all)", set.Arg(0))
+		return o, fmt.Errorf("%q is neither a flag nor a command: flags start with --, switches take no value after "+
+			"a space, and the commands are certs and orphans (--help lists all)", set.Arg(0))
 	case o.showVersion:
 		return o, nil
 	}
-	if err := o.fillIn(env.Getenv); err != nil {
+	if err := o.setDefaults(env.Getenv); err != nil {
 		return o, err
 	}
 	return o, o.check()
@@ -138,7 +139,7 @@ func parse(p Program, args []string, env Environment) (options, error) {
 func usage(set *flag.FlagSet, env Environment) {
 	fmt.Fprintf(env.Stderr, "%s is a CSI driver. Flags:\n", env.Command)
 	listFlags(set, env.Stderr)
-	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tmakes certificates for the "+
+	fmt.Fprintf(env.Stderr, "Other commands, each with --help:\n  %[1]s certs\n    \tcreates certificates for the "+
 		"router and for nodes\n  %[1]s orphans\n    \tlists volumes and snapshots that no object of the cluster "+
 		"names\n", env.Command)
 }
@@ -155,8 +156,8 @@ func listFlags(set *flag.FlagSet, out io.Writer) {
 	})
 }
 
-// fillIn sets what was not said and depends on other flags, the environment or the machine.
-func (o *options) fillIn(getenv func(string) string) error {
+// setDefaults sets missing values that depend on other flags, the environment or the machine.
+func (o *options) setDefaults(getenv func(string) string) error {
 	plugins := filepath.Join(o.kubeletDir, "plugins")
 	if chosen, ok := o.program.backend(o.backend); ok {
 		o.driverName = cmp.Or(o.driverName, o.program.driverName(chosen))
@@ -166,14 +167,14 @@ func (o *options) fillIn(getenv func(string) string) error {
 	if o.nodeID == "" {
 		name, err := os.Hostname()
 		if err != nil {
-			return errors.Join(errors.New("--node-id is needed: this machine has no host name"), err)
+			return errors.Join(errors.New("--node-id is required: this machine has no host name"), err)
 		}
 		o.nodeID = name
 	}
 	return nil
 }
 
-// check returns an error for values that can never be right, and makes paths clean.
+// check returns an error for values that are always invalid, and cleans paths.
 func (o *options) check() error {
 	if err := cmp.Or(cleanPath("kubelet-dir", &o.kubeletDir), cleanPath("state-dir", &o.stateDir)); err != nil {
 		return err
@@ -191,7 +192,7 @@ func (o *options) check() error {
 		return fmt.Errorf("invalid --log-format %q: must be text or json", o.logFormat)
 	}
 	if o.drain < 0 {
-		return fmt.Errorf("--drain-timeout=%s: it is negative", o.drain)
+		return fmt.Errorf("invalid --drain-timeout %s: must not be negative", o.drain)
 	}
 	if err := driver.CheckMetadataBlock(o.block); err != nil {
 		return fmt.Errorf("--metadata-block-size: %w", err)
@@ -211,10 +212,10 @@ func (o *options) check() error {
 	return nil
 }
 
-// cleanPath makes the value of a flag clean. One that is no absolute path is an error.
+// cleanPath cleans the path in a flag. Errors: a path that is not absolute.
 func cleanPath(flag string, path *string) error {
 	if !filepath.IsAbs(*path) {
-		return fmt.Errorf("--%s=%s: the path is not absolute", flag, *path)
+		return fmt.Errorf("invalid --%s %q: must be an absolute path", flag, *path)
 	}
 	*path = filepath.Clean(*path)
 	return nil
@@ -228,7 +229,7 @@ func (o *options) checkBackend() error {
 	return nil
 }
 
-// chosen returns the backend of --backend, which check has found.
+// chosen returns the backend of --backend, which check has validated.
 func (o *options) chosen() Backend {
 	b, _ := o.program.backend(o.backend)
 	return b
@@ -237,7 +238,8 @@ func (o *options) chosen() Backend {
 // config returns the Config of the flags.
 func (o *options) config() Config {
 	return Config{
-		DriverName: o.driverName, Version: o.program.version(), NodeID: o.nodeID, KubeletDir: o.kubeletDir, StateDir: o.stateDir,
+		DriverName: o.driverName, Version: o.program.version(), NodeID: o.nodeID,
+		KubeletDir: o.kubeletDir, StateDir: o.stateDir,
 		Controller: o.mode != modeNode || o.nodeLocal(),
 	}
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/hostpath"
 )
 
-// program is Causeway's, with a second backend whose storage every process reaches.
+// program returns the program of Causeway, with a second backend whose storage every process
+// reaches.
 func program() Program {
 	var f hostpath.Flags
 	return Program{Name: "hostpath.csi.causeway.dev", Version: "v1.2.3", Backends: []Backend{
@@ -55,7 +56,7 @@ func TestDefaults(t *testing.T) {
 	for got, want := range map[string]string{
 		o.endpoint:   "unix:///var/lib/kubelet/plugins/hostpath.csi.causeway.dev/csi.sock",
 		o.stateDir:   "/var/lib/kubelet/plugins/hostpath.csi.causeway.dev.state",
-		o.driverName: "hostpath.csi.causeway.dev", // must stay: it is in PersistentVolumes
+		o.driverName: "hostpath.csi.causeway.dev", // must not change: PersistentVolumes have this name
 		o.backend:    "hostpath",
 	} {
 		if got != want {
@@ -76,48 +77,48 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestBadFlagsAreNamed(t *testing.T) {
+func TestInvalidFlagsAreReported(t *testing.T) {
 	for name, tc := range map[string]struct {
-		args []string
-		says string
+		args    []string
+		wantErr string
 	}{
-		"an unknown flag":              {[]string{"--no-such-flag"}, "no-such-flag"},
-		"an argument":                  {[]string{"stray"}, "stray"},
-		"a log format":                 {[]string{"--log-format=xml"}, "--log-format"},
-		"a relative kubelet directory": {[]string{"--kubelet-dir=relative"}, "--kubelet-dir"},
-		"a relative root":              {[]string{"--root=relative"}, "--root"},
-		"an empty root":                {[]string{"--root="}, "--root"},
-		"a relative state directory":   {[]string{"--state-dir=relative"}, "--state-dir"},
-		"a driver name":                {[]string{"--driver-name=../x"}, "--driver-name"},
-		"a value after a switch":       {[]string{"--allow-tcp", "true"}, "is no flag"},
-		"no such command":              {[]string{"cert"}, "certs and orphans"},
-		"a number":                     {[]string{"-v=loud"}, "parse error"},
-		"a backend":                    {[]string{"--backend=tape"}, "tape"},
-		"a node ID":                    {[]string{"--node-id=a/b"}, "--node-id"},
-		"a node ID that is too long":   {[]string{"--node-id=" + strings.Repeat("n", 300)}, "--node-id"},
-		"an endpoint":                  {[]string{"--endpoint=/csi.sock"}, "--endpoint"},
-		"a long endpoint":              {[]string{"--endpoint=unix:///" + strings.Repeat("x", 107)}, "108"},
-		"TCP":                          {[]string{"--endpoint=tcp://:1"}, "--allow-tcp"},
-		"TCP without a port":           {[]string{"--endpoint=tcp://host", "--allow-tcp"}, "missing port"},
-		"an HTTP endpoint":             {[]string{"--http-endpoint=8080"}, "--http-endpoint"},
-		"a negative time":              {[]string{"--drain-timeout=-1s"}, "--drain-timeout"},
-		"a negative block":             {[]string{"--metadata-block-size=-4096"}, "--metadata-block-size"},
-		"no whole block":               {[]string{"--metadata-block-size=6000"}, "multiple of 4096"},
-		"a block with a unit":          {[]string{"--metadata-block-size=64Ki"}, "metadata-block-size"},
-		"a root that is the state":     {[]string{"--root=/x", "--state-dir=/x/"}, "--state-dir"},
-		"a state in the root":          {[]string{"--root=/x", "--state-dir=/x/y"}, "--state-dir"},
-		"a root in the state":          {[]string{"--root=/x/y", "--state-dir=/x"}, "--state-dir"},
-		"a root in the kubelet's":      {[]string{"--root=/var/lib/kubelet/x"}, "--kubelet-dir"},
-		"a root around the kubelet's":  {[]string{"--root=/var/lib"}, "--kubelet-dir"},
-		"everything as the root":       {[]string{"--root=/"}, "--root"},
-		"a lost root that is a path":   {[]string{"--lost-roots=/var/lib/causeway"}, "invalid UUID"},
+		"an unknown flag":                     {[]string{"--no-such-flag"}, "no-such-flag"},
+		"an argument":                         {[]string{"stray"}, "stray"},
+		"a log format":                        {[]string{"--log-format=xml"}, "--log-format"},
+		"a relative kubelet directory":        {[]string{"--kubelet-dir=relative"}, "--kubelet-dir"},
+		"a relative root":                     {[]string{"--root=relative"}, "--root"},
+		"an empty root":                       {[]string{"--root="}, "--root"},
+		"a relative state directory":          {[]string{"--state-dir=relative"}, "--state-dir"},
+		"a driver name":                       {[]string{"--driver-name=../x"}, "--driver-name"},
+		"a value after a switch":              {[]string{"--allow-tcp", "true"}, "is neither a flag nor a command"},
+		"an unknown command":                  {[]string{"cert"}, "certs and orphans"},
+		"a number":                            {[]string{"-v=loud"}, "parse error"},
+		"a backend":                           {[]string{"--backend=tape"}, "tape"},
+		"a node ID":                           {[]string{"--node-id=a/b"}, "--node-id"},
+		"a node ID that is too long":          {[]string{"--node-id=" + strings.Repeat("n", 300)}, "--node-id"},
+		"an endpoint":                         {[]string{"--endpoint=/csi.sock"}, "--endpoint"},
+		"a long endpoint":                     {[]string{"--endpoint=unix:///" + strings.Repeat("x", 107)}, "108"},
+		"TCP":                                 {[]string{"--endpoint=tcp://:1"}, "--allow-tcp"},
+		"TCP without a port":                  {[]string{"--endpoint=tcp://host", "--allow-tcp"}, "missing port"},
+		"an HTTP endpoint":                    {[]string{"--http-endpoint=8080"}, "--http-endpoint"},
+		"a negative time":                     {[]string{"--drain-timeout=-1s"}, "--drain-timeout"},
+		"a negative block":                    {[]string{"--metadata-block-size=-4096"}, "--metadata-block-size"},
+		"not a multiple of 4096":              {[]string{"--metadata-block-size=6000"}, "multiple of 4096"},
+		"a block with a unit":                 {[]string{"--metadata-block-size=64Ki"}, "metadata-block-size"},
+		"a root that is the state directory":  {[]string{"--root=/x", "--state-dir=/x/"}, "--state-dir"},
+		"a state directory in the root":       {[]string{"--root=/x", "--state-dir=/x/y"}, "--state-dir"},
+		"a root in the state directory":       {[]string{"--root=/x/y", "--state-dir=/x"}, "--state-dir"},
+		"a root in the kubelet directory":     {[]string{"--root=/var/lib/kubelet/x"}, "--kubelet-dir"},
+		"a root around the kubelet directory": {[]string{"--root=/var/lib"}, "--kubelet-dir"},
+		"the root directory of the system":    {[]string{"--root=/"}, "--root"},
+		"a lost root that is a path":          {[]string{"--lost-roots=/var/lib/causeway"}, "is no UUID"},
 		"a lost root without a name": {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"},
-			"invalid UUID"},
+			"is no UUID"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := parse(program(), tc.args, env(nil)); err == nil || !strings.Contains(err.Error(), tc.says) ||
-				strings.Contains(err.Error(), "\n") {
-				t.Errorf("%v: %v, want one line with %q in it", tc.args, err, tc.says)
+			if _, err := parse(program(), tc.args, env(nil)); err == nil ||
+				!strings.Contains(err.Error(), tc.wantErr) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v: %v, want one line with %q in it", tc.args, err, tc.wantErr)
 			}
 		})
 	}
@@ -143,9 +144,9 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFlagsAreTheFlags compares docs/reference/flags.md with what the command declares.
+// TestTheDocumentedFlagsAreTheFlags compares docs/flags.md with the declared flags.
 func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "flags.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "flags.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,20 +161,20 @@ func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
 	}
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
-			t.Errorf("--%s is not in docs/reference/flags.md", f.Name)
+			t.Errorf("--%s is not in docs/flags.md", f.Name)
 		}
 		delete(documented, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/reference/flags.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/flags.md", f.Name, f.DefValue)
 		}
 	})
 	for name := range documented {
-		t.Errorf("docs/reference/flags.md has --%s, the command hasn't", name)
+		t.Errorf("docs/flags.md has --%s, the command has not", name)
 	}
 }
 
-// TestNoLogShowsWhatATerminalObeys: a pod's author chooses names that get into errors.
-func TestNoLogShowsWhatATerminalObeys(t *testing.T) {
+// TestLogsEscapeControlCharacters: the author of a pod chooses names that are in errors.
+func TestLogsEscapeControlCharacters(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		var out strings.Builder
 		options{logFormat: format}.logger(&out).Info("a call", "name", "x\u009b2J\u202e")

@@ -13,15 +13,15 @@ import (
 	"github.com/causeway-csi/causeway/pkg/driver"
 )
 
-// listeners are the endpoints of a process. Those on the network have limits, so that strangers leave
-// files and memory for the calls of csi.
+// listeners are the endpoints of a process. The endpoints on the network have limits, so that their
+// clients leave enough files and memory for the calls on csi.
 type listeners struct {
 	csi        net.Listener
 	peer, http *connlimit.Listener // nil without their flags
 }
 
-// listen opens the endpoints. The CSI endpoint is the last one: where a port is taken, the socket of the process that
-// has the port stays in its place.
+// listen opens the endpoints. The CSI endpoint comes last: if a port is in use, the socket of the
+// process that has the port is not replaced.
 func listen(o options) (l listeners, err error) {
 	defer func() {
 		if err != nil {
@@ -38,7 +38,7 @@ func listen(o options) (l listeners, err error) {
 	return l, err
 }
 
-// listenTCP opens the address of a flag, if it has one, with limits.
+// listenTCP opens the address of a flag with limits, if the flag is set.
 func listenTCP(flag, address string, limit func(net.Listener) *connlimit.Listener) (*connlimit.Listener, error) {
 	if address == "" {
 		return nil, nil
@@ -50,23 +50,23 @@ func listenTCP(flag, address string, limit func(net.Listener) *connlimit.Listene
 	return limit(l), nil
 }
 
-// measure adds metrics of the listeners to a registry that has none yet.
+// measure registers the metrics of the listeners. A registry can have them only once.
 func (l listeners) measure(registry *prometheus.Registry) {
-	for flag, one := range map[string]*connlimit.Listener{"peer-listen": l.peer, "http-endpoint": l.http} {
-		if one == nil {
+	for flag, listener := range map[string]*connlimit.Listener{"peer-listen": l.peer, "http-endpoint": l.http} {
+		if listener == nil {
 			continue
 		}
 		registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "causeway_dropped_connections_total",
-			Help: "Connections that were closed for newer ones, as too many were open that had sent nothing " +
-				"or had not authenticated.",
+			Help: "Connections that were closed in favor of newer connections, because too many open " +
+				"connections had sent nothing or had not authenticated.",
 			ConstLabels: prometheus.Labels{"endpoint": flag},
-		}, func() float64 { return float64(one.Dropped()) }))
+		}, func() float64 { return float64(listener.Dropped()) }))
 	}
 }
 
-// warn has floods of the HTTP endpoint logged. Those of the peers' port are refused handshakes, which
-// peertls reports.
+// warn logs floods of connections to the HTTP endpoint. On the port for the router, peertls reports
+// rejected handshakes instead.
 func (l listeners) warn(log *slog.Logger) {
 	if l.http != nil {
 		l.http.Warn = func(source netip.Prefix) {
@@ -80,9 +80,9 @@ func (l listeners) close() {
 	if l.csi != nil {
 		l.csi.Close()
 	}
-	for _, one := range []*connlimit.Listener{l.peer, l.http} {
-		if one != nil {
-			one.Close()
+	for _, listener := range []*connlimit.Listener{l.peer, l.http} {
+		if listener != nil {
+			listener.Close()
 		}
 	}
 }

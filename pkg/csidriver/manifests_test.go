@@ -9,7 +9,8 @@ import (
 	"github.com/causeway-csi/causeway/internal/manifests"
 )
 
-// manifestArgs returns the arguments of the driver in a file of deploy/linux, with what Kubernetes puts in place of $(…).
+// manifestArgs returns the arguments of the driver in a file of deploy/linux, with values for $(…)
+// as Kubernetes sets them.
 func manifestArgs(t *testing.T, file string) []string {
 	t.Helper()
 	args := manifests.Args(t, file, "driver")
@@ -29,21 +30,24 @@ func TestTheManifestsCommandLinesAreRead(t *testing.T) {
 		if want != modeNode {
 			continue
 		}
-		// Said in so many words, as other containers have these paths too.
+		// The manifests set the defaults explicitly, because other containers have these paths,
+		// too.
 		if other, err := parse(program(), []string{"--kubelet-dir=" + o.kubeletDir}, env(nil)); err != nil ||
 			other.endpoint != o.endpoint || other.driverName != o.driverName {
 			t.Errorf("--endpoint=%s and --driver-name=%s aren't the defaults %s and %s, %v", o.endpoint, o.driverName,
 				other.endpoint, other.driverName, err)
 		}
-		// What is remembered of the root must outlive the pod: it is where the kubelet's directory is mounted.
+		// The records of the root must survive the pod, so they are below the mounted kubelet
+		// directory.
 		if rel, err := filepath.Rel(o.kubeletDir, o.stateDir); err != nil || !filepath.IsLocal(rel) {
 			t.Errorf("--state-dir=%s isn't in %s", o.stateDir, o.kubeletDir)
 		}
 	}
 }
 
-// TestTheChartsCommandLinesForAttachedDisksAreRead reads what the chart gives a backend that is not
-// NodeLocal: its controller is no router, and nobody reaches its nodes.
+// TestTheChartsCommandLinesForAttachedDisksAreRead parses the flags that the chart sets for a
+// backend that is not NodeLocal: its controller is not a router, and its nodes have no port for a
+// router.
 func TestTheChartsCommandLinesForAttachedDisksAreRead(t *testing.T) {
 	p := program()
 	p.Backends = p.Backends[1:]

@@ -20,14 +20,13 @@ import (
 type mode string
 
 const (
-	modeAll mode = "all" // every service, for one machine
-	// the services for sidecars: the backend's own, or a router to nodes that have it
-	modeController mode = "controller"
-	// the services for the kubelet, and those of the node's own storage for the router
+	modeAll        mode = "all"        // every service, for one machine
+	modeController mode = "controller" // the services for sidecars, of the backend itself or of a router to the nodes
+	// the services for the kubelet, and the services of node-local storage for the router
 	modeNode mode = "node"
 )
 
-// peerFlags are the flags of the way between a router and nodes.
+// peerFlags are the flags for connections between the router and nodes.
 type peerFlags struct {
 	listen    string
 	peers     string
@@ -39,25 +38,25 @@ type peerFlags struct {
 
 func (p *peerFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&p.listen, "peer-listen", "",
-		"mode node: `host:port` at which the router reaches the storage of this node, with mutual TLS")
+		"Address `host:port` at which the router reaches the storage of this node, with mutual TLS (--mode=node).")
 	set.StringVar(&p.peers, "peers", "",
-		"mode controller: where the nodes are: `dns:name:port` of a headless service with publishNotReadyAddresses, "+
-			"or host:port,host:port")
+		"Addresses of the nodes (--mode=controller): `dns:name:port` of a headless service with "+
+			"publishNotReadyAddresses, or host:port,host:port.")
 	set.StringVar(&p.certs, "peer-certs", "",
-		"`directory` with ca.crt, tls.crt and tls.key for the way between controller and nodes; read again when they "+
-			"change")
+		"Certificate `directory` with ca.crt, tls.crt and tls.key, for connections between the router and nodes. "+
+			"Files that change are read again.")
 	set.StringVar(&p.client, "peer-client", "causeway-router",
-		"mode node: `name` in the router's certificate; the node rejects every other client")
+		"Client `name` in the router's certificate (--mode=node). The node rejects every other client.")
 	set.StringVar(&p.server, "peer-server", "",
-		"mode controller: `name` in the certificate that all nodes have, which then trust each other (default: each "+
-			"node's certificate has its node ID)")
+		"Server `name` in the certificate that all nodes share (--mode=controller). The nodes then trust each other "+
+			"(default: each node's certificate has its node ID)")
 	set.StringVar(&p.forgotten, "forgotten-nodes", "",
-		"mode controller: `file` with a node on each line that is gone for good: what it held can then be deleted; "+
-			"read again when it changes")
+		"List `file` with a node on each line that is lost forever (--mode=controller). Objects on these nodes can "+
+			"then be deleted. A file that changes is read again.")
 }
 
-// nodeLocal reports whether the chosen backend is a backend.NodeLocal, so that a controller is a
-// router. No other function decides that.
+// nodeLocal reports whether the chosen backend is a backend.NodeLocal. A controller for such a
+// backend is a router. No other function decides that.
 func (o *options) nodeLocal() bool {
 	_, ok := o.chosen().Type.(backend.NodeLocal)
 	return ok
@@ -66,7 +65,7 @@ func (o *options) nodeLocal() bool {
 // routes reports whether this process is a router.
 func (o *options) routes() bool { return o.mode == modeController && o.nodeLocal() }
 
-// checkMode returns an error for flags that don't go together.
+// checkMode returns an error for flags that are not valid together.
 func (o *options) checkMode() error {
 	if o.mode != modeAll && o.mode != modeController && o.mode != modeNode {
 		return fmt.Errorf("invalid --mode %q: must be %s, %s or %s", o.mode, modeAll, modeController, modeNode)
@@ -89,9 +88,9 @@ func (o *options) checkMode() error {
 		case !f.can && f.value != "":
 			why := ""
 			if !o.nodeLocal() {
-				why = ", which has no method Node: its storage is not that of one node"
+				why = ", which has no method Node: its storage is not local to a node"
 			}
-			return fmt.Errorf("--%s=%s means nothing with --mode=%s and --backend=%s%s", f.name, f.value, o.mode,
+			return fmt.Errorf("--%s=%s has no effect with --mode=%s and --backend=%s%s", f.name, f.value, o.mode,
 				o.backend, why)
 		}
 	}
@@ -121,7 +120,7 @@ func (p *peerFlags) check() error {
 	return nil
 }
 
-// find returns how to find the nodes.
+// find returns the source of the addresses of the nodes: DNS or a list.
 func (p *peerFlags) find() (router.Peers, error) {
 	if name, ok := strings.CutPrefix(p.peers, "dns:"); ok {
 		host, port, err := hostPort(name)
@@ -134,14 +133,15 @@ func (p *peerFlags) find() (router.Peers, error) {
 			return nil, err
 		}
 		if seen[a] {
-			return nil, fmt.Errorf("%s is there twice", a)
+			return nil, fmt.Errorf("the address %s occurs twice", a)
 		}
 		seen[a] = true
 	}
 	return router.Static(addresses...), nil
 }
 
-// router returns what the router is to be. What the nodes can do is read off the backend's type.
+// router returns the configuration of the router. The capabilities of the nodes depend on the type
+// of the backend.
 func (p *instance) router(report func(message string, err error)) (router.Config, error) {
 	kind := p.chosen().Type
 	cfg := router.Config{
@@ -155,7 +155,7 @@ func (p *instance) router(report func(message string, err error)) (router.Config
 	if p.peers.server != "" {
 		cfg.Names = nil
 	}
-	id, err := p.identity(func(err error) { report("the way to the nodes", err) })
+	id, err := p.identity(func(err error) { report("connections to the nodes", err) })
 	if err != nil {
 		return cfg, err
 	}
@@ -169,17 +169,17 @@ func (p *instance) router(report func(message string, err error)) (router.Config
 	return cfg, err
 }
 
-// hostPort splits an address of others.
+// hostPort splits the address of another process, which needs a host and a port.
 func hostPort(address string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(address)
 	if n, bad := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, " \t") ||
 		bad != nil || n == 0 {
-		return "", "", fmt.Errorf("%q is not host:port", address)
+		return "", "", fmt.Errorf("invalid address %q: must be host:port", address)
 	}
 	return host, port, nil
 }
 
-// identity opens the certificates of this end, and counts down to their end.
+// identity opens the certificates of this process, and registers a metric of their expiry.
 func (p *instance) identity(report func(error)) (*peertls.Identity, error) {
 	id, err := peertls.Open(p.peers.certs, report)
 	if err != nil {
@@ -187,6 +187,6 @@ func (p *instance) identity(report func(error)) (*peertls.Identity, error) {
 	}
 	return id, p.registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "causeway_peer_certificate_expiry_timestamp_seconds",
-		Help: "When the certificate for the way between router and node expires, in seconds since 1970.",
+		Help: "Expiry of the certificate for connections between router and node, in seconds since 1970.",
 	}, func() float64 { return float64(id.Until().Unix()) }))
 }

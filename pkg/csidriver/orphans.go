@@ -17,14 +17,13 @@ import (
 	"github.com/causeway-csi/causeway/pkg/driver"
 )
 
-// Exit codes of the command orphans, beside 0 and 2.
+// Exit codes of the command orphans, besides 0 and 2.
 const (
 	exitNoConclusion = 1
 	exitOrphans      = 3
 )
 
-// orphansFlags are the flags of the command orphans. docs/how-to/orphans.md is made from their
-// usage.
+// orphansFlags are the flags of the command orphans. A test compares docs/orphans.md with them.
 type orphansFlags struct {
 	endpoint string
 	output   string
@@ -33,23 +32,23 @@ type orphansFlags struct {
 
 func (o *orphansFlags) flags(set *flag.FlagSet) {
 	set.StringVar(&o.endpoint, "endpoint", "",
-		"where the driver serves CSI: `unix:///path.sock` (default: $CSI_ENDPOINT, else where the driver serves by "+
-			"default)")
-	set.StringVar(&o.output, "output", "text", "text or json")
-	set.DurationVar(&o.find.Call, "timeout", time.Minute, "how long each call to the driver may take")
+		"CSI endpoint of the driver: `unix:///path.sock` (default: $CSI_ENDPOINT, else the default endpoint of the "+
+			"driver)")
+	set.StringVar(&o.output, "output", "text", "Format of the report: text or json.")
+	set.DurationVar(&o.find.Call, "timeout", time.Minute, "Maximum time for each call to the driver.")
 	set.DurationVar(&o.find.Settle, "settle", 30*time.Second,
-		"how long after the listing stdin must begin: what comes earlier is refused")
+		"Minimum time between the listing and the beginning of stdin. Earlier input is rejected.")
 	set.BoolVar(&o.find.NoVolumes, "expect-no-volumes", false,
-		"the cluster has no PersistentVolume at all: judge volumes even so")
+		"Judge volumes even if the cluster has no PersistentVolume at all.")
 	set.BoolVar(&o.find.NoSnapshots, "expect-no-snapshots", false,
-		"the cluster has no VolumeSnapshotContent at all: judge snapshots even so")
+		"Judge snapshots even if the cluster has no VolumeSnapshotContent at all.")
 	set.BoolVar(&o.find.NoGroups, "expect-no-groups", false,
-		"the cluster has no VolumeGroupSnapshotContent at all: judge snapshots in groups even so")
+		"Judge members of group snapshots even if the cluster has no VolumeGroupSnapshotContent at all.")
 	set.BoolVar(&o.find.NoneNamed, "expect-none-named", false,
-		"no object names anything that the driver holds: call all of it orphans")
+		"Report all volumes and snapshots of the driver as orphans if no object names any of them.")
 }
 
-// parseOrphans reads the command line of the command orphans. Usage goes to env.Stderr.
+// parseOrphans parses the command line of the command orphans. Usage goes to env.Stderr.
 func parseOrphans(p Program, args []string, env Environment) (orphansFlags, error) {
 	o := orphansFlags{find: orphans.Options{Page: 1000}}
 	set := flag.NewFlagSet("orphans", flag.ContinueOnError)
@@ -66,16 +65,17 @@ func parseOrphans(p Program, args []string, env Environment) (orphansFlags, erro
 	case err != nil:
 		return o, fmt.Errorf("%w (orphans --help lists the flags)", err)
 	case set.NArg() > 0:
-		return o, fmt.Errorf("%q is no flag: flags start with --, and switches take no value after a space", set.Arg(0))
+		return o, fmt.Errorf("%q is not a flag: flags start with --, and switches take no value after a space",
+			set.Arg(0))
 	case o.output != "text" && o.output != "json":
 		return o, fmt.Errorf("invalid --output %q: must be text or json", o.output)
 	case o.find.Call < 0 || o.find.Settle < 0:
 		return o, errors.New("invalid --timeout or --settle: must not be negative")
 	}
 	env.Stderr = io.Discard
-	serves, err := parse(p, nil, env)
-	if o.endpoint = cmp.Or(o.endpoint, serves.endpoint); o.endpoint == "" {
-		return o, fmt.Errorf("--endpoint is needed: %w", err)
+	defaults, err := parse(p, nil, env)
+	if o.endpoint = cmp.Or(o.endpoint, defaults.endpoint); o.endpoint == "" {
+		return o, fmt.Errorf("--endpoint is required: %w", err)
 	}
 	if err := driver.CheckEndpoint(o.endpoint, true); err != nil {
 		return o, fmt.Errorf("--endpoint: %w", err)
@@ -83,7 +83,7 @@ func parseOrphans(p Program, args []string, env Environment) (orphansFlags, erro
 	return o, nil
 }
 
-// findOrphans is the command orphans. findOrphans returns the exit code.
+// findOrphans runs the command orphans and returns the exit code.
 func findOrphans(p Program, args []string, env Environment) int {
 	o, err := parseOrphans(p, args, env)
 	if errors.Is(err, flag.ErrHelp) {
@@ -93,7 +93,7 @@ func findOrphans(p Program, args []string, env Environment) int {
 		fmt.Fprintf(env.Stderr, "%s: %v\n", env.Command, err)
 		return exitUsage
 	}
-	env.tune(gcPercent) // it runs in the container of a driver, with the limits of that container
+	env.tune(gcPercent) // the command runs in the container of a driver, with the limits of that container
 	o.find.Listed = func(volumes, snapshots int) {
 		fmt.Fprintf(env.Stderr, "the driver holds %d volumes and %d snapshots: now reading the objects from stdin\n",
 			volumes, snapshots)

@@ -19,7 +19,7 @@ func TestOrphansDefaults(t *testing.T) {
 	}
 	if f := o.find; f.NoVolumes || f.NoSnapshots || f.NoGroups || f.NoneNamed || f.Settle < 10*time.Second ||
 		f.Call == 0 || f.Page == 0 {
-		t.Errorf("%+v, want the safe side", f)
+		t.Errorf("%+v, want the safe defaults", f)
 	}
 	csiEndpoint := env(map[string]string{"CSI_ENDPOINT": "unix:///csi/csi.sock"})
 	if o, err = parseOrphans(program(), nil, csiEndpoint); err != nil || o.endpoint != "unix:///csi/csi.sock" {
@@ -37,17 +37,17 @@ func TestOrphansDefaults(t *testing.T) {
 		}
 	}
 	var help strings.Builder
-	asked := env(nil)
-	asked.Stderr = &help
-	if _, err := parseOrphans(program(), []string{"--help"}, asked); !errors.Is(err, flag.ErrHelp) ||
+	e := env(nil)
+	e.Stderr = &help
+	if _, err := parseOrphans(program(), []string{"--help"}, e); !errors.Is(err, flag.ErrHelp) ||
 		!strings.Contains(help.String(), "sleep 60") || !strings.Contains(help.String(), "--expect-no-groups") {
 		t.Errorf("%v: %s", err, help.String())
 	}
 }
 
-// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with what the command declares.
+// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/orphans.md with the declared flags.
 func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "orphans.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "orphans.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,14 +60,14 @@ func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
 	o.flags(set)
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
-			t.Errorf("--%s is not in docs/how-to/orphans.md", f.Name)
+			t.Errorf("--%s is not in docs/orphans.md", f.Name)
 		}
 		delete(documented, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+strings.TrimSuffix(f.DefValue, "0s")+"`") && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/how-to/orphans.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/orphans.md", f.Name, f.DefValue)
 		}
 	})
 	for name := range documented {
-		t.Errorf("docs/how-to/orphans.md has --%s, the command hasn't", name)
+		t.Errorf("docs/orphans.md has --%s, the command has not", name)
 	}
 }

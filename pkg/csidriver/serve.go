@@ -24,12 +24,14 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// gcPercent is the percentage of debug.SetGCPercent. On a node the memory belongs to the pods, and a
-// router holds hundreds of connections; neither makes much garbage. GOGC overrides it.
+// gcPercent is the percentage of debug.SetGCPercent. On a node the memory belongs to the pods, and
+// a router holds hundreds of connections. Neither process produces much garbage. GOGC overrides
+// gcPercent.
 const gcPercent = 30
 
-// run serves until ctx is done. First it takes its endpoints: while another driver serves there, it
-// changes nothing. A driver that did not answer ends as soon as it continues: see fence.
+// run serves until ctx is done. It opens its endpoints first: while another driver serves there,
+// run changes nothing. A driver that did not answer and was replaced ends itself when it resumes:
+// see fence.
 func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) (err error) {
 	if _, err := os.Stat(o.kubeletDir); err != nil && o.mode != modeController {
 		return fmt.Errorf("--kubelet-dir: %w", err)
@@ -57,7 +59,7 @@ func run(ctx context.Context, o options, log *slog.Logger, exit func(code int)) 
 	return p.drive(ctx)
 }
 
-// instance is what a driver and a router both have.
+// instance has the state that a driver and a router share.
 type instance struct {
 	options
 	log       *slog.Logger
@@ -66,23 +68,23 @@ type instance struct {
 	traces    driver.Traces
 }
 
-// fenceEvery is the time between two looks at the socket. A process that was stopped looks at once
-// when it goes on.
+// fenceEvery is the interval of the checks of the socket. A process that was stopped checks at once
+// when it resumes.
 const fenceEvery = time.Second
 
-// fence ends this process, with all calls that are under way, if another driver has taken its socket:
-// that one mounts and unmounts now.
+// fence ends this process, with all calls in progress, if another driver has replaced its socket:
+// the other driver mounts and unmounts now.
 func (p *instance) fence(exit func(code int)) {
 	for range time.Tick(fenceEvery) {
 		if driver.Replaced(p.listeners.csi) {
-			p.log.Error("another process serves the endpoint now: this one must not change anything any more",
+			p.log.Error("another process serves the endpoint now: this process must not change anything any more",
 				"endpoint", p.endpoint)
 			exit(exitError)
 		}
 	}
 }
 
-// endTracing sends what the last calls left in the buffer: worth a moment, no more.
+// endTracing sends the spans of the last calls, which are in the buffer. It takes 5 s at most.
 func (p *instance) endTracing() {
 	flush, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -91,7 +93,7 @@ func (p *instance) endTracing() {
 	}
 }
 
-// mounter returns what mounts on this machine, or nil where nothing is mounted.
+// mounter returns the mounter of this machine, or nil for a process that mounts nothing.
 func (p *instance) mounter() (mounter.Host, error) {
 	if p.mode == modeController {
 		return nil, nil
@@ -132,7 +134,7 @@ func (p *instance) drive(ctx context.Context) (err error) {
 	csi := map[mode]func() *grpc.Server{modeAll: d.All, modeController: d.Controller, modeNode: d.Kubelet}[p.mode]
 	endpoints := []driver.Endpoint{{Server: csi(), Listener: p.listeners.csi}}
 	if p.listeners.peer != nil {
-		id, err := p.identity(func(err error) { p.log.Warn("the way to the router", guard.Attributes(err)...) })
+		id, err := p.identity(func(err error) { p.log.Warn("connections to the router", guard.Attributes(err)...) })
 		if err != nil {
 			return err
 		}
@@ -143,7 +145,7 @@ func (p *instance) drive(ctx context.Context) (err error) {
 	return p.serve(ctx, d.HTTP(), func(ctx context.Context) error { return d.Serve(ctx, p.drain, endpoints...) })
 }
 
-// open opens the backend. Errors: also a Type that is not the backend's.
+// open opens the backend. It returns an error if Type is not the type of the backend.
 func (p *instance) open(images mounter.Images) (backend.Backend, error) {
 	b, c := p.chosen(), p.config()
 	c.Images, c.Log = images, p.log
@@ -197,15 +199,16 @@ func (p *instance) route(ctx context.Context) error {
 	server := interceptors.Server()
 	r.Register(server)
 	ctx, cancel := context.WithCancel(ctx)
-	lives, die := context.WithCancel(context.Background()) // beyond ctx: calls that are drained need their nodes
+	// outlives ctx, as calls in progress need their nodes
+	routing, stopRouting := context.WithCancel(context.Background())
 	ran := make(chan struct{})
 	go func() {
 		defer close(ran)
-		r.Run(lives)
+		r.Run(routing)
 	}()
 	defer func() {
 		cancel()
-		die()
+		stopRouting()
 		<-ran
 	}()
 	return p.serve(ctx, driver.HTTP(p.registry, r.Ready), func(ctx context.Context) error {
@@ -213,7 +216,7 @@ func (p *instance) route(ctx context.Context) error {
 	})
 }
 
-// serve answers HTTP, and calls by what serves them, until ctx is done or one of them fails.
+// serve serves HTTP, and the calls with the function calls, until ctx is done or a server fails.
 func (p *instance) serve(ctx context.Context, handler http.Handler, calls func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -97,23 +97,19 @@ func TestCreateGroupRequests(t *testing.T) {
 			codes.NotFound, `"none"`},
 		"a path for a volume": {func(r *request, one, two, three string) { r.SourceVolumeIds[0] = "../v" },
 			codes.NotFound, ""},
-		"an unknown parameter": {func(r *request, one, two,
-			three string) {
-			r.Parameters = map[string]string{"color": "blue"}
-		}, codes.InvalidArgument, "color"},
+		"an unknown parameter": {func(r *request, one, two, three string) {
+			r.Parameters = map[string]string{"colour": "blue"}
+		}, codes.InvalidArgument, "colour"},
 		"the same again": {func(r *request, one, two, three string) { r.Name = "taken" }, codes.OK, ""},
-		"the same, in another order": {func(r *request, one, two,
-			three string) {
+		"the same, in another order": {func(r *request, one, two, three string) {
 			r.Name = "taken"
 			slices.Reverse(r.SourceVolumeIds)
 		}, codes.OK, ""},
-		"the same, without a volume": {func(r *request, one, two,
-			three string) {
+		"the same, without a volume": {func(r *request, one, two, three string) {
 			r.Name = "taken"
 			r.SourceVolumeIds = []string{one}
 		}, codes.AlreadyExists, ""},
-		"the same, with another": {func(r *request, one, two,
-			three string) {
+		"the same, with another": {func(r *request, one, two, three string) {
 			r.Name = "taken"
 			r.SourceVolumeIds[1] = three
 		}, codes.AlreadyExists, ""},

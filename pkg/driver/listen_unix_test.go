@@ -54,8 +54,7 @@ func TestListenReplacesOnlySocketsWithoutAnAnswer(t *testing.T) {
 			acceptAll(l, func(c net.Conn) { l.Close(); c.Close() })
 		}},
 		"a process that accepts nothing": {serve: func(*testing.T, net.Listener) {}},
-		"a process that does not answer": {serve: func(_ *testing.T,
-			l net.Listener) {
+		"a process that does not answer": {serve: func(_ *testing.T, l net.Listener) {
 			acceptAll(l, func(c net.Conn) { io.Copy(io.Discard, c) })
 		}},
 	} {

@@ -37,8 +37,8 @@ func (m *metadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest,
 		return fmt.Errorf("blocks of snapshot %.128q: %w", id, err)
 	}
 	out.send = func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error {
-		return stream.Send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity,
-			BlockMetadata: blocks})
+		return stream.Send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: style,
+			VolumeCapacityBytes: capacity, BlockMetadata: blocks})
 	}
 	if err := m.differ.Allocated(stream.Context(), id, from, req.GetSecrets(), out.add); err != nil {
 		return fmt.Errorf("blocks of snapshot %.128q: %w", id, err)
@@ -57,8 +57,8 @@ func (m *metadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest,
 		return fmt.Errorf("changes of snapshot %.128q: %w", target, err)
 	}
 	out.send = func(style csi.BlockMetadataType, capacity int64, blocks []*csi.BlockMetadata) error {
-		return stream.Send(&csi.GetMetadataDeltaResponse{BlockMetadataType: style, VolumeCapacityBytes: capacity,
-			BlockMetadata: blocks})
+		return stream.Send(&csi.GetMetadataDeltaResponse{BlockMetadataType: style,
+			VolumeCapacityBytes: capacity, BlockMetadata: blocks})
 	}
 	if err := m.differ.Delta(stream.Context(), base, target, from, req.GetSecrets(), out.add); err != nil {
 		return fmt.Errorf("changes of snapshot %.128q since %.128q: %w", target, base, err)

@@ -171,8 +171,7 @@ func methods(t *testing.T) (all []protoreflect.MethodDescriptor) {
 		}
 	}
 	deletes := func(m protoreflect.MethodDescriptor) int { return strings.Index(string(m.Name()), "Delete") }
-	slices.SortStableFunc(all, func(a,
-		b protoreflect.MethodDescriptor) int {
+	slices.SortStableFunc(all, func(a, b protoreflect.MethodDescriptor) int {
 		return cmp.Compare(deletes(a), deletes(b))
 	})
 	return all
