@@ -67,8 +67,8 @@ type Backend struct {
 	DriverName string
 
 	// Type is a nil pointer of the type that Open returns, or nil. A process without an open
-	// backend, such as a router, reads the capabilities of the backend from Type. It is required if
-	// the type is a backend.NodeLocal.
+	// backend, such as a router, reads the capabilities of the backend from Type. Type is required
+	// if Open returns a backend.NodeLocal.
 	Type backend.Backend
 
 	// Flags declares the flags of the backend, or is nil. A program has the flags of all its

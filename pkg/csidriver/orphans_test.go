@@ -63,7 +63,9 @@ func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
 			t.Errorf("--%s is not in docs/orphans.md", f.Name)
 		}
 		delete(documented, f.Name)
-		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+strings.TrimSuffix(f.DefValue, "0s")+"`") && !strings.Contains(string(page), "`"+f.DefValue+"`") {
+		if f.DefValue != "" && f.DefValue != "false" &&
+			!strings.Contains(string(page), "`"+strings.TrimSuffix(f.DefValue, "0s")+"`") &&
+			!strings.Contains(string(page), "`"+f.DefValue+"`") {
 			t.Errorf("the default of --%s, %s, is not in docs/orphans.md", f.Name, f.DefValue)
 		}
 	})

@@ -99,7 +99,7 @@ func TestAttachRequests(t *testing.T) {
 		return func(r *request) { r.VolumeCapability = capability(m) }
 	}
 	for name, tc := range map[string]struct {
-		there   func(*request) // the request that attached the volume to node-1; nil: not attached
+		before  func(*request) // the request that attached the volume to node-1; nil: not attached
 		change  func(*request) // of a request for node-1
 		code    codes.Code
 		wantErr string
@@ -148,8 +148,8 @@ func TestAttachRequests(t *testing.T) {
 			d := startDriver(t, inMemory)
 			v := d.create("v", capability(sharedMode))
 			var nodes []string
-			if tc.there != nil {
-				_, err := v.attach("node-1", tc.there)
+			if tc.before != nil {
+				_, err := v.attach("node-1", tc.before)
 				d.want(codes.OK, err)
 				nodes = []string{"node-1"}
 			}

@@ -212,11 +212,13 @@ func TestTheDocumentedErrorsAreTheErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	codes := map[string]string{}
-	for _, line := range regexp.MustCompile(`\{backend\.(Err\w+), codes\.(\w+)\}`).FindAllStringSubmatch(string(source), -1) {
+	lines := regexp.MustCompile(`\{backend\.(Err\w+), codes\.(\w+)\}`)
+	for _, line := range lines.FindAllStringSubmatch(string(source), -1) {
 		codes[line[1]] = line[2]
 	}
 	documented := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(Err[A-Za-z]+)` \\| ([A-Z_]+) \\|").FindAllStringSubmatch(authorsPage(t), -1) {
+	rows := regexp.MustCompile("(?m)^\\| `(Err[A-Za-z]+)` \\| ([A-Z_]+) \\|")
+	for _, row := range rows.FindAllStringSubmatch(authorsPage(t), -1) {
 		documented[row[1]] = row[2]
 	}
 	declared := regexp.MustCompile(`(?m)^\t(Err\w+) += errors\.New`).FindAllStringSubmatch(string(contract), -1)

@@ -65,8 +65,11 @@ func TestCreateVolumeRequests(t *testing.T) {
 			"block"},
 		"a filesystem": {withCapabilities(mount(func(m *csi.VolumeCapability_MountVolume) { m.FsType = "ext4" })),
 			codes.InvalidArgument, "ext4"},
-		"a mount group": {withCapabilities(mount(func(m *csi.VolumeCapability_MountVolume) { m.VolumeMountGroup = "1000" })), codes.InvalidArgument, "VOLUME_MOUNT_GROUP"},
-		"a mount flag":  {withCapabilities(capability(sharedMode, "noexec", "noatime")), codes.OK, ""},
+		"a mount group": {
+			withCapabilities(mount(func(m *csi.VolumeCapability_MountVolume) { m.VolumeMountGroup = "1000" })),
+			codes.InvalidArgument, "VOLUME_MOUNT_GROUP",
+		},
+		"a mount flag": {withCapabilities(capability(sharedMode, "noexec", "noatime")), codes.OK, ""},
 		"a forbidden mount flag": {withCapabilities(capability(sharedMode, "noexec", "bind")), codes.InvalidArgument,
 			"number 2 of 2"},
 		"5 KiB of mount flags": {withCapabilities(capability(sharedMode, strings.Repeat("x", 5<<10))),
@@ -74,21 +77,27 @@ func TestCreateVolumeRequests(t *testing.T) {
 		"no access mode": {withCapabilities(&csi.VolumeCapability{AccessType: block.GetAccessType()}),
 			codes.InvalidArgument, "access mode"},
 		"an unknown access mode": {withCapabilities(capability(99)), codes.InvalidArgument, "99"},
-		"many nodes, one writer": {withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER)), codes.InvalidArgument, "MULTI_NODE_SINGLE_WRITER"},
+		"many nodes, one writer": {
+			withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER)),
+			codes.InvalidArgument, "MULTI_NODE_SINGLE_WRITER",
+		},
 		"many nodes, readers": {withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)),
 			codes.InvalidArgument, "MULTI_NODE_READER_ONLY"},
-		"many writers":           {withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)), codes.InvalidArgument, "MULTI_NODE_MULTI_WRITER"},
+		"many writers": {
+			withCapabilities(capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)),
+			codes.InvalidArgument, "MULTI_NODE_MULTI_WRITER",
+		},
 		"a negative size":        {withRange(-1, 0), codes.InvalidArgument, "negative"},
 		"a negative limit":       {withRange(0, -1), codes.InvalidArgument, "negative"},
 		"a limit below the size": {withRange(2, 1), codes.OutOfRange, "limit"},
 		"an absurd size":         {withRange(1<<62, 0), codes.ResourceExhausted, "left"},
 		"only a limit":           {withRange(0, 1<<20), codes.OK, ""},
-		"an unknown parameter":   {withParameter("color", "blue"), codes.InvalidArgument, "color"},
+		"an unknown parameter":   {withParameter("colour", "blue"), codes.InvalidArgument, "colour"},
 		"an unknown kind":        {withParameter("kind", "tape"), codes.InvalidArgument, "tape"},
 		"another prefix":         {withParameter("csi.storage.k8s.io.evil/x", "y"), codes.InvalidArgument, "evil"},
 		"a mutable parameter": {func(r *csi.CreateVolumeRequest) {
-			r.MutableParameters = map[string]string{"color": "blue"}
-		}, codes.InvalidArgument, "color"},
+			r.MutableParameters = map[string]string{"colour": "blue"}
+		}, codes.InvalidArgument, "colour"},
 		"a snapshot to restore": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = ofSnapshot("none")
 		}, codes.NotFound, "snapshot"},
@@ -97,7 +106,8 @@ func TestCreateVolumeRequests(t *testing.T) {
 				Preferred: []*csi.Topology{there}}
 		}, codes.ResourceExhausted, "node-1"},
 		"another driver's topology": {func(r *csi.CreateVolumeRequest) {
-			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{"other/node": "node-1"}}}}
+			other := &csi.Topology{Segments: map[string]string{"other/node": "node-1"}}
+			r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{other}}
 		}, codes.ResourceExhausted, "node-1"},
 		"only preferred": {func(r *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: []*csi.Topology{there}}
@@ -133,10 +143,14 @@ func TestCreateVolumeAgain(t *testing.T) {
 		change func(*csi.CreateVolumeRequest)
 		code   codes.Code
 	}{
-		"the same":             {func(*csi.CreateVolumeRequest) {}, codes.OK},
-		"other reserved keys":  {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "x"} }, codes.OK},
-		"the explicit default": {func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"kind": "directory"} }, codes.OK},
-		"no size":              {func(r *csi.CreateVolumeRequest) { r.CapacityRange = nil }, codes.OK},
+		"the same": {func(*csi.CreateVolumeRequest) {}, codes.OK},
+		"other reserved keys": {func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"csi.storage.k8s.io/pvc/name": "x"}
+		}, codes.OK},
+		"the explicit default": {func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"kind": "directory"}
+		}, codes.OK},
+		"no size": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = nil }, codes.OK},
 		"larger": {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes *= 2 },
 			codes.AlreadyExists},
 		"smaller": {func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: 1} },
@@ -260,7 +274,8 @@ func TestStrangeIDs(t *testing.T) {
 		}
 		for name, call := range calls {
 			for _, id := range []string{
-				"..", ".", "/", "a/b", "../" + v.id, v.id + "/..", v.id + "/data", v.id + "\x00", "\x00", v.id[:56], v.id + "0",
+				"..", ".", "/", "a/b", "../" + v.id, v.id + "/..", v.id + "/data", v.id + "\x00", "\x00", v.id[:56],
+				v.id + "0",
 				strings.ToUpper(v.id), strings.Repeat("x",
 					4096), "ａ" + v.id[1:], "а" + v.id[1:], volumeid.New(volumeid.Volume, "node-1", "none"),
 				volumeid.New(volumeid.Volume, "node-2", "v"), volumeid.New(volumeid.Inline, "node-1",
@@ -331,7 +346,7 @@ func TestListVolumesPagesWhileVolumesComeAndGo(t *testing.T) {
 
 func TestCapacityIsThatOfThisNode(t *testing.T) {
 	d := startDriver(t)
-	room := func(r *csi.GetCapacityRequest) int64 {
+	available := func(r *csi.GetCapacityRequest) int64 {
 		t.Helper()
 		resp, err := d.GetCapacity(context.Background(), r)
 		d.want(codes.OK, err)
@@ -349,14 +364,14 @@ func TestCapacityIsThatOfThisNode(t *testing.T) {
 	here := info.GetAccessibleTopology()
 	class := map[string]string{"csi.storage.k8s.io/fstype": "ext4", "csi.storage.k8s.io/provisioner-secret-name": "s",
 		"kind": "directory"}
-	if room(&csi.GetCapacityRequest{}) == 0 ||
-		room(&csi.GetCapacityRequest{AccessibleTopology: here, Parameters: class}) == 0 {
+	if available(&csi.GetCapacityRequest{}) == 0 ||
+		available(&csi.GetCapacityRequest{AccessibleTopology: here, Parameters: class}) == 0 {
 		t.Error("no capacity on this node")
 	}
-	if got := room(&csi.GetCapacityRequest{AccessibleTopology: there}); got != 0 {
+	if got := available(&csi.GetCapacityRequest{AccessibleTopology: there}); got != 0 {
 		t.Errorf("%d bytes are left on another node", got)
 	}
-	if got := room(&csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{device(sharedMode)}}); got != 0 {
+	if got := available(&csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{device(sharedMode)}}); got != 0 {
 		t.Errorf("%d bytes are left for block volumes, want 0", got)
 	}
 	_, err = d.GetCapacity(context.Background(), &csi.GetCapacityRequest{Parameters: map[string]string{"kind": "tape"}})
@@ -386,10 +401,14 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		"a forbidden option": func(r *csi.ValidateVolumeCapabilitiesRequest) {
 			r.VolumeCapabilities[0] = capability(singleMode, "dev")
 		},
-		"another context":  func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeContext = map[string]string{"color": "blue"} },
-		"other parameters": func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = map[string]string{"color": "blue"} },
+		"another context": func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.VolumeContext = map[string]string{"colour": "blue"}
+		},
+		"other parameters": func(r *csi.ValidateVolumeCapabilitiesRequest) {
+			r.Parameters = map[string]string{"colour": "blue"}
+		},
 		"mutable parameters": func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.MutableParameters = map[string]string{"color": "blue"}
+			r.MutableParameters = map[string]string{"colour": "blue"}
 		},
 	} {
 		if resp := validate(change); resp.GetConfirmed() != nil || resp.GetMessage() == "" {

@@ -20,8 +20,9 @@ func (d *testDriver) imageOf(name, fsType string, size int64, source *csi.Volume
 	vc := capability(sharedMode)
 	vc.GetMount().FsType = fsType
 	resp, err := d.CreateVolume(context.Background(), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{vc},
-		Parameters: map[string]string{"kind": "image"}, VolumeContentSource: source,
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{vc},
+		Parameters:         map[string]string{"kind": "image"}, VolumeContentSource: source,
 	})
 	d.want(codes.OK, err)
 	v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(),

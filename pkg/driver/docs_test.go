@@ -21,11 +21,13 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `("+metricPrefix+"[a-z_]+)").FindAllStringSubmatch(string(page), -1) {
+	rows := regexp.MustCompile("(?m)^\\| `(" + metricPrefix + "[a-z_]+)")
+	for _, m := range rows.FindAllStringSubmatch(string(page), -1) {
 		documented[m[1]] = true
 	}
 	maps.DeleteFunc(documented, func(name string, _ bool) bool { // metrics of internal/router and pkg/csidriver
-		return strings.HasPrefix(name, metricPrefix+"router_") || strings.HasPrefix(name, metricPrefix+"peer_") || name == metricPrefix+"dropped_connections_total"
+		return strings.HasPrefix(name, metricPrefix+"router_") || strings.HasPrefix(name, metricPrefix+"peer_") ||
+			name == metricPrefix+"dropped_connections_total"
 	})
 	d := startDriver(t)
 	d.create("v", capability(sharedMode))
@@ -55,7 +57,8 @@ func TestMetricsNameNoObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := resp.GetVolume().GetVolumeId()
-	if _, err := d.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "snapshot-of-a-tenant", SourceVolumeId: id}); err != nil {
+	snapshot := &csi.CreateSnapshotRequest{Name: "snapshot-of-a-tenant", SourceVolumeId: id}
+	if _, err := d.CreateSnapshot(ctx, snapshot); err != nil {
 		t.Fatal(err)
 	}
 	families, err := d.registry.Gather()

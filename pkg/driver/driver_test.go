@@ -387,7 +387,8 @@ func TestLocksRejectConcurrentCalls(t *testing.T) {
 			[]any{&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "other"}},
 			[]any{
 				&csi.CreateSnapshotRequest{Name: "y", SourceVolumeId: "v"}, &csi.CreateVolumeRequest{Name: "x"},
-				&csi.DeleteSnapshotRequest{SnapshotId: "x"}, &csi.ListSnapshotsRequest{}, &csi.GetSnapshotRequest{SnapshotId: "x"},
+				&csi.DeleteSnapshotRequest{SnapshotId: "x"}, &csi.ListSnapshotsRequest{},
+				&csi.GetSnapshotRequest{SnapshotId: "x"},
 				// the backend rejects this call
 				&csi.NodePublishVolumeRequest{VolumeId: "v"}, &csi.DeleteVolumeRequest{VolumeId: "v"},
 			},
@@ -396,7 +397,8 @@ func TestLocksRejectConcurrentCalls(t *testing.T) {
 			&csi.DeleteSnapshotRequest{SnapshotId: "x"},
 			[]any{&csi.DeleteSnapshotRequest{SnapshotId: "x"}},
 			[]any{
-				&csi.DeleteSnapshotRequest{SnapshotId: "y"}, &csi.DeleteVolumeRequest{VolumeId: "x"}, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
+				&csi.DeleteSnapshotRequest{SnapshotId: "y"}, &csi.DeleteVolumeRequest{VolumeId: "x"},
+				&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
 				&csi.ListSnapshotsRequest{SnapshotId: "x"}, &csi.GetSnapshotRequest{SnapshotId: "x"},
 			},
 		},
@@ -406,14 +408,16 @@ func TestLocksRejectConcurrentCalls(t *testing.T) {
 			[]any{
 				&csi.CreateVolumeGroupSnapshotRequest{Name: "y",
 					SourceVolumeIds: []string{"v"}}, &csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: "v"},
-				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"}, &csi.NodeUnstageVolumeRequest{VolumeId: "v"},
+				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"},
+				&csi.NodeUnstageVolumeRequest{VolumeId: "v"},
 			},
 		},
 		"a group snapshot that is deleted": {
 			&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x", SnapshotIds: []string{"s"}},
 			[]any{&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "x"}},
 			[]any{
-				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "y"}, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "x"},
+				&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "y"},
+				&csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: "x"},
 				&csi.DeleteSnapshotRequest{SnapshotId: "s"}, // the backend rejects this call
 			},
 		},
@@ -801,8 +805,10 @@ func TestHTTP(t *testing.T) {
 	}
 	_, body := get("/metrics")
 	for _, want := range []string{
-		`causeway_csi_calls_total{code="OK",method="CreateVolume"} 1`, `causeway_csi_call_seconds_bucket{method="CreateVolume",le="10"} 1`,
-		"causeway_csi_calls_in_flight 0", "causeway_volumes 1", "causeway_promised_bytes 1.048576e+06", "causeway_storage_free_bytes ",
+		`causeway_csi_calls_total{code="OK",method="CreateVolume"} 1`,
+		`causeway_csi_call_seconds_bucket{method="CreateVolume",le="10"} 1`,
+		"causeway_csi_calls_in_flight 0", "causeway_volumes 1", "causeway_promised_bytes 1.048576e+06",
+		"causeway_storage_free_bytes ",
 		"causeway_swept_total 0", "causeway_trash_entries 0",
 	} {
 		if !strings.Contains(body, want) {

@@ -77,7 +77,8 @@ func (n *node) NodeExpandVolume(ctx context.Context,
 		}
 	}
 	err = n.mounter.Grow(ctx, mount, path)
-	// The node may see the new size of its disk later. After FAILED_PRECONDITION the kubelet would not retry.
+	// The node may see the new size of its disk later. After FAILED_PRECONDITION the kubelet would
+	// not retry.
 	if errors.Is(err, mounter.ErrDevice) {
 		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err) //nolint:errorlint // its class would decide the code
 	}
@@ -87,9 +88,9 @@ func (n *node) NodeExpandVolume(ctx context.Context,
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// sizeFor returns the size of a volume in bytes. The volume must be large enough for the request,
-// else the error is ErrOutOfRange. For a disk, sizeFor sets the size of the mount to the required
-// size, and the Mounter compares it with the disk: on a node the backend may have no access to its
+// sizeFor returns the size of a volume in bytes. A volume that is too small for the request is
+// ErrOutOfRange. For a disk, sizeFor sets the size of the mount to the required size, and the
+// Mounter compares this size with the disk: on a node the backend may have no access to its
 // storage.
 func (n *node) sizeFor(ctx context.Context, req *csi.NodeExpandVolumeRequest, mount *mounter.Mount) (int64, error) {
 	required := req.GetCapacityRange().GetRequiredBytes()

@@ -49,7 +49,8 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 					namespace.Skip(t, err)
 				}
 				req := createRequest("v")
-				req.Parameters, req.VolumeCapabilities = map[string]string{"kind": tc.kind}, []*csi.VolumeCapability{tc.capability}
+				req.Parameters = map[string]string{"kind": tc.kind}
+				req.VolumeCapabilities = []*csi.VolumeCapability{tc.capability}
 				resp, err := d.CreateVolume(context.Background(), req)
 				d.want(codes.OK, err)
 				v := &volume{testDriver: d, id: resp.GetVolume().GetVolumeId(), capability: tc.capability,
@@ -64,9 +65,9 @@ func TestVolumesGrowWhileTheyAreUsed(t *testing.T) {
 						grown.GetNodeExpansionRequired() != tc.node {
 						t.Errorf("ControllerExpandVolume = %v", grown)
 					}
-					there, err := v.nodeExpand(d.path("one"), newSize(G, 2*G))
-					if d.want(codes.OK, err); there.GetCapacityBytes() != G {
-						t.Errorf("NodeExpandVolume = %v", there)
+					grownNode, err := v.nodeExpand(d.path("one"), newSize(G, 2*G))
+					if d.want(codes.OK, err); grownNode.GetCapacityBytes() != G {
+						t.Errorf("NodeExpandVolume = %v", grownNode)
 					}
 				}
 				stats, err := d.NodeGetVolumeStats(context.Background(),

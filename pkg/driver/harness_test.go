@@ -161,7 +161,8 @@ func (d *testDriver) serve() {
 	if err != nil {
 		d.Fatal(err)
 	}
-	d.IdentityClient, d.ControllerClient, d.NodeClient = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	d.IdentityClient = csi.NewIdentityClient(d.conn)
+	d.ControllerClient, d.NodeClient = csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
 	d.stop = sync.OnceFunc(func() {
 		d.conn.Close()
 		cancel()
@@ -284,7 +285,8 @@ func (v *volume) stage() error {
 
 func (v *volume) publish(target string, change ...func(*csi.NodePublishVolumeRequest)) error {
 	req := &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.path(target), VolumeCapability: v.capability, VolumeContext: v.context,
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.path(target), VolumeCapability: v.capability,
+		VolumeContext: v.context,
 	}
 	for _, c := range change {
 		c(req)

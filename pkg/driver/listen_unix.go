@@ -15,7 +15,8 @@ import (
 )
 
 // bindSocket creates the socket under another name, removes the permissions of other users, and
-// renames it to path. So path has a socket at all times, and no other user can connect at any time.
+// renames the socket to path. So there is no moment without a socket at path, and no moment in
+// which another user can connect.
 func bindSocket(path string) (net.Listener, error) {
 	next := filepath.Join(filepath.Dir(path), "."+rand.Text()[:10])
 	// On Linux a socket gets the mode of its descriptor when it is bound. On other systems,

@@ -104,7 +104,8 @@ func (q query) ask(ctx context.Context, conn *grpc.ClientConn) (answers []answer
 		next = func() (answer, error) { return stream.Recv() }
 	} else {
 		stream, err := client.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{
-			BaseSnapshotId: strings.TrimSpace(q.base), TargetSnapshotId: q.target, StartingOffset: q.from, MaxResults: q.limit, Secrets: q.secrets,
+			BaseSnapshotId: strings.TrimSpace(q.base), TargetSnapshotId: q.target, StartingOffset: q.from,
+			MaxResults: q.limit, Secrets: q.secrets,
 		})
 		if err != nil {
 			return nil, err
@@ -240,7 +241,8 @@ func TestBlocksOfOneLength(t *testing.T) {
 	}
 	for _, length := range []int64{-4096, 1, 6000} {
 		_, err := New(Config{
-			Name: testName, Node: "n", Backend: &differ{}, StateDir: t.TempDir(), Log: newTestLogger(&logBuffer{}), Registry: newRegistry(), MetadataBlock: length,
+			Name: testName, Node: "n", Backend: &differ{}, StateDir: t.TempDir(), Log: newTestLogger(&logBuffer{}),
+			Registry: newRegistry(), MetadataBlock: length,
 		})
 		if err == nil {
 			t.Errorf("a length of %d bytes is accepted", length)

@@ -28,7 +28,8 @@ func (v *volume) modify(parameters map[string]string) error {
 func (v *volume) has(mutable, parameters map[string]string) bool {
 	v.Helper()
 	resp, err := v.ValidateVolumeCapabilities(context.Background(), &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, MutableParameters: mutable, Parameters: parameters,
+		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, MutableParameters: mutable,
+		Parameters: parameters,
 	})
 	v.want(codes.OK, err)
 	return resp.GetConfirmed() != nil && maps.Equal(resp.GetConfirmed().GetMutableParameters(), mutable)

@@ -347,7 +347,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context,
 	return resp, nil
 }
 
-// usage asks the backend first, because the filesystem of the mount may hold more than the volume.
+// usage calls the backend first, because the filesystem of the mount may hold more than the volume.
 func (n *node) usage(ctx context.Context, id, path string) (mounter.Usage, error) {
 	if m, ok := n.backend.(backend.UsageReporter); ok {
 		if u, known, err := m.Usage(ctx, id); known || err != nil {
@@ -410,9 +410,10 @@ func (n *node) NodeGetStorageHealth(ctx context.Context,
 	return resp, nil
 }
 
-// mountedAs returns the mount of a volume for path, and whether the volume is mounted mounted. The
+// mountedAs returns the mount of a volume for path, and whether the volume is mounted at path. The
 // backend gets the publish context with which the volume was staged. The requests do not have the
-// access type, and a volume may support both: mountedAs tries filesystem first, then block device.
+// access type, and a volume may support both: mountedAs tries the filesystem first, then the block
+// device.
 func (n *node) mountedAs(ctx context.Context, id, path string) (mount mounter.Mount, mounted bool, err error) {
 	a := backend.Access{PublishContext: n.records.publishContext(id)}
 	mount, err = n.backend.Mount(ctx, id, a)

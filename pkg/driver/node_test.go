@@ -289,8 +289,9 @@ func TestInlineVolumes(t *testing.T) {
 		inline := func(n int, attributes map[string]string) error {
 			attributes[ephemeralKey], attributes["csi.storage.k8s.io/pod.name"] = "true", "pod"
 			_, err := d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-				VolumeId: handle(n), TargetPath: d.path("inline"), VolumeCapability: capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
-				VolumeContext: attributes,
+				VolumeId: handle(n), TargetPath: d.path("inline"),
+				VolumeCapability: capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+				VolumeContext:    attributes,
 			})
 			return err
 		}
@@ -308,7 +309,8 @@ func TestInlineVolumes(t *testing.T) {
 		}
 
 		for _, bad := range []map[string]string{
-			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"color": "blue"}, {"kind": "tape"}, {"size": "9999999999999999999"},
+			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"colour": "blue"}, {"kind": "tape"},
+			{"size": "9999999999999999999"},
 		} {
 			d.want(codes.InvalidArgument, inline(1, bad))
 		}
@@ -332,8 +334,9 @@ func TestInlineVolumes(t *testing.T) {
 			t.Errorf("stats of an inline volume: %v", err)
 		}
 		_, err := d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: handle(1), TargetPath: d.path("second"), VolumeCapability: capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
-			VolumeContext: map[string]string{ephemeralKey: "true", "size": "10Mi"},
+			VolumeId: handle(1), TargetPath: d.path("second"),
+			VolumeCapability: capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+			VolumeContext:    map[string]string{ephemeralKey: "true", "size": "10Mi"},
 		})
 		d.want(codes.FailedPrecondition, err)
 		// No PersistentVolume can use the volume by its handle.
@@ -342,7 +345,8 @@ func TestInlineVolumes(t *testing.T) {
 				VolumeCapability: capability(sharedMode)})
 		d.want(codes.NotFound, err)
 		_, err = d.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: handle(1), StagingTargetPath: d.path("inline"), TargetPath: d.path("second"), VolumeCapability: capability(sharedMode),
+			VolumeId: handle(1), StagingTargetPath: d.path("inline"), TargetPath: d.path("second"),
+			VolumeCapability: capability(sharedMode),
 		})
 		d.want(codes.NotFound, err)
 		if exists(d.path("second")) {
@@ -377,7 +381,8 @@ func TestAnInlineVolumeThatCannotBeMounted(t *testing.T) {
 	fake := d.mounter.(*mounter.Fake)
 	inline := func() error {
 		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
-			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode),
+			VolumeContext: map[string]string{ephemeralKey: "true"},
 		})
 		return err
 	}
@@ -422,7 +427,8 @@ func TestTheHandleOfAnInlineVolumeIsTheKubelets(t *testing.T) {
 	v := d.create("v", capability(sharedMode))
 	for _, id := range []string{v.id, "csi-1", "..", handle(1) + "x"} {
 		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
-			VolumeId: id, TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+			VolumeId: id, TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode),
+			VolumeContext: map[string]string{ephemeralKey: "true"},
 		})
 		d.want(codes.InvalidArgument, err)
 	}
@@ -466,12 +472,12 @@ func TestPublishWhileTheStagingPathIsUnmounted(t *testing.T) {
 func TestStageWithoutARecordMountsNothing(t *testing.T) {
 	forEachMounter(t, func(t *testing.T, d *testDriver) {
 		v := d.create("v", capability(singleMode))
-		if err := os.RemoveAll(d.path("state", stagingsDir)); err != nil {
+		if err := os.RemoveAll(d.path("state", stagingRecordsDir)); err != nil {
 			t.Fatal(err)
 		}
 		err := v.stage()
 		d.want(codes.Internal, err)
-		if !strings.Contains(err.Error(), d.path("state", stagingsDir)) {
+		if !strings.Contains(err.Error(), d.path("state", stagingRecordsDir)) {
 			t.Errorf("%v does not name the state directory", err)
 		}
 		if users, err := d.mounter.MountPointsOf(v.data()); err != nil || len(users) != 0 {
@@ -490,7 +496,7 @@ func TestAFailedStageLeavesNoRecord(t *testing.T) {
 	fake.Err = errors.New("on demand")
 	d.want(codes.Internal, v.stage())
 	fake.Err = nil
-	if left, err := os.ReadDir(d.path("state", stagingsDir)); err != nil || len(left) != 0 {
+	if left, err := os.ReadDir(d.path("state", stagingRecordsDir)); err != nil || len(left) != 0 {
 		t.Errorf("the records are %v, %v", left, err)
 	}
 	d.want(codes.OK, v.stage())
@@ -525,7 +531,8 @@ func TestMountsOfContainersAreNoTargetPaths(t *testing.T) {
 	d.want(codes.OK, v.publish("one"))
 	inline := func() error {
 		_, err := d.NodePublishVolume(context.Background(), &csi.NodePublishVolumeRequest{
-			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(singleMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(singleMode),
+			VolumeContext: map[string]string{ephemeralKey: "true"},
 		})
 		return err
 	}
@@ -706,7 +713,8 @@ func TestUnpublishAndUnstageWithoutTheRoot(t *testing.T) {
 		d.want(codes.OK, v.stage())
 		d.want(codes.OK, v.publish("one"))
 		inline := &csi.NodePublishVolumeRequest{
-			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode), VolumeContext: map[string]string{ephemeralKey: "true"},
+			VolumeId: handle(1), TargetPath: d.path("inline"), VolumeCapability: capability(sharedMode),
+			VolumeContext: map[string]string{ephemeralKey: "true"},
 		}
 		_, err := d.NodePublishVolume(context.Background(), inline)
 		d.want(codes.OK, err)

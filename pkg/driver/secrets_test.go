@@ -81,7 +81,8 @@ func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))
 	d := startDriver(t, append(change, func(d *testDriver) {
-		d.options = []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(otelgrpc.WithTracerProvider(provider)))}
+		handler := otelgrpc.NewServerHandler(otelgrpc.WithTracerProvider(provider))
+		d.options = []grpc.ServerOption{grpc.StatsHandler(handler)}
 	})...)
 	v := d.create("v", capability(sharedMode))
 	d.stage(v)
@@ -125,7 +126,8 @@ func secretsAreNowhere(t *testing.T, change ...func(*testDriver)) {
 		}
 	}
 	for _, name := range []protoreflect.Name{
-		"CreateSnapshot", "GetSnapshot", "ListSnapshots", "DeleteSnapshot", "CreateVolumeGroupSnapshot", "GetVolumeGroupSnapshot",
+		"CreateSnapshot", "GetSnapshot", "ListSnapshots", "DeleteSnapshot", "CreateVolumeGroupSnapshot",
+		"GetVolumeGroupSnapshot",
 		"DeleteVolumeGroupSnapshot", "ControllerModifyVolume", "GetMetadataAllocated", "GetMetadataDelta",
 	} {
 		if d.memory != nil && !passed[name] {
@@ -181,9 +183,11 @@ func methods(t *testing.T) (all []protoreflect.MethodDescriptor) {
 func (d *testDriver) plantable(v *volume) map[protoreflect.Name]string {
 	d.Helper()
 	texts := map[protoreflect.Name]string{
-		"volume_id": v.id, "source_volume_id": v.id, "source_volume_ids": v.id, "node_id": "node-1", "name": "pvc-secret",
+		"volume_id": v.id, "source_volume_id": v.id, "source_volume_ids": v.id, "node_id": "node-1",
+		"name":                "pvc-secret",
 		"staging_target_path": v.staging, "target_path": d.path("target"), "volume_path": d.path("target"),
-		"snapshot_id": v.snapshot("snapshot").GetSnapshotId(), "base_snapshot_id": "none", "target_snapshot_id": "none", "group_snapshot_id": "none", "snapshot_ids": "none",
+		"snapshot_id": v.snapshot("snapshot").GetSnapshotId(), "base_snapshot_id": "none", "target_snapshot_id": "none",
+		"group_snapshot_id": "none", "snapshot_ids": "none",
 	}
 	if d.memory == nil {
 		return texts
@@ -268,7 +272,8 @@ func TestRedacted(t *testing.T) {
 		VolumeCapability: capability(sharedMode, "noexec", "pass=u5", "u6"),
 	}))
 	want := `{"publish_context":{"ApiKey":"***"},"secrets":{"user":"***","x":"***"},` +
-		`"volume_capability":{"access_mode":{"mode":"SINGLE_NODE_MULTI_WRITER"},"mount":{"mount_flags":["noexec","***","***"]}},` +
+		`"volume_capability":{"access_mode":{"mode":"SINGLE_NODE_MULTI_WRITER"},` +
+		`"mount":{"mount_flags":["noexec","***","***"]}},` +
 		`"volume_context":{"csi.storage.k8s.io/serviceAccount.tokens":"***","share":"//server/share"},"volume_id":"v"}`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -287,7 +292,8 @@ func TestErrorsAreScrubbed(t *testing.T) {
 			"password": "gehe\nim"},
 		VolumeCapabilities: []*csi.VolumeCapability{capability(sharedMode, "noexec", "staple", "user=hunter2")},
 	}
-	got := newScrubber(req).scrub(`can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, hunter2, "gehe\nim", abcdef, noexec: abc is no alphabet`)
+	got := newScrubber(req).scrub(`can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, ` +
+		`hunter2, "gehe\nim", abcdef, noexec: abc is no alphabet`)
 	if want := `can't log in with ***, ***, ***, ***, ***, "***", ***, noexec: abc is no alphabet`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -37,11 +37,15 @@ func (v *volume) snapshot(name string) *csi.Snapshot {
 }
 
 func ofSnapshot(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id},
+	}}
 }
 
 func ofVolume(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id},
+	}}
 }
 
 func (d *testDriver) deleteSnapshot(id string) error {
@@ -80,8 +84,8 @@ func TestCreateSnapshotRequests(t *testing.T) {
 		"a volume that does not exist": {func(r *request) { r.SourceVolumeId = "none" }, codes.NotFound, `"none"`},
 		"a path for a volume":          {func(r *request) { r.SourceVolumeId = "../v" }, codes.NotFound, ""},
 		"a pod's inline volume":        {func(r *request) { r.SourceVolumeId = handle(1) }, codes.NotFound, ""},
-		"an unknown parameter": {func(r *request) { r.Parameters = map[string]string{"color": "blue"} },
-			codes.InvalidArgument, "color"},
+		"an unknown parameter": {func(r *request) { r.Parameters = map[string]string{"colour": "blue"} },
+			codes.InvalidArgument, "colour"},
 		"the same again":             {func(r *request) { r.Name = "taken" }, codes.OK, ""},
 		"a name of another volume's": {func(r *request) { r.Name = "other's" }, codes.AlreadyExists, ""},
 		"to be usable on this node": {func(r *request) { r.AccessibilityRequirements = requisite(here) }, codes.OK,
@@ -174,10 +178,11 @@ func TestASnapshotIsFoundListedAndDeleted(t *testing.T) {
 		"by ID, one entry":                {&csi.ListSnapshotsRequest{SnapshotId: id, MaxEntries: 1}, sorted(one)},
 		"by an unknown ID":                {&csi.ListSnapshotsRequest{SnapshotId: "none"}, nil},
 		"by a path":                       {&csi.ListSnapshotsRequest{SnapshotId: "../" + id}, nil},
-		"by ID and volume": {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: v.id},
-			sorted(one)},
-		"by ID and another volume":      {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: other.id}, nil},
-		"by an unknown ID and a volume": {&csi.ListSnapshotsRequest{SnapshotId: "none", SourceVolumeId: v.id}, nil},
+		"by ID and volume": {
+			&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: v.id}, sorted(one),
+		},
+		"by ID and another volume":    {&csi.ListSnapshotsRequest{SnapshotId: id, SourceVolumeId: other.id}, nil},
+		"by an unknown ID and volume": {&csi.ListSnapshotsRequest{SnapshotId: "none", SourceVolumeId: v.id}, nil},
 	} {
 		if got := d.listSnapshots(tc.req); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
@@ -259,10 +264,14 @@ func TestContentSources(t *testing.T) {
 			codes.OK},
 		"there": {"", as(func(r *request) { r.AccessibilityRequirements = requisite(there) }),
 			codes.ResourceExhausted},
-		"with a parameter": {"", as(func(r *request) { r.Parameters = map[string]string{"color": "blue"} }),
+		"with a parameter": {"", as(func(r *request) { r.Parameters = map[string]string{"colour": "blue"} }),
 			codes.InvalidArgument},
-		"as a device":          {"", as(func(r *request) { r.VolumeCapabilities = []*csi.VolumeCapability{device(sharedMode)} }), codes.InvalidArgument},
-		"with a reserved key":  {"", as(func(r *request) { r.Parameters = map[string]string{"csi.storage.k8s.io/x": "y"} }), codes.OK},
+		"as a device": {"", as(func(r *request) {
+			r.VolumeCapabilities = []*csi.VolumeCapability{device(sharedMode)}
+		}), codes.InvalidArgument},
+		"with a reserved key": {"", as(func(r *request) {
+			r.Parameters = map[string]string{"csi.storage.k8s.io/x": "y"}
+		}), codes.OK},
 		"without a capability": {"", as(func(r *request) { r.VolumeCapabilities = nil }), codes.InvalidArgument},
 		"with too long a name": {"", as(func(r *request) { r.Name = strings.Repeat("n", 129) }),
 			codes.InvalidArgument},

@@ -41,8 +41,8 @@ func (st stagingRecord) sameCapability(other stagingRecord) bool {
 	return st.VolumeID == other.VolumeID && st.Capability == other.Capability
 }
 
-// stagingFile is the content of the file of a record.
-type stagingFile struct {
+// stagingRecordFile is the content of the file of a record.
+type stagingRecordFile struct {
 	Path string `json:"path"`
 	stagingRecord
 }
@@ -61,14 +61,14 @@ type stagingRecords struct {
 	mounts int // number of the last mount
 }
 
-// stagingsDir is the directory of the records in the state directory.
-const stagingsDir = "staged"
+// stagingRecordsDir is the directory of the records in the state directory.
+const stagingRecordsDir = "staged"
 
-// stagingName matches the names of the files. Files with other names are never touched.
-var stagingName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
+// stagingRecordName matches the names of the files. Files with other names are never touched.
+var stagingRecordName = regexp.MustCompile(`^[0-9a-f]{32}\.json(\.new)?$`)
 
-// maxStagingFile is more than the size of a file, in bytes: a path has at most 4096.
-const maxStagingFile = 64 << 10
+// maxStagingRecord is more than the size of a file, in bytes: a path has at most 4096.
+const maxStagingRecord = 64 << 10
 
 // openStagingRecords reads the files. openStagingRecords removes a damaged file, and a file for
 // whose path mounted returns false: the machine was rebooted, or another program unmounted the
@@ -76,7 +76,7 @@ const maxStagingFile = 64 << 10
 // not a file and cannot be removed. Such an entry affects only the volume at its own path.
 func openStagingRecords(stateDir string,
 	mounted func(path string) (bool, error), report func(error)) (_ *stagingRecords, err error) {
-	dir := filepath.Join(stateDir, stagingsDir)
+	dir := filepath.Join(stateDir, stagingRecordsDir)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func openStagingRecords(stateDir string,
 		return nil, err
 	}
 	for _, name := range names {
-		if !stagingName.MatchString(name) {
+		if !stagingRecordName.MatchString(name) {
 			continue
 		}
 		keep, err := s.read(name, mounted)
@@ -118,14 +118,14 @@ func (s *stagingRecords) read(name string, mounted func(path string) (bool, erro
 	if strings.HasSuffix(name, ".new") {
 		return false, nil
 	}
-	data, err := s.dir.ReadFile(name, maxStagingFile)
+	data, err := s.dir.ReadFile(name, maxStagingRecord)
 	switch {
 	case errors.Is(err, beneath.ErrType), errors.Is(err, regular.ErrSize):
 		return false, nil
 	case err != nil:
 		return false, err
 	}
-	var old stagingFile
+	var old stagingRecordFile
 	if json.Unmarshal(data, &old) != nil || fileOf(old.Path) != name || !old.complete() {
 		return false, nil
 	}
@@ -204,7 +204,7 @@ func (s *stagingRecords) put(path string, st stagingRecord) (undo func() error, 
 }
 
 func (s *stagingRecords) write(path string, st stagingRecord) error {
-	data, err := json.Marshal(stagingFile{path, st})
+	data, err := json.Marshal(stagingRecordFile{path, st})
 	if err != nil {
 		return err
 	}

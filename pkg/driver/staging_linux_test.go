@@ -38,7 +38,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 				if _, err := s.put("/good", want); err != nil {
 					t.Fatal(err)
 				}
-				obstacle := filepath.Join(state, stagingsDir, fileOf("/bad")+suffix)
+				obstacle := filepath.Join(state, stagingRecordsDir, fileOf("/bad")+suffix)
 				if err := errors.Join(s.dir.Close(), tc.put(obstacle)); err != nil {
 					t.Fatal(err)
 				}
@@ -68,7 +68,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.dir.Close()
-			if err := tc.put(filepath.Join(state, stagingsDir, fileOf("/bad")+".new")); err != nil {
+			if err := tc.put(filepath.Join(state, stagingRecordsDir, fileOf("/bad")+".new")); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := s.put("/bad", want); (err != nil) != tc.stays {
@@ -80,7 +80,7 @@ func TestADamagedStagingRecordAffectsOnlyItsPath(t *testing.T) {
 		})
 	}
 	state := t.TempDir()
-	if err := unix.Mkfifo(filepath.Join(state, stagingsDir), 0o600); err != nil {
+	if err := unix.Mkfifo(filepath.Join(state, stagingRecordsDir), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := openStagingRecords(state, mounted, nil); !errors.Is(err, beneath.ErrType) {

@@ -23,7 +23,7 @@ func pathsOf(s *stagingRecords, id string) []string {
 
 func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 	state := t.TempDir()
-	dir := filepath.Join(state, stagingsDir)
+	dir := filepath.Join(state, stagingRecordsDir)
 	path := func(name string) string { return filepath.Join("/staging", name) }
 	file := func(name string) string { return filepath.Join(dir, fileOf(path(name))) }
 	mounted := func(path string) (bool, error) {
@@ -66,8 +66,9 @@ func TestStagingRecordsSurviveARestartAndDamage(t *testing.T) {
 		}
 	}
 	for name, content := range map[string]string{
-		"torn": `{"path":"`, "nobody's": `{"path":"/staging/nobody's","use":"00112233445566778899aabbccddeeff"}`,
-		"for nothing": `{"path":"/staging/for nothing","volumeID":"v"}`, "long": strings.Repeat(" ", maxStagingFile+1),
+		"torn": `{"path":"`, "no volume": `{"path":"/staging/no volume","use":"00112233445566778899aabbccddeeff"}`,
+		"no capability": `{"path":"/staging/no capability","volumeID":"v"}`,
+		"long":          strings.Repeat(" ", maxStagingRecord+1),
 	} {
 		if err := os.WriteFile(file(name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -111,7 +112,8 @@ func TestAPutCanBeUndone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, next := stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}, stagingRecord{VolumeID: "w", Capability: volumeCapability{mode: singleMode}.digest()}
+	old := stagingRecord{VolumeID: "v", Capability: volumeCapability{mode: sharedMode}.digest()}
+	next := stagingRecord{VolumeID: "w", Capability: volumeCapability{mode: singleMode}.digest()}
 	undo, err := s.put("/a", old)
 	if err != nil {
 		t.Fatal(err)

@@ -132,7 +132,7 @@ func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.Crea
 	return o, c.topology.reachable(req.GetAccessibilityRequirements())
 }
 
-// capability is a VolumeCapability that this driver supports.
+// volumeCapability is a VolumeCapability that this driver supports.
 type volumeCapability struct {
 	backend.Access
 	mode csi.VolumeCapability_AccessMode_Mode
@@ -257,7 +257,8 @@ type topology struct {
 	key   string // topology key; "" if not local
 	value string
 
-	// message is the topology in CSI; nil if not local. All responses share it, because it is immutable.
+	// message is the topology in CSI; nil if not local. All responses share message, which is
+	// immutable.
 	message *csi.Topology
 }
 
