@@ -100,7 +100,7 @@ func startsObject(r io.Reader) bool {
 		if _, err := io.ReadFull(r, b); err != nil {
 			return false
 		}
-		if !strings.ContainsRune(" \t\r\n", rune(b)) {
+		if len(bytes.TrimSpace(b)) > 0 {
 			return b[0] == '{'
 		}
 	}

@@ -102,9 +102,9 @@ func TestInvalidCertsFlagsAreReported(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedCertsFlagsAreTheFlags compares docs/certificates.md with the declared flags.
+// TestTheDocumentedCertsFlagsAreTheFlags compares docs/how-to/certificates.md with the declared flags.
 func TestTheDocumentedCertsFlagsAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "certificates.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "certificates.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,11 +118,11 @@ func TestTheDocumentedCertsFlagsAreTheFlags(t *testing.T) {
 	set.VisitAll(func(f *flag.Flag) {
 		declared = append(declared, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/certificates.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/how-to/certificates.md", f.Name, f.DefValue)
 		}
 	})
 	slices.Sort(documented)
 	if !slices.Equal(documented, declared) {
-		t.Errorf("docs/certificates.md has %q, the command %q", documented, declared)
+		t.Errorf("docs/how-to/certificates.md has %q, the command %q", documented, declared)
 	}
 }

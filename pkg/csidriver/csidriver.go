@@ -16,7 +16,7 @@
 //		})
 //	}
 //
-// The flags of every driver are in docs/flags.md of this module. A program also has the commands
+// The flags of every driver are in docs/reference/flags.md of this module. A program also has the commands
 // certs and orphans, each with --help.
 package csidriver
 

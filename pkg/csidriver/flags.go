@@ -18,7 +18,7 @@ import (
 )
 
 // options are the values of the flags, with defaults for missing flags. A test compares
-// docs/flags.md with the flags.
+// docs/reference/flags.md with the flags.
 type options struct {
 	program      Program
 	command      string // name of the program in messages
@@ -79,7 +79,7 @@ func (b Backend) flags(set *flag.FlagSet) (err error) {
 func (o *options) common(set *flag.FlagSet) {
 	set.StringVar((*string)(&o.mode), "mode", string(modeAll),
 		"Services that this process runs. all: every service, for one machine. controller: the services for the "+
-			"sidecars of a cluster. node: the services for the kubelet. See docs/node-local-storage.md.")
+			"sidecars of a cluster. node: the services for the kubelet. See docs/explanation/router.md.")
 	o.peers.flags(set)
 	set.StringVar(&o.endpoint, "endpoint", "",
 		"CSI endpoint: `unix:///path.sock`, or tcp://host:port with --allow-tcp (default: $CSI_ENDPOINT, else "+

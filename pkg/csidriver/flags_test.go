@@ -111,9 +111,9 @@ func TestInvalidFlagsAreReported(t *testing.T) {
 		"a root in the kubelet directory":     {[]string{"--root=/var/lib/kubelet/x"}, "--kubelet-dir"},
 		"a root around the kubelet directory": {[]string{"--root=/var/lib"}, "--kubelet-dir"},
 		"the root directory of the system":    {[]string{"--root=/"}, "--root"},
-		"a lost root that is a path":          {[]string{"--lost-roots=/var/lib/causeway"}, "is no UUID"},
+		"a lost root that is a path":          {[]string{"--lost-roots=/var/lib/causeway"}, "invalid UUID"},
 		"a lost root without a name": {[]string{"--lost-roots=" + "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11,"},
-			"is no UUID"},
+			"invalid UUID"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := parse(program(), tc.args, env(nil)); err == nil ||
@@ -144,9 +144,9 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFlagsAreTheFlags compares docs/flags.md with the declared flags.
+// TestTheDocumentedFlagsAreTheFlags compares docs/reference/flags.md with the declared flags.
 func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "flags.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "flags.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,15 +161,15 @@ func TestTheDocumentedFlagsAreTheFlags(t *testing.T) {
 	}
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
-			t.Errorf("--%s is not in docs/flags.md", f.Name)
+			t.Errorf("--%s is not in docs/reference/flags.md", f.Name)
 		}
 		delete(documented, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" && !strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/flags.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/reference/flags.md", f.Name, f.DefValue)
 		}
 	})
 	for name := range documented {
-		t.Errorf("docs/flags.md has --%s, the command has not", name)
+		t.Errorf("docs/reference/flags.md has --%s, the command has not", name)
 	}
 }
 

@@ -45,9 +45,9 @@ func TestOrphansDefaults(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/orphans.md with the declared flags.
+// TestTheDocumentedFlagsOfOrphansAreTheFlags compares docs/how-to/orphans.md with the declared flags.
 func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "orphans.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", "orphans.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,16 +60,16 @@ func TestTheDocumentedFlagsOfOrphansAreTheFlags(t *testing.T) {
 	o.flags(set)
 	set.VisitAll(func(f *flag.Flag) {
 		if !documented[f.Name] {
-			t.Errorf("--%s is not in docs/orphans.md", f.Name)
+			t.Errorf("--%s is not in docs/how-to/orphans.md", f.Name)
 		}
 		delete(documented, f.Name)
 		if f.DefValue != "" && f.DefValue != "false" &&
 			!strings.Contains(string(page), "`"+strings.TrimSuffix(f.DefValue, "0s")+"`") &&
 			!strings.Contains(string(page), "`"+f.DefValue+"`") {
-			t.Errorf("the default of --%s, %s, is not in docs/orphans.md", f.Name, f.DefValue)
+			t.Errorf("the default of --%s, %s, is not in docs/how-to/orphans.md", f.Name, f.DefValue)
 		}
 	})
 	for name := range documented {
-		t.Errorf("docs/orphans.md has --%s, the command has not", name)
+		t.Errorf("docs/how-to/orphans.md has --%s, the command has not", name)
 	}
 }

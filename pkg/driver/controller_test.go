@@ -92,12 +92,12 @@ func TestCreateVolumeRequests(t *testing.T) {
 		"a limit below the size": {withRange(2, 1), codes.OutOfRange, "limit"},
 		"an absurd size":         {withRange(1<<62, 0), codes.ResourceExhausted, "left"},
 		"only a limit":           {withRange(0, 1<<20), codes.OK, ""},
-		"an unknown parameter":   {withParameter("colour", "blue"), codes.InvalidArgument, "colour"},
+		"an unknown parameter":   {withParameter("color", "blue"), codes.InvalidArgument, "color"},
 		"an unknown kind":        {withParameter("kind", "tape"), codes.InvalidArgument, "tape"},
 		"another prefix":         {withParameter("csi.storage.k8s.io.evil/x", "y"), codes.InvalidArgument, "evil"},
 		"a mutable parameter": {func(r *csi.CreateVolumeRequest) {
-			r.MutableParameters = map[string]string{"colour": "blue"}
-		}, codes.InvalidArgument, "colour"},
+			r.MutableParameters = map[string]string{"color": "blue"}
+		}, codes.InvalidArgument, "color"},
 		"a snapshot to restore": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = ofSnapshot("none")
 		}, codes.NotFound, "snapshot"},
@@ -402,13 +402,13 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			r.VolumeCapabilities[0] = capability(singleMode, "dev")
 		},
 		"another context": func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.VolumeContext = map[string]string{"colour": "blue"}
+			r.VolumeContext = map[string]string{"color": "blue"}
 		},
 		"other parameters": func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.Parameters = map[string]string{"colour": "blue"}
+			r.Parameters = map[string]string{"color": "blue"}
 		},
 		"mutable parameters": func(r *csi.ValidateVolumeCapabilitiesRequest) {
-			r.MutableParameters = map[string]string{"colour": "blue"}
+			r.MutableParameters = map[string]string{"color": "blue"}
 		},
 	} {
 		if resp := validate(change); resp.GetConfirmed() != nil || resp.GetMessage() == "" {

@@ -98,8 +98,8 @@ func TestCreateGroupRequests(t *testing.T) {
 		"a path for a volume": {func(r *request, one, two, three string) { r.SourceVolumeIds[0] = "../v" },
 			codes.NotFound, ""},
 		"an unknown parameter": {func(r *request, one, two, three string) {
-			r.Parameters = map[string]string{"colour": "blue"}
-		}, codes.InvalidArgument, "colour"},
+			r.Parameters = map[string]string{"color": "blue"}
+		}, codes.InvalidArgument, "color"},
 		"the same again": {func(r *request, one, two, three string) { r.Name = "taken" }, codes.OK, ""},
 		"the same, in another order": {func(r *request, one, two, three string) {
 			r.Name = "taken"

@@ -309,7 +309,7 @@ func TestInlineVolumes(t *testing.T) {
 		}
 
 		for _, bad := range []map[string]string{
-			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"colour": "blue"}, {"kind": "tape"},
+			{"size": "much"}, {"size": "-1"}, {"size": "0"}, {"size": ""}, {"color": "blue"}, {"kind": "tape"},
 			{"size": "9999999999999999999"},
 		} {
 			d.want(codes.InvalidArgument, inline(1, bad))

@@ -84,8 +84,8 @@ func TestCreateSnapshotRequests(t *testing.T) {
 		"a volume that does not exist": {func(r *request) { r.SourceVolumeId = "none" }, codes.NotFound, `"none"`},
 		"a path for a volume":          {func(r *request) { r.SourceVolumeId = "../v" }, codes.NotFound, ""},
 		"a pod's inline volume":        {func(r *request) { r.SourceVolumeId = handle(1) }, codes.NotFound, ""},
-		"an unknown parameter": {func(r *request) { r.Parameters = map[string]string{"colour": "blue"} },
-			codes.InvalidArgument, "colour"},
+		"an unknown parameter": {func(r *request) { r.Parameters = map[string]string{"color": "blue"} },
+			codes.InvalidArgument, "color"},
 		"the same again":             {func(r *request) { r.Name = "taken" }, codes.OK, ""},
 		"a name of another volume's": {func(r *request) { r.Name = "other's" }, codes.AlreadyExists, ""},
 		"to be usable on this node": {func(r *request) { r.AccessibilityRequirements = requisite(here) }, codes.OK,
@@ -264,7 +264,7 @@ func TestContentSources(t *testing.T) {
 			codes.OK},
 		"there": {"", as(func(r *request) { r.AccessibilityRequirements = requisite(there) }),
 			codes.ResourceExhausted},
-		"with a parameter": {"", as(func(r *request) { r.Parameters = map[string]string{"colour": "blue"} }),
+		"with a parameter": {"", as(func(r *request) { r.Parameters = map[string]string{"color": "blue"} }),
 			codes.InvalidArgument},
 		"as a device": {"", as(func(r *request) {
 			r.VolumeCapabilities = []*csi.VolumeCapability{device(sharedMode)}
