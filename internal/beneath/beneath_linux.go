@@ -136,13 +136,13 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// Rename gives the entry called old the name new, in place of a file or empty directory that may be
+// Rename gives the entry called old the name target, in place of a file or empty directory that may be
 // there.
-func (d *Dir) Rename(old, new string) error {
+func (d *Dir) Rename(old, target string) error {
 	name := old
 	err := d.at(old, func(from int, was string) error {
-		name = new
-		return d.at(new, func(to int, is string) error { return unix.Renameat(from, was, to, is) })
+		name = target
+		return d.at(target, func(to int, is string) error { return unix.Renameat(from, was, to, is) })
 	})
 	if err == nil {
 		return nil
@@ -152,7 +152,7 @@ func (d *Dir) Rename(old, new string) error {
 			err = fmt.Errorf("%s: %w", failed.Path, err)
 		}
 	}
-	return &os.LinkError{Op: "rename", Old: d.join(old), New: d.join(new), Err: err}
+	return &os.LinkError{Op: "rename", Old: d.join(old), New: d.join(target), Err: err}
 }
 
 // Sync makes the entries of the directory called name durable.

@@ -98,13 +98,13 @@ func TestSanity(t *testing.T) {
 	run("volumes in memory", notEverywhere, nil, "mount", inMemory)
 	run("volumes in memory, on one node", nil, nil, "mount", inMemory, onOneNode)
 	run("block devices in memory", notEverywhere, nil, "block", inMemory)
-	real := func(d *testDriver) { d.real = true }
+	mounts := func(d *testDriver) { d.real = true }
 	if realMounter != nil {
-		run("real mounts", notHostpath, nil, "mount", real)
+		run("real mounts", notHostpath, nil, "mount", mounts)
 	}
 	if realMounter != nil && canLoop() {
-		run("real mounts, images", notHostpath, image, "mount", real)
-		run("real mounts, block devices", notHostpath, image, "block", real)
+		run("real mounts, images", notHostpath, image, "mount", mounts)
+		run("real mounts, block devices", notHostpath, image, "block", mounts)
 	}
 
 	ran := map[string]bool{} // by the name of the spec: whether it ran at least once

@@ -11,14 +11,14 @@ import (
 )
 
 // A disk that a tool cannot read looks blank to it. So nothing is taken for blank here that was not
-// read: every place where a known filesystem, volume manager or partition table keeps a signature,
+// read: every range in which a known filesystem, volume manager or partition table keeps a signature,
 // or a copy of its superblock, must be read without an error, and must hold zeroes.
 
 const (
 	// edge is how much is read at both ends of a device, in bytes. Both labels of zfs at an end, the
 	// superblocks of mdraid and both partition tables of GPT lie in it.
 	edge = 1 << 20
-	// copySize is how much is read at each place that lies between, in bytes.
+	// copySize is the number of bytes to read at each copy in between, in bytes.
 	copySize = 4096
 )
 
@@ -183,7 +183,7 @@ func examine(dev io.ReaderAt, size int64) (content, error) {
 	return found, found.read(dev)
 }
 
-// raidAt are the superblocks of mdraid whose places depend on the size: versions 1.0 and 0.90,
+// raidAt are the superblocks of mdraid whose offsets depend on the size: versions 1.0 and 0.90,
 // md(4).
 func raidAt(size int64) []signature {
 	const name, magic = "a member of an mdraid array", "\xfc\x4e\x2b\xa9"

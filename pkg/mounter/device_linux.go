@@ -29,7 +29,7 @@ const claimTime = 200 * time.Millisecond
 func (s state) deviceKey() backing { return backing{unix.Mkdev(s.device.major, s.device.minor), 0} }
 
 // mountBlockDevice mounts the filesystem on a block device, or its node in the directory at p.
-func (l *linux) mountBlockDevice(ctx context.Context, m Mount, src source, p place, attr attributeSet) error {
+func (l *linux) mountBlockDevice(ctx context.Context, m Mount, src source, p pathHandle, attr attributeSet) error {
 	if src.kind() != unix.S_IFBLK {
 		return fmt.Errorf("%w: %s is %s, must be a block device", ErrDevice, m.Source, typeName(src.kind()))
 	}
@@ -436,7 +436,7 @@ func (l *linux) confirmDevice(t target, src source, root int) error {
 	return errors.Join(err, l.rememberAs(t.path, root))
 }
 
-// onDevice reports whether the filesystem that is mounted at a place is on a block device. The
+// onDevice reports whether the filesystem that is mounted at a path is on a block device. The
 // device number of a btrfs is its own, so the mount table tells its device.
 func onDevice(at state, device fileID) (bool, error) {
 	switch {

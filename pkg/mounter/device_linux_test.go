@@ -652,12 +652,12 @@ func mountAndDie() int {
 // $device the disk, and $PPID the driver.
 func (b *bench) dieIn(m Mount, script string) {
 	b.t.Helper()
-	real, err := exec.LookPath("mkfs." + m.FSType)
+	resolved, err := exec.LookPath("mkfs." + m.FSType)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	dir := b.t.TempDir()
-	script = "#!/bin/sh\nreal=" + real + "\nfor device; do :; done\n" + script + "\nkill -9 $PPID\n"
+	script = "#!/bin/sh\nreal=" + resolved + "\nfor device; do :; done\n" + script + "\nkill -9 $PPID\n"
 	if err := os.WriteFile(filepath.Join(dir, "mkfs."+m.FSType), []byte(script), 0o755); err != nil {
 		b.t.Fatal(err)
 	}

@@ -568,8 +568,8 @@ func (f *Fake) noLinks(source string) error {
 		}
 		return err
 	}
-	real, err := filepath.EvalSymlinks(source)
-	if err == nil && real != source {
+	resolved, err := filepath.EvalSymlinks(source)
+	if err == nil && resolved != source {
 		err = fmt.Errorf("%w: %s leads through a symbolic link", ErrPath, source)
 	}
 	return err

@@ -61,7 +61,7 @@ func (b *bench) thaw() {
 	for _, file := range b.loops() {
 		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
 		for _, fsType := range FSTypes() {
-			m, err := mountNowhere(device, fsType)
+			m, err := mountDetached(device, fsType)
 			if err != nil {
 				continue
 			}

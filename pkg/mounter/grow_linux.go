@@ -95,7 +95,7 @@ var growTask = helper.Task{Name: "grow", Errors: []error{ErrBusy, ErrFormat}, Ru
 }}
 
 // growFilesystem grows the filesystem mounted at p to the size of its device, loop device n.
-func (l *linux) growFilesystem(ctx context.Context, p place, m Mount, n int, dev *os.File) error {
+func (l *linux) growFilesystem(ctx context.Context, p pathHandle, m Mount, n int, dev *os.File) error {
 	b, err := fileOfLoop(n)
 	if err != nil {
 		return err
@@ -242,7 +242,7 @@ func (l *linux) growOffline(ctx context.Context, d disk) error {
 	if err != nil || super.full(size) {
 		return err
 	}
-	if err := mended(l.tool(ctx, d, killed, "e2fsck", "-f", "-p")); err != nil {
+	if err := e2fsckError(l.tool(ctx, d, killed, "e2fsck", "-f", "-p")); err != nil {
 		return err
 	}
 	return l.tool(ctx, d, left, "resize2fs")

@@ -22,7 +22,7 @@ const btrfs = "btrfs"
 // mountImage mounts the filesystem in a file. mountImage never formats the image: a disk that
 // answers with errors looks blank to every tool, and a new filesystem would destroy the old
 // filesystem. See Format.
-func (l *linux) mountImage(ctx context.Context, m Mount, src source, p place, attr attributeSet) error {
+func (l *linux) mountImage(ctx context.Context, m Mount, src source, p pathHandle, attr attributeSet) error {
 	file, err := src.openImage()
 	if err != nil {
 		return err
@@ -77,9 +77,9 @@ func (l *linux) mountLoop(ctx context.Context, file *os.File, m Mount, t target,
 	return l.attach(t, r)
 }
 
-// mountNowhere mounts the filesystem on a device at no path. The mount lasts until the returned
+// mountDetached mounts the filesystem on a device at no path. The mount lasts until the returned
 // file is closed.
-func mountNowhere(device, fsType string, flags ...string) (*os.File, error) {
+func mountDetached(device, fsType string, flags ...string) (*os.File, error) {
 	const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	mount, err := newFilesystem(device, fsType, flags, attributes)
 	if err != nil {
@@ -118,12 +118,12 @@ func (l *linux) Checks() (all []Check) {
 //
 // The repair goes on after the end of ctx: if each retry began anew, the repair might never end.
 func (l *linux) check(ctx context.Context, d disk) error {
-	return mended(l.tool(context.WithoutCancel(ctx), d, killed, "e2fsck", "-p"))
+	return e2fsckError(l.tool(context.WithoutCancel(ctx), d, killed, "e2fsck", "-p"))
 }
 
-// mended returns the error of e2fsck, or nil if the exit code means that no error is left in the
+// e2fsckError returns the error of e2fsck, or nil if the exit code means that no error is left in the
 // filesystem: e2fsck(8).
-func mended(err error) error {
+func e2fsckError(err error) error {
 	const repaired, reboot = 1, 2
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		if exit.ExitCode()&^(repaired|reboot) == 0 {
@@ -168,7 +168,7 @@ func (l *linux) Format(ctx context.Context, image *os.File, fsType string) error
 }
 
 // mountDisk attaches a file to a loop device and mounts the device node in the directory at p.
-func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p place) error {
+func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p pathHandle) error {
 	file, err := src.openImage()
 	if err != nil {
 		return err
@@ -183,11 +183,11 @@ func (l *linux) mountDisk(ctx context.Context, m Mount, src source, p place) err
 		return nil
 	}
 	at, look := statFD(d.parent)
-	return errors.Join(err, look, target{place: p, fd: d.parent, id: at.id, made: made}.discard())
+	return errors.Join(err, look, target{pathHandle: p, fd: d.parent, id: at.id, made: made}.discard())
 }
 
 // mountNode mounts the node of a Disk at d.
-func (l *linux) mountNode(ctx context.Context, file *os.File, m Mount, b backing, d place) error {
+func (l *linux) mountNode(ctx context.Context, file *os.File, m Mount, b backing, d pathHandle) error {
 	if err := l.unmountStale(ctx, d); err != nil {
 		return err
 	}
@@ -258,19 +258,19 @@ const maxBacking = 64
 
 // writeBacking writes the backing record of the device at d: b, and the numbers in more. Errors:
 // ErrNotEmpty if a file of another program has its name.
-func (d place) writeBacking(b backing, more ...any) error {
-	if _, there, err := d.readBacking(); err != nil {
+func (p pathHandle) writeBacking(b backing, more ...any) error {
+	if _, there, err := p.readBacking(); err != nil {
 		return err
 	} else if there {
-		if err := d.removeBacking(); err != nil {
+		if err := p.removeBacking(); err != nil {
 			return err
 		}
 	}
-	fd, err := unix.Openat(d.parent, backingName, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o640)
+	fd, err := unix.Openat(p.parent, backingName, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o640)
 	if err != nil {
-		return &fs.PathError{Op: "create", Path: d.backingPath(), Err: err}
+		return &fs.PathError{Op: "create", Path: p.backingPath(), Err: err}
 	}
-	f := os.NewFile(uintptr(fd), d.backingPath())
+	f := os.NewFile(uintptr(fd), p.backingPath())
 	_, err = fmt.Fprintln(f, append([]any{b.dev, b.ino}, more...)...)
 	return errors.Join(err, f.Close())
 }
@@ -279,28 +279,28 @@ func (d place) writeBacking(b backing, more ...any) error {
 // node was mounted. A torn record has a zero b, and means that the node was not mounted after the
 // record was written. there is false if there is no record. Errors: ErrNotEmpty if a file of
 // another program has its name.
-func (d place) readBacking() (b backing, there bool, err error) {
-	b, _, there, err = d.readBackingFlag()
+func (p pathHandle) readBacking() (b backing, there bool, err error) {
+	b, _, there, err = p.readBackingFlag()
 	return b, there, err
 }
 
-// readBackingFlag is [place.readBacking], and also returns the number behind b in the record, or 0.
-func (d place) readBackingFlag() (b backing, flag int, there bool, err error) {
-	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, d.backingPath())
-	fd, err := unix.Openat(d.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+// readBackingFlag is [pathHandle.readBacking], and also returns the number behind b in the record, or 0.
+func (p pathHandle) readBackingFlag() (b backing, flag int, there bool, err error) {
+	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, p.backingPath())
+	fd, err := unix.Openat(p.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return b, 0, false, nil
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO): // a link, a socket
 		return b, 0, false, foreign
 	case err != nil:
-		return b, 0, false, &fs.PathError{Op: "open", Path: d.backingPath(), Err: err}
+		return b, 0, false, &fs.PathError{Op: "open", Path: p.backingPath(), Err: err}
 	}
-	f := os.NewFile(uintptr(fd), d.backingPath())
+	f := os.NewFile(uintptr(fd), p.backingPath())
 	defer f.Close()
 	at, err := statFD(fd)
 	if err != nil {
-		return b, 0, false, &fs.PathError{Op: "statx", Path: d.backingPath(), Err: err}
+		return b, 0, false, &fs.PathError{Op: "statx", Path: p.backingPath(), Err: err}
 	}
 	if at.kind() != unix.S_IFREG || at.size > maxBacking {
 		return b, 0, false, foreign
@@ -315,18 +315,18 @@ func (d place) readBackingFlag() (b backing, flag int, there bool, err error) {
 }
 
 // removeBacking removes the backing record of the device at d.
-func (d place) removeBacking() error {
-	if err := unix.Unlinkat(d.parent, backingName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &fs.PathError{Op: "remove", Path: d.backingPath(), Err: err}
+func (p pathHandle) removeBacking() error {
+	if err := unix.Unlinkat(p.parent, backingName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "remove", Path: p.backingPath(), Err: err}
 	}
 	return nil
 }
 
-func (d place) backingPath() string { return filepath.Join(filepath.Dir(d.path), backingName) }
+func (p pathHandle) backingPath() string { return filepath.Join(filepath.Dir(p.path), backingName) }
 
 // isOwn reports whether the loop device whose node is mounted at d still has the file of its
 // backing record, and returns the number of the device. at is the state of d.
-func (l *linux) isOwn(d place, at state) (n int, own bool, err error) {
+func (l *linux) isOwn(d pathHandle, at state) (n int, own bool, err error) {
 	n, ok := l.loops.number(at)
 	if !ok || !at.mounted {
 		return 0, false, nil
@@ -356,14 +356,14 @@ func isStale(path string, b backing) bool {
 	if err != nil {
 		return false
 	}
-	d := place{parent: fd, name: name, path: path}
+	d := pathHandle{parent: fd, name: name, path: path}
 	defer d.close()
 	was, there, err := d.readBacking()
 	return err == nil && there && was != backing{} && was != b
 }
 
 // unmountStale unmounts the node at d if its device no longer has the file of the backing record.
-func (l *linux) unmountStale(ctx context.Context, d place) error {
+func (l *linux) unmountStale(ctx context.Context, d pathHandle) error {
 	at, err := d.stat()
 	if err != nil || !at.mounted {
 		return nil
@@ -376,7 +376,7 @@ func (l *linux) unmountStale(ctx context.Context, d place) error {
 
 // mountDevice bind mounts the node of a block device on the file at p. Read-only is a property of
 // the device, and so of all its targets.
-func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) error {
+func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p pathHandle) error {
 	if src.kind() != unix.S_IFBLK {
 		return fmt.Errorf("mount %s at %s: the source is not a block device", m.Source, p.path)
 	}
@@ -406,7 +406,7 @@ func (l *linux) mountDevice(ctx context.Context, m Mount, src source, p place) e
 
 // setReadOnly makes the device read-only or writable, as m requests. Errors: ErrReadOnly if the
 // device has another target that needs the opposite, or cannot be changed.
-func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p place) error {
+func (l *linux) setReadOnly(ctx context.Context, dev *os.File, m Mount, p pathHandle) error {
 	readOnly, err := isReadOnly(dev)
 	if err != nil || readOnly == m.ReadOnly {
 		return err
@@ -440,7 +440,7 @@ func isReadOnly(dev *os.File) (bool, error) {
 
 // prepareDisk returns the handle of the device of a Disk in the directory at p. prepareDisk creates
 // the directory if p does not exist, and then returns made as true.
-func (p place) prepareDisk() (d place, made bool, err error) {
+func (p pathHandle) prepareDisk() (d pathHandle, made bool, err error) {
 	if at, err := p.stat(); errors.Is(err, fs.ErrNotExist) {
 		if err := p.make(unix.S_IFDIR); err != nil {
 			return d, false, err
@@ -464,39 +464,39 @@ func (p place) prepareDisk() (d place, made bool, err error) {
 
 // alone returns an error if the directory of a Disk is a mount point (ErrConflict), or has an entry
 // that does not belong to the driver (ErrNotEmpty).
-func (d place) alone() error {
-	at, err := statFD(d.parent)
+func (p pathHandle) alone() error {
+	at, err := statFD(p.parent)
 	if err == nil && at.mounted {
-		err = fmt.Errorf("%w: %s", ErrConflict, filepath.Dir(d.path))
+		err = fmt.Errorf("%w: %s", ErrConflict, filepath.Dir(p.path))
 	}
 	if err != nil {
 		return err
 	}
-	found, err := names(d.parent, 3, d.path)
+	found, err := names(p.parent, 3, p.path)
 	if err == nil && slices.ContainsFunc(found, func(name string) bool {
 		return name != DeviceName && name != backingName
 	}) {
-		err = fmt.Errorf("%w: %s", ErrNotEmpty, filepath.Dir(d.path))
+		err = fmt.Errorf("%w: %s", ErrNotEmpty, filepath.Dir(p.path))
 	}
 	return err
 }
 
 // disk returns the handle of the device of a Disk in the directory at p. Errors: ErrPath,
 // fs.ErrNotExist.
-func (p place) disk() (place, error) {
+func (p pathHandle) disk() (pathHandle, error) {
 	dir, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-		return place{}, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
+		return pathHandle{}, fmt.Errorf("%w: %s is not a directory", ErrPath, p.path)
 	case err != nil:
-		return place{}, &fs.PathError{Op: "open", Path: p.path, Err: err}
+		return pathHandle{}, &fs.PathError{Op: "open", Path: p.path, Err: err}
 	}
-	return place{parent: dir, name: DeviceName, path: p.path + "/" + DeviceName}, nil
+	return pathHandle{parent: dir, name: DeviceName, path: p.path + "/" + DeviceName}, nil
 }
 
 // diskState returns the state of the device of a Disk in the directory at p. If there is no device,
 // it returns the zero state, in which nothing is mounted.
-func (p place) diskState() (state, error) {
+func (p pathHandle) diskState() (state, error) {
 	d, err := p.disk()
 	if errors.Is(err, fs.ErrNotExist) {
 		return state{}, nil
@@ -514,7 +514,7 @@ func (p place) diskState() (state, error) {
 
 // releaseDisk unmounts the device of a Disk, if there is one, from the directory at p. releaseDisk
 // then removes the files of the driver from the directory, and no others. at is the state of p.
-func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
+func (l *linux) releaseDisk(ctx context.Context, p pathHandle, at state) error {
 	if at.kind() != unix.S_IFDIR {
 		return nil
 	}
@@ -556,7 +556,7 @@ func (l *linux) releaseDisk(ctx context.Context, p place, at state) error {
 
 // releaseDevice unmounts the node at d. releaseDevice sets autoclear first, so that the kernel
 // detaches the device with its last user, and then removes that user.
-func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
+func (l *linux) releaseDevice(ctx context.Context, d pathHandle, at state) error {
 	n, own, err := l.isOwn(d, at)
 	if err != nil {
 		return err
@@ -590,7 +590,7 @@ func (l *linux) releaseDevice(ctx context.Context, d place, at state) error {
 // onlyNode reports whether the node of device n is mounted at d only, and not as another Disk.
 // Errors: ErrBusy if a Device is mounted from the node: after a detach, the user of the Device
 // would write to the next disk with the same device number.
-func (l *linux) onlyNode(d place, n int) (bool, error) {
+func (l *linux) onlyNode(d pathHandle, n int) (bool, error) {
 	b, err := l.loops.fileOf(n)
 	if err != nil {
 		return false, err
@@ -600,9 +600,9 @@ func (l *linux) onlyNode(d place, n int) (bool, error) {
 		return false, err
 	}
 	alone := true
-	real := l.real + strings.TrimPrefix(d.path, l.dir) // as mountinfo spells it
+	resolved := l.real + strings.TrimPrefix(d.path, l.dir) // as mountinfo spells it
 	for _, path := range users {
-		if path == real {
+		if path == resolved {
 			continue
 		}
 		alone = false
@@ -616,7 +616,7 @@ func (l *linux) onlyNode(d place, n int) (bool, error) {
 
 // deviceUsage returns the size of the block device that is mounted at p, or at DeviceName in the
 // directory at p. ok is false if there is no block device.
-func (p place) deviceUsage() (u Usage, ok bool, err error) {
+func (p pathHandle) deviceUsage() (u Usage, ok bool, err error) {
 	at, err := p.stat()
 	if err == nil && !at.mounted && at.kind() == unix.S_IFDIR {
 		if p, err = p.disk(); err != nil {
@@ -644,7 +644,7 @@ func (p place) deviceUsage() (u Usage, ok bool, err error) {
 
 // loop returns the number of the loop device whose node is mounted at p, or at DeviceName in the
 // directory at p. Without such a device, loop returns false.
-func (p place) loop() (int, bool) {
+func (p pathHandle) loop() (int, bool) {
 	at, err := p.stat()
 	if err == nil && !at.mounted && at.mode&unix.S_IFMT == unix.S_IFDIR {
 		at, err = p.diskState()

@@ -123,7 +123,7 @@ func TestOldAndNewMountCallsFailWithTheSameClass(t *testing.T) {
 					held := b.hold(Mount{Kind: Image}, b.path("target"))
 					errs = append(errs, l.attach(held, r))
 					held.close()
-					held.place.close()
+					held.pathHandle.close()
 					release()
 					b.unmount(b.path("target"))
 				}

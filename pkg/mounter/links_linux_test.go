@@ -142,13 +142,13 @@ func TestMountOnASwappedTargetIsUndone(t *testing.T) {
 				t.Fatal(err)
 			}
 			held.close()
-			held.place.close()
+			held.pathHandle.close()
 			held = b.hold(m, path)
 			if err := l.attach(held, r); err != nil {
 				t.Errorf("%s: attach after the swap was undone = %v", name, err)
 			}
 			held.close()
-			held.place.close()
+			held.pathHandle.close()
 			b.unmount(path)
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)

@@ -57,7 +57,7 @@ func New(dir, state string) (Host, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err
 	}
-	real, err := filepath.EvalSymlinks(dir)
+	resolved, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet directory: %w", err)
 	}
@@ -65,7 +65,7 @@ func New(dir, state string) (Host, error) {
 		return nil, err
 	}
 	l := &linux{
-		dir: dir, real: real, state: state, toolLimit: toolLimit,
+		dir: dir, real: resolved, state: state, toolLimit: toolLimit,
 		checks:  fair.New(fair.Limits{Slots: 8, Tenant: 4, Kind: 8}),
 		growths: fair.New(fair.Limits{Slots: maxGrowing, Tenant: tenantGrow, Kind: maxGrowing}),
 	}
@@ -328,7 +328,7 @@ func (l *linux) hold(ctx context.Context, at state, all ...*locks[backing]) (rel
 	return release, nil
 }
 
-func (l *linux) mountDirectory(m Mount, src source, p place, attr attributeSet) error {
+func (l *linux) mountDirectory(m Mount, src source, p pathHandle, attr attributeSet) error {
 	if src.kind() != unix.S_IFDIR {
 		return &fs.PathError{Op: "mount", Path: m.Source, Err: unix.ENOTDIR}
 	}
@@ -419,7 +419,7 @@ func (l *linux) unmountLayers(ctx context.Context, path string, remove bool) err
 
 // removeAt removes the mount point at p: a directory with or without the device of a Disk, or the
 // target file of a device. device reports whether this call has unmounted a device from p.
-func (l *linux) removeAt(ctx context.Context, p place, at state, device bool) error {
+func (l *linux) removeAt(ctx context.Context, p pathHandle, at state, device bool) error {
 	err := p.removeDirectory()
 	switch {
 	case errors.Is(err, unix.ENOTDIR):
@@ -435,7 +435,7 @@ func (l *linux) removeAt(ctx context.Context, p place, at state, device bool) er
 
 // unmount removes one layer. While the mount is busy, unmount retries for about 30 ms: even a
 // stat(2) of another process keeps the mount busy for a moment. Errors: ErrBusy.
-func (p place) unmount(ctx context.Context, flags int) error {
+func (p pathHandle) unmount(ctx context.Context, flags int) error {
 	path := p.proc()
 	err := unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW)
 	for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && wait <= 16*time.Millisecond; wait *= 2 {
@@ -457,7 +457,7 @@ func (p place) unmount(ctx context.Context, flags int) error {
 
 // removeDirectory removes an empty directory. Errors: ErrBusy for a mount point; ErrNotEmpty;
 // ErrPath, which is also unix.ENOTDIR, if p is not a directory.
-func (p place) removeDirectory() error {
+func (p pathHandle) removeDirectory() error {
 	err := unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
@@ -475,7 +475,7 @@ func (p place) removeDirectory() error {
 // removeFile removes the target file of a device, and no other file. A target file that this
 // mounter has made carries a mark; see targetMode. known means that the caller knows the file as a
 // target file, also without the mark. Errors: ErrBusy for a mount point, ErrPath.
-func (p place) removeFile(known bool) error {
+func (p pathHandle) removeFile(known bool) error {
 	at, err := p.stat()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -587,11 +587,11 @@ func (l *linux) shows(path string, is func(state) (bool, error)) (bool, error) {
 // IsFilesystem reports whether path is the root of a filesystem. A directory below the root is not,
 // nor is a bind mount of such a directory.
 func IsFilesystem(path string) (bool, error) {
-	real, err := filepath.EvalSymlinks(path)
+	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return false, err
 	}
-	name, own, err := find(real)
+	name, own, err := find(resolved)
 	if err == nil && own == nil {
 		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}
@@ -602,11 +602,11 @@ func IsFilesystem(path string) (bool, error) {
 // namespace. In a container they must propagate (mountPropagation: Bidirectional). Otherwise pods
 // would see empty directories.
 func IsShared(path string) (bool, error) {
-	real, err := filepath.EvalSymlinks(path)
+	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return false, err
 	}
-	_, own, err := find(real)
+	_, own, err := find(resolved)
 	if err == nil && own == nil {
 		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}
@@ -629,13 +629,13 @@ func find(path string) (name string, own *mountinfo.Info, err error) {
 
 // findFD is [find] for an open file or directory.
 func findFD(fd int) (name string, own *mountinfo.Info, err error) {
-	real, err := os.Readlink(procPath(fd))
+	resolved, err := os.Readlink(procPath(fd))
 	if err != nil {
 		return "", nil, err
 	}
 	at, err := statFD(fd)
 	if err != nil {
-		return "", nil, &fs.PathError{Op: "statx", Path: real, Err: err}
+		return "", nil, &fs.PathError{Op: "statx", Path: resolved, Err: err}
 	}
 	infos, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
 		found := uint64(i.ID) == at.mount
@@ -645,9 +645,9 @@ func findFD(fd int) (name string, own *mountinfo.Info, err error) {
 		return "", nil, err
 	}
 	if len(infos) == 0 {
-		return "", nil, fmt.Errorf("%s is on mount %d, which mountinfo does not list", real, at.mount)
+		return "", nil, fmt.Errorf("%s is on mount %d, which mountinfo does not list", resolved, at.mount)
 	}
-	rel, err := filepath.Rel(infos[0].Mountpoint, real)
+	rel, err := filepath.Rel(infos[0].Mountpoint, resolved)
 	if err != nil {
 		return "", nil, err
 	}

@@ -17,7 +17,7 @@ type bench struct {
 	kubelet, storage string
 }
 
-func newBench(t *testing.T, make func(dir string) Host) *bench {
+func newBench(t *testing.T, newHost func(dir string) Host) *bench {
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func newBench(t *testing.T, make func(dir string) Host) *bench {
 	b := &bench{t: t, kubelet: filepath.Join(dir, "kubelet"), storage: filepath.Join(dir, "storage")}
 	mkdir(t, b.kubelet)
 	mkdir(t, b.storage)
-	b.Host = make(b.kubelet)
+	b.Host = newHost(b.kubelet)
 	return b
 }
 

@@ -14,7 +14,7 @@ import (
 // mountRaw mounts the node of a block device in the directory at p, as mountDisk does for a Disk. A
 // mounted node does not keep its device, so the kernel may give the number of a removed disk to
 // another disk. A backing record beside the node distinguishes the two disks.
-func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p place) error {
+func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p pathHandle) error {
 	d, made, err := p.prepareDisk()
 	if err != nil {
 		return err
@@ -24,10 +24,10 @@ func (l *linux) mountRaw(ctx context.Context, m Mount, src source, p place) erro
 		return nil
 	}
 	at, look := statFD(d.parent)
-	return errors.Join(err, look, target{place: p, fd: d.parent, id: at.id, made: made}.discard())
+	return errors.Join(err, look, target{pathHandle: p, fd: d.parent, id: at.id, made: made}.discard())
 }
 
-func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d place) error {
+func (l *linux) mountRawAt(ctx context.Context, m Mount, src source, d pathHandle) error {
 	if at, err := d.stat(); err == nil && at.mounted {
 		if is, err := d.isRaw(at, src.device); is || err != nil {
 			return err
@@ -83,10 +83,10 @@ func readOnlyFlag(src source) (int, error) {
 // writable. The caller calls the function after the unmount: a target may have made the device
 // read-only, and the kernel keeps that setting. A device that was read-only when it was staged
 // stays read-only.
-func (d place) becomesWritable(at state) func() {
+func (p pathHandle) becomesWritable(at state) func() {
 	nothing := func() {}
-	is, err := d.isRaw(at, at.device)
-	_, wasReadOnly, _, failed := d.readBackingFlag()
+	is, err := p.isRaw(at, at.device)
+	_, wasReadOnly, _, failed := p.readBackingFlag()
 	if !is || err != nil || failed != nil || wasReadOnly != 0 {
 		return nothing
 	}
@@ -115,11 +115,11 @@ func (l *linux) checkUnused(m Mount, src source) error {
 
 // isRaw reports whether the node that is mounted at d is the node of device, and was mounted since
 // the disk that now has this number was attached.
-func (d place) isRaw(at state, device fileID) (bool, error) {
+func (p pathHandle) isRaw(at state, device fileID) (bool, error) {
 	if at.kind() != unix.S_IFBLK || at.device != device {
 		return false, nil
 	}
-	b, there, err := d.readBacking()
+	b, there, err := p.readBacking()
 	if errors.Is(err, ErrNotEmpty) {
 		err = nil
 	}

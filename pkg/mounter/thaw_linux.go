@@ -237,9 +237,9 @@ func (l *linux) reachFrozen(image frozen) (*os.File, error) {
 	if claimed, err := isClaimed(n); err != nil || !claimed {
 		return nil, err
 	}
-	m, err := mountNowhere(loopPath(n), image.FSType)
+	m, err := mountDetached(loopPath(n), image.FSType)
 	if errors.Is(err, unix.EBUSY) {
-		m, err = mountNowhere(loopPath(n), image.FSType, "ro")
+		m, err = mountDetached(loopPath(n), image.FSType, "ro")
 	}
 	if errors.Is(err, unix.EBUSY) { // another program has claimed the device, and no filesystem is mounted from it
 		return nil, nil

@@ -141,8 +141,8 @@ func resolveLayer(path string) (layer, error) {
 	if err != nil {
 		return layer{}, err
 	}
-	real, err := os.Readlink(procPath(fd))
-	return layer{at.mount, real}, err
+	resolved, err := os.Readlink(procPath(fd))
+	return layer{at.mount, resolved}, err
 }
 
 // overlayLayers returns the paths of the layers of an overlay from its options in the mount table.

@@ -119,7 +119,7 @@ func (l *linux) replay(ctx context.Context, image *os.File, fsType string, secto
 	if was {
 		return fmt.Errorf("%w: another process has attached %s to %s", ErrBusy, image.Name(), dev.Name())
 	}
-	mount, err := mountNowhere(dev.Name(), fsType, flags...)
+	mount, err := mountDetached(dev.Name(), fsType, flags...)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EUCLEAN) {
 		err = fmt.Errorf("%w: %w", ErrFormat, err)
 	}

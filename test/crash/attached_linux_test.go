@@ -163,14 +163,14 @@ type stop struct {
 // script writes a program that stands in for the one of the stop, and returns its directory.
 func (s stop) script(a *attachment) string {
 	a.Helper()
-	real, err := exec.LookPath(s.program)
+	program, err := exec.LookPath(s.program)
 	if err != nil {
 		a.Fatal(err)
 	}
-	script := fmt.Sprintf("#!/bin/sh\nexec %s trace %s %s \"$@\"\n", a.bin, s.at, real)
+	script := fmt.Sprintf("#!/bin/sh\nexec %s trace %s %s \"$@\"\n", a.bin, s.at, program)
 	if delay, ok := strings.CutSuffix(s.at, " ms"); ok {
 		script = fmt.Sprintf("#!/bin/sh\n%s \"$@\" &\nsleep %se-3\nkill -STOP $!\nkill -KILL $PPID\nexec sleep 600\n",
-			real, delay)
+			program, delay)
 	}
 	dir := a.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, s.program), []byte(script), 0o755); err != nil {

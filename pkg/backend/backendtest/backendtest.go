@@ -429,13 +429,13 @@ func conflicts(s *subject) {
 	o := s.request("pvc-1")
 	o.Required, o.Limit = 2*Size, 2*Size
 	v := s.create(o)
-	larger, smaller, any := o, o, o
+	larger, smaller, found := o, o, o
 	larger.Required, larger.Limit = v.Size+1, 0
 	smaller.Required, smaller.Limit = 1, v.Size-1
-	any.Required, any.Limit = 0, 0
+	found.Required, found.Limit = 0, 0
 	s.refused(larger, backend.ErrExists)
 	s.refused(smaller, backend.ErrExists, backend.ErrOutOfRange)
-	if got := s.create(any); got.ID != v.ID {
+	if got := s.create(found); got.ID != v.ID {
 		s.Errorf("a request without a size made %+v, want the existing volume", got)
 	}
 }

@@ -70,8 +70,8 @@ func (f *Flags) Check(kubeletDir, stateDir string) error {
 
 // resolved returns path without links, or path itself if that does not exist.
 func resolved(path string) string {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		return target
 	}
 	return path
 }

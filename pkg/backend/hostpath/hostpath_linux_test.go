@@ -337,17 +337,17 @@ func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 
 func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 	w := newDisk(t, "size=4m")
-	real, err := mounter.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
+	host, err := mounter.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var blind bool // as if Delete had not seen the mount
 	b := w.open(func(c *Config) {
-		c.Images = changed{Images: real, users: func(source string) ([]string, error) {
+		c.Images = changed{Images: host, users: func(source string) ([]string, error) {
 			if blind && strings.Contains(source, volumesDir) {
 				return nil, nil
 			}
-			return real.MountPointsOf(source)
+			return host.MountPointsOf(source)
 		}}
 	})
 	v := w.create(b, "v")

@@ -72,11 +72,11 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 }
 
 // keep reserves space for v, makes it, and adds it to the index.
-func (b *Backend) keep(s *root, v *volume, make func() error) error {
+func (b *Backend) keep(s *root, v *volume, create func() error) error {
 	if err := b.reserve(s, v.Size); err != nil {
 		return err
 	}
-	switch err := make(); {
+	switch err := create(); {
 	case errors.Is(err, store.ErrUndecided): // the space stays reserved
 		b.catalog.BreakVolume(v.Key(), err)
 		return err

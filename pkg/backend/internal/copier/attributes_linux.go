@@ -90,7 +90,7 @@ func attributes(dst int, from, to attributed, st *unix.Statx_t) (was unix.Statx_
 // copyXattrs copies the extended attributes, ACLs among them, and reports whether there are any.
 // The kernel hides some of them from this process, for example trusted ones in a user namespace;
 // these are left out.
-func copyXattrs(from, to attributed) (any bool, err error) {
+func copyXattrs(from, to attributed) (found bool, err error) {
 	names, err := xattr(from.list)
 	if errors.Is(err, unix.EOPNOTSUPP) { // the filesystem has none, or none for such a node
 		return false, nil

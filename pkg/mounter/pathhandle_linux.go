@@ -33,9 +33,9 @@ func resolve(path string, flags int) (fd int, err error) {
 	}
 }
 
-// place is a handle of a path below the kubelet directory. It holds the parent directory open, so
+// pathHandle is a handle of a path below the kubelet directory. It holds the parent directory open, so
 // that another process can replace only the last element between two steps.
-type place struct {
+type pathHandle struct {
 	parent int    // O_PATH descriptor
 	name   string // the last element
 	path   string // as the caller spells it
@@ -43,10 +43,10 @@ type place struct {
 
 // open resolves path below the kubelet directory without following any link. Errors: ErrPath,
 // fs.ErrNotExist if the parent does not exist.
-func (l *linux) open(path string) (place, error) {
+func (l *linux) open(path string) (pathHandle, error) {
 	rel, err := below(l.dir, path)
 	if err != nil {
-		return place{}, err
+		return pathHandle{}, err
 	}
 	dir, name := filepath.Split(rel)
 	parent, err := resolve(l.real+"/"+dir, unix.O_PATH|unix.O_DIRECTORY)
@@ -54,22 +54,22 @@ func (l *linux) open(path string) (place, error) {
 		err = fmt.Errorf("%w: %w", ErrPath, err)
 	}
 	if err != nil {
-		return place{}, err
+		return pathHandle{}, err
 	}
-	return place{parent: parent, name: name, path: path}, nil
+	return pathHandle{parent: parent, name: name, path: path}, nil
 }
 
-func (p place) close() { unix.Close(p.parent) }
+func (p pathHandle) close() { unix.Close(p.parent) }
 
 // proc returns a path to p for system calls that take no descriptor. The path resolves through the
 // open parent.
-func (p place) proc() string { return procPath(p.parent) + "/" + p.name }
+func (p pathHandle) proc() string { return procPath(p.parent) + "/" + p.name }
 
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // openPath returns an O_PATH descriptor of the file, directory or mount at p. A mount at p cannot
 // be unmounted while the descriptor is open.
-func (p place) openPath() (int, error) {
+func (p pathHandle) openPath() (int, error) {
 	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, &fs.PathError{Op: "open", Path: p.path, Err: err}
@@ -79,7 +79,7 @@ func (p place) openPath() (int, error) {
 
 // stat returns the state of the file, directory or mount at p. If the state is broken, stat returns
 // an error, too.
-func (p place) stat() (state, error) {
+func (p pathHandle) stat() (state, error) {
 	s, err := stat(p.parent, p.name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
 		s.broken = isDead(err)
@@ -97,7 +97,7 @@ func isDead(err error) bool {
 		errors.Is(err, unix.EHOSTDOWN) || errors.Is(err, unix.EIO)
 }
 
-func (p place) statfs(st *unix.Statfs_t) error {
+func (p pathHandle) statfs(st *unix.Statfs_t) error {
 	fd, err := p.openPath()
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func names(fd, n int, path string) ([]string, error) {
 // target is an open mount point: the directory or file on which a mount is put. Its descriptor was
 // opened without following links, so a link that replaces the mount point later is never followed.
 type target struct {
-	place
+	pathHandle
 	fd   int // O_PATH
 	id   fileID
 	made bool // this call has created the mount point
@@ -137,7 +137,7 @@ type target struct {
 // target opens the directory or file at p, which must have the type mode and must not be a mount
 // point. It must also be empty, as a mount would hide its content. A directory that this call has
 // made is not checked for entries. Errors: ErrPath, ErrConflict, ErrNotEmpty.
-func (p place) target(mode uint16, made bool) (target, error) {
+func (p pathHandle) target(mode uint16, made bool) (target, error) {
 	fd, err := p.openPath()
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: %w", ErrPath, err)
@@ -167,7 +167,7 @@ func (p place) target(mode uint16, made bool) (target, error) {
 		unix.Close(fd)
 		return target{}, err
 	}
-	return target{place: p, fd: fd, id: at.id, made: made}, nil
+	return target{pathHandle: p, fd: fd, id: at.id, made: made}, nil
 }
 
 // typeName returns the name of a type of file, for an error.
@@ -210,7 +210,7 @@ func (t target) failed(m Mount, err error) error {
 // prepare makes p ready for a mount on a file or a directory; mode is the type. If p is a mount
 // point already, done is true, and prepare returns ErrConflict unless the mount is the wanted
 // mount. The function is compares the mount at p, by its state and its root, with the wanted mount.
-func (p place) prepare(
+func (p pathHandle) prepare(
 	mode uint16, is func(at state, root int) (same bool, differs error),
 ) (t target, done bool, err error) {
 	at, err := p.stat()
@@ -240,7 +240,7 @@ func (p place) prepare(
 }
 
 // compare returns ErrConflict unless the function is accepts the mount at p.
-func (p place) compare(is func(at state, root int) (same bool, differs error)) error {
+func (p pathHandle) compare(is func(at state, root int) (same bool, differs error)) error {
 	root, err := p.openPath()
 	if err != nil {
 		return err
@@ -289,7 +289,7 @@ func mark(fd int) error {
 // markBelow marks the file that the mount at p hides: the target of a device that an earlier
 // release of the driver has mounted. The file is reachable through a clone of the mount of the
 // parent directory, because the clone does not include the mount at p.
-func (p place) markBelow() error {
+func (p pathHandle) markBelow() error {
 	tree, err := cloneTree(p.parent)
 	if err != nil {
 		return err
@@ -305,7 +305,7 @@ func (p place) markBelow() error {
 
 // unmake removes a target that this call has just created, unless another file has replaced the
 // target.
-func (p place) unmake(mode uint16) error {
+func (p pathHandle) unmake(mode uint16) error {
 	remove := p.removeDirectory
 	if mode == unix.S_IFREG {
 		remove = func() error { return p.removeFile(false) }
@@ -318,7 +318,7 @@ func (p place) unmake(mode uint16) error {
 }
 
 // make creates an empty directory or file at p; mode is the type.
-func (p place) make(mode uint16) error {
+func (p pathHandle) make(mode uint16) error {
 	var err error
 	if mode == unix.S_IFREG {
 		err = unix.Mknodat(p.parent, p.name, unix.S_IFREG|targetMode, 0)
@@ -343,11 +343,11 @@ type source struct {
 // kubelet directory is another mount: it is resolved from the real path of that directory, which
 // itself may be reached through a link. Errors: ErrPath for a link, fs.ErrNotExist.
 func (l *linux) openSource(path string) (source, error) {
-	real := path
+	resolved := path
 	if rel, err := below(l.dir, path); err == nil {
-		real = filepath.Join(l.real, rel)
+		resolved = filepath.Join(l.real, rel)
 	}
-	fd, err := resolve(real, unix.O_PATH)
+	fd, err := resolve(resolved, unix.O_PATH)
 	if err != nil {
 		return source{}, fmt.Errorf("source: %w", err)
 	}
@@ -356,7 +356,7 @@ func (l *linux) openSource(path string) (source, error) {
 		unix.Close(fd)
 		return source{}, &fs.PathError{Op: "statx", Path: path, Err: err}
 	}
-	return source{fd: fd, path: path, real: real, state: at}, nil
+	return source{fd: fd, path: path, real: resolved, state: at}, nil
 }
 
 func (s source) close() { unix.Close(s.fd) }
