@@ -16,6 +16,9 @@ EXAMPLES = ./examples/attached/... ./examples/minimal/...
 # What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
 SIDECARS = $(GO) -C sidecars
 
+# golangci-lint runs the go command.
+GOLANGCI = PATH=$$($(CURDIR)/hack/go env GOROOT)/bin:$$PATH $$(CGO_ENABLED=0 $(CURDIR)/hack/go -C $(CURDIR)/tools/golangci-lint tool -n golangci-lint) run --config=$(CURDIR)/.golangci.yml
+
 # gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
 TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/sidecars/internal/sidecar.version=$(VERSION)
@@ -27,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -99,8 +102,13 @@ vet: ## go vet for every platform
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
 	echo "vet the examples"; GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...
-lint: ## gofmt and staticcheck
-	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }; $(GO) tool -modfile=tools/go.mod staticcheck ./...
-	set -e; for m in sidecars $(MODULES); do $(GO) -C $$m tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...; done
-	GOWORK=$(CURDIR)/go.work $$($(GO) tool -modfile=tools/go.mod -n staticcheck) $(EXAMPLES)
-	$(SUITE) tool -modfile=$(CURDIR)/tools/go.mod staticcheck ./...
+lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter over pages and comments (.vale.ini)
+	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
+	$(GOLANGCI) ./...
+	set -e; for m in sidecars $(MODULES) test/e2e/tools/suite; do (cd $$m && echo "lint $$m" && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...); done
+	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES)
+	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*_test.go' ':!*.pb.go')
+docs: ## build the documentation site: bin/docs
+	@./hack/docs
+docs-serve: ## serve the documentation site at localhost:1313
+	@./hack/docs serve

@@ -75,8 +75,8 @@ func environment(platform string) []string {
 	}
 }
 
-// build builds the programs of products for a platform into dir. Programs that are up to date stay. The Go command's own
-// stamp of the version is left out: it depends on which tags a clone has.
+// build builds the programs of products for a platform into dir. Programs that are up to date stay.
+// The Go command's own stamp of the version is left out: it depends on which tags a clone has.
 func build(ctx context.Context, root, dir, platform string, v version, products []product) error {
 	flags := ldflags
 	for _, variable := range []string{"main.version", module + "/sidecars/internal/sidecar.version"} {
@@ -117,8 +117,9 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	return nil
 }
 
-// licences returns the licences of all modules that a program is made of, and that of Go, each text once.
-func licences(ctx context.Context, root, platform string, p product) ([]byte, error) {
+// licenses returns the licenses of all modules that a program is made of, and that of Go, each text
+// once.
+func licenses(ctx context.Context, root, platform string, p product) ([]byte, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return nil, err
@@ -143,12 +144,12 @@ func licences(ctx context.Context, root, platform string, p product) ([]byte, er
 		if !ok {
 			continue // the standard library's packages have no module
 		}
-		found, err := licenceFiles(dir)
+		found, err := licenseFiles(dir)
 		if err == nil && len(found) == 0 && dir == filepath.Join(root, p.module) { // the module of the root has it
-			found, err = licenceFiles(root)
+			found, err = licenseFiles(root)
 		}
-		if err == nil && len(found) == 0 && dir != p.source { // an author may not have chosen a licence yet
-			err = fmt.Errorf("no licence in %s", dir)
+		if err == nil && len(found) == 0 && dir != p.source { // an author may not have chosen a license yet
+			err = fmt.Errorf("no license in %s", dir)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
@@ -160,23 +161,23 @@ func licences(ctx context.Context, root, platform string, p product) ([]byte, er
 			whose[t] = append(whose[t], name)
 		}
 	}
-	out := bytes.NewBufferString(p.name + " is made of these modules, under the licence that follows each list.\n")
+	out := bytes.NewBufferString(p.name + " is made of these modules, under the license that follows each list.\n")
 	for _, t := range texts {
 		fmt.Fprintf(out, "\n%s\n\n%s\n\n%s\n", strings.Repeat("=", 80), strings.Join(whose[t], "\n"), t)
 	}
 	return out.Bytes(), nil
 }
 
-var licenceName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([-.].*)?$`)
+var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)([-.].*)?$`)
 
-// licenceFiles returns the texts of the licences in the first directory of a module.
-func licenceFiles(dir string) (texts []string, err error) {
+// licenseFiles returns the texts of the licenses in the first directory of a module.
+func licenseFiles(dir string) (texts []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !e.Type().IsRegular() || !licenceName.MatchString(e.Name()) {
+		if !e.Type().IsRegular() || !licenseName.MatchString(e.Name()) {
 			continue
 		}
 		content, err := os.ReadFile(filepath.Join(dir, e.Name()))

@@ -144,7 +144,7 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 		}
 		if text := found[p.copyrightPath()]; !strings.Contains(text, "Apache License") ||
 			!strings.Contains(text, "\nGo\n") || !strings.Contains(text, "google.golang.org/grpc v1.") {
-			t.Errorf("%s has not the licences of its modules: %.400s", p.name, text)
+			t.Errorf("%s has not the licenses of its modules: %.400s", p.name, text)
 		}
 		if n := strings.Count(found[bundle], "BEGIN CERTIFICATE"); n < 100 ||
 			strings.Count(found[bundle], "\n-----BEGIN") != n-1 {

@@ -1,4 +1,5 @@
-// Command images makes the images of the driver and the sidecars, without a container engine: docs/how-to/images.md.
+// Command images makes the images of the driver and the sidecars, without a container engine:
+// docs/how-to/images.md.
 package main
 
 import (
@@ -97,7 +98,8 @@ func findRoot() (string, error) {
 	}
 }
 
-// choose returns the products that have names, or all. The driver is built of source, unless that is "".
+// choose returns the products that have names, or all. The driver is built of source, unless that
+// is "".
 func choose(names []string, source string) (chosen []product, err error) {
 	products := slices.Clone(products)
 	if source != "" {
@@ -279,12 +281,13 @@ func (m *maker) add(ctx context.Context, p product, image oci.Image, from []debi
 	slices.SortFunc(from, func(a, b debian.Package) int { return strings.Compare(a.Name, b.Name) })
 	from = slices.CompactFunc(from, func(a, b debian.Package) bool { return a.Name == b.Name })
 	list, err := sbom.Document(sbom.Image{
-		Name: p.name, Version: m.version.tag, Revision: m.version.revision, Platform: image.Platform, Module: module, Program: program, Debian: from,
+		Name: p.name, Version: m.version.tag, Revision: m.version.revision, Platform: image.Platform, Module: module,
+		Program: program, Debian: from,
 	})
 	if err != nil {
 		return err
 	}
-	copyright, err := licences(ctx, m.root, image.Platform, p)
+	copyright, err := licenses(ctx, m.root, image.Platform, p)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,8 @@ type product struct {
 	tools       bool   // whether its Linux image has tools
 	windows     bool
 
-	// module is the directory of the module whose cmd/<name> is the main package, relative to the sources.
+	// module is the directory of the module whose cmd/<name> is the main package, relative to the
+	// sources.
 	module string
 
 	// source is the directory of another main package, absolute.
@@ -55,7 +56,8 @@ var products = []product{
 		windows: true, module: "sidecars"},
 }
 
-// tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in its source.
+// tools are the programs that the driver runs, at their paths in Debian. A test finds all calls in
+// its source.
 var tools = []string{
 	"/sbin/blkid",
 	"/sbin/mkfs.ext4", "/sbin/e2fsck", "/sbin/resize2fs", "/sbin/tune2fs",
@@ -66,7 +68,8 @@ var tools = []string{
 // configs are configuration files of tools.
 var configs = []string{"/etc/mke2fs.conf"}
 
-// searchPath finds the programs and the tools. All Linux images set it, so that a manifest can say command: [csi-sidecars].
+// searchPath finds the programs and the tools. All Linux images set it, so that a manifest can say
+// command: [csi-sidecars].
 const searchPath = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 
 // release tells scanners whose packages these are.
@@ -143,10 +146,11 @@ func (p product) labels(v version) map[string]string {
 // sbomPath is where an image has its SBOM.
 func (p product) sbomPath() string { return "/usr/share/sbom/" + p.name + ".spdx.json" }
 
-// copyrightPath is where an image has the licences of the program.
+// copyrightPath is where an image has the licenses of the program.
 func (p product) copyrightPath() string { return "/usr/share/doc/causeway-" + p.name + "/copyright" }
 
-// own returns the layer of the program. On Linux a link is at the program's path of earlier releases.
+// own returns the layer of the program. On Linux a link is at the program's path of earlier
+// releases.
 func (p product) own(goos string, program, sbom, copyright []byte) []oci.File {
 	files := []oci.File{
 		{Path: p.path(goos), Mode: 0o755, Content: program},
@@ -174,8 +178,8 @@ func (p product) executable(goos string) string {
 	return p.name
 }
 
-// entrypoint is how the program is started. On Windows the files of a HostProcess container are somewhere on the node,
-// which is its working directory.
+// entrypoint is how the program is started. On Windows the files of a HostProcess container are
+// somewhere on the node, which is its working directory.
 func (p product) entrypoint(goos string) string {
 	if goos == "windows" {
 		return p.executable(goos)

@@ -26,11 +26,11 @@ import (
 //
 //	<dir>/disks/<id>/{image,record.json}
 //	<dir>/snapshots/<id>/{image,record.json}
-//	<dir>/unfinished/            what was not finished, or is being deleted; removed at start
+//	<dir>/unfinished/            incomplete and deleted objects; removed at start
 //
 // A directory is filled in unfinished, made durable, and renamed into its place. A record is
 // replaced by a rename. So a crash leaves the old state or the new one. The size of a disk is that
-// of its image. The comments of cloud say what the methods do.
+// of its image. The comments of cloud describe the methods.
 type directoryCloud struct {
 	dir   *os.File // locked
 	nodes []string // that the cloud knows; nil: any

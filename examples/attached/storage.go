@@ -48,12 +48,12 @@ type cloud interface {
 	// DeleteDisk deletes a disk, if present. Errors: ErrInUse while the disk is attached.
 	DeleteDisk(ctx context.Context, id string) error
 	// GrowDisk makes a disk at least size bytes large, also on the nodes that have it. Errors:
-	// ErrNotFound; ErrOutOfRange if there is no room.
+	// ErrNotFound; ErrOutOfRange if there is no space.
 	GrowDisk(ctx context.Context, id string, size int64) error
 	// AttachDisk attaches a disk to a node. AttachDisk returns a or, if it is repeated, the a of
 	// the first call, which may have another Size. Errors: ErrNotFound for the disk or the node,
 	// ErrExists if the disk is attached to the node in another way, ErrInUse, with the name of
-	// another node, if the two cannot share the disk, and ErrExhausted if the node has no room for
+	// another node, if the two cannot share the disk, and ErrExhausted if the node has no slot for
 	// a disk.
 	AttachDisk(ctx context.Context, id, node string, a attachment) (attachment, error)
 	// DetachDisk detaches a disk from a node, or from all nodes if node is "". An attachment or a

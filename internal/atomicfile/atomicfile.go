@@ -1,6 +1,6 @@
-// Package atomicfile writes small files. A reader, or the next process after a crash, finds the whole
-// old content or the whole new content, and nothing follows a symbolic link: all names are beneath an
-// open directory.
+// Package atomicfile writes small files. A reader, or the next process after a crash, finds the
+// whole old content or the whole new content, and nothing follows a symbolic link: all names are
+// beneath an open directory.
 package atomicfile
 
 import (
@@ -21,8 +21,9 @@ const mode = 0o600
 type Writer struct {
 	Dir *beneath.Dir
 
-	// Temp is the name of a new file until it is renamed. No other writer may use it at the same time. A
-	// file that a crash has left there is replaced. "" is the name of the file with ".new" after it.
+	// Temp is the name of a new file until it is renamed. No other writer may use it at the same
+	// time. A file that a crash has left there is replaced. "" is the name of the file with ".new"
+	// after it.
 	Temp string
 
 	// Volatile files need not survive a power cut: they and their directory are not synced.

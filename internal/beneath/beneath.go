@@ -7,8 +7,8 @@
 // Paths have slashes between their elements and satisfy fs.ValidPath; "." is the directory itself.
 // Errors are *fs.PathError (of Rename *os.LinkError) with the path as the caller of Open gave it,
 // and the errors of package fs can be found in them. A path element of the wrong type is ErrType
-// with the path of that element: a FIFO in place of a file, for example, or a link. No open waits for
-// the writer of a FIFO.
+// with the path of that element: a FIFO in place of a file, for example, or a link. No open waits
+// for the writer of a FIFO.
 package beneath
 
 import (

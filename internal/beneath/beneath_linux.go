@@ -136,8 +136,8 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// Rename gives the entry called old the name target, in place of a file or empty directory that may be
-// there.
+// Rename gives the entry called old the name target, in place of a file or empty directory that may
+// be there.
 func (d *Dir) Rename(old, target string) error {
 	name := old
 	err := d.at(old, func(from int, was string) error {

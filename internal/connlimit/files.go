@@ -1,7 +1,8 @@
 package connlimit
 
-// shares is by how many the files of a process are divided. A driver has two listeners on the network,
-// so half of its files are left for CSI calls and the storage. The node's sidecars have three.
+// shares is by how many the files of a process are divided. A driver has two listeners on the
+// network, so half of its files are left for CSI calls and the storage. The node's sidecars have
+// three.
 const shares = 4
 
 // minConns is the smallest limit of a listener: with fewer connections it serves no client.

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Limits of an HTTP endpoint, which serves a Prometheus, the kubelet's probes and a person's browser.
+// Limits of an HTTP endpoint, which serves a Prometheus, the kubelet's probes and a person's
+// browser.
 const (
 	maxHTTP     = 256              // connections
 	headerLimit = 5 * time.Second  // for the headers of a request
@@ -21,8 +22,8 @@ func HTTP(l net.Listener) *Listener {
 	return New(l, Limits{Waiting: Share(maxHTTP)})
 }
 
-// ServerOf returns a server for the connections of HTTP. It bounds the time and the size of requests,
-// and tells the listener which connections are idle.
+// ServerOf returns a server for the connections of HTTP. It bounds the time and the size of
+// requests, and tells the listener which connections are idle.
 func ServerOf(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           handler,

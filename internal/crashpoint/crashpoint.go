@@ -1,7 +1,7 @@
-// Package crashpoint names the moments at which the crash tests kill the driver. A build without the tag crashpoints
-// has none of it: Reached is empty there and costs nothing.
+// Package crashpoint names the moments at which the crash tests kill the driver. A build without
+// the tag crashpoints has none of it: Reached is empty there and costs nothing.
 package crashpoint
 
-// Env is the environment variable that says where a driver built with the tag dies: the name of a point, and
-// optionally ":n" to die when it is reached for the nth time.
+// Env is the environment variable that says where a driver built with the tag dies: the name of a
+// point, and optionally ":n" to die when it is reached for the nth time.
 const Env = "CAUSEWAY_CRASH_AT"

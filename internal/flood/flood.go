@@ -1,4 +1,4 @@
-// Package flood opens connections for tests, as an attacker does who wants to lock others out.
+// Package flood opens connections for tests, as an attacker does to lock others out.
 package flood
 
 import (

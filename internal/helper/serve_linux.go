@@ -151,7 +151,7 @@ func (h *worker) driverGone(why error) {
 	h.end(why)
 	close(h.incoming)
 	if !h.lasting {
-		os.Exit(0) //nolint:gocritic // with the lock, so that no task starts
+		os.Exit(0) // with the lock, so that no task starts
 	}
 }
 

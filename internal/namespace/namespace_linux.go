@@ -80,7 +80,7 @@ func again(flags uintptr) error {
 	err = cmd.Wait()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			os.Exit(128 + int(status.Signal())) //nolint:gocritic // nothing is left to defer for
+			os.Exit(128 + int(status.Signal()))
 		}
 		os.Exit(exit.ExitCode())
 	}

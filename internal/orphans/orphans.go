@@ -89,7 +89,8 @@ func find(ctx context.Context, conn grpc.ClientConnInterface, objects io.Reader,
 	if waited := now().Sub(listed); len(t.begin) > 0 && waited < o.Settle {
 		return Report{}, fmt.Errorf("%w: the objects came %s after the volumes were listed, and it must be %s at "+
 			"least: of what was being made then,"+
-			" the object may not have been written yet. Put a sleep before kubectl get", ErrNoConclusion, waited.Round(time.Millisecond), o.Settle)
+			" the object may not have been written yet. Put a sleep before kubectl get", ErrNoConclusion,
+			waited.Round(time.Millisecond), o.Settle)
 	}
 	if err := t.read(objects); err != nil {
 		return Report{}, err

@@ -125,7 +125,7 @@ func checkUsage(c *x509.Certificate, usage x509.ExtKeyUsage) error {
 		usageWords(c))
 }
 
-// checkName returns an error unless name is among the DNS names of c, whatever its case.
+// checkName returns an error unless name is among the DNS names of c, in any case of letters.
 func checkName(c *x509.Certificate, name string) error {
 	if name != "" && slices.ContainsFunc(c.DNSNames, func(n string) bool { return strings.EqualFold(n, name) }) {
 		return nil

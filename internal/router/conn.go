@@ -23,8 +23,8 @@ const (
 var errLost = errors.New("the connection was lost")
 
 // connection is a gRPC channel over a single network connection. It never reconnects: the address
-// may belong to another node by then. docs/reference/benchmarks.md compares a channel for each node with a
-// shared channel.
+// may belong to another node by then. docs/reference/benchmarks.md compares a channel for each node
+// with a shared channel.
 type connection struct {
 	*grpc.ClientConn
 	raw  net.Conn

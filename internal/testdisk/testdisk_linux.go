@@ -118,7 +118,7 @@ func Loops(t testing.TB, prefix string) (devices []string) {
 	return devices
 }
 
-// Flush writes out a file, and what was written to its loop devices. sync(2) would do the same for
+// Flush writes out a file, and the writes to its loop devices. sync(2) would do the same for
 // the whole machine, and so for the disks of tests that cut the power.
 func Flush(t testing.TB, path string) {
 	t.Helper()

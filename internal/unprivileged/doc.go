@@ -1,2 +1,3 @@
-// Package unprivileged runs a test as a user who is not root: root opens every file, whatever its mode.
+// Package unprivileged runs a test as a user who is not root: root opens every file, regardless of
+// its mode.
 package unprivileged

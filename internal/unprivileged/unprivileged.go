@@ -33,7 +33,8 @@ func Self(t testing.TB) string {
 	return self
 }
 
-// Again runs the test a second time as User if this process is root, and reports whether it did. The caller then returns.
+// Again runs the test a second time as User if this process is root, and reports whether it did.
+// The caller then returns.
 func Again(t *testing.T) bool {
 	t.Helper()
 	if os.Geteuid() != 0 {

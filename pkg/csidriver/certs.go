@@ -13,7 +13,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// certsFlags are the flags of the command certs. A test compares docs/how-to/certificates.md with them.
+// certsFlags are the flags of the command certs. A test compares docs/how-to/certificates.md with
+// them.
 type certsFlags struct {
 	dir    string
 	client string

@@ -16,8 +16,8 @@
 //		})
 //	}
 //
-// The flags of every driver are in docs/reference/flags.md of this module. A program also has the commands
-// certs and orphans, each with --help.
+// The flags of every driver are in docs/reference/flags.md of this module. A program also has the
+// commands certs and orphans, each with --help.
 package csidriver
 
 import (

@@ -23,7 +23,8 @@ const (
 	exitOrphans      = 3
 )
 
-// orphansFlags are the flags of the command orphans. A test compares docs/how-to/orphans.md with them.
+// orphansFlags are the flags of the command orphans. A test compares docs/how-to/orphans.md with
+// them.
 type orphansFlags struct {
 	endpoint string
 	output   string

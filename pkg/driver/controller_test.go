@@ -71,7 +71,7 @@ func TestCreateVolumeRequests(t *testing.T) {
 		},
 		"a mount flag": {withCapabilities(capability(sharedMode, "noexec", "noatime")), codes.OK, ""},
 		"a forbidden mount flag": {withCapabilities(capability(sharedMode, "noexec", "bind")), codes.InvalidArgument,
-			"number 2 of 2"},
+			"option 2 of 2"},
 		"5 KiB of mount flags": {withCapabilities(capability(sharedMode, strings.Repeat("x", 5<<10))),
 			codes.InvalidArgument, "5120"},
 		"no access mode": {withCapabilities(&csi.VolumeCapability{AccessType: block.GetAccessType()}),

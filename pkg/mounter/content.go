@@ -11,12 +11,12 @@ import (
 )
 
 // A disk that a tool cannot read looks blank to it. So nothing is taken for blank here that was not
-// read: every range in which a known filesystem, volume manager or partition table keeps a signature,
-// or a copy of its superblock, must be read without an error, and must hold zeroes.
+// read: every range in which a known filesystem, volume manager or partition table keeps a
+// signature, or a copy of its superblock, must be read without an error, and must hold zeroes.
 
 const (
-	// edge is how much is read at both ends of a device, in bytes. Both labels of zfs at an end, the
-	// superblocks of mdraid and both partition tables of GPT lie in it.
+	// edge is how much is read at both ends of a device, in bytes. Both labels of zfs at an end,
+	// the superblocks of mdraid and both partition tables of GPT lie in it.
 	edge = 1 << 20
 	// copySize is the number of bytes to read at each copy in between, in bytes.
 	copySize = 4096
@@ -54,8 +54,8 @@ func copies(size int64) []int64 {
 		}
 		all = append(all, offset)
 	}
-	// A new xfs has 4 allocation groups, or, from 4 TiB on, groups of 1 TiB less one block, each with a
-	// superblock: calc_default_ag_geometry in libfrog of xfsprogs.
+	// A new xfs has 4 allocation groups, or, from 4 TiB on, groups of 1 TiB less one block, each
+	// with a superblock: calc_default_ag_geometry in libfrog of xfsprogs.
 	const groups, largest = 4, 1 << 40
 	for block := int64(1024); block <= 64<<10; block *= 2 {
 		group := (size/block + groups - 1) / groups * block
@@ -141,8 +141,8 @@ type content struct {
 	blank bool
 	name  string // for messages; one of FSTypes if the content is such a filesystem
 	id    string // of a filesystem of FSTypes, complete or not: its UUID
-	// fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted for
-	// writing.
+	// fresh says of a btrfs that mkfs has not ended, and of the others that they were never mounted
+	// for writing.
 	fresh bool
 	// copies are those of superblocks, on a device with unknownData.
 	copies []superblock

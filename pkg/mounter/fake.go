@@ -46,7 +46,8 @@ func (f *Fake) Mounts() map[string]Mount {
 	return all
 }
 
-// Mount records m at path, and makes the directories and files of a real mount. Errors: those of a real Host, and Err.
+// Mount records m at path, and makes the directories and files of a real mount. Errors: those of a
+// real Host, and Err.
 func (f *Fake) Mount(ctx context.Context, m Mount, path string) error {
 	if err := errors.Join(ctx.Err(), f.Err); err != nil {
 		return err
@@ -263,7 +264,8 @@ func (f *Fake) Format(_ context.Context, image *os.File, fsType string) error {
 	return err
 }
 
-// NewUUID replaces the UUID in the image. The file changes, also in the Fake. Errors: ErrFormat, ErrBusy, Err.
+// NewUUID replaces the UUID in the image. The file changes, also in the Fake. Errors: ErrFormat,
+// ErrBusy, Err.
 func (f *Fake) NewUUID(ctx context.Context, image *os.File, fsType string, _ int) error {
 	if _, ok := imageOptions[fsType]; !ok {
 		return fmt.Errorf("%w: %.32q", ErrFormat, fsType)
@@ -365,7 +367,8 @@ func (f *Fake) Tune(ctx context.Context, m Mount) error {
 	return nil
 }
 
-// Unmount removes the mount at path. A path without a mount is no error. Errors: ErrPath, ErrBusy for a mount below path, Err.
+// Unmount removes the mount at path. A path without a mount is no error. Errors: ErrPath, ErrBusy
+// for a mount below path, Err.
 func (f *Fake) Unmount(ctx context.Context, path string) error {
 	if f.Err != nil {
 		return f.Err

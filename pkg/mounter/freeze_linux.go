@@ -158,7 +158,7 @@ func (s *stuck) Unwrap() error {
 
 // frozen is an image whose filesystem is to be frozen, as it is recorded.
 type frozen struct {
-	Path   string `json:"path"` // for who reads the record
+	Path   string `json:"path"` // for readers of the record
 	Dev    uint64 `json:"dev"`  // of the file, as stat(2) tells it
 	Ino    uint64 `json:"ino"`
 	Loop   int    `json:"loop"` // number of its device
@@ -224,8 +224,8 @@ func (l *linux) reach(ctx context.Context, f *freeze, image frozen) error {
 	return nil
 }
 
-// openMount opens the first of some mounts of a filesystem that is not hidden below another mount, as
-// a path only: a helper opens it for reading. Errors: ErrBusy.
+// openMount opens the first of some mounts of a filesystem that is not hidden below another mount,
+// as a path only: a helper opens it for reading. Errors: ErrBusy.
 func openMount(infos []*mountinfo.Info) (*os.File, error) {
 	for _, i := range infos {
 		fd, err := unix.Open(i.Mountpoint, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

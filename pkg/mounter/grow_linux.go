@@ -68,8 +68,9 @@ func (l *linux) Grow(ctx context.Context, m Mount, path string) error {
 // growLimit bounds the time in which a filesystem grows.
 const growLimit = time.Minute
 
-// growTask grows a mounted filesystem. Its files are the root of the filesystem, open as a path only,
-// and the device. It waits, uninterruptibly, while the filesystem is frozen or is about to be.
+// growTask grows a mounted filesystem. Its files are the root of the filesystem, open as a path
+// only, and the device. It waits, uninterruptibly, while the filesystem is frozen or is about to
+// be.
 var growTask = helper.Task{Name: "grow", Errors: []error{ErrBusy, ErrFormat}, Run: func(j *helper.Job) (any, error) {
 	var fsType string
 	if err := j.Request(&fsType); err != nil {
@@ -164,7 +165,8 @@ type ext4Super struct {
 	sums              bool // metadata_csum
 }
 
-// full reports whether the filesystem fills a device of size bytes, but for a rest that is too small for a group.
+// full reports whether the filesystem fills a device of size bytes, but for a rest that is too
+// small for a group.
 func (s ext4Super) full(size uint64) bool {
 	blocks := size / uint64(os.Getpagesize()) * uint64(os.Getpagesize()) / s.blockSize // as resize2fs has it
 	if s.blocks >= blocks {

@@ -121,8 +121,8 @@ func (l *linux) check(ctx context.Context, d disk) error {
 	return e2fsckError(l.tool(context.WithoutCancel(ctx), d, killed, "e2fsck", "-p"))
 }
 
-// e2fsckError returns the error of e2fsck, or nil if the exit code means that no error is left in the
-// filesystem: e2fsck(8).
+// e2fsckError returns the error of e2fsck, or nil if the exit code means that no error is left in
+// the filesystem: e2fsck(8).
 func e2fsckError(err error) error {
 	const repaired, reboot = 1, 2
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
@@ -284,7 +284,8 @@ func (p pathHandle) readBacking() (b backing, there bool, err error) {
 	return b, there, err
 }
 
-// readBackingFlag is [pathHandle.readBacking], and also returns the number behind b in the record, or 0.
+// readBackingFlag is [pathHandle.readBacking], and also returns the number behind b in the record,
+// or 0.
 func (p pathHandle) readBackingFlag() (b backing, flag int, there bool, err error) {
 	foreign := fmt.Errorf("%w: %s is not the driver's file", ErrNotEmpty, p.backingPath())
 	fd, err := unix.Openat(p.parent, backingName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -415,11 +415,11 @@ func isClaimed(n int) (bool, error) {
 	return false, unix.Close(fd)
 }
 
-// released reports whether an unmounted device gives up its file within about 60 ms. The kernel
+// released reports whether an unmounted device gives up its file within about 500 ms. The kernel
 // detaches the file when the last process closes the device, and a process that only inspects the
 // device can be the last for a moment.
 func released(n int, b backing) bool {
-	for wait := time.Millisecond; wait <= 32*time.Millisecond; wait *= 2 {
+	for wait := time.Millisecond; wait <= 256*time.Millisecond; wait *= 2 {
 		if has, err := fileOfLoop(n); errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) ||
 			(err == nil && has != b) {
 			return true

@@ -426,7 +426,8 @@ func (l *linux) removeAt(ctx context.Context, p pathHandle, at state, device boo
 		err = p.removeFile(device)
 	case errors.Is(err, ErrNotEmpty):
 		if failed := l.releaseDisk(ctx, p, at); failed != nil {
-			return fmt.Errorf("%w: %v", err, failed) //nolint:errorlint // not wrapped: its class ErrBusy would mean another layer
+			return fmt.Errorf("%w: %v", err,
+				failed) //nolint:errorlint // not wrapped: its class ErrBusy would mean another layer
 		}
 		err = p.removeDirectory()
 	}

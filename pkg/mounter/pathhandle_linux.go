@@ -33,8 +33,8 @@ func resolve(path string, flags int) (fd int, err error) {
 	}
 }
 
-// pathHandle is a handle of a path below the kubelet directory. It holds the parent directory open, so
-// that another process can replace only the last element between two steps.
+// pathHandle is a handle of a path below the kubelet directory. It holds the parent directory open,
+// so that another process can replace only the last element between two steps.
 type pathHandle struct {
 	parent int    // O_PATH descriptor
 	name   string // the last element

@@ -65,7 +65,8 @@ func onXFS(ctx context.Context, dir, bin string, o options) error {
 	return compared(ctx, disk, bin, o, true)
 }
 
-// compared measures each call by all ways, call by call in turn, so that the disk's moods meet all of them.
+// compared measures each call by all ways, call by call in turn, so that the disk's moods meet all
+// of them.
 func compared(ctx context.Context, dir, bin string, o options, images bool) (err error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the idle threads of a single caller would only disturb
 	t := &trial{ctx: ctx, images: images}
@@ -171,7 +172,8 @@ func (w *way) create(name string, image bool) *csi.CreateVolumeRequest {
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 	}
 	req := &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{c},
 		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{w.topology()},
 			Preferred: []*csi.Topology{w.topology()}},
 	}

@@ -104,7 +104,8 @@ func (p *process) address(what string) (string, error) {
 	return string(m[1]), nil
 }
 
-// startNode starts a driver that has storage, with all it needs in dir/name, and returns when it is ready.
+// startNode starts a driver that has storage, with all it needs in dir/name, and returns when it is
+// ready.
 func startNode(ctx context.Context, bin, dir, name string, args ...string) (p *process, err error) {
 	dir = filepath.Join(dir, name)
 	for _, d := range []string{"root", "kubelet", "state"} {
@@ -132,7 +133,8 @@ func startNode(ctx context.Context, bin, dir, name string, args ...string) (p *p
 	return p, nil
 }
 
-// startRouter starts a router to nodes at addresses, and returns when all of them answer, and how long that took.
+// startRouter starts a router to nodes at addresses, and returns when all of them answer, and how
+// long that took.
 func startRouter(ctx context.Context, bin, dir, certs string, addresses []string) (*process, time.Duration, error) {
 	begin := time.Now()
 	p, err := start(ctx, bin, dir, "--mode=controller", "--node-id=router", "--http-endpoint=127.0.0.1:0",

@@ -25,8 +25,8 @@ import (
 // pageSize is how many entries are asked for.
 const pageSize = 1000
 
-// maxRouter is the goal for the RSS of a router before 500 nodes, in MiB: a third more than the 58 of
-// the former router, in which all nodes shared a gRPC channel.
+// maxRouter is the goal for the RSS of a router before 500 nodes, in MiB: a third more than the 58
+// of the former router, in which all nodes shared a gRPC channel.
 const maxRouter = 77
 
 const (
@@ -53,7 +53,8 @@ func (s *simulation) String() string {
 	return fmt.Sprintf("%d nodes, %d volumes", s.nodes, s.volumes)
 }
 
-// hundreds compares the calls of routers before many and before few simulated nodes, call by call in turn.
+// hundreds compares the calls of routers before many and before few simulated nodes, call by call
+// in turn.
 func hundreds(ctx context.Context, dir, bin string, o options) (err error) {
 	certs, names, err := certificates(dir, o.fleets)
 	if err != nil {

@@ -74,11 +74,12 @@ func (b *bench) sync() error {
 	return unix.Syncfs(int(d.Fd()))
 }
 
-// create makes a volume: an image, as a block device, if size isn't 0.
+// create makes a volume: an image, as a block device, if size is not 0.
 func (b *bench) create(name string, size int64, source *csi.VolumeContentSource) (id string, err error) {
 	c, parameters := use(), map[string]string(nil)
 	if size > 0 {
-		c.AccessType, parameters = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}, map[string]string{"kind": "image"}
+		c.AccessType, parameters = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+			map[string]string{"kind": "image"}
 	}
 	v, err := b.CreateVolume(b.ctx, &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: max(size,
@@ -104,11 +105,13 @@ func (b *bench) deleteSnapshot(id string) error {
 }
 
 func fromSnapshot(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
 func fromVolume(id string) *csi.VolumeContentSource {
-	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 }
 
 // data is where the driver keeps a volume or snapshot.

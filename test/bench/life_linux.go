@@ -115,7 +115,8 @@ func (c *client) volumes(n int, prefix string) ([]*volume, error) {
 func (v *volume) create(ctx context.Context) error {
 	v.created = true
 	resp, err := v.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{use()},
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{use()},
 	})
 	if err != nil {
 		return err
@@ -135,7 +136,8 @@ func (v *volume) stage(ctx context.Context) error {
 func (v *volume) publish(ctx context.Context) error {
 	v.published = true
 	_, err := v.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: use(), VolumeContext: v.context,
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: use(),
+		VolumeContext: v.context,
 	})
 	return err
 }
@@ -352,7 +354,9 @@ func report(clients []*client, results [][][]figures.Sample) {
 			m := figures.Median(results[i][p], func(s figures.Sample) float64 { return figures.Micro(s.Quantile(.5)) })
 			p50 = append(p50, m)
 			rate = append(rate, figures.Median(results[i][p], figures.Sample.PerSecond))
-			fmt.Fprintf(w, "%.0f µs\t%.0f µs\t%.0f\t", m, figures.Median(results[i][p], func(s figures.Sample) float64 { return figures.Micro(s.Quantile(.99)) }), rate[i])
+			fmt.Fprintf(w, "%.0f µs\t%.0f µs\t%.0f\t", m,
+				figures.Median(results[i][p],
+					func(s figures.Sample) float64 { return figures.Micro(s.Quantile(.99)) }), rate[i])
 		}
 		if len(clients) == 2 {
 			fmt.Fprintf(w, "%.2f\t%.2f\t", p50[1]/p50[0], rate[0]/rate[1])

@@ -27,8 +27,8 @@ const (
 	utilsRounds = 100 // mounts by each library in each round
 )
 
-// besideMountUtils measures pkg/mounter beside k8s.io/mount-utils: the same bind mount with the same
-// options, on a tmpfs, in this process, without gRPC. The two take turns, mount by mount.
+// besideMountUtils measures pkg/mounter beside k8s.io/mount-utils: the same bind mount with the
+// same options, on a tmpfs, in this process, without gRPC. The two take turns, mount by mount.
 func besideMountUtils(ctx context.Context, dir, _ string, rounds int) error {
 	pair, err := newPair(filepath.Join(dir, "mount-utils"))
 	if err != nil {

@@ -69,8 +69,8 @@ type process struct {
 	root string
 }
 
-// startDriver starts a driver with everything it needs in dir/name. Its root is on the disk; its kubelet directory is on
-// a tmpfs if inMemory.
+// startDriver starts a driver with everything it needs in dir/name. Its root is on the disk; its
+// kubelet directory is on a tmpfs if inMemory.
 func startDriver(ctx context.Context, dir, bin, name string, inMemory bool) (*process, error) {
 	dir = filepath.Join(dir, name)
 	p := &process{root: filepath.Join(dir, "root")}
@@ -402,8 +402,8 @@ func creating(ctx context.Context, dir, bin string, rounds int) (err error) {
 	return nil
 }
 
-// memory measures the driver with 1,000 and with 10,000 volumes, when all have been made, staged and published, and
-// when it has been started anew and has listed them.
+// memory measures the driver with 1,000 and with 10,000 volumes, when all have been made, staged
+// and published, and when it has been started anew and has listed them.
 func memory(ctx context.Context, dir, bin string, _ int) error {
 	for _, c := range []struct {
 		volumes int

@@ -117,7 +117,8 @@ func (d *demo) start(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	d.identity, d.controller, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn), csi.NewNodeClient(d.conn)
+	d.identity, d.controller, d.node = csi.NewIdentityClient(d.conn), csi.NewControllerClient(d.conn),
+		csi.NewNodeClient(d.conn)
 	d.metadata = csi.NewSnapshotMetadataClient(d.conn)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -173,7 +174,8 @@ func (d *demo) kill() error {
 	return err
 }
 
-// nothingLeft proves that there is no mount, no loop device, no socket, no process and no file of a volume.
+// nothingLeft proves that there is no mount, no loop device, no socket, no process and no file of a
+// volume.
 func (d *demo) nothingLeft() (string, error) {
 	var files []string
 	dirs := []string{d.kubelet}

@@ -39,7 +39,8 @@ func (d *demo) play(ctx context.Context) error {
 	}{
 		{"CreateVolume, 1 GiB for many pods of a node", func() (string, error) {
 			v, err := d.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-				Name: "demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{use()},
+				Name: "demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib},
+				VolumeCapabilities: []*csi.VolumeCapability{use()},
 			})
 			id = v.GetVolume().GetVolumeId()
 			return id, err

@@ -32,7 +32,7 @@ type specReport struct {
 // outcome is the content of a report.
 type outcome struct {
 	ran   []result.Spec
-	all   []result.Spec // those too that weren't selected, without a state
+	all   []result.Spec // with specs that were not selected, without a state
 	wrong []string      // problems beside the specs
 }
 
@@ -68,7 +68,7 @@ func (o *outcome) add(r specReport) {
 		return // not of a driver file
 	}
 	o.all = append(o.all, spec)
-	if r.NumAttempts == 0 { // it wasn't selected, or its turn never came
+	if r.NumAttempts == 0 { // it was not selected, or its turn never came
 		return
 	}
 	if r.NumAttempts > 1 {

@@ -263,8 +263,10 @@ func (r *run) one(ctx context.Context, c config, number int) (bool, error) {
 		return false, err
 	}
 	res := result.Result{
-		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.cluster.Provider, Nodes: r.nodes,
-		Procs: r.options.procs, Start: time.Now().UTC().Truncate(time.Second), Versions: maps.Clone(r.versions), Problems: []string{},
+		Configuration: c.name, Driver: c.driver, Scope: r.options.scope(), Provider: r.options.cluster.Provider,
+		Nodes: r.nodes,
+		Procs: r.options.procs, Start: time.Now().UTC().Truncate(time.Second), Versions: maps.Clone(r.versions),
+		Problems: []string{},
 	}
 	cluster := features{ssh: r.key != "", nodes: r.nodes}
 	last, err := r.specs(ctx, c, cluster, number, dir, &res)

@@ -84,8 +84,10 @@ const limit = 3 * time.Hour
 // report says so.
 func (s suite) run(ctx context.Context, sel selection, dir string) (o outcome, cpu float64, err error) {
 	args := []string{
-		"run", "--procs=" + strconv.Itoa(sel.procs), "--timeout=" + limit.String(), "--no-color", "--keep-going", "--silence-skips",
-		"--output-dir=" + dir, "--json-report=" + s.config.name + "." + sel.name + ".ginkgo.json", "--focus=" + sel.focus,
+		"run", "--procs=" + strconv.Itoa(sel.procs), "--timeout=" + limit.String(), "--no-color", "--keep-going",
+		"--silence-skips",
+		"--output-dir=" + dir, "--json-report=" + s.config.name + "." + sel.name + ".ginkgo.json",
+		"--focus=" + sel.focus,
 	}
 	for _, p := range sel.skip {
 		args = append(args, "--skip="+p)

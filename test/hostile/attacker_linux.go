@@ -20,7 +20,7 @@ import (
 // attackerEnv names, in the environment of an attacker, its attack.
 const attackerEnv = "CAUSEWAY_HOSTILE_ATTACKER"
 
-// nobody is the user of an attacker: a pod without capabilities.
+// The user of an attacker: a pod without capabilities.
 const nobody = 65534
 
 // attacker is a process of a tenant.

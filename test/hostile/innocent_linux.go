@@ -177,7 +177,8 @@ func (w *world) succeed(ctx context.Context, b *bench) error {
 type attack struct {
 	kind kind // of the hostile volumes
 	arm  func(v *volume) (disarm func(), err error)
-	// reason is the reason of the condition that NodeGetVolumeHealth reports. "": the copies succeed.
+	// reason is the reason of the condition that NodeGetVolumeHealth reports. "": the copies
+	// succeed.
 	reason string
 }
 

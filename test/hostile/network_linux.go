@@ -15,8 +15,8 @@ import (
 const (
 	// idleClients is the number of connections that a neighbor on the network wants to keep open.
 	idleClients = 4000
-	// reconnectAfter is the time after which a client that was dropped connects again. Clients without
-	// it only measure how the processors are shared: they run on those of the driver.
+	// reconnectAfter is the time after which a client that was dropped connects again. Clients
+	// without it only measure how the processors are shared: they run on those of the driver.
 	reconnectAfter = 5 * time.Second
 )
 

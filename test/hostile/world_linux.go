@@ -83,7 +83,8 @@ func (w *world) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.IdentityClient, w.ControllerClient, w.NodeClient = csi.NewIdentityClient(w.conn), csi.NewControllerClient(w.conn), csi.NewNodeClient(w.conn)
+	w.IdentityClient, w.ControllerClient, w.NodeClient = csi.NewIdentityClient(w.conn),
+		csi.NewControllerClient(w.conn), csi.NewNodeClient(w.conn)
 	return w.ready(ctx)
 }
 
@@ -235,7 +236,8 @@ func (v *volume) delete(ctx context.Context) error {
 // snapshot makes a snapshot and returns its ID.
 func (v *volume) snapshot(ctx context.Context, name string) (string, error) {
 	resp, err := v.w.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
-		Name: name, SourceVolumeId: v.id, Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/namespace": namespaceOf(v.name)},
+		Name: name, SourceVolumeId: v.id,
+		Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/namespace": namespaceOf(v.name)},
 	})
 	return resp.GetSnapshot().GetSnapshotId(), err
 }

@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for virtual machines
-// only, and xfs, ext4 and btrfs with quotas among its filesystems.
+// metapackage depends on the newest kernel of this release of Debian. This flavor has drivers for
+// virtual machines only, and xfs, ext4 and btrfs with quotas among its filesystems.
 const metapackage = "linux-image-cloud-amd64"
 
 // kernel is an unpacked kernel.

@@ -124,7 +124,8 @@ func (m *machine) addTests(ctx context.Context, a *archive, suites []suite) erro
 	return nil
 }
 
-// addModules adds the modules of the kernel, and a list of them in the order in which they can be loaded.
+// addModules adds the modules of the kernel, and a list of them in the order in which they can be
+// loaded.
 func (m *machine) addModules(ctx context.Context, a *archive, _ []suite) error {
 	order, err := m.kernel.order(ctx, modules)
 	if err != nil {

@@ -33,7 +33,9 @@ var suites = []suite{
 	{"pkg/backend/internal/quota", "Project|^TestGroups|Struct|Numbers"},
 	{"pkg/backend/hostpath", "^TestProjects"},
 	// With CAP_SYS_RESOURCE, which not every root has, and with the disks.
-	{"pkg/mounter", "^(TestImagesGrow|TestAMountedDeviceGrows|TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
+	{"pkg/mounter",
+		"^(TestImagesGrow|TestAMountedDeviceGrows|" +
+			"TestAnExt4GrowsBefore.*|TestAnAttachedDiskIsFoundAndFormatted)$/^ext4"},
 }
 
 // modules are the kernel modules that tests need, without their dependencies.

@@ -163,7 +163,7 @@ func TestAStoreKeepsWhatHasTheRightSum(t *testing.T) {
 	}
 }
 
-// tree is one of files that a program and its package have, and of their licences.
+// tree is one of files that a program and its package have, and of their licenses.
 func tree() *Tree {
 	t := &Tree{architectures["amd64"], map[string]owned{}, map[string]string{"a": "Package: a\n", "b": "Package: b\n", "c": "Package: c\n"}, []Package{{Name: "a"}, {Name: "b"}, {Name: "c"}}}
 	for _, f := range []struct{ pkg, path, target, content string }{

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Mirror and Archive are where packages are. A mirror has the newest of a release alone; the archive has all.
+// Mirror and Archive are where packages are. A mirror has the newest of a release alone; the
+// archive has all.
 const (
 	Mirror  = "https://deb.debian.org"
 	Archive = "https://snapshot.debian.org/archive"
@@ -25,12 +26,13 @@ type Store struct {
 	Snapshot        string // of the lock
 }
 
-// client has a limit for a server that is silent; how long a package takes is the context's to limit.
+// client has a limit for a server that is silent; how long a package takes is the context's to
+// limit.
 var client = &http.Client{Transport: &http.Transport{
 	Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: 20 * time.Second, ResponseHeaderTimeout: 30 * time.Second,
 }}
 
-// URL returns where a package is, if the mirror hasn't dropped it.
+// URL returns the address of a package, unless the mirror has dropped the package.
 func (p Package) URL() string { return Mirror + "/" + p.Archive + "/" + p.Path }
 
 // Get returns a package's content, which has the sum that the lock says.

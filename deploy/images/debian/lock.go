@@ -1,4 +1,5 @@
-// Package debian takes files out of Debian's packages: those of a lock file, whose sums are known before anything is fetched.
+// Package debian takes files out of Debian's packages: those of a lock file, whose sums are known
+// before anything is fetched.
 package debian
 
 import (

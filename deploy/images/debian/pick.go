@@ -43,7 +43,7 @@ var architectures = map[string]architecture{
 	"arm64": {[]string{"/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib", "/usr/lib"}, elf.EM_AARCH64},
 }
 
-// Open reads the packages of an architecture, which are fetched if the store hasn't got them.
+// Open reads the packages of an architecture, which are fetched if the store does not have them.
 func Open(ctx context.Context, s Store, arch string, packages []Package) (*Tree, error) {
 	a, ok := architectures[arch]
 	if !ok {
@@ -77,7 +77,7 @@ type Picked struct {
 }
 
 // Pick returns the files at paths with everything they need: the targets of links, and libraries.
-// For each package with such a file it adds the copyright, with the licences to which that refers,
+// For each package with such a file it adds the copyright, with the licenses to which that refers,
 // and the package's description at the path where scanners of images without dpkg look. Files made
 // from those of a package are attributed to it by made. Errors: a file or library that no package
 // has.
@@ -116,7 +116,8 @@ func (t *Tree) Pick(paths []string, made ...string) (Picked, error) {
 	return picked, nil
 }
 
-// Glob returns the content of the files that match a pattern of path.Match, in the order of their paths.
+// Glob returns the content of the files that match a pattern of path.Match, in the order of their
+// paths.
 func (t *Tree) Glob(pattern string) (contents [][]byte) {
 	for _, name := range slices.Sorted(maps.Keys(t.files)) {
 		if ok, _ := path.Match(pattern, name); ok {
@@ -207,7 +208,8 @@ func (p *picker) addLibrary(name string) error {
 // ends the process.
 var opened = map[string]string{"pthread_cancel": "libgcc_s.so.1", "pthread_exit": "libgcc_s.so.1"}
 
-// needs returns the libraries and the interpreter of a program or library, or nothing for any other file.
+// needs returns the libraries and the interpreter of a program or library, or nothing for any other
+// file.
 func (t *Tree) needs(content []byte) ([]string, error) {
 	if !bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
 		return nil, nil
@@ -249,7 +251,7 @@ func (t *Tree) needs(content []byte) ([]string, error) {
 
 func statusPath(pkg string) string { return "/var/lib/dpkg/status.d/" + pkg }
 
-var licence = regexp.MustCompile(`/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]`)
+var license = regexp.MustCompile(`/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]`)
 
 // describe adds the description of a package.
 func (p *picker) describe(name string) error {
@@ -267,7 +269,7 @@ func (p *picker) describe(name string) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range licence.FindAllString(string(f.Content), -1) {
+	for _, l := range license.FindAllString(string(f.Content), -1) {
 		if err := p.add(l); err != nil {
 			return fmt.Errorf("%s: %w", f.Path, err)
 		}

@@ -63,7 +63,8 @@ func complete(files []File) ([]File, error) {
 	return sorted, nil
 }
 
-// pack returns a layer of files. That of Windows has them below Files, and a directory for the registry.
+// pack returns a layer of files. That of Windows has them below Files, and a directory for the
+// registry.
 func pack(files []File, windows bool, media types.MediaType) (v1.Layer, error) {
 	if windows {
 		below := []File{{Path: "/Files", Mode: fs.ModeDir | 0o755}, {Path: "/Hives", Mode: fs.ModeDir | 0o755}}

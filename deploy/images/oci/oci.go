@@ -1,6 +1,7 @@
-// Package oci makes container images of files, without a container engine, and writes them to archives that containerd,
-// kind and Docker load. The same files make the same digests, wherever and whenever: nothing has a time, an owner or an
-// order of its own. How layers are compressed depends on the release of Go.
+// Package oci makes container images of files, without a container engine, and writes them to
+// archives that containerd, kind and Docker load. The same files make the same digests, wherever
+// and whenever: nothing has a time, an owner or an order of its own. How layers are compressed
+// depends on the release of Go.
 package oci
 
 import (

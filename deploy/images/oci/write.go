@@ -217,7 +217,7 @@ func (a *archive) writeTo(out io.Writer) error {
 		}
 	}
 	for _, h := range slices.SortedFunc(maps.Keys(a.blobs),
-		func(a, b v1.Hash) int { return bytes.Compare([]byte(a.Hex), []byte(b.Hex)) }) {
+		func(a, b v1.Hash) int { return strings.Compare(a.Hex, b.Hex) }) {
 		if err := a.writeBlob(w, h); err != nil {
 			return fmt.Errorf("%v: %w", h, err)
 		}

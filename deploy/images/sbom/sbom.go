@@ -108,7 +108,8 @@ func debianPackages(packages []debian.Package) (all []*spdx.Package) {
 		p.PackageDownloadLocation = d.URL()
 		p.PackageSupplier = &common.Supplier{SupplierType: "Organization", Supplier: "Debian"}
 		p.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: d.SHA256}}
-		p.PackageComment = "Some of its files are in the image. Its licence is in /usr/share/doc/" + d.Name + "/copyright."
+		p.PackageComment = "Some of its files are in the image. Its license is in /usr/share/doc/" +
+			d.Name + "/copyright."
 		all = append(all, p)
 	}
 	return all

@@ -316,7 +316,7 @@ func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 }
 
 // lostMember returns the error for a group without one of its members: another call may be deleting
-// it. Once that call is done, the group isn't in the index.
+// it. Once that call is done, the group is not in the index.
 func (b *Backend) lostMember(g *group, why error) error {
 	deleting := b.jobs.InExclusiveUse(g.ID)
 	if !deleting {
@@ -326,7 +326,8 @@ func (b *Backend) lostMember(g *group, why error) error {
 	if deleting {
 		return fmt.Errorf("%w: group %s is being deleted", backend.ErrBusy, g.ID)
 	}
-	return fmt.Errorf("group %s has lost a member: %v", g.ID, why) //nolint:errorlint // ErrNotFound would be that of the group
+	return fmt.Errorf("group %s has lost a member: %v", g.ID,
+		why) //nolint:errorlint // ErrNotFound would be that of the group
 }
 
 // GetGroup returns the group.

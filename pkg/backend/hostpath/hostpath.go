@@ -4,7 +4,7 @@
 // On disk:
 //
 //	<root>/identity.json         which root this is
-//	<root>/volumes/<id>/         record.json, and data/ or image.raw, which is what pods see
+//	<root>/volumes/<id>/         record.json, and data/ or image.raw, the content that pods see
 //	<root>/snapshots/<id>/       the same of a snapshot
 //	<root>/groups/<id>/          record.json, which names the snapshots of one point in time
 //	<root>/staging/              incomplete objects; moved to trash/ at start

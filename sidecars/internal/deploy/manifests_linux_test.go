@@ -318,7 +318,7 @@ func (m *manifests) checkReplicas() []string {
 			spread = append(spread, c.TopologyKey)
 		}
 	}
-	surge := intstr.IntOrString{}
+	var surge intstr.IntOrString
 	if n.UpdateStrategy.RollingUpdate == nil || n.UpdateStrategy.RollingUpdate.MaxSurge == nil {
 		surge = intstr.FromString("not said")
 	} else {

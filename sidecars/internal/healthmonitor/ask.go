@@ -250,7 +250,7 @@ const twice = 2
 
 // failed handles a failed query of a volume. An unknown code keeps the conditions.
 func (q *inquiry) failed(id string, err error) {
-	reason, words := "", ""
+	var reason, words string
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		if !q.alive() {

@@ -37,8 +37,9 @@ func newMetrics(driver string) *metrics {
 		unknown: prometheus.NewCounter(counter("unknown_conditions_total",
 			"Conditions of a type that this monitor doesn't know, and ignores.")),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: prefix + "round_duration_seconds", Help: "How long it took to look at all volumes once.", ConstLabels: with,
-			Buckets: []float64{.01, .1, .5, 1, 5, 15, 60, 300, 1800},
+			Name: prefix + "round_duration_seconds", Help: "How long it took to look at all volumes once.",
+			ConstLabels: with,
+			Buckets:     []float64{.01, .1, .5, 1, 5, 15, 60, 300, 1800},
 		}),
 		last: prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "last_round_timestamp_seconds",
 			Help: "When all volumes were last looked at, in Unix time.", ConstLabels: with}),

@@ -39,11 +39,13 @@ type source struct {
 // is the same as in upstream's monitor: VOLUME_CONDITION, and LIST_VOLUMES or GET_VOLUME. Errors:
 // sidecar.ErrNotSupported.
 func sourceOf(driver string, can rpc.ControllerCapabilitySet, c csi.ControllerClient) (source, error) {
-	list, get := can[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH], can[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH]
+	list, get := can[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH],
+		can[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH]
 	if list || get {
 		return source{calls: healthCalls{c}, lists: list, gets: true}, nil // the spec requires GET with LIST
 	}
-	list, get = can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES], can[csi.ControllerServiceCapability_RPC_GET_VOLUME]
+	list, get = can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES],
+		can[csi.ControllerServiceCapability_RPC_GET_VOLUME]
 	if can[volumecondition.Capability] && (list || get) {
 		return source{calls: conditionCalls{c}, lists: list, gets: get, listsHealthy: true}, nil
 	}

@@ -265,7 +265,9 @@ func (c *Cluster) mayElect(ctx context.Context, client kubernetes.Interface, lea
 		c.server.Ready("waiting for the lease: " + err.Error())
 		if time.Since(said) > stillWaiting {
 			said = time.Now()
-			klog.FromContext(ctx).Error(err, "Still waiting for the lease: csi-sidecars rbac prints the rights that it takes", "namespace", c.election.ownNamespace())
+			klog.FromContext(ctx).Error(err,
+				"Still waiting for the lease: csi-sidecars rbac prints the rights that it takes", "namespace",
+				c.election.ownNamespace())
 		}
 		select {
 		case <-ctx.Done():
@@ -372,7 +374,7 @@ func (e *election) under(ctx context.Context, client kubernetes.Interface, l lea
 	// Without the lease nothing may be finished.
 	defer context.AfterFunc(ctx, func() { once.Do(func() { led <- nil; giveUp() }) })()
 	elector.Run(holding)
-	if holding.Err() == nil || context.Cause(holding) == sidecar.ErrLost {
+	if holding.Err() == nil || errors.Is(context.Cause(holding), sidecar.ErrLost) {
 		return fmt.Errorf("%w: %s", sidecar.ErrLost, l.name)
 	}
 	return <-led

@@ -230,7 +230,7 @@ func TestWhoDoesNotLeadOnlyReads(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := f.RoundTrip(r); !errors.Is(err, c.leads) && method != "GET" {
+			if _, err := f.RoundTrip(r); !errors.Is(err, c.leads) && method != "GET" { //nolint:bodyclose // there is no response
 				t.Errorf("%s: %v", method, err)
 			}
 		}

@@ -185,7 +185,7 @@ var fixed = map[string]string{
 	"snapshotter-node-deployment": "it is for a controller on every node, and manifest prints a Deployment",
 }
 
-// takeArgs takes what the manifest itself needs out of the arguments of csi-sidecars, and keeps the
+// takeArgs takes the manifest's own flags out of the arguments of csi-sidecars, and keeps the
 // rest for the container.
 func (m *driverManifest) takeArgs(args []string) (err error) {
 	for _, arg := range args {

@@ -18,7 +18,7 @@ import (
 // measure adds the metrics of upstream's libraries to the port: queues, requests, elections, the Go
 // runtime, the process. Queues get the label "controller".
 func measure(s *sidecar.Server) {
-	s.Measure(Labelled{legacyregistry.DefaultGatherer, func(family string, m *dto.Metric) string {
+	s.Measure(Labeled{legacyregistry.DefaultGatherer, func(family string, m *dto.Metric) string {
 		switch {
 		case strings.HasPrefix(family, "workqueue_"):
 			return sidecar.OfQueue(value(m, "name"))
@@ -29,14 +29,14 @@ func measure(s *sidecar.Server) {
 	}})
 }
 
-// Labelled adds the label "controller" to the metrics of a gatherer if Of returns one.
-type Labelled struct {
+// Labeled adds the label "controller" to the metrics of a gatherer if Of returns one.
+type Labeled struct {
 	prometheus.Gatherer
 	Of func(family string, m *dto.Metric) string
 }
 
 // Gather implements prometheus.Gatherer.
-func (l Labelled) Gather() ([]*dto.MetricFamily, error) {
+func (l Labeled) Gather() ([]*dto.MetricFamily, error) {
 	families, err := l.Gatherer.Gather()
 	for _, f := range families {
 		for _, m := range f.Metric {

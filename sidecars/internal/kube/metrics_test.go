@@ -26,7 +26,7 @@ func TestMetricsGetTheirControllerWhereOneIsKnown(t *testing.T) {
 depth{controller="provisioner",name="claims",zone="z"} 1
 `
 	for range 2 { // it doesn't add up
-		if err := testutil.GatherAndCompare(prometheus.Gatherers{Labelled{registry, of}},
+		if err := testutil.GatherAndCompare(prometheus.Gatherers{Labeled{registry, of}},
 			strings.NewReader(one)); err != nil {
 			t.Error(err)
 		}

@@ -164,7 +164,7 @@ func (e *election) complete(ctx context.Context, client kubernetes.Interface, l 
 			return nil
 		}
 	}
-	giveUp(fresh) // nobody waits for a lease that did not exist
+	giveUp(fresh) // no process waits for a lease that did not exist
 	return together(ctx,
 		func(ctx context.Context) error { return e.guard(ctx, client, l) },
 		func(ctx context.Context) error {
@@ -181,9 +181,12 @@ func (e *election) complete(ctx context.Context, client kubernetes.Interface, l 
 		})
 }
 
-// note marks the lease as the one that replaces the old leases.
+// note marks the lease as the successor of the old leases.
 func (e *election) note(ctx context.Context, client kubernetes.Interface, name string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{migrationKey: migrationDone}}})
+	patch,
+		err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"annotations": map[string]string{migrationKey: migrationDone}},
+	})
 	if err != nil {
 		return err
 	}

@@ -69,5 +69,5 @@ func (c *Cluster) Await(ctx context.Context, groupVersion string, kinds ...strin
 
 // Always adds the label "controller" to all metrics of a gatherer.
 func Always(g prometheus.Gatherer, controller string) prometheus.Gatherer {
-	return Labelled{g, func(string, *dto.Metric) string { return controller }}
+	return Labeled{g, func(string, *dto.Metric) string { return controller }}
 }

@@ -122,7 +122,8 @@ func (m *driverManifest) deployment() *appsv1.Deployment {
 		TypeMeta:   metav1.TypeMeta{APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "Deployment"},
 		ObjectMeta: m.meta("controller"),
 		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas, Strategy: strategy, Selector: &metav1.LabelSelector{MatchLabels: m.labels("controller")},
+			Replicas: &replicas, Strategy: strategy,
+			Selector: &metav1.LabelSelector{MatchLabels: m.labels("controller")},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: m.labels("controller")}, Spec: pod},
 		},
 	}
@@ -167,7 +168,8 @@ func (m *driverManifest) daemonSet() *appsv1.DaemonSet {
 		TypeMeta:   metav1.TypeMeta{APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "DaemonSet"},
 		ObjectMeta: m.meta("node"),
 		Spec: appsv1.DaemonSetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: m.labels("node")}, UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType},
+			Selector:       &metav1.LabelSelector{MatchLabels: m.labels("node")},
+			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: appsv1.RollingUpdateDaemonSetStrategyType},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: m.labels("node")},
 				Spec: corev1.PodSpec{
 					// csi-sidecars-node does not use the API server
@@ -193,7 +195,8 @@ const (
 	nodeProbe = 9808
 )
 
-// nodeSidecars is the container of csi-sidecars-node. docs/reference/benchmarks.md measures 14 MiB for it.
+// nodeSidecars is the container of csi-sidecars-node. docs/reference/benchmarks.md measures 14 MiB
+// for it.
 func (m *driverManifest) nodeSidecars() corev1.Container {
 	c := ourContainer("csi-sidecars-node", m.nodeImage, "5m", "16Mi")
 	c.Args = []string{
@@ -271,7 +274,9 @@ func (m *driverManifest) grace() *int64 {
 }
 
 func podSecurity() *corev1.PodSecurityContext {
-	return &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
+	return &corev1.PodSecurityContext{
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
 }
 
 func requests(cpu, memory string) corev1.ResourceRequirements {

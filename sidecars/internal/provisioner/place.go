@@ -106,10 +106,10 @@ func (p *place) only(driver string, clients kube.Clients) error {
 	nodes, csiNodes := never.Core().V1().Nodes(), never.Storage().V1().CSINodes()
 	p.nodes, p.csiNodes = nodes.Lister(), csiNodes.Lister()
 	meta := metav1.ObjectMeta{Name: p.node.NodeName}
-	labelled := *meta.DeepCopy()
-	labelled.Labels = segments
+	labeled := *meta.DeepCopy()
+	labeled.Labels = segments
 	return errors.Join(
-		nodes.Informer().GetStore().Add(&corev1.Node{ObjectMeta: labelled}),
+		nodes.Informer().GetStore().Add(&corev1.Node{ObjectMeta: labeled}),
 		csiNodes.Informer().GetStore().Add(&storagev1.CSINode{ObjectMeta: meta,
 			Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{here}}}))
 }

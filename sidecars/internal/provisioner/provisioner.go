@@ -118,10 +118,11 @@ func (c *controller) Needs() sidecar.Needs {
 // Rules implements kube.Ruled.
 func (c *controller) Rules(d kube.Rights) kube.Rules {
 	return kube.ProvisionerRules(kube.ProvisionerRuleOptions{
-		Secrets: d.Secrets, Topology: d.Topology, Publish: d.Attach, Snapshots: d.Snapshots, SnapshotSweeper: d.Snapshots && c.sweep > 0,
-		Attributes:     c.cluster.Gate(features.VolumeAttributesClass),
-		CrossNamespace: c.cluster.Gate(features.CrossNamespaceVolumeDataSource),
-		NodeDeployment: c.nodes.on, Capacity: c.capacity.on, CapacityOwner: c.capacity.level,
+		Secrets: d.Secrets, Topology: d.Topology, Publish: d.Attach, Snapshots: d.Snapshots,
+		SnapshotSweeper: d.Snapshots && c.sweep > 0,
+		Attributes:      c.cluster.Gate(features.VolumeAttributesClass),
+		CrossNamespace:  c.cluster.Gate(features.CrossNamespaceVolumeDataSource),
+		NodeDeployment:  c.nodes.on, Capacity: c.capacity.on, CapacityOwner: c.capacity.level,
 	})
 }
 

@@ -172,7 +172,10 @@ func (r *runner) register(ctx context.Context, s served, failed func(error)) err
 // open makes the registration socket. An error has the remedy.
 func (r *runner) open(socket string) (net.Listener, error) {
 	if len(socket) > maxSocketPath {
-		return nil, fmt.Errorf("the registration socket %s has a path of %d bytes, but a socket's has at most %d: mount plugins_registry at a shorter path, and name that with --plugin-registration-path", socket, len(socket), maxSocketPath)
+		return nil,
+			fmt.Errorf("the registration socket %s has a path of %d bytes, but a socket's has at most %d: "+
+				"mount plugins_registry at a shorter path, and name that with --plugin-registration-path",
+				socket, len(socket), maxSocketPath)
 	}
 	l, err := listen(socket)
 	if err == nil {

@@ -18,7 +18,8 @@ func isDenied(err error) bool { return errors.Is(err, fs.ErrPermission) }
 // explain compares the process with the owner and the mode of the path, or of the parent that
 // cannot be searched.
 func explain(err error, path string, need uint32) error {
-	at, info := path, fs.FileInfo(nil)
+	at := path
+	var info fs.FileInfo
 	for ; ; at, need = filepath.Dir(at), maySearch {
 		var failed error
 		if info, failed = os.Stat(at); failed == nil {

@@ -72,9 +72,11 @@ type supervisor struct {
 func newSupervisor(ctx context.Context, c *Command) *supervisor {
 	s := &supervisor{Command: c, server: newServer(c.metricsPath),
 		up: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "csi_sidecars_controller_up",
-			Help: "1 while a controller runs, 0 while it waits for leadership or if it was skipped."}, []string{"controller"}),
+			Help: "1 while a controller runs, 0 while it waits for leadership or if it was skipped."},
+			[]string{"controller"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "csi_sidecars_controller_failures_total",
-			Help: "Number of controllers that returned or panicked. The process ends after the first."}, []string{"controller", "kind"})}
+			Help: "Number of controllers that returned or panicked. The process ends after the first."},
+			[]string{"controller", "kind"})}
 	s.work, s.stop = context.WithCancel(ctx)
 	s.atOnce, s.abandon = context.WithCancel(context.WithoutCancel(ctx))
 	s.server.Register(s.up, s.failed)

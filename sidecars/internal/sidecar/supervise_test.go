@@ -122,7 +122,7 @@ func TestFailuresAreCountedByControllerAndKind(t *testing.T) {
 			strings.Count(body, "failures_total{") != 1 {
 			t.Errorf("%q isn't all there is of failures in\n%s", c.want, body)
 		}
-		if s.failure() != c.err || s.work.Err() == nil {
+		if !errors.Is(s.failure(), c.err) || s.work.Err() == nil {
 			t.Errorf("the first failure is %v, and the work goes on: %v", s.failure(), s.work.Err())
 		}
 	}

@@ -92,7 +92,8 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	var groupClasses groups.VolumeGroupSnapshotClassInformer
 	if withGroups {
 		v1 := snapshots.Groupsnapshot().V1()
-		group, groupContent, groupClasses = v1.VolumeGroupSnapshots(), groupContents{v1.VolumeGroupSnapshotContents()}, v1.VolumeGroupSnapshotClasses()
+		group, groupContent, groupClasses = v1.VolumeGroupSnapshots(),
+			groupContents{v1.VolumeGroupSnapshotContents()}, v1.VolumeGroupSnapshotClasses()
 	}
 	limiter := func() workqueue.TypedRateLimiter[string] {
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
@@ -100,7 +101,8 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 	measured := metrics.NewMetricsManager()
 	env.HTTP.Measure(kube.Always(measured.GetRegistry(), c.Name()))
 	bind := upstream.NewCSISnapshotCommonController(clients.Snapshots, clients.Kube,
-		snapshots.Snapshot().V1().VolumeSnapshots(), contents{snapshots.Snapshot().V1().VolumeSnapshotContents()}, snapshots.Snapshot().V1().VolumeSnapshotClasses(),
+		snapshots.Snapshot().V1().VolumeSnapshots(), contents{snapshots.Snapshot().V1().VolumeSnapshotContents()},
+		snapshots.Snapshot().V1().VolumeSnapshotClasses(),
 		group, groupContent, groupClasses, core.PersistentVolumeClaims(), core.PersistentVolumes(), nodes,
 		measured, c.resync, limiter(), limiter(), limiter(), limiter(), c.distributed, c.keepMode, withGroups)
 	return sidecar.RunnerFunc(func(ctx context.Context) error {

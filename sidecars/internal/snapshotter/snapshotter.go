@@ -130,7 +130,8 @@ func (c *controller) Build(ctx context.Context, env *sidecar.Env) (sidecar.Runne
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](c.retry.Start, c.retry.Max)
 	}
 	take := upstream.NewCSISnapshotSideCarController(clients.Snapshots, clients.Kube, env.Driver,
-		contents.Snapshot().V1().VolumeSnapshotContents(), c.cluster.SnapshotInformers().Snapshot().V1().VolumeSnapshotClasses(),
+		contents.Snapshot().V1().VolumeSnapshotContents(),
+		c.cluster.SnapshotInformers().Snapshot().V1().VolumeSnapshotClasses(),
 		snapshotter.NewSnapshotter(env.Conn), takesGroups,
 		c.timeout, c.resync, c.prefix, c.uuidLength, c.groupPrefix, c.groupLength, c.metadata,
 		limiter(), withGroups, groupContents, groupClasses, limiter())

@@ -18,7 +18,8 @@ const (
 	nodeOnly = "csi-sidecars-node"
 )
 
-// build returns the paths of all binaries, by name. All are built alike: without cgo, with -trimpath and -s -w.
+// build returns the paths of all binaries, by name. All are built alike: without cgo, with
+// -trimpath and -s -w.
 func build(ctx context.Context, dir string) (map[string]string, error) {
 	paths, err := rig.Upstream(ctx)
 	if err != nil {

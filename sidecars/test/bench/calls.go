@@ -209,7 +209,8 @@ func (r *callRound) run(ctx context.Context) error {
 	if err := r.until(ctx, "claims are bound", func(ctx context.Context) (int, error) {
 		claims, err := r.plane.Kube.CoreV1().PersistentVolumeClaims(metav1.NamespaceDefault).List(ctx,
 			metav1.ListOptions{})
-		return countOf(claims.Items, func(c corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimBound }), err
+		return countOf(claims.Items,
+			func(c corev1.PersistentVolumeClaim) bool { return c.Status.Phase == corev1.ClaimBound }), err
 	}); err != nil {
 		return err
 	}

@@ -143,7 +143,8 @@ func (b *bench) count(ctx context.Context, r *cost, own float64) error {
 	return err
 }
 
-// writesIn counts how often leases are written. The API server's own count has those of all namespaces.
+// writesIn counts how often leases are written. The API server's own count has those of all
+// namespaces.
 func writesIn(ctx context.Context, leases watch.Interface, window time.Duration) (n float64, err error) {
 	defer leases.Stop()
 	over := time.After(window)

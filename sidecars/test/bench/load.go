@@ -50,8 +50,8 @@ type loader struct {
 	percent   int
 }
 
-// load fills the API server as a cluster's components would: each object is written by those that do so in a cluster, so that
-// its managedFields are the API server's own.
+// load fills the API server as a cluster's components would: each object is written by those that
+// do so in a cluster, so that its managedFields are the API server's own.
 func (b *bench) load(ctx context.Context) error {
 	conn, err := grpc.NewClient("unix://"+b.driver.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -26,7 +26,8 @@ func (b *bench) node(ctx context.Context) error {
 	port := freePort()
 	p, err := rig.StartProcess(b.binaries[nodeOnly], nil, "--controllers=node-driver-registrar,livenessprobe",
 		"--csi-address="+b.driver.Socket,
-		"--node-driver-registrar-plugin-registration-path="+dir, "--node-driver-registrar-kubelet-registration-path="+b.driver.Socket,
+		"--node-driver-registrar-plugin-registration-path="+dir,
+		"--node-driver-registrar-kubelet-registration-path="+b.driver.Socket,
 		"--livenessprobe-health-port="+port)
 	if err != nil {
 		return err

@@ -54,7 +54,8 @@ func newNode(i int) *corev1.Node {
 				"example.com/pool": "general", "example.com/image-version": "1.37.2-20261101",
 			},
 			Annotations: map[string]string{
-				"csi.volume.kubernetes.io/nodeid":                        `{"memory.csi.causeway.dev":"` + nodeName(i) + `"}`,
+				"csi.volume.kubernetes.io/nodeid": `{"memory.csi.causeway.dev":"` +
+					nodeName(i) + `"}`,
 				"volumes.kubernetes.io/controller-managed-attach-detach": "true",
 			},
 		},
@@ -77,7 +78,8 @@ func nodeStatus(i int) corev1.NodeStatus {
 		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: 10250}},
 		NodeInfo: corev1.NodeSystemInfo{
 			MachineID: hex(i, 32), SystemUUID: uuid(i), BootID: uuid(i + nodes), KernelVersion: "6.18.4-generic",
-			OSImage: "Debian GNU/Linux 13 (trixie)", ContainerRuntimeVersion: "containerd://2.2.1", KubeletVersion: "v1.37.2",
+			OSImage: "Debian GNU/Linux 13 (trixie)", ContainerRuntimeVersion: "containerd://2.2.1",
+			KubeletVersion:  "v1.37.2",
 			OperatingSystem: "linux", Architecture: "amd64",
 		},
 	}
@@ -85,7 +87,8 @@ func nodeStatus(i int) corev1.NodeStatus {
 		corev1.NodePIDPressure, corev1.NodeReady} {
 		s.Conditions = append(s.Conditions,
 			corev1.NodeCondition{Type: c, Status: "False", Reason: "KubeletHas" + string(c),
-				Message: "kubelet has what it needs: " + string(c), LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()})
+				Message: "kubelet has what it needs: " + string(c), LastHeartbeatTime: metav1.Now(),
+				LastTransitionTime: metav1.Now()})
 	}
 	s.Conditions[3].Status = corev1.ConditionTrue
 	for j := range 30 {
@@ -100,8 +103,10 @@ func newCSINode(n *corev1.Node, driver string) *storagev1.CSINode {
 	most := int32(127)
 	return &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:            n.Name,
-			Annotations:     map[string]string{"storage.alpha.kubernetes.io/migrated-plugins": "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder,kubernetes.io/gce-pd,kubernetes.io/vsphere-volume,kubernetes.io/portworx-volume"},
+			Name: n.Name,
+			Annotations: map[string]string{"storage.alpha.kubernetes.io/migrated-plugins": "kubernetes.io/aws-ebs," +
+				"kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder," +
+				"kubernetes.io/gce-pd,kubernetes.io/vsphere-volume,kubernetes.io/portworx-volume"},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}},
 		},
 		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{

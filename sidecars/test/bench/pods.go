@@ -10,7 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// pod makes a pod as a controller does that got it from a template, and has its kubelet tell its state.
+// pod makes a pod as a controller does that got it from a template, and has its kubelet tell its
+// state.
 func (l *loader) pod(ctx context.Context, i int) error {
 	p := newPod(i, nodeName(i%l.of(nodes)))
 	if i < l.of(volumes) {
@@ -42,21 +43,27 @@ func newPod(i int, node string) *corev1.Pod {
 			Annotations: map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": "9090",
 				"checksum/config":                   hex(i%200, 64),
 				"kubectl.kubernetes.io/restartedAt": "2026-11-01T09:30:00Z", "cni.example.com/podIP": podIP(i)},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: app + "-" + hex(i%200, 8), UID: "0c0ffee0-0000-4000-8000-000000000000", Controller: &own, BlockOwnerDeletion: &own}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet",
+				Name: app + "-" + hex(i%200, 8), UID: "0c0ffee0-0000-4000-8000-000000000000", Controller: &own,
+				BlockOwnerDeletion: &own}},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: node, TerminationGracePeriodSeconds: &grace,
 			Containers: []corev1.Container{container("main", app, 10), container("proxy", "proxy", 2)},
 			Volumes: []corev1.Volume{
-				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: app}}}},
+				{Name: "config",
+					VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+						LocalObjectReference: corev1.LocalObjectReference{Name: app}}}},
 				{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-				{Name: "tls", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: app + "-tls"}}},
+				{Name: "tls",
+					VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: app + "-tls"}}},
 			},
 			Tolerations: []corev1.Toleration{{Key: "node.kubernetes.io/not-ready", Operator: "Exists",
 				Effect: "NoExecute"}, {Key: "node.kubernetes.io/unreachable", Operator: "Exists", Effect: "NoExecute"}},
 			TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{MaxSkew: 1, TopologyKey: zoneKey,
 				WhenUnsatisfiable: corev1.ScheduleAnyway,
-				LabelSelector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": app}}}},
+				LabelSelector: &metav1.LabelSelector{
+					MatchLabels: map[string]string{"app.kubernetes.io/name": app}}}},
 		},
 	}
 	return p
@@ -67,11 +74,14 @@ func podIP(i int) string { return fmt.Sprintf("10.64.%d.%d", i/250, i%250) }
 // container has as many settings in its environment, and two that say where it is.
 func container(name, image string, settings int) corev1.Container {
 	check := func(path string) *corev1.Probe {
-		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(8080), Scheme: "HTTP"}}, PeriodSeconds: 10, TimeoutSeconds: 1, SuccessThreshold: 1, FailureThreshold: 3}
+		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path,
+			Port: intstr.FromInt32(8080), Scheme: "HTTP"}}, PeriodSeconds: 10, TimeoutSeconds: 1, SuccessThreshold: 1,
+			FailureThreshold: 3}
 	}
 	no := false
 	c := corev1.Container{
-		Name: name, Image: "registry.example.com/shop/" + image + ":1.42.0", Args: []string{"--config=/etc/" + image + "/config.yaml", "--log-level=info", "--listen=:8080"},
+		Name: name, Image: "registry.example.com/shop/" + image + ":1.42.0",
+		Args: []string{"--config=/etc/" + image + "/config.yaml", "--log-level=info", "--listen=:8080"},
 		Ports: []corev1.ContainerPort{{Name: "http-" + name, ContainerPort: 8080, Protocol: "TCP"},
 			{Name: "metrics-" + name, ContainerPort: 9090, Protocol: "TCP"}},
 		LivenessProbe: check("/healthz"), ReadinessProbe: check("/readyz"),
@@ -85,8 +95,11 @@ func container(name, image string, settings int) corev1.Container {
 		SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: &no,
 			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
 		Env: []corev1.EnvVar{
-			{Name: "POD_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
-			{Name: "POD_NAMESPACE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}},
+			{Name: "POD_NAME",
+				ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
+			{Name: "POD_NAMESPACE",
+				ValueFrom: &corev1.EnvVarSource{
+					FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}},
 		},
 	}
 	for j := range settings {

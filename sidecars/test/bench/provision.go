@@ -18,7 +18,8 @@ import (
 // round is the label of claims that are made together.
 const round = "bench.causeway.dev/round"
 
-// provisioning times how long claims take to be bound, each way in turn, from the creation of the first to the last.
+// provisioning times how long claims take to be bound, each way in turn, from the creation of the
+// first to the last.
 func (b *bench) provisioning(ctx context.Context, title string, limits []string) error {
 	var times [2][]time.Duration
 	for n := range b.rounds {

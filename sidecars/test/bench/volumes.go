@@ -36,7 +36,8 @@ func (l *loader) class(ctx context.Context, i int) error {
 
 // applied is the annotation of kubectl apply.
 func applied(kind string, i int) string {
-	return fmt.Sprintf(`{"apiVersion":"v1","kind":%q,"metadata":{"annotations":{},"name":"applied-%d","labels":{"app.kubernetes.io/managed-by":"kubectl"}}}`, kind, i)
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":%q,"metadata":{"annotations":{},"name":"applied-%d",`+
+		`"labels":{"app.kubernetes.io/managed-by":"kubectl"}}}`, kind, i)
 }
 
 func claimName(i int) string { return fmt.Sprintf("data-database-%d", i) }
@@ -47,12 +48,13 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"kubernetes.io/pvc-protection"}},
 		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class,
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(volumeSize, resource.BinarySI)}}},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: *resource.NewQuantity(volumeSize, resource.BinarySI)}}},
 	}
 }
 
-// volume makes a volume, its claim, and its attachment to a node, in the API server and in the driver: the attacher compares
-// both. The binder binds the claim.
+// volume makes a volume, its claim, and its attachment to a node, in the API server and in the
+// driver: the attacher compares both. The binder binds the claim.
 func (l *loader) volume(ctx context.Context, i int) error {
 	c := newClaim(claimName(i))
 	c.Labels = map[string]string{"app.kubernetes.io/name": "database",
@@ -94,7 +96,8 @@ func (l *loader) newVolume(name, handle string, c *corev1.PersistentVolumeClaim)
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name,
 			Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": l.name,
-				"volume.kubernetes.io/provisioner-deletion-secret-name": "", "volume.kubernetes.io/provisioner-deletion-secret-namespace": ""},
+				"volume.kubernetes.io/provisioner-deletion-secret-name":      "",
+				"volume.kubernetes.io/provisioner-deletion-secret-namespace": ""},
 			Finalizers: []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection",
 				l.finalizer()},
 		},
@@ -104,8 +107,9 @@ func (l *loader) newVolume(name, handle string, c *corev1.PersistentVolumeClaim)
 			ClaimRef: &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim",
 				Namespace: c.Namespace, Name: c.Name, UID: c.UID, ResourceVersion: c.ResourceVersion},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: l.name,
-				VolumeHandle:     handle,
-				VolumeAttributes: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "1790000000000-1234-" + l.name}}},
+				VolumeHandle: handle,
+				VolumeAttributes: map[string]string{
+					"storage.kubernetes.io/csiProvisionerIdentity": "1790000000000-1234-" + l.name}}},
 		},
 	}
 }
@@ -113,7 +117,8 @@ func (l *loader) newVolume(name, handle string, c *corev1.PersistentVolumeClaim)
 // finalizer is the finalizer that the attacher adds to objects.
 func (l *loader) finalizer() string { return "external-attacher/" + "memory-csi-causeway-dev" }
 
-// attachment makes the VolumeAttachment, as the attach-detach controller does, and fills it in as the attacher does.
+// attachment makes the VolumeAttachment, as the attach-detach controller does, and fills it in as
+// the attacher does.
 func (l *loader) attachment(ctx context.Context, volume, handle, node string) error {
 	attachments := l.kube.StorageV1().VolumeAttachments()
 	va, err := attachments.Create(ctx, &storagev1.VolumeAttachment{
@@ -166,7 +171,8 @@ func (l *loader) content(ctx context.Context, name string, s *snapshotv1.VolumeS
 			Finalizers: []string{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"}},
 		Spec: snapshotv1.VolumeSnapshotContentSpec{Driver: l.name,
 			DeletionPolicy: snapshotv1.VolumeSnapshotContentDelete, SourceVolumeMode: &mode,
-			VolumeSnapshotClassName: s.Spec.VolumeSnapshotClassName, Source: snapshotv1.VolumeSnapshotContentSource{VolumeHandle: &handle},
+			VolumeSnapshotClassName: s.Spec.VolumeSnapshotClassName,
+			Source:                  snapshotv1.VolumeSnapshotContentSource{VolumeHandle: &handle},
 			VolumeSnapshotRef: corev1.ObjectReference{APIVersion: "snapshot.storage.k8s.io/v1", Kind: "VolumeSnapshot",
 				Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}},
 	}, metav1.CreateOptions{FieldManager: "snapshot-controller"})

@@ -146,7 +146,7 @@ func (b *bench) start(ctx context.Context, w way) (*set, error) {
 	return s, nil
 }
 
-// err tells which process ended that wasn't told to.
+// err tells which process ended that had no order to end.
 func (s *set) err() (err error) {
 	for i, p := range s.processes {
 		select {

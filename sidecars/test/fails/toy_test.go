@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -120,7 +121,7 @@ func TestWhatFailsIsNamedCountedAndEndsTheProcess(t *testing.T) {
 				return nil
 			})
 			r.ends(1)
-			all := append(c.says, `"Can't go on"`)
+			all := append(slices.Clone(c.says), `"Can't go on"`)
 			if c.of != "" {
 				all = append(all, fmt.Sprintf("failed=%q", c.of))
 			}

@@ -24,8 +24,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// Driver is pkg/driver with storage in memory, which has every optional interface of a backend, served on a socket by this
-// process. It remembers the calls it got.
+// Driver is pkg/driver with storage in memory, which has every optional interface of a backend,
+// served on a socket by this process. It remembers the calls it got.
 type Driver struct {
 	Name    string
 	Socket  string
@@ -62,7 +62,8 @@ type DriverOptions struct {
 	// 0755, it lacks the calls and capabilities of v1.13, and it reports VolumeCondition (see
 	// SetCondition). Adapt comes after this.
 	Foreign bool
-	// Adapt changes answers, each of which is a copy of its own: a driver that can do less than ours, for example.
+	// Adapt changes answers, each of which is a copy of its own: a driver that can do less than
+	// ours, for example.
 	Adapt func(answer proto.Message)
 }
 
@@ -71,7 +72,8 @@ func (o DriverOptions) adapter() func(proto.Message) {
 	return func(answer proto.Message) {
 		if r, ok := answer.(*csi.GetPluginCapabilitiesResponse); ok && o.Topology {
 			r.Capabilities = append(r.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
-				Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}}})
+				Service: &csi.PluginCapability_Service{
+					Type: csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS}}})
 		}
 		if o.Adapt != nil {
 			o.Adapt(answer)
@@ -79,7 +81,8 @@ func (o DriverOptions) adapter() func(proto.Message) {
 	}
 }
 
-// NewDriver makes storage and serves it in dir, which must exist and have a short name: a socket's is at most 107 bytes.
+// NewDriver makes storage and serves it in dir, which must exist and have a short name: a socket's
+// is at most 107 bytes.
 func NewDriver(dir string, o DriverOptions) (*Driver, error) {
 	d := &Driver{Name: o.Name, Socket: filepath.Join(dir, "csi.sock"), dir: dir, adapt: o.adapter()}
 	if o.Foreign {
@@ -129,13 +132,15 @@ func (d *Driver) Serve() error {
 	return nil
 }
 
-// Stop ends the service at once, as a crash of the driver would: connections break. The storage stays.
+// Stop ends the service at once, as a crash of the driver would: connections break. The storage
+// stays.
 func (d *Driver) Stop() error {
 	d.stop()
 	return <-d.ended
 }
 
-// Hook is called in each call, before it is served. Its error is the answer; nil serves the call. A nil hook is none.
+// Hook is called in each call, before it is served. Its error is the answer; nil serves the call. A
+// nil hook is none.
 func (d *Driver) Hook(h func(ctx context.Context, c *Call) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

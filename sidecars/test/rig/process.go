@@ -19,14 +19,16 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/process"
 )
 
-// Product returns the directory of the module of csi-sidecars, with whose versions its commands are built.
+// Product returns the directory of the module of csi-sidecars, with whose versions its commands are
+// built.
 func Product(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}",
 		"github.com/causeway-csi/causeway/sidecars").Output()
 	return strings.TrimSpace(string(out)), err
 }
 
-// Build builds a command of the product into dir, as make build does but without symbols, and returns its path.
+// Build builds a command of the product into dir, as make build does but without symbols, and
+// returns its path.
 func Build(ctx context.Context, dir, command string) (string, error) {
 	product, err := Product(ctx)
 	if err != nil {

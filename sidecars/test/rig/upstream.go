@@ -10,8 +10,9 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/components"
 )
 
-// upstream are the programs that csi-sidecars replaces, with the modules that have them as tools. The provisioner has a module
-// of its own, because its main does not compile with the Kubernetes version of the others.
+// upstream are the programs that csi-sidecars replaces, with the modules that have them as tools.
+// The provisioner has a module of its own, because its main does not compile with the Kubernetes
+// version of the others.
 var upstream = map[string]components.Tool{
 	"csi-attacher": {Module: "others", Package: "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"},
 	"csi-resizer":  {Module: "others", Package: "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"},

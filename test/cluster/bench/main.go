@@ -1,5 +1,5 @@
-// Command bench measures how long pods with a claim each take from their creation until they are ready, beside the same
-// pods with an emptyDir, in a cluster of two nodes on this machine.
+// Command bench measures how long pods with a claim each take from their creation until they are
+// ready, beside the same pods with an emptyDir, in a cluster of two nodes on this machine.
 package main
 
 import (
@@ -193,7 +193,7 @@ func (b *bench) once(ctx context.Context, class string) (times []time.Duration, 
 	}
 	ready, err := awaitReady(ctx, events.ResultChan(), b.pods)
 	creating.Wait()
-	if err := errors.Join(append(errs, err)...); err != nil {
+	if err := errors.Join(errors.Join(errs...), err); err != nil {
 		return nil, err
 	}
 	for i := range b.pods {
@@ -239,7 +239,8 @@ func (b *bench) create(ctx context.Context, namespace, name, class string) error
 			ObjectMeta: meta.ObjectMeta{Name: name},
 			Spec: core.PersistentVolumeClaimSpec{
 				AccessModes: []core.PersistentVolumeAccessMode{core.ReadWriteOnce}, StorageClassName: &class,
-				Resources: core.VolumeResourceRequirements{Requests: core.ResourceList{core.ResourceStorage: resource.MustParse("32Mi")}},
+				Resources: core.VolumeResourceRequirements{Requests: core.ResourceList{
+					core.ResourceStorage: resource.MustParse("32Mi")}},
 			},
 		}
 		if _, err := b.client.CoreV1().PersistentVolumeClaims(namespace).Create(ctx, claim,
@@ -263,8 +264,9 @@ func (b *bench) create(ctx context.Context, namespace, name, class string) error
 	return err
 }
 
-// remove removes a namespace with all that is in it, and waits until no volume of it is left and the nodes have as many
-// containers as before, so that nothing of it is done while the next kind is measured.
+// remove removes a namespace with all that is in it, and waits until no volume of it is left and
+// the nodes have as many containers as before, so that nothing of it is done while the next kind is
+// measured.
 func (b *bench) remove(ctx context.Context, namespace string, before int) error {
 	if err := b.client.CoreV1().Namespaces().Delete(ctx, namespace, meta.DeleteOptions{}); err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Command build builds the components of test clusters that its arguments name, or all of them, and prints the directory
-// where they are. A test builds those that it needs by itself; but the first time takes minutes, which go test's limit
-// may not have.
+// Command build builds the components of test clusters that its arguments name, or all of them, and
+// prints the directory where they are. A test builds those that it needs by itself; but the first
+// time takes minutes, which go test's limit may not have.
 package main
 
 import (

@@ -95,7 +95,8 @@ func split(text string) (all []Object, err error) {
 }
 
 // helms are the labels and annotations that are Helm's, whose nothing in deploy is.
-var helms = regexp.MustCompile(`(?m)^ +(app.kubernetes.io/(instance|managed-by)|helm.sh/chart|annotations): (Helm|causeway|causeway-[0-9.]+|\{helm.sh/.*)\n`)
+var helms = regexp.MustCompile(`(?m)^ +(app.kubernetes.io/(instance|managed-by)|helm.sh/chart|annotations): ` +
+	`(Helm|causeway|causeway-[0-9.]+|\{helm.sh/.*)\n`)
 
 // manifests are the files of deploy, and the templates that they are made of, by Helm's arguments.
 var manifests = []struct {

@@ -166,7 +166,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"a test of nothing": {"tests: {size: 500m}", "/tests/size"},
 		"an issuer who isn't asked": {"hostpath: {certificates: {issuerRef: {name: x}}}",
 			"issuerRef goes with source: cert-manager"},
-		"a mount option that is misspelt": {"hostpath: {storageClasses: {x: {kind: image, mountOptions: " +
+		"a mount option that is misspelled": {"hostpath: {storageClasses: {x: {kind: image, mountOptions: " +
 			"[noatim]}}}", "/hostpath/storageClasses/x"},
 		"a registry with a scheme": {"images: {registry: \"https://registry.example\"}",
 			"/images/registry"},

@@ -325,7 +325,7 @@ spec:
 // policies tries what the policies are for, with each of their values.
 func policies(s *server) {
 	for namespace, labels := range map[string]map[string]string{"may": {"example.com/inline": "yes"},
-		"may-not": {"example.com/inline": "no"}, "unlabelled": nil} {
+		"may-not": {"example.com/inline": "no"}, "unlabeled": nil} {
 		s.Namespace(namespace, labels)
 		s.Account(namespace, "default")
 	}
@@ -380,57 +380,57 @@ func policies(s *server) {
 			{"a group with a volume for a snapshot", group(usual, "groupSnapshotHandles: {volumeGroupSnapshotHandle: g"+volumeHandle[1:]+", volumeSnapshotHandles: ["+volumeHandle+"]}"), badGroup},
 			{"another driver's group", group(other, "volumeHandles: [x]"), ""},
 
-			{"an inline volume", inline("unlabelled", usual, "size: 10Gi, kind: image"), ""},
-			{"one that says nothing", inline("unlabelled", usual, ""), ""},
-			{"one of the largest unit", inline("unlabelled", usual, "size: 1P"), ""},
-			{"two", inline("unlabelled", usual, "size: 1Gi", "kind: directory"), ""},
-			{"another driver's", inline("unlabelled", other, "path: /etc"), ""},
-			{"the smallest image", inline("unlabelled", usual, "size: 4Mi, kind: image"), ""},
-			{"an image that is too small", inline("unlabelled", usual, "size: 4095Ki, kind: image"), "at least 4Mi"},
-			{"the smallest xfs", strings.Replace(inline("unlabelled", usual, "size: 300Mi, kind: image"), "csi: {",
+			{"an inline volume", inline("unlabeled", usual, "size: 10Gi, kind: image"), ""},
+			{"one that says nothing", inline("unlabeled", usual, ""), ""},
+			{"one of the largest unit", inline("unlabeled", usual, "size: 1P"), ""},
+			{"two", inline("unlabeled", usual, "size: 1Gi", "kind: directory"), ""},
+			{"another driver's", inline("unlabeled", other, "path: /etc"), ""},
+			{"the smallest image", inline("unlabeled", usual, "size: 4Mi, kind: image"), ""},
+			{"an image that is too small", inline("unlabeled", usual, "size: 4095Ki, kind: image"), "at least 4Mi"},
+			{"the smallest xfs", strings.Replace(inline("unlabeled", usual, "size: 300Mi, kind: image"), "csi: {",
 				"csi: {fsType: xfs, ", 1), ""},
-			{"an xfs that is too small", strings.Replace(inline("unlabelled", usual, "size: 299Mi, kind: image"),
+			{"an xfs that is too small", strings.Replace(inline("unlabeled", usual, "size: 299Mi, kind: image"),
 				"csi: {", "csi: {fsType: xfs, ", 1), "with xfs 300Mi"},
-			{"a directory may be smaller", inline("unlabelled", usual, "size: 1Mi, kind: directory"), ""},
-			{"an unknown key", inline("unlabelled", usual, "size: 1Gi, path: /etc"),
+			{"a directory may be smaller", inline("unlabeled", usual, "size: 1Mi, kind: directory"), ""},
+			{"an unknown key", inline("unlabeled", usual, "size: 1Gi, path: /etc"),
 				"may say its size and its kind, and nothing else"},
-			{"Kubernetes' own key", inline("unlabelled", usual, "csi.storage.k8s.io/ephemeral: \"false\""),
+			{"Kubernetes' own key", inline("unlabeled", usual, "csi.storage.k8s.io/ephemeral: \"false\""),
 				"and nothing else"},
-			{"another kind", inline("unlabelled", usual, "kind: block"),
+			{"another kind", inline("unlabeled", usual, "kind: block"),
 				"the kind of an inline volume is directory or image"},
-			{"the second is wrong", inline("unlabelled", usual, "size: 1Gi", "size: x"), badSize},
-			{"no size", inline("unlabelled", usual, `size: ""`), badSize},
-			{"nothing", inline("unlabelled", usual, `size: "0"`), badSize},
-			{"less than nothing", inline("unlabelled", usual, "size: -1Gi"), badSize},
-			{"another unit", inline("unlabelled", usual, "size: 1GB"), badSize},
-			{"half of a unit", inline("unlabelled", usual, "size: 1.5Gi"), badSize},
-			{"an exponent", inline("unlabelled", usual, `size: "1e9"`), badSize},
-			{"more than any", inline("unlabelled", usual, `size: "99999999999999999999"`), badSize},
+			{"the second is wrong", inline("unlabeled", usual, "size: 1Gi", "size: x"), badSize},
+			{"no size", inline("unlabeled", usual, `size: ""`), badSize},
+			{"nothing", inline("unlabeled", usual, `size: "0"`), badSize},
+			{"less than nothing", inline("unlabeled", usual, "size: -1Gi"), badSize},
+			{"another unit", inline("unlabeled", usual, "size: 1GB"), badSize},
+			{"half of a unit", inline("unlabeled", usual, "size: 1.5Gi"), badSize},
+			{"an exponent", inline("unlabeled", usual, `size: "1e9"`), badSize},
+			{"more than any", inline("unlabeled", usual, `size: "99999999999999999999"`), badSize},
 		}},
 		{large, "admission.inline.maxSize=2Gi", []attempt{
-			{"as large as it may be", inline("unlabelled", large, "size: 2Gi"), ""},
-			{"in other units", inline("unlabelled", large, `size: "2147483648"`), ""},
-			{"that says nothing", inline("unlabelled", large, ""), ""},
-			{"a byte more", inline("unlabelled", large, `size: "2147483649"`), "may have at most 2Gi"},
-			{"more in other units", inline("unlabelled", large, "size: 3G"), "may have at most 2Gi"},
-			{"much more", inline("unlabelled", large, "size: 9999999999999999999Pi"), "may have at most 2Gi"},
-			{"the second is larger", inline("unlabelled", large, "size: 1Gi", "size: 3Gi"), "may have at most 2Gi"},
-			{"another driver's", inline("unlabelled", other, "size: 3Gi"), ""},
+			{"as large as it may be", inline("unlabeled", large, "size: 2Gi"), ""},
+			{"in other units", inline("unlabeled", large, `size: "2147483648"`), ""},
+			{"that says nothing", inline("unlabeled", large, ""), ""},
+			{"a byte more", inline("unlabeled", large, `size: "2147483649"`), "may have at most 2Gi"},
+			{"more in other units", inline("unlabeled", large, "size: 3G"), "may have at most 2Gi"},
+			{"much more", inline("unlabeled", large, "size: 9999999999999999999Pi"), "may have at most 2Gi"},
+			{"the second is larger", inline("unlabeled", large, "size: 1Gi", "size: 3Gi"), "may have at most 2Gi"},
+			{"another driver's", inline("unlabeled", other, "size: 3Gi"), ""},
 		}},
 		{small, "admission.inline.maxSize=512Mi", []attempt{
-			{"a size", inline("unlabelled", small, "size: 512Mi"), ""},
-			{"too large", inline("unlabelled", small, "size: 513Mi"), "may have at most 512Mi"},
-			{"no attributes", inline("unlabelled", small, ""), "must say its size here"},
-			{"a kind alone", inline("unlabelled", small, "kind: image"), "must say its size here"},
-			{"the second says none", inline("unlabelled", small, "size: 1Mi", ""), "must say its size here"},
+			{"a size", inline("unlabeled", small, "size: 512Mi"), ""},
+			{"too large", inline("unlabeled", small, "size: 513Mi"), "may have at most 512Mi"},
+			{"no attributes", inline("unlabeled", small, ""), "must say its size here"},
+			{"a kind alone", inline("unlabeled", small, "kind: image"), "must say its size here"},
+			{"the second says none", inline("unlabeled", small, "size: 1Mi", ""), "must say its size here"},
 		}},
 		{some, `admission.inline.namespaceLabels.example\.com/inline=yes`, []attempt{
 			{"where they may be", inline("may", some, ""), ""},
 			{"where the label says no", inline("may-not", some, ""),
 				"are for namespaces with the label example.com/inline=yes"},
-			{"where there is no label", inline("unlabelled", some, ""),
+			{"where there is no label", inline("unlabeled", some, ""),
 				"are for namespaces with the label example.com/inline=yes"},
-			{"another driver's", inline("unlabelled", other, ""), ""},
+			{"another driver's", inline("unlabeled", other, ""), ""},
 		}},
 	} {
 		name, _, _ := strings.Cut(v.driver, ".")
@@ -478,7 +478,7 @@ func (s *server) inForce(args ...string) {
 func (s *server) attempt(object, refused string) error {
 	out, err := s.try(object, "create", "--dry-run=server", "--validate=ignore", "-f", "-")
 	if refused == "" && err != nil || refused != "" && (err == nil || !strings.Contains(out, refused)) {
-		return fmt.Errorf("%v, want %q in: %s", err, refused, out)
+		return fmt.Errorf("%v, want %q in: %s", err, refused, out) //nolint:errorlint // err may be nil
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package components builds the programs that a test cluster is made of, from the modules under test/cluster/tools, and
-// keeps them in the user's cache.
+// Package components builds the programs that a test cluster is made of, from the modules under
+// test/cluster/tools, and keeps them in the user's cache.
 package components
 
 import (
@@ -29,7 +29,8 @@ type component struct {
 	flags  func(ctx context.Context, dir string) (string, error) // of the linker, beside those all have
 }
 
-// table has every component by name. Each package has a tool directive in its module's go.mod, or is that module's own.
+// table has every component by name. Each package has a tool directive in its module's go.mod, or
+// is that module's own.
 var table = map[string]component{
 	"containerd": {"node", "github.com/containerd/containerd/v2/cmd/containerd", containerdVersion},
 	"containerd-shim-runc-v2": {"node", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
@@ -50,7 +51,8 @@ var table = map[string]component{
 	"ptp":                     {"node", "github.com/containernetworking/plugins/plugins/main/ptp", nil},
 }
 
-// recipe is a part of the cache's key: change it when the same modules are to be built in another way.
+// recipe is a part of the cache's key: change it when the same modules are to be built in another
+// way.
 const recipe = "1: CGO_ENABLED=0 -trimpath -s -w"
 
 // unused is the time for which unused programs are kept.
@@ -130,7 +132,7 @@ func (b builder) build(ctx context.Context, names []string) (string, error) {
 	return dir, b.alone(ctx, dir, names)
 }
 
-// missing returns those of names that dir hasn't.
+// missing returns those of names that dir lacks.
 func missing(dir string, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
 		_, err := os.Stat(filepath.Join(dir, n))
@@ -204,7 +206,8 @@ func (b builder) prune(dir string) {
 	}
 }
 
-// directory returns where the components are kept: in a directory that is named after all that they are made of.
+// directory returns where the components are kept: in a directory that is named after all that they
+// are made of.
 func (b builder) directory(ctx context.Context) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintln(sum, recipe)
@@ -255,7 +258,8 @@ func kubeVersion(ctx context.Context, dir string) (string, error) {
 	return strings.Join(flags, " "), nil
 }
 
-// containerdVersion returns the linker's flag that tells containerd its version, which it names to the kubelet.
+// containerdVersion returns the linker's flag that tells containerd its version, which it names to
+// the kubelet.
 func containerdVersion(ctx context.Context, dir string) (string, error) {
 	const module = "github.com/containerd/containerd/v2"
 	version, err := moduleVersion(ctx, dir, module)

@@ -21,13 +21,15 @@ import (
 // tokenLife is how long a service account's token is good for: longer than a test.
 const tokenLife = 24 * time.Hour
 
-// Config returns how to reach the API server as an administrator, who may do everything. It is the caller's to change.
+// Config returns how to reach the API server as an administrator, who may do everything. It is the
+// caller's to change.
 func (p *Plane) Config() *rest.Config { return rest.CopyConfig(p.admin) }
 
 // Kubeconfig returns the path of a file with the content of Config.
 func (p *Plane) Kubeconfig() string { return filepath.Join(p.Dir, "admin.kubeconfig") }
 
-// ConfigFor returns how to reach the API server as user, who is in groups and in system:authenticated.
+// ConfigFor returns how to reach the API server as user, who is in groups and in
+// system:authenticated.
 func (p *Plane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
 	pair, err := p.CA.Client(user, groups...)
 	if err != nil {
@@ -56,8 +58,8 @@ func (p *Plane) WriteKubeconfig(path, user string, groups ...string) error {
 	return writeKubeconfig(path, c)
 }
 
-// ServiceAccountConfig returns how to reach the API server as the service account of that name, with a token of a day.
-// Errors: the API server's, such as that there is no such account.
+// ServiceAccountConfig returns how to reach the API server as the service account of that name,
+// with a token of a day. Errors: the API server's, such as that there is no such account.
 func (p *Plane) ServiceAccountConfig(ctx context.Context, namespace, name string) (*rest.Config, error) {
 	client, err := kubernetes.NewForConfig(p.admin)
 	if err != nil {
@@ -124,7 +126,7 @@ func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	return body, nil
 }
 
-// writeNewKubeconfig writes a kubeconfig into a file that wasn't there, and returns its path.
+// writeNewKubeconfig writes a kubeconfig into a new file, and returns its path.
 func (p *Plane) writeNewKubeconfig(c *rest.Config) (string, error) {
 	f, err := os.CreateTemp(p.Dir, "*.kubeconfig")
 	if err != nil {

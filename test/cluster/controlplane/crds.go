@@ -22,9 +22,10 @@ import (
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
 	Resource: "customresourcedefinitions"}
 
-// ApplyCRDs creates or updates the CustomResourceDefinitions in the YAML files at the top of dir, such as
-// os.DirFS("config/crd"), and returns when the API server has established all of them and serves their kinds. Other kinds
-// are left out, as such directories have a kustomization too. Errors: there is no definition; the API server's.
+// ApplyCRDs creates or updates the CustomResourceDefinitions in the YAML files at the top of dir,
+// such as os.DirFS("config/crd"), and returns when the API server has established all of them and
+// serves their kinds. Other kinds are left out, as such directories have a kustomization too.
+// Errors: there is no definition; the API server's.
 func (p *Plane) ApplyCRDs(ctx context.Context, dir fs.FS) error {
 	definitions, err := readCRDs(dir)
 	if err != nil {
@@ -100,8 +101,8 @@ func readFile(dir fs.FS, name string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// served returns nil if a definition's kind is served in all versions that it is to be. The API server says that it is
-// established a moment before that.
+// served returns nil if a definition's kind is served in all versions that it is to be. The API
+// server says that it is established a moment before that.
 func served(ctx context.Context, client dynamic.Interface, found *discovery.DiscoveryClient, name string) error {
 	o, err := client.Resource(crds).Get(ctx, name, meta.GetOptions{})
 	if err != nil {

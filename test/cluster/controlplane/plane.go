@@ -24,7 +24,8 @@ import (
 // frontProxy is the name in the certificate of the API server when it passes requests on to others.
 const frontProxy = "front-proxy-client"
 
-// patience is for how long something is waited for that a loaded machine does in seconds: a test's context has no end.
+// patience is for how long something is waited for that a loaded machine does in seconds: a test's
+// context has no end.
 const patience = 2 * time.Minute
 
 // The components' names, which are also those of their log files.
@@ -38,10 +39,11 @@ const (
 // Options describe a plane. The zero value is a plane with a controller manager that runs
 // StorageControllers, on 127.0.0.1.
 type Options struct {
-	// Log is told when components are built, which takes minutes the first time. Nil is os.Stderr.
+	// Log receives the messages of builds, which takes minutes the first time. Nil is os.Stderr.
 	Log io.Writer
-	// Dir is where the plane's own directory is made, for its data, logs and keys. Empty is the system's for temporary
-	// files. The path must be short: a socket in it has a name of at most 100 bytes.
+	// Dir is where the plane's own directory is made, for its data, logs and keys. Empty is the
+	// system's for temporary files. The path must be short: a socket in it has a name of at most
+	// 100 bytes.
 	Dir string
 	// Bin is a directory that has the components. Empty is where they are built.
 	Bin string
@@ -55,9 +57,11 @@ type Options struct {
 	Advertise string
 	// ServiceCIDR is the range of services' addresses. Empty is 10.96.0.0/16.
 	ServiceCIDR string
-	// Hosts are names and IP addresses that the API server has, beside localhost, Bind, Advertise and the service's.
+	// Hosts are names and IP addresses that the API server has, beside localhost, Bind, Advertise
+	// and the service's.
 	Hosts []string
-	// APIServerArgs come after the API server's other arguments, such as --feature-gates=... or --runtime-config=...
+	// APIServerArgs come after the API server's other arguments, such as --feature-gates=... or
+	// --runtime-config=...
 	APIServerArgs []string
 	// WithoutControllerManager leaves kube-controller-manager out.
 	WithoutControllerManager bool
@@ -70,8 +74,8 @@ type Options struct {
 	Scheduler bool
 }
 
-// Plane is a control plane that runs. Its methods may be called by several goroutines at a time, but not those that
-// start and stop parts of it.
+// Plane is a control plane that runs. Its methods may be called by several goroutines at a time,
+// but not those that start and stop parts of it.
 type Plane struct {
 	CA  *pki.Authority // signs the certificates that the API server accepts
 	Dir string         // the plane's own; Close removes it
@@ -98,7 +102,8 @@ func Start(ctx context.Context, o Options) (*Plane, error) {
 	if o.Scheduler {
 		names = append(names, scheduler)
 	}
-	bin, err := o.Bin, error(nil)
+	var err error
+	bin := o.Bin
 	if bin == "" {
 		if bin, err = components.Build(ctx, o.Log, names...); err != nil {
 			return nil, err
@@ -158,7 +163,8 @@ func (p *Plane) start(ctx context.Context) error {
 	return p.startControllerManager(ctx)
 }
 
-// prepare makes the keys, chooses the API server's port, and writes the kubeconfig of the administrator.
+// prepare makes the keys, chooses the API server's port, and writes the kubeconfig of the
+// administrator.
 func (p *Plane) prepare() error {
 	p.server = APIServer{
 		EtcdURL: p.etcd().URL(), Bind: p.options.Bind, Port: p.options.Port, Advertise: p.options.Advertise,
@@ -193,8 +199,8 @@ func (p *Plane) etcd() Etcd {
 	return Etcd{DataDir: filepath.Join(p.Dir, "data"), Socket: filepath.Join(p.Dir, "etcd.sock")}
 }
 
-// startEtcd starts etcd and waits until it takes connections, which is before the API server would begin to try again
-// at ever longer intervals.
+// startEtcd starts etcd and waits until it takes connections, which is before the API server would
+// begin to try again at ever longer intervals.
 func (p *Plane) startEtcd(ctx context.Context) error {
 	e := p.etcd()
 	if len(e.Socket) > 100 {

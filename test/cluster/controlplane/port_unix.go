@@ -36,7 +36,8 @@ func reserve(address string) (port int, keep *os.File, err error) {
 	return port, keep, nil
 }
 
-// socket makes a socket that no child gets, which would keep the port longer than this process does.
+// socket makes a socket that no child gets, which would keep the port longer than this process
+// does.
 func socket(domain int) (int, error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -47,7 +48,8 @@ func socket(domain int) (int, error) {
 	return fd, err
 }
 
-// bind binds a socket to an address whose port is 0, in a way that others may share, and returns the port it got.
+// bind binds a socket to an address whose port is 0, in a way that others may share, and returns
+// the port it got.
 func bind(fd int, to unix.Sockaddr) (int, error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
 		return 0, err

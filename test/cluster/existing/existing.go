@@ -26,8 +26,8 @@ type Options struct {
 	// in KUBECONFIG. The user's ~/.kube/config is not used unless it is named: tests damage objects
 	// in a cluster.
 	Kubeconfig string
-	// Registry is where Load pushes images to, such as registry.example.com/team. The cluster must be able to pull from
-	// there, and the user's docker login be good for it.
+	// Registry is where Load pushes images to, such as registry.example.com/team. The cluster must
+	// be able to pull from there, and the user's docker login be good for it.
 	Registry string
 	// Namespaces are those that Logs looks into. Empty is all.
 	Namespaces []string
@@ -62,7 +62,8 @@ func New(o Options) (*Cluster, error) {
 	}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules() // of KUBECONFIG, which may have several
 	rules.ExplicitPath = o.Kubeconfig
-	// Not by way of a deferred configuration: where the files have nothing, that takes the cluster that this process is in.
+	// Not by way of a deferred configuration: where the files have nothing, that takes the cluster
+	// that this process is in.
 	raw, err := rules.Load()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -81,7 +82,8 @@ func New(o Options) (*Cluster, error) {
 	return c, err
 }
 
-// checkRegistry keeps a name without a host from meaning Docker Hub, and a scheme from being taken for a host.
+// checkRegistry keeps a name without a host from meaning Docker Hub, and a scheme from being taken
+// for a host.
 func checkRegistry(registry string) error {
 	_, err := name.NewTag(registry+"/image:tag", name.StrictValidation)
 	host, _, _ := strings.Cut(registry, "/")

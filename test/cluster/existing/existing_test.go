@@ -48,20 +48,20 @@ func wants(t *testing.T, err error, words ...string) {
 }
 
 func TestAClusterThatIsThere(t *testing.T) {
-	real := readytest.Start(t)
-	c, log := cluster(t, Options{Kubeconfig: real.Plane.Kubeconfig()})
+	server := readytest.Start(t)
+	c, log := cluster(t, Options{Kubeconfig: server.Plane.Kubeconfig()})
 	ctx := t.Context()
 	wants(t, c.Status(ctx, log), "no nodes")
 
-	real.Node(t, "good-1", "linux", nil)
-	real.Node(t, "good-2", "linux", nil)
-	real.Node(t, "windows", "windows", nil)
+	server.Node(t, "good-1", "linux", nil)
+	server.Node(t, "good-2", "linux", nil)
+	server.Node(t, "windows", "windows", nil)
 	wants(t, c.Status(ctx, log))
-	real.Node(t, "cordoned", "linux", func(n *core.Node) { n.Spec.Unschedulable = true })
-	real.Node(t, "tainted", "linux", func(n *core.Node) {
+	server.Node(t, "cordoned", "linux", func(n *core.Node) { n.Spec.Unschedulable = true })
+	server.Node(t, "tainted", "linux", func(n *core.Node) {
 		n.Spec.Taints = []core.Taint{{Key: "dedicated", Value: "db", Effect: core.TaintEffectNoSchedule}}
 	})
-	real.Node(t, "silent", "linux", func(n *core.Node) { n.Status.Conditions = nil })
+	server.Node(t, "silent", "linux", func(n *core.Node) { n.Status.Conditions = nil })
 	log.Reset()
 	wants(t, c.Status(ctx, log), "silent", "hasn't said")
 	for _, want := range []string{"Kubernetes v1.37.", "node good-1: linux/", "node windows: windows/", "cordoned\n",
@@ -72,34 +72,34 @@ func TestAClusterThatIsThere(t *testing.T) {
 	}
 
 	wants(t, c.Up(ctx, provider.Options{Nodes: 2}))
-	got := real.Nodes()
+	got := server.Nodes()
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"good-1", "good-2"}) {
 		t.Errorf("pods were tried on %v, want the two good nodes", got)
 	}
-	real.NoPods(t)
+	server.NoPods(t)
 	wants(t, c.Up(ctx, provider.Options{Nodes: 3}), "2 Linux nodes", "not 3", "cordoned", "dedicated=db:NoSchedule",
 		"silent: its kubelet")
 	wants(t, c.Up(ctx, provider.Options{Nodes: 1, Windows: 1}), "Windows")
 	wants(t, c.Up(ctx, provider.Options{}), "at least 1")
-	if got := real.Nodes(); len(got) != 0 {
+	if got := server.Nodes(); len(got) != 0 {
 		t.Errorf("pods were tried on %v, want none", got)
 	}
 
-	real.Say(core.PodStatus{Phase: core.PodFailed, Reason: "Evicted", ContainerStatuses: []core.ContainerStatus{
+	server.Say(core.PodStatus{Phase: core.PodFailed, Reason: "Evicted", ContainerStatuses: []core.ContainerStatus{
 		{Name: "try", State: core.ContainerState{Terminated: &core.ContainerStateTerminated{ExitCode: 7,
 			Reason: "Error"}}},
 	}})
 	wants(t, c.Up(ctx, provider.Options{Nodes: 1}), "a pod on good-", "Evicted", "ended with 7: Error")
-	real.NoPods(t)
-	real.Say(core.PodStatus{Phase: core.PodPending, ContainerStatuses: []core.ContainerStatus{
+	server.NoPods(t)
+	server.Say(core.PodStatus{Phase: core.PodPending, ContainerStatuses: []core.ContainerStatus{
 		{Name: "try", State: core.ContainerState{Waiting: &core.ContainerStateWaiting{Reason: "ImagePullBackOff",
 			Message: "no such host"}}},
 	}})
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	wants(t, c.Up(short, provider.Options{Nodes: 1}), "deadline exceeded", "ImagePullBackOff no such host")
-	real.NoPods(t)
+	server.NoPods(t)
 
 	log.Reset()
 	wants(t, c.Down(ctx))
@@ -108,7 +108,7 @@ func TestAClusterThatIsThere(t *testing.T) {
 	}
 	wants(t, c.Status(ctx, log), "silent")
 
-	real.Plane.StopAPIServer()
+	server.Plane.StopAPIServer()
 	wants(t, c.Up(ctx, provider.Options{Nodes: 1}), "ask the API server at https://127.0.0.1")
 	wants(t, c.Status(ctx, log), "ask the API server at https://127.0.0.1")
 }
@@ -237,12 +237,12 @@ func TestLogs(t *testing.T) {
 
 // TestLogsOfWhatCannotBeReached takes a pod whose kubelet isn't there.
 func TestLogsOfWhatCannotBeReached(t *testing.T) {
-	real := readytest.Start(t)
-	real.Say(core.PodStatus{Phase: core.PodRunning, ContainerStatuses: []core.ContainerStatus{
+	server := readytest.Start(t)
+	server.Say(core.PodStatus{Phase: core.PodRunning, ContainerStatuses: []core.ContainerStatus{
 		{Name: "main", State: core.ContainerState{Running: &core.ContainerStateRunning{}}},
 	}})
-	real.Node(t, "node", "linux", nil)
-	_, err := real.CoreV1().Pods("kube-system").Create(t.Context(), &core.Pod{
+	server.Node(t, "node", "linux", nil)
+	_, err := server.CoreV1().Pods("kube-system").Create(t.Context(), &core.Pod{
 		ObjectMeta: meta.ObjectMeta{Name: "p"},
 		Spec: core.PodSpec{
 			NodeName: "node", Containers: []core.Container{{Name: "main",
@@ -250,7 +250,7 @@ func TestLogsOfWhatCannotBeReached(t *testing.T) {
 		},
 	}, meta.CreateOptions{})
 	wants(t, err)
-	c, _ := cluster(t, Options{Kubeconfig: real.Plane.Kubeconfig(), Namespaces: []string{"kube-system"}})
+	c, _ := cluster(t, Options{Kubeconfig: server.Plane.Kubeconfig(), Namespaces: []string{"kube-system"}})
 	dir := t.TempDir()
 	for range 100 {
 		if err = c.Logs(t.Context(), dir); err != nil {

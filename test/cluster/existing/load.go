@@ -18,7 +18,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// The annotations of an OCI layout by which containerd knows an image's full name. The first that is there counts.
+// The annotations of an OCI layout by which containerd knows an image's full name. The first that
+// is there counts.
 var nameAnnotations = []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"}
 
 // Image returns the name by which the cluster pulls an image that a tar has as ref, which is a full

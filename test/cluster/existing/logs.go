@@ -55,7 +55,8 @@ func (c *Cluster) events(ctx context.Context, namespace, path string) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// at is when an event was seen last. Which field says so depends on the library that has recorded it.
+// at is when an event was seen last. Which field says so depends on the library that has recorded
+// it.
 func at(e core.Event) meta.Time {
 	switch {
 	case e.Series != nil:

@@ -44,7 +44,7 @@ func TestNodeCutOff(t *testing.T) {
 	s.same("the volume that was deleted meanwhile", "Released", s.value("pv/"+volume, "{.status.phase}"))
 	s.on(away, "ls -d "+disk(unused))
 
-	s.must(away.Mend(s.Context()))
+	s.must(away.Reconnect(s.Context()))
 	s.until("the deleted volume to go", func() error { return empty(s.try("get", "pv", volume, "--ignore-not-found")) })
 	if out, err := s.shell(away, "ls -d "+disk(unused)); err == nil {
 		s.Errorf("its PersistentVolume is gone, and %s is there", out)

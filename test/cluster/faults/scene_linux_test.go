@@ -60,7 +60,7 @@ func (s *scene) end() {
 func (s *scene) mend() {
 	for _, n := range nodes {
 		_, err := s.shell(n, "mountpoint -q "+local.StorageDir)
-		if err != nil || n.Mend(s.anyhow()) != nil {
+		if err != nil || n.Reconnect(s.anyhow()) != nil {
 			s.must(n.PowerOff(s.anyhow()))
 			s.must(n.PowerOn(s.anyhow(), true))
 		}

@@ -115,7 +115,8 @@ func (h Helm) Upgrade(ctx context.Context, to string, i Images, args ...string) 
 		"--values=" + filepath.Join(chart.Sources(), "test", "cluster", "install",
 			"values.yaml"), "--set=images.tag=" + i.tag,
 		// Nothing else in a pod says that an image of the same name is another.
-		`--set-string=hostpath.controller.podAnnotations.images=` + i.hash + `,hostpath.node.podAnnotations.images=` + i.hash,
+		`--set-string=hostpath.controller.podAnnotations.images=` + i.hash +
+			`,hostpath.node.podAnnotations.images=` + i.hash,
 	}, args...)
 	out, err := h.Run(ctx, args...)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package kind runs a Kubernetes cluster with kind (sigs.k8s.io/kind), whose nodes are containers of docker, nerdctl or podman.
+// Package kind runs a Kubernetes cluster with kind (sigs.k8s.io/kind), whose nodes are containers
+// of docker, nerdctl or podman.
 package kind
 
 import (
@@ -107,8 +108,8 @@ func (c *Cluster) kubeconfig() string { return filepath.Join(c.dir, "kubeconfig"
 // up is the file that says that the cluster was started wholly.
 func (c *Cluster) up() string { return filepath.Join(c.dir, "up") }
 
-// Up is provider.Provider's. The nodes that are asked for are workers: there is a node for the control plane beside them, whose
-// taint few pods tolerate.
+// Up is provider.Provider's. The nodes that are asked for are workers: there is a node for the
+// control plane beside them, whose taint few pods tolerate.
 func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 	switch {
 	case o.Nodes < 1:
@@ -185,7 +186,8 @@ func (c *Cluster) own() error {
 	return err
 }
 
-// start starts the cluster, which hasn't any nodes. The directory is made first, and the file "up" last.
+// start starts the cluster, which has no nodes. The directory is made first, and the file "up"
+// last.
 func (c *Cluster) start(ctx context.Context, o provider.Options) error {
 	began := time.Now()
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
@@ -290,8 +292,8 @@ func (c *Cluster) Down(ctx context.Context) error {
 	return c.clean()
 }
 
-// clean ends the cluster if it is this package's, and removes its directory last: as long as that is there, clean can be
-// repeated.
+// clean ends the cluster if it is this package's, and removes its directory last: as long as that
+// is there, clean can be repeated.
 func (c *Cluster) clean() error {
 	if _, err := os.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -305,7 +307,8 @@ func (c *Cluster) clean() error {
 	return os.RemoveAll(c.dir)
 }
 
-// lock keeps other processes of this user from starting and ending clusters, until unlock is called.
+// lock keeps other processes of this user from starting and ending clusters, until unlock is
+// called.
 func (c *Cluster) lock(ctx context.Context) (unlock func(), err error) {
 	all := filepath.Dir(c.dir)
 	if err := os.MkdirAll(all, 0o700); err != nil {

@@ -150,15 +150,15 @@ func wants(t *testing.T, err error, words ...string) {
 }
 
 func TestLifeOfACluster(t *testing.T) {
-	real := readytest.Start(t)
-	real.Node(t, "trial-control-plane", "linux", func(n *core.Node) {
+	server := readytest.Start(t)
+	server.Node(t, "trial-control-plane", "linux", func(n *core.Node) {
 		n.Spec.Taints = []core.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: core.TaintEffectNoSchedule}}
 	})
-	real.Node(t, "trial-worker1", "linux", nil)
-	real.Node(t, "trial-worker2", "linux", nil)
+	server.Node(t, "trial-worker1", "linux", nil)
+	server.Node(t, "trial-worker2", "linux", nil)
 	c, e := fakeCluster(t)
 	var err error
-	if e.kubeconfig, err = os.ReadFile(real.Plane.Kubeconfig()); err != nil {
+	if e.kubeconfig, err = os.ReadFile(server.Plane.Kubeconfig()); err != nil {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
@@ -174,10 +174,10 @@ func TestLifeOfACluster(t *testing.T) {
 	e.create = func() { c.log.V(0).Infof("at %s", "work"); c.log.V(1).Info("not to be told") }
 	wants(t, c.Up(ctx, two))
 	e.done(t, "create trial")
-	if got := real.Nodes(); len(got) != 2 || slices.Contains(got, "trial-control-plane") {
+	if got := server.Nodes(); len(got) != 2 || slices.Contains(got, "trial-control-plane") {
 		t.Errorf("pods were tried on %v, want the two workers", got)
 	}
-	real.NoPods(t)
+	server.NoPods(t)
 	if got := append(e.ran("worker"), e.ran("control-plane")...); !slices.Equal(got,
 		slices.Repeat([]string{"mkdir -p /var/lib/causeway"}, 3)) {
 		t.Errorf("got %q, want the directory on each node", got)

@@ -103,7 +103,8 @@ func supported(o provider.Options) error {
 	}
 	var missing []string
 	for tool, pkg := range map[string]string{
-		"ip": "iproute2", "runc": "runc", "nft": "nftables", "nsenter": "util-linux", "mkfs.xfs": "xfsprogs", "mount": "mount", "conntrack": "conntrack",
+		"ip": "iproute2", "runc": "runc", "nft": "nftables", "nsenter": "util-linux", "mkfs.xfs": "xfsprogs",
+		"mount": "mount", "conntrack": "conntrack",
 	} {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, fmt.Sprintf("%s (Debian: %s)", tool, pkg))
@@ -195,7 +196,8 @@ func (c *Cluster) start(ctx context.Context, o provider.Options, bin string) err
 	return os.WriteFile(c.up(), nil, 0o644)
 }
 
-// awaitInit waits for something that a node does, or the plane if node is empty, as long as that runs.
+// awaitInit waits for something that a node does, or the plane if node is empty, as long as that
+// runs.
 func (c *Cluster) awaitInit(ctx context.Context, node, what string, try func() error) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -241,7 +243,8 @@ func (c *Cluster) prepare(ctx context.Context, s spec) error {
 	return nil
 }
 
-// makeDisk makes a file with an empty filesystem that can share blocks, so that snapshots are quick.
+// makeDisk makes a file with an empty filesystem that can share blocks, so that snapshots are
+// quick.
 func makeDisk(ctx context.Context, path string, size int64) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -317,7 +320,8 @@ func (c command) run() error {
 	return nil
 }
 
-// plug makes a cable from the plane's bridge, where it is called port, to a device in the network of a process.
+// plug makes a cable from the plane's bridge, where it is called port, to a device in the network
+// of a process.
 func plug(ctx context.Context, plane int, port, device, hardware string, pid int) error {
 	cable := []string{"ip", "link", "add", port, "type", "veth", "peer", "name", device, "address", hardware, "netns",
 		strconv.Itoa(pid)}
@@ -363,8 +367,8 @@ func (c *Cluster) Down(ctx context.Context) error {
 	return c.clean()
 }
 
-// clean ends everything of the cluster that there is, and removes its directory last: as long as that is there, clean can be
-// repeated.
+// clean ends everything of the cluster that there is, and removes its directory last: as long as
+// that is there, clean can be repeated.
 func (c *Cluster) clean() error {
 	if _, err := os.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -402,7 +406,8 @@ func removeLink(name string) error {
 	return err
 }
 
-// noMounts returns an error if this process sees something that is mounted in dir, which a removal would empty.
+// noMounts returns an error if this process sees something that is mounted in dir, which a removal
+// would empty.
 func noMounts(dir string) error {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

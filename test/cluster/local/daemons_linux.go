@@ -25,7 +25,8 @@ type daemons struct {
 	mine map[int]bool // PIDs that a goroutine waits for
 }
 
-// run starts a program and starts it anew whenever it ends, unless it is held. Its log and its PID in the node are files.
+// run starts a program and starts it anew whenever it ends, unless it is held. Its log and its PID
+// in the node are files.
 func (d *daemons) run(own nodeFiles, name string, argv ...string) {
 	go func() {
 		for ; ; time.Sleep(pause) {
@@ -68,7 +69,7 @@ func (d *daemons) once(own nodeFiles, name string, argv []string) error {
 	}
 	err = cmd.Wait()
 	os.Remove(own.pid(name))
-	return fmt.Errorf("ended: %v", err)
+	return fmt.Errorf("ended: %w", err)
 }
 
 // reap waits for children without a waiting goroutine: processes of a program that ended, such as

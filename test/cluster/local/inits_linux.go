@@ -89,10 +89,12 @@ func (f files) spawn(log, role string, args ...string) error {
 	}
 	defer out.Close()
 	cmd := exec.Command(f.program(), append([]string{role, f.dir}, args...)...)
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = "/", environment("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), out, out
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = "/",
+		environment("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid:     true,
-		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
+		Setsid: true,
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET |
+			syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", role, err)

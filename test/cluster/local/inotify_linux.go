@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// inotifyLimit is how many inotify instances root may have, all of its processes together. The default, 128, is enough for
-// three clusters of two nodes; a kubelet beyond that ends again and again.
+// inotifyLimit is how many inotify instances root may have, all of its processes together. The
+// default, 128, is enough for three clusters of two nodes; a kubelet beyond that ends again and
+// again.
 const inotifyLimit = "/proc/sys/fs/inotify/max_user_instances"
 
 // Instances that a cluster uses, as counted, with a reserve for the pods.

@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// End is Down that looks at the machine afterwards. Error: Down's, or that something of the cluster is left.
+// End is Down that looks at the machine afterwards. Error: Down's, or that something of the cluster
+// is left.
 func (c *Cluster) End(ctx context.Context) error {
 	if err := c.Down(ctx); err != nil {
 		return err
@@ -42,7 +43,8 @@ func (c *Cluster) Leftovers() ([]string, error) {
 	return found, nil
 }
 
-// leftProcesses finds processes whose program, root or working directory is in the cluster's directory, or whose mounts are.
+// leftProcesses finds processes whose program, root or working directory is in the cluster's
+// directory, or whose mounts are.
 func (c *Cluster) leftProcesses() ([]string, error) {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

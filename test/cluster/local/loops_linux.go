@@ -35,7 +35,8 @@ func loops() ([]loop, error) {
 		l := loop{path: filepath.Join("/dev", strings.Split(d, "/")[3])}
 		if err := l.read(d); err == nil {
 			found = append(found, l)
-		} else if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, unix.ENODEV) { // detached meanwhile
+		} else if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENXIO) && !errors.Is(err,
+			unix.ENODEV) { // detached meanwhile
 			return nil, fmt.Errorf("%s: %w", l.path, err)
 		}
 	}

@@ -1,16 +1,18 @@
-// Package local runs a Kubernetes cluster on this machine, from programs that are built from their modules: no image
-// registry, no container engine, no virtual machines.
+// Package local runs a Kubernetes cluster on this machine, from programs that are built from their
+// modules: no image registry, no container engine, no virtual machines.
 //
-// A node is the namespaces (mount, PID, network, UTS, IPC) of one init process, which is this program; the control plane
-// is another's. Whoever kills an init ends everything in it, mounts and network devices too. The plane's network has a
-// bridge that connects the nodes and, by one more veth, this machine:
+// A node is the namespaces (mount, PID, network, UTS, IPC) of one init process, which is this
+// program; the control plane is another's. The end of an init ends everything in its namespaces,
+// mounts and network devices included. The plane's network has a bridge that connects the nodes
+// and, by one more veth, this machine:
 //
 //	this machine ── veth ──┐                      ┌── veth ── eth0 of node-1 ── pods 10.244.1.0/24
 //	                       bridge in the plane's network: etcd, API server, controllers
 //	                                              └── veth ── eth0 of node-2 ── pods 10.244.2.0/24
 //
-// So there is nothing in this machine's own network but that veth, which goes with the plane. A node sees this machine's
-// programs and settings, read-only, its devices, and of its disks a directory of its own.
+// So there is nothing in this machine's own network but that veth, which goes with the plane. A
+// node sees this machine's programs and settings, read-only, its devices, and of its disks a
+// directory of its own.
 package local
 
 import (
@@ -122,8 +124,8 @@ func (f nodeFiles) disk() string {
 }
 func (f nodeFiles) noDisk() string { return filepath.Join(f.dir, "no-disk") }
 
-// diskName is that of the data disks of the cluster in a directory. It says whose they are: where such a file is deleted while a loop
-// device has it, the name is all that the kernel tells.
+// diskName is that of the data disks of the cluster in a directory. It says whose they are: where
+// such a file is deleted while a loop device has it, the name is all that the kernel tells.
 func diskName(cluster string) string { return "disk-of-" + filepath.Base(cluster) + ".img" }
 
 // cgroup is the name of the group that all of a cluster's groups are below, in each hierarchy.

@@ -25,7 +25,7 @@ type Node struct {
 	node
 }
 
-// Nodes returns the cluster's nodes. Errors: it wasn't started.
+// Nodes returns the cluster's nodes. Errors: the cluster was not started.
 func (c *Cluster) Nodes() ([]Node, error) {
 	s, err := readSpec(c.files)
 	if err != nil {
@@ -80,8 +80,8 @@ func (n Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
 // Cut pulls the node's network cable. Pods on it run on.
 func (n Node) Cut(ctx context.Context) error { return n.cable(ctx, "down") }
 
-// Mend plugs it in again.
-func (n Node) Mend(ctx context.Context) error { return n.cable(ctx, "up") }
+// Reconnect plugs the node in again.
+func (n Node) Reconnect(ctx context.Context) error { return n.cable(ctx, "up") }
 
 func (n Node) cable(ctx context.Context, state string) error {
 	plane, err := n.cluster.init("")

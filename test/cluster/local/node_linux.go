@@ -64,7 +64,8 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 		"DNS": dnsAddress, "Containerd": containerdSocket,
 	}
 	for from, to := range map[string]string{
-		"containerd.toml": "containerd.toml", "cni.conflist": "cni-conf/10-ptp.conflist", "kubelet.yaml": "kubelet.yaml",
+		"containerd.toml": "containerd.toml", "cni.conflist": "cni-conf/10-ptp.conflist",
+		"kubelet.yaml": "kubelet.yaml",
 	} {
 		if err := render(from, own.of(to), values); err != nil {
 			return err
@@ -86,7 +87,8 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
 	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"),
 		"--hostname-override="+n.Name,
-		"--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
+		"--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0",
+		"--conntrack-tcp-timeout-established=0",
 		"--conntrack-tcp-timeout-close-wait=0")
 	<-ctx.Done()
 	return context.Cause(ctx)
@@ -118,7 +120,8 @@ func makeRoot(own nodeFiles, f files, s spec) error {
 	b.bind(f.images(), f.images(), unix.MS_RDONLY)
 	b.bind(own.dir, own.dir, 0)
 	for from, to := range map[string]string{
-		"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "cni": "/var/lib/cni", "storage": StorageDir,
+		"kubelet": "/var/lib/kubelet", "containerd": "/var/lib/containerd", "cni": "/var/lib/cni",
+		"storage":  StorageDir,
 		"pods-log": "/var/log/pods", "containers-log": "/var/log/containers",
 	} {
 		b.bind(own.of(from), to, 0)

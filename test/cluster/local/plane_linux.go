@@ -25,7 +25,8 @@ func runPlane(ctx context.Context, f files, s spec) error {
 		return fmt.Errorf("network: %w", err)
 	}
 	p, err := controlplane.Start(ctx, controlplane.Options{
-		Log: os.Stderr, Bin: s.Bin, Dir: f.plane(), Bind: s.address(planeHost), Port: apiPort, Advertise: s.address(planeHost), ServiceCIDR: services,
+		Log: os.Stderr, Bin: s.Bin, Dir: f.plane(), Bind: s.address(planeHost), Port: apiPort,
+		Advertise: s.address(planeHost), ServiceCIDR: services,
 		Scheduler: true, Controllers: []string{"*", "-node-ipam-controller"},
 		// A node that is silent is given up sooner than after 50 s: tests wait for it.
 		ControllerManagerArgs: []string{"--node-monitor-grace-period=20s"},

@@ -47,7 +47,8 @@ func BuildSuite(dir, agnhost string) ([]string, error) {
 	})
 }
 
-// dynamic returns programs of this machine's with the shared libraries that they need, at the same paths.
+// dynamic returns programs of this machine's with the shared libraries that they need, at the same
+// paths.
 func dynamic(programs ...string) ([]oci.File, error) {
 	var files []oci.File
 	have := map[string]bool{}

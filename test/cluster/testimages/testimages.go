@@ -1,4 +1,5 @@
-// Package testimages makes the images that test clusters have from the start, as there is no registry to pull them from.
+// Package testimages makes the images that test clusters have from the start, as there is no
+// registry to pull them from.
 package testimages
 
 import (
@@ -69,7 +70,8 @@ func write(dir string, images map[string]oci.Image) ([]string, error) {
 	return tars, nil
 }
 
-// busyboxFiles returns a root with this machine's busybox, and a link to it for each of its applets.
+// busyboxFiles returns a root with this machine's busybox, and a link to it for each of its
+// applets.
 func busyboxFiles() ([]oci.File, error) {
 	path, err := exec.LookPath("busybox")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package windows makes Windows nodes that are simulated: the API server admits pods for them, the scheduler places pods on
-// them, and kwok plays their kubelets. Nothing runs.
+// Package windows makes Windows nodes that are simulated: the API server admits pods for them, the
+// scheduler places pods on them, and kwok plays their kubelets. Nothing runs.
 package windows
 
 import (
@@ -17,14 +17,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// The annotation of the nodes that kwok plays, by which it tells them from those that have a kubelet.
+// The annotation of the nodes that kwok plays, by which it tells them from those that have a
+// kubelet.
 const (
 	Annotation      = "kwok.x-k8s.io/node"
 	AnnotationValue = "fake"
 )
 
-// Taint is on every node, as it is in many clusters: who leaves it to the scheduler where a pod runs gets a Linux node. A
-// pod that is to run on Windows tolerates it.
+// Taint is on every node, as it is in many clusters: who leaves it to the scheduler where a pod
+// runs gets a Linux node. A pod that is to run on Windows tolerates it.
 var Taint = core.Taint{Key: "os", Value: "windows", Effect: core.TaintEffectNoSchedule}
 
 // build is that of Windows Server 2022.
@@ -35,10 +36,11 @@ const build = "10.0.20348"
 //go:embed stages.yaml
 var stages []byte
 
-// KwokArgs returns the arguments of kwok v0.8.0, after the program's path, for the nodes that Create makes in the cluster of a
-// kubeconfig file. Its configuration is written into dir. kwok then listens nowhere: it has no server without an address or a
-// port of nodes. It must be run with KWOK_WORKDIR set to a directory that has no kwok.yaml, such as dir, or it reads the
-// user's ~/.kwok/kwok.yaml too.
+// KwokArgs returns the arguments of kwok v0.8.0, after the program's path, for the nodes that
+// Create makes in the cluster of a kubeconfig file. Its configuration is written into dir. kwok
+// then listens nowhere: it has no server without an address or a port of nodes. It must be run with
+// KWOK_WORKDIR set to a directory that has no kwok.yaml, such as dir, or it reads the user's
+// ~/.kwok/kwok.yaml too.
 func KwokArgs(kubeconfig, dir string) ([]string, error) {
 	path := filepath.Join(dir, "kwok-stages.yaml")
 	if err := os.WriteFile(path, stages, 0o644); err != nil {
@@ -101,7 +103,8 @@ func node(name, version string) *core.Node {
 		ObjectMeta: meta.ObjectMeta{
 			Name: name,
 			Labels: map[string]string{
-				core.LabelOSStable: "windows", core.LabelArchStable: "amd64", core.LabelWindowsBuild: build, core.LabelHostname: name,
+				core.LabelOSStable: "windows", core.LabelArchStable: "amd64", core.LabelWindowsBuild: build,
+				core.LabelHostname: name,
 			},
 			Annotations: map[string]string{Annotation: AnnotationValue},
 		},
@@ -110,7 +113,8 @@ func node(name, version string) *core.Node {
 			Capacity:    of,
 			Allocatable: of,
 			NodeInfo: core.NodeSystemInfo{
-				OperatingSystem: "windows", Architecture: "amd64", KernelVersion: build, OSImage: "Windows Server 2022 (simulated)",
+				OperatingSystem: "windows", Architecture: "amd64", KernelVersion: build,
+				OSImage:        "Windows Server 2022 (simulated)",
 				KubeletVersion: version, ContainerRuntimeVersion: "kwok://simulated",
 			},
 		},

@@ -37,8 +37,8 @@ func main() {
 	}
 }
 
-// run serves a root, beside which it has a directory of its own, and goes on after so many steps. For each that is
-// acknowledged it prints a line.
+// run serves a root, beside which it has a directory of its own, and goes on after so many steps.
+// For each that is acknowledged it prints a line.
 func run(root, dir, done string) error {
 	next, err := strconv.Atoi(done)
 	if err != nil {

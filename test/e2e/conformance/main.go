@@ -140,7 +140,8 @@ func (c *collector) commit(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(id)), nil
 }
 
-// sanity runs the csi-sanity of a package, and reads Ginkgo's own report of it: a Run for each outermost container.
+// sanity runs the csi-sanity of a package, and reads Ginkgo's own report of it: a Run for each
+// outermost container.
 func (c *collector) sanity(ctx context.Context, pkg string) error {
 	fmt.Fprintln(os.Stderr, "conformance: csi-sanity of", pkg)
 	path := filepath.Join(c.tmp, filepath.Base(pkg)+".json")
@@ -248,7 +249,7 @@ func (c *collector) own(ctx context.Context) error {
 		switch {
 		case e.Action == "output":
 			said[name] += e.Output
-		case e.Test == "" && e.Action == "fail" && !failures[pkg]: // it wasn't compiled, say
+		case e.Test == "" && e.Action == "fail" && !failures[pkg]: // a failed compilation, for example
 			run.fail(pkg, last(said[name]))
 		case e.Test == "":
 			run.Seconds += e.Elapsed

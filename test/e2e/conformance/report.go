@@ -30,7 +30,8 @@ type Run struct {
 	OS            string `json:"os"`
 	Configuration string `json:"configuration"`
 	Commit        string `json:"commit,omitempty"` // of the driver, if it differs from the report's
-	// Times is how often it was run, where that was counted. A test has passed that passed each time, and times are medians.
+	// Times is how often it was run, where that was counted. A test has passed that passed each
+	// time, and times are medians.
 	Times      int     `json:"times,omitempty"`
 	Seconds    float64 `json:"seconds,omitempty"`
 	CPUSeconds float64 `json:"cpuSeconds,omitempty"` // of the whole machine, where it was measured
@@ -271,7 +272,7 @@ func cell(text string) string {
 	return strings.ReplaceAll(text, "|", "\\|")
 }
 
-// seconds is a duration for people; nothing, where it wasn't measured.
+// seconds is a duration for people; nothing, where it was not measured.
 func seconds(s float64) string {
 	if s == 0 {
 		return ""

@@ -35,7 +35,8 @@ type CPU struct {
 	Machine float64 `json:"machine,omitempty"` // the whole machine; left out if the cluster is elsewhere
 }
 
-// Counts are how many specs there are of each state. Selected is passed, skipped and failed together.
+// Counts are how many specs there are of each state. Selected is passed, skipped and failed
+// together.
 type Counts struct {
 	Selected int `json:"selected"`
 	Passed   int `json:"passed"`
@@ -57,7 +58,8 @@ const (
 
 // Spec is a spec of the configuration.
 type Spec struct {
-	// Name has all that Kubernetes calls it, but for "External Storage [Driver: …] ", which is the same for all.
+	// Name has all that Kubernetes calls it, but for "External Storage [Driver: …] ", which is the
+	// same for all.
 	Name    string  `json:"name"`
 	Suite   string  `json:"suite"` // such as subPath
 	State   State   `json:"state"`

@@ -89,7 +89,8 @@ func loadModules() error {
 	return nil
 }
 
-// test runs tests and returns "0", or how they ended. disks are the serial numbers of the guest's disks.
+// test runs tests and returns "0", or how they ended. disks are the serial numbers of the guest's
+// disks.
 func test(out io.Writer, disks, program, pattern string) string {
 	cmd := exec.Command(program, "-test.v", "-test.count=1", "-test.timeout=8m", "-test.run="+pattern)
 	cmd.Dir = "/tmp"

@@ -4,8 +4,8 @@
 //
 // A tree belongs to a tenant, who may change it during the copy and may want to harm the node. The
 // copier follows no link, enters no mount, and opens no device, FIFO or socket. Nothing from
-// outside the tree gets into the copy, whatever the tenant swaps meanwhile. A copy of a tree is no
-// point in time:
+// outside the tree gets into the copy, also if the tenant swaps entries meanwhile. A copy of a tree
+// is no point in time:
 //   - An entry that is made, removed or replaced meanwhile may be missing. So may an entry whose type
 //     changes from or to a directory between the listing of its directory and its copy.
 //   - An entry that is moved within the tree may be missing, or may be in the copy twice.

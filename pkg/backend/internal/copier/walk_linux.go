@@ -19,7 +19,8 @@ import (
 // the ".." of the subdirectory below it.
 
 const (
-	// window is the number of directories that a worker has open, besides the one that it fills.
+	// window is the number of directories that a worker has open, besides the directory that it
+	// fills.
 	window = 8
 	// maxMoves is the number of directories that a copy opens by name, from the top, since their
 	// ".." leads elsewhere. Each of these costs time that grows with the depth.

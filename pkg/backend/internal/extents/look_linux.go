@@ -173,7 +173,8 @@ func diskOf(file *os.File) (diskID, error) {
 	err = conn.Control(func(fd uintptr) {
 		failed = errors.Join(unix.Fstatfs(int(fd), &fs), unix.Fstat(int(fd), &stat))
 	})
-	return diskID{kind: int64(fs.Type), device: uint64(stat.Dev)}, errors.Join(err, failed) //nolint:unconvert // 32 bits on 386
+	id := diskID{kind: int64(fs.Type), device: uint64(stat.Dev)} //nolint:unconvert // 32 bits on 386
+	return id, errors.Join(err, failed)
 }
 
 // fsxattr is struct fsxattr of linux/fs.h.

@@ -165,12 +165,15 @@ func pod(node, image string, command []string) *core.Pod {
 	return &core.Pod{
 		ObjectMeta: meta.ObjectMeta{GenerateName: "try-"},
 		Spec: core.PodSpec{
-			NodeName: node, RestartPolicy: core.RestartPolicyNever, TerminationGracePeriodSeconds: &none, AutomountServiceAccountToken: &no,
+			NodeName: node, RestartPolicy: core.RestartPolicyNever, TerminationGracePeriodSeconds: &none,
+			AutomountServiceAccountToken: &no,
 			SecurityContext: &core.PodSecurityContext{
-				RunAsNonRoot: &yes, RunAsUser: &nobody, SeccompProfile: &core.SeccompProfile{Type: core.SeccompProfileTypeRuntimeDefault},
+				RunAsNonRoot: &yes, RunAsUser: &nobody,
+				SeccompProfile: &core.SeccompProfile{Type: core.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []core.Container{{
-				Name: "try", Image: image, Command: command, TerminationMessagePolicy: core.TerminationMessageFallbackToLogsOnError,
+				Name: "try", Image: image, Command: command,
+				TerminationMessagePolicy: core.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &core.SecurityContext{AllowPrivilegeEscalation: &no,
 					Capabilities: &core.Capabilities{Drop: []core.Capability{"ALL"}}},
 			}},

@@ -1,5 +1,5 @@
-// Command dns is the cluster's DNS: CoreDNS with the plugins that a test cluster needs and no others, which compiles in a
-// fraction of the time.
+// Command dns is the cluster's DNS: CoreDNS with the plugins that a test cluster needs and no
+// others, which compiles in a fraction of the time.
 package main
 
 import (

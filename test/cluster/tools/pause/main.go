@@ -1,5 +1,5 @@
-// Command pause is the process of a pod's sandbox: it holds the pod's namespaces and does nothing else. Where containers
-// share its process namespace it is their init, so it waits for orphans.
+// Command pause is the process of a pod's sandbox: it holds the pod's namespaces and does nothing
+// else. Where containers share its process namespace it is their init, so it waits for orphans.
 package main
 
 import (

@@ -295,7 +295,8 @@ func (c *Catalog[V, S, G]) Stats() Stats {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return Stats{
-		Volumes: len(c.volumes.byKey), Hidden: len(c.hidden), Snapshots: len(c.snapshots.byKey), Groups: len(c.groups.byKey),
+		Volumes: len(c.volumes.byKey), Hidden: len(c.hidden), Snapshots: len(c.snapshots.byKey),
+		Groups:   len(c.groups.byKey),
 		Broken:   len(c.volumes.broken) + len(c.snapshots.broken) + len(c.groups.broken),
 		Reserved: c.reserved,
 	}

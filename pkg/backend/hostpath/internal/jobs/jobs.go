@@ -119,8 +119,8 @@ func (p Progress) String() string { return fmt.Sprintf("%d bytes so far%s", p.By
 // already making it. run reads the sources, which are IDs; its context ends with Close. what
 // describes sources and properties: a job for others is a Conflict.
 //
-// RunOrJoin returns the error of run. If ctx ends first, the call that started the job gets the error
-// of ctx, and a call that joined it a Conflict.
+// RunOrJoin returns the error of run. If ctx ends first, the call that started the job gets the
+// error of ctx, and a call that joined it a Conflict.
 func (j *Jobs) RunOrJoin(ctx context.Context, id, what string, sources []string,
 	run func(ctx context.Context, job *Job) error) error {
 	if err := ctx.Err(); err != nil {
@@ -163,8 +163,8 @@ func (j *Jobs) join(ctx context.Context, id string, job *Job) error {
 	}
 }
 
-// Run makes the object with this ID by run, as part of the call: the context of run ends with ctx and
-// with Close, and no call joins. Errors: that of run, Conflict while a job makes the object.
+// Run makes the object with this ID by run, as part of the call: the context of run ends with ctx
+// and with Close, and no call joins. Errors: that of run, Conflict while a job makes the object.
 func (j *Jobs) Run(ctx context.Context, id, what string, sources []string, run func(ctx context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -24,8 +24,8 @@ type Kind[T any] struct {
 	Check  func(object *T, name string) error // returns an error for an invalid record of the object name
 }
 
-// ReadAll reads the records of all objects of a kind. broken are the errors of objects that cannot be
-// used, by name.
+// ReadAll reads the records of all objects of a kind. broken are the errors of objects that cannot
+// be used, by name.
 func ReadAll[T any](s *Store, kind Kind[T]) (objects []*T, broken map[string]error, err error) {
 	names, err := s.dir.Names(kind.Dir)
 	if err != nil {
@@ -76,13 +76,14 @@ func (kind Kind[T]) read(dir *beneath.Dir, name string) (*T, error) {
 	return object, err
 }
 
-// WriteRecord writes the record of an incomplete object, which the caller has opened, durably but for
-// its entry.
+// WriteRecord writes the record of an incomplete object, which the caller has opened, durably but
+// for its entry.
 func WriteRecord(half *beneath.Dir, format record.Format, object any) error {
 	return format.Create(half, Record, object)
 }
 
-// RecordIncomplete writes the record of the incomplete object in half, a path below the root, durably.
+// RecordIncomplete writes the record of the incomplete object in half, a path below the root,
+// durably.
 func (s *Store) RecordIncomplete(half string, format record.Format, object any) error {
 	dir, err := s.dir.OpenDir(half)
 	if err != nil {
@@ -95,8 +96,8 @@ func (s *Store) RecordIncomplete(half string, format record.Format, object any) 
 	return dir.Sync(".")
 }
 
-// ReadIncomplete reads the record of an entry of staging/. Errors: fs.ErrNotExist if the entry is no
-// directory or has no record, those of record.Format.
+// ReadIncomplete reads the record of an entry of staging/. Errors: fs.ErrNotExist if the entry is
+// no directory or has no record, those of record.Format.
 func (s *Store) ReadIncomplete(name string, format record.Format, object any) error {
 	dir, err := s.dir.OpenDir(path.Join(Incomplete, name))
 	if errors.Is(err, beneath.ErrType) {

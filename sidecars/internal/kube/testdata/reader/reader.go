@@ -1,5 +1,5 @@
-// Package reader does with pods and nodes what a controller may not do whose informers drop most of them. The test of what is
-// read is tested with it.
+// Package reader reads fields of pods and nodes that the informers drop. It proves that the test of
+// these reads finds them.
 package reader
 
 import (
@@ -19,7 +19,8 @@ import (
 func Fields(pod *corev1.Pod, nodes []*corev1.Node) int {
 	spec := pod.Spec
 	status := &pod.Status
-	n := len(pod.Spec.Containers) + len(spec.InitContainers) + len(status.Conditions) + len(pod.Annotations) + len(pod.GetOwnerReferences())
+	n := len(pod.Spec.Containers) + len(spec.InitContainers) + len(status.Conditions) +
+		len(pod.Annotations) + len(pod.GetOwnerReferences())
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly || v.ConfigMap != nil {
 			n++
@@ -31,7 +32,7 @@ func Fields(pod *corev1.Pod, nodes []*corev1.Node) int {
 	return n
 }
 
-// Whole hands pods on to where nobody looks.
+// Whole hands pods on, unread.
 func Whole(pod *corev1.Pod, lister listers.PodLister, f func(*corev1.Pod)) (any, metav1.ObjectMeta, error) {
 	fmt.Println("pod", pod)
 	f(pod)
@@ -47,10 +48,10 @@ func Whole(pod *corev1.Pod, lister listers.PodLister, f func(*corev1.Pod)) (any,
 
 type hidden struct{}
 
-// New is what a constructor is like whose caller alone runs what it returns.
+// New is a constructor that returns a function, which its caller alone runs.
 func New() *hidden { return &hidden{} }
 
-// Method is called by nobody here.
+// Method has no caller here.
 func (*hidden) Method(pod *corev1.Pod) { func() { _ = pod.Spec.HostNetwork }() }
 
 func take(func(*corev1.Pod) int32) {}

@@ -49,9 +49,11 @@ type inlineVolume struct {
 
 // capabilities has all capabilities of the suite. A test compares them with upstream's.
 var capabilities = []storageframework.Capability{
-	storageframework.CapPersistence, storageframework.CapBlock, storageframework.CapFsGroup, storageframework.CapVolumeMountGroup,
+	storageframework.CapPersistence, storageframework.CapBlock, storageframework.CapFsGroup,
+	storageframework.CapVolumeMountGroup,
 	storageframework.CapExec, storageframework.CapSnapshotDataSource, storageframework.CapSnapshotMetadata,
-	storageframework.CapVolumeGroupSnapshot, storageframework.CapPVCDataSource, storageframework.CapMultiPODs, storageframework.CapRWX,
+	storageframework.CapVolumeGroupSnapshot, storageframework.CapPVCDataSource, storageframework.CapMultiPODs,
+	storageframework.CapRWX,
 	storageframework.CapControllerExpansion, storageframework.CapNodeExpansion, storageframework.CapOfflineExpansion,
 	storageframework.CapOnlineExpansion, storageframework.CapVolumeLimits, storageframework.CapSingleNodeVolume,
 	storageframework.CapTopology, storageframework.CapCapacity, storageframework.CapFSResizeFromSourceNotSupported,
