@@ -90,7 +90,7 @@ func build(ctx context.Context, root, dir, platform string, v version, products 
 	if err != nil {
 		return err
 	}
-	if e := strings.TrimSpace(string(experiment)); e != "" {
+	if e := strings.TrimSpace(experiment); e != "" {
 		return fmt.Errorf("the go command is set to GOEXPERIMENT=%s, which makes other programs: go env -u "+
 			"GOEXPERIMENT", e)
 	}

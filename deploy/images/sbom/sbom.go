@@ -29,7 +29,7 @@ type Image struct {
 // notID matches characters that an SPDX ID cannot have.
 var notID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
-// noAssertion is SPDX for: look elsewhere. Licences are in the image.
+// noAssertion is SPDX for: look elsewhere. Licenses are in the image.
 const noAssertion = "NOASSERTION"
 
 // Document returns the document, which is the same for the same image: it has no time of its own.

@@ -128,7 +128,7 @@ func lineOf(n *yamlv3.Node, prefix, path string, nearest int) int {
 		n = n.Alias
 	}
 	for i, child := range n.Content {
-		at := ""
+		var at string
 		switch {
 		case n.Kind == yamlv3.SequenceNode:
 			at = element(prefix, i)
