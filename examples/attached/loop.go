@@ -74,7 +74,7 @@ func look(name string) (l loop, label string, err error) {
 	if errors.Is(err, unix.ENXIO) {
 		return l, "", nil
 	} else if err != nil { // also ENOENT, which must not pass for a device without this label
-		return l, "", fmt.Errorf("%w: %s", backend.ErrUnavailable, err)
+		return l, "", fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
 	defer dev.Close()
 	for range 10 {

@@ -352,7 +352,7 @@ func (s *storage) Mount(ctx context.Context, id string, a backend.Access) (mount
 	if !here {
 		return m, nil
 	}
-	readOnly := false
+	var readOnly bool
 	m.Source, m.Sequence, readOnly, err = s.find(ctx, m.Serial, id)
 	m.ReadOnly = m.ReadOnly || readOnly
 	return m, err
