@@ -86,10 +86,8 @@ func runNode(ctx context.Context, f files, s spec, n node) error {
 	d.run(own, "kubelet", "kubelet", "--config="+own.of("kubelet.yaml"), "--kubeconfig="+own.of("kubelet.kubeconfig"),
 		"--hostname-override="+n.Name, "--node-ip="+n.Address, "--root-dir=/var/lib/kubelet", "--v=2")
 	d.run(own, "kube-proxy", "kube-proxy", "--kubeconfig="+own.of("kube-proxy.kubeconfig"),
-		"--hostname-override="+n.Name,
-		"--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0",
-		"--conntrack-tcp-timeout-established=0",
-		"--conntrack-tcp-timeout-close-wait=0")
+		"--hostname-override="+n.Name, "--proxy-mode=nftables", "--cluster-cidr="+pods, "--conntrack-max-per-core=0",
+		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
