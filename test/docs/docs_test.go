@@ -135,6 +135,53 @@ func TestIndexHasEveryPage(t *testing.T) {
 	}
 }
 
+// TestNamedTestsExist: a page that names a test as its proof names a test of the code. The counts of a
+// section of the proposals are those of its table.
+func TestNamedTestsExist(t *testing.T) {
+	all := pages(t)
+	tests := map[string]bool{}
+	err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+|Fuzz\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+			tests[m[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w+`)
+	for _, page := range []string{
+		"docs/reference/proposals.md", "docs/explanation/production-readiness.md", "docs/explanation/security.md",
+	} {
+		found := named.FindAllString(all[page], -1)
+		if len(found) < 5 {
+			t.Errorf("%s names only %d tests", page, len(found))
+		}
+		for _, name := range found {
+			if !tests[name] {
+				t.Errorf("%s: there is no %s", page, name)
+			}
+		}
+	}
+	counts := regexp.MustCompile(`(?m)^\d+ statements: (\d+) done, (\d+) differently, (\d+) not yet, (\d+) not applicable\.$`)
+	for _, section := range strings.Split(all["docs/reference/proposals.md"], "\n## ")[1:] {
+		m := counts.FindStringSubmatch(section)
+		if m == nil {
+			t.Errorf("proposals.md: no counts in %.40q", section)
+			continue
+		}
+		for i, state := range []string{"done", "done differently", "not yet", "not applicable"} {
+			if got := strings.Count(section, " | "+state+" |"); m[i+1] != fmt.Sprint(got) {
+				t.Errorf("proposals.md: %.40q says %s %s, the table has %d", section, m[i+1], state, got)
+			}
+		}
+	}
+}
+
 // TestReadmeIsShort: the front page has at most 80 lines, and names commands that exist.
 func TestReadmeIsShort(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
