@@ -264,7 +264,7 @@ func testContract(t *testing.T, newBench func(t *testing.T) *bench) {
 
 	run("Mount rejects an unknown option and does not show it", func(t *testing.T, b *bench) {
 		err := b.Mount(ctx, b.volume("v", "noexec", "geheim"), b.path("target"))
-		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "number 2 of 2") ||
+		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "option 2 of 2") ||
 			strings.Contains(err.Error(), "geheim") {
 			t.Errorf("Mount = %v, want ErrOption with the number of the option", err)
 		}

@@ -177,7 +177,7 @@ func TestTheTableSays(t *testing.T) {
 	page := read(t, "docs", "how-to", "install.md")
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"a row is gone":    {"| `driver` | privileged |", "| `driver` | little |", "no row for driver: privileged"},
-		"no reason":        {"| `driver` | privileged | mounts, loop devices, and mounts that others see: see below. With it there is no seccomp or AppArmor profile, whatever the pod says. |", "| `driver` | privileged | it is |", "no row for driver: privileged"},
+		"no reason":        {"| `driver` | privileged | Mounts, loop devices, and mounts that other containers see: see below. A privileged container has no seccomp or AppArmor profile, even if the pod sets one. |", "| `driver` | privileged | it is |", "no row for driver: privileged"},
 		"the table's gone": {"\n## Privileges\n", "\n## Rights\n", "no table"},
 	} {
 		t.Run(name, func(t *testing.T) {
