@@ -107,7 +107,7 @@ lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter over pages a
 	$(GOLANGCI) ./...
 	set -e; for m in sidecars $(MODULES) test/e2e/tools/suite; do (cd $$m && echo "lint $$m" && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...); done
 	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES)
-	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.go' ':!*_test.go' ':!*.pb.go')
+	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*_test.go' ':!*.pb.go')
 docs: ## build the documentation site: bin/docs
 	@./hack/docs
 docs-serve: ## serve the documentation site at localhost:1313

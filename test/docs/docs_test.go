@@ -135,6 +135,19 @@ func TestIndexHasEveryPage(t *testing.T) {
 	}
 }
 
+// TestPagesNameTheirReaders: the first sentence of a page tells for whom the page is.
+func TestPagesNameTheirReaders(t *testing.T) {
+	for page, text := range pages(t) {
+		if !strings.HasPrefix(page, "docs/") || page == "docs/README.md" {
+			continue
+		}
+		_, body, _ := strings.Cut(text, "\n")
+		if !strings.HasPrefix(strings.TrimLeft(body, "\n"), "For ") {
+			t.Errorf("%s does not begin with its readers", page)
+		}
+	}
+}
+
 // TestNamedTestsExist: a page that names a test as its proof names a test of the code. The counts of a
 // section of the proposals are those of its table.
 func TestNamedTestsExist(t *testing.T) {

@@ -11,9 +11,10 @@ import (
 // intro is what the page of flags begins with.
 const intro = `# Flags of csi-sidecars
 
-Made from the command itself by ` + "`make generate-flags`" + `; a test holds this page against it. ` + "`csi-sidecars help`" + ` prints the same.
-What the prefixes mean is in [csi-sidecars](../explanation/csi-sidecars.md#flags). ` + "`csi-sidecars-node`" + ` has the parts for the whole process (without the
-API server and with fewer log formats), livenessprobe and node-driver-registrar.
+For operators of csi-sidecars. ` + "`make generate-flags`" + ` writes this page from the command; a test compares
+both. ` + "`csi-sidecars help`" + ` prints the same. [csi-sidecars](../explanation/csi-sidecars.md#flags) explains the
+prefixes. ` + "`csi-sidecars-node`" + ` has the flags of the whole process (without those of the API server and with
+fewer log formats), livenessprobe and node-driver-registrar.
 
 `
 

@@ -201,14 +201,19 @@ func read(path string) (r Report, err error) {
 // intro describes the suites.
 const intro = `# Conformance
 
-What was run against the driver, and what came of it. ` + "`make conformance`" + ` runs all of it and writes this page and
-[conformance.json](conformance.json), which has the name of every test that didn't pass; a test holds the page to the file.
+For operators and maintainers who want to know which tests passed. ` + "`make conformance`" + ` runs all of them and
+writes this page and [conformance.json](conformance.json), which names every test that did not pass. A test
+compares the page with the file.
 
-- **csi-sanity** (csi-test v5.6.0) calls every RPC of CSI, with the fake mounter and with real mounts; on a router, too.
-- **own** are the tests of this repository: the contract that a backend has to keep, crashes at every step, the sidecars' controllers, and the
-  rest of ` + "`make test`" + `. Those that need a cluster are not among them: [cluster](../contributing/cluster.md).
-- **external-storage** is Kubernetes' own suite for storage, in [a cluster of two nodes](../contributing/cluster.md) with everything in pods from the chart and csi-sidecars as the
-  only sidecar. [e2e](../contributing/e2e.md) says what is declared, and what isn't, and why.
+- **csi-sanity** (csi-test v5.6.0) calls every RPC of CSI, with the fake mounter, with real mounts, and with
+  a router.
+- **own** are the tests of this repository: the contract of a backend, crashes at every step, the
+  controllers of the sidecars, and the rest of ` + "`make test`" + `. Tests that need a cluster are not among them:
+  [cluster](../contributing/cluster.md).
+- **external-storage** is Kubernetes' own suite for storage, in
+  [a cluster of two nodes](../contributing/cluster.md) with all components in pods from the chart and
+  csi-sidecars as the only sidecar. [The suite's page](../contributing/e2e.md) lists the declared features
+  and the reasons.
 `
 
 // page is the report for people.
@@ -240,7 +245,7 @@ func (r Report) page() string {
 	if failed := r.failures(); len(failed) > 0 {
 		b.WriteString("\n## What failed\n\n" + strings.Join(failed, "\n") + "\n")
 	}
-	b.WriteString("\n## What was skipped, and why\n\n| Suite | Configuration | Skipped | Reason |\n|---|---|---|---|\n")
+	b.WriteString("\n## Skipped tests, with reasons\n\n| Suite | Configuration | Skipped | Reason |\n|---|---|---|---|\n")
 	for _, run := range r.Runs {
 		for _, reason := range slices.Sorted(maps.Keys(run.Skipped)) {
 			fmt.Fprintf(&b, "| %s | %s, %s | %d | %s |\n", run.Suite, run.Backend, run.Configuration,
