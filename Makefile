@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint docs docs-serve
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -107,7 +107,10 @@ lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter over pages a
 	$(GOLANGCI) ./...
 	set -e; for m in sidecars $(MODULES) test/e2e/tools/suite; do (cd $$m && echo "lint $$m" && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...); done
 	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES)
+	$(GO) -C tools/plots run . -root ../.. -check
 	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*_test.go' ':!*.pb.go')
+plots: ## draw the plots of the pages from the tables of the pages: docs/reference/plots
+	$(GO) -C tools/plots run . -root ../..
 docs: ## build the documentation site: bin/docs
 	@./hack/docs
 docs-serve: ## serve the documentation site at localhost:1313
