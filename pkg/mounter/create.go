@@ -28,6 +28,7 @@ func CreateImage(ctx context.Context, formatter Formatter, path string, size int
 
 // Formatter makes filesystems in images, as Images.Format does.
 type Formatter interface {
+	// Format is that of Images.
 	Format(ctx context.Context, image *os.File, fsType string) error
 }
 

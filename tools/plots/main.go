@@ -111,17 +111,7 @@ func (c chart) draw(root string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	plot.DefaultFont.Variant = "Sans" // as the style sheet shows the text
-	p := plot.New()
-	p.Title.Text, p.Y.Label.Text = c.title, c.unit
-	p.Title.Padding = vg.Points(8)
-	p.Legend.Top, p.Legend.Left, p.Legend.XOffs = true, true, vg.Points(8)
-	p.Legend.Padding = vg.Points(3)
-	if c.log {
-		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-	} else {
-		p.Y.Min = 0
-	}
+	p := c.empty()
 	width := vg.Points(26)
 	for i, s := range c.series {
 		var values plotter.Values
@@ -166,6 +156,22 @@ func (c chart) draw(root string) ([]byte, error) {
 		return nil, err
 	}
 	return schemes(out.Bytes()), nil
+}
+
+// empty returns the plot of a chart without its series.
+func (c chart) empty() *plot.Plot {
+	plot.DefaultFont.Variant = "Sans" // as the style sheet shows the text
+	p := plot.New()
+	p.Title.Text, p.Y.Label.Text = c.title, c.unit
+	p.Title.Padding = vg.Points(8)
+	p.Legend.Top, p.Legend.Left, p.Legend.XOffs = true, true, vg.Points(8)
+	p.Legend.Padding = vg.Points(3)
+	if c.log {
+		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	} else {
+		p.Y.Min = 0
+	}
+	return p
 }
 
 // addBars adds a series as bars, each offset from the middle of its group.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -47,9 +48,9 @@ func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taki
 	if err != nil {
 		return nil, err
 	}
-	for key := range o.Parameters {
-		return nil, fmt.Errorf("%w: unknown parameter %.64q: a VolumeGroupSnapshotClass has no parameters",
-			backend.ErrInvalid, key)
+	if len(o.Parameters) > 0 {
+		return nil, fmt.Errorf("%w: unknown parameters %.64q: a VolumeGroupSnapshotClass has no parameters",
+			backend.ErrInvalid, slices.Sorted(maps.Keys(o.Parameters)))
 	}
 	t := &taking{Backend: b, store: s, group: g, sources: slices.Sorted(slices.Values(o.Sources))}
 	t.claim = fair.Claim{Kind: kindGroup, Tenant: o.Namespace, Volume: g.ID}

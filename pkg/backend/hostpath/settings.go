@@ -109,7 +109,7 @@ func readSettings(parameters map[string]string, k kind) (settings, error) {
 
 // onlySettings returns ErrInvalid for a parameter that is not a setting.
 func onlySettings(parameters map[string]string) error {
-	for key := range parameters {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) { // the same key in each attempt
 		if _, ok := knownSettings[key]; !ok {
 			return fmt.Errorf("%w: unknown mutable parameter %.64q: must be one of %q", backend.ErrInvalid, key,
 				slices.Sorted(maps.Keys(knownSettings)))

@@ -156,3 +156,27 @@ func TestTheChartKnowsOurSizes(t *testing.T) {
 		}
 	}
 }
+
+// TestFirstUnknownParameterIsNamed: the error for several unknown parameters is the same in each attempt.
+func TestFirstUnknownParameterIsNamed(t *testing.T) {
+	unknown := map[string]string{}
+	for i := range 10 {
+		unknown[fmt.Sprintf("unknown-%d", i)] = "x"
+	}
+	for name, call := range map[string]func() error{
+		"volume": func() error {
+			_, err := planContent(backend.CreateOptions{Parameters: unknown}, nil)
+			return err
+		},
+		"modify":   func() error { return onlySettings(unknown) },
+		"snapshot": func() error { _, err := snapshotParameters(unknown); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 20 {
+				if err := call(); err == nil || !strings.Contains(err.Error(), `"unknown-0"`) {
+					t.Fatalf("error %v, want unknown-0", err)
+				}
+			}
+		})
+	}
+}

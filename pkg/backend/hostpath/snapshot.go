@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
+	"slices"
 
 	"github.com/causeway-csi/causeway/internal/beneath"
 	"github.com/causeway-csi/causeway/internal/crashpoint"
@@ -54,7 +56,7 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 
 // snapshotParameters reads the parameters of a VolumeSnapshotClass.
 func snapshotParameters(parameters map[string]string) (consistency, error) {
-	for key := range parameters {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if key != consistencyKey {
 			return "", fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		}
