@@ -17,7 +17,7 @@ EXAMPLES = ./examples/attached/... ./examples/minimal/...
 SIDECARS = $(GO) -C sidecars
 
 # golangci-lint runs the go command.
-GOLANGCI = PATH=$$($(CURDIR)/hack/go env GOROOT)/bin:$$PATH $$(CGO_ENABLED=0 $(CURDIR)/hack/go -C $(CURDIR)/tools/golangci-lint tool -n golangci-lint) run --config=$(CURDIR)/.golangci.yml
+GOLANGCI = PATH=$$($(CURDIR)/hack/go env GOROOT)/bin:$$PATH $$(CGO_ENABLED=0 $(CURDIR)/hack/go -C $(CURDIR)/tools/golangci-lint tool -n golangci-lint) run --allow-serial-runners --config=$(CURDIR)/.golangci.yml
 
 # gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
 TAGS = grpcnotrace

@@ -19,7 +19,7 @@ func program(t *testing.T, dir, name, script string) string {
 	return path
 }
 
-// machine returns a PATH with no Go on it. Its curl says what it is asked for, and fails.
+// machine returns a PATH without Go. Its curl prints its arguments and fails.
 func machine(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

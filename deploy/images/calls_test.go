@@ -120,7 +120,7 @@ func programs(file string) (calls map[string]string, unknown []string, err error
 	return calls, unknown, nil
 }
 
-// program returns what names the program if n runs one.
+// program returns the name of the program if n is a call that runs a program.
 func program(n ast.Node) ast.Expr {
 	if literal, ok := n.(*ast.CompositeLit); ok && isCmd(literal.Type) {
 		return literal // never a name that can be read
@@ -148,7 +148,7 @@ func program(n ast.Node) ast.Expr {
 	return nil
 }
 
-// isMethod reports whether a function is one of methods, of the mounter's type linux.
+// isMethod reports whether a function is in methods, a set of methods of the mounter's type linux.
 func isMethod(f *ast.FuncDecl) bool {
 	if _, ok := methods[f.Name.Name]; !ok || f.Recv == nil || len(f.Recv.List) != 1 {
 		return false

@@ -11,13 +11,13 @@ import (
 	"testing"
 )
 
-// stage is a part of a Dockerfile: its instructions, each on one line.
+// stage is a part of a Dockerfile: its instructions, each on a single line.
 type stage struct {
 	from  string
 	lines []string
 }
 
-// argument returns what an instruction that begins in this way has after that.
+// argument returns the rest of the instruction with this beginning.
 func (s stage) argument(begin string) string {
 	for _, l := range s.lines {
 		if rest, ok := strings.CutPrefix(l, begin); ok {
@@ -51,8 +51,8 @@ func stages(t *testing.T, goos string) map[string]stage {
 
 var label = regexp.MustCompile(`(\S+)="([^"]*)"`)
 
-// TestDockerfilesMakeTheSameImages holds what the Dockerfiles say against what make images does, as they can't be run
-// without Docker.
+// TestDockerfilesMakeTheSameImages compares the Dockerfiles with the images of make images.
+// Dockerfiles cannot be run without Docker.
 func TestDockerfilesMakeTheSameImages(t *testing.T) {
 	pinned, err := os.ReadFile(filepath.Join("..", "..", "hack", "go"))
 	if err != nil {

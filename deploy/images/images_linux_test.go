@@ -153,7 +153,7 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 	}
 }
 
-// TestAProgramIsTheSameFromAnotherDirectory builds the smallest one here and from a copy.
+// TestAProgramIsTheSameFromAnotherDirectory builds the smallest program here and from a copy.
 func TestAProgramIsTheSameFromAnotherDirectory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("this builds a program")

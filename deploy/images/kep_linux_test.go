@@ -106,7 +106,7 @@ func kepImage(t *testing.T) container {
 	return c
 }
 
-// kepLog collects what the sidecar writes.
+// kepLog collects the log of the sidecar.
 type kepLog struct {
 	mu  sync.Mutex
 	all bytes.Buffer

@@ -431,7 +431,8 @@ func speaksHTTP2(socket string) error {
 	return nil
 }
 
-// TestArm64IsComplete looks at all programs and libraries for arm64, which can't be run here: Pick fails for what is missing.
+// TestArm64IsComplete checks all programs and libraries for arm64, which cannot be run here: Pick
+// fails for a missing file.
 func TestArm64IsComplete(t *testing.T) {
 	lock, err := debian.ParseLock(lockFile)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/backendtest"
 )
 
-// stepEnv makes the binary of the tests one step of a controller: attach, detach or grow, with the
+// stepEnv makes the test binary a single step of a controller: attach, detach or grow, with the
 // directory of the cloud and a size in bytes as arguments.
 const stepEnv = "ATTACHED_TEST_STEP"
 
@@ -100,8 +100,8 @@ func killAt(t *testing.T, n int, args ...string) string {
 	return at
 }
 
-// await lets a traced process run until one of its threads enters the nth change after getsid, and
-// kills it then. It returns the name of the system call, or "", and how the process ended.
+// await lets a traced process run until a thread enters the nth change after getsid, and kills the
+// process then. It returns the name of the system call, or "", and the status of the process.
 func await(pid, n int) (at string, status syscall.WaitStatus, err error) {
 	if _, err := syscall.Wait4(pid, &status, 0, nil); err != nil { // it has just started
 		return "", status, fmt.Errorf("wait: %w", err)
@@ -207,7 +207,7 @@ func TestAStepIsRepeatedAfterItsControllerWasKilled(t *testing.T) {
 			if err := k.take(name, size); err != nil {
 				t.Fatalf("%s after a kill at change %d, %s: %v", name, n, at, err)
 			}
-			if name == "grow" { // the new process has found the device; this one must tell it
+			if name == "grow" { // the new process has found the device; the test makes the cloud know that
 				k.wantDevice(t, image, data, size)
 				size += unit
 				err = k.take(name, size)
@@ -240,7 +240,7 @@ func TestAStepIsRepeatedAfterItsControllerWasKilled(t *testing.T) {
 	}
 }
 
-// wantDevice makes sure that the node has the disk as one device, with its data and size.
+// wantDevice checks that the node has exactly one device of the disk, with its data and size.
 func (k killed) wantDevice(t *testing.T, image string, data []byte, size int64) {
 	t.Helper()
 	d, err := k.cloud.Disk(t.Context(), k.id)

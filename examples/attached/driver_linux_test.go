@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience is how long a test waits for what must happen.
+// patience is the limit for an expected event.
 const patience = time.Minute
 
 // process is a driver that runs: a controller, or the driver of a node.
@@ -216,7 +216,7 @@ func (v volume) comes(n *process) {
 	}
 }
 
-// data is what a pod uses: a file of the filesystem, or the device.
+// data is the data of a pod: a file of the filesystem, or the device.
 func (v volume) data(n *process) string {
 	if v.use.GetBlock() != nil {
 		return n.path("target")
@@ -410,7 +410,7 @@ func TestALoopDeviceHasANewSequenceNumberForEachFile(t *testing.T) {
 	}
 }
 
-// plugTwice attaches an image under a label that another one has.
+// plugTwice attaches an image under a label that another image has.
 func plugTwice(image, label string) error {
 	if err := plug(image, "not yet "+label[:8], false); err != nil {
 		return err

@@ -74,7 +74,7 @@ func TestAFileIsOpenedAsAsked(t *testing.T) {
 	}
 }
 
-// TestALinkThatIsSwappedInIsNotFollowed exchanges a directory and a link to another one, while
+// TestALinkThatIsSwappedInIsNotFollowed exchanges a directory and a link to another directory while
 // files are opened.
 func TestALinkThatIsSwappedInIsNotFollowed(t *testing.T) {
 	d, path := open(t)

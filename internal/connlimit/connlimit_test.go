@@ -19,7 +19,7 @@ type endless struct {
 
 func (e *endless) Accept() (net.Conn, error) { return <-e.next, nil }
 
-// client is the raw connection of one, from an address.
+// client is the raw connection of a client, from an address.
 type client struct {
 	net.Conn
 	from   string
@@ -185,7 +185,7 @@ func (w *world) message() *Conn {
 	return c
 }
 
-// old makes a connection one that is not new any more.
+// old makes a connection old: no longer counted as new.
 func old(c *Conn) *Conn {
 	c.since = c.since.Add(-grace)
 	return c

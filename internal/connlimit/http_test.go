@@ -71,8 +71,8 @@ func TestHTTPIsAnsweredBesideIdleConnections(t *testing.T) {
 	}
 }
 
-// TestAnIdleConnectionIsUsedAgain: what an HTTP server marks idle may be dropped, and is not unless
-// there are too many.
+// TestAnIdleConnectionIsUsedAgain: a connection that an HTTP server marks idle may be closed, and
+// is closed only if there are too many.
 func TestAnIdleConnectionIsUsedAgain(t *testing.T) {
 	l, address := serve(t, 2)
 	transport := &http.Transport{}

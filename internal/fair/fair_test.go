@@ -94,7 +94,7 @@ func TestAVolumeOfNoKnownTenantIsItsOwn(t *testing.T) {
 		for _, name := range []string{"/v/a", "/v/b", "/v/c", "/w/a", "x/v/d"} {
 			c.begin(name)
 		}
-		c.expect("/v/a", "/v/b", "/w/a") // v has its two, by whatever tenant
+		c.expect("/v/a", "/v/b", "/w/a") // v has its two, of any tenant
 	})
 }
 

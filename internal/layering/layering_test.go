@@ -1,4 +1,5 @@
-// Package layering holds the tree against its own rules: who may import whom, and what the code never does.
+// Package layering checks the rules of the source: the permitted imports of each package, and
+// forbidden calls.
 package layering
 
 import (
@@ -20,17 +21,18 @@ import (
 
 const module = "github.com/causeway-csi/causeway/"
 
-// logging is what a room has no business with if its errors say all there is to say.
+// logging is forbidden to a package whose errors have all information.
 var logging = []string{"log", "log/slog", "k8s.io/klog/v2"}
 
-// kubernetes is what a controller of csi-sidecars works with. None of them imports another, or the driver.
+// kubernetes has the packages of the controllers of csi-sidecars. None of them imports another, or
+// the driver.
 var kubernetes = []string{
 	module + "sidecars/internal/sidecar", module + "sidecars/internal/kube", "k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2", "k8s.io/csi-translation-lib", "k8s.io/apiserver/pkg/util/feature",
 	"github.com/container-storage-interface/spec", "github.com/kubernetes-csi/external-snapshotter", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync",
 }
 
-// rooms say what the non-test files of a package may import beside the standard library, by prefix, and what of the
-// standard library they may not.
+// rooms lists, for the non-test files of a package, the permitted imports beside the standard
+// library, by prefix, and the forbidden imports of the standard library.
 var rooms = map[string]struct{ may, not []string }{
 	"internal/atomicfile": {[]string{module + "internal/beneath"},
 		append([]string{"os/exec"}, logging...)},
@@ -68,7 +70,7 @@ var rooms = map[string]struct{ may, not []string }{
 		"google.golang.org/grpc", module + "pkg/volumeid"}, append([]string{"os/exec"}, logging...)},
 	"internal/router":                 {[]string{"github.com/container-storage-interface/spec", "google.golang.org/grpc", "google.golang.org/protobuf", "github.com/prometheus", module + "internal/peer", module + "pkg/volumeid", module + "internal/guard", module + "internal/regular"}, append([]string{"os/exec"}, logging...)},
 	"pkg/csidriver":                   {[]string{"github.com/prometheus", "google.golang.org/grpc", module + "pkg/backend", module + "pkg/driver", module + "pkg/mounter", module + "pkg/volumeid", module + "internal/connlimit", module + "internal/guard", module + "internal/helper", module + "internal/logsafe", module + "internal/orphans", module + "internal/peertls", module + "internal/router"}, []string{"os/exec", "log"}},
-	"sidecars/internal/livenessprobe": {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, is what makes a binary for nodes big
+	"sidecars/internal/livenessprobe": {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "golang.org/x/sync", "k8s.io/klog/v2", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}}, // pprof, with its templates, makes a binary for nodes big
 	"sidecars/internal/registrar":     {[]string{"github.com/kubernetes-csi/csi-lib-utils/rpc", "google.golang.org/grpc", "k8s.io/klog/v2", "k8s.io/kubelet/pkg/apis/pluginregistration", module + "sidecars/internal/sidecar"}, []string{"os/exec", "log", "net/http/pprof"}},
 	"sidecars/internal/sidecar":       {[]string{module + "internal/connlimit", module + "internal/logsafe", "github.com/container-storage-interface/spec", "github.com/kubernetes-csi/csi-lib-utils/rpc", "github.com/kubernetes-csi/csi-lib-utils/protosanitizer", "google.golang.org/grpc", "github.com/prometheus", "github.com/go-logr/logr", "golang.org/x/sync", "k8s.io/klog/v2"}, []string{"os/exec", "log"}},
 	"sidecars/internal/kube":          {append([]string{"github.com/google/uuid", "k8s.io/component-base", "k8s.io/utils", "sigs.k8s.io/yaml", "github.com/kubernetes-csi/csi-lib-utils/connection", "github.com/kubernetes-csi/external-attacher/v4/pkg/features", "github.com/kubernetes-csi/external-provisioner/v6/pkg/features", "github.com/kubernetes-csi/external-resizer/v2/pkg/features"}, kubernetes...), []string{"os/exec", "log"}},
@@ -185,7 +187,7 @@ func TestWindowsRunsNoPrograms(t *testing.T) {
 	}
 }
 
-// TestTheProductHasNoTestDependencies: what is needed for tests stays out of the driver.
+// TestTheProductHasNoTestDependencies: dependencies of tests are not in the driver.
 func TestTheProductHasNoTestDependencies(t *testing.T) {
 	for _, p := range append(list(t, kit, "linux", "-deps", "./cmd/..."),
 		list(t, sidecars, "linux", "-deps", "./cmd/...")...) {
@@ -225,8 +227,9 @@ func TestTheNodeBinaryIsSmall(t *testing.T) {
 // maxLines is the longest a function may be.
 const maxLines = 60
 
-// TestWhatTheCodeNeverDoes reads the source: no long function, no init, no package that is called after nothing, and
-// in what a pod's data passes through no RemoveAll and no look at the operating system's name.
+// TestWhatTheCodeNeverDoes reads the source: no function over 60 lines, no init, no package without
+// a meaning in its name. Packages on the path of a pod's data have no RemoveAll and no check of the
+// operating system's name.
 func TestWhatTheCodeNeverDoes(t *testing.T) {
 	root := filepath.Join("..", "..")
 	functions := 0

@@ -19,7 +19,7 @@ func hidden() (all []rune) {
 		0x2066, 0x2067, 0x2068, 0x2069, 0xfeff, 0xe0041)
 }
 
-// record is what a line of a log says.
+// record has the fields of a log line.
 type record struct {
 	Msg, Text, Error string
 	Raw              map[string]string

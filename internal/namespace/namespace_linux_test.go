@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 
 const cleanedUp, noNamespace = 7, 8 // exit codes
 
-// program is one that takes its time to clean up when it is asked to end.
+// program cleans up slowly when it gets SIGTERM.
 func program() int {
 	if err := Enter(); err != nil {
 		fmt.Println(err)
@@ -45,7 +45,7 @@ func program() int {
 	return cleanedUp
 }
 
-// parent is a program that starts another one, which outlives its parent elsewhere.
+// parent starts another program, which outlives it in another process group.
 func parent() int {
 	if err := EnterAlone(); err != nil {
 		fmt.Println(err)
@@ -83,7 +83,7 @@ func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
 	if said == "ready\n" {
 		cmd.Process.Kill()
 	}
-	rest, err := io.ReadAll(out) // until nobody has it open any more
+	rest, err := io.ReadAll(out) // until no process has it open
 	if err != nil || ctx.Err() != nil {
 		t.Errorf("the child lives: %v, %v", err, ctx.Err())
 	}

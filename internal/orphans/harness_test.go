@@ -126,7 +126,8 @@ var (
 		"m2"), volumeid.New(volumeid.Snapshot, "n1", "m3")
 )
 
-// full is a driver with three volumes, two snapshots, and groups of two snapshots and of one.
+// full is a driver with three volumes, two snapshots, a group of two snapshots and a group of a
+// single snapshot.
 func full() *lister {
 	made := timestamppb.New(when)
 	return &lister{
@@ -174,7 +175,8 @@ func listOf(objects ...map[string]any) string {
 
 const mark = "complete\n"
 
-// summary is a report in a line: counts as held/named/orphans, with ? for what wasn't judged, and the orphans.
+// summary is a report in a line: counts as held/named/orphans, with ? for a count that was not
+// judged, and the orphans.
 func summary(r Report) string {
 	var s strings.Builder
 	for _, c := range []Count{r.Volumes, r.Snapshots, r.Members} {

@@ -71,7 +71,7 @@ func TestWhatIsNamedIsNoOrphan(t *testing.T) {
 	}
 }
 
-// lines returns objects one after the other, as kubectl get NAME or jq print them.
+// lines returns the objects in sequence, as kubectl get NAME or jq print them.
 func lines(objects ...map[string]any) string {
 	var text strings.Builder
 	for _, o := range objects {
@@ -82,7 +82,7 @@ func lines(objects ...map[string]any) string {
 	return text.String()
 }
 
-// bare returns a list of one kind as the API server has it: its items have no kind of their own.
+// bare returns a list of a single kind as the API server has it: its items have no kind.
 func bare(kind string, objects ...map[string]any) string {
 	for _, o := range objects {
 		delete(o, "kind")

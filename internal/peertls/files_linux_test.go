@@ -64,7 +64,7 @@ func TestASecretVolumeIsSwapped(t *testing.T) {
 	oneSays(t, "the server", log.take(), "it refused us", "bad certificate")
 }
 
-// TestAVolumeThatIsSwappedAllTheTimeIsNeverMixed: what is read is always of one moment.
+// TestAVolumeThatIsSwappedAllTheTimeIsNeverMixed: the files that are read are of the same moment.
 func TestAVolumeThatIsSwappedAllTheTimeIsNeverMixed(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	volume := &secretVolume{dir: t.TempDir()}
@@ -121,7 +121,7 @@ func TestModesOfWhatIsMade(t *testing.T) {
 	}
 }
 
-// TestAPipeHoldsNobodyUp: opening one waits for a writer.
+// TestAPipeHoldsNobodyUp: an open of a pipe would wait for a writer.
 func TestAPipeHoldsNobodyUp(t *testing.T) {
 	dir := newTestCA(t, "test CA").leaf(t, node, forServers).dir(t)
 	path := filepath.Join(dir, keyFile)

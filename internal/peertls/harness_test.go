@@ -53,7 +53,7 @@ func newTestCA(t *testing.T, name string, edit ...func(*x509.Certificate)) *auth
 	}
 	ca, err := readCA(cert, key)
 	if err != nil {
-		// One that has expired, which a test wants.
+		// An expired certificate, which a test needs.
 		p, err := parse(content{cert, cert, key})
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +103,7 @@ func (c content) dir(t *testing.T) string {
 	return dir
 }
 
-// reports collects what is reported.
+// reports collects the reports.
 type reports struct {
 	mu    sync.Mutex
 	lines []string
@@ -115,7 +115,7 @@ func (r *reports) add(err error) {
 	r.lines = append(r.lines, err.Error())
 }
 
-// take returns what was reported since the last take.
+// take returns the reports since the last take.
 func (r *reports) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,7 +135,7 @@ func open(t *testing.T, dir string) (*Identity, *reports) {
 	return id, r
 }
 
-// identity opens one with these files, and fails if anything is reported.
+// identity opens an identity with these files, and fails if anything is reported.
 func identity(t *testing.T, c content) *Identity {
 	t.Helper()
 	id, err := Open(c.dir(t), func(err error) { t.Errorf("reported: %v", err) })
@@ -227,7 +227,7 @@ func errorSays(t *testing.T, what string, err error, words ...string) {
 	says(t, what, err.Error(), words...)
 }
 
-// oneSays is says for reports of which there must be one.
+// oneSays is says for a single report.
 func oneSays(t *testing.T, what string, lines []string, words ...string) {
 	t.Helper()
 	if len(lines) != 1 {

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// tree returns the files below dir with what is in them.
+// tree returns the files below dir with their content.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -94,7 +94,7 @@ func TestWhatIsMadeWorks(t *testing.T) {
 	}
 }
 
-// TestANodesLeafIsNoRouters is rule 25 with what driver certs makes.
+// TestANodesLeafIsNoRouters is rule 25 with the files of driver certs.
 func TestANodesLeafIsNoRouters(t *testing.T) {
 	dir := t.TempDir()
 	mustMake(t, dir, MakeOptions{Client: router, Nodes: []string{node, "node-b"}, Shared: "nodes.example"})
@@ -221,7 +221,7 @@ func TestLeavesEndWithTheirCA(t *testing.T) {
 	}
 }
 
-// TestIllegalNamesWriteNothing also names the legal ones that look odd.
+// TestIllegalNamesWriteNothing also has the legal names that look odd.
 func TestIllegalNamesWriteNothing(t *testing.T) {
 	for what, o := range map[string]MakeOptions{
 		"a way up":            {Client: router, Nodes: []string{node, ".."}},
@@ -265,7 +265,7 @@ func TestIllegalNamesWriteNothing(t *testing.T) {
 	}
 }
 
-// TestMakeGuessesNothing: where what is there isn't what is asked for, it stays as it is.
+// TestMakeGuessesNothing: files that differ from the request are not changed.
 func TestMakeGuessesNothing(t *testing.T) {
 	remove := func(names ...string) func(string) error {
 		return func(dir string) (err error) {
@@ -334,7 +334,8 @@ func TestMakeGuessesNothing(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedMakeIsDoneAgain: the certificate is written last, so a key without one counts for nothing.
+// TestAnInterruptedMakeIsDoneAgain: the certificate is written last, so a key without a certificate
+// is ignored.
 func TestAnInterruptedMakeIsDoneAgain(t *testing.T) {
 	dir := t.TempDir()
 	o := MakeOptions{Client: router}

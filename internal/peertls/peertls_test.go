@@ -84,10 +84,10 @@ func TestNamesOfStrangersAreNone(t *testing.T) {
 
 // refused is a client that a server refuses.
 type refused struct {
-	shows content                          // what the client's certificate is
-	dials credentials.TransportCredentials // if it isn't one of ours
-	seen  []string                         // words in what the client sees
-	told  []string                         // words in what the server reports
+	shows content                          // the client's certificate
+	dials credentials.TransportCredentials // if it is not a certificate of this CA
+	seen  []string                         // words of the client's error
+	told  []string                         // words of the server's report
 }
 
 func TestRefusedClients(t *testing.T) {
@@ -123,7 +123,7 @@ func TestRefusedClients(t *testing.T) {
 			seen: []string{"bad certificate"},
 			told: []string{"wrong name", "'CN=causeway-router' (it has no DNS name)"},
 		},
-		// Rule 25: what is stolen from a node opens no other node.
+		// Rule 25: a key that is stolen from a node opens no other node.
 		"a node's": {
 			shows: ca.leaf(t, node, forServers),
 			seen:  []string{"refused our certificate", "bad certificate"},
@@ -199,7 +199,7 @@ func (tc refused) run(t *testing.T, ca *authority) {
 		says(t, "the client", err.Error(), s.addr)
 	}
 	s.stop()
-	// gRPC may have tried once more, but not four times in one second.
+	// gRPC may have tried again, but not four times in a second.
 	lines := log.take()
 	if len(lines) == 0 {
 		t.Fatal("the server reported nothing")
@@ -306,7 +306,8 @@ func TestIntermediateCAs(t *testing.T) {
 	}
 }
 
-// TestAProbeIsNotReported: what connects and goes away, as the probe of a load balancer does.
+// TestAProbeIsNotReported: a connection that ends at once, as the probe of a load balancer, is not
+// reported.
 func TestAProbeIsNotReported(t *testing.T) {
 	s := serve(t, grpc.Creds(identity(t, newTestCA(t, "test CA").leaf(t, node, forServers)).Server(router)))
 	conn, err := net.Dial("tcp", s.addr)
@@ -420,7 +421,7 @@ func TestAPortScanDoesNotFloodTheLog(t *testing.T) {
 	r.catchUp() // a client that is let in
 	r.catchUp()
 	oneSays(t, "later", log.take(), "3 more clients")
-	now = now.Add(-24 * time.Hour) // a clock that is set back silences nobody
+	now = now.Add(-24 * time.Hour) // a clock that is set back stops no report
 	for range 4 {
 		r.add(errors.New("refused"))
 	}
@@ -474,7 +475,7 @@ func TestWhatGoesOnTheWrongSide(t *testing.T) {
 	}
 }
 
-// TestOpenRefuses: each of them says which file it is about, and what is wrong.
+// TestOpenRefuses: each error names the file and the reason.
 func TestOpenRefuses(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	good, another := ca.leaf(t, node, forServers), ca.leaf(t, "node-b", forServers)
@@ -645,7 +646,7 @@ func TestAHalfWrittenPairKeepsTheOld(t *testing.T) {
 	steps := []struct {
 		name  string
 		data  []byte
-		words []string // of the one report
+		words []string // of the only report
 	}{
 		{certFile, next[1][:50], []string{"tls.crt: 1 of 1 PEM blocks", dir, "the old ones stay in use"}},
 		{certFile, next[1], []string{"tls.key can't be used with tls.crt", "the old ones stay in use"}},
@@ -672,8 +673,8 @@ func TestAHalfWrittenPairKeepsTheOld(t *testing.T) {
 	}
 }
 
-// TestAChangeThatTheClockMissesIsSeen: a file that is written twice in one tick of the filesystem's clock keeps its time,
-// and may keep its size.
+// TestAChangeThatTheClockMissesIsSeen: a file that is written twice in a tick of the filesystem's
+// clock keeps its time, and may keep its size.
 func TestAChangeThatTheClockMissesIsSeen(t *testing.T) {
 	ca := newTestCA(t, "test CA")
 	a := ca.leaf(t, "node-1", forServers)

@@ -18,9 +18,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// TestTheConnectionIsCut cuts it before a node hears of a call, while it works on it, and before it
-// answers. The answer is one after which the caller tries again, and then there is one thing, or
-// none.
+// TestTheConnectionIsCut cuts the connection before a node gets a call, during the call, and before
+// the response. The code of the response permits another attempt; after that attempt there is
+// exactly one object, or none.
 func TestTheConnectionIsCut(t *testing.T) {
 	ctx := context.Background()
 	type world struct {
@@ -29,7 +29,7 @@ func TestTheConnectionIsCut(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		call func(w world) error
-		want func(w world) string // what is wrong with what is there
+		want func(w world) string // the difference from the expected objects
 	}{
 		"CreateVolume": {
 			func(w world) error { _, err := w.CreateVolume(ctx, create("new", "a")); return err },
@@ -165,7 +165,7 @@ func TestTheConnectionIsCut(t *testing.T) {
 	}
 }
 
-// has says what is wrong unless the nodes hold so many volumes and snapshots.
+// has returns the difference unless the nodes have so many volumes and snapshots.
 func (c *cluster) has(volumes, snapshots int) string {
 	if v, s := c.all(), c.onDisk("snapshots"); len(v) != volumes || len(s) != snapshots {
 		return fmt.Sprintf("there are the volumes %q, want %d, and the snapshots %q, want %d", v, volumes, s, snapshots)
@@ -203,7 +203,7 @@ func TestCodesComeBackAsTheyAre(t *testing.T) {
 		c.nodes["a"].fails("ControllerGetVolume", code)
 		_, err := c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id})
 		want := code
-		if code == codes.Canceled { // nobody here canceled it: the node has
+		if code == codes.Canceled { // the node canceled the call, not the caller
 			want = codes.Unavailable
 		}
 		wantCode(t, err, want, "as the test wants")
@@ -288,7 +288,7 @@ func TestCapacity(t *testing.T) {
 	c.nodes["a"].stop()
 	c.lost(1)
 	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: topology("a")})
-	wantCode(t, err, codes.Unavailable) // so that what is published stays
+	wantCode(t, err, codes.Unavailable) // so that published volumes stay
 	c.router.mu.Lock()
 	c.router.lastSeen["a"] = time.Now().Add(-silentFor)
 	c.router.started = time.Now().Add(-silentFor)

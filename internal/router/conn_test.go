@@ -64,7 +64,8 @@ func TestAClosedConnectionIsReleased(t *testing.T) {
 	}
 }
 
-// TestTheEndOfRunClosesConnections includes one that a call holds, and one that no node has yet.
+// TestTheEndOfRunClosesConnections includes a connection in use by a call, and a connection that no
+// node has yet.
 func TestTheEndOfRunClosesConnections(t *testing.T) {
 	c := newCluster(t, "a")
 	kept, n := c.router.view.Load().nodes[0], c.meet(c.nodes["a"])

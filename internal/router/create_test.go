@@ -260,7 +260,7 @@ func TestOneNameIsMadeOnce(t *testing.T) {
 }
 
 // TestANameThatCantBeLookedForIsNotFinal: an earlier call may have made the volume on the node that
-// doesn't say, and after a final code nobody would look for it again.
+// does not answer, and after a final code no caller would look for the volume again.
 func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	order := c.router.view.Load().nodes

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with what is registered.
+// TestTheDocumentedMetricsAreTheMetrics compares docs/reference/metrics.md with the registered
+// metrics.
 func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	if err != nil {

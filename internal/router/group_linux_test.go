@@ -25,10 +25,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// TestMain gives the disks of these tests a mount namespace of their own. In the machine's, any
-// other that is made meanwhile (a test of another package, the demo) would hold a copy of their
-// mounts, and with that their loop devices. Without one, the tests run where they are, and those
-// that need a disk are skipped unless this is root.
+// TestMain gives the disks of these tests a mount namespace of their own. In the machine's
+// namespace, any namespace that another program makes meanwhile (a test of another package, the
+// demo) would have a copy of their mounts, and with that their loop devices. Without a namespace,
+// tests that need a disk are skipped unless this is root.
 func TestMain(m *testing.M) {
 	helper.Main(mounter.HelperTasks(), hostpath.HelperTasks())
 	if err := namespace.Enter(); err != nil {
@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// groupCluster is a cluster whose nodes can cut images in a moment, and images: two on a, one on b
+// groupCluster is a cluster whose nodes can take images in a moment, and images: two on a, one on b
 // and one on c.
 func groupCluster(t *testing.T) (c *cluster, images []string) {
 	t.Helper()
@@ -73,8 +73,8 @@ func (c *cluster) dropGroup(id string, members ...string) error {
 		&csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id, SnapshotIds: members}))
 }
 
-// wantOnDisk fails the test unless the nodes hold so many snapshots and groups. What was given up
-// may be taken away a little later.
+// wantOnDisk fails the test unless the nodes hold so many snapshots and groups. Objects of an
+// abandoned call may be removed a little later.
 func (c *cluster) wantOnDisk(snapshots, groups int) {
 	c.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -210,8 +210,9 @@ func TestGroupsThatCantBe(t *testing.T) {
 	c.wantOnDisk(0, 0)
 }
 
-// TestAGroupIsCutShort cuts the connection to one node at each message, makes a node die there, and
-// has it fail there. Another try makes one group of one cut, wherever the first one got.
+// TestAGroupIsCutShort cuts the connection to a node at each message, kills a node there, and makes
+// a node fail there. Another attempt makes a group of a single moment, at any state of the first
+// attempt.
 func TestAGroupIsCutShort(t *testing.T) {
 	c, images := groupCluster(t)
 	n := 0
@@ -266,7 +267,7 @@ func TestAGroupIsCutShort(t *testing.T) {
 	}
 }
 
-// faultAt makes a fault one of a message of a stream, or of before or after a call.
+// faultAt puts a fault at a message of a stream, or before or after a call.
 func faultAt(at string, f *fault) *fault {
 	method, when, _ := strings.Cut(at, " ")
 	if f.method = at; method == "recv" || method == "send" {
@@ -284,7 +285,7 @@ func faultAt(at string, f *fault) *fault {
 }
 
 // TestAFinalErrorLeavesNoRestsOfAGroup fails a group for good after an earlier call has made some
-// of its parts. Nobody would come back for those.
+// of its parts. No caller would return for those parts.
 func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	c, images := groupCluster(t)
 	b := c.nodes["b"]
@@ -293,7 +294,7 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	wantCode(t, err, codes.Unavailable)
 	c.wantOnDisk(3, 2)
 	b.fails("recv BEGIN", codes.ResourceExhausted)
-	c.nodes["a"].fails("DiscardPart", codes.Aborted) // as long as one is there, it isn't final
+	c.nodes["a"].fails("DiscardPart", codes.Aborted) // while a part exists, the error is not final
 	_, err = c.group("g", images...)
 	wantCode(t, err, codes.Unavailable)
 	c.nodes["a"].heals()
@@ -301,7 +302,7 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	wantCode(t, err, codes.ResourceExhausted)
 	c.wantOnDisk(0, 0)
 
-	// What was acknowledged stays.
+	// Acknowledged objects stay.
 	b.heals()
 	c.until("g", images)
 	b.fails("recv BEGIN", codes.ResourceExhausted)
@@ -310,7 +311,7 @@ func TestAFinalErrorLeavesNoRestsOfAGroup(t *testing.T) {
 	c.wantOnDisk(4, 3)
 }
 
-// until tries to make a group until there is one.
+// until repeats the call until the group exists.
 func (c *cluster) until(name string, images []string) *csi.VolumeGroupSnapshot {
 	c.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -324,7 +325,7 @@ func (c *cluster) until(name string, images []string) *csi.VolumeGroupSnapshot {
 	}
 }
 
-// TestWhatWasAcknowledgedIsNotDiscarded takes one part of a group away behind everybody's back.
+// TestWhatWasAcknowledgedIsNotDiscarded removes a part of an acknowledged group from a node's disk.
 func TestWhatWasAcknowledgedIsNotDiscarded(t *testing.T) {
 	c, images := groupCluster(t)
 	made := c.until("g", images)
@@ -369,8 +370,8 @@ func TestOneGroupIsMadeByManyCallers(t *testing.T) {
 	c.wantOnDisk(4, 3)
 }
 
-// TestChangedBlocksOfAnImage compares what comes through the router with what the node itself
-// answers.
+// TestChangedBlocksOfAnImage compares the response through the router with the response of the
+// node.
 func TestChangedBlocksOfAnImage(t *testing.T) {
 	c, images := groupCluster(t)
 	ctx := context.Background()

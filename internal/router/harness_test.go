@@ -219,7 +219,7 @@ func (c *cluster) restart(change ...func(*Config)) {
 	c.settled(n)
 }
 
-// settled waits until so many nodes answer, and nobody is silent.
+// settled waits until so many nodes answer, and no node is silent.
 func (c *cluster) settled(n int) {
 	c.await(func(v *view) bool { return len(v.nodes) == n && v.all() == nil })
 }
@@ -237,7 +237,7 @@ func (c *cluster) await(is func(*view) bool) {
 	}
 }
 
-// ids returns what names those that answer.
+// ids returns the node IDs of the nodes that answer.
 func (v *view) ids() (ids []string) {
 	for _, n := range v.nodes {
 		ids = append(ids, n.id)
@@ -245,7 +245,7 @@ func (v *view) ids() (ids []string) {
 	return slices.Sorted(slices.Values(ids))
 }
 
-// machine is one node.
+// machine is a node.
 type machine struct {
 	*cluster
 	name    string // of its certificate
@@ -261,15 +261,15 @@ type machine struct {
 	mounter mounter.Host
 }
 
-// fault is what goes wrong with calls of one method.
+// fault is the fault of calls of a method.
 type fault struct {
 	method  string // its last part; "" is all
 	before  func()
 	request func(req any)
 	enter   func(context.Context)
 	after   func()
-	err     error // answered in place of what the node says, before it does anything
-	lost    error // answered in place of what the node says, when it is done
+	err     error // the response instead of the call
+	lost    error // the response instead of the node's, after the call
 }
 
 func (c *cluster) newMachine(name string) *machine {
@@ -283,7 +283,8 @@ func (c *cluster) newMachine(name string) *machine {
 	return m
 }
 
-// start starts the node's driver, at an address of its own: the same one again if it had one.
+// start starts the node's driver, at an address of its own: the same address again if it had an
+// address.
 func (m *machine) start() {
 	m.Helper()
 	mount := mounter.NewFake(filepath.Join(m.dir, "kubelet"))
@@ -355,8 +356,8 @@ func (m *machine) start() {
 // socket is the endpoint of the node's kubelet.
 func (m *machine) socket() string { return "unix://" + filepath.Join(m.dir, "csi.sock") }
 
-// intercept does what is to go wrong. It is inside of what marks the answers, but for the
-// connection.
+// intercept applies the fault. It runs inside of the interceptor that marks the responses, except
+// for faults of the connection.
 func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	handler grpc.UnaryHandler) (any, error) {
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
@@ -421,7 +422,7 @@ func (f faultyStream) SendMsg(message any) error {
 	return f.ServerStream.SendMsg(message)
 }
 
-// step does what is to go wrong at one message of a stream.
+// step applies the fault at a message of a stream.
 func (m *machine) step(at string) error {
 	f := m.fault.Load()
 	if f == nil || f.method != at {
@@ -508,10 +509,10 @@ func (c *cluster) snapshot(name, volume string) string {
 	return resp.GetSnapshot().GetSnapshotId()
 }
 
-// all returns the IDs of all volumes that are on the nodes' disks, whatever anybody says.
+// all returns the IDs of all volumes on the nodes' disks, from the disks alone.
 func (c *cluster) all() []string { return c.onDisk("volumes") }
 
-// onDisk returns the IDs of what is in a directory of the nodes' roots.
+// onDisk returns the IDs in a directory of the nodes' roots.
 func (c *cluster) onDisk(what string) (ids []string) {
 	c.Helper()
 	for _, m := range c.nodes {
@@ -541,7 +542,7 @@ func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 
 var errNoDNS = errors.New("no such host")
 
-// note remembers what a call said of itself.
+// note records the metadata of a call.
 func (m *machine) note(ctx context.Context) {
 	if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("x-request-id")) > 0 {
 		m.header.Store(&md)

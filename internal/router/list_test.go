@@ -16,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// shelf is what one simulated node lists, in order.
+// shelf is the ordered list of a simulated node.
 type shelf struct {
 	*node
 	ids []string
@@ -56,8 +56,8 @@ func (s shelves) page(rng *rand.Rand, asked *atomic.Int64) lister[string] {
 	}
 }
 
-// TestPagesAreRight lists simulated nodes while others, and what is on them, come and go: what was
-// there all the time is in the list once, and nothing is there twice.
+// TestPagesAreRight lists simulated nodes while others, and their volumes, come and go: a volume
+// that exists all the time is in the list exactly once, and no volume is there twice.
 func TestPagesAreRight(t *testing.T) {
 	seed := rand.Uint64()
 	for round := range 300 {
@@ -98,7 +98,7 @@ func TestPagesAreRight(t *testing.T) {
 				ever = append(ever, add(false)...)
 			}
 			if rng.IntN(4) == 0 {
-				for name, s := range nodes { // any one of them goes
+				for name, s := range nodes { // any node goes
 					always = slices.DeleteFunc(always, func(id string) bool { return slices.Contains(s.ids, id) })
 					delete(nodes, name)
 					break
@@ -123,7 +123,7 @@ func TestPagesAreRight(t *testing.T) {
 	}
 }
 
-// TestAPageAsksFewNodes holds what a page costs where every node has the same.
+// TestAPageAsksFewNodes checks the calls of a page when each node has the same volumes.
 func TestAPageAsksFewNodes(t *testing.T) {
 	for _, tc := range []struct{ nodes, each, limit, most int }{{500, 100, 1000, 14}, {10, 5000, 1000, 1},
 		{500, 1, 1000, 520}, {500, 0, 1000, 500}} {
@@ -229,7 +229,7 @@ func TestLists(t *testing.T) {
 	_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: -1})
 	wantCode(t, err, codes.InvalidArgument)
 
-	// By ID or source, one node is asked, and the others may be away.
+	// By ID or source, a single node is asked, and the others may be away.
 	c.nodes["c"].stop()
 	c.lost(2)
 	for what, call := range map[string]func() error{

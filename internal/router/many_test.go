@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/test/simnode"
 )
 
-// TestFiveHundredNodes makes, lists and deletes volumes on as many simulated nodes, with one
+// TestFiveHundredNodes makes, lists and deletes volumes on 500 simulated nodes, with the same
 // certificate for all.
 func TestFiveHundredNodes(t *testing.T) {
 	const nodes, each, callers = 500, 20, 8

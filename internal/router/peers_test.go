@@ -29,7 +29,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// wantSaid waits until the operator was told all of the words in one message.
+// wantSaid waits until a single message to the operator has all of the words.
 func (c *cluster) wantSaid(words ...string) {
 	c.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -81,7 +81,7 @@ func TestANodeComesAndGoes(t *testing.T) {
 		t.Error(err)
 	}
 	c.wantSaid("a (" + a.address + ") answers")
-	// At another address, with the old one still known for a while, and then not.
+	// At another address, with the old address still known for a while, and then not.
 	a.stop()
 	old := a.address
 	a.address = ""
@@ -125,7 +125,7 @@ func TestARestartedRouterKnowsTheSame(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, c.nodes["b"].address)
 }
 
-// TestAnAddressIsAnotherNodesNow: what was for a must not reach b, which has a's address now.
+// TestAnAddressIsAnotherNodesNow: a call for a must not reach b, which has a's address now.
 func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	a, b := c.nodes["a"], c.nodes["b"]
@@ -147,7 +147,7 @@ func TestAnAddressIsAnotherNodesNow(t *testing.T) {
 	if got := b.calls.Load(); got != calls {
 		t.Errorf("b got %d calls that were for a", got-calls)
 	}
-	// And a is between two pods, as it would be if nobody had its address.
+	// And a is between two pods: no node has its address.
 	_, err := c.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
 	wantCode(t, err, codes.Unavailable, "a (", errNoAddress.Error())
 	a.address = ""
@@ -257,7 +257,7 @@ func TestMetrics(t *testing.T) {
 		&csi.ControllerGetVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "b", "none")})
 	c.nodes["a"].stop()
 	c.lost(1)
-	c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}) // which asks nobody
+	c.ControllerGetVolume(context.Background(), &csi.ControllerGetVolumeRequest{VolumeId: id}) // which asks no node
 	got := c.metrics()
 	if seconds := got["causeway_router_call_seconds_total a"]; seconds <= 0 || seconds > 60 {
 		t.Errorf("a was waited for for %v seconds", seconds)
@@ -316,7 +316,7 @@ func TestWhoIsNotBelieved(t *testing.T) {
 	}
 }
 
-// impostor answers as a node does, but for what it says of itself.
+// impostor answers as a node does, with a false identity.
 type impostor struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
@@ -495,7 +495,7 @@ func TestAnAnswerThatIsAnothers(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "liar (", "too old")
 }
 
-// TestGroupsThatAreAnothers: who deletes a group deletes what its ID says, on all nodes of its
+// TestGroupsThatAreAnothers: a delete of a group deletes the members of its ID, on all nodes of its
 // snapshots.
 func TestGroupsThatAreAnothers(t *testing.T) {
 	c := newCluster(t)
@@ -553,8 +553,8 @@ func TestGroupsThatAreAnothers(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "liar (", "another node's")
 }
 
-// TestAGroupKeepsItsConnections: one that no call uses may be closed, and a part is lost with its
-// stream.
+// TestAGroupKeepsItsConnections: a connection that no call uses may be closed, and a part is lost
+// with its stream.
 func TestAGroupKeepsItsConnections(t *testing.T) {
 	c := newCluster(t)
 	answered := make(chan struct{})
@@ -582,8 +582,7 @@ func TestAGroupKeepsItsConnections(t *testing.T) {
 	}
 }
 
-// TestWhatANodeExaggerates: one that says it has more room than there can be, or says more than
-// there is to say.
+// TestWhatANodeExaggerates: a node reports more room than there can be, or an endless response.
 func TestWhatANodeExaggerates(t *testing.T) {
 	c := newCluster(t)
 	c.at(c.impersonate(&impostor{name: testName, node: "much", segment: "much", room: math.MaxInt64,
@@ -607,7 +606,7 @@ func TestWhatANodeExaggerates(t *testing.T) {
 	}
 }
 
-// TestErrorsThatAreMadeUp: what a node may say without end, the router neither counts nor hands on.
+// TestErrorsThatAreMadeUp: the router neither counts nor returns endless errors of a node.
 func TestErrorsThatAreMadeUp(t *testing.T) {
 	c := newCluster(t)
 	c.at(c.impersonate(&impostor{name: testName, node: "liar", segment: "liar"}, "liar"))
@@ -639,8 +638,8 @@ func TestErrorsThatAreMadeUp(t *testing.T) {
 	}
 }
 
-// TestANodeThatIsLostAgainAndAgainIsLeftAlone: who says which node it is and hangs up keeps nobody
-// busy.
+// TestANodeThatIsLostAgainAndAgainIsLeftAlone: a node that identifies itself and hangs up causes no
+// busy loop.
 func TestANodeThatIsLostAgainAndAgainIsLeftAlone(t *testing.T) {
 	c := newCluster(t, "a")
 	a := c.nodes["a"]
@@ -679,7 +678,7 @@ func TestAddressesThatCantBeFoundStay(t *testing.T) {
 	c.router.started = time.Now().Add(-silentFor)
 	c.router.mu.Unlock()
 	_, err = c.GetCapacity(context.Background(), &csi.GetCapacityRequest{AccessibleTopology: topology("a")})
-	wantCode(t, err, codes.Unavailable, "not known yet") // what is published stays
+	wantCode(t, err, codes.Unavailable, "not known yet") // published volumes stay
 	_, err = c.DeleteVolume(context.Background(),
 		&csi.DeleteVolumeRequest{VolumeId: volumeid.New(volumeid.Volume, "a", "v")})
 	wantCode(t, err, codes.Unavailable)
@@ -888,8 +887,8 @@ func TestForgottenNodes(t *testing.T) {
 	}
 }
 
-// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn panics once while nodes are looked for,
-// and once while one is met.
+// TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn panics once in discovery and once in the
+// identification of a node.
 func TestAPanicInALoopOfTheRouterIsReportedAndTheLoopGoesOn(t *testing.T) {
 	c := newCluster(t, "a", "b")
 	c.stop()

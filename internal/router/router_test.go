@@ -51,7 +51,8 @@ func TestDeleteOfWhatNobodyMade(t *testing.T) {
 	wantCode(t, err, codes.Unavailable, "forgotten-nodes")
 }
 
-// TestANodeWithANewConnectionIsOneNode renews it while the IDs of one request are looked up.
+// TestANodeWithANewConnectionIsOneNode renews the connection while the IDs of a request are looked
+// up.
 func TestANodeWithANewConnectionIsOneNode(t *testing.T) {
 	r := &Router{}
 	var views [2]*view

@@ -41,10 +41,10 @@ var mayBeSkipped = []string{
 	"Controller Publish, UnpublishVolume not supported",
 }
 
-// TestSanity runs csi-sanity against a router before three nodes, all of which hold something. It
-// knows of one Node service, so what it makes must be on that node: the one with most room. Names
-// of snapshots it expects to be unique over all nodes, which they are on each: that, too, holds
-// where all are on one.
+// TestSanity runs csi-sanity against a router before three nodes, all of which have volumes.
+// csi-sanity knows a single Node service, so its volumes must be on that node: the node with most
+// room. It expects unique names of snapshots over all nodes. They are unique on each node, which is
+// enough where all are on the same node.
 func TestSanity(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
 	for _, node := range []string{"b", "c"} {
@@ -91,7 +91,7 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped: %s", n, reason)
 		}
 	}
-	if passed < 80 { // of 103; the others need what is skipped
+	if passed < 80 { // of 103; the others need a skipped capability
 		t.Errorf("%d specs passed", passed)
 	}
 	if after := c.all(); !slices.Equal(after, before) || len(c.onDisk("snapshots"))+len(c.onDisk("groups")) > 0 {
@@ -100,7 +100,7 @@ func TestSanity(t *testing.T) {
 	t.Logf("%d specs passed, skipped were %v", passed, maps.Collect(maps.All(skipped)))
 }
 
-// whole serves the router's services, and the Node service of one node, at one endpoint.
+// whole serves the router's services, and the Node service of a node, at the same endpoint.
 func (c *cluster) whole(node string) (endpoint string) {
 	c.Helper()
 	toNode, err := grpc.NewClient(c.nodes[node].socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),

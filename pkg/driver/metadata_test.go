@@ -124,8 +124,8 @@ func (q query) ask(ctx context.Context, conn *grpc.ClientConn) (answers []answer
 	}
 }
 
-// rangesOf returns the ranges of answers. The answers must have one block type, a size, and at most
-// limit ranges each.
+// rangesOf returns the ranges of answers. The answers must have the same block type and size, and
+// at most limit ranges each.
 func rangesOf(t *testing.T, answers []answer, style csi.BlockMetadataType, size int64, limit int) []blockRange {
 	t.Helper()
 	var all []blockRange

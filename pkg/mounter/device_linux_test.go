@@ -230,7 +230,7 @@ func onlyCopy(t *testing.T, device string, before int64, mkfs ...string) {
 		"status=none")
 }
 
-// spoils put on a disk what must never be formatted, and say how the error names it.
+// spoils put a content on a disk that must never be formatted, and return its name in the error.
 var spoils = map[string]struct {
 	fsType string // which is wanted; "" is ext4
 	spoil  func(t *testing.T, device string)
@@ -628,13 +628,13 @@ func TestANodeOfAnotherDiskIsReplaced(t *testing.T) {
 // asMounter makes a process of this test mount a disk and die: see mountAndDie.
 const asMounter = "CAUSEWAY_TEST_MOUNT"
 
-// mountProcess is what such a process mounts.
+// mountProcess has the mounts of such a process.
 type mountProcess struct {
 	Kubelet, State, Path string
 	Mount                Mount
 }
 
-// mountAndDie mounts what the environment says.
+// mountAndDie mounts the device of the environment.
 func mountAndDie() int {
 	var p mountProcess
 	err := json.Unmarshal([]byte(os.Getenv(asMounter)), &p)

@@ -50,7 +50,7 @@ func TestAFakeDeviceIsFormattedOnceOrRefused(t *testing.T) {
 	}
 }
 
-// device is a device in memory: zeroes, but for its data, and one byte that cannot be read.
+// device is a device in memory: zeroes except for its data, and a byte that cannot be read.
 type device struct {
 	size   int64
 	data   map[int64]string
@@ -103,7 +103,7 @@ func TestWhatCannotBeReadIsNotBlank(t *testing.T) {
 	}
 }
 
-// TestEverySignatureLiesWhereIsRead: one that lies elsewhere would never keep a device from being formatted.
+// TestEverySignatureLiesWhereIsRead: a signature elsewhere would never prevent a format.
 func TestEverySignatureLiesWhereIsRead(t *testing.T) {
 	const size = 100 << 30
 	for _, s := range append(signatures, raidAt(size)...) {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// goingDown is XFS_IOC_GOINGDOWN of fs/xfs/libxfs/xfs_fs.h of Linux, with what isn't to be written first: the log, too.
+// goingDown is XFS_IOC_GOINGDOWN of fs/xfs/libxfs/xfs_fs.h of Linux, without a write of the log.
 const goingDown, withoutLog = 0x8004587d, 2
 
 func TestFailuresOfFilesystemsAreTold(t *testing.T) {

@@ -28,7 +28,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/hang"
 )
 
-// patient is how long a test waits for what must happen.
+// patient is the limit for an expected event.
 const patient = time.Minute
 
 // await waits until is returns true.
@@ -41,8 +41,8 @@ func await(t testing.TB, what string, is func() bool) {
 	}
 }
 
-// newFreezeBench is a bench on which images can be frozen. Whatever a test does, nothing is frozen when it is over:
-// who writes to that can't be killed.
+// newFreezeBench is a bench on which images can be frozen. After each test all images are thawed: a
+// process that writes to a frozen image cannot be killed.
 func newFreezeBench(t *testing.T) *bench {
 	b := newLoopBench(t)
 	t.Cleanup(func() {
@@ -55,7 +55,7 @@ func newFreezeBench(t *testing.T) *bench {
 	return b
 }
 
-// thaw thaws what is left frozen, mounted or not.
+// thaw thaws the images that are still frozen, mounted or not.
 func (b *bench) thaw() {
 	b.t.Helper()
 	for _, file := range b.loops() {
@@ -108,7 +108,7 @@ func (b *bench) freezers() (pids []int) {
 	return pids
 }
 
-// isFrozen reports whether what is mounted at path is frozen.
+// isFrozen reports whether the filesystem at path is frozen.
 func isFrozen(t testing.TB, path string) bool {
 	t.Helper()
 	f, err := os.Open(path)
@@ -127,7 +127,8 @@ func isFrozen(t testing.TB, path string) bool {
 	return false
 }
 
-// writer writes 1, 2, 3… to files, to each when the number is durable in the one before, until the test is over.
+// writer writes 1, 2, 3… to files, to each when the number is durable in the file before, until the
+// end of the test.
 type writer struct {
 	files []string
 	last  atomic.Uint64 // that is durable in all files
@@ -182,7 +183,7 @@ func (w *writer) goesOn(t testing.TB) {
 	await(t, "the writer goes on", func() bool { return w.last.Load() > before+1 })
 }
 
-// end ends the writer and returns what went wrong. To do it twice is fine.
+// end ends the writer and returns its error. A second call has no effect.
 func (w *writer) end() error {
 	select {
 	case <-w.stop:
@@ -229,7 +230,7 @@ func TestAFreezeIsAPointInTime(t *testing.T) {
 				after = w.last.Load()
 				return err
 			})
-			if err != nil || after > before+1 { // one was durable, and not said yet
+			if err != nil || after > before+1 { // a number was durable, and not reported yet
 				t.Errorf("Freeze = %v; from %d, %d was written in the middle", err, before, after)
 			}
 			w.goesOn(t)
@@ -296,7 +297,7 @@ func TestAFreezeDoesNotOutlastItsLimit(t *testing.T) {
 	w := b.newWriter(b.path("staging", "f"))
 	w.goesOn(t)
 	err := b.Freeze(context.Background(), "", []string{m.Source}, time.Second, func(context.Context) error {
-		w.goesOn(t) // and whoever hangs in here harms nobody
+		w.goesOn(t) // and a process that hangs in here blocks no other
 		w.goesOn(t)
 		return nil
 	})
@@ -398,7 +399,7 @@ func TestAnImageThatIsMountedByHandIsFrozen(t *testing.T) {
 		t.Fatalf("%v, %s", err, out)
 	}
 	defer unix.Unmount(outside, 0)
-	// The mount is hidden by another one; then there is a second one, of a directory.
+	// The mount is hidden by another mount; then there is a second mount, of a directory.
 	inner := filepath.Join(b.storage, "inner")
 	mkdir(t, inner)
 	mkdir(t, filepath.Join(outside, "sub"))
@@ -882,7 +883,7 @@ func TestADriverDiesWhileAFreezeHangs(t *testing.T) {
 	}
 }
 
-// waitsIn reports whether a thread of a process waits in one of these functions of the kernel.
+// waitsIn reports whether a thread of a process waits in any of these functions of the kernel.
 func waitsIn(pid int, functions ...string) bool {
 	stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid))
 	for _, file := range stacks {
@@ -896,8 +897,8 @@ func waitsIn(pid int, functions ...string) bool {
 	return false
 }
 
-// asFreezer is set in the environment where this test's binary is to be the program below: the bench's kubelet
-// directory, and the images, one to a line.
+// asFreezer is set in the environment where this test binary is the program below: the bench's
+// kubelet directory, and the images, a line for each.
 const asFreezer = "CAUSEWAY_TEST_FREEZER"
 
 // freezer freezes images and never lets go.
@@ -935,7 +936,8 @@ var buildFreezer = sync.OnceValues(func() (string, error) {
 // freezerDir holds the binary once it is built.
 var freezerDir string
 
-// startFreezer starts a program that freezes images, dies at a crash point if there is one, and says what it says.
+// startFreezer starts a program that freezes images and dies at a crash point if there is any. It
+// returns the output.
 func (b *bench) startFreezer(crashAt string, images ...string) (cmd *exec.Cmd, said io.Reader) {
 	b.t.Helper()
 	return b.startFreezerAs(&syscall.SysProcAttr{}, crashAt, images...)
@@ -1095,7 +1097,8 @@ func (b *bench) leaveRaw(data []byte) string {
 func TestRecordsWithNothingToThawAreRemoved(t *testing.T) {
 	b := newFreezeBench(t)
 	idle, mounted, disk := b.image("idle", "ext4"), b.image("mounted", "ext4"), b.image("disk", "xfs")
-	// The disk has a filesystem whose log is not empty. It is a pod's: nobody may mount it.
+	// The disk has a filesystem whose log is not empty. It belongs to a pod and must not be
+	// mounted.
 	b.mount(disk, b.path("first"))
 	if err := os.WriteFile(b.path("first", "f"), []byte("hello"), 0o600); err != nil {
 		t.Fatal(err)
@@ -1130,8 +1133,8 @@ func TestRecordsWithNothingToThawAreRemoved(t *testing.T) {
 	b.unmount(b.path("disk"), b.path("mounted"))
 }
 
-// TestAStartThatCannotThawServesAllTheSame: one bad image is reported, retried, and keeps nothing
-// else from being served.
+// TestAStartThatCannotThawServesAllTheSame: a bad image is reported and tried again, and the others
+// are served.
 func TestAStartThatCannotThawServesAllTheSame(t *testing.T) {
 	b := newFreezeBench(t)
 	m := b.image("image", "ext4")

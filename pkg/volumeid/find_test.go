@@ -9,7 +9,7 @@ import (
 	"testing/iotest"
 )
 
-// found returns what a Finder finds in text, which it gets through wrap.
+// found returns the result of a Finder for text, which it gets through wrap.
 func found(t *testing.T, text string, wrap func(io.Reader) io.Reader) []string {
 	t.Helper()
 	var ids []string

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// somebodysDriver is a driver that mounts nothing but keeps the rules of what must be undone before what.
+// somebodysDriver is a driver that mounts nothing but checks the order of calls and their undoing.
 type somebodysDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -116,7 +116,8 @@ func (d *somebodysDriver) DeleteVolume(_ context.Context,
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// start serves the driver and returns what drives it with few volumes. A socket's path must be short.
+// start serves the driver and returns a driver of the benchmark with few volumes. A socket's path
+// must be short.
 func (d *somebodysDriver) start(t *testing.T) options {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bench")

@@ -23,8 +23,9 @@ import (
 )
 
 // An attached disk is a loop device over a file of a storage. The state directory of the driver is
-// on the disk of the node. Both are filesystems in files, as in power_linux_test.go: when the power
-// goes, each keeps what was written to it, and the disk may keep a part of what was not synced.
+// on the disk of the node. Both are filesystems in files, as in power_linux_test.go: after a power
+// cut each keeps the data that was written to it, and the disk may keep a part of the data that was
+// not synced.
 
 // Sizes of an attached disk before and after it grows, in bytes.
 const attachedSize, attachedGrown = 320 << 20, 640 << 20
@@ -121,7 +122,7 @@ func (a *attachment) step(name, point string, in stop) bool {
 
 func (a *attachment) state() string { return filepath.Join(a.node.root, "state") }
 
-// kill ends what is left of the last step, as the end of the driver's container does.
+// kill ends the processes of the last step, as the end of the driver's container does.
 func (a *attachment) kill() {
 	a.Helper()
 	if a.group == 0 {
@@ -160,7 +161,7 @@ type stop struct {
 	at      string // "write 2": as it enters its 2nd system call that writes; "sync 2"; "5 ms"
 }
 
-// script writes a program that stands in for the one of the stop, and returns its directory.
+// script writes a program that replaces the program of the stop, and returns its directory.
 func (s stop) script(a *attachment) string {
 	a.Helper()
 	program, err := exec.LookPath(s.program)
@@ -341,7 +342,7 @@ func (a *attachment) size() int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// end is what happens to the driver in the middle of a step.
+// end is the end of the driver in the middle of a step.
 type end string
 
 const (

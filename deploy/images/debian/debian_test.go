@@ -163,7 +163,7 @@ func TestAStoreKeepsWhatHasTheRightSum(t *testing.T) {
 	}
 }
 
-// tree is one of files that a program and its package have, and of their licenses.
+// tree has files of a program, of its package, and of their licenses.
 func tree() *Tree {
 	t := &Tree{architectures["amd64"], map[string]owned{}, map[string]string{"a": "Package: a\n", "b": "Package: b\n", "c": "Package: c\n"}, []Package{{Name: "a"}, {Name: "b"}, {Name: "c"}}}
 	for _, f := range []struct{ pkg, path, target, content string }{
@@ -224,7 +224,8 @@ Size: 6
 SHA256: bb
 `
 
-// debianMirror is one with both suites, of which security has another version of a. It is signed by sign.
+// debianMirror is a mirror with both suites; security has another version of a. It is signed by
+// sign.
 func debianMirror(t *testing.T, security string, sign func(text string) []byte) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
@@ -252,7 +253,7 @@ func debianMirror(t *testing.T, security string, sign func(text string) []byte) 
 	return files
 }
 
-// signer returns what signs by a new key, and the keyring with that.
+// signer returns a function that signs with a new key, and the keyring with that key.
 func signer(t *testing.T) (sign func(text string) []byte, keyring string) {
 	t.Helper()
 	for _, tool := range []string{"gpg", "gpgv"} {

@@ -39,7 +39,7 @@ func thing(platform string, files ...File) Image {
 	}
 }
 
-// write writes an archive to a new directory and returns its path and what Write says.
+// write writes an archive to a new directory. It returns the path and the result of Write.
 func write(t *testing.T, images ...Image) (string, Digests) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "thing.tar")
@@ -91,7 +91,8 @@ func TestTheSameFilesMakeTheSameArchive(t *testing.T) {
 	}
 }
 
-// unpacked returns what is in an archive, of which another library has checked every digest, size and reference.
+// unpacked returns the content of an archive. Another library has checked each digest, size and
+// reference.
 func unpacked(t *testing.T, path string) v1.ImageIndex {
 	t.Helper()
 	dir := t.TempDir()
@@ -179,7 +180,7 @@ func TestDockerLoadsAnArchive(t *testing.T) {
 	}
 }
 
-// layerOf returns what is in a layer.
+// layerOf returns the content of a layer.
 func layerOf(t *testing.T, files []File, windows bool) (names []string, headers map[string]*tar.Header) {
 	t.Helper()
 	l, err := pack(files, windows, types.OCILayer)

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// guard is how long a test waits for what must come.
+// guard is the limit for an expected event.
 const guard = 30 * time.Second
 
 // driver is healthy.
@@ -70,7 +70,7 @@ func serve(t *testing.T, path string) {
 	t.Cleanup(server.Stop)
 }
 
-// output collects what a program writes.
+// output collects the output of a program.
 type output struct {
 	mu  sync.Mutex
 	all bytes.Buffer

@@ -67,7 +67,8 @@ func TestLocksAreUpstreams(t *testing.T) {
 // elects has the functions of csi-lib-utils that run an election, and the position of the lock name among their arguments.
 var elects = map[string]int{"RunWithLeaderElection": 4, "NewLeaderElection": 1}
 
-// upstreamLock finds the lock name in the source of one of upstream's programs, and returns a function that computes the name.
+// upstreamLock finds the lock name in the source of a program of upstream, and returns a function
+// that computes the name.
 func upstreamLock(t *testing.T, dir string) func(t *testing.T, driver string) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -110,7 +111,7 @@ func called(call *ast.CallExpr) string {
 	return ""
 }
 
-// lockSource is a file of upstream's with an election, for one driver.
+// lockSource is a file of upstream's with an election, for a single driver.
 type lockSource struct {
 	source
 	name   ast.Expr

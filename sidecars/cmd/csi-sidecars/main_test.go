@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// intro is what the page of flags begins with.
+// intro is the beginning of the page of flags.
 const intro = `# Flags of csi-sidecars
 
 For operators of csi-sidecars. ` + "`make generate-flags`" + ` writes this page from the command; a test compares
@@ -38,7 +38,8 @@ func TestTheFlagsPageIsTrue(t *testing.T) {
 	}
 }
 
-// TestTheRoutersFlagsWorkHere: what deploy/sidecars has for each of upstream's binaries is, with prefixes, one command line.
+// TestTheRoutersFlagsWorkHere: the flags in deploy/sidecars for upstream's binaries, with prefixes,
+// are a valid command line.
 func TestTheRoutersFlagsWorkHere(t *testing.T) {
 	args := []string{"--controllers=provisioner,snapshotter,resizer", "--leader-election"}
 	for _, controller := range []string{"provisioner", "snapshotter", "resizer"} {

@@ -18,7 +18,7 @@ import (
 // example is the driver of the tests.
 const example = "--driver=disk.csi.example.com"
 
-// printed returns what csi-sidecars manifest prints.
+// printed returns the output of csi-sidecars manifest.
 func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	text, complaint, code := runs(t, append([]string{"manifest"}, args...)...)
@@ -28,7 +28,7 @@ func printed(t *testing.T, args ...string) string {
 	return text
 }
 
-// find returns the object of a type T, of which there is one.
+// find returns the only object of type T.
 func find[T runtime.Object](t *testing.T, text string) (found T) {
 	t.Helper()
 	n := 0
@@ -59,8 +59,8 @@ func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
 
 var blocks = regexp.MustCompile("(?s)```sh\ncsi-sidecars manifest (.*?)\n```.*```yaml\n(.*)```\n")
 
-// TestTheManifestPageIsTrue compares the objects in docs/how-to/sidecars-manifests.md with what the
-// command on that page prints, or writes them.
+// TestTheManifestPageIsTrue compares the objects in docs/how-to/sidecars-manifests.md with the
+// output of the command on that page, or writes them.
 func TestTheManifestPageIsTrue(t *testing.T) {
 	const path = "../../../docs/how-to/sidecars-manifests.md"
 	page, err := os.ReadFile(path)
@@ -171,8 +171,8 @@ func TestProbesFindTheirPorts(t *testing.T) {
 	}
 }
 
-// A probe that ends before livenessprobe does, or a SIGKILL before the end of the process, would harm
-// what the flags allow.
+// The flags permit an operation that a probe with a shorter timeout than livenessprobe, or a
+// SIGKILL before the end of the process, would interrupt.
 func TestTheTimesOfTheManifestFollowTheFlags(t *testing.T) {
 	text := printed(t, example, "--livenessprobe-probe-timeout=30s", "--shutdown-timeout=60s")
 	deployment, nodes := find[*appsv1.Deployment](t, text).Spec.Template.Spec, find[*appsv1.DaemonSet](t,

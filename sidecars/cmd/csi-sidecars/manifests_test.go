@@ -17,7 +17,8 @@ func manifestArgs(t *testing.T) []string {
 	return manifests.Args(t, "controller.yaml", "csi-sidecars")
 }
 
-// withSnapshotController is what the component snapshot-controller makes of the arguments. test/cluster/manifests holds it to that.
+// withSnapshotController is the result of the component snapshot-controller for the arguments.
+// test/cluster/manifests checks it.
 func withSnapshotController(args []string) []string {
 	args = slices.Clone(args)
 	args[0] += ",snapshot-controller"
@@ -61,7 +62,7 @@ func TestTheAttachersCommandLine(t *testing.T) {
 	}
 }
 
-// runs runs a command line in this process, and returns what it prints.
+// runs runs a command line in this process, and returns the output.
 func runs(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var files [2]*os.File
@@ -88,13 +89,14 @@ func runs(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	return texts[0], texts[1], code
 }
 
-// Names that stand for what the chart puts in their places.
+// Names in place of the chart's values.
 const (
 	fullname  = "fullname-of-the-release"
 	namespace = "namespace-of-the-release"
 )
 
-// rights returns what csi-sidecars rbac prints for a service account of the chart, as one template for each object.
+// rights returns the output of csi-sidecars rbac for a service account of the chart, as a template
+// for each object.
 func rights(t *testing.T, name string, args ...string) []string {
 	t.Helper()
 	line := append([]string{"rbac", "--name=" + name, "--namespace=" + namespace,
@@ -137,8 +139,8 @@ func template(condition string, objects []string) string {
 		"of this controller.\n" + strings.Join(objects, "\n---\n") + "\n{{- end }}\n"
 }
 
-// TestTheChartsRights compares the chart's roles with what the flags need, or writes them. test/cluster/chart compares what
-// Helm makes of them.
+// TestTheChartsRights compares the chart's roles with the rights that the flags need, or writes
+// them. test/cluster/chart compares the roles after Helm.
 func TestTheChartsRights(t *testing.T) {
 	args := manifestArgs(t)
 	const noAttach = "--driver-attach=false"

@@ -19,7 +19,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// upstreams are the binaries that this one takes the place of.
+// upstreams are the binaries that csi-sidecars replaces.
 var upstreams = []struct{ controller, module, directory string }{
 	{"attacher", "github.com/kubernetes-csi/external-attacher/v4", "cmd/csi-attacher"},
 	{"provisioner", "github.com/kubernetes-csi/external-provisioner/v6", "cmd/csi-provisioner"},
@@ -33,7 +33,8 @@ var differs = map[string]string{
 	"automaxprocs": "Go keeps to the container's CPU limit since 1.25, so the flag is without effect and says so",
 }
 
-// Whoever moves from upstream's binaries keeps the flags: plain, or with the controller's prefix where it is a controller's.
+// A user of upstream's binaries keeps the flags: plain, or with the controller's prefix for a
+// controller's flag.
 func TestEveryFlagOfUpstreamsBinariesIsTaken(t *testing.T) {
 	for _, name := range []string{"NAMESPACE", "POD_NAME", "NODE_NAME"} {
 		t.Setenv(name, "some")
@@ -164,7 +165,7 @@ func declared(t *testing.T, dir string) map[string]string {
 	return flags
 }
 
-// source is one file of upstream's.
+// source is a file of upstream's.
 type source struct {
 	*testing.T
 	file *ast.File
@@ -211,7 +212,7 @@ func show(kind string, v constant.Value) string {
 	return v.String()
 }
 
-// value computes what the defaults are written with.
+// value computes the expression of a default.
 func (s source) value(e ast.Expr) constant.Value {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -236,7 +237,7 @@ func (s source) value(e ast.Expr) constant.Value {
 	return nil
 }
 
-// constant finds what a name in the file stands for.
+// constant returns the value of a name in the file.
 func (s source) constant(name string) (found ast.Expr, ok bool) {
 	ast.Inspect(s.file, func(n ast.Node) bool {
 		if spec, is := n.(*ast.ValueSpec); is && spec.Names[0].Name == name && len(spec.Values) == 1 {

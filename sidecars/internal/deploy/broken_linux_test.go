@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestTheRulesSee breaks each rule, one at a time.
+// TestTheRulesSee breaks each rule in turn.
 func TestTheRulesSee(t *testing.T) {
 	const controller, node, driver, classes = "controller.yaml", "node.yaml", "csidriver.yaml", "classes.yaml"
 	for _, tc := range []struct{ name, file, old, new, want string }{

@@ -17,7 +17,7 @@ import (
 // fenced are the blocks of YAML on a page.
 var fenced = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 
-// certificate is what the manifests depend on in a Certificate of cert-manager.
+// certificate has the fields of a Certificate of cert-manager on which the manifests depend.
 type certificate struct {
 	object `json:",inline"`
 	Spec   struct {
@@ -27,7 +27,7 @@ type certificate struct {
 	}
 }
 
-// certificateObjects are what a text has of cert-manager's, in order.
+// certificateObjects are the objects of cert-manager in a text, in order.
 func certificateObjects(t *testing.T, text string) (all []map[string]any) {
 	t.Helper()
 	for _, d := range documents(text) {
@@ -42,7 +42,8 @@ func certificateObjects(t *testing.T, text string) (all []map[string]any) {
 	return all
 }
 
-// TestCertificates: what cert-manager makes is what the pods mount, each good for one side; and the page shows the same.
+// TestCertificates: the pods mount the certificates that cert-manager makes, each valid for one
+// side; and the page shows the same.
 func TestCertificates(t *testing.T) {
 	text := read(t, "deploy", "linux", "cert-manager", "certificates.yaml")
 	m, err := parse(linuxFiles(t))
@@ -149,7 +150,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// TestParameters: what classes say stands in docs/reference/parameters.md.
+// TestParameters: the parameters of classes are in docs/reference/parameters.md.
 func TestParameters(t *testing.T) {
 	m, err := parse(linuxFiles(t))
 	if err != nil {

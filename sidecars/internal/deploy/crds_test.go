@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kustomization is the file that says what kubectl apply -k takes from a directory.
+// kustomization is the file with the inputs of kubectl apply -k.
 const kustomization = "kustomization.yaml"
 
 // resources returns the files that the kustomization in dir lists.

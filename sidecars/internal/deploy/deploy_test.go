@@ -1,4 +1,4 @@
-// Package deploy holds what manifests and the chart are made of against the rules that the router depends on.
+// Package deploy checks manifests and chart against the rules of the router.
 package deploy
 
 import (
@@ -19,13 +19,13 @@ import (
 	"time"
 )
 
-// sidecar is one whose flags are in sidecars/.
+// sidecar is a sidecar whose flags are in sidecars/.
 type sidecar struct {
 	module, release string
 	flags           map[string]string            // its own, with their kinds, as its main declares them
 	must            map[string]string            // flags that must be there, with their values
 	mustNot         []string                     // flags that must not be
-	values          map[string]func(string) bool // of flags that must be there and have no one value
+	values          map[string]func(string) bool // of mandatory flags without a fixed value
 }
 
 // common are the flags that all three have beside their own: from csi-lib-utils and component-base.
@@ -91,12 +91,12 @@ func more(n float64) func(string) bool {
 	return func(s string) bool { got, err := strconv.ParseFloat(s, 64); return err == nil && got > n }
 }
 
-// argument is one line of a file of flags.
+// argument is a line of a file of flags.
 type argument struct{ name, value, reason string }
 
 var flagLine = regexp.MustCompile(`^--([a-z][a-z-]*)(?:=(\S+))?$`)
 
-// arguments reads a file of flags, and says what is wrong with its form.
+// arguments reads a file of flags, and returns the errors of its form.
 func arguments(text string) (args []argument, wrong []string) {
 	reason := ""
 	for i, line := range strings.Split(text, "\n") {
@@ -133,7 +133,7 @@ func isValue(kind, value string) bool {
 	return err == nil
 }
 
-// check says what is wrong with the flags of a sidecar.
+// check returns the errors of the flags of a sidecar.
 func (s sidecar) check(text string) []string {
 	args, wrong := arguments(text)
 	given := map[string]string{}
@@ -207,7 +207,7 @@ func TestFlagsOfSidecars(t *testing.T) {
 	}
 }
 
-// TestTheCheckSees breaks each rule, one at a time.
+// TestTheCheckSees breaks each rule in turn.
 func TestTheCheckSees(t *testing.T) {
 	comment := "# A reason that is long enough to be one.\n"
 	for _, tc := range []struct{ name, sidecar, old, new, want string }{

@@ -44,7 +44,7 @@ type manifests struct {
 	images     map[string]string // names and tags in the kustomization
 }
 
-// object is what all objects have.
+// object has the common fields of all objects.
 type object struct {
 	Kind     string
 	Metadata struct{ Name, Namespace string }
@@ -108,7 +108,7 @@ func (m *manifests) add(file string, text []byte) error {
 	return yaml.UnmarshalStrict(text, into)
 }
 
-// container returns a container of a pod, or an empty one.
+// container returns a container of a pod, or an empty container.
 func container(p core.PodSpec, name string) core.Container {
 	if i := slices.IndexFunc(p.Containers, func(c core.Container) bool { return c.Name == name }); i >= 0 {
 		return p.Containers[i]
@@ -126,7 +126,7 @@ func given(c core.Container) map[string]string {
 	return flags
 }
 
-// rules are what the manifests have to keep, by what they are about.
+// rules are the rules of the manifests, by subject.
 var rules = map[string]func(*manifests) []string{
 	"the CSIDriver":        (*manifests).checkDriver,
 	"storage classes":      (*manifests).checkClasses,
@@ -144,7 +144,7 @@ var rules = map[string]func(*manifests) []string{
 	"names":                (*manifests).checkNames,
 }
 
-// differ says which of some values aren't what they must be, the second of each.
+// differ names the pairs of values that differ, the second of each.
 func differ(values map[string][2]any) (wrong []string) {
 	for what, v := range values {
 		if !reflect.DeepEqual(v[0], v[1]) {
@@ -159,7 +159,7 @@ func differ(values map[string][2]any) (wrong []string) {
 	return wrong
 }
 
-// checkDriver: one object for all kinds of volumes.
+// checkDriver: a single object for all kinds of volumes.
 func (m *manifests) checkDriver() []string {
 	want := storage.CSIDriverSpec{
 		AttachRequired: new(false), PodInfoOnMount: new(true), StorageCapacity: new(true), SELinuxMount: new(false),
@@ -185,7 +185,7 @@ func (m *manifests) checkClasses() (wrong []string) {
 		map[string]string{"directory": "", "image": "ext4"}}})...)
 }
 
-// checkService: a node that isn't ready stays in DNS, and has one address.
+// checkService: a node that is not ready stays in DNS, and has a single address.
 func (m *manifests) checkService() []string {
 	s, driver := m.service.Spec, container(m.node.Spec.Template.Spec, "driver")
 	port := slices.IndexFunc(driver.Ports, func(p core.ContainerPort) bool { return p.Name == "peer" })
@@ -221,7 +221,8 @@ func volume(p core.PodSpec, c core.Container, name string) (core.VolumeMount, co
 	return c.VolumeMounts[mount], p.Volumes[source]
 }
 
-// checkForgotten: what is mounted with subPath is never updated, and without the file the router doesn't start.
+// checkForgotten: a file that is mounted with subPath is never updated, and without the file the
+// router does not start.
 func (m *manifests) checkForgotten() []string {
 	pod := m.controller.Spec.Template.Spec
 	mount, v := volume(pod, container(pod, "driver"), "forgotten-nodes")
@@ -308,7 +309,7 @@ func (m *manifests) checkImages() (wrong []string) {
 	return append(wrong, differ(map[string][2]any{"images": {used, want}, "the kustomization's": {m.images, want}})...)
 }
 
-// checkReplicas: two controllers on different nodes where there are two; on a node one process for a root.
+// checkReplicas: two controllers are on different nodes; a node has a single process for a root.
 func (m *manifests) checkReplicas() []string {
 	d, n := m.controller.Spec, m.node.Spec
 	labels := d.Selector.MatchLabels
@@ -343,7 +344,8 @@ func (m *manifests) checkReplicas() []string {
 	})
 }
 
-// checkAPI: nodes have accounts without a token and without rights; of the controller's containers the sidecars alone have one.
+// checkAPI: nodes have accounts without a token and without rights; of the controller's containers
+// only the sidecars have a token.
 func (m *manifests) checkAPI() []string {
 	c, n := m.controller.Spec.Template.Spec, m.node.Spec.Template.Spec
 	var accounts []string
@@ -377,7 +379,8 @@ func tokens(p core.PodSpec) (who []string) {
 	return who
 }
 
-// checkPaths: the driver sees the kubelet's directory and its root where the node has them; all speak of one socket.
+// checkPaths: the driver has the kubelet's directory and its root at the paths of the node; all
+// containers use the same socket.
 func (m *manifests) checkPaths() []string {
 	pod := m.node.Spec.Template.Spec
 	driver, sidecars := container(pod, "driver"), container(pod, "csi-sidecars-node")
@@ -397,7 +400,7 @@ func (m *manifests) checkPaths() []string {
 	plugin := kubelet + "/plugins/" + driverName
 	return differ(map[string][2]any{
 		"the kubelet's": {path(driver, "kubelet"), kubelet + " Directory at " + kubelet + " Bidirectional"},
-		// nobody makes it: it may be where a disk isn't mounted
+		// it must exist: its disk may not be mounted
 		"the root":      {path(driver, "root"), root + " Directory at " + root + " HostToContainer"},
 		"devices":       {path(driver, "dev"), "/dev Directory at /dev None"},
 		"the socket":    {flags["endpoint"], "unix://" + plugin + "/csi.sock"},
@@ -417,7 +420,7 @@ func (m *manifests) checkPaths() []string {
 	})
 }
 
-// checkProbes: a driver is never restarted for its disk, and no two listen on one port.
+// checkProbes: a driver is never restarted for its disk, and each process has its own port.
 func (m *manifests) checkProbes() (wrong []string) {
 	get := func(p *core.Probe) string {
 		if p == nil || p.HTTPGet == nil {
@@ -453,7 +456,7 @@ func (m *manifests) checkProbes() (wrong []string) {
 
 // checkEnd: a pod is killed only after all in it had the time that they are given.
 func (m *manifests) checkEnd() (wrong []string) {
-	const traces = 5 * time.Second // in which the driver sends its last ones
+	const traces = 5 * time.Second // in which the driver sends its last spans
 	for _, p := range []core.PodSpec{m.controller.Spec.Template.Spec, m.node.Spec.Template.Spec} {
 		grace := time.Duration(0)
 		if p.TerminationGracePeriodSeconds != nil {
@@ -470,8 +473,8 @@ func (m *manifests) checkEnd() (wrong []string) {
 	return wrong
 }
 
-// checkResources: requests for all; a limit of CPU only makes the node's pods wait, and one of memory can kill a driver that has
-// a filesystem frozen.
+// checkResources: requests for all; a limit of CPU only makes the node's pods wait, and a limit of
+// memory can kill a driver that has a filesystem frozen.
 func (m *manifests) checkResources() (wrong []string) {
 	for _, p := range []core.PodSpec{m.controller.Spec.Template.Spec, m.node.Spec.Template.Spec} {
 		for _, c := range p.Containers {
@@ -486,7 +489,8 @@ func (m *manifests) checkResources() (wrong []string) {
 // workloads are kinds that have pods.
 var workloads = []string{"Pod", "ReplicaSet", "Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob"}
 
-// checkNames: what is in a namespace is in ours, which lets the nodes' pods in; and what has pods is looked at.
+// checkNames: each object with a namespace is in the driver's namespace, whose network policy
+// admits the nodes' pods; and each object with pods is checked.
 func (m *manifests) checkNames() (wrong []string) {
 	cluster := []string{"Namespace", "CSIDriver", "StorageClass", "VolumeSnapshotClass", "VolumeGroupSnapshotClass",
 		"ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -569,7 +573,7 @@ func argsFiles(t *testing.T) map[string]string {
 	return files
 }
 
-// check says what is wrong with the files of deploy/linux.
+// check returns the errors of the files of deploy/linux.
 func check(files, args map[string]string, table string) (wrong []string) {
 	m, err := parse(files)
 	if err != nil {
@@ -592,7 +596,7 @@ func TestLinux(t *testing.T) {
 	}
 }
 
-// TestEveryFileIsListed: what no kustomization lists is never applied.
+// TestEveryFileIsListed: a file that no kustomization lists is never applied.
 func TestEveryFileIsListed(t *testing.T) {
 	for _, dir := range []string{"linux", "linux/cert-manager", "linux/snapshot-controller", "linux/network-policy",
 		"linux/attributes"} {

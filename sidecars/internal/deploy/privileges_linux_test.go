@@ -9,8 +9,9 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// privileges returns what a pod has beyond the least: no user but an ordinary one, no capabilities, no way to more, the runtime's
-// filter for system calls, nothing of the node, no token, and nowhere to write but in its volumes.
+// privileges returns the rights of a pod beyond the minimum: an ordinary user, no capabilities, no
+// escalation, the runtime's filter of system calls, no path of the node, no token, and no writable
+// path outside of its volumes.
 func privileges(p core.PodSpec) (all []string) {
 	if p.HostNetwork || p.HostPID || p.HostIPC {
 		all = append(all, "pod: the host's namespaces")
@@ -29,7 +30,8 @@ func privileges(p core.PodSpec) (all []string) {
 	return all
 }
 
-// ofContainer returns what the security context of a container allows. What isn't said there is said for the pod.
+// ofContainer returns the rights in the security context of a container. The pod's context has the
+// defaults.
 func ofContainer(pod *core.PodSecurityContext, c core.Container) (all []string) {
 	s := c.SecurityContext
 	if s == nil || pod == nil {
@@ -68,7 +70,7 @@ func ofContainer(pod *core.PodSecurityContext, c core.Container) (all []string) 
 	return all
 }
 
-// ofMounts returns what a container has of the node, and whether it has a token.
+// ofMounts returns the node's paths in a container, and whether the container has a token.
 func ofMounts(p core.PodSpec, c core.Container) (all []string) {
 	for _, m := range c.VolumeMounts {
 		_, v := volume(p, c, m.Name)
@@ -93,7 +95,8 @@ func ofMounts(p core.PodSpec, c core.Container) (all []string) {
 
 var privilegeRow = regexp.MustCompile("(?m)^\\| `?([a-z-]+)`? \\| ([^|]+) \\| [^|]{20,} \\|$")
 
-// checkPrivileges compares what the pods have with the table in docs/how-to/install.md, each row of which says why.
+// checkPrivileges compares the rights of the pods with the table in docs/how-to/install.md, each
+// row of which has the reason.
 func (m *manifests) checkPrivileges(page string) (wrong []string) {
 	_, table, found := strings.Cut(page, "\n## Privileges\n")
 	table, _, _ = strings.Cut(table, "\n## ")

@@ -89,7 +89,7 @@ func TestAVolumeThatAListMissesIsAskedForBeforeItCountsAsWell(t *testing.T) {
 	h := start(t, newAPI(true, bound("a")...), d)
 	h.look()
 	d.set(func(d *fakeDriver) { d.unlisted["vol-a"] = true })
-	h.restart() // what it was is in the claim's status only
+	h.restart() // the earlier condition is in the claim's status only
 	d.calls()
 	h.look()
 	h.wants("status of a volume that was missed", h.health("claim-a"), "Degraded(Slow)")
@@ -104,7 +104,7 @@ func TestAVolumeThatAListMissesIsAskedForBeforeItCountsAsWell(t *testing.T) {
 	h.wants("status when it is well", h.health("claim-a"))
 }
 
-// behind has one volume that has no answer, and a list that fails for it.
+// behind has a volume without an answer, and a list that fails for it.
 func behind(err error) *fakeDriver {
 	d := holding(sickness{"vol-a": slow, "vol-b": nil})
 	d.listErr = status.Error(codes.Unavailable, "node-7 is away")

@@ -39,7 +39,7 @@ import (
 
 const driverName = "health.csi.example.com"
 
-// fakeDriver is a driver's controller side: volumes, and what is wrong with them.
+// fakeDriver is a driver's controller side: volumes and their conditions.
 type fakeDriver struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedIdentityServer
@@ -135,7 +135,7 @@ func (d *fakeDriver) ControllerListVolumeHealth(_ context.Context,
 	return resp, nil
 }
 
-// abnormal is what a list has, in order of IDs. Healthy volumes are omitted.
+// abnormal has the entries of a list, in order of IDs. Healthy volumes are omitted.
 func (d *fakeDriver) abnormal() []*csi.VolumeHealth {
 	var all []*csi.VolumeHealth
 	for _, id := range slices.Sorted(maps.Keys(d.volumes)) {
@@ -200,7 +200,7 @@ func dial(t *testing.T, d *fakeDriver) *grpc.ClientConn {
 	return conn
 }
 
-// fakeAPI is client-go's fake with what an API server of 1.37 does to a claim's status.
+// fakeAPI is client-go's fake with the validation of a claim's status of an API server of 1.37.
 type fakeAPI struct {
 	*fake.Clientset
 	mu       sync.Mutex
@@ -347,7 +347,7 @@ var listAndGet = rpc.ControllerCapabilitySet{
 	csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH:  true,
 }
 
-// start makes a monitor whose caches are filled. One worker keeps the number of writes exact.
+// start makes a monitor whose caches are filled. A single worker keeps the number of writes exact.
 func start(t *testing.T, api *fakeAPI, d *fakeDriver, change ...func(*Config)) *harness {
 	t.Helper()
 	h := &harness{T: t, driver: d, api: api, clock: time.Date(2026, 11, 3, 12, 0, 0, 0, time.UTC)}
@@ -363,7 +363,7 @@ func start(t *testing.T, api *fakeAPI, d *fakeDriver, change ...func(*Config)) *
 	return h
 }
 
-// restart makes another monitor in the place of the one before, which forgets all it had in memory.
+// restart replaces the monitor by another, without its memory.
 func (h *harness) restart() {
 	h.Helper()
 	h.events, h.registry = &events{}, prometheus.NewRegistry()
@@ -382,7 +382,7 @@ func (h *harness) restart() {
 	h.Cleanup(h.freeze)
 }
 
-// look makes one round, a minute after the one before, and waits until the caches show what it wrote.
+// look makes a round, a minute after the round before, and waits until the caches have its writes.
 func (h *harness) look() {
 	h.Helper()
 	h.clock = h.clock.Add(h.GetInterval)
@@ -463,7 +463,7 @@ func bounds(names ...string) []runtime.Object {
 	return all
 }
 
-// holding is a driver that has volumes, and what is wrong with each.
+// holding is a driver with volumes and the condition of each.
 func holding(volumes map[string][]*csi.VolumeHealth_VolumeHealthEntry) *fakeDriver {
 	return &fakeDriver{volumes: volumes, unlisted: map[string]bool{}, errs: map[string]error{}}
 }

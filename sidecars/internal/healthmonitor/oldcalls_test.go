@@ -25,7 +25,7 @@ const (
 	statusBad    = "\x12\v\b\x01\x12\tdisk l\x80" // a message of 7 bytes that claims 9
 )
 
-// ListVolumes returns the volumes of statuses in pages of one.
+// ListVolumes returns the volumes of statuses in pages of a single volume.
 func (d *fakeDriver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -180,7 +180,8 @@ func TestATermEndsByOurOwnClock(t *testing.T) {
 	}
 }
 
-// Whoever works under the leases of the other mode takes a lease that has run out for a dead process's, and leaves it as it is.
+// An elector under the leases of the other mode takes an expired lease for a dead process's, and
+// does not change it.
 func TestALeaseThatRanOutIsNotRenewedThoughItStillHasOurName(t *testing.T) {
 	b, lost := &book{record: resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaderTransitions: 1}}, 0
 	one := &term{Interface: b, lasts: time.Hour, lost: func() { lost++ }}
@@ -195,7 +196,7 @@ func TestALeaseThatRanOutIsNotRenewedThoughItStillHasOurName(t *testing.T) {
 	}
 }
 
-// An elector that couldn't renew in time gives up what it believes to have. Somebody else may have it since.
+// An elector that could not renew in time gives up its lease. Another process may have it since.
 func TestALeaseThatSomebodyElseHasIsNotGivenUp(t *testing.T) {
 	b := &book{}
 	one := &term{Interface: b, lasts: time.Hour, lost: func() {}}
@@ -266,8 +267,8 @@ func TestAClusterLeadsWhileAllOfItsTermsRun(t *testing.T) {
 	}
 }
 
-// At the end one controller may be done at once while another still has to write what became of a call: with its lease given up,
-// the first would take that right from all.
+// At the end a controller may be done at once while another still has to write the result of a
+// call: if the first gave up the lease, all would lose the right to write.
 func TestNoLeaseIsGivenUpBeforeAllWorkHasEnded(t *testing.T) {
 	t.Parallel()
 	api := fake.NewClientset()

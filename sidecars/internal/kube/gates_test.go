@@ -14,7 +14,8 @@ import (
 	"k8s.io/component-base/featuregate"
 )
 
-// An error of Add, which upstream ignores, would leave gates out, and asking for such a one panics.
+// An error of Add, which upstream ignores, would leave gates out, and a query for such a gate
+// panics.
 func TestEveryGateIsInTheOneTable(t *testing.T) {
 	all := utilfeature.DefaultMutableFeatureGate.GetAll()
 	for _, g := range gates {

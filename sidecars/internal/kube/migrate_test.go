@@ -25,7 +25,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// paper is a lease that somebody may have.
+// paper is a lease with an optional holder.
 func paper(name, holder string) *coordinationv1.Lease {
 	now := metav1.NowMicro()
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -33,7 +33,7 @@ func paper(name, holder string) *coordinationv1.Lease {
 			AcquireTime: &now}}
 }
 
-// noted is the one lease with its note.
+// noted is the single lease with its note.
 func noted() *coordinationv1.Lease {
 	l := paper("new", "me")
 	l.Annotations = map[string]string{migrationKey: migrationDone}
@@ -57,7 +57,7 @@ func write(t *testing.T, c kubernetes.Interface, l *coordinationv1.Lease) {
 	}
 }
 
-// alive renews a lease until what it returns is called, and gives it up then.
+// alive renews a lease until the returned function is called, and gives it up then.
 func alive(t *testing.T, c kubernetes.Interface, name, holder string) (end func()) {
 	var stopped sync.WaitGroup
 	stop := make(chan struct{})
@@ -92,7 +92,7 @@ func writes(c *fake.Clientset) (n int) {
 }
 
 // one is the single lease of two controllers that upstream's sidecars have leases for, and of a
-// third that has none.
+// third controller without such a lease.
 var one = lease{name: "new", others: []string{"old-a", "old-b"}, old: map[string]string{"a": "old-a", "b": "old-b"},
 	parts: []*sidecar.Part{{Controller: plain{name: "a"}}, {Controller: plain{name: "b"}},
 		{Controller: plain{name: "c"}}}}
@@ -105,7 +105,7 @@ type run struct {
 	ended   chan error
 }
 
-// begin calls alone. What leads runs until the end.
+// begin calls alone. The leader runs until the end.
 func begin(t *testing.T, e *election, c kubernetes.Interface) *run {
 	t.Helper()
 	ctx, cancel := context.WithCancel(within(t))
@@ -123,7 +123,7 @@ func begin(t *testing.T, e *election, c kubernetes.Interface) *run {
 	return r
 }
 
-// starts waits until these controllers have started, and no other one since the last call.
+// starts waits until these controllers have started, and no others since the last call.
 func (r *run) starts(want ...string) {
 	r.t.Helper()
 	var got []string
@@ -141,7 +141,7 @@ func (r *run) starts(want ...string) {
 	}
 }
 
-// end ends the call, and returns what it returned.
+// end ends the call, and returns its result.
 func (r *run) end() error {
 	r.cancel()
 	return <-r.ended
@@ -226,7 +226,7 @@ func TestAControllerStartsWhenItsOwnOldLeaseIsFree(t *testing.T) {
 }
 
 // The second replica of an old sidecar, which waits for the lease as client-go does, gets it
-// neither from the dead first one nor from this process.
+// neither from the dead first replica nor from this process.
 func TestAnOldReplicaDoesNotGetALeaseDuringTheHandover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("new", "me"), paper("old-a", ""), paper("old-b", ""))
@@ -478,7 +478,7 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 	})
 }
 
-// Who has what somebody waits for must not wait for him.
+// The holder of a lease must not wait for a process that waits for this lease.
 func TestOneOfTheModesGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewClientset(paper("one", "him"))

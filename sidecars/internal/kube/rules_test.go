@@ -134,7 +134,7 @@ func TestRulesAreUpstreams(t *testing.T) {
 	}
 }
 
-// TestElectionRulesAreLikeUpstreams: nobody lists, watches or deletes a lease.
+// TestElectionRulesAreLikeUpstreams: no process lists, watches or deletes a lease.
 func TestElectionRulesAreLikeUpstreams(t *testing.T) {
 	want := map[triple]bool{}
 	for _, verb := range []string{"create", "get", "update", "patch"} {
@@ -297,9 +297,9 @@ func informed(need map[triple]string, mine map[triple]bool, r triple) bool {
 	return r.verb == "get" && listed && mine[triple{r.group, r.resource, "list"}]
 }
 
-// calls are what functions ask of the API.
+// calls are the API calls of functions.
 type calls struct {
-	need    map[triple]string // with one function that does
+	need    map[triple]string // with a function that does
 	callers map[*ssa.Function][]ssa.CallInstruction
 }
 
@@ -343,7 +343,8 @@ func newCalls(functions map[*ssa.Function]bool, own map[string]bool, packages []
 	return c
 }
 
-// kinds of interfaces that speak of one resource: clients, informers and listers of the packages of generated clients.
+// kinds of interfaces for the same resource: clients, informers and listers of the packages of
+// generated clients.
 var apiInterface = regexp.MustCompile(`/(typed|informers|listers|externalversions)/(?:apis/)?([a-z]+)/v1(?:beta1)?\.(?:Typed)?([A-Za-z]+?)(?:Namespace)?(Interface|Informer|Lister)$`)
 
 var apiGroups = map[string]string{
@@ -379,7 +380,7 @@ func (c calls) invoke(fn *ssa.Function, call *ssa.CallCommon) {
 		for _, sub := range c.texts(call.Args[len(call.Args)-1]) {
 			add(group, strings.TrimSuffix(resource+"/"+sub, "/"), "patch")
 		}
-	default: // DeleteCollection would be another verb, and an unknown one fails
+	default: // DeleteCollection would be another verb, and an unknown verb fails
 		add(group, resource, strings.ToLower(method))
 	}
 }
@@ -394,7 +395,8 @@ func plural(kind string) string {
 	return kind + "s"
 }
 
-// texts returns what a list of arguments can be, which is none or one, here or where the function is called.
+// texts returns the possible values of a list of arguments, with at most a single element, here or
+// where the function is called.
 func (c calls) texts(v ssa.Value) []string {
 	switch v := v.(type) {
 	case *ssa.Slice:

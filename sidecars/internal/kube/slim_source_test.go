@@ -14,14 +14,14 @@ import (
 	"golang.org/x/tools/go/ssa/ssautil"
 )
 
-// finding is a place in the source that reads what isn't kept, or may.
+// finding is a place in the source that reads a dropped field, or may.
 type finding struct {
 	what string
 	in   string // a function
 	at   token.Position
 }
 
-// findings looks through all functions of the readers among the packages, and among what those import.
+// findings checks all functions of the readers among the packages, and among their imports.
 func findings(t *testing.T, kept keeps, readers, packages []string) []finding {
 	t.Helper()
 	program, own, lent := load(t, readers, packages)
@@ -48,8 +48,8 @@ func findings(t *testing.T, kept keeps, readers, packages []string) []finding {
 	return a.found
 }
 
-// load compiles the readers, and the helpers among what they import. The rest of the world it knows by its types only, from
-// the build cache.
+// load compiles the readers, and the helpers among their imports. It knows other packages by their
+// types only, from the build cache.
 func load(t *testing.T, readers, patterns []string) (program *ssa.Program, own, lent map[string]bool) {
 	t.Helper()
 	all, err := packages.Load(&packages.Config{Mode: packages.NeedName | packages.NeedImports | packages.NeedDeps},
@@ -84,8 +84,9 @@ func load(t *testing.T, readers, patterns []string) (program *ssa.Program, own, 
 	return program, own, lent
 }
 
-// functions returns all that packages declare. ssautil.AllFunctions leaves out the methods of a type that becomes no
-// interface here, though the one who imports the package calls them; it alone has the instances of generic functions.
+// functions returns all declarations of packages. ssautil.AllFunctions leaves out the methods of a
+// type that becomes no interface here, though an importer calls them; it alone has the instances of
+// generic functions.
 func functions(program *ssa.Program) map[*ssa.Function]bool {
 	all := map[*ssa.Function]bool{}
 	var add func(fn *ssa.Function)
@@ -139,7 +140,8 @@ func (a *analysis) report(i ssa.Instruction, format string, args ...any) {
 
 const core, meta1 = "k8s.io/api/core/v1", "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// named returns the name of a type of a package, or of what points to one; else nothing.
+// named returns the name of a type of a package, or of the element of a pointer to such a type;
+// else nothing.
 func named(t types.Type, pkg string) string {
 	if p, ok := types.Unalias(t).(*types.Pointer); ok {
 		t = p.Elem()
@@ -202,7 +204,7 @@ func (a *analysis) converted(i ssa.Instruction, from ssa.Value, to types.Type) {
 	}
 }
 
-// field looks at the selection of one field of a struct.
+// field checks a selection of a struct's field.
 func (a *analysis) field(i ssa.Instruction, x ssa.Value, index int) {
 	owner := named(x.Type(), core)
 	if named(x.Type(), meta1) == "ObjectMeta" {
@@ -224,7 +226,7 @@ func (a *analysis) field(i ssa.Instruction, x ssa.Value, index int) {
 	}
 }
 
-// metadataOf returns "Pod.ObjectMeta" for a pod's, and nothing for that of what isn't ours.
+// metadataOf returns "Pod.ObjectMeta" for a pod's, and nothing for that of other kinds.
 func (a *analysis) metadataOf(x ssa.Value) string {
 	var object ssa.Value
 	switch v := x.(type) {
@@ -241,7 +243,8 @@ func (a *analysis) metadataOf(x ssa.Value) string {
 	return ""
 }
 
-// metadata looks at what becomes of a pod's or node's metadata: whoever has them as a whole can read any field.
+// metadata checks the uses of a pod's or node's metadata: a function that gets all of them can read
+// any field.
 func (a *analysis) metadata(v ssa.Value, owner string) {
 	for _, r := range *v.Referrers() {
 		switch r := r.(type) {
@@ -274,7 +277,7 @@ func (a *analysis) accessor(i ssa.Instruction, owner, method string) {
 	}
 }
 
-// onlyWritten reports whether a field, or what is in it, is nowhere read.
+// onlyWritten reports whether a field, or its content, is read nowhere.
 func onlyWritten(v ssa.Value) bool {
 	refs := v.Referrers()
 	if refs == nil || len(*refs) == 0 {
@@ -345,7 +348,7 @@ func packageOf(fn *ssa.Function) string {
 func (a *analysis) isOwn(fn *ssa.Function) bool  { return a.own[packageOf(fn)] }
 func (a *analysis) isLent(fn *ssa.Function) bool { return a.lent[packageOf(fn)] }
 
-// blind reports whether a function is one for values of any type, of which it can't read a field.
+// blind reports whether a function takes values of any type, of which it cannot read a field.
 func blind(fn *ssa.Function) bool {
 	return fn.Origin() != nil && slices.Contains([]string{"slices", "maps", "iter"}, packageOf(fn))
 }
@@ -375,14 +378,15 @@ func (a *analysis) invoke(i ssa.CallInstruction, c *ssa.CallCommon) {
 	}
 }
 
-// everything reports whether a selector is the one that selects all.
+// everything reports whether a selector selects all.
 func everything(v ssa.Value) bool {
 	c, ok := v.(*ssa.Call)
 	return ok && c.Call.StaticCallee() != nil &&
 		c.Call.StaticCallee().String() == "k8s.io/apimachinery/pkg/labels.Everything"
 }
 
-// values looks at functions that are not called here but given to somebody: others' which take a pod or a node.
+// values checks functions that are not called here but passed on: functions of others which take a
+// pod or a node.
 func (a *analysis) values(i ssa.Instruction) {
 	var callee ssa.Value
 	if c, ok := i.(ssa.CallInstruction); ok && !c.Common().IsInvoke() {
@@ -431,7 +435,7 @@ func (a *analysis) follow(v ssa.Value, name string, seen map[ssa.Value]bool) {
 	}
 }
 
-// target names what is called.
+// target names the callee.
 func target(i ssa.CallInstruction) string {
 	c := i.Common()
 	if c.IsInvoke() {

@@ -119,13 +119,14 @@ func TestSlimKeepsWhatControllersRead(t *testing.T) {
 	}
 }
 
-// TestSlimWritesToNothingThatOthersRead: the race detector would see a write to what the other goroutine reads.
+// TestSlimWritesToNothingThatOthersRead: the race detector would report a write to an object that
+// the other goroutine reads.
 func TestSlimWritesToNothingThatOthersRead(t *testing.T) {
 	claim, err := slim(&corev1.PersistentVolumeClaim{ObjectMeta: managed("shop", "till")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	full := &corev1.PersistentVolume{ObjectMeta: managed("", "pv-1")} // what a controller itself put into a cache
+	full := &corev1.PersistentVolume{ObjectMeta: managed("", "pv-1")} // the objects that a controller itself put into a cache
 	for name, obj := range map[string]any{
 		"a pod": bigPod(), "a node": bigNode(), "what was slim already": claim,
 		"a tombstone": cache.DeletedFinalStateUnknown{Key: "pv-1", Obj: full},
@@ -198,8 +199,9 @@ func cached[T runtime.Object](t *testing.T, obj T,
 	return all[0].(T), client
 }
 
-// TestPatchesOfSlimObjectsLeaveManagedFieldsAlone runs upstream's own code where it can be called. A patch that named them
-// would take every other manager's away. What isn't here are JSON patches, which list the paths that they change.
+// TestPatchesOfSlimObjectsLeaveManagedFieldsAlone runs upstream's own code where it can be called.
+// A patch that named them would remove the entries of all other managers. JSON patches, which list
+// the paths that they change, are not tested here.
 func TestPatchesOfSlimObjectsLeaveManagedFieldsAlone(t *testing.T) {
 	pv := &corev1.PersistentVolume{ObjectMeta: managed("", "pv-1"),
 		Spec: corev1.PersistentVolumeSpec{Capacity: corev1.ResourceList{"storage": resource.MustParse("1Gi")}}}
@@ -296,7 +298,8 @@ func strategic(t *testing.T, client kubernetes.Interface, old, changed *corev1.P
 	}
 }
 
-// sent is the body of the one request that do makes of an API server which answers with what it is sent.
+// sent is the body of the only request that do makes of an API server which returns the request's
+// body.
 func sent(t *testing.T, contentType string, do func(context.Context, *kubernetes.Clientset) error) string {
 	t.Helper()
 	var body []byte
@@ -317,7 +320,8 @@ func sent(t *testing.T, contentType string, do func(context.Context, *kubernetes
 	return string(body)
 }
 
-// TestUpdatesOfSlimObjectsSendNoManagedFields: an empty list would reset them on the server, an absent one leaves them alone.
+// TestUpdatesOfSlimObjectsSendNoManagedFields: an empty list would reset them on the server, an
+// absent list leaves them alone.
 // https://kubernetes.io/docs/reference/using-api/server-side-apply/#clearing-managedfields
 func TestUpdatesOfSlimObjectsSendNoManagedFields(t *testing.T) {
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {

@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// readers are packages, by prefix, whose functions all count: whoever shares an informer with a transform.
+// readers are packages, by prefix, whose functions all count: the users of an informer with a
+// transform.
 var readers = []string{
 	"github.com/kubernetes-csi/external-attacher/v4/",
 	"github.com/kubernetes-csi/external-provisioner/v6/",
@@ -24,7 +25,7 @@ var readers = []string{
 // helpers are packages, by prefix, of whose functions those count that a reader hands a pod or a node to.
 var helpers = []string{"k8s.io/component-helpers/"}
 
-// doors are the packages of upstream's that a binary imports. What they import in turn is looked at as well.
+// doors are the packages of upstream's that a binary imports. Their imports are checked as well.
 var doors = []string{
 	"github.com/kubernetes-csi/external-attacher/v4/pkg/controller",
 	"github.com/kubernetes-csi/external-attacher/v4/pkg/attacher",
@@ -38,8 +39,9 @@ var doors = []string{
 	"github.com/causeway-csi/causeway/sidecars/internal/...",
 }
 
-// harmless says of what the analysis can't see through why it reads nothing that slim drops. (A recorder of events, for one,
-// reads what an object's reference has: kind, namespace, name, UID and resourceVersion.)
+// harmless has the reasons why code that the analysis cannot follow reads no field that slim drops.
+// (A recorder of events, for example, reads the fields of an object's reference: kind, namespace,
+// name, UID and resourceVersion.)
 var harmless = map[string]string{
 	"reads ObjectMeta.Finalizers of any object in github.com/kubernetes-csi/external-provisioner/v6/pkg/controller.checkFinalizer": "asked of claims and snapshots only",
 	"reads ObjectMeta.ManagedFields of any object in " +
@@ -49,12 +51,14 @@ var harmless = map[string]string{
 	"loses the type of Node in github.com/causeway-csi/causeway/sidecars/internal/kube.slim": "goes into the cache",
 }
 
-// TestNobodyReadsWhatSlimDrops reads the source of all that share informers. It fails when an upstream release, or we, begin
-// to read a field of a pod or node that slim drops: keep it then. And it fails when a whole pod or node goes where it can't
-// follow: say in harmless what that reads, or keep more.
+// TestNobodyReadsWhatSlimDrops reads the source of all users of shared informers. It fails when an
+// upstream release, or this project, begins to read a field of a pod or node that slim drops: keep
+// the field then. It also fails when a whole pod or node is passed to code that the analysis cannot
+// follow: add to harmless the fields that this code reads, or keep more.
 //
-// It can't see a type that was lost for good: a handler of events that reads an object as what any object is, by reflection,
-// or through a struct that has a pod in a field. Nor that volumes are fewer than there were, to one who counts them.
+// The analysis does not find a type that was lost: a handler of events that reads an object by
+// reflection, or through a struct that has a pod in a field. Nor does it find code that counts
+// volumes, of which slim drops some.
 func TestNobodyReadsWhatSlimDrops(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles five controllers where that was never done")

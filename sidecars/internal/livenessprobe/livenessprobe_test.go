@@ -26,15 +26,15 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// guard is how long a test waits for what must come, before it says that it hangs.
+// guard is the limit for an expected event, after which a test reports a hang.
 const guard = 20 * time.Second
 
-// driver is one whose health a test decides.
+// driver is a driver whose health a test sets.
 type driver struct {
 	csi.UnimplementedIdentityServer
 	ready  *wrapperspb.BoolValue
 	Err    error
-	hang   chan struct{} // answers wait until it is closed, whatever their caller does. nil: they don't wait
+	hang   chan struct{} // answers wait until it is closed, even after their caller's deadline. nil: they do not wait
 	probes atomic.Int32
 }
 
@@ -46,7 +46,7 @@ func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{Ready: d.ready}, d.Err
 }
 
-// serve makes the driver answer at path. It returns what ends it.
+// serve makes the driver answer at path. It returns a function that ends the server.
 func (d *driver) serve(t *testing.T, path string) func() {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -60,7 +60,7 @@ func (d *driver) serve(t *testing.T, path string) func() {
 	return sync.OnceFunc(func() { server.Stop(); done.Wait() })
 }
 
-// socketPath is one short enough for a socket.
+// socketPath is a path short enough for a socket.
 func socketPath(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "live")
@@ -153,9 +153,9 @@ func TestADriverThatHangs(t *testing.T) {
 		}
 	}
 	for range 100 {
-		r.Check(first) // each joins what is under way, and leaves
+		r.Check(first) // each joins the running probe, and leaves
 	}
-	// What was sent before is at the driver when this one's answer is back.
+	// Earlier requests are at the driver when the answer to this request is back.
 	if _, err := csi.NewIdentityClient(r.conn).GetPluginInfo(t.Context(),
 		&csi.GetPluginInfoRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Fatal(err)
@@ -180,7 +180,7 @@ func TestAProbeEndsInTime(t *testing.T) {
 	}
 }
 
-// freePort is one that nobody has at the moment.
+// freePort is a port that is free at the moment.
 func freePort(t *testing.T) sidecar.Address {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

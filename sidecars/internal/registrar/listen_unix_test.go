@@ -26,7 +26,7 @@ func TestTheSocketIsItsOwnersAlone(t *testing.T) {
 	}
 }
 
-// Windows may not put one socket in the place of another in one step.
+// Windows cannot replace a socket by another in a single step.
 func TestARegistrarTakesOverWhenItsSuccessorEnds(t *testing.T) {
 	n := newNode(t)
 	(&driver{name: "csi.example.com"}).serve(t, n.csi)

@@ -26,14 +26,15 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// guard is how long a test waits for what must come, before it says that it hangs.
+// guard is the limit for an expected event, after which a test reports a hang.
 const guard = 20 * time.Second
 
 // endpoint is the driver's socket as the kubelet has it. Nothing here opens it.
 const endpoint = "/var/lib/kubelet/plugins/csi.example.com/csi.sock"
 
-// kubelet does what the plugin manager of the real one does: it looks at its directory, asks each socket that it finds, says
-// whether it took the driver, and forgets drivers whose socket goes.
+// kubelet acts as the plugin manager of the real kubelet: it reads its directory, queries each
+// socket there, reports whether it accepted the driver, and forgets drivers whose socket is
+// removed.
 type kubelet struct {
 	Err error // why it takes no driver
 
@@ -120,7 +121,8 @@ func (k *kubelet) refusals() int {
 	return k.refused
 }
 
-// knows says which drivers the kubelet has, by name, with their endpoints, and how often it took one.
+// knows returns the drivers of the kubelet, by name, with their endpoints, and the number of
+// registrations.
 func (k *kubelet) knows() (map[string]string, int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -131,7 +133,7 @@ func (k *kubelet) knows() (map[string]string, int) {
 	return all, k.taken
 }
 
-// driver is one whose name a test decides.
+// driver is a driver whose name a test sets.
 type driver struct {
 	csi.UnimplementedIdentityServer
 	name string
@@ -222,7 +224,7 @@ func (n node) startAs(t *testing.T, c *controller) *process {
 	return p
 }
 
-// wait returns what Run did.
+// wait returns the result of Run.
 func (p *process) wait(t *testing.T) error {
 	t.Helper()
 	select {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// pair are two toys, of which one has workers, which were called threads.
+// pair are two toys; the first has workers, which were called threads.
 func pair() (red, blue *toy) {
 	return &toy{name: "red", workers: 5, old: []string{"threads"}}, &toy{name: "blue"}
 }
@@ -111,7 +111,7 @@ func TestAControllersOwnCheckNamesIt(t *testing.T) {
 	}
 }
 
-// asker keeps its flags, to ask what was said.
+// asker keeps its flags for queries.
 type asker struct {
 	toy
 	flags *Flags

@@ -19,7 +19,7 @@ func TestASocketThatMayNotBeOpened(t *testing.T) {
 		return
 	}
 	for _, c := range []struct {
-		name, bars string // what bars the way, below the test's directory
+		name, bars string // the file in the way, below the test's directory
 		mode       fs.FileMode
 		want       string
 	}{

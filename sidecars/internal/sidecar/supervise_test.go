@@ -152,7 +152,8 @@ func TestPatienceHasAnEnd(t *testing.T) {
 	}
 }
 
-// Whoever has lost its lease waits for nobody: patience is longer than this test may take.
+// After the loss of a lease a controller waits for no other: patience is longer than this test may
+// take.
 func TestALostLeaseLeavesNoTimeToFinish(t *testing.T) {
 	s := newSupervisor(t.Context(), &Command{options: options{metricsPath: "/metrics", patience: time.Hour}})
 	forever := make(chan struct{})
@@ -187,7 +188,7 @@ func TestWhatTheDriverCannotDoIsSkippedAndSaysSo(t *testing.T) {
 	}
 }
 
-// A driver that goes away ends what was built from what it can do, and nobody else.
+// A driver that goes away ends the controllers that were built for its capabilities, and no others.
 func TestALostDriverEndsWhatWasBuiltFromIt(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -252,7 +253,7 @@ func TestAConnectionThatBreaksAtTheEndLeavesTimeForTheRelease(t *testing.T) {
 	}
 }
 
-// What upstream's constructors do where they end their process never returns here.
+// Where upstream's constructors end their process, they never return here.
 func TestABuildThatNeverReturnsDoesNotKeepTheProcess(t *testing.T) {
 	var d diary
 	ctx, cancel := context.WithCancel(t.Context())

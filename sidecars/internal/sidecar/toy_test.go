@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// toy is a controller that does what a test says.
+// toy is a controller with a behaviour that a test sets.
 type toy struct {
 	name     string
 	needs    Needs
@@ -54,7 +54,7 @@ func (t *toy) Build(context.Context, *Env) (Runner, error) {
 	}), nil
 }
 
-// diary has what happened, in order.
+// diary has the events, in order.
 type diary struct {
 	mu    sync.Mutex
 	pages []string
@@ -75,11 +75,11 @@ func (d *diary) String() string {
 	return strings.Join(d.pages, ", ")
 }
 
-// alone is a cluster of one replica, which leads at once.
+// alone is a cluster of a single replica, which leads at once.
 type alone struct {
 	diary   *diary
 	connect error
-	run     error        // what ends the election while all run
+	run     error        // ends the election while all run
 	leads   func() error // nil: it does
 }
 
@@ -125,5 +125,5 @@ func command(cluster Cluster, toys ...*toy) *Command {
 	return c
 }
 
-// said is what names of toys are.
+// said is the list of toys' names.
 func said(on []Controller) string { return fmt.Sprint(names(on)) }

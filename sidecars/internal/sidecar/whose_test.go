@@ -32,7 +32,7 @@ func TestMethodsHaveTheirControllers(t *testing.T) {
 	}
 }
 
-// The stack of this very test has none of the packages; one that is written down has.
+// The stack of this test has none of the packages; a recorded stack has.
 func TestStacksHaveTheirControllers(t *testing.T) {
 	if got := OfStack(); got != "" {
 		t.Errorf("this test is of %q", got)
@@ -53,7 +53,7 @@ func TestStacksHaveTheirControllers(t *testing.T) {
 	}
 }
 
-// Called on behalf of somebody, as log lines are.
+// Called on behalf of a controller, as log lines are.
 func TestAStackIsThatOfTheCaller(t *testing.T) {
 	own := packages
 	t.Cleanup(func() { packages = own })

@@ -19,7 +19,7 @@ func TestADriverThatDiesIsComeBackTo(t *testing.T) {
 	s.claim(0, 10)
 	s.bound(10)
 
-	var made atomic.Int32 // what the driver has done without having said so
+	var made atomic.Int32 // calls that the driver has done without an answer
 	dead := make(chan struct{})
 	s.driver.Hook(func(ctx context.Context, c *rig.Call) error {
 		if c.Method == "CreateVolume" {

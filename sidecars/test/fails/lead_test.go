@@ -30,7 +30,8 @@ func (s *scene) pair(args ...string) (leader, other *replica) {
 	return leader, other
 }
 
-// load lets claims arrive, and returns when some of them are in the driver's hands. What it returns waits for all.
+// load creates claims, and returns when the driver has calls for some of them. The returned
+// function waits for all.
 func (s *scene) load() (all func()) {
 	s.Helper()
 	s.slow(300 * time.Millisecond)
@@ -105,7 +106,7 @@ func TestALeaderThatWasAsleepDoesNothingMore(t *testing.T) {
 	s.emptied()
 }
 
-// A driver that finishes what it was asked, though nobody waits for it any more, is the ordinary one.
+// The driver finishes its calls though no caller waits any more: the ordinary driver.
 func TestADriverThatFinishesForAKilledLeaderMakesNothingTwice(t *testing.T) {
 	s := newScene(t)
 	leader, other := s.pair(works)
@@ -165,7 +166,7 @@ func TestAProcessEndsInTimeWithSnapshotsOfGroups(t *testing.T) {
 	first.says("Controllers still run at the end of their time")
 }
 
-// worked matches the count of what the workers for groups have looked at, from one on.
+// worked matches the count of objects that the workers for groups have read, if it is at least 1.
 var worked = regexp.MustCompile(`workqueue_work_duration_seconds_count\{[^}]*name="csi-snapshotter-groupsnapshotcontent"[^}]*\} [1-9]`)
 
 // groupOfNobody makes an object that the workers for groups look at, and leave alone.

@@ -47,7 +47,7 @@ func (s *scene) from(r *replica) {
 	s.driver.Forget()
 }
 
-// held waits until one of the scene's leases has a holder, or has none.
+// held waits until a lease of the scene has a holder, or has none.
 func (s *scene) held(name string, want bool) {
 	s.Helper()
 	s.until(fmt.Sprintf("somebody has the lease %s: %t", name, want), func(ctx context.Context) error {
@@ -59,7 +59,7 @@ func (s *scene) held(name string, want bool) {
 	})
 }
 
-// migrated fails unless the one lease says that the old ones were taken.
+// migrated fails unless the single lease records that the old leases were taken.
 func (s *scene) migrated() {
 	s.Helper()
 	l, err := s.lease(s.Context(), s.combined())
@@ -237,7 +237,7 @@ func (s *scene) grow(claim string) {
 	})
 }
 
-// From one lease to those of upstream and back, with claims that arrive all the time.
+// From the single lease to those of upstream and back, with new claims all the time.
 func TestModesOfElectionChangeWithoutTwoAtWork(t *testing.T) {
 	s := newScene(t)
 	s.slow(200 * time.Millisecond)
@@ -272,7 +272,7 @@ func TestModesOfElectionChangeWithoutTwoAtWork(t *testing.T) {
 	s.emptied()
 }
 
-// Whose lease nobody renews is dead, and isn't taken for somebody who has come back.
+// A lease that is not renewed has a dead holder, which is not mistaken for a holder that returns.
 func TestADeadProcessWithTheOneLeaseDoesNotStopTheOthers(t *testing.T) {
 	s := newScene(t)
 	one := s.start(works)
@@ -307,7 +307,7 @@ func (s *scene) renewed(name string) {
 	})
 }
 
-// Both at once from nothing: each sees what the other has, and one of them gives way.
+// Both at once from nothing: each finds the other's leases, and one of them gives way.
 func TestBothModesAtOnceDoNotWaitForEachOther(t *testing.T) {
 	s := newScene(t)
 	one, several := s.start(works), s.start(separately, works)

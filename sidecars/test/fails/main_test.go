@@ -1,5 +1,6 @@
-// Package fails has the tests of how csi-sidecars fails: replicas that change the lead, old sidecars beside it, drivers and API
-// servers that go away. Each asks in the end what there is in the driver's storage: a volume for each claim, and no other.
+// Package fails tests the failures of csi-sidecars: replicas that change the lead, old sidecars
+// beside it, drivers and API servers that go away. Each test ends with a check of the driver's
+// storage: a volume for each claim, and no other.
 package fails
 
 import (
@@ -15,10 +16,10 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/controlplane"
 )
 
-// patience is for whatever must happen sometime. It ends a test that hangs, and measures nothing.
+// patience is the limit for an expected event. It ends a test that hangs, and measures nothing.
 const patience = 2 * time.Minute
 
-// world is what all tests share.
+// world is the state that all tests share.
 var world struct {
 	*rig.Plane
 	dir    string // short, as sockets are in it

@@ -29,7 +29,8 @@ import (
 var upstreamLeases = flag.Bool("upstream-leases", false,
 	"Let leases last as long as upstream's do by default (15 s) in the migration test.")
 
-// work is one kind of work: the controller, upstream's program, its lease, and the driver calls that do the work.
+// work is a kind of work: the controller, upstream's program, its lease, and the driver calls of
+// the work.
 type work struct {
 	controller, program, lease string
 	calls                      []string
@@ -160,7 +161,8 @@ func (m *migration) snapshot(ctx context.Context, volume *corev1.PersistentVolum
 	return err
 }
 
-// traffic makes objects of each kind, one in each tick, until the returned function is called.
+// traffic makes objects of each kind, an object in each tick, until the returned function is
+// called.
 func (m *migration) traffic() (stop func()) {
 	m.Helper()
 	ctx, cancel := context.WithCancel(m.Context())
@@ -309,7 +311,7 @@ func (m *migration) busy(since time.Time) {
 	})
 }
 
-// overlaps counts the pairs of calls of one kind that two processes made at a time.
+// overlaps counts the pairs of calls of the same kind that two processes made at the same time.
 func (m *migration) overlaps(w work) (n int) {
 	calls := m.of(w, time.Time{})
 	for i, a := range calls {

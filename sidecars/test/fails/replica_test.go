@@ -15,7 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// replica is one process that is tried.
+// replica is a process under test.
 type replica struct {
 	*rig.Process
 	s   *scene
@@ -82,7 +82,7 @@ func freePort(t *testing.T) string {
 func (r *replica) says(words string) {
 	r.s.Helper()
 	r.s.until(fmt.Sprintf("process %d says %q", r.Pid(), words), func(context.Context) error {
-		over := ended(r) // asked first: what it said at its end counts
+		over := ended(r) // asked first: its last log lines count
 		switch {
 		case contains(r, words):
 			return nil
@@ -96,7 +96,7 @@ func (r *replica) says(words string) {
 // contains reports whether words are in the log.
 func contains(r *replica, words string) bool { return strings.Contains(r.Log(), words) }
 
-// leads waits until the process has the one lease.
+// leads waits until the process has the single lease.
 func (r *replica) leads() {
 	r.s.Helper()
 	r.says(`"Leading"`)
@@ -117,7 +117,7 @@ func (r *replica) identity() string {
 	return m[1]
 }
 
-// answers waits until a path of the process's port has a code, and returns what it says.
+// answers waits until a path of the process's port has a code, and returns the body.
 func (r *replica) answers(path string, code int) (body string) {
 	r.s.Helper()
 	r.s.until(fmt.Sprintf("%s answers %d", path, code), func(ctx context.Context) error {
@@ -146,7 +146,7 @@ func (r *replica) send(signal syscall.Signal) {
 	}
 }
 
-// hung is when a process that was told to end counts as one that never will.
+// hung is the time after which a process that was told to end counts as hung.
 const hung = 30 * time.Second
 
 // ends waits for the process's end and returns how long it took.

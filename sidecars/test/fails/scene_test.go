@@ -20,7 +20,8 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// scene is one test's: a driver, its class, and a namespace for claims and leases, on a plane that others may use too.
+// scene belongs to a test: a driver, its class, and a namespace for claims and leases, on a plane
+// that others may use too.
 type scene struct {
 	*testing.T
 	plane  *rig.Plane
@@ -31,7 +32,7 @@ type scene struct {
 
 var scenes atomic.Int64
 
-// newScene makes one on the plane that all share.
+// newScene makes a scene on the shared plane.
 func newScene(t *testing.T) *scene {
 	t.Parallel()
 	return sceneOn(t, world.Plane)
@@ -93,7 +94,7 @@ func (s *scene) claim(from, to int) {
 	s.each(from, to, func(name string) error { return s.makeClaim(s.Context(), name) })
 }
 
-// makeClaim makes one claim of the scene's class.
+// makeClaim makes a claim of the scene's class.
 func (s *scene) makeClaim(ctx context.Context, name string) error {
 	_, err := s.plane.Kube.CoreV1().PersistentVolumeClaims(s.ns).Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -213,8 +214,8 @@ func (s *scene) emptied() {
 	})
 }
 
-// alone fails where two processes had calls for one volume at once, and reports how many were asked for twice: that is legal,
-// after a leader was cut off, and makes nothing twice.
+// alone fails where two processes had calls for the same volume at once, and reports the number of
+// repeated calls: a repeated call is legal after the end of a leader, and makes nothing twice.
 func (s *scene) alone() {
 	s.Helper()
 	calls := s.driver.Calls("CreateVolume")
@@ -262,7 +263,7 @@ func (s *scene) called(n int) {
 	})
 }
 
-// lease returns one of the scene's leases.
+// lease returns a lease of the scene.
 func (s *scene) lease(ctx context.Context, name string) (*coordinationv1.Lease, error) {
 	return s.plane.Kube.CoordinationV1().Leases(s.ns).Get(ctx, name, metav1.GetOptions{})
 }
@@ -270,7 +271,7 @@ func (s *scene) lease(ctx context.Context, name string) (*coordinationv1.Lease, 
 // holder is who has a lease, or empty.
 func holder(l *coordinationv1.Lease) string { return ptr.Deref(l.Spec.HolderIdentity, "") }
 
-// released fails where somebody has one of the scene's leases.
+// released fails where a lease of the scene has a holder.
 func (s *scene) released() {
 	s.Helper()
 	all, err := s.plane.Kube.CoordinationV1().Leases(s.ns).List(s.Context(), metav1.ListOptions{})
@@ -287,7 +288,7 @@ func (s *scene) released() {
 	}
 }
 
-// combined is the name of the one lease.
+// combined is the name of the single lease.
 func (s *scene) combined() string { return "csi-sidecars-" + s.dashed() }
 
 // dashed is the driver's name as upstream has it in leases.

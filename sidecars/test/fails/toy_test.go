@@ -19,8 +19,9 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/internal/sidecar"
 )
 
-// toyKey is the variable that makes this test's binary a program like csi-sidecars, with two toys: one that does nothing, and
-// one that fails as the variable says, when the file at toyCue is there.
+// toyKey is the variable that makes this test binary a program like csi-sidecars, with two toys:
+// the first does nothing, and the second fails as the variable says, when the file at toyCue
+// exists.
 const (
 	toyKey = "CAUSEWAY_FAILS_TOY"
 	toyCue = "CAUSEWAY_FAILS_CUE"
@@ -71,7 +72,7 @@ func (c toyController) Build(context.Context, *sidecar.Env) (sidecar.Runner, err
 	return sidecar.RunnerFunc(func(ctx context.Context) error {
 		if c.fail == nil {
 			<-ctx.Done()
-			// Others are asked what they count while this one takes its time.
+			// Others report their counts while this test takes its time.
 			time.Sleep(2 * time.Second)
 			return nil
 		}
@@ -88,7 +89,7 @@ func (c toyController) Build(context.Context, *sidecar.Env) (sidecar.Runner, err
 func TestWhatFailsIsNamedCountedAndEndsTheProcess(t *testing.T) {
 	for _, c := range []struct {
 		how  string
-		says []string // in the log, beside what all say
+		says []string // in the log, beside the lines of all
 		kind string
 		of   string
 	}{

@@ -15,7 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// newForeign returns a foreign driver with one volume, a connection to it, and the volume's ID.
+// newForeign returns a foreign driver with a volume, a connection to it, and the volume's ID.
 func newForeign(t *testing.T) (*Driver, *grpc.ClientConn, string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rig-") // short, for the socket
@@ -75,7 +75,7 @@ func TestAForeignDriverIsNotOurs(t *testing.T) {
 	}
 }
 
-// The bytes are what the Go package of CSI spec v1.12.0 makes of such a VolumeStatus.
+// The bytes are those of the Go package of CSI spec v1.12.0 for such a VolumeStatus.
 func TestAForeignDriverReportsConditionsAsCSI112(t *testing.T) {
 	d, conn, id := newForeign(t)
 	controller := csi.NewControllerClient(conn)

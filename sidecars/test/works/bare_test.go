@@ -75,7 +75,7 @@ func withoutCapabilities(answer proto.Message) {
 	}
 }
 
-// withoutController makes a driver one for nodes only.
+// withoutController makes a driver a driver for nodes only.
 func withoutController(answer proto.Message) {
 	withoutCapabilities(answer)
 	if r, ok := answer.(*csi.GetPluginCapabilitiesResponse); ok {
@@ -91,7 +91,7 @@ func withoutNode(_ context.Context, c *rig.Call) error {
 	return nil
 }
 
-// foreign makes a PersistentVolume of the driver by hand, as nobody provisions any.
+// foreign makes a PersistentVolume of the driver by hand, without a provisioner.
 func (l *lab) foreign() *corev1.PersistentVolume {
 	l.Helper()
 	return must(world.Kube.CoreV1().PersistentVolumes().Create(l.Context(), &corev1.PersistentVolume{

@@ -15,7 +15,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// roomy is the process whose room is published. pod is the one it says that it runs in.
+// roomy is the process whose capacity is published. pod is the pod that it reports as its own.
 const (
 	roomy = "room"
 	pod   = "csi-controller-0"
@@ -59,7 +59,7 @@ func TestRoomIsPublishedForEachClassAndGoesWithIt(t *testing.T) {
 	})
 }
 
-// awaitRoom waits until the one object for the lab's class says that there are so many bytes.
+// awaitRoom waits until the only object for the lab's class has so many bytes.
 func (l *lab) awaitRoom(bytes int64) *storagev1.CSIStorageCapacity {
 	l.Helper()
 	return await(l.T, "the room", fmt.Sprintf("it is %d bytes", bytes),
@@ -75,7 +75,8 @@ func (l *lab) awaitRoom(bytes int64) *storagev1.CSIStorageCapacity {
 		}, func(c *storagev1.CSIStorageCapacity) bool { return c.Capacity != nil && c.Capacity.Value() == bytes })
 }
 
-// ownedPod makes a namespace, and in it a pod of a StatefulSet, which it returns. Nobody runs the pod.
+// ownedPod makes a namespace, and in it a pod of a StatefulSet, which it returns. No kubelet runs
+// the pod.
 func ownedPod(t *testing.T, namespace string) *appsv1.StatefulSet {
 	t.Helper()
 	must(world.Kube.CoreV1().Namespaces().Create(t.Context(),

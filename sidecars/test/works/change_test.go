@@ -43,14 +43,14 @@ func TestAClaimForADiskWaitsForTheNodeToGrowIt(t *testing.T) {
 	l.checkSizes(volume.Name, 2<<30)
 }
 
-// waitsForNode reports whether the node is to grow what a claim has.
+// waitsForNode reports whether the node has to expand the claim's volume.
 func waitsForNode(c *corev1.PersistentVolumeClaim) bool {
 	return slices.ContainsFunc(c.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
 		return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
 	})
 }
 
-// block makes a claim one for a block device.
+// block makes a claim a claim for a block device.
 func block(c *corev1.PersistentVolumeClaim) {
 	mode := corev1.PersistentVolumeBlock
 	c.Spec.VolumeMode = &mode

@@ -52,7 +52,7 @@ func checkLost(t *testing.T, c *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// sicken takes the data of the one volume away; what it returns puts it back.
+// sicken takes the data of the only volume away; the returned function puts it back.
 func sicken(t *testing.T, data string) (cure func()) {
 	t.Helper()
 	there := must(filepath.Glob(filepath.Join(data, "directory-*")))(t)

@@ -43,7 +43,8 @@ func TestTheKEPsControllerRunsAsWritten(t *testing.T) {
 	}
 }
 
-// The KEP's command line for a node, with one flag more: there is no /registration on this machine.
+// The KEP's command line for a node, with an additional flag: there is no /registration on this
+// machine.
 func TestTheKEPsNodeRegistersTheDriver(t *testing.T) {
 	t.Parallel()
 	const endpoint = "/var/lib/kubelet/plugins/kep-node.csi.example/csi.sock"

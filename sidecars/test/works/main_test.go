@@ -19,12 +19,12 @@ import (
 // patience is how long anything may take. It is there so that a test which hangs ends.
 const patience = 90 * time.Second
 
-// world is what all tests share.
+// world is the state that all tests share.
 var world struct {
 	*rig.Plane
 	dir    string // short, as sockets are in it
 	binary string // csi-sidecars
-	// alive is done when a process has ended that nobody told to.
+	// alive is done when a process has ended without an order.
 	alive context.Context
 	died  context.CancelCauseFunc
 }
@@ -62,7 +62,8 @@ func run(m *testing.M) (code int, err error) {
 	return code, errors.Join(everything.stop(), topological.stop(), strict.stop())
 }
 
-// startPlane starts a control plane with the gate that health needs, which writes down who watches what: see watches.
+// startPlane starts a control plane with the gate that health needs, which records all watches: see
+// watches.
 func startPlane(ctx context.Context) (*rig.Plane, error) {
 	policy := filepath.Join(world.dir, "audit.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
@@ -74,7 +75,7 @@ func startPlane(ctx context.Context) (*rig.Plane, error) {
 	}})
 }
 
-// shared is a process that several tests use. It is started when one of them asks for it.
+// shared is a process that several tests use. It is started by the first test that needs it.
 type shared struct {
 	setup
 	once sync.Once
@@ -85,7 +86,8 @@ type shared struct {
 // all are the controllers that a driver has for itself.
 const all = "attacher,provisioner,resizer,snapshotter"
 
-// everything has all controllers. There is one of it, as there is one snapshot-controller in a cluster.
+// everything has all controllers. There is a single process of it, as there is a single
+// snapshot-controller in a cluster.
 var everything = shared{setup: setup{
 	name: "everything", controllers: all + ",snapshot-controller", args: []string{"--extra-create-metadata"}, rights: []string{"--driver-topology=false"},
 }}

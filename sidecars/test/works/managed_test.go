@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The informers drop managedFields, so every object that a controller writes goes out without them. The API server must keep
-// its own: it takes an update without any for one that leaves them alone.
+// The informers drop managedFields, so every object that a controller writes is sent without them.
+// The API server must keep its own: an update without any leaves them alone.
 func TestWhoWroteWhatIsKeptThoughInformersForgetIt(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything.use(t))

@@ -284,7 +284,7 @@ func containerOf(t *testing.T, pod corev1.PodSpec, name string) corev1.Container
 }
 
 // withHere returns args with the ends that have another value on this machine. Each of these must
-// be the end of one argument.
+// be the end of an argument.
 func withHere(t *testing.T, args []string, here map[string]string) []string {
 	t.Helper()
 	args = slices.Clone(args)

@@ -15,12 +15,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// writer is who the API server says has written what tests write.
+// writer is the field manager of the tests' writes.
 const writer = "works-test"
 
 var created = metav1.CreateOptions{FieldManager: writer}
 
-// lab is one test's place: a namespace, and a name for what has no namespace, beside a process of csi-sidecars.
+// lab is the place of a test: a namespace, and a name for objects without a namespace, beside a
+// process of csi-sidecars.
 type lab struct {
 	*testing.T
 	s    *sidecars
@@ -90,7 +91,7 @@ func (l *lab) bound(name string,
 	return c, l.volume(c.Spec.VolumeName)
 }
 
-// from says what a claim's volume is made of.
+// from sets the source of a claim's volume.
 func from(kind, name string) func(*corev1.PersistentVolumeClaim) {
 	source := &corev1.TypedLocalObjectReference{Kind: kind, Name: name}
 	if kind == "VolumeSnapshot" {
@@ -134,7 +135,7 @@ func await[O any](t *testing.T, name, what string, get func(context.Context) (O,
 	return o
 }
 
-// awaitGone waits until what get gets is gone.
+// awaitGone waits until get finds no object.
 func awaitGone[O any](t *testing.T, name string, get func(context.Context) (O, error)) {
 	t.Helper()
 	until(t, name+" is gone", func(ctx context.Context) error {
@@ -174,7 +175,7 @@ func calls[R interface{ String() string }](s *sidecars, method, about string) []
 	return of
 }
 
-// onlyCall is the one call of a method about something.
+// onlyCall is the only call of a method for an object.
 func onlyCall[R interface{ String() string }](l *lab, method, about string) R {
 	l.Helper()
 	of := calls[R](l.s, method, about)

@@ -50,7 +50,7 @@ func checkJSON(t *testing.T, log string) {
 	}
 }
 
-// What upstream's dashboards ask for, with the controller as one more label.
+// The metrics of upstream's dashboards, with the controller as an additional label.
 func TestMetricsHaveUpstreamsNamesAndTheController(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything.use(t))

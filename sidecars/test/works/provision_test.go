@@ -39,7 +39,7 @@ func (l *lab) checkDeleted(volume *corev1.PersistentVolume) {
 	}
 }
 
-// checkCreate holds the one call against what upstream's provisioner documents.
+// checkCreate compares the only call with the documentation of upstream's provisioner.
 func checkCreate(t *testing.T, create *csi.CreateVolumeRequest, claim *corev1.PersistentVolumeClaim,
 	volume *corev1.PersistentVolume) {
 	t.Helper()

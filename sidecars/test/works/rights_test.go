@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// grant gives the rights that csi-sidecars prints with these arguments, and no others: one that is missing fails tests.
+// grant gives the rights that csi-sidecars prints with these arguments, and no others: a missing
+// right fails tests.
 func grant(ctx context.Context, args []string) error {
 	cmd := exec.CommandContext(ctx, world.binary, args...)
 	var said bytes.Buffer

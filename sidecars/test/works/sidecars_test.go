@@ -19,17 +19,17 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// setup says what a process is to be like.
+// setup has the settings of a process.
 type setup struct {
 	name        string                                       // the driver's is made of it, and the namespace's
 	driver      rig.DriverOptions                            // without its name
 	hook        func(ctx context.Context, c *rig.Call) error // the driver's
 	controllers string
 	args        []string
-	rights      []string // what rbac is told of the driver
+	rights      []string // the driver's capabilities for rbac
 	env         []string
-	zones       []string // each with one node, of which the first is that to which volumes can be attached
-	command     []string // all arguments instead of the usual ones; $SOCKET is the driver's, $DIR where that is
+	zones       []string // each with a node, of which the first is the node to which volumes can be attached
+	command     []string // all arguments instead of the usual arguments; $SOCKET is the driver's, $DIR its directory
 	namespace   string   // where the service account is: that of name if it is empty
 }
 
@@ -49,8 +49,8 @@ const account = "csi-sidecars"
 // node is where the drivers' volumes can be attached, by the driver's name for it.
 const node = "node-1"
 
-// start starts a driver, and csi-sidecars beside it with the rights of a service account of its own. Every process finds
-// out if somebody writes to what informers keep, and panics.
+// start starts a driver, and csi-sidecars beside it with the rights of a service account of its
+// own. Every process panics if a function writes to an object of an informer.
 func start(o setup) (*sidecars, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -131,8 +131,8 @@ func (o setup) arguments(s *sidecars) ([]string, error) {
 
 var addresses atomic.Int32
 
-// freeAddress returns a "host:port" at which nobody listens. 127.0.0.0/8 is all this machine, and no other test takes the host
-// before the process does: the ID of this process is in it.
+// freeAddress returns a "host:port" without a listener. 127.0.0.0/8 is this machine, and no other
+// test takes the host before the process does: the ID of this process is in it.
 func freeAddress() (string, error) {
 	pid := os.Getpid()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+pid>>8&0x7f, pid&0xff, 1+addresses.Add(1)))
@@ -142,8 +142,8 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// credentials makes the namespace and its service account, lets that do what csi-sidecars says it must be able to do, and
-// returns its kubeconfig.
+// credentials makes the namespace and its service account, grants the rights that csi-sidecars
+// prints, and returns the kubeconfig.
 func credentials(ctx context.Context, namespace string, args []string) (string, error) {
 	_, err := world.Kube.CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -180,7 +180,7 @@ func (s *sidecars) stop() error {
 	return err
 }
 
-// launch starts a process for one test, at whose end it must end in peace.
+// launch starts a process for a test; the process must end without an error at the end of the test.
 func launch(t *testing.T, o setup) *sidecars {
 	t.Helper()
 	s, err := start(o)
@@ -196,7 +196,7 @@ func launch(t *testing.T, o setup) *sidecars {
 	return s
 }
 
-// showLog shows what the process logged, if the test fails.
+// showLog shows the log of the process if the test fails.
 func showLog(t *testing.T, s *sidecars) {
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -205,7 +205,7 @@ func showLog(t *testing.T, s *sidecars) {
 	})
 }
 
-// end is as much of a log as somebody reads.
+// end is the part of a log that a failed test shows.
 func end(log string) string {
 	const most = 12 << 10
 	if len(log) > most {

@@ -7,8 +7,9 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// A dependency that looks methods up by name, as package text/template does, keeps the linker from leaving out what nobody
-// calls, and adds 30 MB to csi-sidecars at once. On nodes the file is most of the memory that the process takes.
+// A dependency that looks methods up by name, as package text/template does, keeps the linker from
+// the removal of unused functions, and adds 30 MB to csi-sidecars at once. On nodes the file is
+// most of the memory of the process.
 func TestTheBinariesAreSmall(t *testing.T) {
 	node, err := rig.Build(t.Context(), t.TempDir(), "csi-sidecars-node")
 	if err != nil {

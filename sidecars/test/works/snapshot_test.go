@@ -61,7 +61,7 @@ func TestAClaimIsCloned(t *testing.T) {
 	if have := l.get("claim").Finalizers; !slices.Contains(have, finalizer) {
 		t.Errorf("the source has the finalizers %q, without %s", have, finalizer)
 	}
-	l.remove(claim) // nobody copies it any more, so that finalizer goes
+	l.remove(claim) // no copy reads it any more, so that finalizer goes
 }
 
 func TestAGroupOfClaimsIsSnapshottedTogether(t *testing.T) {

@@ -60,11 +60,11 @@ func immediate(*storagev1.StorageClass) {}
 // zoneKey is the label that nodes have for a driver's topology.
 func zoneKey(driver string) string { return "topology." + driver + "/zone" }
 
-// nodeIn is the one node in a zone of a driver.
+// nodeIn is the only node in a zone of a driver.
 func nodeIn(driver, zone string) string { return zone + "." + driver }
 
-// makeZone makes the node of a zone, and says as a kubelet would that the driver is there. In the first one its volumes can be
-// attached.
+// makeZone makes the node of a zone, and registers the driver there as a kubelet would. Volumes of
+// the driver can be attached in the first zone.
 func makeZone(ctx context.Context, driver, zone, id string) error {
 	meta := metav1.ObjectMeta{Name: nodeIn(driver, zone), Labels: map[string]string{zoneKey(driver): zone}}
 	if _, err := world.Kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: meta}, created); err != nil {

@@ -56,8 +56,8 @@ func watches(t *testing.T, user string) map[string]int {
 	return open
 }
 
-// What all of a driver's controllers and the health monitor watch, where the driver can do everything and has topology: each kind
-// once, though upstream's four processes have 19 watches.
+// The watches of all of a driver's controllers and the health monitor, for a driver with all
+// capabilities and topology: each kind once, though upstream's four processes have 19 watches.
 func TestEveryKindIsWatchedOnce(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, topological.use(t), late)
@@ -73,7 +73,7 @@ func TestEveryKindIsWatchedOnce(t *testing.T) {
 		}
 		return nil
 	})
-	// No controller that begins to work adds one.
+	// No controller adds a watch when it begins to work.
 	_, volume := l.bound("claim", selected("topology", "a"))
 	l.attached(volume, nodeIn(l.s.driver.Name, "a"))
 	l.askFor("claim", "2Gi")

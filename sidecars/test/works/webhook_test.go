@@ -21,7 +21,8 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// What upstream's webhook refused is refused by the rules in the CRDs, but for what the README beside the cases says.
+// The rules in the CRDs refuse the objects that upstream's webhook refused, with the exceptions in
+// the README beside the cases.
 func TestTheCRDsRefuseWhatTheWebhookRefused(t *testing.T) {
 	t.Parallel()
 	files := must(filepath.Glob("../testdata/webhook/*.yaml"))(t)
@@ -46,7 +47,7 @@ func TestTheCRDsRefuseWhatTheWebhookRefused(t *testing.T) {
 	}
 }
 
-// webhookCase is one file.
+// webhookCase is a file.
 type webhookCase struct {
 	refused, says string // both empty where the last document is accepted
 	documents     []*unstructured.Unstructured
@@ -80,7 +81,8 @@ func readCase(t *testing.T, file string) (c webhookCase) {
 	}
 }
 
-// send creates an object, or updates the one that has its name: again, where a controller has written to it in between.
+// send creates an object, or updates the object of its name: again, where a controller has written
+// to it in between.
 func send(ctx context.Context, client dynamic.Interface, o *unstructured.Unstructured) (verb string, err error) {
 	kind := o.GroupVersionKind()
 	plural := strings.ToLower(kind.Kind) + "s"
@@ -108,7 +110,7 @@ func send(ctx context.Context, client dynamic.Interface, o *unstructured.Unstruc
 	}
 }
 
-// check holds the answer to the last document against what the file says.
+// check compares the answer to the last document with the file.
 func (c webhookCase) check(t *testing.T, verb string, err error) {
 	t.Helper()
 	switch {

@@ -40,8 +40,8 @@ func configurations(t *testing.T) []Configuration {
 	return all
 }
 
-// TestFilesAreRendered compares everything that is made of the chart with what make chart would write: deploy, the README, and
-// what the templates make of each configuration.
+// TestFilesAreRendered compares the files that are made from the chart with the output of make
+// chart: deploy, the README, and the objects of each configuration.
 func TestFilesAreRendered(t *testing.T) {
 	files, err := Files(t.Context(), programs(t))
 	if err != nil {
@@ -253,7 +253,7 @@ func TestWhatIsUnusual(t *testing.T) {
 	}
 }
 
-// TestThePagesValues: the file of values in docs/how-to/install.md does what its lines say.
+// TestThePagesValues: the file of values in docs/how-to/install.md has the effects in its comments.
 func TestThePagesValues(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(Sources(), "docs", "how-to", "install.md"))
 	if err != nil {
@@ -305,7 +305,7 @@ func exists(path string) error {
 	return nil
 }
 
-// TestCertificates: what Helm makes opens the way from the router to nodes, and no other.
+// TestCertificates: Helm's certificates permit connections from the router to nodes, and no others.
 func TestCertificates(t *testing.T) {
 	objects, err := Render(t.Context(), programs(t), "--set=hostpath.certificates.days=100")
 	if err != nil {
@@ -377,8 +377,8 @@ monitoring: {kind: PodMonitor}
 admission: {inline: {maxSize: 2Gi}}
 `
 
-// alternatives are other values for those of values.yaml for which "another" won't do, by their paths. Numbers become others, and
-// true false. Empty ones are seen elsewhere.
+// alternatives are other values for those of values.yaml for which "another" is invalid, by their
+// paths. Numbers become others, and true false. Empty values are tested elsewhere.
 var alternatives = map[string]string{
 	"commonLabels":                                           `{a: b}`,
 	"env":                                                    `{A: b}`,
@@ -407,7 +407,7 @@ var alternatives = map[string]string{
 	"networkPolicy/metricsFrom":                              `[{podSelector: {}}]`,
 	"networkPolicy/nodeEgress":                               `[{}]`,
 	"hostpath/lostRoots":                                     `[x]`,
-	"enabled":                                                "", // for a chart above this one
+	"enabled":                                                "", // for a chart above this chart
 	"admission/inline/maxSize":                               `3Gi`,
 	"admission/inline/namespaceLabels":                       `{a: b}`,
 	"monitoring/kind":                                        `ServiceMonitor`,
@@ -415,7 +415,7 @@ var alternatives = map[string]string{
 	"namespace/create":                                       `false`, "networkPolicy/enabled": `false`, "smb/enabled": `false`, "hostpath/windows/enabled": `false`, "smb/windows/enabled": `false`, // on in baseValues
 }
 
-// leaves adds the values below one, by their paths.
+// leaves adds the values below a value, by their paths.
 func leaves(path string, value any, all map[string]any) {
 	m, ok := value.(map[string]any)
 	if !ok || len(m) == 0 {
@@ -441,7 +441,8 @@ func nested(path, value string) string {
 	return value
 }
 
-// TestEveryValueDoesSomething changes each value of values.yaml, one at a time, and looks whether anything is rendered differently.
+// TestEveryValueDoesSomething changes each value of values.yaml in turn, and checks that the
+// rendered objects differ.
 func TestEveryValueDoesSomething(t *testing.T) {
 	bin := programs(t)
 	text, err := os.ReadFile(filepath.Join(Directory(), "values.yaml"))
@@ -454,7 +455,7 @@ func TestEveryValueDoesSomething(t *testing.T) {
 	}
 	all := map[string]any{}
 	leaves("", values, all)
-	// Everything is on, so that what depends on a switch can be seen.
+	// Everything is on, so that values that depend on a switch have an effect.
 	base := filepath.Join(t.TempDir(), "base.yaml")
 	if err := os.WriteFile(base, []byte(baseValues), 0o644); err != nil {
 		t.Fatal(err)
@@ -512,7 +513,8 @@ func TestEveryValueDoesSomething(t *testing.T) {
 	}
 }
 
-// TestNamesThatLookLikeNumbers: a namespace, a release and what the values name may be of digits, and stay words in YAML.
+// TestNamesThatLookLikeNumbers: a namespace, a release and the names in values may be of digits,
+// and stay strings in YAML.
 func TestNamesThatLookLikeNumbers(t *testing.T) {
 	bin := programs(t)
 	args := []string{"template", "7", Directory(), "--namespace=2024"}

@@ -25,7 +25,8 @@ type server struct {
 	labels map[string]string // of the namespace that the chart makes
 }
 
-// begin starts one, and makes the namespaces of all configurations, with the chart's labels.
+// begin starts an API server, and makes the namespaces of all configurations, with the chart's
+// labels.
 func begin(t *testing.T) *server {
 	t.Helper()
 	s := &server{Server: apiserver.Start(t), helm: programs(t)}
@@ -79,7 +80,7 @@ func (s *server) try(text string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// kubectl is try for what must work.
+// kubectl is try for commands that must work.
 func (s *server) kubectl(text string, args ...string) string {
 	s.Helper()
 	out, err := s.try(text, args...)
@@ -98,7 +99,7 @@ func (s *server) render(args ...string) []Object {
 	return objects
 }
 
-// parsed is what the tests read of objects of any kind.
+// parsed has the fields of objects of any kind that the tests read.
 type parsed struct {
 	Kind     string
 	Metadata meta.ObjectMeta
@@ -161,12 +162,13 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// strictly is how objects are given to the server: nothing is kept, an unknown field is an error, and so is a warning, of Pod
-// Security or of what is deprecated.
+// strictly is a dry run with all errors: an unknown field is an error, and so is a warning, of Pod
+// Security or of a deprecation.
 var strictly = []string{"apply", "--server-side", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-f",
 	"-"}
 
-// everyObject: those of every configuration, Windows' and what no user can have yet included.
+// everyObject: the objects of every configuration, including Windows' and those that no user can
+// have yet.
 func everyObject(s *server) {
 	for _, c := range configurations(s.T) {
 		s.Run(c.Name, func(t *testing.T) {
@@ -183,7 +185,7 @@ func everyObject(s *server) {
 	}
 }
 
-// notTaken: the test before would see what is wrong.
+// notTaken: the test before would find a wrong object.
 func notTaken(s *server) {
 	node := func(change func(string) string) string {
 		for _, o := range s.render() {
@@ -253,7 +255,7 @@ func podSecurity(s *server) {
 	}
 }
 
-// attempt is an object that somebody makes, and the policies' answer.
+// attempt is an object of a user, and the policies' answer.
 type attempt struct {
 	name, object string
 	refused      string // empty where it isn't
@@ -265,7 +267,7 @@ var (
 	snapshotHandle = "s" + strings.Repeat("0v", 28)
 )
 
-// volume returns a PersistentVolume. affinity is what its nodeSelectorTerms have.
+// volume returns a PersistentVolume with these nodeSelectorTerms.
 func volume(driver, handle, affinity string) string {
 	if affinity != "" {
 		affinity = "\n  nodeAffinity: {required: {nodeSelectorTerms: [" + affinity + "]}}"
@@ -322,7 +324,7 @@ spec:
 `, namespace, strings.Join(volumes, ", "))
 }
 
-// policies tries what the policies are for, with each of their values.
+// policies tries the objects that the policies reject, with each of their values.
 func policies(s *server) {
 	for namespace, labels := range map[string]map[string]string{"may": {"example.com/inline": "yes"},
 		"may-not": {"example.com/inline": "no"}, "unlabeled": nil} {
@@ -506,7 +508,7 @@ func noPolicies(s *server) {
 	}
 }
 
-// changed: what somebody has changed with kubectl edit, an upgrade doesn't undo, but where it is told to.
+// changed: an upgrade keeps the changes of kubectl edit, except where a value requires otherwise.
 func changed(s *server) {
 	nodes := func() string {
 		return s.kubectl("", "-n", "causeway", "get", "configmap", "causeway-forgotten-nodes", "-o",
@@ -537,7 +539,8 @@ func changed(s *server) {
 	}
 }
 
-// lookedUp: what is in the cluster is looked at before anything is changed, in a namespace whose name YAML takes for a number, too.
+// lookedUp: the objects in the cluster are read before any change, in a namespace whose name YAML
+// takes for a number, too.
 func lookedUp(s *server) {
 	refused := func(want string, args ...string) {
 		s.Helper()
@@ -630,7 +633,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// plain is an object in one line, without its labels.
+// plain is an object in a line, without its labels.
 func plain(t *testing.T, text string) string {
 	t.Helper()
 	var o map[string]any

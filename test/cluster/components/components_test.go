@@ -188,7 +188,7 @@ func TestUnknownComponent(t *testing.T) {
 	}
 }
 
-// Without its tool directive, go mod tidy would forget what a component needs.
+// Without its tool directive, go mod tidy would remove the modules of a component.
 func TestEveryComponentIsATool(t *testing.T) {
 	dir, err := tools(t.Context())
 	if err != nil {

@@ -57,7 +57,7 @@ func client(t *testing.T, c *rest.Config) *kubernetes.Clientset {
 	return client
 }
 
-// eventually calls done until it returns true; the string is what it saw.
+// eventually calls done until it returns true; the string is the last state.
 func eventually(t *testing.T, what string, done func(context.Context) (bool, string)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -226,7 +226,8 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// definitions is a directory as projects have it: two documents in one file, and what isn't a definition.
+// definitions is a directory as projects have it: two documents in a file, and a document that is
+// no definition.
 var definitions = fstest.MapFS{
 	"README.md": {Data: []byte("not YAML: [")},
 	"kustomization.yaml": {Data: []byte("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: " +
@@ -302,7 +303,7 @@ func testOutage(t *testing.T, p *controlplane.Plane, c *kubernetes.Clientset) {
 	}
 }
 
-// recorder is a launcher that knows what it started.
+// recorder is a launcher that records the programs it started.
 type recorder struct {
 	mu      sync.Mutex
 	started []process.Process

@@ -19,7 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
-// cluster returns the cluster of a kubeconfig file, and what it says.
+// cluster returns the cluster of a kubeconfig file, and its log.
 func cluster(t *testing.T, o Options) (*Cluster, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
@@ -282,7 +282,7 @@ func files(t *testing.T, dir string) []string {
 	return all
 }
 
-// A process in a pod has a cluster that it is in. That isn't the one that a wrong name in KUBECONFIG means.
+// A process in a pod has a cluster. A wrong name in KUBECONFIG does not mean that cluster.
 func TestAKubeconfigThatIsNotThereIsNoOther(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")

@@ -52,7 +52,7 @@ func archive(t *testing.T, ref string, platforms ...string) (string, oci.Digests
 	return path, d
 }
 
-// pull returns what the registry has.
+// pull returns the content of the registry.
 func pull(t *testing.T, ref string) *remote.Descriptor {
 	t.Helper()
 	tag, err := name.NewTag(ref, name.StrictValidation)
@@ -152,7 +152,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// tarOf writes an archive of one file.
+// tarOf writes an archive of a single file.
 func tarOf(t *testing.T, name, content string) string {
 	t.Helper()
 	var b strings.Builder

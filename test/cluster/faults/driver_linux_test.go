@@ -34,7 +34,7 @@ func TestDriverKilledInCopies(t *testing.T) {
 	})
 	s.runs("clone")
 	s.same("the clone", want, s.sum("clone"))
-	s.replaceDriver(node) // one that is killed twice is started later
+	s.replaceDriver(node) // a driver that is killed twice is started later
 
 	s.killedInCopy(node, func() { s.apply(snapshot("snapshot", "source")) })
 	s.until("the snapshot to be ready",
@@ -46,7 +46,7 @@ func TestDriverKilledInCopies(t *testing.T) {
 	s.same("volumes and snapshots", "3 1", s.held(node))
 }
 
-// sum returns what a directory holds, in short: names, owners, modes, links and contents.
+// sum returns a summary of a directory: names, owners, modes, links and contents.
 func (s *scene) sum(pod string) string {
 	s.Helper()
 	return s.in(pod, "cd /"+pod+" && (find . -exec stat -c '%n %F %a %u %g %N' {} + | sort; find . -type f | sort | "+
@@ -81,7 +81,7 @@ func (s *scene) killedInCopy(n local.Node, begin func()) {
 	s.restarted(pod)
 }
 
-// meanwhile runs a script on a node while something is done, and returns what it prints.
+// meanwhile runs a script on a node during an action, and returns the output.
 func (s *scene) meanwhile(n local.Node, script string, do func()) string {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.anyhow(), patience)
@@ -187,7 +187,7 @@ func TestDriverKilledInPublishes(t *testing.T) {
 	kill(2, func() { s.apply(objects...) })
 	kill(14, func() {})
 	s.on(n, fmt.Sprintf("until "+mounted+"; do sleep 0.1; done", 26))
-	s.replaceDriver(n, "--force", "--grace-period=0") // two of them for a while: the root is served by one
+	s.replaceDriver(n, "--force", "--grace-period=0") // two of them for a while: only one serves the root
 	s.runs(names...)
 	for i, name := range names {
 		s.same("what "+name+" has written", name+" "+name,
@@ -216,7 +216,7 @@ func TestDriverReplacedUnderPods(t *testing.T) {
 	s.goesOn("writer", "/directory", "/image")
 	s.same("the writer's container and restarts", was, s.identity("writer"))
 
-	// What the driver of now hasn't mounted it can share and unmount.
+	// The present driver can share and unmount a volume that another driver has mounted.
 	s.apply(pod("reader", only(n.Name), idle, "directory", "image"))
 	s.runs("reader")
 	s.kubectl("delete", "pod", "writer", "--timeout="+patience.String())
@@ -265,7 +265,7 @@ func (s *scene) advances(length func() (string, error)) {
 	})
 }
 
-// The controller's pod that leads is killed while claims are served: each gets one volume.
+// The controller's leading pod is killed while claims are served: each gets a single volume.
 func TestControllerKilledInProvisioning(t *testing.T) {
 	s := begin(t)
 	var objects, names, claims []string

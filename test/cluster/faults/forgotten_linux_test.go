@@ -19,8 +19,9 @@ volumeBindingMode: Immediate
 parameters: {kind: directory}
 `
 
-// A node burns: its volumes can be deleted once it is said to be gone for good, and not before, and the others work. If it comes
-// back after all, what it holds are orphans, and docs/how-to/orphans.md's way to get rid of them works.
+// A node burns: its volumes can be deleted after it is declared gone for good, and not before, and
+// the others work. If it comes back after all, its volumes are orphans, and the steps of
+// docs/how-to/orphans.md delete them.
 func TestNodeGoneForGood(t *testing.T) {
 	s := begin(t)
 	lost, other := nodes[1], nodes[0]

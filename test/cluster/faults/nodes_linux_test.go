@@ -12,8 +12,8 @@ import (
 // disk returns where a directory's data is on its node's disk.
 func disk(handle string) string { return local.StorageDir + "/volumes/" + handle + "/data" }
 
-// A node is cut off, with both pods of the controller: its pods write on, nobody is sent there, deletes wait for it, and other
-// nodes don't.
+// A node is cut off, with both pods of the controller: its pods continue to write, no pod is sent
+// there, deletes wait for it, and other nodes do not wait.
 func TestNodeCutOff(t *testing.T) {
 	s := begin(t)
 	away, other := nodes[0], nodes[1]
@@ -59,7 +59,7 @@ func TestNodeCutOff(t *testing.T) {
 	s.same("the writer's container and restarts", was, s.identity("writer"))
 }
 
-// room returns what the scheduler knows of a node's room for each class.
+// room returns the scheduler's capacity of a node for each class.
 func (s *scene) room(n local.Node) string {
 	s.Helper()
 	return s.kubectl("-n", install.Namespace, "get", "csistoragecapacities", "-o",

@@ -80,12 +80,12 @@ func rather(node string) string {
 		"{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [" + node + "]}]}}]}}"
 }
 
-// writes is a command that appends the next number to the file log of each directory, again and again, and ends with an error
-// if it can't. It goes on where the one before has stopped.
+// writes is a command that appends the next number to the file log of each directory, in a loop,
+// and ends with an error if it cannot. It continues after the last number of the command before.
 func writes(dirs ...string) string {
 	return "trap 'exit 0' TERM; while :; do for d in " + strings.Join(dirs, " ") + "; do " +
 		"echo $(($(cat $d/log 2>/dev/null | wc -l) + 1)) >>$d/log || exit 1; done; sleep 0.2; done"
 }
 
-// length prints how many numbers such a log has, and nothing if one is missing.
+// length prints the count of numbers in such a log, and nothing if a number is missing.
 const length = `awk '$0 != NR {exit bad = 1} END {if (!bad) print NR}' `

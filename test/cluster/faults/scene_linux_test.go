@@ -14,11 +14,12 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/local"
 )
 
-// patience is for how long anything is waited for. It says nothing of how long things take: the provisioner tries again ever
-// more rarely, a node is given up after 20 s, and the other pod leads 20 s after one that was killed.
+// patience is the limit for an expected event. It is no measure: the provisioner repeats its calls
+// with growing pauses, a node is given up after 20 s, and the other pod leads 20 s after the death
+// of the leader.
 const patience = 3 * time.Minute
 
-// scene is one test: a namespace of its own, in a cluster in which all is well.
+// scene is a test: a namespace of its own, in a healthy cluster.
 type scene struct {
 	*testing.T
 	namespace string
@@ -38,7 +39,7 @@ func begin(t *testing.T) *scene {
 	return s
 }
 
-// end has the cluster mended, all that the test has made deleted, and looks for what is left of it.
+// end repairs the cluster, deletes all objects of the test, and checks for leftovers.
 func (s *scene) end() {
 	if s.Failed() {
 		s.why()
@@ -56,7 +57,7 @@ func (s *scene) end() {
 	}
 }
 
-// mend undoes what a test does to nodes.
+// mend undoes the faults of a test on nodes.
 func (s *scene) mend() {
 	for _, n := range nodes {
 		_, err := s.shell(n, "mountpoint -q "+local.StorageDir)
@@ -105,8 +106,8 @@ func (s *scene) ready() {
 	}
 }
 
-// apart sees to it that the pods with a label aren't all on one node, as they are where the other one was away: nobody moves
-// them, and it would depend on the tests before what it means that a node is away.
+// apart spreads the pods with a label over nodes. They are all on one node where the other node was
+// away: Kubernetes moves no pods, and a test of a missing node would depend on the tests before.
 func (s *scene) apart(namespace, label string) {
 	s.Helper()
 	s.until(label+" to be on all nodes", func() error {
@@ -133,7 +134,8 @@ func (s *scene) apart(namespace, label string) {
 	})
 }
 
-// nothingOn waits until nothing of the driver's is left on a node: no volume, no part of one, no mount and no loop device.
+// nothingOn waits until a node has nothing of the driver: no volume, no part of a volume, no mount
+// and no loop device.
 func (s *scene) nothingOn(n local.Node) {
 	s.Helper()
 	s.until("nothing on the disk of "+n.Name, func() error {
@@ -149,7 +151,7 @@ func (s *scene) nothingOn(n local.Node) {
 	})
 }
 
-// why says what one needs to know when a test has failed.
+// why reports the state of the cluster when a test has failed.
 func (s *scene) why() {
 	for _, args := range [][]string{
 		{"get", "nodes,pods", "-A", "-o", "wide"},
@@ -175,7 +177,7 @@ func (s *scene) why() {
 	}
 }
 
-// containers returns those of one of the driver's pods.
+// containers returns the containers of a pod of the driver.
 func containers(pod string) []string {
 	if strings.Contains(pod, "controller") {
 		return []string{"driver", "csi-sidecars"}
@@ -191,7 +193,7 @@ func (s *scene) until(what string, so func() error) {
 		err := so()
 		took := time.Since(start)
 		if err == nil {
-			if took > 2*time.Second { // what a test's time goes into
+			if took > 2*time.Second { // the steps that take a test's time
 				s.Logf("%4.1f s: %s", took.Seconds(), what)
 			}
 			return
@@ -203,7 +205,7 @@ func (s *scene) until(what string, so func() error) {
 	}
 }
 
-// anyhow is a context for what has to be done even if the test has ended.
+// anyhow is a context for steps that must run even after the end of the test.
 func (s *scene) anyhow() context.Context { return context.WithoutCancel(s.Context()) }
 
 func (s *scene) must(err error) {
@@ -220,7 +222,7 @@ func (s *scene) try(args ...string) (string, error) {
 	return strings.TrimSpace(out), err
 }
 
-// kubectl is try for what must work.
+// kubectl is try for commands that must work.
 func (s *scene) kubectl(args ...string) string {
 	s.Helper()
 	out, err := s.try(args...)
@@ -242,19 +244,19 @@ func (s *scene) apply(objects ...string) {
 	s.must(kube.Apply(s.anyhow(), strings.Join(objects, "---\n"), "--namespace="+s.namespace))
 }
 
-// in runs a line of shell in a pod, and returns what it prints.
+// in runs a shell command in a pod, and returns the output.
 func (s *scene) in(pod, line string) string {
 	s.Helper()
 	return s.kubectl("exec", pod, "--", "sh", "-c", line)
 }
 
-// shell runs a line of shell on a node, and returns what it prints.
+// shell runs a shell command on a node, and returns the output.
 func (s *scene) shell(n local.Node, line string) (string, error) {
 	out, err := n.Run(s.anyhow(), "sh", "-c", line)
 	return strings.TrimSpace(out), err
 }
 
-// on is shell for what must work.
+// on is shell for commands that must work.
 func (s *scene) on(n local.Node, line string) string {
 	s.Helper()
 	out, err := s.shell(n, line)

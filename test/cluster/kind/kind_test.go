@@ -20,10 +20,10 @@ import (
 	"github.com/causeway-csi/causeway/test/cluster/provider"
 )
 
-// fakeNode keeps what it is told to do.
+// fakeNode records its commands.
 type fakeNode struct {
 	name, role string
-	ran        []string // command lines, with what they read
+	ran        []string // command lines, with their input
 	Err        error    // of every command
 }
 
@@ -75,10 +75,10 @@ func (c *fakeCommand) SetStderr(w io.Writer) exec.Cmd { return c }
 type fakeEngine struct {
 	workers    int          // of clusters that it creates
 	path       string       // where the kubeconfig is to be
-	kubeconfig []byte       // what is in there
+	kubeconfig []byte       // the content
 	nodes      []nodes.Node // there are
 	Err        error        // of Create, when the nodes are there
-	told       []string     // what was done
+	told       []string     // the actions
 	create     func()       // before Create returns
 }
 
@@ -292,7 +292,8 @@ func TestNewRefuses(t *testing.T) {
 	wants(t, err, "rkt", "podman")
 }
 
-// docker answers as the engine does to what kind asks, and keeps what it was asked. Nodes seem to start, but they aren't there.
+// docker answers kind's commands as the engine does, and records them. Nodes seem to start, but do
+// not exist.
 const docker = `#!/bin/sh
 echo "$*" >>"$ASKED"
 case "$1" in
@@ -303,7 +304,8 @@ logs) echo "Reached target Multi-User System." ;;
 esac
 `
 
-// TestKindTakesTheConfiguration has the real kind ask an engine that runs nothing. It says what is good for kind, not what comes of it.
+// TestKindTakesTheConfiguration runs the real kind against an engine that runs nothing. It tests
+// that kind accepts the configuration, not the result.
 func TestKindTakesTheConfiguration(t *testing.T) {
 	bin, home := t.TempDir(), t.TempDir()
 	asked := filepath.Join(bin, "asked")
@@ -335,7 +337,7 @@ func TestKindTakesTheConfiguration(t *testing.T) {
 	}
 }
 
-// Somebody may make a cluster of that name after we have looked for one. It is theirs.
+// Another user may make a cluster of that name after the check. It belongs to that user.
 func TestAClusterThatCameMeanwhileIsNotDeleted(t *testing.T) {
 	c, e := fakeCluster(t)
 	e.Err = errors.New(`node(s) already exist for a cluster with the name "trial"`)

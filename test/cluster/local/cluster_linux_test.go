@@ -271,7 +271,7 @@ func TestACluster(t *testing.T) {
 	})
 }
 
-// An up may be killed at any moment. The next finds what it has left behind, and so does down.
+// An up may be killed at any moment. The next up finds the leftovers, and so does down.
 func TestAnUpThatIsKilled(t *testing.T) {
 	for _, moment := range []struct {
 		name string
@@ -370,7 +370,7 @@ func nodes(t *testing.T, c *Cluster) []Node {
 	return all
 }
 
-// on returns what a command prints on a node.
+// on returns the output of a command on a node.
 func on(t *testing.T, n Node, argv ...string) string {
 	t.Helper()
 	out, err := n.Run(t.Context(), argv...)

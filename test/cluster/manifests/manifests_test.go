@@ -46,7 +46,7 @@ func begin(t *testing.T) *scene {
 	return s
 }
 
-// try runs a line of shell where the operator would, and returns what it says.
+// try runs a shell command where the operator would, and returns the output.
 func (s *scene) try(line string) (string, error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), 2*time.Minute)
@@ -57,7 +57,7 @@ func (s *scene) try(line string) (string, error) {
 	return string(out), err
 }
 
-// run is try for what must work.
+// run is try for commands that must work.
 func (s *scene) run(line string) string {
 	s.Helper()
 	out, err := s.try(line)
@@ -169,7 +169,7 @@ func crds(s *scene) {
 	}
 }
 
-// certificates runs what the page says, and then what that prints.
+// certificates runs the commands of the page, and then the commands that those print.
 func certificates(s *scene) {
 	build := exec.CommandContext(s.Context(), "go", "build", "-o", filepath.Join(s.Home, "bin", "driver"),
 		"./cmd/driver")
@@ -230,7 +230,8 @@ func asItIs(s *scene) {
 	}
 }
 
-// podSecurity asks the API server for pods like those of the manifests in namespaces of each level. It refuses what it must, too.
+// podSecurity sends pods like those of the manifests to the API server, in namespaces of each
+// level. The server must refuse the others, too.
 func podSecurity(s *scene) {
 	controller, node := s.deployment().Spec.Template.Spec, s.daemonSet().Spec.Template.Spec
 	loose := *controller.DeepCopy()
@@ -265,7 +266,7 @@ func podSecurity(s *scene) {
 	}
 }
 
-// rights: the roles are bound to whom they are for, and nobody else has any.
+// rights: the roles are bound to their accounts, and no other account has any.
 func rights(s *scene) {
 	for line, want := range map[string]string{
 		"create persistentvolumes --as=system:serviceaccount:causeway:causeway-controller":                "yes",
@@ -278,14 +279,15 @@ func rights(s *scene) {
 		"get nodes --as=system:serviceaccount:causeway:causeway-node":                                     "no",
 		"list persistentvolumes --as=system:serviceaccount:causeway:causeway-node":                        "no",
 	} {
-		out, _ := s.try("kubectl auth can-i " + line + " 2>/dev/null") // what it can't ends with 1
+		out, _ := s.try("kubectl auth can-i " + line + " 2>/dev/null") // a missing right ends with 1
 		if strings.TrimSpace(out) != want {
 			s.Errorf("%s: %s, want %s", line, out, want)
 		}
 	}
 }
 
-// ownDirectory: the page's kustomization, with all components but cert-manager, does what its lines say.
+// ownDirectory: the page's kustomization, with all components but cert-manager, has the effects in
+// its comments.
 func ownDirectory(s *scene) {
 	s.overlay("cert-manager")
 	s.run(s.documented("kubectl apply --server-side -k causeway"))
@@ -313,7 +315,8 @@ func ownDirectory(s *scene) {
 	if out := s.run(create); strings.TrimSpace(out) != "yes" {
 		s.Error(out)
 	}
-	// Somebody forgets another node with kubectl edit: a later apply says so, and doesn't undo it.
+	// A user declares another node lost with kubectl edit: a later apply names the change, and does
+	// not undo it.
 	s.run(`kubectl -n causeway patch configmap causeway-forgotten-nodes --field-manager=kubectl-edit -p '{"data":{"nodes":"node-18"}}'`)
 	if out, err := s.try("kubectl apply --server-side -k causeway"); err == nil ||
 		!strings.Contains(out, `conflict with "kubectl-edit"`) {
@@ -388,7 +391,7 @@ func someNodes(s *scene) {
 	}
 }
 
-// uninstall leaves what was made of the classes, and the CRDs.
+// uninstall leaves the volumes of the classes, and the CRDs.
 func uninstall(s *scene) {
 	s.run(`kubectl create -f - <<'X'
 apiVersion: v1

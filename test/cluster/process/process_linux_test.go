@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// child locks a file and sleeps: whoever gets that lock knows that the child is gone, whatever became of its PID.
+// child locks a file and sleeps: a process that gets this lock knows that the child has ended,
+// independent of its PID.
 func child(path string) {
 	f, err := os.Create(path)
 	if err != nil {

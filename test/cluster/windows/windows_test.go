@@ -26,7 +26,7 @@ import (
 // grace is for how long the controller manager waits before it gives a node up.
 const grace = "10s"
 
-// cluster is an API server with what places pods, and a kwok.
+// cluster is an API server with a scheduler and a kwok.
 type cluster struct {
 	plane *controlplane.Plane
 	*kubernetes.Clientset
@@ -90,7 +90,7 @@ func (c *cluster) startKwok(t *testing.T) {
 	}
 }
 
-// eventually calls done until it returns true; the string is what it saw.
+// eventually calls done until it returns true; the string is the last state.
 func eventually(t *testing.T, what string, done func(context.Context) (bool, string)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -118,7 +118,7 @@ func created[T any](t *testing.T) func(T, error) {
 	}
 }
 
-// ready returns what is said of a node's readiness, and since when.
+// ready returns the condition of a node's readiness, and its time.
 func (c *cluster) ready(ctx context.Context, node string) (string, time.Time) {
 	n, err := c.CoreV1().Nodes().Get(ctx, node, meta.GetOptions{})
 	if err != nil {
@@ -186,7 +186,7 @@ func seen(pods map[string]string) string {
 	return strings.Join(all, "; ")
 }
 
-// daemonSet is one for the nodes with that operating system, or for all.
+// daemonSet is a DaemonSet for the nodes with that operating system, or for all.
 func daemonSet(name, os string, spec core.PodSpec) *apps.DaemonSet {
 	if os != "" {
 		spec.NodeSelector = map[string]string{core.LabelOSStable: os}
@@ -201,12 +201,13 @@ func daemonSet(name, os string, spec core.PodSpec) *apps.DaemonSet {
 	}
 }
 
-// plain is a pod of one container.
+// plain is a pod of a single container.
 func plain() core.PodSpec {
 	return core.PodSpec{Containers: []core.Container{{Name: "main", Image: "example.com/plain:1"}}}
 }
 
-// hostProcess is a pod as a driver's on Windows is: a HostProcess one, with an init container and a sidecar.
+// hostProcess is a pod like a driver's on Windows: a HostProcess pod, with an init container and a
+// sidecar.
 func hostProcess() core.PodSpec {
 	yes, system, always := true, `NT AUTHORITY\SYSTEM`, core.ContainerRestartPolicyAlways
 	return core.PodSpec{
@@ -251,8 +252,9 @@ func TestNodes(t *testing.T) {
 	testNoLog(t, c)
 	testScale(t, c)
 
-	// Nobody plays the kubelet of a node that comes last, so it is given up. By then the others would have been too, if nothing
-	// was heard of them, and kwok would have made them ready again.
+	// The node that comes last has no kubelet and no kwok, so it is given up. By then the others
+	// would have been too, if their leases were not renewed, and kwok would have made them ready
+	// again.
 	other := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "linux-1",
 		Labels: map[string]string{core.LabelOSStable: "linux"}}}
 	other.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
@@ -273,7 +275,7 @@ func TestNodes(t *testing.T) {
 	testDelete(t, c)
 }
 
-// testStatus looks at what a pod says of its containers.
+// testStatus checks a pod's status of its containers.
 func testStatus(t *testing.T, c *cluster) {
 	list, err := c.CoreV1().Pods("default").List(t.Context(), meta.ListOptions{LabelSelector: "set=driver"})
 	if err != nil {
@@ -321,7 +323,7 @@ func testTaint(t *testing.T, c *cluster) {
 	})
 }
 
-// testNoLog checks that nobody waits for a kubelet that isn't there.
+// testNoLog checks that no client waits for a kubelet that does not exist.
 func testNoLog(t *testing.T, c *cluster) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

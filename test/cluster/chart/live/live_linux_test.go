@@ -21,22 +21,23 @@ import (
 // patience is for how long anything is waited for. It says nothing of how long things take.
 const patience = 3 * time.Minute
 
-// story is what all steps share.
+// story is the state that all steps share.
 type story struct {
 	*testing.T
 	helm          install.Helm
 	previous, now install.Images
 	old           string   // the previous chart
 	before        []string // the cluster's objects before the first installation
-	workload      string   // what must not change of the pods that write
+	workload      string   // properties of the writing pods that must not change
 	written       []int    // how long their logs were when they were ended
 	longest       int      // of the times between two writes, in seconds
 }
 
-// TestChart is one story, as each step stands on the one before.
+// TestChart is a single story, as each step needs the step before.
 //
-// No chart has been released yet. So the previous one is this tree's with the version 0.0.9, packaged, and with images of its own
-// whose programs say v0.0.9: all pods are replaced, but what is different between two releases isn't seen.
+// No chart has been released yet. So the previous chart is this tree's with the version 0.0.9,
+// packaged, and with images of its own whose programs have version v0.0.9: all pods are replaced,
+// but differences between two releases are not tested.
 func TestChart(t *testing.T) {
 	s := &story{T: t}
 	s.prepare()
@@ -117,7 +118,7 @@ func withoutHelm(s *story) {
 	s.nothingWith("app.kubernetes.io/part-of=causeway")
 }
 
-// installed: Helm makes the CRDs too, and what the notes say works.
+// installed: Helm makes the CRDs too, and the commands of the notes work.
 func installed(s *story) {
 	s.must(install.MakeNamespace(s.Context(), kube))
 	notes, err := s.helm.Upgrade(s.Context(), s.old, s.previous, "--install")
@@ -146,7 +147,7 @@ func installed(s *story) {
 	}
 }
 
-// tested: a volume of each class was written by one pod and read by another.
+// tested: a volume of each class was written by a pod and read by another.
 func tested(s *story) {
 	out := s.run("test", "causeway", "--logs", "--timeout="+patience.String())
 	written := regexp.MustCompile(`(?m)^[0-9a-f]{64}  file$`).FindAllString(out, -1)
@@ -243,8 +244,9 @@ func upgradedAgain(s *story) {
 	s.served()
 }
 
-// certificates: another generation has other CAs. The router is replaced, so that it has no connection that was made with the old
-// ones; nodes see their files change when their kubelet does, within two minutes.
+// certificates: another generation has other CAs. The router is replaced, so that it has no
+// connection of the old generation; nodes see their files change when their kubelet does, within
+// two minutes.
 func certificates(s *story) {
 	before := s.secrets()
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
@@ -279,7 +281,7 @@ func windows(s *story) {
 		"-o", "jsonpath={.items[*].spec.nodeName}"); strings.Contains(at, "windows") {
 		s.Errorf("the controller is at %s", at)
 	}
-	s.served() // a Windows node whose driver doesn't answer is in nobody's way
+	s.served() // a Windows node whose driver does not answer delays no call
 	_, err = s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set=hostpath.certificates.generation=2")
 	s.must(err)
 	if out := s.kubectl("-n", install.Namespace, "get", "daemonsets", "-o",
@@ -334,7 +336,8 @@ func uninstalled(s *story) {
 			"--ignore-not-found")
 		got := strings.Fields(left)
 		slices.Sort(got)
-		// What every namespace has. The sidecars' leases stay, which aren't Helm's: docs/how-to/install.md.
+		// Every namespace has these objects. The sidecars' leases stay, as they are not Helm's:
+		// docs/how-to/install.md.
 		want := []string{"configmap/kube-root-ca.crt", "serviceaccount/default"}
 		if err == nil && !slices.Equal(got, want) {
 			err = fmt.Errorf("there is %q, want %q", got, want)
@@ -354,7 +357,7 @@ func uninstalled(s *story) {
 	s.same("the volumes on the nodes", volumes, left)
 }
 
-// installedAgain: what the nodes have kept is served again, to the claims of before.
+// installedAgain: the volumes that the nodes have kept are served again, to the old claims.
 func installedAgain(s *story) {
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--install")
 	s.must(err)
@@ -398,12 +401,12 @@ var documented = regexp.MustCompile(`^(Namespace /causeway|ConfigMap causeway/ku
 // procedure is the block of commands in the section of docs/how-to/install.md about uninstalling.
 var procedure = regexp.MustCompile("(?s)\n## Uninstall, and keep the data\n.*?\n +```\n(.*?)\n +```\n")
 
-// uninstall runs the commands of docs/how-to/install.md. They end without an error, and not before all pods of
-// the driver are gone.
+// uninstall runs the commands of docs/how-to/install.md. They end without an error, and not before
+// all pods of the driver are gone.
 //
-// A finalizer keeps one pod of the controller for 10 s, so that there is something to wait for. Helm's
-// own --wait may end earlier: the watcher of Helm 4 counts a Deployment as deleted as long as it has not
-// read the Deployment's status (helm/helm#32261).
+// A finalizer keeps a pod of the controller for 10 s, so that the commands have to wait. Helm's own
+// --wait may end earlier: the watcher of Helm 4 counts a Deployment as deleted as long as it has
+// not read the Deployment's status (helm/helm#32261).
 func (s *story) uninstall() {
 	s.Helper()
 	page, err := os.ReadFile(filepath.Join(chart.Sources(), "docs", "how-to", "install.md"))
@@ -470,7 +473,7 @@ func (s *story) apply(objects string) {
 	s.must(kube.Apply(s.Context(), objects))
 }
 
-// everywhere runs a line of shell on all nodes, and returns what it prints.
+// everywhere runs a shell command on all nodes, and returns the output.
 func (s *story) everywhere(line string) (all string, err error) {
 	for _, n := range nodes {
 		out, err := n.Run(s.Context(), "sh", "-c", line)
@@ -579,7 +582,7 @@ func (s *story) ready() {
 	})
 }
 
-// secrets returns what the two secrets have, each file in a line.
+// secrets returns the content of the two secrets, each file in a line.
 func (s *story) secrets() string {
 	s.Helper()
 	all := s.kubectl("-n", install.Namespace, "get", "secret", "causeway-router-generated", "causeway-nodes-generated",
@@ -692,7 +695,8 @@ spec:
     spec: {accessModes: [ReadWriteOnce], storageClassName: causeway-hostpath-image, resources: {requests: {storage: 20Mi}}}
 `
 
-// identity is what stays the same of pods that nobody disturbs: their containers, how often those were restarted, and their volumes.
+// identity is the identity of pods that must not be restarted: their containers, restart counts and
+// volumes.
 func (s *story) identity() string {
 	s.Helper()
 	return s.kubectl("-n", "writers", "get", "pods", "-o", `jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}{"\n"}{end}`) +
@@ -736,7 +740,7 @@ func (s *story) lengths(dirs ...string) (all []int) {
 			s.must(err)
 			longest, err := strconv.Atoi(out[1])
 			s.must(err)
-			if s.written == nil { // else it is the time in which nobody wrote
+			if s.written == nil { // else it is the time without a write
 				s.longest = max(s.longest, longest)
 			}
 			all = append(all, n)
@@ -745,7 +749,7 @@ func (s *story) lengths(dirs ...string) (all []int) {
 	return all
 }
 
-// why says what one needs to know when a step has failed.
+// why reports the state of the cluster when a step has failed.
 func (s *story) why() {
 	ctx := context.WithoutCancel(s.Context())
 	for _, args := range [][]string{
