@@ -22,7 +22,7 @@ type Config struct {
 	Seen    string // a file outside Root that records which root was served, in a directory that exists
 	Release string // of the driver, for operators who read identity.json
 	Init    bool   // take Root if it is empty and Seen records no root: a first start
-	Adopt   bool   // take Root as it is, even if Seen records another root, or Root is that of another node
+	Adopt   bool   // take Root even if Seen records another root, or Root is that of another node
 	// Lost are the UUIDs of roots that never come back. A record of such a root in Seen does not
 	// count. If such a root is served again, the backend rejects it: its next loss would stay
 	// unnoticed.
@@ -30,12 +30,12 @@ type Config struct {
 
 	// Report is called with the panic of a background task, a *guard.Panic. May be nil.
 	Report func(error)
-	// Warn is called when a copy of a volume hangs, or is made without a freeze. It must not wait.
-	// May be nil.
+	// Warn is called when a copy of a volume hangs, or is made without a freeze. Warn must not
+	// wait. May be nil.
 	Warn func(volume, reason, message string)
 
-	// Images works on images, and finds where volumes are mounted. It belongs to the Host that
-	// mounts them.
+	// Images makes and freezes the filesystems of images, and finds the mount points of volumes. It
+	// is that of the Host that mounts the volumes.
 	Images mounter.Images
 }
 
@@ -61,14 +61,14 @@ type Backend struct {
 
 	mu     sync.Mutex
 	store  *root // nil until the root is open and read
-	reason error // the reason for which it is not open yet
+	reason error // the reason why the root is not open yet
 }
 
 // counters are the figures of Metrics beside those of the index.
 type counters struct {
 	openTime     atomic.Int64           // nanoseconds
 	swept        atomic.Int64           // incomplete and leftover objects that the start found
-	unswept      atomic.Pointer[string] // the error of the start for an entry that it could not move to the trash
+	unswept      atomic.Pointer[string] // the error for an entry that the start could not move to the trash
 	panics       atomic.Int64           // of tasks in the background
 	lastPanic    atomic.Pointer[string]
 	trashed      atomic.Int64 // entries of trash/ that wait
@@ -81,7 +81,7 @@ type counters struct {
 // Node returns the name of the node that holds the volumes.
 func (b *Backend) Node() string { return b.cfg.Node }
 
-// ready returns the open root if it is still at its path, or ErrUnavailable.
+// ready returns the open root, or ErrUnavailable if the root is not open or no longer at its path.
 func (b *Backend) ready() (*root, error) {
 	b.mu.Lock()
 	s, reason := b.store, b.reason
@@ -147,9 +147,9 @@ func (b *Backend) part(id string) (*group, error) {
 }
 
 // runOrJoin is jobs.RunOrJoin. Errors: ErrBusy, ErrExists, ErrUnavailable, those of run and of ctx.
-func (b *Backend) runOrJoin(ctx context.Context, id, what string, sources []string,
+func (b *Backend) runOrJoin(ctx context.Context, id, description string, sources []string,
 	run func(ctx context.Context, job *jobs.Job) error) error {
-	return unblocked(b.jobs.RunOrJoin(ctx, id, what, sources, run))
+	return unblocked(b.jobs.RunOrJoin(ctx, id, description, sources, run))
 }
 
 // exclusive is jobs.Exclusive. Errors: ErrInUse, ErrBusy.

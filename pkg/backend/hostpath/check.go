@@ -14,7 +14,7 @@ import (
 // A record with the right checksum can still hold a combination of fields that no code expects, by
 // a manual change or a defect. The functions in this file return record.ErrDamaged for each
 // combination that no release can have written. The records of all earlier releases pass: the
-// checks do not repeat limits that a later release may tighten, such as those of class parameters.
+// checks leave out limits that a later release may tighten, such as the limits of class parameters.
 
 // maxName is more than the driver allows for any name, in bytes.
 const maxName = 1 << 10
@@ -90,7 +90,7 @@ func (v *volume) checkFrom() error {
 	case v.Inline:
 		return damaged("inline and from: an inline volume has no source")
 	case (from.Snapshot == "") == (from.Volume == ""):
-		return damaged("from: snapshot %.64q and volume %.64q, must be one of them", from.Snapshot, from.Volume)
+		return damaged("from: snapshot %.64q and volume %.64q, must be exactly one of both", from.Snapshot, from.Volume)
 	case from.Snapshot != "" && !isOfKind(from.Snapshot, volumeid.Snapshot):
 		return damaged("from: %.64q is not the ID of a snapshot", from.Snapshot)
 	case from.Volume != "" && !isOfKind(from.Volume, volumeid.Volume):
@@ -239,7 +239,7 @@ func (g *group) check(dir string) error {
 	}
 	for i, m := range g.Members {
 		if i > 0 && m.ID <= g.Members[i-1].ID {
-			return damaged("members: not in the order of their IDs, or one is there twice")
+			return damaged("members: must be in the order of their IDs, without duplicates")
 		}
 		if err := m.check(g.ID); err != nil {
 			return err
@@ -260,26 +260,26 @@ func (m *member) check(group string) error {
 		func(from string) bool { return volumeid.NameDigest(from) == id.Name }):
 		return damaged("members: %s is not the snapshot of volume %s in this group", m.ID, m.Source)
 	}
-	suffix, ok := strings.CutPrefix(m.Half, path.Join(stagingDir, m.ID)+"-")
+	suffix, ok := strings.CutPrefix(m.Incomplete, path.Join(stagingDir, m.ID)+"-")
 	if !ok || suffix == "" || strings.Trim(suffix, "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
-		return damaged("members: %.128q is not a directory in which %s was made", m.Half, m.ID)
+		return damaged("members: %.128q is not a directory in which %s was made", m.Incomplete, m.ID)
 	}
 	return nil
 }
 
-// checkPart returns an error unless the group has the fields of a part exactly if its ID, which is
-// parsed, is a part's.
+// checkPart returns an error unless the group has the fields of a part if, and only if, id is the
+// ID of a part.
 func (g *group) checkPart(id volumeid.ID) error {
 	part := id.Node == volumeid.NodeDigest(volumeid.SeveralNodes)
 	switch {
 	case g.isPart() != part:
-		return damaged("id and cut: a group over several nodes has a cut, no other has")
+		return damaged("id and cut: a group has a cut if, and only if, it spans several nodes")
 	case !part && (g.Settled || len(g.All) > 0):
-		return damaged("id, settled and all: only a group over several nodes has them")
+		return damaged("id, settled and all: only a group that spans several nodes has settled or all")
 	}
 	for i, volume := range g.All {
 		if i > 0 && volume <= g.All[i-1] {
-			return damaged("all: not in order, or %.64q is there twice", volume)
+			return damaged("all: %.64q must be above the ID before it", volume)
 		}
 	}
 	for _, volume := range g.sources() {

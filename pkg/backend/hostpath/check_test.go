@@ -43,7 +43,7 @@ func goodSnapshot() *snapshot {
 func memberOf(group string, volumes ...string) (members []member) {
 	for _, v := range volumes {
 		id := volumeid.New(volumeid.Snapshot, "node-1", nameOfMember(group, v))
-		members = append(members, member{ID: id, Source: v, Half: "staging/" + id + "-abcdef2345"})
+		members = append(members, member{ID: id, Source: v, Incomplete: "staging/" + id + "-abcdef2345"})
 	}
 	slices.SortFunc(members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
 	return members
@@ -122,7 +122,7 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		"settled part": with(goodPart(), func(g *group) { g.Settled = true }).check(somePart),
 		"group of the first release that had some": with(goodGroup(), func(g *group) {
 			id := volumeid.New(volumeid.Snapshot, "node-1", someGroup+" "+someVolume)
-			g.Members = []member{{ID: id, Source: someVolume, Half: "staging/" + id + "-abcdef2345"}}
+			g.Members = []member{{ID: id, Source: someVolume, Incomplete: "staging/" + id + "-abcdef2345"}}
 		}).check(someGroup),
 	} {
 		if err != nil {
@@ -212,9 +212,11 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 		"from":             {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
 		"inline and from": {ofVolume(goodVolume(),
 			func(v *volume) { inline(v); v.From = &origin{Volume: otherVolume} })},
-		"class":                 {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }), ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
-		"mutable":               {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }), ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
-		"kind and class":        {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
+		"class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }), ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
+		"mutable": {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }),
+			ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
+		"kind and class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }),
+			ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
 		"enforced without mark": {ofVolume(goodVolume(), func(v *volume) { v.Enforced = true })},
 		"mark":                  {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(1000) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: quota.Subvolume, Project: 1} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: "zfs"} })},
 		"kind, mark, enforced and promised": {ofVolume(goodImage(), func(v *volume) { v.Promised = true }),
@@ -228,7 +230,7 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 		"cloned and kind":                   {ofSnapshot(func(n *snapshot) { n.Cloned = true })},
 		"group":                             {ofSnapshot(func(n *snapshot) { n.Group = someVolume })},
 		"group, name, consistency and kind": {ofSnapshot(func(n *snapshot) { n.Group = someGroup })},
-		"members":                           {ofGroup(goodGroup(), func(g *group) { g.Members = nil }), ofGroup(goodGroup(), func(g *group) { slices.Reverse(g.Members) }), ofGroup(goodGroup(), func(g *group) { g.Members[1] = g.Members[0] }), ofGroup(goodGroup(), func(g *group) { g.Members[0].ID = someSnapshot }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Source = "" }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Half = "volumes/" + someVolume }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Half += "/../x" }), ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
+		"members":                           {ofGroup(goodGroup(), func(g *group) { g.Members = nil }), ofGroup(goodGroup(), func(g *group) { slices.Reverse(g.Members) }), ofGroup(goodGroup(), func(g *group) { g.Members[1] = g.Members[0] }), ofGroup(goodGroup(), func(g *group) { g.Members[0].ID = someSnapshot }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Source = "" }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete = "volumes/" + someVolume }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete += "/../x" }), ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
 		"id and cut": {ofGroup(goodGroup(), func(g *group) { g.Cut = "x" }),
 			ofGroup(goodPart(), func(g *group) { g.Cut = "" })},
 		"id, settled and all": {ofGroup(goodGroup(), func(g *group) { g.Settled = true }),

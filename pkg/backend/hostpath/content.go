@@ -14,12 +14,12 @@ import (
 type content struct {
 	Size   int64  `json:"size"` // bytes
 	Kind   kind   `json:"kind"`
-	FSType string `json:"fsType,omitempty"` // of an image; "" if it has none
-	Block  bool   `json:"block,omitempty"`  // an image may be used as a block device
+	FSType string `json:"fsType,omitempty"` // of an image; "" without a filesystem
+	Block  bool   `json:"block,omitempty"`  // an image that is used as a block device
 	Sector int    `json:"sector,omitempty"` // of an image, in bytes
 }
 
-// planContent returns the content of a new volume.
+// planContent returns the content of a new volume. from is the content of its source, or nil.
 func planContent(o backend.CreateOptions, from *content) (content, error) {
 	c := content{Kind: directory}
 	if from != nil {

@@ -29,7 +29,7 @@ type copying struct {
 	from   string // directory of the source, below the root
 	live   string // ID of the source volume, which pods may write to meanwhile; "" if the source is a snapshot
 	accept consistency
-	raw    bool // an image without a filesystem: it cannot be frozen
+	raw    bool // an image without a filesystem, which cannot be frozen
 	claim  fair.Claim
 	job    *copyJob
 }
@@ -37,7 +37,7 @@ type copying struct {
 // copyJob is the job of one copy.
 type copyJob struct {
 	*jobs.Job
-	cut time.Time // point in time of the data; the start of a copy that has none
+	pointInTime time.Time // point in time of the data; the start of a copy that has none
 }
 
 // report notes the state of the copy.
@@ -54,35 +54,35 @@ func (j *copyJob) report(r copyReport) {
 type copied struct {
 	how  copier.How
 	size int64 // bytes of an image
-	held int64 // bytes of the disk, as if none of them were shared
+	held int64 // bytes of the disk, shared blocks included
 }
 
-// run copies the data of c.from, as content describes it, to the directory half. The data is
-// durable then, except for its entry in half.
-func (c copying) run(ctx context.Context, what content, half *beneath.Dir) (copied, error) {
-	if what.Kind == image {
-		c.raw = what.FSType == ""
-		return c.image(ctx, half)
+// run copies the data of c.from, which source describes, to an incomplete directory. The copy is
+// durable, except for its entry in that directory.
+func (c copying) run(ctx context.Context, source content, incomplete *beneath.Dir) (copied, error) {
+	if source.Kind == image {
+		c.raw = source.FSType == ""
+		return c.image(ctx, incomplete)
 	}
-	return c.tree(ctx, what, half)
+	return c.tree(ctx, source, incomplete)
 }
 
 // tree copies a directory for a snapshot: a subvolume at a point in time, any other directory file
 // by file.
-func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got copied, err error) {
+func (c copying) tree(ctx context.Context, source content, incomplete *beneath.Dir) (got copied, err error) {
 	if c.store.subvolumes() {
-		err = c.subvolumeOf(ctx, half, true)
+		err = c.subvolumeOf(ctx, incomplete, true)
 		if err == nil {
-			got.held, err = c.store.heldBy(ctx, half, what)
+			got.held, err = c.store.heldBy(ctx, incomplete, source)
 		}
 		if !errors.Is(err, errors.ErrUnsupported) {
 			return got, err
 		}
 	}
-	if err := half.Mkdir(dataDir, 0o700); err != nil {
+	if err := incomplete.Mkdir(dataDir, 0o700); err != nil {
 		return got, err
 	}
-	dst, err := half.OpenDirFile(dataDir)
+	dst, err := incomplete.OpenDirFile(dataDir)
 	if err != nil {
 		return got, err
 	}
@@ -90,19 +90,19 @@ func (c copying) tree(ctx context.Context, what content, half *beneath.Dir) (got
 	return c.treeTo(ctx, dst)
 }
 
-// image copies an image, at a point in time if the disk can.
-func (c copying) image(ctx context.Context, half *beneath.Dir) (got copied, err error) {
+// image copies an image, at a point in time if the disk supports that.
+func (c copying) image(ctx context.Context, incomplete *beneath.Dir) (got copied, err error) {
 	src, err := c.store.Dir().OpenFile(path.Join(c.from, imageFile), os.O_RDONLY, 0)
 	if err != nil {
 		return got, missing(err)
 	}
 	defer src.Close()
-	dst, err := half.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	dst, err := incomplete.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return got, err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	got.how, err = c.content(ctx, src, dst)
+	got.how, err = c.imageData(ctx, src, dst)
 	if err != nil {
 		return got, err
 	}
@@ -120,12 +120,12 @@ func (c copying) image(ctx context.Context, half *beneath.Dir) (got copied, err 
 	return got, err
 }
 
-func (c copying) content(ctx context.Context, src, dst *os.File) (copier.How, error) {
+func (c copying) imageData(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	if c.live == "" {
 		return c.slowly(ctx, src, dst)
 	}
 	if c.store.reflinks() {
-		switch err := c.cut(ctx, src, dst); {
+		switch err := c.clonePointInTime(ctx, src, dst); {
 		case err == nil:
 			return copier.Cloned, nil
 		case !errors.Is(err, errors.ErrUnsupported):
@@ -154,12 +154,12 @@ func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, err
 	})
 }
 
-// watched makes a copy that may hang. A copy that hangs leaves its slot.
+// watched runs a copy and reports when it hangs. A copy that hangs gives its slot back.
 func (c copying) watched(leave func(), run func(report func(copyReport)) (copier.How, error)) (copier.How, error) {
 	if err := c.troubles.check(c.claim); err != nil {
 		return copier.Copied, err
 	}
-	c.job.cut = time.Now()
+	c.job.pointInTime = time.Now()
 	w := watch{troubles: &c.troubles, claim: c.claim, leave: leave, after: min(stallAfter, c.exec.limit)}
 	how, err := run(func(r copyReport) {
 		c.job.report(r)
@@ -173,9 +173,9 @@ func (c copying) watched(leave func(), run func(report func(copyReport)) (copier
 	return how, c.explain(err)
 }
 
-// cut makes dst share all blocks of src at a point in time, under a freeze if possible. Errors:
-// errors.ErrUnsupported.
-func (c copying) cut(ctx context.Context, src, dst *os.File) error {
+// clonePointInTime makes dst share all blocks of src at a point in time, under a freeze if
+// possible. Errors: errors.ErrUnsupported.
+func (c copying) clonePointInTime(ctx context.Context, src, dst *os.File) error {
 	defer c.traffic.pause()()
 	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
 	if err != nil {
@@ -193,8 +193,8 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 	ordered := false
 	err = c.cfg.Images.Freeze(ctx, tenantOf(c.claim), []string{c.path()}, freezeLimit,
 		func(limit context.Context) error {
-			c.job.cut, ordered = time.Now(), true
-			if c.raw { // its writes continue: only a single clone of the whole file is of a point in time
+			c.job.pointInTime, ordered = time.Now(), true
+			if c.raw { // writes to a block device continue: only a single clone of the whole file is of a point in time
 				return clone.whole(ctx)
 			}
 			return clone.within(limit)
@@ -216,7 +216,7 @@ func (c copying) cut(ctx context.Context, src, dst *os.File) error {
 		}
 	}
 	c.count.unfrozen.Add(1)
-	c.job.cut = time.Now()
+	c.job.pointInTime = time.Now()
 	return c.explain(clone.whole(ctx))
 }
 
@@ -229,7 +229,7 @@ func canDoWithout(ctx context.Context, err error) (bool, error) {
 		return false, nil
 	case ctx.Err() != nil:
 		return false, errors.Join(ctx.Err(), err)
-	case errors.As(err, &g), errors.Is(err, mounter.ErrFrozen): // for the operator
+	case errors.As(err, &g), errors.Is(err, mounter.ErrFrozen): // an operator must act
 		return false, err
 	}
 	return errors.Is(err, mounter.ErrThawed) || errors.Is(err, mounter.ErrStalled) ||
@@ -281,7 +281,8 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 	}
 	if len(users) > 0 {
 		return nil, fmt.Errorf("%w: volume %s is mounted at %s, and the filesystem of the root cannot copy it at a "+
-			"point in time: unmount it, or use a class with consistency: none, for a copy that may be torn",
+			"point in time: unmount the volume, or use a class with consistency: none, for a copy that may be "+
+			"torn",
 			backend.ErrPrecondition, c.live, users[0])
 	}
 	return src.Stat()
@@ -290,9 +291,9 @@ func (c copying) quiet(src *os.File) (fs.FileInfo, error) {
 // path is the absolute path of the image.
 func (c copying) path() string { return c.store.Real(c.from, imageFile) }
 
-// subvolumeOf makes a snapshot of the source's data in the directory half. Errors:
+// subvolumeOf makes a snapshot of the source's data in an incomplete directory. Errors:
 // errors.ErrUnsupported if the data is not a subvolume.
-func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bool) error {
+func (c copying) subvolumeOf(ctx context.Context, incomplete *beneath.Dir, readOnly bool) error {
 	defer c.traffic.pause()()
 	leave, err := c.slots.cuts.Acquire(ctx, c.claim)
 	if err != nil {
@@ -302,13 +303,13 @@ func (c copying) subvolumeOf(ctx context.Context, half *beneath.Dir, readOnly bo
 	if err := c.troubles.check(c.claim); err != nil {
 		return err
 	}
-	c.job.cut = time.Now()
+	c.job.pointInTime = time.Now()
 	src, err := c.source()
 	if err != nil {
 		return err
 	}
 	defer src.Close()
-	parent, err := half.OpenDirFile(".")
+	parent, err := incomplete.OpenDirFile(".")
 	if err != nil {
 		return err
 	}
@@ -337,21 +338,21 @@ func (c copying) source() (*os.File, error) {
 	return src, nil
 }
 
-// heldBy returns the bytes on disk of the subvolume in half, shared blocks included. If the
-// filesystem does not count them, or has simple quotas, which leave out shared blocks, it is the
-// size of the source.
-func (s *root) heldBy(ctx context.Context, half *beneath.Dir, what content) (int64, error) {
+// heldBy returns the bytes on disk of a subvolume in an incomplete directory, shared blocks
+// included. If the filesystem does not count them, or has simple quotas, which leave out shared
+// blocks, heldBy returns the size of the source.
+func (s *root) heldBy(ctx context.Context, incomplete *beneath.Dir, source content) (int64, error) {
 	if m, why := s.mechanism(ctx); why != nil || m.Simple {
-		return what.Size, nil
+		return source.Size, nil
 	}
-	data, err := half.OpenDirFile(dataDir)
+	data, err := incomplete.OpenDirFile(dataDir)
 	if err != nil {
 		return 0, err
 	}
 	defer data.Close()
 	u, err := quota.Look(data, quota.Mark{Kind: quota.Subvolume})
 	if errors.Is(err, quota.ErrNotEnforced) {
-		return what.Size, nil
+		return source.Size, nil
 	}
 	return u.Used, err
 }

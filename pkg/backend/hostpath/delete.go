@@ -118,8 +118,8 @@ func (b *Backend) removeVolume(id string, inline bool) error {
 					return err
 				}
 				crashpoint.Reached("delete:checked")
-				// From now on the trash can be emptied, which frees the project: no volume has it
-				// any more.
+				// Yield the project before the move: the emptying of the trash removes the limit of
+				// a project only if no volume has the project.
 				b.catalog.YieldProject(v)
 				return nil
 			},

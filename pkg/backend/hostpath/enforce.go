@@ -17,8 +17,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// The size of an image is that of its file. A directory has a limit by a project quota of xfs or
-// ext4, or as a subvolume of btrfs with a quota group, if the filesystem has quotas enabled; the
+// The size of an image is the size of its file. A directory has a limit by a project quota of xfs
+// or ext4, or as a subvolume of btrfs with a quota group, if the filesystem has quotas enabled; the
 // driver never enables them. On btrfs directories are subvolumes in any case, for their snapshots.
 
 // dataMode is the mode of a new volume's directory. The directory belongs to root, as that of a new
@@ -26,8 +26,8 @@ import (
 const dataMode = 0o755
 
 // admit returns the mechanism for the limit of v's directory, and the reason if there can be no
-// limit. It records the reason in v. Errors: ErrExhausted if the limit is required, as another node
-// may have quotas; the error of the context.
+// limit. admit sets v.Promised. Errors: ErrExhausted if the limit is required, as another node may
+// have quotas; the error of the context.
 func (s *root) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, err error) {
 	m, why = s.mechanism(ctx)
 	switch wanted := v.set(enforceKey); {
@@ -41,26 +41,26 @@ func (s *root) admit(ctx context.Context, v *volume) (m quota.Mechanism, why, er
 	}
 }
 
-// makeDirectory makes the directory of a volume in half, with a limit if v wants one and the
-// filesystem can enforce it. The directory is empty, or fill fills it if that is not nil.
-func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir, v *volume,
+// makeDirectory makes the data directory of v in an incomplete directory, with a limit if v wants a
+// limit and the filesystem can enforce it. If fill is not nil, fill puts data into the directory.
+func (b *Backend) makeDirectory(ctx context.Context, s *root, incomplete *beneath.Dir, v *volume,
 	fill func(dir *os.File) error) error {
 	m, why, err := s.admit(ctx, v)
 	if err != nil {
 		return err
 	}
 	if m.Kind == "" {
-		if err := half.Mkdir(dataDir, dataMode); err != nil {
+		if err := incomplete.Mkdir(dataDir, dataMode); err != nil {
 			return err
 		}
-		if err := half.Chmod(dataDir, dataMode); err != nil { // independent of the umask
+		if err := incomplete.Chmod(dataDir, dataMode); err != nil { // independent of the umask
 			return err
 		}
-	} else if err := b.makeMarked(m, half, v); err != nil {
+	} else if err := b.makeMarked(m, incomplete, v); err != nil {
 		return err
 	}
 	if fill != nil {
-		dir, err := half.OpenDirFile(dataDir)
+		dir, err := incomplete.OpenDirFile(dataDir)
 		if err != nil {
 			return err
 		}
@@ -69,12 +69,12 @@ func (b *Backend) makeDirectory(ctx context.Context, s *root, half *beneath.Dir,
 			return err
 		}
 	}
-	return b.hold(half, v, why)
+	return b.enforce(incomplete, v, why)
 }
 
 // makeMarked makes the directory with a mark, so that it can have a limit.
-func (b *Backend) makeMarked(m quota.Mechanism, half *beneath.Dir, v *volume) error {
-	parent, err := half.OpenDirFile(".")
+func (b *Backend) makeMarked(m quota.Mechanism, incomplete *beneath.Dir, v *volume) error {
+	parent, err := incomplete.OpenDirFile(".")
 	if err != nil {
 		return err
 	}
@@ -85,8 +85,8 @@ func (b *Backend) makeMarked(m quota.Mechanism, half *beneath.Dir, v *volume) er
 	return err
 }
 
-// hold sets the limit of v's directory, in dir. why is the reason if there can be no limit.
-func (b *Backend) hold(dir *beneath.Dir, v *volume, why error) error {
+// enforce sets the limit of v's directory, in dir. why is the reason if there can be no limit.
+func (b *Backend) enforce(dir *beneath.Dir, v *volume, why error) error {
 	v.Enforced = why == nil && v.Mark != nil && v.set(enforceKey) != off
 	if !v.Enforced {
 		return nil
@@ -114,7 +114,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 	case wanted == required && why != nil:
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
 	case wanted != off && why == nil:
-		return b.hold(dir, v, nil)
+		return b.enforce(dir, v, nil)
 	case wanted != off || !v.Enforced: // the limit was not removed yet, or there never was one
 		return nil
 	case why != nil:
@@ -181,17 +181,18 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 		if err == nil {
 			err = fmt.Errorf("its limit is %d bytes, not %d", u.Limit, v.Size)
 		}
-		return condition(backend.Degraded, "SizeNotEnforced", "its size was enforced, and is not now: %v", err)
+		return condition(backend.Degraded, "SizeNotEnforced", "the size of the directory is no longer enforced: %v",
+			err)
 	case v.set(enforceKey) == preferred && (class || mutable): // reported only if the volume asks for a limit
-		return condition(backend.Degraded, "SizeNotEnforced", "its size cannot be enforced here: %s",
-			"mount the root with project quotas, or enable those of btrfs, and make it anew")
+		return condition(backend.Degraded, "SizeNotEnforced", "the size of the directory cannot be enforced: %s",
+			"mount the root with project quotas, or enable the quotas of btrfs, and create the volume again")
 	}
 	return nil
 }
 
-// heal sets limits that directories have lost, as quotas may have been off and on again, and
+// repairLimits sets the limits that directories have lost while quotas were off, and
 // removes quota groups of subvolumes that no longer exist.
-func (b *Backend) heal(ctx context.Context, s *root) {
+func (b *Backend) repairLimits(ctx context.Context, s *root) {
 	for _, v := range b.catalog.Volumes() {
 		if ctx.Err() != nil {
 			return
@@ -201,7 +202,7 @@ func (b *Backend) heal(ctx context.Context, s *root) {
 		}
 		b.panicked(guard.Do(func() error {
 			if u, err := b.look(s, v); err == nil && !u.Holds(v.Size) {
-				b.again(s, v)
+				b.repairLimit(s, v)
 			}
 			return nil
 		}))
@@ -212,9 +213,10 @@ func (b *Backend) heal(ctx context.Context, s *root) {
 	}
 }
 
-// again sets the limit of a directory that has lost it. again takes no lock, and checks whether the
-// volume has changed meanwhile. A limit that it cannot set stays in the volume's health.
-func (b *Backend) again(s *root, v *volume) {
+// repairLimit sets the limit of a directory that has lost its limit. repairLimit takes no lock, and
+// checks whether the volume has changed meanwhile. The health of the volume reports a limit that
+// cannot be set.
+func (b *Backend) repairLimit(s *root, v *volume) {
 	for was := (*volume)(nil); was != v && v != nil && v.Enforced; {
 		_ = b.limit(s, v, v.Size)
 		was = v
@@ -239,8 +241,8 @@ func (b *Backend) look(s *root, v *volume) (quota.Usage, error) {
 	return quota.Look(data, *v.Mark)
 }
 
-// Usage returns the usage of a subvolume, whose mount reports that of the whole filesystem. All
-// other mounts report their own.
+// Usage returns the usage of a subvolume with a limit, as its mount reports the usage of the whole
+// filesystem. For all other volumes known is false.
 func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bool, err error) {
 	s, err := b.ready()
 	if err != nil {
@@ -254,7 +256,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 		return u, false, nil
 	}
 	q, err := b.look(s, v)
-	if errors.Is(err, quota.ErrNotEnforced) { // its health reports that
+	if errors.Is(err, quota.ErrNotEnforced) { // the volume's health reports the error
 		return u, false, nil
 	}
 	if err != nil || q.Limit == 0 {
@@ -268,8 +270,8 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	return mounter.Usage{TotalBytes: q.Limit, UsedBytes: q.Used, AvailableBytes: min(free, disk.Free)}, true, nil
 }
 
-// stalled converts the error of a task that was given up to ErrPrecondition, and records it for the
-// health of the source until the helper has ended.
+// stalled converts the error of a task that was given up to ErrPrecondition, and records the error
+// for the health of the source until the helper has ended.
 func (b *Backend) stalled(c fair.Claim, err error) error {
 	g := (*givenUp)(nil)
 	if !errors.Is(err, errNoProgress) || !errors.As(err, &g) {

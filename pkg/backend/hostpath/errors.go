@@ -64,7 +64,7 @@ func exhausted(err error) error {
 	return err
 }
 
-// infeasible converts the errors of a disk that is full or that cannot have such a file to
+// infeasible converts the errors of a disk that is full or that cannot hold a file of that size to
 // ErrOutOfRange, which is final, so that the user can set a smaller size.
 func infeasible(err error) error {
 	if store.IsFull(err) || store.IsTooLarge(err) {
@@ -75,7 +75,7 @@ func infeasible(err error) error {
 
 // obstructed is the text of health and errors for an element of the wrong type in the path of a
 // volume's data.
-const obstructed = "something else is in the place of the data: %w: move the data back there, or restore it from a " +
+const obstructed = "the path of the data is obstructed: %w: move the data back to this path, or restore it from a " +
 	"backup"
 
 // misplaced converts ErrType, of an element in the path of data, to ErrPrecondition.

@@ -7,7 +7,7 @@ import (
 )
 
 // A copy or a removal of tenants' data can hang for any time: for example in the lock of an inode,
-// which a write holds. So an executor runs them in helper processes, where the platform has them,
+// which a write holds. So an executor runs both in helper processes, if the platform has helpers,
 // and can give them up.
 
 const (
@@ -30,7 +30,7 @@ var errNoProgress = errors.New("no progress")
 type copyReport struct {
 	Bytes int64         `json:"bytes"` // copied so far, shared blocks and holes included
 	Held  int64         `json:"held"`  // bytes of the disk that the copy takes, shared blocks included
-	Yield bool          `json:"yield"` // the copy waits for an answer, and gives way to calls
+	Yield bool          `json:"yield"` // the copy gives way to calls: the helper waits for an answer
 	Entry string        `json:"entry"` // the entry being copied with the oldest progress
 	Idle  time.Duration `json:"idle"`  // the time since that progress
 }

@@ -72,7 +72,7 @@ func finish(ctx context.Context, s *helper.Session, limit time.Duration, result 
 	return &givenUp{err, s.Gone()}
 }
 
-// openTask opens a directory that is open as a path only, to find out whether that hangs.
+// openTask opens a directory that is open as a path only, to find out whether the open hangs.
 var openTask = helper.Task{Name: "open-dir", Run: func(j *helper.Job) (any, error) {
 	dirs, err := helper.OpenDirs(j.Files)
 	if err != nil {
@@ -81,7 +81,8 @@ var openTask = helper.Task{Name: "open-dir", Run: func(j *helper.Job) (any, erro
 	return nil, dirs[0].Close()
 }}
 
-// open opens a directory for reading in a helper. Errors: errNoProgress in *givenUp if that hangs.
+// open opens a directory for reading in a helper. Errors: errNoProgress in *givenUp if the open
+// hangs.
 func (e *executor) open(ctx context.Context, dir *os.File) error {
 	s, err := e.start(openTask, nil, dir)
 	if err != nil {
@@ -136,8 +137,8 @@ func (e *executor) quota(dir *os.File, r quotaRequest, result any) error {
 	return finish(context.Background(), s, quotaLimit, result, func(json.RawMessage) error { return nil })
 }
 
-// reportEvery is the time between two reports of a copy. The helper sends them without pause, so
-// that a helper which is stopped is noticed.
+// reportEvery is the time between two reports of a copy. The helper always sends them, so that the
+// driver notices a helper that was stopped (SIGSTOP).
 const reportEvery = time.Second
 
 // copyResult is the outcome of a copy.
@@ -188,7 +189,7 @@ func runCopy(
 	return copyResult{how, reportOf(p)}, err
 }
 
-// yielder makes the workers of a copy give way to calls after each slice of work.
+// yielder makes the workers of a copy give way to calls after each time slice.
 type yielder struct {
 	job      *helper.Job
 	progress *copier.Progress
@@ -207,7 +208,7 @@ func (y *yielder) yield() {
 		r := reportOf(y.progress)
 		r.Yield = true
 		if y.job.Send(r) == nil {
-			_, _ = y.job.Receive(nil) // fails when the driver is gone, and so ends the copy
+			_, _ = y.job.Receive(nil) // fails when the driver has ended, and so ends the copy
 		}
 	}
 	y.last = time.Now()
@@ -266,7 +267,7 @@ type cloneOrder struct {
 }
 
 // cloneTask makes empty files share the blocks of others. Its files are pairs of source and target.
-// It starts when it receives an order, so that the start of a process is not part of a freeze.
+// The task waits for an order, so that a freeze need not wait for the start of a process.
 var cloneTask = helper.Task{Name: "clone", Errors: copyErrors, Run: func(j *helper.Job) (any, error) {
 	var o cloneOrder
 	if _, err := j.Receive(&o); err != nil {
@@ -304,7 +305,7 @@ func (c *cloner) close() {
 // cloneGrace is the time in which a helper must notice the end of its time.
 const cloneGrace = 30 * time.Second
 
-// within clones in pieces until ctx ends. It may return a moment later.
+// within clones in pieces until ctx ends, and may return a moment later.
 func (c *cloner) within(ctx context.Context) error {
 	end, ok := ctx.Deadline()
 	if !ok {

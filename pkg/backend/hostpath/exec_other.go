@@ -19,7 +19,7 @@ import (
 // HelperTasks is empty: this platform has no clone and no freeze that could hang.
 func HelperTasks() []helper.Task { return nil }
 
-// executor runs work in this process.
+// executor runs tasks in this process.
 type executor struct {
 	limit   time.Duration // unused: a copy in this process cannot be given up
 	giveWay func()        // unused

@@ -37,7 +37,7 @@ func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions
 	}
 	crashpoint.Reached("expand:grown")
 	if err := s.Rewrite(volumesDir, v.ID, volumeFormat, &larger); err != nil {
-		if v.Kind == image { // its file has this size, durably, and a start finds the size
+		if v.Kind == image { // the file has this size durably, and the next start reads it
 			b.catalog.PutVolume(&larger)
 		} else {
 			b.catalog.Release(larger.Size - v.Size)
@@ -66,7 +66,7 @@ func (s *root) growImage(v *volume) error {
 	if err != nil {
 		return err
 	}
-	if info.Size() < v.Size { // an earlier attempt may have made it longer
+	if info.Size() < v.Size { // an earlier attempt may have made the file longer
 		if err := file.Truncate(v.Size); err != nil {
 			return err
 		}

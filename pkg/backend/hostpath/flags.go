@@ -23,13 +23,13 @@ func (f *Flags) Declare(set *flag.FlagSet) {
 		"hostpath: `directory` that holds the volumes; it must exist, and is best a filesystem of its own")
 	set.BoolVar(&f.Init, "init-root", false,
 		"hostpath: take --root if it is empty and no root was served here before; without this flag, an empty "+
-			"directory is refused: it may be the mount point of a disk that is not mounted")
+			"directory is rejected: it may be the mount point of a disk that is not mounted")
 	set.BoolVar(&f.Adopt, "adopt-root", false,
 		"hostpath: serve --root even if it is not the root that was served before; set it for one start, then remove "+
 			"it")
 	set.Var((*uuidList)(&f.Lost), "lost-roots",
-		"hostpath: `UUIDs` of roots that never come back, with commas between them: where one was served, the root "+
-			"that is there now is taken as at a first start")
+		"hostpath: `UUIDs` of roots that never come back, with commas between them: if such a root was served last, "+
+			"the present root is taken as at a first start")
 }
 
 // uuidList is the value of a flag: UUIDs, separated by commas.
@@ -57,18 +57,19 @@ func (u *uuidList) Set(list string) error {
 // the root would be lost with its disk. Check follows links as far as they exist.
 func (f *Flags) Check(kubeletDir, stateDir string) error {
 	if !filepath.IsAbs(f.Root) {
-		return fmt.Errorf("--root=%s: the path is not absolute", f.Root)
+		return fmt.Errorf("invalid --root=%s: must be an absolute path", f.Root)
 	}
 	f.Root = filepath.Clean(f.Root)
 	for _, other := range []struct{ flag, dir string }{{"kubelet-dir", kubeletDir}, {"state-dir", stateDir}} {
 		if nested(f.Root, other.dir) || nested(resolved(f.Root), resolved(other.dir)) {
-			return fmt.Errorf("--root=%s and --%s=%s: neither may be inside the other", f.Root, other.flag, other.dir)
+			return fmt.Errorf("invalid --root=%s and --%s=%s: neither may be inside the other", f.Root, other.flag,
+				other.dir)
 		}
 	}
 	return nil
 }
 
-// resolved returns path without links, or path itself if that does not exist.
+// resolved returns path without links, or path itself if it does not exist.
 func resolved(path string) string {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		return target

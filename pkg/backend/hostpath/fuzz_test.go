@@ -254,9 +254,9 @@ func (g *garden) plant(t *testing.T, dir string, file, data []byte) map[string]s
 		return planted
 	}
 	for i, m := range made.Members {
-		if i < 4 && path.Dir(m.Half) == stagingDir && filepath.IsLocal(m.Half) && len(m.Half) < 200 &&
-			!strings.ContainsRune(m.Half, 0) {
-			_ = g.write(path.Join(m.Half, imageFile), []byte("x"))
+		if i < 4 && path.Dir(m.Incomplete) == stagingDir && filepath.IsLocal(m.Incomplete) && len(m.Incomplete) < 200 &&
+			!strings.ContainsRune(m.Incomplete, 0) {
+			_ = g.write(path.Join(m.Incomplete, imageFile), []byte("x"))
 		}
 	}
 	return planted

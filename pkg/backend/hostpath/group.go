@@ -21,9 +21,9 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// A group exists when its record is at its path, groups/<id>/record.json; it gets there after the
-// data of all of its members is durable. Then its members are renamed to their paths; if a driver
-// dies in between, the next start does so. A deletion removes the record first: the next start
+// A group exists when its record is at groups/<id>/record.json. The record gets there after the
+// data of all members is durable. Then the members are renamed to their paths. If the driver dies
+// in between, the next start renames them. A deletion removes the record first: the next start
 // deletes members without a group.
 
 // SnapshotGroup makes snapshots of images at a point in time, while none of their filesystems is
@@ -31,8 +31,8 @@ import (
 func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (backend.Group, error) {
 	g, err := b.makeGroup(o, &group{ID: volumeid.New(volumeid.Group, b.cfg.Node, o.Name), Name: o.Name},
 		func(t *taking) error {
-			what := "volumes " + strings.Join(t.sources, ", ")
-			return b.runOrJoin(ctx, t.group.ID, what, t.sources,
+			description := "volumes " + strings.Join(t.sources, ", ")
+			return b.runOrJoin(ctx, t.group.ID, description, t.sources,
 				func(ctx context.Context, _ *jobs.Job) error { return t.run(ctx) })
 		})
 	if err != nil {
@@ -41,8 +41,8 @@ func (b *Backend) SnapshotGroup(ctx context.Context, o backend.GroupOptions) (ba
 	return b.publicGroup(g)
 }
 
-// makeGroup finds the group with the ID of g, or makes it as g, without members yet: begin runs the
-// given job.
+// makeGroup finds the group with the ID of g, or makes it. g has no members yet. begin runs the job
+// t.
 func (b *Backend) makeGroup(o backend.GroupOptions, g *group, begin func(t *taking) error) (*group, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -134,25 +134,26 @@ func (t *taking) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := t.cut(ctx); err != nil {
+	if err := t.copyAll(ctx); err != nil {
 		return err
 	}
 	if err := t.record(); err != nil {
 		return err
 	}
 	crashpoint.Reached("group:recorded")
-	if err := asked(ctx, t.durable); err != nil {
+	if err := callHook(ctx, t.durable); err != nil {
 		return err
 	}
-	if err := t.commit(t.jobs.Context()); err != nil { // the caller need not wait for it
+	if err := t.commit(t.jobs.Context()); err != nil { // the end of the call does not stop the commit
 		return err
 	}
 	t.catalog.PutGroup(t.group, t.snapshots...)
 	return nil
 }
 
-// asked returns the answer of hook, if it is set, or the reason why ctx has ended meanwhile.
-func asked(ctx context.Context, hook func(context.Context) error) error {
+// callHook calls hook, if it is not nil, and returns its error, or the reason why ctx has ended
+// meanwhile.
+func callHook(ctx context.Context, hook func(context.Context) error) error {
 	if hook != nil {
 		if err := hook(ctx); err != nil {
 			return err
@@ -168,11 +169,11 @@ func (t *taking) open(v *volume) error {
 			nameOfMember(t.group.ID, v.ID)), Name: v.ID, Source: v.ID, Accept: frozen,
 		content: v.content, Group: t.group.ID,
 	}
-	half, err := t.store.NewIncomplete(n.ID)
+	incomplete, err := t.store.NewIncomplete(n.ID)
 	if err != nil {
 		return err
 	}
-	m := member{ID: n.ID, Source: v.ID, Half: half}
+	m := member{ID: n.ID, Source: v.ID, Incomplete: incomplete}
 	t.group.Members, t.snapshots = append(t.group.Members, m), append(t.snapshots, n)
 	t.images = append(t.images, t.store.dataPath(v))
 	src, err := t.store.Dir().OpenFile(path.Join(volumesDir, v.ID, imageFile), os.O_RDONLY, 0)
@@ -180,7 +181,7 @@ func (t *taking) open(v *volume) error {
 		return missing(err)
 	}
 	t.files = append(t.files, [2]*os.File{src})
-	dst, err := t.store.Dir().OpenFile(path.Join(m.Half, imageFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	dst, err := t.store.Dir().OpenFile(path.Join(m.Incomplete, imageFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -188,8 +189,8 @@ func (t *taking) open(v *volume) error {
 	return nil
 }
 
-// cut makes all copies at a point in time.
-func (t *taking) cut(ctx context.Context) error {
+// copyAll makes all copies at a point in time.
+func (t *taking) copyAll(ctx context.Context) error {
 	defer t.traffic.pause()()
 	crashpoint.Reached("group:prepared")
 	var refused error // an error of the caller's hook, returned unchanged
@@ -208,7 +209,7 @@ func (t *taking) cut(ctx context.Context) error {
 	}
 	defer clone.close()
 	err = t.cfg.Images.Freeze(ctx, tenantOf(t.claim), t.images, freezeLimit, func(limit context.Context) error {
-		if refused = asked(limit, t.frozen); refused != nil {
+		if refused = callHook(limit, t.frozen); refused != nil {
 			return refused
 		}
 		t.group.Created = time.Now().UTC()
@@ -221,11 +222,11 @@ func (t *taking) cut(ctx context.Context) error {
 	case errors.Is(err, errors.ErrUnsupported):
 		return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 	}
-	return fmt.Errorf("%w: no one moment: %w", backend.ErrUnavailable, err)
+	return fmt.Errorf("%w: no common point in time: %w", backend.ErrUnavailable, err)
 }
 
-// record makes the copies durable, with a record beside each. After a death they are swept all the
-// same.
+// record makes the copies durable, with a record beside each. Until the commit, a crash leaves them
+// to the sweep of the next start.
 func (t *taking) record() error {
 	for i, n := range t.snapshots {
 		dst := t.files[i][1]
@@ -246,18 +247,18 @@ func (t *taking) record() error {
 			return err
 		}
 		t.reserved += n.Held
-		if err := t.store.RecordIncomplete(t.group.Members[i].Half, snapshotFormat, n); err != nil {
+		if err := t.store.RecordIncomplete(t.group.Members[i].Incomplete, snapshotFormat, n); err != nil {
 			return err
 		}
 	}
 	return errors.Join(t.close(), t.store.Sync(stagingDir))
 }
 
-// commit makes the group: with its record, all of its members are there.
+// commit writes the record of the group, and with it the group and all members exist.
 func (t *taking) commit(ctx context.Context) error {
 	slices.SortFunc(t.group.Members, func(a, b member) int { return strings.Compare(a.ID, b.ID) })
-	err := t.store.make(ctx, groupsDir, t.group.ID, func(half *beneath.Dir) error {
-		return store.WriteRecord(half, t.group.format(), t.group)
+	err := t.store.make(ctx, groupsDir, t.group.ID, func(incomplete *beneath.Dir) error {
+		return store.WriteRecord(incomplete, t.group.format(), t.group)
 	})
 	if err != nil {
 		return err
@@ -270,11 +271,11 @@ func (t *taking) commit(ctx context.Context) error {
 	return nil
 }
 
-// finish renames the members of a group that is committed into their places, if they are not there.
-// The caller syncs.
+// finish renames the members of a committed group to their paths, unless an earlier call did. The
+// caller syncs.
 func (s *root) finish(g *group) error {
 	for _, m := range g.Members {
-		if err := s.MoveIn(m.Half, snapshotsDir, m.ID); err != nil {
+		if err := s.MoveIn(m.Incomplete, snapshotsDir, m.ID); err != nil {
 			return err
 		}
 	}
@@ -294,12 +295,12 @@ func (t *taking) close() error {
 	return failed
 }
 
-// undo takes everything away that was made, after the error why.
+// undo removes the incomplete members after the error why.
 func (t *taking) undo(why error) error {
 	failed := t.close()
 	t.catalog.Release(t.reserved)
 	for _, m := range t.group.Members {
-		failed = errors.Join(failed, t.store.Drop(m.Half, why))
+		failed = errors.Join(failed, t.store.Drop(m.Incomplete, why))
 	}
 	return failed
 }
@@ -316,8 +317,8 @@ func (b *Backend) publicGroup(g *group) (backend.Group, error) {
 	return group, nil
 }
 
-// lostMember returns the error for a group without one of its members: another call may be deleting
-// it. Once that call is done, the group is not in the index.
+// lostMember returns the error for a group that lacks a member. Another call may be deleting the
+// group, which is no longer in the index when that call ends.
 func (b *Backend) lostMember(g *group, why error) error {
 	deleting := b.jobs.InExclusiveUse(g.ID)
 	if !deleting {
@@ -328,7 +329,7 @@ func (b *Backend) lostMember(g *group, why error) error {
 		return fmt.Errorf("%w: group %s is being deleted", backend.ErrBusy, g.ID)
 	}
 	return fmt.Errorf("group %s has lost a member: %v", g.ID,
-		why) //nolint:errorlint // ErrNotFound would be that of the group
+		why) //nolint:errorlint // ErrNotFound would mean the group
 }
 
 // GetGroup returns the group.

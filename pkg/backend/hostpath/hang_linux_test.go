@@ -273,8 +273,8 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 	})
 }
 
-// TestTroublesAreForgotten: the reason for a failure may be gone after some minutes, or with the next
-// copy; a copy that hangs is told for as long as it hangs.
+// TestTroublesAreForgotten: the reason for a failure may be gone after some minutes, or with the
+// next copy; a copy that hangs is told for as long as it hangs.
 func TestTroublesAreForgotten(t *testing.T) {
 	var all troubles
 	failed, hangs := fair.Claim{Volume: "failed"}, fair.Claim{Volume: "hangs"}
@@ -406,8 +406,8 @@ func held(slots *fair.Slots) (n int) {
 	return n
 }
 
-// TestNoTenantAndNoKindHoldsAllSlots: for each resource of a node, of a hundred claims of one tenant
-// or volume half of the slots are held, and of one kind all but one.
+// TestNoTenantAndNoKindHoldsAllSlots: for each resource of a node, of a hundred claims of one
+// tenant or volume half of the slots are held, and of one kind all but one.
 func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 	s := newSlots()
 	for name, resource := range map[string]struct {

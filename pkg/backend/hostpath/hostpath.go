@@ -3,40 +3,41 @@
 //
 // On disk:
 //
-//	<root>/identity.json         which root this is
+//	<root>/identity.json         identity of the root
 //	<root>/volumes/<id>/         record.json, and data/ or image.raw, the content that pods see
 //	<root>/snapshots/<id>/       the same of a snapshot
 //	<root>/groups/<id>/          record.json, which names the snapshots of one point in time
 //	<root>/staging/              incomplete objects; moved to trash/ at start
 //	<root>/trash/                deleted objects, emptied in the background
 //
-// Each object is made in staging/, made durable, and renamed into its place. After a SIGKILL or a
-// power cut at any moment the whole object is there, or none. A deletion is a rename to trash/. The
-// records are read once, at start, so the cost of a call does not grow with the number of volumes,
-// except for lists.
+// Each object is made in staging/, made durable, and renamed to its final path. After a SIGKILL or
+// a power cut at any moment the whole object exists, or no part of it. A deletion is a rename to
+// trash/. The records are read once, at start, so the cost of a call does not grow with the number
+// of volumes, except for lists.
 //
 // Every path below the root is resolved by package beneath, which follows no link. The content of
 // data/ belongs to tenants, and the driver never follows it either.
 //
-// Below the root, objects are named relative to it. Absolute paths occur in what package
-// mounter gets, and in messages.
+// Paths of objects are relative to the root. Absolute paths occur in messages and in the calls of
+// package mounter.
 //
-// This package decides, and maps errors to the classes of package backend. The package calls three
-// others, which know nothing of each other: internal/store keeps objects on the disk,
+// This package makes the decisions, and maps errors to the classes of package backend. It calls
+// three packages that do not import each other: internal/store keeps objects on the disk,
 // internal/catalog finds them in memory, and internal/jobs runs copies that take longer than a
 // call.
 //
-// Create takes this path. Create plans the content of the volume from the request (content.go) and
-// looks in the catalog for a volume of that name: if there is one, it must fit the plan, and Create
-// ends. Create asks jobs whether a copy is making that volume, and reserves the capacity in the
-// catalog. Then store.Make makes a directory in staging/. Create fills it with a directory that is
-// held to its size (enforce.go) or with an image and its filesystem (volume.go), and with the
-// record. store.Make syncs it, renames it to volumes/ and syncs that. Last, the volume enters the
-// catalog. After an error up to the rename, store.Make removes the incomplete directory, and Create
-// gives the capacity back. After an error of the last sync, store.Make undoes the rename. If it
-// cannot, the result is known at the next start only: until then the catalog holds the error in
-// place of the volume, and the capacity stays reserved. Restore and Clone differ in two points: a
-// job runs the steps from the reservation on, and it fills the directory with a copy.
+// Create takes these steps. Create plans the content of the volume from the request (content.go)
+// and looks in the catalog for a volume of that name: an existing volume must fit the plan, and
+// Create ends. Create asks package jobs whether a copy is making that volume, and reserves the
+// capacity in the catalog. Then store.Make makes a directory in staging/. Create fills this
+// directory with a data directory that has a limit (enforce.go) or with an image and its filesystem
+// (volume.go), and with the record. store.Make syncs the directory, renames it to volumes/<id>, and
+// syncs volumes/. Last, Create adds the volume to the catalog. After an error up to the rename,
+// store.Make removes the incomplete directory, and Create gives the capacity back. After an error
+// of the last sync, store.Make undoes the rename. If that fails, too, only the next start finds out
+// whether the volume exists: until then the catalog has the error instead of the volume, and the
+// capacity stays reserved. Restore and Clone differ in two points: a job runs the steps from the
+// reservation on, and the directory is filled with a copy.
 package hostpath
 
 import (
@@ -77,8 +78,9 @@ var (
 	_ backend.Differ           = (*Backend)(nil)
 )
 
-// New returns a Backend that opens its root in the background, and retries until it succeeds: Probe
-// reports the state. Until then every call is ErrUnavailable. Close ends it.
+// New returns a Backend, which opens its root in the background and retries until that succeeds.
+// Until then every call returns ErrUnavailable, and Probe reports the state. The caller calls
+// Close.
 func New(cfg Config) (*Backend, error) {
 	if !filepath.IsAbs(cfg.Root) || filepath.Clean(cfg.Root) != cfg.Root {
 		return nil, fmt.Errorf("%w: invalid root %q: must be an absolute, clean path", backend.ErrInvalid, cfg.Root)
@@ -91,7 +93,7 @@ func New(cfg Config) (*Backend, error) {
 		if s == nil {
 			return
 		}
-		b.panicked(guard.Do(func() error { b.heal(ctx, s); return nil }))
+		b.panicked(guard.Do(func() error { b.repairLimits(ctx, s); return nil }))
 		guard.Keep(ctx, func(err error) { b.panicked(err) }, func() { b.emptyTrash(ctx, s) })
 	})
 	return b, nil
@@ -136,7 +138,7 @@ func (b *Backend) open(ctx context.Context) *root {
 	}
 }
 
-// openOnce opens the root and reads it.
+// openOnce opens the root and reads its records.
 func (b *Backend) openOnce() (*root, error) {
 	s, err := openRoot(b.cfg)
 	if err != nil {
@@ -144,7 +146,7 @@ func (b *Backend) openOnce() (*root, error) {
 	}
 	loaded := false
 	defer func() {
-		if !loaded { // also after a panic: the next try needs the lock
+		if !loaded { // also after a panic: the next attempt needs the lock
 			s.Close()
 		}
 	}()

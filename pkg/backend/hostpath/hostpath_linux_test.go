@@ -148,8 +148,8 @@ func TestAnEmptyFilesystemHasRoom(t *testing.T) {
 	})
 }
 
-// TestChangesOnAFullDisk: an expansion that the disk has no room for is final, so that the user may ask for less. No other
-// change is.
+// TestChangesOnAFullDisk: an expansion that the disk has no room for is final, so that the user may
+// ask for less. No other change is.
 func TestChangesOnAFullDisk(t *testing.T) {
 	ctx := context.Background()
 	w := newDisk(t, "size=64m,nr_inodes=40")

@@ -419,7 +419,8 @@ func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
 	w.refused()             // and it is no longer the first node's
 }
 
-// All nodes of a cluster are told of all lost roots. The one that a disk was taken from says that it has lost it.
+// All nodes of a cluster are told of all lost roots. The one that a disk was taken from says that
+// it has lost it.
 func TestAnAdoptedDiskIsntTheOneThatItsOldNodeLost(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
@@ -459,7 +460,8 @@ func nameless(w *world, path string) {
 	}
 }
 
-// TestALostRootIsGivenUpOnce: what is said of one root holds for no other, nor for the same node's next one.
+// TestALostRootIsGivenUpOnce: what is said of one root holds for no other, nor for the same node's
+// next one.
 func TestALostRootIsGivenUpOnce(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
@@ -492,7 +494,8 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	second := unmount()
 	w.refused(gone)
 
-	// The first disk turns up again. It is served when it isn't called lost any more, and then it is missed like any.
+	// The first disk turns up again. It is served when it isn't called lost any more, and then it
+	// is missed like any.
 	if err := errors.Join(os.RemoveAll(w.cfg.Root), os.Rename(w.cfg.Root+"1", w.cfg.Root)); err != nil {
 		t.Fatal(err)
 	}
@@ -804,7 +807,7 @@ func TestAFreezeThatStaysIsTold(t *testing.T) {
 		}}
 	c := copying{Backend: w.open(), store: &root{Store: new(store.Store)}, job: &copyJob{Job: new(jobs.Job)}}
 	src, dst := w.file("src"), w.file("dst")
-	if err := c.cut(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {
+	if err := c.clonePointInTime(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {
 		t.Errorf("cut = %v, want ErrFrozen", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // load finishes committed groups, moves incomplete objects of an earlier process to the trash,
 // makes the objects that it finds durable, and reads all records into the index. load reports an
-// object with an error and leaves it alone; the others are served.
+// object with an error and leaves it alone. All other objects are served.
 func (b *Backend) load(s *root) (err error) {
 	var c contents
 	if c.Groups, c.BrokenGroups, err = store.ReadAll(s.Store,
@@ -36,8 +36,8 @@ func (b *Backend) load(s *root) (err error) {
 		return err
 	}
 	// A driver that died between a rename and its fsync left a state that the kernel shows and the
-	// disk may not have. The retry of that create finds the volume, the retry of that delete finds
-	// none, and neither has a reason to sync.
+	// disk may not have. A repeated create finds the volume, a repeated delete finds no volume, and
+	// neither has a reason to sync.
 	if err := s.Sync(volumesDir, snapshotsDir, groupsDir, trashDir); err != nil {
 		return err
 	}
@@ -66,8 +66,8 @@ func (s *root) checkVolume(v *volume, dir string) error {
 	return err
 }
 
-// finishAll finishes committed groups, and returns those that it finished. The others are in broken
-// then.
+// finishAll finishes committed groups and returns them. A group that cannot be finished gets an
+// entry in broken.
 func (s *root) finishAll(groups []*group, broken map[string]error) (finished []*group) {
 	for _, g := range groups {
 		err := s.finish(g)
@@ -146,7 +146,7 @@ func (b *Backend) sweep(s *root, dir, name string) error {
 }
 
 // sweepMembers sweeps the members of groups that are deleted, and returns the other snapshots. A
-// member with an error is in broken then.
+// member that cannot be swept gets an entry in broken.
 func (b *Backend) sweepMembers(s *root, all []*snapshot, broken map[string]error) (left []*snapshot) {
 	for _, n := range all {
 		if n.Group == "" {

@@ -8,7 +8,8 @@ import (
 
 // namespaceAttribute is the extended attribute of a volume's directory that holds the namespace of
 // its claim. It is a hint for fair shares and not part of the record, whose format older releases
-// read. It is not synced, and can be missing: then the volume counts as a tenant of its own.
+// read. The attribute is not synced and can be missing: then the volume counts as a tenant of its
+// own.
 const namespaceAttribute = "user.causeway.namespace"
 
 // maxNamespace is the length of the longest name of a namespace: RFC 1123, DNS label.

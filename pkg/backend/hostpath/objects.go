@@ -17,19 +17,19 @@ import (
 // volumeFormat is the format of a volume's record.json. Version 1 is the first.
 var volumeFormat = record.Format{Version: 1}
 
-// volume is the content of a record.json. It never changes once the index has it.
+// volume is the content of a record.json. A volume in the index never changes.
 type volume struct {
 	ID   string `json:"id"`
 	Name string `json:"name"` // given to CreateVolume, or the kubelet's handle of an inline volume
 	content
 	Inline  bool      `json:"inline,omitempty"`
-	From    *origin   `json:"from,omitempty"`    // nil if it was created empty
-	Class   settings  `json:"class,omitempty"`   // from its creation
+	From    *origin   `json:"from,omitempty"`    // nil if the volume was created empty
+	Class   settings  `json:"class,omitempty"`   // set by the creation
 	Mutable settings  `json:"mutable,omitempty"` // set later; they override Class
 	Created time.Time `json:"created"`
 
-	// Of a directory: the mark of its limit, nil if it can have none; whether it has a limit; and
-	// whether it had none at its creation, though a limit was preferred.
+	// Of a directory: the mark of its limit, nil if it cannot have a limit; whether it has a limit;
+	// and whether it had no limit at its creation although enforce was "preferred".
 	Mark     *quota.Mark `json:"mark,omitempty"`
 	Enforced bool        `json:"enforced,omitempty"`
 	Promised bool        `json:"promised,omitempty"`
@@ -71,8 +71,8 @@ func (v *volume) public() backend.Volume {
 	}
 }
 
-// Most volumes have only defaults in these maps. They share them, as a list has thousands of
-// volumes: do not modify them.
+// Volumes with default settings share these maps, as a list has thousands of volumes. Do not modify
+// the maps.
 var (
 	plainParameters = map[kind]map[string]string{directory: {kindKey: string(directory)},
 		image: {kindKey: string(image)}}
@@ -137,11 +137,11 @@ func mutableOf(v *volume) map[string]string {
 
 // bytes returns a setting that is a number of bytes, 0 if it is not set.
 func (v *volume) bytes(key string) int64 {
-	n, _ := strconv.ParseInt(v.set(key), 10, 64) // it was validated when it was set
+	n, _ := strconv.ParseInt(v.set(key), 10, 64) // the value was validated when it was set
 	return n
 }
 
-// plan sets the fields of v as o requests; if from is not nil, v is a copy of that. Errors:
+// plan sets the fields of v as o requests; if from is not nil, v is a copy of from. Errors:
 // ErrInvalid, ErrOutOfRange.
 func (v *volume) plan(o backend.CreateOptions, from *content) (err error) {
 	if v.content, err = planContent(o, from); err != nil {
@@ -171,7 +171,7 @@ func (v *volume) fits(want *volume, o backend.CreateOptions) error {
 	if !maps.Equal(v.Class, want.Class) {
 		return fmt.Errorf("%w: the volume was created with %v", backend.ErrExists, v.Class)
 	}
-	for key, value := range want.Mutable { // others may have changed since
+	for key, value := range want.Mutable { // other settings may have changed since
 		if v.set(key) != value {
 			return fmt.Errorf("%w: the volume's %s is %q", backend.ErrExists, key, v.set(key))
 		}
@@ -310,9 +310,9 @@ func (g *group) format() record.Format {
 
 // member is a snapshot of a group.
 type member struct {
-	ID     string `json:"id"`
-	Source string `json:"source"` // ID of the volume
-	Half   string `json:"half"`   // its directory below the root before its rename
+	ID         string `json:"id"`
+	Source     string `json:"source"` // ID of the volume
+	Incomplete string `json:"half"`   // its directory below the root before its rename
 }
 
 func (g *group) sources() []string {
@@ -331,8 +331,8 @@ func (g *group) members() []string {
 	return ids
 }
 
-// fits returns ErrExists unless g has these volumes, in the order of their IDs, and its parts
-// together have those.
+// fits returns ErrExists unless g has the volumes sources and its parts together have the volumes
+// all. Both are in the order of their IDs.
 func (g *group) fits(sources, all []string) error {
 	if slices.Equal(g.sources(), sources) && slices.Equal(g.All, all) {
 		return nil
@@ -351,7 +351,7 @@ func (g *group) hasMembers(snapshots []string) error {
 
 func (g *group) isPart() bool { return g.Cut != "" }
 
-// beside returns a text with the group of which g is a part, if it is a part.
+// beside returns a text for messages with the volumes of all parts, or "" if g is not a part.
 func (g *group) beside() string {
 	if !g.isPart() {
 		return ""
@@ -359,7 +359,7 @@ func (g *group) beside() string {
 	return ", as a part of a group of " + strings.Join(g.All, ", ")
 }
 
-// of returns ErrPrecondition unless g is of that cut, and ErrNotFound if it is not a part.
+// of returns ErrNotFound if g is not a part, and ErrPrecondition if g is a part of another cut.
 func (g *group) of(cut string) error {
 	switch {
 	case !g.isPart():

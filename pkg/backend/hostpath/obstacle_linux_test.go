@@ -289,7 +289,7 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 					t.Errorf("Health = %+v, %v, want DataMissing", c, failed)
 				}
 				if obstacle == "link" {
-					same := "something else is in the place of the data: "
+					same := "the path of the data is obstructed: "
 					_, taken := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 					calls := map[string]error{"Mount": err, "Snapshot": taken, "Health": errors.New(c[0].Message)}
 					if path.Base(tc.place(s)) != dataDir { // which goes to the trash with its link
@@ -365,8 +365,8 @@ func (w *world) member(g *group, i int) string {
 	n := &snapshot{ID: m.ID, Name: m.Source, Source: m.Source, Accept: frozen, Group: g.ID, Created: someTime,
 		content: goodImage().content}
 	file, err := snapshotFormat.Encode(n)
-	w.record(m.Half, file, err)
-	return m.Half
+	w.record(m.Incomplete, file, err)
+	return m.Incomplete
 }
 
 // A group is there from its commit on. If its members can't be moved, or its record can't be read,

@@ -22,8 +22,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/record"
 )
 
-// interruptedRoot is a root with quotas on btrfs that the release at commit d787869 has made, with the
-// states in which a crash can leave it. See testdata/README.md.
+// interruptedRoot is a root with quotas on btrfs that the release at commit d787869 has made, with
+// the states in which a crash can leave it. See testdata/README.md.
 const interruptedRoot = "testdata/interrupted-d787869.tar.gz"
 
 // interruptedContent is what that release returned for the root, in held.json of the archive.
@@ -60,8 +60,8 @@ func (w *world) sums() map[string]string {
 	return all
 }
 
-// sizeKey marks a sparse file in the archive: the file has this size, and its entry holds only blocks
-// of 4096 bytes that are not zero, each after its offset in 8 bytes.
+// sizeKey marks a sparse file in the archive: the file has this size, and its entry holds only
+// blocks of 4096 bytes that are not zero, each after its offset in 8 bytes.
 const (
 	sizeKey     = "CAUSEWAY.size"
 	sparseBlock = 4096
@@ -124,8 +124,9 @@ func unpackEntry(path string, header *tar.Header, body io.Reader) error {
 	return f.Truncate(size)
 }
 
-// TestAnInterruptedRootOfAnEarlierReleaseIsServed: an upgrade after a crash finishes what the earlier
-// release committed, sweeps what it did not, and keeps the data and the records of all others.
+// TestAnInterruptedRootOfAnEarlierReleaseIsServed: an upgrade after a crash finishes what the
+// earlier release committed, sweeps what it did not, and keeps the data and the records of all
+// others.
 func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)
@@ -165,7 +166,8 @@ func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 	changeAll(w, b, h)
 }
 
-// inPlace returns the path of a record after the start: a member of the group may have been in staging/.
+// inPlace returns the path of a record after the start: a member of the group may have been in
+// staging/.
 func inPlace(h interruptedContent, name string) string {
 	for _, n := range h.Group.Snapshots {
 		if strings.HasPrefix(name, stagingDir+"/"+n.ID) {

@@ -12,8 +12,8 @@ import (
 )
 
 // A part of a group on several nodes is a group of the volumes of this node, with an ID that is the
-// same on all nodes. While it is made, the caller that makes all parts is asked twice. The record
-// stores whether all parts are known to be committed.
+// same on all nodes. While the part is made, two hooks ask the caller, which makes all parts. The
+// record stores whether all parts are known to be committed.
 
 // SnapshotPart makes snapshots of images at a point in time, which o.Frozen extends to other nodes.
 func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (backend.Part, error) {
@@ -49,16 +49,16 @@ func (b *Backend) GetPart(_ context.Context, id string) (backend.Part, error) {
 	return b.publicPart(g)
 }
 
-// SettlePart replaces the record.
+// SettlePart records that all parts are committed.
 func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	s, err := b.ready()
 	if err != nil {
 		return err
 	}
-	if _, err := b.part(id); err != nil { // perhaps it is being made
+	if _, err := b.part(id); err != nil { // ErrNotFound, not ErrInUse, while the part is being made
 		return err
 	}
-	release, err := b.exclusive(id) // otherwise it could be discarded meanwhile
+	release, err := b.exclusive(id) // otherwise DiscardPart could run meanwhile
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (b *Backend) SettlePart(_ context.Context, id, cut string) error {
 	next := *g
 	next.Settled = true
 	crashpoint.Reached("part:settling")
-	// the old record stays: other nodes may have settled their parts
+	// After an error the old record stays: other nodes may have settled their parts.
 	if err := s.Rewrite(groupsDir, id, partFormat, &next); err != nil {
 		return fmt.Errorf("%w: settle group %s: %w", backend.ErrUnavailable, id, err)
 	}

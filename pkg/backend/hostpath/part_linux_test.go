@@ -90,8 +90,8 @@ func (n *node) kept(part backend.Part) uint64 {
 	return binary.LittleEndian.Uint64(data)
 }
 
-// inTurns writes 1, 2, 3… to files, to each when the number is durable in the one before. last is durable in all. What
-// it returns ends that.
+// inTurns writes 1, 2, 3… to files, to each when the number is durable in the one before. last is
+// durable in all. What it returns ends that.
 func inTurns(t *testing.T, last *atomic.Uint64, names ...string) (end func()) {
 	var files []*os.File
 	for _, name := range names {
@@ -146,8 +146,8 @@ func together(all int64) func(context.Context) error {
 	}
 }
 
-// partsOf makes the parts of a group, with one volume on each node, as a router does that is slow: one node is frozen
-// already when the next one hears of it.
+// partsOf makes the parts of a group, with one volume on each node, as a router does that is slow:
+// one node is frozen already when the next one hears of it.
 func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.Part {
 	t.Helper()
 	all := slices.Sorted(slices.Values(ids))

@@ -14,7 +14,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// List returns volumes from the index. A volume whose record cannot be read is in ListHealth only.
+// List returns volumes from the index. Only ListHealth returns a volume whose record cannot be
+// read.
 func (b *Backend) List(_ context.Context, after string, limit int) (page []backend.Volume, more bool, err error) {
 	if _, err := b.ready(); err != nil {
 		return nil, false, err
@@ -33,7 +34,8 @@ func (b *Backend) List(_ context.Context, after string, limit int) (page []backe
 	return page, more, nil
 }
 
-// Capacity returns the capacity for directories and images.
+// Capacity returns the capacity for directories or images, as o requests: 0 if no such volume can
+// be made.
 func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backend.Capacity, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -58,11 +60,12 @@ func (b *Backend) Capacity(ctx context.Context, o backend.CreateOptions) (backen
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	room := disk.Offered(b.catalog.Reserved())
-	return backend.Capacity{Available: room, Maximum: room}, nil
+	available := disk.Offered(b.catalog.Reserved())
+	return backend.Capacity{Available: available, Maximum: available}, nil
 }
 
-// Health looks at the record and the directory of one volume.
+// Health returns the conditions of one volume: of its record, its data, its filesystem and its
+// copies.
 func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -79,8 +82,8 @@ func (b *Backend) Health(_ context.Context, id string) ([]backend.Condition, err
 	return b.diagnose(s, id, v, err, failing), nil
 }
 
-// ListHealth examines every volume after the volume after, until it has found limit volumes with a
-// condition.
+// ListHealth examines the volumes whose IDs are above after, and returns the first volumes with a
+// condition, at most limit.
 func (b *Backend) ListHealth(ctx context.Context, after string,
 	limit int) (sick []backend.VolumeHealth, more bool, err error) {
 	s, err := b.ready()
@@ -125,7 +128,7 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 	switch {
 	case errors.Is(err, record.ErrNewer):
 		return condition(backend.Inaccessible, "RecordOfNewerVersion",
-			"%v: run the release that made it, or a newer one", err)
+			"%v: run the release that made it, or a newer release", err)
 	case err != nil:
 		dir := s.Path(volumesDir, id)
 		if at, statErr := os.Lstat(dir); statErr != nil || !at.IsDir() { // a link may lead to another tenant's data
@@ -140,7 +143,7 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 	info, err := s.data(v)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return condition(backend.DataLoss, "DataMissing", "%s is gone: restore it from a backup", s.dataPath(v))
+		return condition(backend.DataLoss, "DataMissing", "%s is missing: restore it from a backup", s.dataPath(v))
 	case errors.Is(err, beneath.ErrType):
 		return condition(backend.DataLoss, "DataMissing", "%v", fmt.Errorf(obstructed, err))
 	case err != nil:
@@ -155,20 +158,23 @@ func (b *Backend) observe(s *root, id string, v *volume, err error,
 	return b.unenforced(s, v)
 }
 
-// conditionOf returns the health of a volume whose image has a filesystem that failed.
+// conditionOf returns the condition of a volume whose filesystem has failed.
 func conditionOf(f mounter.Failure) []backend.Condition {
 	switch f.Kind {
 	case mounter.Down:
 		return condition(backend.Inaccessible, "FilesystemDown",
-			"%s: see dmesg; end its pods, and it is checked or its log replayed when it is staged again", f.Message)
+			"%s: see dmesg; end the pods that use the volume: the next NodeStageVolume checks the filesystem or "+
+				"replays its log", f.Message)
 	case mounter.Stalled:
 		return condition(backend.Degraded, "FilesystemStalled", "%s: end the pods that use the volume", f.Message)
 	case mounter.TurnedReadOnly:
 		return condition(backend.Degraded, "FilesystemReadOnly",
-			"%s after an error: see dmesg; end its pods, and it is checked when it is staged again", f.Message)
+			"%s after an error: see dmesg; end the pods that use the volume: the next NodeStageVolume checks the "+
+				"filesystem", f.Message)
 	}
 	return condition(backend.Degraded, "FilesystemErrors",
-		"%s: see dmesg; end its pods, and it is checked when it is staged again; take a snapshot before", f.Message)
+		"%s: see dmesg; take a snapshot, then end the pods that use the volume: the next NodeStageVolume checks the "+
+			"filesystem", f.Message)
 }
 
 // almostFull is the fraction of free space, 1/almostFull of a disk, below which an operator should
@@ -196,8 +202,8 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	}
 	if why := b.count.lastPanic.Load(); why != nil {
 		all = append(all, condition(backend.Degraded, "TaskPanicked",
-			"%d times since the start a background task ended with a panic, and was run again; the last time: %s: "+
-				"report it with the stack from the log", b.count.panics.Load(), *why)...)
+			"background tasks panicked %d times since the start, and were restarted; the last panic: %s: report it "+
+				"with the stack from the log", b.count.panics.Load(), *why)...)
 	}
 	all = append(all, exhaustedHelpers(b.helpers())...)
 	s, err := b.ready()
@@ -210,14 +216,14 @@ func (b *Backend) StorageHealth(ctx context.Context) ([]backend.Condition, error
 	}
 	if disk.Free < disk.Total/almostFull {
 		all = append(all, condition(backend.Degraded, "StorageAlmostFull",
-			"%d of %d bytes are free: when none are left, writes to volumes fail: make the disk of %s larger, or "+
-				"delete snapshots and volumes", disk.Free, disk.Total, s.Path())...)
+			"%d of %d bytes are free: on a full disk, writes to volumes fail: make the disk of %s larger, or delete "+
+				"snapshots or volumes", disk.Free, disk.Total, s.Path())...)
 	}
 	if disk.NoInodes() {
 		all = append(all, condition(backend.Degraded, "StorageInodesExhausted",
-			"%d of %d inodes are free: no volume can be made and no file: delete files in volumes, snapshots or "+
-				"volumes, or "+
-				"make the filesystem of %s again with more inodes (df -i)", disk.FreeInodes, disk.Inodes, s.Path())...)
+			"%d of %d inodes are free: no volume and no file can be made: delete files in volumes, or delete "+
+				"snapshots or volumes, or make the filesystem of %s again with more inodes (df -i)",
+			disk.FreeInodes, disk.Inodes, s.Path())...)
 	}
 	return all, nil
 }

@@ -30,7 +30,8 @@ type oldContent struct {
 	Files     map[string]string // content of the files in directories and of snapshots, by path
 }
 
-// UnmarshalJSON reads the content with the names that the fields of backend.Volume had in that release.
+// UnmarshalJSON reads the content with the names that the fields of backend.Volume had in that
+// release.
 func (o *oldContent) UnmarshalJSON(data []byte) error {
 	type plain oldContent
 	var old struct{ Volumes []oldSource }
@@ -48,8 +49,8 @@ func setSources(volumes []backend.Volume, old []oldSource) {
 	}
 }
 
-// TestMakeOldRoot writes oldRoot if CAUSEWAY_GENERATE is set. It belongs to the code of that release:
-// another root needs another name.
+// TestMakeOldRoot writes oldRoot if CAUSEWAY_GENERATE is set. It belongs to the code of that
+// release: another root needs another name.
 func TestMakeOldRoot(t *testing.T) {
 	if os.Getenv("CAUSEWAY_GENERATE") == "" {
 		t.Skip("CAUSEWAY_GENERATE is not set")
@@ -188,8 +189,8 @@ func (w *world) records() map[string]string {
 	return all
 }
 
-// TestARootOfAnEarlierReleaseIsServed: an upgrade finds everything, changes no record by itself, and
-// can delete and restore what the earlier release made.
+// TestARootOfAnEarlierReleaseIsServed: an upgrade finds everything, changes no record by itself,
+// and can delete and restore what the earlier release made.
 func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)

@@ -15,10 +15,10 @@ import (
 // maxDepth is the number of levels that removeTree descends, and so the number of its descriptors.
 const maxDepth = 64
 
-// removeTree removes the entry name of dir with its content, and calls each after each file. It
-// follows no link and enters no mount, not even a mount of the same filesystem: that is an error. A
-// tree deeper than maxDepth comes apart: the deeper parts become entries of dir, which the caller
-// then finds.
+// removeTree removes the entry name of dir with its content, and calls each after each file.
+// removeTree follows no link, and returns an error for a mount, also for a mount of the same
+// filesystem. A tree deeper than maxDepth comes apart: the deeper parts become entries of dir,
+// which the caller finds later.
 func removeTree(dir *os.File, name string, each func() error) error {
 	defer runtime.KeepAlive(dir) // otherwise the collector may close it during the call
 	r := remover{top: int(dir.Fd()), each: each}
@@ -35,7 +35,7 @@ func (r *remover) remove(dir int, name string, depth int) error {
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return r.each()
-	case !errors.Is(err, unix.EISDIR): // EPERM: it is immutable
+	case !errors.Is(err, unix.EISDIR): // EPERM: the entry is immutable
 		return fmt.Errorf("remove %q: %w", name, err)
 	case depth == maxDepth:
 		return unix.Renameat(dir, name, r.top, "deep-"+store.Random())

@@ -10,9 +10,9 @@ import (
 	"os"
 )
 
-// removeTree removes the entry name of dir with its content, and calls each after each file. It
-// follows no link: os.Root does not, and removeTree enters plain directories only (a mount point of
-// Windows is none).
+// removeTree removes the entry name of dir with its content, and calls each after each file.
+// removeTree follows no link: os.Root does not, and removeTree enters plain directories only, which
+// a mount point of Windows is not.
 func removeTree(dir *os.File, name string, each func() error) error {
 	root, err := os.OpenRoot(dir.Name())
 	if err != nil {

@@ -27,7 +27,7 @@ func (b *Backend) Clone(ctx context.Context, source string, o backend.CreateOpti
 	return b.createFrom(ctx, origin{Volume: source}, o)
 }
 
-// createFrom makes the volume o.Name from a source, or finds it.
+// createFrom makes the volume o.Name from a source, or finds the existing volume.
 func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateOptions) (backend.Volume, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -35,7 +35,7 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 	}
 	v := &volume{ID: volumeid.New(volumeid.Volume, b.cfg.Node, o.Name), Name: o.Name, From: &from, Created: timestamp()}
 	switch old, err := b.volume(v.ID); {
-	case err == nil: // its source may be gone, but had this kind and no larger size
+	case err == nil: // the source may be deleted: it had this kind, and was not larger
 		source := old.content
 		source.Size = 0
 		if err := v.plan(o, &source); err != nil {
@@ -57,13 +57,13 @@ func (b *Backend) createFrom(ctx context.Context, from origin, o backend.CreateO
 		return backend.Volume{}, err
 	}
 	id := cmp.Or(from.Snapshot, from.Volume)
-	what := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
+	description := fmt.Sprintf("%s, %+v, %v, %v, consistency %s", from, v.content, v.Class, v.Mutable, accept)
 	v.namespace = o.Namespace
-	err = b.runOrJoin(ctx, v.ID, what, []string{id}, func(ctx context.Context, job *jobs.Job) error {
+	err = b.runOrJoin(ctx, v.ID, description, []string{id}, func(ctx context.Context, job *jobs.Job) error {
 		if old, err := b.volume(v.ID); err == nil { // made just before this job began
 			return old.fits(v, o)
 		}
-		source, err := b.contentOf(from) // from now on it cannot be deleted
+		source, err := b.contentOf(from) // from now on the source cannot be deleted
 		if err != nil {
 			return err
 		}
@@ -96,39 +96,39 @@ func (b *Backend) contentOf(from origin) (content, error) {
 	return n.content, nil
 }
 
-// makeVolume makes v from its source, and adds it to the index.
+// makeVolume makes v from its source, and adds v to the index.
 func (c copying) makeVolume(ctx context.Context, source content, v *volume) error {
 	defer c.traffic.begin()()
 	defer c.wakeTrash()
-	return c.keep(c.store, v, func() error {
-		return c.store.make(ctx, volumesDir, v.ID, func(half *beneath.Dir) error {
-			if err := c.restore(ctx, source, half, v); err != nil {
+	return c.makeReserved(c.store, v, func() error {
+		return c.store.make(ctx, volumesDir, v.ID, func(incomplete *beneath.Dir) error {
+			if err := c.restore(ctx, source, incomplete, v); err != nil {
 				return err
 			}
-			return v.record(half)
+			return v.record(incomplete)
 		})
 	})
 }
 
-// restore makes the data of v, in half.
-func (c copying) restore(ctx context.Context, source content, half *beneath.Dir, v *volume) error {
+// restore makes the data of v in an incomplete directory.
+func (c copying) restore(ctx context.Context, source content, incomplete *beneath.Dir, v *volume) error {
 	if v.Kind == directory {
-		return c.restoreDirectory(ctx, half, v)
+		return c.restoreDirectory(ctx, incomplete, v)
 	}
-	got, err := c.run(ctx, source, half)
+	got, err := c.run(ctx, source, incomplete)
 	if err != nil {
 		return err
 	}
-	return c.adapt(ctx, half, v, got)
+	return c.adapt(ctx, incomplete, v, got)
 }
 
-// adapt gives the copy of an image the size of v, and, if it has a filesystem, a UUID with which
-// the filesystem can be mounted beside its source. The filesystem grows when it is mounted.
-func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got copied) (err error) {
+// adapt gives the copy of an image the size of v, and gives its filesystem, if any, a new UUID, so
+// that both can be mounted at the same time. The filesystem grows when it is mounted.
+func (c copying) adapt(ctx context.Context, incomplete *beneath.Dir, v *volume, got copied) (err error) {
 	if got.size > v.Size {
 		return fmt.Errorf("%w: the source has grown to %d bytes during the copy", backend.ErrBusy, got.size)
 	}
-	file, err := half.OpenFile(imageFile, os.O_RDWR, 0)
+	file, err := incomplete.OpenFile(imageFile, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (c copying) adapt(ctx context.Context, half *beneath.Dir, v *volume, got co
 	return file.Sync()
 }
 
-// newUUID gives the copy of a filesystem, in file, a new UUID.
+// newUUID changes the UUID of the filesystem in file.
 func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 	claim := c.claim
 	claim.Kind = kindUUID
@@ -158,24 +158,24 @@ func (c copying) newUUID(ctx context.Context, file *os.File, v *volume) error {
 	return c.cfg.Images.NewUUID(ctx, file, v.FSType, v.Sector)
 }
 
-// restoreDirectory makes the directory of v, in half, from a copy: a subvolume from a subvolume,
-// otherwise file by file.
-func (c copying) restoreDirectory(ctx context.Context, half *beneath.Dir, v *volume) error {
+// restoreDirectory makes the data directory of v in an incomplete directory, as a copy: a subvolume
+// from a subvolume, otherwise file by file.
+func (c copying) restoreDirectory(ctx context.Context, incomplete *beneath.Dir, v *volume) error {
 	if c.store.subvolumes() {
 		_, why, err := c.store.admit(ctx, v)
 		if err != nil {
 			return err
 		}
-		err = c.subvolumeOf(ctx, half, false)
+		err = c.subvolumeOf(ctx, incomplete, false)
 		if err == nil {
 			v.Mark = &quota.Mark{Kind: quota.Subvolume}
-			return c.hold(half, v, why)
+			return c.enforce(incomplete, v, why)
 		}
 		if !errors.Is(err, errors.ErrUnsupported) {
 			return err
 		}
 	}
-	return c.makeDirectory(ctx, c.store, half, v, func(dst *os.File) error {
+	return c.makeDirectory(ctx, c.store, incomplete, v, func(dst *os.File) error {
 		_, err := c.treeTo(ctx, dst)
 		return err
 	})

@@ -36,7 +36,7 @@ type root struct {
 func (s *root) inPlace() error { return available(s.InPlace()) }
 
 // make is store.Make. Errors: ErrUnavailable with store.ErrUndecided.
-func (s *root) make(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
+func (s *root) make(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
 	return available(s.Make(ctx, dir, id, fill))
 }
 
@@ -47,7 +47,7 @@ func (s *root) dataPath(v *volume) string { return s.Real(s.dataName(v)) }
 func (s *root) dataName(v *volume) string { return path.Join(volumesDir, v.ID, v.dataFile()) }
 
 // data describes the volume's data. Errors: fs.ErrNotExist, beneath.ErrType if a file of another
-// type is at its path, a link for example.
+// type is at the path of the data, for example a link.
 func (s *root) data(v *volume) (fs.FileInfo, error) {
 	want := fs.ModeDir
 	if v.Kind == image {
@@ -133,8 +133,7 @@ func (s *root) canReflink() (bool, error) {
 }
 
 // mechanism returns the mechanism for limits of directories. With quota.ErrNotEnforced limits are
-// impossible, and why has the reason and a remedy; the kind can be that of a subvolume
-// nevertheless.
+// impossible, and why has the reason and a remedy. The kind can be Subvolume nevertheless.
 func (s *root) mechanism(ctx context.Context) (m quota.Mechanism, why error) {
 	root, err := s.Dir().OpenDirFile(".")
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 )
 
 // settings are the mutable parameters of a volume, in the normalized form in which they are
-// compared and stored. A StorageClass can set them; a VolumeAttributesClass overrides it.
+// compared and stored. A StorageClass can set them, and a VolumeAttributesClass overrides the
+// StorageClass.
 type settings map[string]string
 
 const (
@@ -38,7 +39,7 @@ const (
 // setting describes a mutable parameter.
 type setting struct {
 	standard string // the value without a class that sets it
-	images   bool   // it is for volumes of kind image only
+	images   bool   // only volumes of kind image have it
 
 	// read validates a value and returns its normalized form. Errors: ErrInvalid.
 	read func(value string) (string, error)
@@ -58,9 +59,8 @@ var knownSettings = map[string]setting{
 	}},
 	labelKey: {"", false, func(value string) (string, error) {
 		if len(value) > maxLabel || !utf8.ValidString(value) || strings.ContainsFunc(value, isHidden) {
-			return "", fmt.Errorf("%w: a label must be UTF-8 of at most %d bytes, without control characters, line "+
-				"separators, byte order marks and marks"+
-				" of the writing direction", backend.ErrInvalid, maxLabel)
+			return "", fmt.Errorf("%w: invalid label: must be UTF-8 of at most %d bytes, without control characters, "+
+				"line separators, byte order marks and marks of the writing direction", backend.ErrInvalid, maxLabel)
 		}
 		return value, nil
 	}},

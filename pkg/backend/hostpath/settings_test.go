@@ -122,7 +122,8 @@ func TestSettingsThatCantBe(t *testing.T) {
 	}
 }
 
-// TestInlineVolumesHaveNoSettings: a pod's author chooses the kind, and nothing that an administrator would.
+// TestInlineVolumesHaveNoSettings: a pod's author chooses the kind, and nothing that an
+// administrator would.
 func TestInlineVolumesHaveNoSettings(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
@@ -139,8 +140,8 @@ func TestInlineVolumesHaveNoSettings(t *testing.T) {
 	}
 }
 
-// TestTheChartKnowsOurSizes: the chart's policy for inline volumes lets one without a size through where the standard is small enough, and
-// knows which images are too small.
+// TestTheChartKnowsOurSizes: the chart's policy for inline volumes lets one without a size through
+// where the standard is small enough, and knows which images are too small.
 func TestTheChartKnowsOurSizes(t *testing.T) {
 	policy, err := os.ReadFile("../../../charts/causeway/templates/hostpath/admission.yaml")
 	if err != nil {

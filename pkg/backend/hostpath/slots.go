@@ -7,7 +7,7 @@ import (
 // slots are the limited resources of a node, shared fairly among namespaces and volumes.
 type slots struct {
 	copies  *fair.Slots // of data; the disk limits them
-	cuts    *fair.Slots // at a point in time, under a freeze if a filesystem is mounted
+	cuts    *fair.Slots // copies at a point in time, under a freeze if a filesystem is mounted; "cut" in metrics
 	formats *fair.Slots // runs of mkfs, and of the programs that change a UUID
 }
 
@@ -22,7 +22,8 @@ const (
 	kindCheck    = "check"
 )
 
-// More copies at a time would only slow each of them down; two cores run few of the others.
+// newSlots returns the slots of a node. More copies at a time would only slow down each copy. A
+// node with two cores runs only a few of the other jobs at a time.
 func newSlots() slots {
 	return slots{
 		copies:  fair.New(fair.Limits{Slots: 4, Tenant: 2, Kind: 3}),

@@ -40,11 +40,11 @@ func (b *Backend) Snapshot(ctx context.Context, o backend.SnapshotOptions) (back
 	if _, err := b.persistent(o.Source); err != nil {
 		return backend.Snapshot{}, err
 	}
-	what := "volume " + n.Source
+	description := "volume " + n.Source
 	if n.Accept != frozen {
-		what += ", consistency " + string(n.Accept)
+		description += ", consistency " + string(n.Accept)
 	}
-	err = b.runOrJoin(ctx, n.ID, what, []string{n.Source}, func(ctx context.Context, job *jobs.Job) error {
+	err = b.runOrJoin(ctx, n.ID, description, []string{n.Source}, func(ctx context.Context, job *jobs.Job) error {
 		return b.takeSnapshot(ctx, s, n, fair.Claim{Kind: kindSnapshot, Tenant: o.Namespace, Volume: n.Source},
 			&copyJob{Job: job})
 	})
@@ -64,12 +64,12 @@ func snapshotParameters(parameters map[string]string) (consistency, error) {
 	return parseConsistency(parameters)
 }
 
-// takeSnapshot makes n from its volume, and adds it to the index.
+// takeSnapshot makes n from its volume, and adds n to the index.
 func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim fair.Claim, job *copyJob) error {
 	if old, err := b.snapshot(n.ID); err == nil { // made just before this job began
 		return old.fits(n)
 	}
-	v, err := b.persistent(n.Source) // from now on it cannot be deleted
+	v, err := b.persistent(n.Source) // from now on the volume cannot be deleted
 	if err != nil {
 		return err
 	}
@@ -81,12 +81,12 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 		return err
 	}
 	n.content = v.content
-	err = s.make(ctx, snapshotsDir, n.ID, func(half *beneath.Dir) error {
-		got, err := c.run(ctx, n.content, half)
+	err = s.make(ctx, snapshotsDir, n.ID, func(incomplete *beneath.Dir) error {
+		got, err := c.run(ctx, n.content, incomplete)
 		if err != nil {
 			return err
 		}
-		n.Created = job.cut.UTC()
+		n.Created = job.pointInTime.UTC()
 		n.took(got)
 		b.catalog.Release(reserved)
 		reserved = 0
@@ -94,7 +94,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 			return err
 		}
 		reserved = n.Held
-		return store.WriteRecord(half, snapshotFormat, n)
+		return store.WriteRecord(incomplete, snapshotFormat, n)
 	})
 	switch {
 	case errors.Is(err, store.ErrUndecided): // the space stays reserved
@@ -110,7 +110,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 	return nil
 }
 
-// estimate returns the size of the copy of v, as far as it is known: at least 1 byte, so that no
+// estimate returns the expected size of a copy of v: at least 1 byte, so that no
 // copy begins on a full disk.
 func (c copying) estimate(v *volume) (held int64) {
 	switch {

@@ -443,8 +443,8 @@ func TestAFailedCopyIsToldToTheNextCaller(t *testing.T) {
 	}
 }
 
-// TestASnapshotOfAFileWithALease: a lease that nobody releases is a fault of the volume's users, not
-// of the driver.
+// TestASnapshotOfAFileWithALease: a lease that nobody releases is a fault of the volume's users,
+// not of the driver.
 func TestASnapshotOfAFileWithALease(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()

@@ -30,7 +30,7 @@ func (t *traffic) begin() (end func()) {
 	}
 }
 
-// pause leaves a call out of the count until resume is called: it waits for a copy.
+// pause leaves a call out of the count until resume is called, while the call waits for a copy.
 func (t *traffic) pause() (resume func()) {
 	t.calls.Add(-1)
 	return func() { t.calls.Add(1) }

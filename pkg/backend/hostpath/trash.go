@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/guard"
 )
 
-// retryTrash is the pause before a failed removal is tried again.
+// retryTrash is the pause before a failed removal is repeated.
 const retryTrash = time.Minute
 
 // trash moves the object id in dir to the trash, durably. Errors: ErrUnavailable.
@@ -57,7 +57,7 @@ func (b *Backend) emptyOnce(ctx context.Context, s *root) error {
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	// Delete has checked that nothing is mounted from the entry. The removal is final, so check
+	// Delete has checked the root and the mounts of the entry. The removal is final, so check both
 	// again.
 	if err := s.inPlace(); err != nil {
 		return err

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// remembered is the time for which a failure is reported: later its reason may be gone.
+	// remembered is the time for which a failure is reported: later the reason may no longer exist.
 	remembered = 5 * time.Minute
-	// stallAfter is the time without progress after which a copy counts as hanging. It then leaves
-	// its slot, as it does not use the disk.
+	// stallAfter is the time without progress after which a copy counts as hanging. The copy then
+	// gives its slot back, as it does not use the disk.
 	stallAfter = 3 * time.Second
 	// maxHanging is the number of volumes of a tenant in which copies may hang. Each of them keeps
 	// a helper process, of which there are few.
@@ -39,12 +39,12 @@ type trouble struct {
 	hangs   int // copies that hang in the source
 }
 
-// failed records the reason why the source could not be copied.
+// failed records the reason why the source of c could not be copied.
 func (t *troubles) failed(c fair.Claim, message string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if one := t.of(c); one.hangs == 0 {
-		one.message, one.since = message, time.Now()
+	if entry := t.of(c); entry.hangs == 0 {
+		entry.message, entry.since = message, time.Now()
 	}
 }
 
@@ -52,7 +52,7 @@ func (t *troubles) failed(c fair.Claim, message string) {
 func (t *troubles) well(c fair.Claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if one := t.bySource[c.Volume]; one != nil && one.hangs == 0 {
+	if entry := t.bySource[c.Volume]; entry != nil && entry.hangs == 0 {
 		delete(t.bySource, c.Volume)
 	}
 }
@@ -60,11 +60,11 @@ func (t *troubles) well(c fair.Claim) {
 // hang records that a copy hangs in the source since a time, until ends is called.
 func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends func()) {
 	t.mu.Lock()
-	one := t.of(c)
-	one.hangs++
-	first := one.hangs == 1
+	entry := t.of(c)
+	entry.hangs++
+	first := entry.hangs == 1
 	if first {
-		one.message, one.since = message, since
+		entry.message, entry.since = message, since
 	}
 	t.mu.Unlock()
 	if first {
@@ -73,7 +73,7 @@ func (t *troubles) hang(c fair.Claim, since time.Time, message string) (ends fun
 	return sync.OnceFunc(func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		if one.hangs--; one.hangs == 0 {
+		if entry.hangs--; entry.hangs == 0 {
 			delete(t.bySource, c.Volume)
 		}
 	})
@@ -86,39 +86,39 @@ func (t *troubles) warned(c fair.Claim, reason, message string) {
 	}
 }
 
-// of returns the trouble of a source, and makes it if necessary. It drops old troubles.
+// of returns the trouble of a source, which it adds if necessary. It removes old troubles.
 func (t *troubles) of(c fair.Claim) *trouble {
 	if t.bySource == nil {
 		t.bySource = map[string]*trouble{}
 	}
-	for id, one := range t.bySource {
-		if one.hangs == 0 && time.Since(one.since) > remembered {
+	for id, entry := range t.bySource {
+		if entry.hangs == 0 && time.Since(entry.since) > remembered {
 			delete(t.bySource, id)
 		}
 	}
-	one := t.bySource[c.Volume]
-	if one == nil {
-		one = &trouble{tenant: tenantOf(c)}
-		t.bySource[c.Volume] = one
+	entry := t.bySource[c.Volume]
+	if entry == nil {
+		entry = &trouble{tenant: tenantOf(c)}
+		t.bySource[c.Volume] = entry
 	}
-	return one
+	return entry
 }
 
 // tenantOf returns the namespace of a claim, or the volume where the namespace is not known.
 func tenantOf(c fair.Claim) string { return cmp.Or(c.Tenant, c.Volume) }
 
-// check returns ErrPrecondition while a copy hangs in the source, as another copy would hang too,
+// check returns ErrPrecondition while a copy hangs in the source, as another copy would also hang,
 // or while copies hang in too many volumes of the tenant.
 func (t *troubles) check(c fair.Claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if one := t.bySource[c.Volume]; one != nil && one.hangs > 0 {
+	if entry := t.bySource[c.Volume]; entry != nil && entry.hangs > 0 {
 		return fmt.Errorf("%w: an earlier copy still hangs since %s: %s", backend.ErrPrecondition,
-			one.since.UTC().Format(time.RFC3339), one.message)
+			entry.since.UTC().Format(time.RFC3339), entry.message)
 	}
 	var hanging []string
-	for id, one := range t.bySource {
-		if one.hangs > 0 && one.tenant == tenantOf(c) {
+	for id, entry := range t.bySource {
+		if entry.hangs > 0 && entry.tenant == tenantOf(c) {
 			hanging = append(hanging, id)
 		}
 	}
@@ -134,16 +134,17 @@ func (t *troubles) check(c fair.Claim) error {
 func (t *troubles) conditions(id string) []backend.Condition {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	one := t.bySource[id]
-	if one == nil {
+	entry := t.bySource[id]
+	if entry == nil {
 		return nil
 	}
-	switch since := one.since.UTC().Format(time.RFC3339); {
-	case one.hangs > 0:
-		return condition(backend.Degraded, "CopyStalled", "a snapshot or clone hangs since %s: %s", since, one.message)
-	case time.Since(one.since) <= remembered:
+	switch since := entry.since.UTC().Format(time.RFC3339); {
+	case entry.hangs > 0:
+		return condition(backend.Degraded, "CopyStalled", "a snapshot or clone hangs since %s: %s", since,
+			entry.message)
+	case time.Since(entry.since) <= remembered:
 		return condition(backend.Degraded, "CopyFailed", "the last snapshot or clone failed at %s: %s", since,
-			one.message)
+			entry.message)
 	}
 	return nil
 }
@@ -152,8 +153,8 @@ func (t *troubles) conditions(id string) []backend.Condition {
 func (t *troubles) hanging() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, one := range t.bySource {
-		if one.hangs > 0 {
+	for _, entry := range t.bySource {
+		if entry.hangs > 0 {
 			n++
 		}
 	}
@@ -174,7 +175,8 @@ func (w *watch) report(r copyReport) {
 	switch {
 	case r.Idle >= w.after && w.ends == nil:
 		w.ends = w.troubles.hang(w.claim, time.Now().Add(-r.Idle),
-			fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume holds it: end the pod",
+			fmt.Sprintf("no progress at %q: most often a process in a pod that uses the volume blocks this entry: "+
+				"end the pod",
 				r.Entry))
 		w.leave()
 	case r.Idle < w.after && w.ends != nil:
@@ -183,7 +185,7 @@ func (w *watch) report(r copyReport) {
 	}
 }
 
-// end records the end of the copy. If it was given up, it hangs until gone is closed.
+// end records the end of the copy. A copy that was given up hangs until gone is closed.
 func (w *watch) end(gone <-chan struct{}) {
 	if gone != nil && w.ends == nil { // a helper that does not answer
 		w.ends = w.troubles.hang(w.claim, time.Now(), "its helper process does not answer")

@@ -45,7 +45,7 @@ func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.Cre
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Inline, b.cfg.Node, handle), Name: handle, Inline: true}, o)
 }
 
-// create makes v, with its ID and name, as o requests, or finds it.
+// create makes v, which has its ID and name, as o requests, or finds the existing volume.
 func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions) (backend.Volume, error) {
 	s, err := b.ready()
 	if err != nil {
@@ -65,14 +65,15 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	}
 	v.Created, v.namespace = timestamp(), o.Namespace
 	defer b.traffic.begin()()
-	err = b.keep(s, v, func() error {
-		return s.make(ctx, volumesDir, v.ID, func(half *beneath.Dir) error { return b.makeEmpty(ctx, s, half, v) })
+	err = b.makeReserved(s, v, func() error {
+		return s.make(ctx, volumesDir, v.ID,
+			func(incomplete *beneath.Dir) error { return b.makeEmpty(ctx, s, incomplete, v) })
 	})
 	return v.public(), err
 }
 
-// keep reserves space for v, makes it, and adds it to the index.
-func (b *Backend) keep(s *root, v *volume, create func() error) error {
+// makeReserved reserves space for v, calls create, and adds v to the index.
+func (b *Backend) makeReserved(s *root, v *volume, create func() error) error {
 	if err := b.reserve(s, v.Size); err != nil {
 		return err
 	}
@@ -92,27 +93,27 @@ func (b *Backend) keep(s *root, v *volume, create func() error) error {
 func timestamp() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
 // makeEmpty makes the content of a new and empty volume, and its record.
-func (b *Backend) makeEmpty(ctx context.Context, s *root, half *beneath.Dir, v *volume) error {
+func (b *Backend) makeEmpty(ctx context.Context, s *root, incomplete *beneath.Dir, v *volume) error {
 	var err error
 	if v.Kind == image {
-		err = b.makeImage(ctx, s, half, v)
+		err = b.makeImage(ctx, s, incomplete, v)
 	} else {
-		err = b.makeDirectory(ctx, s, half, v, nil)
+		err = b.makeDirectory(ctx, s, incomplete, v, nil)
 	}
 	if err != nil {
 		return err
 	}
-	return v.record(half)
+	return v.record(incomplete)
 }
 
 // record writes the record of v to its incomplete directory.
-func (v *volume) record(half *beneath.Dir) error {
-	setNamespace(half, v.namespace)
-	return store.WriteRecord(half, volumeFormat, v)
+func (v *volume) record(incomplete *beneath.Dir) error {
+	setNamespace(incomplete, v.namespace)
+	return store.WriteRecord(incomplete, volumeFormat, v)
 }
 
 // makeImage makes a sparse file of the volume's size, with a filesystem. No other function formats
-// an image: a file that looks blank later can be a filesystem on a disk that cannot be read.
+// an image: an image that looks blank later can hold a filesystem that the disk fails to read.
 func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *volume) (err error) {
 	file, err := dir.OpenFile(imageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -125,7 +126,7 @@ func (b *Backend) makeImage(ctx context.Context, s *root, dir *beneath.Dir, v *v
 	if v.FSType != "" {
 		if err := b.format(ctx, file, v); err != nil {
 			if disk, look := s.Space(); look == nil && disk.Free < leastFree {
-				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // which the error of a program does not show
+				err = fmt.Errorf("%w: %w", backend.ErrExhausted, err) // the error of mkfs has no errno
 			}
 			return err
 		}

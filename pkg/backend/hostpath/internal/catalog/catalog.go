@@ -1,6 +1,6 @@
-// Package catalog is the index of all objects below a root, in memory: it finds them by key, cuts
-// pages, and adds up the capacity that is reserved for them. The package knows nothing of the disk,
-// and of an object only its few interface methods.
+// Package catalog is the index of all objects below a root, in memory: it finds them by key, lists
+// them in pages, and adds up the capacity that is reserved for them. The package knows nothing of
+// the disk, and of an object only its few interface methods.
 package catalog
 
 import (
@@ -35,7 +35,7 @@ type NotFound struct{ What, Key string }
 
 func (n *NotFound) Error() string { return fmt.Sprintf("%s %.128q", n.What, n.Key) }
 
-// Full is the error of a reservation without enough space. Both are in bytes.
+// Full is the error of a reservation without enough space. Wanted and Left are in bytes.
 type Full struct{ Wanted, Left int64 }
 
 func (f *Full) Error() string {
@@ -55,8 +55,8 @@ type Catalog[V Volume, S Snapshot, G Object] struct {
 	projects  map[uint32]bool // of volumes
 }
 
-// Contents is the content of a catalog. The broken objects are reasons by key: nothing else is
-// known of them.
+// Contents is the content of a catalog. The Broken maps have the reason why an object cannot be
+// used, by key.
 type Contents[V Volume, S Snapshot, G Object] struct {
 	Volumes   []V
 	Snapshots []S
@@ -101,7 +101,7 @@ func (c *Catalog[V, S, G]) Reserve(size int64, available func(reserved int64) in
 	return nil
 }
 
-// Release takes a reservation back.
+// Release cancels a reservation of size bytes.
 func (c *Catalog[V, S, G]) Release(size int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

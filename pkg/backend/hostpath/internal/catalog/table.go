@@ -7,14 +7,14 @@ import (
 
 // table holds all objects of one kind.
 type table[T Object] struct {
-	what   string // the name of the kind in messages
+	kind   string // the name of the kind in messages
 	byKey  map[string]T
-	broken map[string]error // why an object cannot be used, by its key
-	keys   []string         // of both, sorted: pages are cut from it
+	broken map[string]error // the reason why an object cannot be used, by key
+	keys   []string         // of both, sorted: a page is a part of it
 }
 
-func newTable[T Object](what string, objects []T, broken map[string]error) table[T] {
-	t := table[T]{what: what, byKey: make(map[string]T, len(objects)), broken: map[string]error{}}
+func newTable[T Object](kind string, objects []T, broken map[string]error) table[T] {
+	t := table[T]{kind: kind, byKey: make(map[string]T, len(objects)), broken: map[string]error{}}
 	for _, o := range objects {
 		t.byKey[o.Key()] = o
 		t.keys = append(t.keys, o.Key())
@@ -33,9 +33,9 @@ func (t *table[T]) find(key string) (object T, err error) {
 		return object, nil
 	}
 	if err := t.broken[key]; err != nil {
-		return object, fmt.Errorf("%s %s is unusable: %w", t.what, key, err)
+		return object, fmt.Errorf("%s %s is unusable: %w", t.kind, key, err)
 	}
-	return object, &NotFound{t.what, key}
+	return object, &NotFound{t.kind, key}
 }
 
 func (t *table[T]) put(object T) {

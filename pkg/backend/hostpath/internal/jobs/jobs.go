@@ -1,6 +1,6 @@
 // Package jobs runs jobs that may take longer than the call that asks for them. A job goes on when
-// its caller gives up, a later call for the same object joins it, and the sources that it reads
-// cannot be deleted meanwhile. The package knows objects by their IDs only.
+// its caller gives up. A later call for the same object joins the job, and the sources of a job
+// cannot be deleted while it runs. The package knows objects by their IDs only.
 package jobs
 
 import (
@@ -18,7 +18,7 @@ const (
 	// notice is the time before its deadline at which a call that has joined a job returns: its
 	// error then reports the progress of the job.
 	notice = 500 * time.Millisecond
-	// remembered is the time for which the error of a job is kept for a call that asks again.
+	// remembered is the time for which the error of a job is kept for a repeated call.
 	remembered = 5 * time.Minute
 )
 
@@ -55,7 +55,7 @@ type Jobs struct {
 	done sync.WaitGroup
 
 	mu        sync.Mutex
-	running   map[string]*Job // by the ID of the object that is made; a failed job stays until a call got its error
+	running   map[string]*Job // by the ID of the object that is made; a failed job stays until a call returns its error
 	readers   map[string]int  // number of jobs that read an object, by the object's ID
 	exclusive map[string]bool // objects in exclusive use by a call
 	held      map[string]int  // objects that must not be written to
@@ -82,17 +82,18 @@ func (j *Jobs) Close() {
 // Context returns a context that ends with Close.
 func (j *Jobs) Context() context.Context { return j.ctx }
 
-// Go runs a task in the background. Its context ends with Close, which waits for it.
+// Go runs a task in the background. The context of the task ends with Close, which waits for the
+// task.
 func (j *Jobs) Go(task func(ctx context.Context)) { j.done.Go(func() { task(j.ctx) }) }
 
 // Job makes an object.
 type Job struct {
-	what     string        // the sources and properties of the object: a call joins only if its own are equal
-	sources  []string      // IDs
-	done     chan struct{} // closed when err is set
-	err      error
-	failed   time.Time
-	progress atomic.Pointer[Progress]
+	description string        // sources and properties of the object: a call with another description does not join
+	sources     []string      // IDs
+	done        chan struct{} // closed when err is set
+	err         error
+	failed      time.Time
+	progress    atomic.Pointer[Progress]
 }
 
 // Progress is the progress of a job.
@@ -116,17 +117,18 @@ func (job *Job) Progress() Progress {
 func (p Progress) String() string { return fmt.Sprintf("%d bytes so far%s", p.Bytes, p.Stall) }
 
 // RunOrJoin makes the object with this ID by run, in the background, or waits for the job that is
-// already making it. run reads the sources, which are IDs; its context ends with Close. what
-// describes sources and properties: a job for others is a Conflict.
+// already making it. run reads the sources, which are IDs; its context ends with Close. description
+// names the sources and the properties of the object: a running job with another description is a
+// Conflict.
 //
 // RunOrJoin returns the error of run. If ctx ends first, the call that started the job gets the
 // error of ctx, and a call that joined it a Conflict.
-func (j *Jobs) RunOrJoin(ctx context.Context, id, what string, sources []string,
+func (j *Jobs) RunOrJoin(ctx context.Context, id, description string, sources []string,
 	run func(ctx context.Context, job *Job) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	job, joined, err := j.begin(id, what, sources)
+	job, joined, err := j.begin(id, description, sources)
 	if err != nil {
 		return err
 	}
@@ -159,21 +161,22 @@ func (j *Jobs) join(ctx context.Context, id string, job *Job) error {
 	case <-job.done:
 		return j.result(id, job)
 	case <-ctx.Done():
-		return conflict(Busy, "it is being made from %s, %s", job.what, job.Progress())
+		return conflict(Busy, "the object is being made from %s, %s", job.description, job.Progress())
 	}
 }
 
 // Run makes the object with this ID by run, as part of the call: the context of run ends with ctx
 // and with Close, and no call joins. Errors: that of run, Conflict while a job makes the object.
-func (j *Jobs) Run(ctx context.Context, id, what string, sources []string, run func(ctx context.Context) error) error {
+func (j *Jobs) Run(ctx context.Context, id, description string, sources []string,
+	run func(ctx context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	job, joined, err := j.begin(id, what, sources)
+	job, joined, err := j.begin(id, description, sources)
 	c := (*Conflict)(nil)
 	switch {
 	case joined, errors.As(err, &c) && c.Reason == Differs:
-		return conflict(Busy, "it is being made by another call")
+		return conflict(Busy, "another call is making the object")
 	case err != nil:
 		return err
 	}
@@ -192,7 +195,7 @@ func (j *Jobs) Run(ctx context.Context, id, what string, sources []string, run f
 
 // begin returns the job that makes the object: a new job, or a job that is running or has just
 // failed.
-func (j *Jobs) begin(id, what string, sources []string) (job *Job, joined bool, err error) {
+func (j *Jobs) begin(id, description string, sources []string) (job *Job, joined bool, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for other, job := range j.running {
@@ -201,11 +204,11 @@ func (j *Jobs) begin(id, what string, sources []string) (job *Job, joined bool, 
 		}
 	}
 	if job := j.running[id]; job != nil {
-		if job.what == what {
+		if job.description == description {
 			return job, true, nil
 		}
 		if !job.ended() {
-			return nil, false, conflict(Differs, "it is being made from %s", job.what)
+			return nil, false, conflict(Differs, "the object is being made from %s", job.description)
 		}
 	}
 	for _, source := range sources {
@@ -216,7 +219,7 @@ func (j *Jobs) begin(id, what string, sources []string) (job *Job, joined bool, 
 	for _, source := range sources {
 		j.readers[source]++
 	}
-	job = &Job{what: what, sources: sources, done: make(chan struct{})}
+	job = &Job{description: description, sources: sources, done: make(chan struct{})}
 	j.running[id] = job
 	return job, false, nil
 }
@@ -259,7 +262,8 @@ func (job *Job) ended() bool {
 	}
 }
 
-// Free returns a Conflict while a job makes the object with this ID. It forgets a job that failed.
+// Free returns a Conflict while a job makes the object with this ID, and forgets a failed job for
+// this ID.
 func (j *Jobs) Free(id string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -268,7 +272,7 @@ func (j *Jobs) Free(id string) error {
 		delete(j.running, id)
 		return nil
 	}
-	return conflict(Differs, "it is being made from %s", job.what)
+	return conflict(Differs, "the object is being made from %s", job.description)
 }
 
 // Exclusive gives the caller exclusive use of objects until it calls release: no job reads or makes
@@ -280,7 +284,7 @@ func (j *Jobs) Exclusive(ids ...string) (release func(), err error) {
 		job := j.running[id]
 		switch {
 		case job != nil && !job.ended():
-			return nil, conflict(InUse, "%.128s is being made from %s", id, job.what)
+			return nil, conflict(InUse, "%.128s is being made from %s", id, job.description)
 		case j.readers[id] > 0:
 			return nil, conflict(InUse, "%.128s is being copied", id)
 		case j.exclusive[id]:
@@ -329,7 +333,7 @@ func (j *Jobs) Held(id string) bool {
 // Stats are figures of all jobs.
 type Stats struct {
 	Running int   // jobs
-	Bytes   int64 // copied by all jobs, ended ones included
+	Bytes   int64 // copied by all jobs, ended jobs included
 	Failed  int64 // jobs
 }
 

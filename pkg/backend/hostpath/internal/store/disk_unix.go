@@ -49,7 +49,8 @@ func (s *Store) Space() (Space, error) {
 		return Space{}, err
 	}
 	var failed error
-	// the root is being closed
+	// An error means that the root is being closed.
+
 	if err := raw.Control(func(fd uintptr) { failed = unix.Fstatfs(int(fd), &st) }); err != nil {
 		return Space{}, err
 	}

@@ -33,8 +33,8 @@ type identity struct {
 	Created time.Time `json:"created"`
 }
 
-// identify verifies that root is the root that was served before, or that there was none. With
-// cfg.Adopt it makes root that root.
+// identify verifies that root is the root that was served last, or that no root was served before.
+// With cfg.Adopt, identify skips this check. Then it records root as the root that was served last.
 func identify(root *beneath.Dir, cfg Config) error {
 	memory, err := beneath.Open(filepath.Dir(cfg.Seen))
 	if err != nil {
@@ -65,7 +65,7 @@ func identify(root *beneath.Dir, cfg Config) error {
 		has = &identity{UUID: uuid.NewString(), Release: cfg.Release, Created: time.Now().UTC().Truncate(time.Second)}
 	}
 	if has.Node != cfg.Node {
-		if has.Node != "" { // the node from which it comes may list it as lost, which must not concern this node
+		if has.Node != "" { // the previous node may list the old UUID as lost, which must not concern this node
 			has.UUID = uuid.NewString()
 		}
 		has.Node = cfg.Node
@@ -85,18 +85,18 @@ func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 	switch {
 	case has == nil && seen != nil:
 		return fmt.Errorf("the root %s has no %s, but %s was served here: is its disk mounted? If it is lost for "+
-			"good: --lost-roots==%[3]s, lostRoots in the chart", cfg.Root, IdentityFile, seen.UUID)
+			"good: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, IdentityFile, seen.UUID)
 	case has == nil:
 		return unused(root, cfg.Root)
 	case slices.Contains(cfg.Lost, has.UUID): // otherwise its next loss would stay unnoticed
-		return fmt.Errorf("the root %s is %s, which --lost-roots says never comes back: remove it from that list",
+		return fmt.Errorf("the root %s is %s, which --lost-roots lists as lost: remove it from the list",
 			cfg.Root, has.UUID)
 	case has.Node != cfg.Node:
 		return fmt.Errorf("the root %s belongs to node %q, this is %q: to serve it all the same, start the driver "+
 			"once with --adopt-root", cfg.Root, has.Node, cfg.Node)
 	case seen != nil && seen.UUID != has.UUID:
 		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted? If that root is "+
-			"lost for good: --lost-roots==%[3]s, lostRoots in the chart", cfg.Root, has.UUID, seen.UUID)
+			"lost for good: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, has.UUID, seen.UUID)
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (i *identity) check() error {
 	return nil
 }
 
-// readIdentity returns nil if there is no such file.
+// readIdentity returns nil if the file does not exist.
 func readIdentity(dir *beneath.Dir, name string) (*identity, error) {
 	var i identity
 	switch err := identityFormat.Read(dir, name, &i); {

@@ -24,22 +24,22 @@ type InUse interface {
 }
 
 // Make makes the object id in dir. fill durably puts a record and data into the incomplete
-// directory. After an error no part of the object is left, unless the error is ErrUndecided.
-func (s *Store) Make(ctx context.Context, dir, id string, fill func(half *beneath.Dir) error) error {
-	half, err := s.prepare(ctx, id, fill)
+// directory. After an error other than ErrUndecided no part of the object is left.
+func (s *Store) Make(ctx context.Context, dir, id string, fill func(incomplete *beneath.Dir) error) error {
+	incomplete, err := s.prepare(ctx, id, fill)
 	if err != nil {
 		return err
 	}
 	final := path.Join(dir, id)
-	if err := s.dir.Rename(half, final); err != nil {
-		return errors.Join(err, s.discard(half))
+	if err := s.dir.Rename(incomplete, final); err != nil {
+		return errors.Join(err, s.discard(incomplete))
 	}
 	crashpoint.Reached("create:renamed")
 	if err := s.dir.Sync(dir); err != nil {
-		if undo := s.dir.Rename(final, half); undo != nil { // the next start finds the whole object
+		if undo := s.dir.Rename(final, incomplete); undo != nil { // the next start finds the whole object
 			return fmt.Errorf("%w: %w", ErrUndecided, errors.Join(err, undo))
 		}
-		return errors.Join(err, s.discard(half))
+		return errors.Join(err, s.discard(incomplete))
 	}
 	crashpoint.Reached("create:durable")
 	return nil
@@ -47,27 +47,28 @@ func (s *Store) Make(ctx context.Context, dir, id string, fill func(half *beneat
 
 // prepare makes an incomplete directory, durably but for its entry in staging/, and returns its
 // path.
-func (s *Store) prepare(ctx context.Context, id string, fill func(half *beneath.Dir) error) (half string, err error) {
-	if half, err = s.NewIncomplete(id); err != nil {
+func (s *Store) prepare(ctx context.Context, id string,
+	fill func(incomplete *beneath.Dir) error) (incomplete string, err error) {
+	if incomplete, err = s.NewIncomplete(id); err != nil {
 		return "", err
 	}
 	crashpoint.Reached("create:half-made")
-	if err := errors.Join(s.filled(half, fill), ctx.Err()); err != nil {
-		return "", errors.Join(err, s.Drop(half, err))
+	if err := errors.Join(s.filled(incomplete, fill), ctx.Err()); err != nil {
+		return "", errors.Join(err, s.Drop(incomplete, err))
 	}
-	return half, nil
+	return incomplete, nil
 }
 
 // NewIncomplete makes an incomplete directory for the object called id, and returns its path below
 // the root.
-func (s *Store) NewIncomplete(id string) (half string, err error) {
-	half = path.Join(Incomplete, id+"-"+Random())
-	return half, s.dir.Mkdir(half, 0o700)
+func (s *Store) NewIncomplete(id string) (incomplete string, err error) {
+	incomplete = path.Join(Incomplete, id+"-"+Random())
+	return incomplete, s.dir.Mkdir(incomplete, 0o700)
 }
 
 // filled calls fill. filled leaves no file open: Windows renames no directory that is open.
-func (s *Store) filled(half string, fill func(half *beneath.Dir) error) error {
-	dir, err := s.dir.OpenDir(half)
+func (s *Store) filled(incomplete string, fill func(incomplete *beneath.Dir) error) error {
+	dir, err := s.dir.OpenDir(incomplete)
 	if err != nil {
 		return err
 	}
@@ -81,37 +82,38 @@ func (s *Store) filled(half string, fill func(half *beneath.Dir) error) error {
 
 // MoveIn renames an incomplete directory, if present, to its final name id in dir. The caller
 // syncs dir.
-func (s *Store) MoveIn(half, dir, id string) error {
-	if _, err := s.dir.Lstat(half); errors.Is(err, fs.ErrNotExist) {
+func (s *Store) MoveIn(incomplete, dir, id string) error {
+	if _, err := s.dir.Lstat(incomplete); errors.Is(err, fs.ErrNotExist) {
 		return nil // the object has its final name
 	}
-	return s.dir.Rename(half, path.Join(dir, id))
+	return s.dir.Rename(incomplete, path.Join(dir, id))
 }
 
 // Drop removes an incomplete directory after the error why. If why is InUse, Drop moves the
 // directory to the trash and parks it there: the removal of a file would wait for a lock of the
 // hanging process.
-func (s *Store) Drop(half string, why error) error {
+func (s *Store) Drop(incomplete string, why error) error {
 	var use InUse
 	if !errors.As(why, &use) {
-		return s.discard(half)
+		return s.discard(incomplete)
 	}
-	name := path.Base(half)
-	if err := s.dir.Rename(half, path.Join(Trash, name)); err != nil {
+	name := path.Base(incomplete)
+	if err := s.dir.Rename(incomplete, path.Join(Trash, name)); err != nil {
 		return err
 	}
 	s.parked.Add(name, "a copy to it hangs", use.Gone())
 	return nil
 }
 
-// discard removes an incomplete directory: at once, or by way of the trash if it holds a tree.
-func (s *Store) discard(half string) error {
-	if err := DiscardData(s.dir, half, nil); err != nil { // the emptying of the trash tries again
-		return s.dir.Rename(half, path.Join(Trash, path.Base(half)))
+// discard removes an incomplete directory: at once, or through the trash if it contains a tree.
+func (s *Store) discard(incomplete string) error {
+	if err := DiscardData(s.dir, incomplete, nil); err != nil { // the emptying of the trash repeats it
+		return s.dir.Rename(incomplete, path.Join(Trash, path.Base(incomplete)))
 	}
-	for _, name := range []string{path.Join(half, Record), path.Join(half, Image), path.Join(half, Data), half} {
+	for _, name := range []string{path.Join(incomplete, Record), path.Join(incomplete, Image),
+		path.Join(incomplete, Data), incomplete} {
 		if err := s.dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return s.dir.Rename(half, path.Join(Trash, path.Base(half)))
+			return s.dir.Rename(incomplete, path.Join(Trash, path.Base(incomplete)))
 		}
 	}
 	return nil

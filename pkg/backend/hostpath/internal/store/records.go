@@ -40,10 +40,10 @@ func ReadAll[T any](s *Store, kind Kind[T]) (objects []*T, broken map[string]err
 	objects, broken = make([]*T, 0, len(names)), map[string]error{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	work := make(chan string)
+	queue := make(chan string)
 	for range readers {
 		wg.Go(func() {
-			for name := range work {
+			for name := range queue {
 				object, err := guard.Value(func() (*T, error) { return kind.read(dir, name) })
 				mu.Lock()
 				if err != nil {
@@ -56,9 +56,9 @@ func ReadAll[T any](s *Store, kind Kind[T]) (objects []*T, broken map[string]err
 		})
 	}
 	for _, name := range names {
-		work <- name
+		queue <- name
 	}
-	close(work)
+	close(queue)
 	wg.Wait()
 	return objects, broken, nil
 }
@@ -78,14 +78,14 @@ func (kind Kind[T]) read(dir *beneath.Dir, name string) (*T, error) {
 
 // WriteRecord writes the record of an incomplete object, which the caller has opened, durably but
 // for its entry.
-func WriteRecord(half *beneath.Dir, format record.Format, object any) error {
-	return format.Create(half, Record, object)
+func WriteRecord(incomplete *beneath.Dir, format record.Format, object any) error {
+	return format.Create(incomplete, Record, object)
 }
 
-// RecordIncomplete writes the record of the incomplete object in half, a path below the root,
-// durably.
-func (s *Store) RecordIncomplete(half string, format record.Format, object any) error {
-	dir, err := s.dir.OpenDir(half)
+// RecordIncomplete durably writes the record of an incomplete object. incomplete is its path below
+// the root.
+func (s *Store) RecordIncomplete(incomplete string, format record.Format, object any) error {
+	dir, err := s.dir.OpenDir(incomplete)
 	if err != nil {
 		return err
 	}

@@ -16,8 +16,8 @@ const objectInodes = 3
 // NoInodes reports whether the filesystem has too few inodes for another volume.
 func (d Space) NoInodes() bool { return d.Inodes > 0 && d.FreeInodes < objectInodes }
 
-// Offered returns the available space as GetCapacity reports it: that of Available, if a volume can
-// be made.
+// Offered returns the available space as GetCapacity reports it: that of Available, or 0 if there
+// are too few inodes.
 func (d Space) Offered(reserved int64) int64 {
 	if d.NoInodes() {
 		return 0
@@ -27,17 +27,17 @@ func (d Space) Offered(reserved int64) int64 {
 
 // Available returns the bytes that are available for new volumes.
 //
-// If all data on the filesystem belongs to the store, that is its size less the reserved bytes, or
-// less if volumes hold more than was reserved. On a filesystem that is shared with others, the
-// store cannot find out which part of the reserved bytes is used already. So it subtracts all of
-// them from the free bytes: the result is too low, never too high.
+// If all data on the filesystem belongs to the store, the result is the size of the filesystem
+// minus the reserved bytes, but not more than the free bytes. On a filesystem that is shared with
+// others, the store cannot find out which part of the reserved bytes is used already. So it
+// subtracts all of them from the free bytes: the result is too low, never too high.
 func (d Space) Available(reserved int64) int64 {
-	room := d.Free - reserved
+	left := d.Free - reserved
 	if d.Whole {
-		room = min(d.Free, d.Total-reserved)
+		left = min(d.Free, d.Total-reserved)
 	}
 	if d.ReadOnly {
 		return 0
 	}
-	return max(0, room)
+	return max(0, left)
 }

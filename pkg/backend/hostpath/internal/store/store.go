@@ -44,7 +44,8 @@ const (
 	Image  = "image.raw"
 )
 
-// ErrUnavailable reports a root that cannot be used now. The object of the call may exist.
+// ErrUnavailable reports a root that cannot be used now. The object of the call may exist
+// nevertheless.
 var ErrUnavailable = errors.New("not available now")
 
 // Config selects the root to open.
@@ -197,5 +198,5 @@ func (s *Store) Sync(dirs ...string) error {
 	return nil
 }
 
-// Random returns a suffix that makes a name new.
+// Random returns a suffix that makes a name unique.
 func Random() string { return strings.ToLower(rand.Text()[:10]) }

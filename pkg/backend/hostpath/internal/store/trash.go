@@ -38,7 +38,7 @@ func (s *Store) Sweep(dir, name string) error {
 	return nil
 }
 
-// Parked returns the entries of the trash that must be left alone.
+// Parked returns the entries of the trash that must not be removed yet.
 func (s *Store) Parked() *Parked { return s.parked }
 
 // maxRemovals is the number of removals that may hang: each of them keeps a helper process.
@@ -46,7 +46,7 @@ const maxRemovals = 16
 
 // Parked are entries of the trash whose files may still be in use.
 type Parked struct {
-	freed chan struct{} // receives when an entry is removed
+	freed chan struct{} // receives when an entry is no longer parked
 
 	mu       sync.Mutex
 	names    map[string]string // with the reason
@@ -55,7 +55,7 @@ type Parked struct {
 
 func newParked() *Parked { return &Parked{freed: make(chan struct{}, 1), names: map[string]string{}} }
 
-// Freed receives when an entry is removed.
+// Freed returns a channel that receives when an entry is no longer parked.
 func (p *Parked) Freed() <-chan struct{} { return p.freed }
 
 // Add parks an entry until gone is closed.
@@ -96,7 +96,7 @@ func (p *Parked) Without(names []string) (free []string, parked error) {
 	return free, parked
 }
 
-// Full returns an error if so many removals hang that no other may begin.
+// Full returns an error if so many removals hang that no further removal may begin.
 func (p *Parked) Full() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
