@@ -32,8 +32,7 @@ func (f byPath) get(name string, to []byte) (int, error) { return unix.Getxattr(
 func (f byPath) set(name string, value []byte) error     { return unix.Setxattr(string(f), name, value, 0) }
 func (f byPath) chmod(mode uint32) error                 { return unix.Chmod(string(f), mode) }
 
-// fileAttributes gives a regular file of the target the attributes of its source, both of which are
-// open.
+// fileAttributes copies the attributes of a regular file to its copy. Both are open.
 func (t *tree) fileAttributes(src, dst int, st *unix.Statx_t) error {
 	now, err := attributes(dst, byFD(src), byFD(dst), st)
 	t.progress.addHeld(int64(now.Blocks) * 512)
@@ -46,8 +45,8 @@ func (t *tree) nodeAttributes(src, dst int, st *unix.Statx_t) error {
 	return err
 }
 
-// directoryAttributes is fileAttributes for directories. The entries that need to be made in dst
-// are made: they would inherit attributes.
+// directoryAttributes is fileAttributes for directories. All entries of dst must exist by then, as
+// new entries would inherit attributes.
 func (t *tree) directoryAttributes(src, dst int, st *unix.Statx_t) error {
 	if _, err := attributes(dst, byFD(src), byFD(dst), st); err != nil {
 		return err
@@ -58,9 +57,9 @@ func (t *tree) directoryAttributes(src, dst int, st *unix.Statx_t) error {
 	return nil
 }
 
-// attributes gives to, with the descriptor dst, the attributes of from, and returns the previous
-// status of dst. The order matters: a new owner removes capabilities and the setuid bits, and an
-// ACL sets bits of the mode.
+// attributes copies the attributes of from to the file to, which has the descriptor dst, and
+// returns the previous status of dst. The order matters: a new owner removes capabilities and the
+// setuid bits, and an ACL sets bits of the mode.
 func attributes(dst int, from, to attributed, st *unix.Statx_t) (was unix.Statx_t, err error) {
 	if err := statx(dst, &was); err != nil {
 		return was, err
@@ -88,11 +87,11 @@ func attributes(dst int, from, to attributed, st *unix.Statx_t) (was unix.Statx_
 }
 
 // copyXattrs copies the extended attributes, ACLs among them, and reports whether there are any.
-// The kernel hides some of them from this process, for example trusted ones in a user namespace;
-// these are left out.
+// The kernel hides some of them from this process, for example trusted.* in a user namespace. The
+// copy lacks these.
 func copyXattrs(from, to attributed) (found bool, err error) {
 	names, err := xattr(from.list)
-	if errors.Is(err, unix.EOPNOTSUPP) { // the filesystem has none, or none for such a node
+	if errors.Is(err, unix.EOPNOTSUPP) { // the filesystem has no attributes, or none for files of this type
 		return false, nil
 	}
 	if err != nil {
@@ -103,14 +102,15 @@ func copyXattrs(from, to attributed) (found bool, err error) {
 	}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
 		value, err := xattr(func(buffer []byte) (int, error) { return from.get(name, buffer) })
-		if errors.Is(err, unix.ENODATA) { // it was removed meanwhile
+		if errors.Is(err, unix.ENODATA) { // the attribute was removed meanwhile
 			continue
 		}
 		if err != nil {
 			return true, fmt.Errorf("read attribute %q: %w", name, err)
 		}
 		if err := to.set(name, value); err != nil {
-			// The kernel may forbid to set a label that it has given, and that is right already.
+			// The kernel may forbid to set a label that the kernel itself has set. The value is
+			// correct then.
 			now, differs := xattr(func(buffer []byte) (int, error) { return to.get(name, buffer) })
 			if differs != nil || string(now) != string(value) {
 				return true, fmt.Errorf("set attribute %q: %w", name, err)
@@ -123,18 +123,18 @@ func copyXattrs(from, to attributed) (found bool, err error) {
 // xattr returns the bytes that get writes. With an empty buffer get returns their number, which may
 // grow before the next call.
 func xattr(get func([]byte) (int, error)) ([]byte, error) {
-	for room := 0; ; {
-		value := make([]byte, room)
+	for size := 0; ; {
+		value := make([]byte, size)
 		n, err := get(value)
 		switch {
 		case errors.Is(err, unix.ERANGE):
-			room = 0
+			size = 0
 		case err != nil:
 			return nil, err
 		case n <= len(value):
 			return value[:n], nil
 		default:
-			room = n
+			size = n
 		}
 	}
 }
@@ -149,7 +149,7 @@ func times(st *unix.Statx_t) [2]unix.Timespec {
 // noCow is FS_NOCOW_FL, the flag C of chattr(1).
 const noCow = 0x00800000
 
-// hasNoFlags reports whether a file is on a filesystem other than btrfs: only that has a flag to
+// hasNoFlags reports whether a file is on a filesystem other than btrfs: only btrfs has a flag to
 // copy.
 func hasNoFlags(fd int) (bool, error) {
 	var fs unix.Statfs_t
@@ -157,8 +157,8 @@ func hasNoFlags(fd int) (bool, error) {
 	return fs.Type != unix.BTRFS_SUPER_MAGIC, err
 }
 
-// copyFlags gives out, a file or directory of btrfs without content, the flag C if in has it, and
-// else removes it: files of which just one has the flag cannot share blocks.
+// copyFlags copies the flag C from in to out, an empty file or directory of btrfs: a file with the
+// flag and a file without it cannot share blocks.
 func copyFlags(in, out int) error {
 	if none, err := hasNoFlags(out); none || err != nil {
 		return err
@@ -172,7 +172,7 @@ func copyFlags(in, out int) error {
 		return err
 	}
 	err = unix.IoctlSetPointerInt(out, unix.FS_IOC_SETFLAGS, int(to^noCow))
-	if err != nil && cannot(err) { // the file is compressed, for example: then its data is copied
+	if err != nil && cannot(err) { // for example, the file is compressed: the caller copies the data then
 		return nil
 	}
 	return err

@@ -3,17 +3,18 @@
 // returns when the copy is durable.
 //
 // A tree belongs to a tenant, who may change it during the copy and may want to harm the node. The
-// copier follows no link, enters no mount, and opens no device, FIFO or socket. Nothing from
-// outside the tree gets into the copy, also if the tenant swaps entries meanwhile. A copy of a tree
-// is no point in time:
-//   - An entry that is made, removed or replaced meanwhile may be missing. So may an entry whose type
-//     changes from or to a directory between the listing of its directory and its copy.
-//   - An entry that is moved within the tree may be missing, or may be in the copy twice.
+// copier follows no link, enters no mount, and opens no device, FIFO or socket. No data from
+// outside the tree gets into the copy, even if the tenant swaps entries meanwhile. A copy of a tree
+// is not of a point in time:
+//   - An entry that is made, removed or replaced meanwhile may be missing. The same holds for an
+//     entry whose type changes from or to a directory between the listing of its directory and its
+//     copy.
+//   - An entry that is moved within the tree may be missing, or in the copy twice.
 //
-// All other entries are in the copy, or there is an error.
+// All other entries are in the copy, or Tree returns an error.
 //
 // After an error, which includes the end of the context, the target is incomplete and the caller
-// discards it. No goroutine and no descriptor is left.
+// discards it. No goroutine and no descriptor stays behind.
 package copier
 
 import "errors"
@@ -54,7 +55,7 @@ type Options struct {
 	// Workers is the number of entries of a tree that are copied at a time. 0 means one for each
 	// processor, up to 8.
 	Workers int
-	// Yield is called between two entries, and between parts of a large file, by each worker. It
+	// Yield is called between two entries, and between parts of a large file, by each worker. Yield
 	// may wait. May be nil.
 	Yield func()
 }

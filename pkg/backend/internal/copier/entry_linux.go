@@ -9,7 +9,7 @@ import (
 
 // entry copies an entry of a directory that was listed as anything but a directory.
 func (w *walker) entry(o *opened, name string) error {
-	src, err := openAt(o.src, name, openPath) // from here on a swap of names changes nothing
+	src, err := openAt(o.src, name, openPath) // from now on a swap of names has no effect
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -21,10 +21,10 @@ func (w *walker) entry(o *opened, name string) error {
 	if err := statx(src, &e.st); err != nil {
 		return o.dir.wrong("look at", name, err)
 	}
-	if e.kind() == unix.S_IFDIR { // it took the place of the entry that was listed
+	if e.kind() == unix.S_IFDIR { // a directory has replaced the listed entry
 		return nil
 	}
-	dst, err := w.place(&e)
+	dst, err := w.makeEntry(&e)
 	if errors.Is(err, errTwice) {
 		return nil
 	}
@@ -51,21 +51,22 @@ type entry struct {
 
 func (e *entry) kind() uint32 { return uint32(e.st.Mode) & unix.S_IFMT }
 
-// place makes the entry in the target, empty, and returns it open, as a path unless it is a regular
-// file. dst is -1 if it is another name of a file that the copy has already. Errors: errTwice.
-func (w *walker) place(e *entry) (dst int, err error) {
+// makeEntry makes the entry in the target, empty, and returns it open, as a path unless it is a
+// regular file. dst is -1 if the entry is another name of a file that is in the copy already.
+// Errors: errTwice.
+func (w *walker) makeEntry(e *entry) (dst int, err error) {
 	if e.st.Nlink > 1 {
-		return w.links.place(w.tree, e)
+		return w.links.makeEntry(w.tree, e)
 	}
 	return e.make()
 }
 
 // errTwice: the directory was changed during its listing, which returned the entry twice. The
-// target was empty, and no other process changes it: a name that exists there is one that the copy
-// made.
+// target was empty, and no other process changes it: the copy has made every name that exists
+// there.
 var errTwice = errors.New("the entry is in the copy already")
 
-// twice returns errTwice for the error of a call that makes an entry which exists.
+// twice converts EEXIST to errTwice.
 func twice(err error) error {
 	if errors.Is(err, unix.EEXIST) {
 		return errTwice
@@ -97,7 +98,7 @@ func (e *entry) make() (dst int, err error) {
 	return openAt(e.of.dst, e.name, openPath)
 }
 
-// complete gives an entry that was made its content and attributes.
+// complete copies the content and the attributes of an entry to dst, its empty copy.
 func (w *walker) complete(e *entry, dst int) error {
 	if e.kind() != unix.S_IFREG {
 		w.made.node()

@@ -14,22 +14,23 @@ import (
 )
 
 const (
-	// Bytes that are copied, and shared, between two checks of the context. A step is a multiple of
-	// the block size of any filesystem.
+	// chunk is the number of bytes that are copied, step the number of bytes that are shared,
+	// between two checks of the context. A step is a multiple of the block size of any filesystem.
 	chunk = 16 << 20
 	step  = 256 << 20
 
-	// A file up to this size is read and written at once, as a search for holes costs more.
+	// small is the size up to which a file is read and written at once, as a search for holes costs
+	// more.
 	small = 128 << 10
 
-	// The smallest run of zeros that becomes a hole.
+	// block is the smallest run of zeros that becomes a hole, in bytes.
 	block = 4096
 )
 
-// Clone makes dst, an empty file, share all blocks of src by one FICLONE: a point in time, which
-// cannot be interrupted and blocks writers of src. It is meant for the holder of a freeze: nothing
-// is made durable, the caller calls dst.Sync. Where the filesystem cannot share the blocks of these
-// two files, the error is errors.ErrUnsupported.
+// Clone makes dst, an empty file, share all blocks of src by a single FICLONE. The copy is of a
+// point in time. The call cannot be interrupted, and blocks writers of src. Clone is for the holder
+// of a freeze and does not sync: the caller calls dst.Sync. Errors: errors.ErrUnsupported if the
+// filesystem cannot share the blocks of these two files.
 func Clone(src, dst *os.File) error {
 	defer runtime.KeepAlive(src)
 	defer runtime.KeepAlive(dst)
@@ -44,8 +45,8 @@ func Clone(src, dst *os.File) error {
 	return nil
 }
 
-// CloneWithin is Clone in steps, so that it ends with ctx. It is a point in time only while no
-// process writes to src. After an error, dst is to be truncated before it is used.
+// CloneWithin is Clone in steps, and ends with ctx. The copy is of a point in time only if no
+// process writes to src. After an error the caller truncates dst before dst is used again.
 func CloneWithin(ctx context.Context, src, dst *os.File) error {
 	defer runtime.KeepAlive(src)
 	defer runtime.KeepAlive(dst)
@@ -64,7 +65,7 @@ func CloneWithin(ctx context.Context, src, dst *os.File) error {
 }
 
 // cloneStep makes out share up to step bytes of in from an offset. The last step reaches to the end
-// of in, wherever that is by then.
+// of in, which may have moved.
 func cloneStep(in, out int, at, size int64) error {
 	r := unix.FileCloneRange{Src_fd: int64(in), Src_offset: uint64(at), Dest_offset: uint64(at)}
 	if size-at > step {
@@ -91,18 +92,18 @@ func Held(file *os.File) (int64, error) {
 	return int64(st.Blocks) * 512, nil
 }
 
-// image is the place of File in a Progress.
+// image is the path of File in a Progress.
 type image string
 
 func (i image) path(string) string { return string(i) }
 
-// File copies src, a regular file, to dst, an empty file: by sharing its blocks where the
-// filesystem can, else the data without the holes. File copies as many bytes as src has at the
-// start. It is a point in time only while no process writes to src. dst is durable when File
-// returns, its entry in the directory is not. A caller that syncs src first spares the writers of
-// src a wait. errors.Is finds ENOSPC and EDQUOT. After an error dst is to be discarded.
+// File copies src, a regular file, to dst, an empty file: by sharing its blocks if the filesystem
+// supports that, otherwise by copying the data without the holes. File copies as many bytes as src
+// has at the start. The copy is of a point in time only if no process writes to src. dst is durable
+// when File returns, but not its entry in the directory. A caller that syncs src first spares the
+// writers of src a wait. errors.Is finds ENOSPC and EDQUOT. After an error the caller discards dst.
 func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
-	defer runtime.KeepAlive(src) // else the garbage collector could close it during the copy
+	defer runtime.KeepAlive(src) // otherwise the garbage collector could close src during the copy
 	defer runtime.KeepAlive(dst)
 	var site worksite
 	defer o.Progress.enter(&site)()
@@ -115,13 +116,13 @@ func File(ctx context.Context, src, dst *os.File, o Options) (How, error) {
 	return c.how(), nil
 }
 
-// content copies the content of files, and remembers unsupported calls.
+// content copies the content of files, and remembers which calls are unsupported.
 type content struct {
 	progress *Progress   // may be nil
 	yield    func()      // may be nil
 	noFlags  bool        // the target's filesystem has no flags to copy
-	noClone  atomic.Bool // it cannot share blocks with the source
-	noRange  atomic.Bool // it has no copy_file_range
+	noClone  atomic.Bool // that filesystem cannot share blocks with the source
+	noRange  atomic.Bool // that filesystem has no copy_file_range
 	written  atomic.Bool // data was copied
 }
 
@@ -139,7 +140,7 @@ func (c *content) image(ctx context.Context, site *worksite, in, out int) error 
 		return err
 	}
 	if from.Mode&unix.S_IFMT != unix.S_IFREG || to.Mode&unix.S_IFMT != unix.S_IFREG || to.Size != 0 {
-		return fmt.Errorf("not from a regular file to an empty one: %w", unix.EINVAL)
+		return fmt.Errorf("the source must be a regular file, and the target an empty regular file: %w", unix.EINVAL)
 	}
 	if err := c.copy(ctx, site, in, out, int64(from.Size)); err != nil {
 		return err
@@ -181,7 +182,7 @@ func (c *content) copy(ctx context.Context, site *worksite, in, out int, size in
 	return nil
 }
 
-// copyFlags is the function of this name, without a system call where there are no flags.
+// copyFlags is the function copyFlags, without a system call if there are no flags.
 func (c *content) copyFlags(in, out int) error {
 	if c.noFlags {
 		return nil
@@ -197,7 +198,7 @@ type transfer struct {
 	size    int64 // bytes to copy: in may grow or shrink
 }
 
-// done notes that n more bytes are done.
+// done records the progress of n bytes.
 func (f *transfer) done(n int64) {
 	f.progress.addBytes(n)
 	f.site.moved()
@@ -206,7 +207,7 @@ func (f *transfer) done(n int64) {
 	}
 }
 
-// clone tries to share the blocks. Where it cannot, out is empty again.
+// clone tries to share the blocks. If it cannot, it leaves out empty.
 func (f *transfer) clone(ctx context.Context) (cloned bool, err error) {
 	if f.noClone.Load() {
 		return false, nil
@@ -228,8 +229,8 @@ func (f *transfer) clone(ctx context.Context) (cloned bool, err error) {
 	return false, unix.Ftruncate(f.out, 0)
 }
 
-// cloneSteps shares the blocks in steps, so that it can be interrupted, without those steps that
-// are holes: a file of one byte may be 8 EiB long. EINVAL: in has shrunk.
+// cloneSteps shares the blocks in steps, so that ctx can end it, and skips steps that are holes: a
+// file of one byte may be 8 EiB long. EINVAL: in has shrunk.
 func (f *transfer) cloneSteps(ctx context.Context) error {
 	done := int64(0)
 	for done < f.size {
@@ -246,7 +247,7 @@ func (f *transfer) cloneSteps(ctx context.Context) error {
 		}
 		at := max(done, data-data%step)
 		if err := cloneStep(f.in, f.out, at, f.size); err != nil {
-			f.done(-done) // they come again
+			f.done(-done) // the caller copies these bytes again
 			return err
 		}
 		end := at + min(step, f.size-at)
@@ -256,7 +257,7 @@ func (f *transfer) cloneSteps(ctx context.Context) error {
 	return nil
 }
 
-// extents copies the data of in, and leaves holes where it has holes. extents returns the end of
+// extents copies the data of in, and keeps its holes. extents returns the end of
 // in, at most f.size.
 func (f *transfer) extents(ctx context.Context) (end int64, err error) {
 	if f.size <= small {
@@ -284,13 +285,13 @@ func (f *transfer) extents(ctx context.Context) (end int64, err error) {
 }
 
 // nextData returns the first extent of data of a file at or after an offset. Both ends are at most
-// size; data is size if there is none.
+// size; data is size if there is no further extent.
 func nextData(fd int, at, size int64) (data, hole int64, err error) {
 	data, err = unix.Seek(fd, at, unix.SEEK_DATA)
 	switch {
 	case errors.Is(err, unix.ENXIO): // a hole up to the end
 		return size, size, nil
-	case errors.Is(err, unix.EINVAL): // the filesystem cannot tell
+	case errors.Is(err, unix.EINVAL): // the filesystem does not report holes
 		return at, size, nil
 	case err != nil:
 		return 0, 0, err
@@ -317,7 +318,7 @@ func (f *transfer) span(ctx context.Context, at, hole int64) (int64, error) {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:
 			return at, fmt.Errorf("copy at %d: %w", at, err)
-		case n == 0: // the end of in; some filesystems return it where they cannot copy
+		case n == 0: // the end of in; some filesystems return 0 if they cannot copy
 			return f.read(ctx, at, hole)
 		default:
 			if err := flush(f.out, at, int64(n)); err != nil {
@@ -364,7 +365,7 @@ func (f *transfer) read(ctx context.Context, at, hole int64) (int64, error) {
 		f.done(int64(n))
 		at += int64(n)
 	}
-	if f.size <= small && end < at { // a larger file has its size already
+	if f.size <= small && end < at { // a larger file has its final size already
 		if err := unix.Ftruncate(f.out, at); err != nil {
 			return at, fmt.Errorf("truncate: %w", err)
 		}
@@ -400,7 +401,7 @@ func writeSparse(fd int, data []byte, at, end int64) (int64, error) {
 	return end, nil
 }
 
-// flush starts to write a chunk to the disk, and waits for the chunk before it. Else gigabytes
+// flush starts to write a chunk to the disk, and waits for the chunk before it. Otherwise gigabytes
 // would be dirty at the end, and each fsync on the node would wait for them. A wait returns the
 // error of an earlier write, and fsync does not return it again.
 func flush(out int, at, n int64) error {

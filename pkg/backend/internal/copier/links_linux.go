@@ -12,10 +12,10 @@ import (
 )
 
 // links makes the hard links of the target. For each file of the source with several names, a
-// directory in the top of the target has another name of its copy, until the copy has as many
-// names as its source. So the memory does not grow with the number of such files, and each link
-// takes the same time. A directory elsewhere could be in another project or subvolume, and no link
-// could lead there.
+// directory in the top of the target holds an additional name of the copy, until the copy has as
+// many names as its source. So the memory does not grow with the number of such files, and each
+// link takes the same time. The directory is inside the target: a directory elsewhere could be in
+// another project or subvolume, where links from the target are impossible.
 //
 // The directory is made for the first such file, and removed at the end of the copy.
 type links struct {
@@ -24,7 +24,7 @@ type links struct {
 	mu sync.Mutex
 	fd int // of the directory; -1 before the first file with several names
 
-	// files hold off a worker with another name of the same file.
+	// files keep out workers that have another name of the same file.
 	files [64]sync.Mutex
 	seed  maphash.Seed
 }
@@ -38,7 +38,8 @@ func (l *links) init() error {
 	return nil
 }
 
-// close closes the directory. After an error it stays in the target, which is discarded.
+// close closes the directory. After an error the directory stays in the target, which the caller
+// discards.
 func (l *links) close() {
 	if l.fd >= 0 {
 		unix.Close(l.fd)
@@ -46,7 +47,7 @@ func (l *links) close() {
 	l.fd = -1
 }
 
-// open returns the directory, which it makes when it is called for the first time.
+// open returns the directory. The first call makes it.
 func (l *links) open(t *tree) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,7 +55,7 @@ func (l *links) open(t *tree) (int, error) {
 		return l.fd, nil
 	}
 	err := unix.Mkdirat(t.dst, l.name, 0o700)
-	if err != nil && !errors.Is(err, unix.EEXIST) { // it exists if it could not be opened before
+	if err != nil && !errors.Is(err, unix.EEXIST) { // the directory exists if an earlier call could not open it
 		return -1, err
 	}
 	fd, err := openAt(t.dst, l.name, openDir)
@@ -62,19 +63,19 @@ func (l *links) open(t *tree) (int, error) {
 		return -1, err
 	}
 	l.fd = fd
-	t.made.node() // a log of single files could lose names that were moved; a sync of all cannot
+	t.made.node() // an fsync of single files could lose names that were moved; syncfs cannot
 	return fd, nil
 }
 
-// sideName is the name in the directory of the copy of a file. A filesystem uses the number of a
-// removed file again, but not with the same time.
+// sideName returns the name, in the directory, of the copy of a file. A filesystem reuses the inode
+// number of a removed file, but not with the same time of birth.
 func sideName(st *unix.Statx_t) string {
 	return fmt.Sprintf("%x.%x.%x.%x.%x", st.Dev_major, st.Dev_minor, st.Ino, st.Btime.Sec, st.Btime.Nsec)
 }
 
-// place makes an entry whose file has several names. place returns the new file open, or -1 if the
-// copy has it already and the entry is another name of it. Errors: errTwice.
-func (l *links) place(t *tree, e *entry) (dst int, err error) {
+// makeEntry makes an entry whose file has several names. makeEntry returns the new file, open, or
+// -1 if the file is in the copy already and the entry is a further name. Errors: errTwice.
+func (l *links) makeEntry(t *tree, e *entry) (dst int, err error) {
 	side, err := l.open(t)
 	if err != nil {
 		return -1, fmt.Errorf("make the directory for hard links: %w", err)
@@ -97,8 +98,9 @@ func (l *links) place(t *tree, e *entry) (dst int, err error) {
 	return dst, nil
 }
 
-// link makes the entry another name of the file key in the directory side, if that exists. The last
-// name is the name in side, moved: a file may have as many names as its filesystem permits.
+// link makes the entry another name of the file key in the directory side, if this file exists. The
+// last name is made by moving the name out of side: the file may already have as many names as its
+// filesystem permits.
 func (e *entry) link(side int, key string) (linked bool, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(side, key, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_NLINK, &st)
@@ -115,7 +117,7 @@ func (e *entry) link(side int, key string) (linked bool, err error) {
 		}
 	}
 	err = unix.Renameat2(side, key, e.of.dst, e.name, unix.RENAME_NOREPLACE)
-	if errors.Is(err, unix.EINVAL) { // the filesystem cannot do that
+	if errors.Is(err, unix.EINVAL) { // the filesystem has no RENAME_NOREPLACE
 		if err = unix.Linkat(side, key, e.of.dst, e.name, 0); err == nil {
 			err = unix.Unlinkat(side, key, 0)
 		}
@@ -123,13 +125,13 @@ func (e *entry) link(side int, key string) (linked bool, err error) {
 	return true, twice(err)
 }
 
-// remove removes the directory, with the names in it of files that have names outside the tree, or
-// that lost one during the copy.
+// remove removes the directory and the names that are left in it: those of files that have names
+// outside the tree, or that lost a name during the copy.
 func (l *links) remove(t *tree) error {
 	if l.fd < 0 {
 		return nil
 	}
-	for more := true; more; { // a removal during the listing may hide an entry from it
+	for more := true; more; { // a removal during the listing may hide an entry from the listing
 		var err error
 		if more, err = l.empty(t); err != nil {
 			return err
@@ -138,8 +140,8 @@ func (l *links) remove(t *tree) error {
 	return unix.Unlinkat(t.dst, l.name, unix.AT_REMOVEDIR)
 }
 
-// empty removes the names that a listing of the directory finds, and reports whether there were
-// any.
+// empty removes the names that a listing of the directory finds, and reports whether there was a
+// name.
 func (l *links) empty(t *tree) (found bool, err error) {
 	fd, err := openAt(l.fd, ".", openDir)
 	if err != nil {

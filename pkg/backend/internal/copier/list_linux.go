@@ -12,7 +12,7 @@ import (
 // dirent is an entry of struct linux_dirent64, see getdents64(2).
 type dirent struct {
 	name []byte // of the buffer
-	kind byte   // DT_REG and so on; DT_UNKNOWN where the filesystem does not tell
+	kind byte   // DT_REG and so on; DT_UNKNOWN if the filesystem does not report the type
 	next int64  // position of the next entry in the directory
 }
 
@@ -42,8 +42,8 @@ func getdents(fd int, buffer []byte) (n int, err error) {
 	return n, err
 }
 
-// isDir reports whether an entry is a directory, and asks the filesystem where the listing does not
-// tell.
+// isDir reports whether an entry is a directory, and asks the filesystem if the listing has no
+// type.
 func (e dirent) isDir(dir int) (bool, error) {
 	if e.kind != unix.DT_UNKNOWN {
 		return e.kind == unix.DT_DIR, nil
@@ -56,8 +56,8 @@ func (e dirent) isDir(dir int) (bool, error) {
 	return st.Mode&unix.S_IFMT == unix.S_IFDIR, err
 }
 
-// listing reads a directory of the target entry by entry, and can go on where another listing of
-// the same directory was closed.
+// listing reads a directory of the target entry by entry, and can resume at the position at which
+// another listing of the same directory was closed.
 type listing struct {
 	fd     int
 	buffer *[listingBuffer]byte // of listingBuffers; nil before the first read
@@ -66,8 +66,8 @@ type listing struct {
 	at     int64                // position of the next entry to be returned
 }
 
-// A listing that resumes behind a subtree may soon be closed for the next one, so its first read is
-// small.
+// A listing that resumes behind a subtree may soon be closed for the next subtree, so its first
+// read is small.
 const (
 	listingBuffer = 8 << 10
 	resumeBuffer  = 4 * direntMost
@@ -105,10 +105,10 @@ func (l *listing) next() (e dirent, at int64, ok bool, err error) {
 	return e, at, true, nil
 }
 
-// resume sets a new listing behind the entry called name, whose position was at. A position need
-// not outlive a descriptor on every filesystem, so where the name is not found from there, all of
-// the directory is searched for it. A position may also be that of several entries: on ext4, of all
-// with the same hash.
+// resume sets a new listing behind the entry called name, whose position was at. On some
+// filesystems a position is not valid after its descriptor was closed. So if resume does not find
+// the name from this position on, it searches the whole directory. Several entries may also have
+// the same position: on ext4, all entries with the same hash.
 func (l *listing) resume(name string, at int64) error {
 	for _, start := range []int64{at, 0} {
 		if _, err := unix.Seek(l.fd, start, unix.SEEK_SET); err != nil {
@@ -136,6 +136,6 @@ func (l *listing) skip(name string) (found bool, err error) {
 	}
 }
 
-// errListing: the target does not have the directories that the copy has made in it. Only a foreign
-// process or a fault of the filesystem can cause that.
+// errListing: the target does not have the directories that the copy has made in it. Only another
+// process or an error of the filesystem can cause that.
 var errListing = errors.New("the directory of the copy has changed during the copy")

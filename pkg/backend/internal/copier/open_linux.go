@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// No open of a tenant's file may block: O_NONBLOCK makes a lease an error, and a FIFO or device
-// that was swapped in would not wait for its other end.
+// No open of a tenant's file may block: O_NONBLOCK makes a lease an error, and prevents that a FIFO
+// or device that was swapped in waits for its other end.
 const (
 	openDir  = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOATIME | unix.O_CLOEXEC
 	openPath = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
@@ -31,7 +31,7 @@ const inside = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV
 func openAt(dir int, path string, flags uint64) (fd int, err error) {
 	how := unix.OpenHow{Flags: flags, Resolve: inside}
 	err = retry(func() error { fd, err = unix.Openat2(dir, path, &how); return err })
-	if flags&unix.O_NOATIME != 0 && errors.Is(err, unix.EPERM) { // only the owner may have it
+	if flags&unix.O_NOATIME != 0 && errors.Is(err, unix.EPERM) { // only the owner may use O_NOATIME
 		return openAt(dir, path, flags&^unix.O_NOATIME)
 	}
 	return fd, err
@@ -40,8 +40,8 @@ func openAt(dir int, path string, flags uint64) (fd int, err error) {
 // maxPath is the longest path that is given to the kernel, in bytes.
 const maxPath = 4000
 
-// openSteps opens the directory that names lead to from top, in as many steps as the length of the
-// path takes.
+// openSteps opens the directory below top whose path has the elements names, in as many steps as
+// the length of the path requires.
 func openSteps(top int, names []string, flags uint64) (int, error) {
 	at := top
 	for {
@@ -70,21 +70,20 @@ func openSteps(top int, names []string, flags uint64) (int, error) {
 	}
 }
 
-// vanished reports whether the error of openAt for a directory says that it was removed, moved or
-// replaced.
+// vanished reports whether err, of openAt, means that the directory was removed, moved or replaced.
 func vanished(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// mounted explains EXDEV of openAt.
+// mounted adds an explanation to EXDEV of openAt.
 func mounted(err error) error {
 	if errors.Is(err, unix.EXDEV) {
-		return fmt.Errorf("a filesystem is mounted there, which is not part of the tree: %w", err)
+		return fmt.Errorf("a mounted filesystem is not part of the tree: %w", err)
 	}
 	return err
 }
 
-// identity tells files of one filesystem apart.
+// identity identifies a file on this machine.
 type identity struct {
 	major, minor uint32
 	inode        uint64
@@ -92,8 +91,8 @@ type identity struct {
 
 func identityOf(st *unix.Statx_t) identity { return identity{st.Dev_major, st.Dev_minor, st.Ino} }
 
-// openSame opens a path as openAt does, and closes it again unless it is the directory that want
-// identifies; then fd is -1 and the error nil.
+// openSame opens a directory as openSteps does. If it is not the directory that want identifies, fd
+// is -1 and the error nil.
 func openSame(dir int, names []string, want identity) (fd int, err error) {
 	fd, err = openSteps(dir, names, openDir)
 	if err != nil {
@@ -108,8 +107,8 @@ func openSame(dir int, names []string, want identity) (fd int, err error) {
 }
 
 // A lease makes the first open with O_NONBLOCK fail, and the kernel asks its holder to release it.
-// A server of files does so within milliseconds. The time that a copy waits for that is limited in
-// all, not for each file: the kernel would give each holder /proc/sys/fs/lease-break-time, 45 s.
+// A file server does so within milliseconds. A copy waits for a limited time in total, not for each
+// file: the kernel would give each holder /proc/sys/fs/lease-break-time, 45 s.
 const (
 	leaseBudget = 2 * time.Second
 	leaseFirst  = 200 * time.Microsecond // the first wait for a file; the next is twice as long
@@ -119,8 +118,8 @@ const (
 // leases is the time that a copy has waited for leases, in nanoseconds.
 type leases struct{ waited atomic.Int64 }
 
-// open opens a regular file for reading that is open as a path only. By name it could be a device
-// by now, and a device may act on being opened. Errors: ErrLease.
+// open opens a regular file for reading that is open as a path only. An open by name could reach a
+// device by now, and the open of a device can have side effects. Errors: ErrLease.
 func (l *leases) open(ctx context.Context, path int) (fd int, err error) {
 	for wait := leaseFirst; ; wait = min(2*wait, leaseMost) {
 		fd, err = reopen(path)
@@ -143,7 +142,7 @@ func (l *leases) open(ctx context.Context, path int) (fd int, err error) {
 // reopen opens a file for reading that is open as a path only.
 func reopen(path int) (fd int, err error) {
 	err = retry(func() error { fd, err = unix.Open(proc(path), openFile, 0); return err })
-	if errors.Is(err, unix.EPERM) { // only the owner may have O_NOATIME
+	if errors.Is(err, unix.EPERM) { // only the owner may use O_NOATIME
 		err = retry(func() error { fd, err = unix.Open(proc(path), openFile&^unix.O_NOATIME, 0); return err })
 	}
 	return fd, err

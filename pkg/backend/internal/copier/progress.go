@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Progress shows how far a copy is, from any goroutine. The zero value is ready for use. It serves
-// one copy.
+// Progress is the progress of a single copy. Its methods may be called by any goroutine. The zero
+// value is ready for use.
 type Progress struct {
 	bytes, held, entries atomic.Int64
 
@@ -26,14 +26,14 @@ func (p *Progress) Held() int64 { return p.held.Load() }
 // Entries returns the number of entries that are done: names of files, links, nodes, directories.
 func (p *Progress) Entries() int64 { return p.entries.Load() }
 
-// Oldest returns the entry in work whose last progress is the longest ago, and the time of that.
-// The path is the path in error messages: of an image its name, else relative to the top of the
-// tree, and at most its last 1,000 bytes. Where no entry is in work, path is "": a copy waits for
-// the disk at its end, as long as that takes, and no tenant can delay that.
+// Oldest returns the path and the time of the last progress of the entry that is being copied with
+// the oldest progress. The path is that of error messages: the name of an image, otherwise the end
+// of the path from the top of the tree. If no entry is being copied, path is "": at its end, a copy
+// waits for the disk, which no tenant can delay.
 func (p *Progress) Oldest() (path string, since time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var oldest place
+	var oldest locator
 	var name string
 	for _, w := range p.workers {
 		w.mu.Lock()
@@ -48,21 +48,21 @@ func (p *Progress) Oldest() (path string, since time.Time) {
 	return oldest.path(name), since
 }
 
-// place is a directory, or an image.
-type place interface {
-	// path returns the path of an entry of the directory, or of the place itself if name is "".
+// locator is a directory or an image. It has the paths of its entries.
+type locator interface {
+	// path returns the path of an entry of the directory, or of the locator itself if name is "".
 	path(name string) string
 }
 
-// worksite is the entry that a goroutine has in work.
+// worksite is the entry that a goroutine is copying.
 type worksite struct {
 	mu    sync.Mutex
-	in    place // nil: none
+	in    locator // nil: no entry
 	name  string
 	since time.Time // of the last progress
 }
 
-// enter begins the work of one goroutine. The caller calls leave at its end.
+// enter adds the worksite of a goroutine. The caller calls leave at the end of the goroutine.
 func (p *Progress) enter(w *worksite) (leave func()) {
 	if p == nil {
 		return func() {}
@@ -77,15 +77,15 @@ func (p *Progress) enter(w *worksite) (leave func()) {
 	}
 }
 
-// at notes that work on an entry begins. in is nil where the goroutine waits for work.
-func (w *worksite) at(in place, name string) {
+// at records that the copy of an entry begins. in is nil while the goroutine is idle.
+func (w *worksite) at(in locator, name string) {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.in, w.name, w.since = in, name, now
 }
 
-// moved notes progress in the entry in work.
+// moved records progress in the current entry.
 func (w *worksite) moved() {
 	now := time.Now()
 	w.mu.Lock()

@@ -9,10 +9,10 @@ import (
 )
 
 // fewFiles is the number of files and directories up to which each is synced by itself. For more
-// one syncfs is faster, although it waits for the data of other processes.
+// files a single syncfs is faster, although it waits for the data of other processes.
 const fewFiles = 16
 
-// made remembers the files and directories that have to be made durable, as long as they are few.
+// made holds the files and directories that have to be made durable, up to fewFiles.
 type made struct {
 	all   atomic.Bool // sync the filesystem
 	mu    sync.Mutex
@@ -25,7 +25,7 @@ type madeFile struct {
 	name string // in dir; "" for dir itself
 }
 
-// add remembers an open file of the target, or the directory d if name is "".
+// add adds an open file of the target, or the directory d if name is "".
 func (m *made) add(fd int, d *dir, name string) error {
 	if m.all.Load() {
 		return nil
@@ -43,7 +43,7 @@ func (m *made) add(fd int, d *dir, name string) error {
 	return nil
 }
 
-// node says that the copy has an entry that cannot be opened to be synced.
+// node records that the copy has an entry that cannot be opened for a sync.
 func (m *made) node() {
 	if m.all.Load() {
 		return
@@ -53,7 +53,7 @@ func (m *made) node() {
 	m.drop()
 }
 
-// drop gives up remembering files. m.mu is held.
+// drop closes all files: sync then syncs the whole filesystem. m.mu is locked.
 func (m *made) drop() {
 	m.all.Store(true)
 	for _, f := range m.files {

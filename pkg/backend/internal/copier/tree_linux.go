@@ -16,12 +16,13 @@ import (
 // Tree copies the content of the directory src, and the attributes of src itself, to the empty
 // directory dst: files as File does, directories, symbolic links, hard links within the tree,
 // device nodes, FIFOs, sockets; modes, owners, times, extended attributes with ACLs and
-// capabilities. An entry that it cannot copy is an error that names it; so is a mount inside src.
-// Subvolumes of btrfs become directories. Of the flags of chattr(1) only C of btrfs is copied.
+// capabilities. For an entry that cannot be copied, and for a mount inside src, Tree returns an
+// error that names it. Subvolumes of btrfs become directories. Of the flags of chattr(1) only C of
+// btrfs is copied.
 //
 // The copy is durable when Tree returns, except for the entry of dst in its directory. No other
 // process may change the content of dst. Errors: ErrLease, ErrDepth, ErrMoved; errors.Is finds
-// ENOSPC and EDQUOT. After an error the content of dst is to be discarded.
+// ENOSPC and EDQUOT. After an error the caller discards the content of dst.
 //
 // The time is linear in the number of entries at any depth. The memory is a constant for each
 // worker, and up to some 400 bytes for each level that a worker is below the top. A worker holds at
@@ -62,7 +63,7 @@ type tree struct {
 	mu      sync.Mutex
 	change  sync.Cond
 	err     error   // the first
-	ready   []*dir  // open directories whose subtrees no worker has begun
+	ready   []*dir  // open directories whose subtrees no worker has taken
 	lists   []*list // entries in which idle workers may help
 	workers int     // that run
 	idle    int     // workers that wait
@@ -70,7 +71,7 @@ type tree struct {
 
 // copy copies everything and makes it durable.
 func (t *tree) copy() error {
-	defer runtime.KeepAlive(t.from) // else the garbage collector could close it during the copy
+	defer runtime.KeepAlive(t.from) // otherwise the garbage collector could close it during the copy
 	defer runtime.KeepAlive(t.to)
 	defer t.made.close()
 	defer t.links.close()
@@ -98,7 +99,8 @@ func (t *tree) copy() error {
 	return t.finish(top)
 }
 
-// prepare learns about the target, and makes it inherit nothing to its entries.
+// prepare reads the properties of the target, and removes its ACLs, so that its entries inherit
+// nothing.
 func (t *tree) prepare() error {
 	var st unix.Statx_t
 	if err := statx(t.dst, &st); err != nil {
@@ -121,8 +123,8 @@ func (t *tree) prepare() error {
 	return t.links.init()
 }
 
-// isEmpty returns ENOTEMPTY for a directory with entries. In a directory that was empty, the copy
-// made every name that exists.
+// isEmpty returns ENOTEMPTY for a directory with entries. If the directory was empty, the copy has
+// made every name that exists in it.
 func isEmpty(dir int) error {
 	fd, err := openAt(dir, ".", openDir)
 	if err != nil {
@@ -142,8 +144,8 @@ func isEmpty(dir int) error {
 }
 
 // finish completes the copy after the last entry. The attributes of the top come last: its mode can
-// forbid this process to make and remove the directory of the hard links there, and those steps
-// change the times.
+// forbid this process to make and remove the directory for hard links, and both change the times of
+// the top.
 func (t *tree) finish(top *dir) error {
 	var site worksite
 	defer t.progress.enter(&site)()
@@ -162,7 +164,8 @@ func (t *tree) finish(top *dir) error {
 	return t.sync()
 }
 
-// work is a worker: it walks subtrees and helps others until the copy is complete.
+// work is the goroutine of a worker: it walks subtrees and helps other workers until the copy is
+// complete.
 func (t *tree) work() {
 	w := &walker{tree: t}
 	defer t.progress.enter(&w.site)()
@@ -196,8 +199,8 @@ func (t *tree) fail(err error) {
 	t.change.Broadcast()
 }
 
-// stopped is called between two entries. stopped returns the error of the context, and whether the
-// worker is to stop for this or another reason.
+// stopped is called between two entries. It reports whether the worker must stop, with the error of
+// the context if that is the reason.
 func (t *tree) stopped() (bool, error) {
 	if t.failed.Load() {
 		return true, nil
@@ -209,15 +212,15 @@ func (t *tree) stopped() (bool, error) {
 	return err != nil, err
 }
 
-// next waits for work, and returns neither a list nor a directory when there is no more. A
-// directory comes first, as two workers in one directory are in each other's way. The caller
-// releases the directory of a list, which it has joined.
+// next waits for a directory or a list, and returns neither at the end of the copy. Directories
+// come first, as two workers in the same directory slow each other down. next joins the directory
+// of a list, and the caller releases it.
 func (t *tree) next() (*list, *dir) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.idle++; ; t.change.Wait() {
 		if t.failed.Load() {
-			return nil, nil // this worker stays idle, so that the others see the end too
+			return nil, nil // this worker stays counted as idle, so that the others end, too
 		}
 		if n := len(t.ready); n > 0 {
 			t.idle--
@@ -250,7 +253,7 @@ func (t *tree) offer(d *dir) bool {
 	return true
 }
 
-// list is a part of the names in a directory, without those of its subdirectories.
+// list is a part of the names in a directory, without its subdirectories.
 type list struct {
 	of    *opened
 	names []string

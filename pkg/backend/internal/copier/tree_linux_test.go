@@ -490,8 +490,8 @@ func TestTreeIsCanceled(t *testing.T) {
 	}
 }
 
-// leftNothing fails the test unless there are as many descriptors as before a copy, and soon no more
-// goroutines: one that has done its last work may still be about to end.
+// leftNothing fails the test unless there are as many descriptors as before a copy, and soon no
+// more goroutines: one that has done its last work may still be about to end.
 func leftNothing(t *testing.T, before, routines int) {
 	t.Helper()
 	if now := descriptors(t, ""); now != before {
@@ -618,8 +618,8 @@ func loopOf(t *testing.T, dir string) string {
 	return filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(out))))
 }
 
-// TestYield: each worker calls Yield, between entries and within large files, and a copy stands still
-// while all calls wait.
+// TestYield: each worker calls Yield, between entries and within large files, and a copy stands
+// still while all calls wait.
 func TestYield(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	for i := range 100 {

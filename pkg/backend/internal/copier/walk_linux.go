@@ -11,8 +11,8 @@ import (
 // The walk is in pre-order. First a directory is filled: all its entries are made in the target,
 // subdirectories empty, and it gets its attributes. Then the worker descends into the
 // subdirectories, one by one. It finds them by listing the directory of the target, which no tenant
-// can change, so it keeps no list of them. The work in a subdirectory does not change the times of
-// its parent.
+// can change, so it keeps no list of them. Changes in a subdirectory do not change the times of its
+// parent.
 //
 // A worker keeps the nearest directories above it open: the window. A directory outside the window
 // keeps its name, its identity and its position in the listing. The worker opens it again through
@@ -22,12 +22,12 @@ const (
 	// window is the number of directories that a worker has open, besides the directory that it
 	// fills.
 	window = 8
-	// maxMoves is the number of directories that a copy opens by name, from the top, since their
-	// ".." leads elsewhere. Each of these costs time that grows with the depth.
+	// maxMoves is the number of directories that a copy opens by their path from the top, as ".."
+	// leads elsewhere. Each takes a time that grows with the depth.
 	maxMoves = 100
 )
 
-// dir is a directory of both trees, between the top and the work of a worker.
+// dir is a directory of both trees, from the top to the directory in which a worker is.
 type dir struct {
 	parent *dir // nil at the top
 	name   string
@@ -35,28 +35,28 @@ type dir struct {
 	open   *opened // nil outside the window
 
 	left           int              // subdirectories in the target that are not filled yet
-	at             int64            // position of the subdirectory in work, in the target's listing
-	times          [2]unix.Timespec // of the source, from when it was opened
+	at             int64            // position of the current subdirectory in the target's listing
+	times          [2]unix.Timespec // of the source, at the time of its open
 	source, target identity         // target is set when the directory leaves the window
 }
 
 // opened holds the descriptors of a directory. Several workers may use them.
 type opened struct {
 	dir      *dir
-	src, dst int          // src is -1 if the directory is no longer where it was found
+	src, dst int          // src is -1 if the directory is no longer at its path
 	listing  listing      // of the target, once the directory is filled
 	st       unix.Statx_t // of the source, while the directory is filled
 	fillers  atomic.Int32 // workers that fill the directory
 	users    atomic.Int32 // workers that use the descriptors
 }
 
-// join adds a worker that helps to fill the directory. join then calls leave and release.
+// join adds a worker that helps to fill the directory. The worker then calls leave and release.
 func (o *opened) join() {
 	o.users.Add(1)
 	o.fillers.Add(1)
 }
 
-// release gives the descriptors back. The last worker closes them.
+// release ends the use of the descriptors by a worker. The last worker closes them.
 func (o *opened) release() {
 	if o.users.Add(-1) > 0 {
 		return
@@ -69,7 +69,7 @@ func (o *opened) release() {
 }
 
 // open opens a subdirectory of two open directories. d.open stays nil, without an error, if the
-// source has no such directory any more.
+// source no longer has this directory.
 func (t *tree) open(d *dir, src, dst int, name string) error {
 	o := &opened{dir: d, src: -1, dst: -1, listing: listing{fd: -1}}
 	o.join()
@@ -82,7 +82,7 @@ func (t *tree) open(d *dir, src, dst int, name string) error {
 			return err
 		}
 		if d.source = identityOf(&o.st); d.source == t.target {
-			return errors.New("it is the target of the copy")
+			return errors.New("the directory is the target of the copy")
 		}
 		if o.dst, err = openAt(dst, name, openDir); err != nil {
 			o.dst = -1
@@ -101,7 +101,7 @@ func (t *tree) open(d *dir, src, dst int, name string) error {
 	return d.wrong("open", "", err)
 }
 
-// close gives the descriptors of d back.
+// close ends the use of d's descriptors.
 func (d *dir) close() {
 	if d.open == nil {
 		return
@@ -124,7 +124,7 @@ type walker struct {
 // subtree copies the subtree of an open directory.
 func (w *walker) subtree(d *dir) (err error) {
 	defer func() {
-		for _, p := range w.pending { // after an error, or where another worker has failed
+		for _, p := range w.pending { // after an error, here or in another worker
 			p.close()
 		}
 		clear(w.pending)
@@ -225,8 +225,8 @@ func (w *walker) subdirectory(d *dir) (string, error) {
 	}
 }
 
-// enter opens a subdirectory. enter returns nil, and has removed it from the target, if it is not
-// in the source any more.
+// enter opens a subdirectory. If the source no longer has it, enter removes it from the target and
+// returns nil.
 func (w *walker) enter(d *dir, name string) (*dir, error) {
 	sub := &dir{parent: d, name: name, depth: d.depth + 1}
 	w.site.at(sub, "")
@@ -240,7 +240,7 @@ func (w *walker) enter(d *dir, name string) (*dir, error) {
 		}
 	}
 	err := unix.Unlinkat(d.open.dst, name, unix.AT_REMOVEDIR)
-	if err == nil { // d may have its times already
+	if err == nil { // d may have its final times already
 		err = unix.UtimesNanoAt(d.open.dst, "", d.times[:], unix.AT_EMPTY_PATH)
 	}
 	if err != nil {
@@ -249,8 +249,8 @@ func (w *walker) enter(d *dir, name string) (*dir, error) {
 	return nil, nil
 }
 
-// pop leaves a directory whose subdirectories are complete, and opens its parent again if that had
-// left the window.
+// pop leaves a directory whose subdirectories are complete, and opens its parent again if the
+// parent had left the window.
 func (w *walker) pop() error {
 	n := len(w.pending) - 1
 	d := w.pending[n]
@@ -263,8 +263,8 @@ func (w *walker) pop() error {
 	return w.reopen(w.pending[n-1], d)
 }
 
-// reopen opens a directory that had left the window again, from its subdirectory sub, and sets its
-// listing behind that.
+// reopen opens a directory that had left the window, through its subdirectory sub, and sets its
+// listing behind sub.
 func (w *walker) reopen(d, sub *dir) error {
 	o := &opened{dir: d, src: -1, dst: -1, listing: listing{fd: -1}}
 	o.users.Add(1)
@@ -277,7 +277,7 @@ func (w *walker) reopen(d, sub *dir) error {
 	if err != nil {
 		return d.wrong("open the copy of", "", err)
 	}
-	o.src, _ = openSame(sub.open.src, up, d.source) // an error is that of a directory that was moved
+	o.src, _ = openSame(sub.open.src, up, d.source) // an error means that the directory was moved
 	if o.src < 0 {
 		if err := w.find(d); err != nil {
 			return err
@@ -294,8 +294,8 @@ func (w *walker) reopen(d, sub *dir) error {
 	return nil
 }
 
-// find opens a directory of the source by its path, as the ".." of its subdirectory does not lead
-// to it. d.open.src stays -1 if it is not there any more.
+// find opens a directory of the source by its path, as the ".." of its subdirectory leads
+// elsewhere. d.open.src stays -1 if the directory is no longer at its path.
 func (w *walker) find(d *dir) error {
 	if w.moves.Add(1) > maxMoves {
 		return d.wrong("open", "", ErrMoved)
@@ -310,7 +310,7 @@ func (w *walker) find(d *dir) error {
 
 // fill makes all entries of an open directory in the target, with the help of idle workers.
 func (w *walker) fill(d *dir) error {
-	w.fail(w.everything(d.open)) // before leave, which sets the attributes only if all went well
+	w.fail(w.everything(d.open)) // before leave, which sets the attributes only if no worker has failed
 	return w.leave(d.open)
 }
 
@@ -396,8 +396,8 @@ func (w *walker) entries(l *list) error {
 	}
 }
 
-// leave ends the part of a worker in filling a directory. The last worker sets its attributes,
-// unless the copy has failed.
+// leave is called by each worker that has filled a directory. The last worker sets the attributes
+// of the directory, unless the copy has failed.
 func (w *walker) leave(o *opened) error {
 	if o.fillers.Add(-1) > 0 || w.failed.Load() || o.dir.parent == nil { // see finish for the top
 		return nil

@@ -108,7 +108,7 @@ type extent struct {
 	plain      bool  // equal addresses mean equal data
 }
 
-// side is either of the two files.
+// side is one of the files of a comparison, or the file of Allocated.
 type side struct {
 	file *os.File
 	size int64
@@ -204,9 +204,9 @@ func (d *delta) walk(ctx context.Context, at, limit int64) error {
 const looks = 3
 
 // look returns the extents of both files from at on, and the offset up to which both lists are
-// complete. Plain extents were at their addresses at the same moment. Otherwise the filesystem
-// could free an extent of base and give its address to target in between, and the two would seem
-// equal.
+// complete. All plain extents had their addresses at the same moment. Otherwise the filesystem
+// could free an extent of base and give its address to target between the two requests, and the
+// extents would seem equal.
 //
 // So look reads the extents of base again after those of target, which takes half as long again.
 // This is not necessary where the extents of both files can be counted and the filesystem moves
@@ -245,7 +245,7 @@ func (d *delta) stayed(ctx context.Context, at, end int64, base []extent, before
 		return after == before, err
 	}
 	again, againEnd, err := d.base.window(ctx, at, end)
-	return againEnd == end && slices.Equal(cut(base, end), again), err
+	return againEnd == end && slices.Equal(truncate(base, end), again), err
 }
 
 // counts returns the numbers of extents of the files, or nothing if they are unknown.
@@ -256,8 +256,8 @@ func (d *delta) counts() (extents [2]uint32, err error) {
 	return d.count()
 }
 
-// decide reports a range if it differs. In each file the range is a hole or lies in a single
-// extent.
+// decide reports a range in which the files differ. In each file the range is a hole or lies in a
+// single extent.
 func (d *delta) decide(ctx context.Context, at, until int64, base, target *extent) error {
 	switch {
 	case base == nil && target == nil:
@@ -286,8 +286,8 @@ func next(extents *[]extent, at, limit int64) (*extent, int64) {
 	return first, min(first.end, limit)
 }
 
-// cut returns the part of extents before end. It modifies extents.
-func cut(extents []extent, end int64) []extent {
+// truncate returns the part of extents before end. It modifies extents.
+func truncate(extents []extent, end int64) []extent {
 	for len(extents) > 0 && extents[len(extents)-1].start >= end {
 		extents = extents[:len(extents)-1]
 	}

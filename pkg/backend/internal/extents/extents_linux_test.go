@@ -51,7 +51,8 @@ var filesystems = []filesystem{
 	{"tmpfs", "tmpfs", 0, nil, "size=64m", false},
 }
 
-// mount makes a filesystem and mounts it. It skips the test where that can't be done. It is gone after the test.
+// mount makes a filesystem and mounts it. It skips the test where that can't be done. It is gone
+// after the test.
 func (f filesystem) mount(t testing.TB) (dir string) {
 	t.Helper()
 	if outside != nil {
@@ -256,8 +257,8 @@ func TestWhatIsAllocatedButNotWrittenIsNoData(t *testing.T) {
 	}
 }
 
-// TestWhatIsReported: the same data written again is another block to the filesystem. So where that is reported, the
-// filesystem was asked, and where it isn't, the data was read.
+// TestWhatIsReported: the same data written again is another block to the filesystem. So where that
+// is reported, the filesystem was asked, and where it isn't, the data was read.
 func TestWhatIsReported(t *testing.T) {
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
@@ -315,7 +316,8 @@ func TestWhatIsNotOnTheDiskYet(t *testing.T) {
 	}
 }
 
-// TestHalfAnExtentIsClonedOverTheOther: the two halves of a compressed extent are said to be at the same address.
+// TestHalfAnExtentIsClonedOverTheOther: the two halves of a compressed extent are said to be at the
+// same address.
 func TestHalfAnExtentIsClonedOverTheOther(t *testing.T) {
 	for _, f := range filesystems {
 		if !f.reflink {
@@ -530,7 +532,8 @@ func TestManyAtOnceTakeTurns(t *testing.T) {
 
 var benchMiB = flag.Int64("image-mib", 256, "size of the image in BenchmarkDelta")
 
-// BenchmarkDelta finds 1 % of an image that was changed in pieces of 4 KiB, and reads both images to compare.
+// BenchmarkDelta finds 1 % of an image that was changed in pieces of 4 KiB, and reads both images
+// to compare.
 func BenchmarkDelta(b *testing.B) {
 	for _, f := range filesystems {
 		if !f.reflink || (f.name != "xfs" && f.name != "btrfs") {

@@ -38,7 +38,8 @@ func newFile(t testing.TB, content []byte) *os.File {
 	return f
 }
 
-// legal fails the test unless spans keep what the package promises for an offset to start from and a size.
+// legal fails the test unless spans keep what the package promises for an offset to start from and
+// a size.
 func legal(t testing.TB, spans []span, from, size int64) {
 	t.Helper()
 	last := floor(from)
@@ -71,8 +72,9 @@ func content(t testing.TB, f *os.File) []byte {
 	return data
 }
 
-// holds makes sure that Allocated and Delta tell all of two files: from an offset on, nothing that they don't report
-// has data, or differs. Without a promise and with Verified, nothing that they report is the same.
+// holds makes sure that Allocated and Delta tell all of two files: from an offset on, nothing that
+// they don't report has data, or differs. Without a promise and with Verified, nothing that they
+// report is the same.
 func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 	t.Helper()
 	ctx := context.Background()
@@ -436,7 +438,8 @@ func TestOneFileEndsInABlock(t *testing.T) {
 	}
 }
 
-// TestAnyDisk makes disks of which the layout is known, a few blocks each, and the blocks smaller than ours.
+// TestAnyDisk makes disks of which the layout is known, a few blocks each, and the blocks smaller
+// than ours.
 func TestAnyDisk(t *testing.T) {
 	const unit, units = Block / 4, 64
 	for seed := range uint64(300) {

@@ -112,7 +112,7 @@ func seek(file *os.File, start, limit int64) ([]extent, int64, error) {
 		case errors.Is(err, unix.ENXIO) || (err == nil && data >= limit):
 			return found, limit, nil
 		case errors.Is(err, unix.EINVAL) || errors.Is(err, errors.ErrUnsupported):
-			return []extent{{start: start, end: limit}}, limit, nil // all of it may be data
+			return []extent{{start: start, end: limit}}, limit, nil // all bytes may be data
 		case err != nil:
 			return nil, 0, err
 		}
@@ -148,10 +148,8 @@ func sameDisk(base, target *os.File) (trusted bool, count func() ([2]uint32, err
 			return false, nil, err
 		}
 		xt, err := xattrOf(target)
-		return err == nil && xb.flags&flagRealtime == xt.flags&flagRealtime, func() ([2]uint32,
-			error) {
-			return counts(base, target)
-		}, err
+		return err == nil && xb.flags&flagRealtime == xt.flags&flagRealtime,
+			func() ([2]uint32, error) { return counts(base, target) }, err
 	}
 	return false, nil, nil
 }
@@ -213,8 +211,7 @@ func ioctl(file *os.File, request uintptr, arg unsafe.Pointer) error {
 	}
 	var errno unix.Errno
 	if err := conn.Control(func(fd uintptr) {
-		_, _,
-			errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg))
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, request, uintptr(arg))
 	}); err != nil {
 		return err
 	}

@@ -24,7 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// filesystem is one that holds directories to sizes. xfs and ext4 do it in few kernels' builds: make test-vm has one.
+// filesystem is one that holds directories to sizes. xfs and ext4 do it in few kernels' builds:
+// make test-vm has one.
 type filesystem struct {
 	name    string
 	kind    string
@@ -65,7 +66,8 @@ var (
 	simpleFilesystems  = []filesystem{simple}
 )
 
-// mount makes a filesystem, mounts it, and has its quotas enabled. It skips the test where that can't be.
+// mount makes a filesystem, mounts it, and has its quotas enabled. It skips the test where that
+// can't be.
 func (f filesystem) mount(t testing.TB) *os.File {
 	t.Helper()
 	image := f.image(t)
@@ -163,8 +165,9 @@ func look(t testing.TB, dir *os.File, mark Mark) Usage {
 	return u
 }
 
-// fill writes to a new file until it can't, or has written most bytes, and returns how many that were. It does so as
-// a pod does that isn't privileged: on ext4 no limit holds for who has CAP_SYS_RESOURCE.
+// fill writes to a new file until it can't, or has written most bytes, and returns how many that
+// were. It does so as a pod does that isn't privileged: on ext4 no limit holds for who has
+// CAP_SYS_RESOURCE.
 func fill(t testing.TB, path string, most int64) (written int64) {
 	t.Helper()
 	must(t, asPod(func() error {

@@ -149,8 +149,8 @@ func TestGroupsAreAwaitedUntilTheyAreCounted(t *testing.T) {
 	}
 }
 
-// TestGroupsThatLostCountAreNotTrusted makes btrfs lose count as administrators do: a snapshot is put into a group
-// whose members it shares extents with.
+// TestGroupsThatLostCountAreNotTrusted makes btrfs lose count as administrators do: a snapshot is
+// put into a group whose members it shares extents with.
 func TestGroupsThatLostCountAreNotTrusted(t *testing.T) {
 	root := btrfs.mount(t)
 	dir, mark := btrfs.volume(t, root, "volume", 8*mib)

@@ -26,7 +26,8 @@ func TestStructsAreLaidOutAsTheKernels(t *testing.T) {
 	}
 }
 
-// TestNumbersOfCallsSayHowLongTheirStructsAre: the number of an ioctl has the size of its argument in bits 16 to 29.
+// TestNumbersOfCallsSayHowLongTheirStructsAre: the number of an ioctl has the size of its argument
+// in bits 16 to 29.
 func TestNumbersOfCallsSayHowLongTheirStructsAre(t *testing.T) {
 	for _, c := range []struct {
 		request

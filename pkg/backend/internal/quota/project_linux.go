@@ -138,12 +138,13 @@ func howToEnforce(dir *os.File, state uint16) error {
 	}
 	switch {
 	case magic == unix.XFS_SUPER_MAGIC && state&accounted != 0:
-		return notEnforced("xfs counts what projects use but has no limits: mount it with prjquota, not pqnoenforce")
+		return notEnforced("xfs counts the usage of projects but has no limits: mount it with prjquota, not " +
+			"pqnoenforce")
 	case magic == unix.XFS_SUPER_MAGIC:
 		return notEnforced("unmount the xfs, and mount it with the option prjquota (which a remount does not set; " +
 			"for / it is rootflags=prjquota on the kernel's command line)")
 	case magic == unix.EXT4_SUPER_MAGIC && state&accounted != 0:
-		return notEnforced("ext4 counts what projects use but has no limits: mount it with the option prjquota")
+		return notEnforced("ext4 counts the usage of projects but has no limits: mount it with the option prjquota")
 	case magic == unix.EXT4_SUPER_MAGIC:
 		return notEnforced("unmount the ext4, run tune2fs -O project,quota -Q prjquota on its device, and mount it " +
 			"with the option prjquota")

@@ -1,12 +1,12 @@
-// Package quota limits the size of directories with the means of the filesystem: projects of xfs
+// Package quota limits the size of directories by means of the filesystem: projects of xfs
 // and ext4 with project quotas, and subvolumes of btrfs with quota groups. The package never
-// enables quotas, which affect the whole filesystem: its owner decides.
+// enables quotas, which affect the whole filesystem: that is the decision of its owner.
 //
 // A write beyond the limit fails with EDQUOT, on xfs with ENOSPC. A limit does not restrict root: a
 // process with CAP_SYS_RESOURCE may exceed the limit of a project on ext4, and the owner of a file
 // may move the file to another project.
 //
-// Functions take an open directory and a name below it, and follow no link out of it. A change is
+// The functions take an open directory and a name in it, and follow no link. A change is
 // durable once a later change in the same filesystem is durable, for example the record of the
 // volume.
 package quota

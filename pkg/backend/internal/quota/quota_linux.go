@@ -135,8 +135,7 @@ func openBelow(parent *os.File, name string) (*os.File, error) {
 	}
 	var child int
 	if err := with(parent, func(fd int) (err error) {
-		child,
-			err = unix.Openat2(fd, name, &how)
+		child, err = unix.Openat2(fd, name, &how)
 		return err
 	}); err != nil {
 		return nil, &os.PathError{Op: "open", Path: parent.Name() + "/" + name, Err: err}

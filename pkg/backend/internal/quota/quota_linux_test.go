@@ -319,7 +319,8 @@ func discard(t *testing.T, f filesystem, root *os.File) {
 	}
 }
 
-// powerCut cuts the power after a file was synced that was made after all else, as the record of a volume is.
+// powerCut cuts the power after a file was synced that was made after all else, as the record of a
+// volume is.
 func powerCut(t *testing.T, f filesystem, root *os.File) {
 	first, firstMark := f.volume(t, root, "first", 4*mib)
 	must(t, Set(first, firstMark, 6*mib))
@@ -335,7 +336,8 @@ func powerCut(t *testing.T, f filesystem, root *os.File) {
 	must(t, err)
 	must(t, errors.Join(record.Sync(), with(root, unix.Fsync)))
 
-	// What is in the image now has been written by the filesystem, in an order that it may be cut off in.
+	// What is in the image now has been written by the filesystem, in an order that it may be cut
+	// off in.
 	image := backing(t, root)
 	copied := filepath.Join(t.TempDir(), "disk")
 	run(t, "cp", "--sparse=always", image, copied)

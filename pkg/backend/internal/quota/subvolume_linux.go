@@ -251,8 +251,8 @@ func subvolumeID(dir *os.File) (uint64, error) {
 	return args.tree, nil
 }
 
-// awaitRescan returns when btrfs has counted all extents. It polls, as a wait in the kernel could
-// not be canceled.
+// awaitRescan returns when btrfs has counted all extents. awaitRescan polls, as a wait in the
+// kernel could not be canceled.
 func awaitRescan(ctx context.Context, dir *os.File) error {
 	const most = 100 * time.Millisecond
 	for pause := time.Millisecond; ; pause = min(2*pause, most) {
@@ -370,7 +370,7 @@ func items(dir *os.File, tree, object uint64, kind uint32, first, last uint64,
 }
 
 // destroySubvolumes removes a subvolume and all subvolumes inside it. destroySubvolumes finds and
-// removes them by ID, as a tenant chose their names, paths and read-only flags.
+// removes them by ID, as a tenant may have chosen their names, paths and read-only flags.
 func destroySubvolumes(dir *os.File, id uint64) error {
 	all := []uint64{id}
 	inside := map[uint64]uint64{} // subvolume ID to the ID of the subvolume around it
@@ -409,8 +409,8 @@ func destroySubvolume(dir *os.File, id uint64) error {
 }
 
 // sweepGroups removes the quota groups of subvolumes that no longer exist. Subvolume IDs are never
-// used again. sweepGroups leaves a group with usage alone: Linux 6.18 is about to remove the group
-// itself, and treats a removal by another process as a lost count.
+// used again. sweepGroups does not touch a group with usage: Linux 6.18 is about to remove such a
+// group itself, and treats a removal by another process as a lost count.
 func sweepGroups(dir *os.File) error {
 	var stale []uint64
 	var failed error

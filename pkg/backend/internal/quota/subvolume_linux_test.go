@@ -103,8 +103,8 @@ func TestGroupsSnapshotErrorsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestGroupsGoWithAllThatAPodMade: a pod may make subvolumes and snapshots in its volume, make them read-only, and
-// fill the volume until nothing more can be done in it.
+// TestGroupsGoWithAllThatAPodMade: a pod may make subvolumes and snapshots in its volume, make them
+// read-only, and fill the volume until nothing more can be done in it.
 func TestGroupsGoWithAllThatAPodMade(t *testing.T)       { onEach(t, groupFilesystems, hostile) }
 func TestSimpleGroupsGoWithAllThatAPodMade(t *testing.T) { onEach(t, simpleFilesystems, hostile) }
 

@@ -25,7 +25,8 @@ var (
 	ErrNewer = errors.New("record of a newer version")
 )
 
-// maxSize limits the bytes that Read reads, and so those that are written.
+// maxSize is the largest size of a file that Read accepts, and that Create and Replace write, in
+// bytes.
 const maxSize = 1 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -107,7 +108,7 @@ func (f Format) bounded(v any) ([]byte, error) {
 		return nil, err
 	}
 	if len(file) > maxSize {
-		return nil, fmt.Errorf("a record of %d bytes could not be read again: the limit is %d", len(file), maxSize)
+		return nil, fmt.Errorf("the record has %d bytes: must be at most %d", len(file), maxSize)
 	}
 	return file, nil
 }
