@@ -12,8 +12,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// BenchmarkVolume measures what one volume costs without its disk, if TMPDIR is a tmpfs: what a
-// call adds to its fsyncs and renames.
+// BenchmarkVolume measures calls for a single volume. If TMPDIR is a tmpfs, fsyncs and renames take
+// no time, and the rest is measured.
 func BenchmarkVolume(b *testing.B) {
 	ctx := context.Background()
 	b.Run("create and delete", func(b *testing.B) {

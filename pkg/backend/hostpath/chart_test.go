@@ -44,7 +44,7 @@ func (s *schema) at(t *testing.T, path ...string) *schema {
 }
 
 // TestChartSchemaHasTheDriversParameters compares the parameters in the schema of the chart's
-// values with those that the driver accepts: the names of all, and each value of an enumeration.
+// values with the parameters of the driver: all names, and each value of an enumeration.
 func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "charts", "causeway", "values.schema.json"))
 	if err != nil {

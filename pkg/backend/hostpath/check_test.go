@@ -61,7 +61,7 @@ func goodPart() *group {
 		Cut: "cut"}
 }
 
-// with returns a copy that change has changed.
+// with returns a copy of an object after change has changed the copy.
 func with[T any](object *T, change func(*T)) *T {
 	change(object)
 	return object
@@ -73,8 +73,8 @@ func inline(v *volume) {
 	v.ID = volumeid.New(volumeid.Inline, "node-1", v.Name)
 }
 
-// TestRecordsOfAllReleasesAreRead has what some release can have written, also where the present
-// one does not.
+// TestRecordsOfAllReleasesAreRead has records that some release can have written, even if the
+// present release does not write them.
 func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 	mark := &quota.Mark{Kind: quota.Subvolume}
 	for name, err := range map[string]error{
@@ -85,8 +85,8 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		"image without use": with(goodImage(), func(v *volume) { v.FSType = "" }).check(someVolume),
 		"btrfs of 128 MiB": with(goodImage(),
 			func(v *volume) { v.FSType, v.Size = "btrfs", 128<<20 }).check(someVolume),
-		"image that a person made longer": with(goodImage(), func(v *volume) { v.Size++ }).check(someVolume),
-		"inline":                          with(goodVolume(), inline).checkOwn(),
+		"image that an administrator made longer": with(goodImage(), func(v *volume) { v.Size++ }).check(someVolume),
+		"inline": with(goodVolume(), inline).checkOwn(),
 		"inline with a label": with(goodVolume(),
 			func(v *volume) { inline(v); v.Class = settings{labelKey: "x"} }).checkOwn(),
 		"inline and promised": with(goodVolume(),
@@ -99,7 +99,7 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 			v.Class = settings{directIOKey: "false", readAheadKey: "131072", enforceKey: required}
 			v.Mutable = settings{readAheadKey: "4096", labelKey: strings.Repeat("x", 128)}
 		}).check(someVolume),
-		"a label that is refused now": with(goodVolume(),
+		"a label that is rejected now": with(goodVolume(),
 			func(v *volume) { v.Class = settings{labelKey: "\u202e\u0085"} }).check(someVolume),
 		"project": with(goodVolume(), func(v *volume) {
 			v.Mark, v.Enforced = &quota.Mark{Kind: quota.Project, Project: 0x40000000}, true
@@ -120,7 +120,7 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 		"group":        goodGroup().check(someGroup),
 		"part":         goodPart().check(somePart),
 		"settled part": with(goodPart(), func(g *group) { g.Settled = true }).check(somePart),
-		"group of the first release that had some": with(goodGroup(), func(g *group) {
+		"group of the first release with groups": with(goodGroup(), func(g *group) {
 			id := volumeid.New(volumeid.Snapshot, "node-1", someGroup+" "+someVolume)
 			g.Members = []member{{ID: id, Source: someVolume, Incomplete: "staging/" + id + "-abcdef2345"}}
 		}).check(someGroup),
@@ -142,8 +142,8 @@ func TestRecordsOfAllReleasesAreRead(t *testing.T) {
 	}
 }
 
-// TestRecordsThatEarlierReleasesWroteAreRead has files of earlier commits, with the commit and the
-// directory of each.
+// TestRecordsThatEarlierReleasesWroteAreRead reads files that earlier commits wrote, with commit
+// and directory.
 func TestRecordsThatEarlierReleasesWroteAreRead(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "records.txt"))
 	if err != nil {
@@ -209,16 +209,26 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 				func(v *volume) { v.Sector = 1536 }), ofVolume(goodImage(), func(v *volume) { v.Sector = 8192 })},
 		"fsType":           {ofVolume(goodImage(), func(v *volume) { v.FSType = "vfat" })},
 		"block and fsType": {ofVolume(goodImage(), func(v *volume) { v.Block = true })},
-		"from":             {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }), ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
+		"from": {ofVolume(goodVolume(), func(v *volume) { v.From = &origin{} }),
+			ofVolume(goodVolume(), func(v *volume) { v.From = &origin{someSnapshot, otherVolume} }),
+			ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Snapshot: someVolume} }),
+			ofVolume(goodVolume(), func(v *volume) { v.From = &origin{Volume: "../x"} })},
 		"inline and from": {ofVolume(goodVolume(),
 			func(v *volume) { inline(v); v.From = &origin{Volume: otherVolume} })},
-		"class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }), ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }), ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
+		"class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{"x": "y"} }),
+			ofVolume(goodVolume(), func(v *volume) { v.Class = settings{enforceKey: "often"} }),
+			ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4097"} }),
+			ofVolume(goodImage(), func(v *volume) { v.Class = settings{readAheadKey: "4Ki"} })},
 		"mutable": {ofVolume(goodImage(), func(v *volume) { v.Mutable = settings{directIOKey: ""} }),
 			ofVolume(goodVolume(), func(v *volume) { v.Mutable = settings{labelKey: ""} })},
 		"kind and class": {ofVolume(goodVolume(), func(v *volume) { v.Class = settings{directIOKey: "true"} }),
 			ofVolume(goodImage(), func(v *volume) { v.Class = settings{enforceKey: off} })},
 		"enforced without mark": {ofVolume(goodVolume(), func(v *volume) { v.Enforced = true })},
-		"mark":                  {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = project(1000) }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: quota.Subvolume, Project: 1} }), ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: "zfs"} })},
+		"mark": {ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{} }),
+			ofVolume(goodVolume(), func(v *volume) { v.Mark = project(0) }),
+			ofVolume(goodVolume(), func(v *volume) { v.Mark = project(1000) }),
+			ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: quota.Subvolume, Project: 1} }),
+			ofVolume(goodVolume(), func(v *volume) { v.Mark = &quota.Mark{Kind: "zfs"} })},
 		"kind, mark, enforced and promised": {ofVolume(goodImage(), func(v *volume) { v.Promised = true }),
 			ofVolume(goodImage(), func(v *volume) { v.Mark = project(0x40000000) }), ofVolume(goodImage(),
 				func(v *volume) { v.Enforced = true })},
@@ -230,7 +240,14 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 		"cloned and kind":                   {ofSnapshot(func(n *snapshot) { n.Cloned = true })},
 		"group":                             {ofSnapshot(func(n *snapshot) { n.Group = someVolume })},
 		"group, name, consistency and kind": {ofSnapshot(func(n *snapshot) { n.Group = someGroup })},
-		"members":                           {ofGroup(goodGroup(), func(g *group) { g.Members = nil }), ofGroup(goodGroup(), func(g *group) { slices.Reverse(g.Members) }), ofGroup(goodGroup(), func(g *group) { g.Members[1] = g.Members[0] }), ofGroup(goodGroup(), func(g *group) { g.Members[0].ID = someSnapshot }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Source = "" }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete = "volumes/" + someVolume }), ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete += "/../x" }), ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
+		"members": {ofGroup(goodGroup(), func(g *group) { g.Members = nil }),
+			ofGroup(goodGroup(), func(g *group) { slices.Reverse(g.Members) }),
+			ofGroup(goodGroup(), func(g *group) { g.Members[1] = g.Members[0] }),
+			ofGroup(goodGroup(), func(g *group) { g.Members[0].ID = someSnapshot }),
+			ofGroup(goodGroup(), func(g *group) { g.Members[0].Source = "" }),
+			ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete = "volumes/" + someVolume }),
+			ofGroup(goodGroup(), func(g *group) { g.Members[0].Incomplete += "/../x" }),
+			ofGroup(goodGroup(), func(g *group) { g.Members = memberOf(somePart, someVolume) })},
 		"id and cut": {ofGroup(goodGroup(), func(g *group) { g.Cut = "x" }),
 			ofGroup(goodPart(), func(g *group) { g.Cut = "" })},
 		"id, settled and all": {ofGroup(goodGroup(), func(g *group) { g.Settled = true }),
@@ -248,7 +265,7 @@ func TestImpossibleRecordsAreDamaged(t *testing.T) {
 	}
 }
 
-// JSON may have a field several times, in any case of its letters.
+// TestARecordIsCheckedAsItIsRead: JSON may have a field several times, in lower and upper case.
 func TestARecordIsCheckedAsItIsRead(t *testing.T) {
 	v := goodVolume()
 	data, err := json.Marshal(v)

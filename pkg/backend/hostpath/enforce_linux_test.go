@@ -19,7 +19,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend/internal/quota"
 )
 
-// Roots with quotas. The names of these tests say on what they run: see the list in test/vm.
+// Roots with quotas. The names of these tests select the kernel on which they run: see the list in
+// test/vm.
 var (
 	projects = []testdisk.Filesystem{
 		{Type: "xfs", Size: 400 * mib, Options: "prjquota", Rare: true},
@@ -40,7 +41,7 @@ func onQuotas(t *testing.T, all []testdisk.Filesystem, test func(w *world)) {
 	}
 }
 
-// quotas enables and disables those of btrfs.
+// quotas enables or disables the quotas of btrfs.
 func (w *world) quotas(what string) {
 	w.Helper()
 	if out, err := exec.Command("btrfs", "quota", what, w.cfg.Root).CombinedOutput(); err != nil {
@@ -48,9 +49,9 @@ func (w *world) quotas(what string) {
 	}
 }
 
-func TestProjectsHoldDirectoriesToTheirSizes(t *testing.T) { onQuotas(t, projects, heldToItsSize) }
+func TestProjectsLimitDirectories(t *testing.T) { onQuotas(t, projects, limitsDirectories) }
 
-func TestSubvolumesHoldDirectoriesToTheirSizes(t *testing.T) { onQuotas(t, subvolumes, heldToItsSize) }
+func TestSubvolumesLimitDirectories(t *testing.T) { onQuotas(t, subvolumes, limitsDirectories) }
 
 func (w *world) held(b *Backend, name string, size int64, enforce string) backend.Volume {
 	w.Helper()
@@ -63,7 +64,8 @@ func (w *world) held(b *Backend, name string, size int64, enforce string) backen
 	return v
 }
 
-// put writes 20 MiB into a volume, as a pod that isn't root does, and returns whether they fit.
+// put writes 20 MiB to a volume, as a pod without root privileges does, and reports whether they
+// fit.
 func (w *world) put(v backend.Volume) (fits bool) {
 	w.Helper()
 	source := filepath.Join(filepath.Dir(w.cfg.Root), "20MiB")
@@ -73,7 +75,7 @@ func (w *world) put(v backend.Volume) (fits bool) {
 		}
 	}
 	data := w.path(volumesDir, v.ID, dataDir)
-	for dir := data; dir != "/"; dir = filepath.Dir(dir) { // it comes there through a mount, which this test hasn't
+	for dir := data; dir != "/"; dir = filepath.Dir(dir) { // a pod has a mount instead
 		if err := os.Chmod(dir, 0o777); err != nil {
 			w.Fatal(err)
 		}
@@ -89,7 +91,7 @@ func (w *world) put(v backend.Volume) (fits bool) {
 	return err == nil
 }
 
-// sync writes everything out: on btrfs that is when use is counted.
+// sync writes all data to the disk: btrfs updates its usage then.
 func (w *world) sync() {
 	w.Helper()
 	root, err := os.Open(w.cfg.Root)
@@ -102,7 +104,7 @@ func (w *world) sync() {
 	}
 }
 
-// total is the size that the volume's stats show.
+// total returns the size in the volume's stats.
 func (w *world) total(b *Backend, v backend.Volume) int64 {
 	w.Helper()
 	u, known, err := b.Usage(context.Background(), v.ID)
@@ -126,7 +128,7 @@ func (w *world) healthy(b *Backend, v backend.Volume) {
 	}
 }
 
-func heldToItsSize(w *world) {
+func limitsDirectories(w *world) {
 	ctx := context.Background()
 	must := func(err error) {
 		w.Helper()
@@ -137,16 +139,17 @@ func heldToItsSize(w *world) {
 	b := w.open()
 	v := w.held(b, "v", 16*mib, required)
 	if len(v.Context) > 0 || w.total(b, v) != 16*mib {
-		w.Errorf("it has the context %v, and its stats show %d bytes", v.Context, w.total(b, v))
+		w.Errorf("the volume has the context %v and %d bytes in its stats, want no context and 16 MiB", v.Context,
+			w.total(b, v))
 	}
 	if w.put(v) {
-		w.Error("20 MiB fit into 16")
+		w.Error("20 MiB fit into 16 MiB")
 	}
 	w.healthy(b, v)
 	_, _, err := b.Expand(ctx, v.ID, backend.ExpandOptions{Required: 32 * mib})
 	must(err)
 	if !w.put(v) || w.total(b, v) != 32*mib {
-		w.Errorf("20 MiB don't fit into 32, of which the stats show %d", w.total(b, v))
+		w.Errorf("20 MiB do not fit into 32 MiB; the stats have %d bytes", w.total(b, v))
 	}
 
 	n := w.snapshot(b, v, "n")
@@ -155,21 +158,21 @@ func heldToItsSize(w *world) {
 	must(err)
 	if got, want := len(w.read(w.path(volumesDir, restored.ID, dataDir, "20MiB"))), 20*mib; got != want ||
 		w.total(b, restored) != 48*mib {
-		w.Errorf("it has %d bytes, want %d, and its stats show %d", got, want, w.total(b, restored))
+		w.Errorf("the file has %d bytes, want %d; the stats have %d bytes", got, want, w.total(b, restored))
 	}
 	clone, err := b.Clone(ctx, v.ID, backend.CreateOptions{Name: "clone", Access: []backend.Access{{}}})
 	must(err)
 	if w.total(b, clone) != 32*mib {
-		w.Errorf("the clone's stats show %d bytes", w.total(b, clone))
+		w.Errorf("the clone's stats have %d bytes", w.total(b, clone))
 	}
 
 	must(b.Modify(ctx, v.ID, map[string]string{enforceKey: off}, nil))
 	if w.total(b, v) <= 48*mib {
-		w.Errorf("without a limit the stats show %d bytes", w.total(b, v))
+		w.Errorf("without a limit the stats have %d bytes", w.total(b, v))
 	}
 	must(b.Modify(ctx, v.ID, map[string]string{enforceKey: ""}, nil))
 	if w.total(b, v) != 32*mib {
-		w.Errorf("with one again they show %d bytes", w.total(b, v))
+		w.Errorf("with a new limit the stats have %d bytes", w.total(b, v))
 	}
 
 	data, err := os.Open(w.path(volumesDir, v.ID, dataDir))
@@ -180,7 +183,7 @@ func heldToItsSize(w *world) {
 		w.Errorf("Health = %v, %v", sick, err)
 	}
 	b = w.restart(b)
-	w.eventually("healed", func() bool {
+	w.eventually("healthy", func() bool {
 		sick, err := b.Health(ctx, v.ID)
 		return err == nil && len(sick) == 0
 	})
@@ -191,7 +194,7 @@ func heldToItsSize(w *world) {
 	must(b.DeleteSnapshot(ctx, n.ID, nil))
 	w.emptied()
 	if v := w.held(b, "v", 24*mib, required); !w.put(v) || w.total(b, v) != 24*mib {
-		w.Errorf("a volume of the same name has room for %d", w.total(b, v))
+		w.Errorf("a new volume of the same name has %d bytes", w.total(b, v))
 	}
 }
 
@@ -219,7 +222,7 @@ func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
 				}
 				w.quotas("enable")
 				b = w.restart(b)
-				w.eventually("healed", func() bool {
+				w.eventually("healthy", func() bool {
 					sick, err := b.Health(ctx, v.ID)
 					return err == nil && len(sick) == 0
 				})
@@ -231,7 +234,7 @@ func TestALimitSurvivesCallsWhileQuotasAreOff(t *testing.T) {
 	}
 }
 
-func TestProjectsAreGivenUpByDeletesAtTheSameTime(t *testing.T) {
+func TestProjectsAreFreedByConcurrentDeletes(t *testing.T) {
 	onQuotas(t, projects, func(w *world) {
 		const volumes = 60
 		b := w.open()
@@ -250,23 +253,24 @@ func TestProjectsAreGivenUpByDeletesAtTheSameTime(t *testing.T) {
 		}
 		wg.Wait()
 		w.emptied()
-		for i := range volumes { // one that is in use still is not taken again
+		for i := range volumes { // a project that is still in use is not taken again
 			v := w.held(b, fmt.Sprint(i), mib, required)
 			if now := known(b.volume(v.ID)).Mark.Project; now != before[v.ID] {
-				w.Errorf("volume %d had the project %d, which has its limit still, and has %d", i, before[v.ID], now)
+				w.Errorf("volume %d had project %d, which still has its limit, and has project %d now", i, before[v.ID],
+					now)
 			}
 		}
 	})
 }
 
-func TestSizesThatCantBeEnforced(t *testing.T) {
+func TestSizesThatCannotBeEnforced(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
 	b := w.open()
 	o := backend.CreateOptions{Name: "required", Access: []backend.Access{{}}, Required: mib,
 		Parameters: map[string]string{enforceKey: required}}
 	if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrExhausted) || !strings.Contains(err.Error(), "quota") {
-		t.Errorf("Create = %v, want ErrExhausted that says what to do", err)
+		t.Errorf("Create = %v, want ErrExhausted with a remedy", err)
 	}
 	if room, err := b.Capacity(ctx, o); err != nil || room.Available != 0 {
 		t.Errorf("Capacity = %+v, %v, want none", room, err)
@@ -290,6 +294,6 @@ func TestSizesThatCantBeEnforced(t *testing.T) {
 	}
 	if _, err := b.Mount(ctx, w.held(b, "x", mib, off).ID,
 		backend.Access{Context: map[string]string{contextKey: contextPromised}}); !errors.Is(err, backend.ErrInvalid) {
-		t.Errorf("Mount with another's context: %v, want ErrInvalid", err)
+		t.Errorf("Mount with the context of another volume: %v, want ErrInvalid", err)
 	}
 }

@@ -9,9 +9,8 @@ import (
 
 const someRoot = "2b1e63f6-5b8b-4f0c-9d0b-0f3c4c0f4a11"
 
-// TestNoRootIsLostUnlessSaid: a name that is empty would be that of a root whose identity says
-// nothing.
-func TestNoRootIsLostUnlessSaid(t *testing.T) {
+// TestLostRootsFlag: an empty list must not contain the empty UUID.
+func TestLostRootsFlag(t *testing.T) {
 	for args, want := range map[string][]string{"": nil, "--lost-roots=": nil,
 		"--lost-roots=" + strings.ToUpper(someRoot): {someRoot}} {
 		var f Flags

@@ -20,7 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// plants are the places of records in a root.
+// plants are the directories and kinds of records in a root.
 var plants = []struct {
 	dir    string
 	format record.Format
@@ -41,23 +41,25 @@ type garden struct {
 	image    backend.Volume
 	snapshot backend.Snapshot
 	group    *group
-	good     map[string]string // the content of all files, by their paths
+	good     map[string]string // the content of all files, by path
 }
 
-// templates are good records, one for each of plants.
+// templates returns a good record for each element of plants.
 func templates() []any {
 	planted := goodVolume()
 	planted.Name, planted.ID = "planted", volumeid.New(volumeid.Volume, "node-1", "planted")
 	pod := goodImage()
 	inline(pod)
 	member := &snapshot{
-		ID: memberOf(someGroup, someVolume)[0].ID, Name: someVolume, Source: someVolume, Accept: frozen, Group: someGroup,
+		ID: memberOf(someGroup, someVolume)[0].ID, Name: someVolume, Source: someVolume, Accept: frozen,
+		Group:  someGroup,
 		Cloned: true, Held: 1, Created: someTime, content: goodImage().content,
 	}
 	return []any{planted, pod, goodSnapshot(), goodGroup(), goodPart(), member}
 }
 
-// fields are those of all records, and values some for them. text and number are a fuzzer's.
+// fields are the fields of all records. values returns values for them; text and number come from
+// the fuzzer.
 var fields = []string{
 	"id", "name", "size", "kind", "fsType", "block", "sector", "inline", "from", "class", "mutable", "created", "mark",
 	"enforced", "promised", "source", "consistency", "cloned", "held", "group", "members", "all", "cut", "settled", "x",
@@ -67,17 +69,20 @@ func values(text string, number int64) []any {
 	member := memberOf(someGroup, otherVolume)[0]
 	odd := map[string]any{"id": text, "source": someVolume, "half": "staging/" + text}
 	return []any{
-		nil, true, false, 0, 1, -1, 512, 4096, int64(1) << 62, number, text, "directory", "image", "ext4", "xfs", "frozen", "none",
-		someVolume, someSnapshot, someGroup, somePart, someTime, []any{}, []any{nil}, []any{text}, []any{member}, []any{member, member}, []any{odd},
+		nil, true, false, 0, 1, -1, 512, 4096, int64(1) << 62, number, text, "directory", "image", "ext4", "xfs",
+		"frozen", "none",
+		someVolume, someSnapshot, someGroup, somePart, someTime, []any{}, []any{nil}, []any{text}, []any{member},
+		[]any{member, member}, []any{odd},
 		map[string]any{}, map[string]any{"kind": "project", "project": number}, map[string]any{"kind": "project",
 			"project": 0x40000000}, map[string]any{"kind": "subvolume"},
-		map[string]any{"kind": text}, map[string]any{"snapshot": someSnapshot}, map[string]any{"volume": otherVolume}, map[string]any{"snapshot": text, "volume": text},
-		settings{enforceKey: off}, settings{enforceKey: required}, settings{directIOKey: "false"}, settings{readAheadKey: text}, settings{labelKey: text}, settings{text: text},
+		map[string]any{"kind": text}, map[string]any{"snapshot": someSnapshot}, map[string]any{"volume": otherVolume},
+		map[string]any{"snapshot": text, "volume": text},
+		settings{enforceKey: off}, settings{enforceKey: required}, settings{directIOKey: "false"},
+		settings{readAheadKey: text}, settings{labelKey: text}, settings{text: text},
 	}
 }
 
-// compose returns a template in which pairs of bytes, a field and a value each, have changed
-// something.
+// compose returns a template after changes: pairs of bytes that select a field and its value.
 func compose(template any, changes []byte, text string, number int64) ([]byte, error) {
 	data, err := json.Marshal(template)
 	if err != nil {
@@ -98,8 +103,8 @@ func compose(template any, changes []byte, text string, number int64) ([]byte, e
 }
 
 // FuzzRecord starts a backend on a root with a record that has the right checksum and any
-// combination of fields. Nothing panics or hangs, the good objects are served, and a record that
-// can't be used is left as it is.
+// combination of fields. No call panics or hangs, the good objects are served, and a record that
+// cannot be used stays unchanged.
 func FuzzRecord(f *testing.F) {
 	at := func(field string) byte { return byte(slices.Index(fields, field)) }
 	for i := range plants {
@@ -119,7 +124,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		file, encodeErr := p.format.Encode(json.RawMessage(data))
 		if errors.Join(err, encodeErr) != nil {
-			return // not JSON: FuzzDecode is for that
+			return // not JSON: FuzzDecode tests that
 		}
 		var named struct{ ID string }
 		_ = json.Unmarshal(data, &named)
@@ -131,7 +136,7 @@ func FuzzRecord(f *testing.F) {
 			dir += "-planted"
 		}
 		if g.good[path.Join(dir, recordFile)] != "" {
-			return // it would replace a good one
+			return // the record would replace a good record
 		}
 		defer g.weed(t)
 		planted := g.plant(t, dir, file, data)
@@ -150,7 +155,7 @@ func soon(t *testing.T, do func()) {
 			t.Errorf("%v: %s", err, p.Stack)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("it hangs")
+		t.Fatal("the call hangs")
 	}
 }
 
@@ -195,13 +200,13 @@ func newGarden(f *testing.F) *garden {
 	return g
 }
 
-// write makes a file of the root, and its directory.
+// write writes a file of the root, and makes its directory.
 func (g *garden) write(name string, content []byte) error {
 	file := filepath.Join(g.cfg.Root, name)
 	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, content, 0o600))
 }
 
-// files returns the content of all files of the root, but for large ones.
+// files returns the content of all files of the root except large files.
 func (g *garden) files(t testing.TB) map[string]string {
 	all := map[string]string{}
 	root := os.DirFS(g.cfg.Root)
@@ -241,7 +246,7 @@ func (g *garden) open(t testing.TB) *Backend {
 }
 
 // plant puts a record into a directory of the root, beside data for each kind, and returns all
-// files of the directory. Where it is that of a group, it makes its members.
+// files of the directory. For the record of a group, plant also makes the members.
 func (g *garden) plant(t *testing.T, dir string, file, data []byte) map[string]string {
 	planted := map[string]string{recordFile: string(file), imageFile: strings.Repeat("x", 4096), dataDir + "/file": "x"}
 	for name, content := range planted {
@@ -262,7 +267,7 @@ func (g *garden) plant(t *testing.T, dir string, file, data []byte) map[string]s
 	return planted
 }
 
-// weed removes everything but the good objects, which must be as they were.
+// weed removes all objects except the good objects, which must be unchanged.
 func (g *garden) weed(t *testing.T) {
 	left := g.files(t)
 	for name, content := range g.good {
@@ -290,7 +295,7 @@ func (g *garden) weed(t *testing.T) {
 // isBroken reports whether an object that was looked up has a record that cannot be used.
 func isBroken[T any](_ T, err error) bool { return err != nil && !errors.Is(err, backend.ErrNotFound) }
 
-// start opens a backend, makes every call for the planted object, and makes sure that the good ones
+// start opens a backend, makes every call for the planted object, and checks that the good objects
 // are served.
 func (g *garden) start(t *testing.T, id, dir string, planted map[string]string) {
 	b := g.open(t)
@@ -316,7 +321,7 @@ func (g *garden) start(t *testing.T, id, dir string, planted map[string]string) 
 	}
 	g.served(t, b)
 	if n := b.count.panics.Load(); n > 0 {
-		t.Errorf("%d tasks in the background panicked: %s", n, *b.count.lastPanic.Load())
+		t.Errorf("%d background tasks panicked: %s", n, *b.count.lastPanic.Load())
 	}
 	if err := b.Close(); err != nil {
 		t.Errorf("Close = %v", err)
@@ -327,7 +332,8 @@ func (g *garden) start(t *testing.T, id, dir string, planted map[string]string) 
 	left := g.files(t)
 	for name, content := range planted {
 		if left[path.Join(dir, name)] != content {
-			t.Errorf("the record can't be used, and %s holds %.100q, before %.100q", name, left[path.Join(dir, name)],
+			t.Errorf("the record cannot be used, and %s has changed to %.100q from %.100q", name,
+				left[path.Join(dir, name)],
 				content)
 		}
 	}
@@ -342,7 +348,7 @@ func inlineOf(file string) string {
 	return ""
 }
 
-// served makes sure that the good objects are served.
+// served checks that the good objects are served.
 func (g *garden) served(t *testing.T, b *Backend) {
 	ctx := context.Background()
 	m, err := b.Mount(ctx, g.volume.ID, backend.Access{})
@@ -363,8 +369,8 @@ func (g *garden) served(t *testing.T, b *Backend) {
 	}
 }
 
-// exercise makes every call for an object. Their errors depend on the record; the good objects are
-// never named.
+// exercise makes every call for an object, and never for a good object. The errors depend on the
+// record.
 func exercise(b *Backend, id string) {
 	ctx := context.Background()
 	create := func(name string) backend.CreateOptions { return backend.CreateOptions{Name: name} }

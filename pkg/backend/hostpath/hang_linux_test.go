@@ -21,7 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// xfs is a root on which a write that hangs keeps readers of the file out.
+// xfs is a filesystem on which a write that hangs blocks readers of the file.
 var xfs = testdisk.Filesystem{Type: "xfs", Reflinks: true}
 
 // withFile makes a volume of a namespace, with a file of 4 KiB, and returns the path of the file.
@@ -52,7 +52,7 @@ func (w *world) reasons(b *Backend, id string) (reasons []string, messages strin
 	return reasons, messages
 }
 
-// TestACopyThatHangsIsGivenUp: a process of a pod holds the lock of a file for as long as it likes.
+// TestACopyThatHangsIsGivenUp: a process of a pod can hold the lock of a file for any time.
 func TestACopyThatHangsIsGivenUp(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, xfs)
@@ -68,7 +68,7 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 	}
 	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "m", Source: v.ID}); !errors.Is(err,
 		backend.ErrPrecondition) || !strings.Contains(err.Error(), "still hangs") {
-		t.Errorf("the next Snapshot = %v, want that the first still hangs", err)
+		t.Errorf("the next Snapshot = %v, want the time since which the first hangs", err)
 	}
 	if reasons, messages := w.reasons(b, v.ID); fmt.Sprint(reasons) != "[CopyStalled]" ||
 		!strings.Contains(messages, `"held"`) {
@@ -92,8 +92,9 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 	w.emptied()
 }
 
-// TestAListingThatHangs: on btrfs a process that lists a directory can keep others from opening it.
-func TestAListingThatHangs(t *testing.T) {
+// TestAListingThatHangsIsReported: on btrfs a process that lists a directory can block the open of
+// this directory.
+func TestAListingThatHangsIsReported(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Reflinks: true})
 	w.quotas("enable")
@@ -101,7 +102,7 @@ func TestAListingThatHangs(t *testing.T) {
 	v, file := w.withFile(b, "hostile", "")
 	good, _ := w.withFile(b, "good", "")
 	listing := hang.Readdir(t, filepath.Dir(file))
-	maker := exec.Command("touch", filepath.Join(filepath.Dir(file), "f")) // waits for the lock, and makes readers wait
+	maker := exec.Command("touch", filepath.Join(filepath.Dir(file), "f")) // waits for the lock, and blocks readers
 	if err := maker.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +133,7 @@ func TestAListingThatHangs(t *testing.T) {
 	}
 }
 
-// TestARemovalThatHangsStopsNoOther: the kernel locks a file to remove it.
+// TestARemovalThatHangsStopsNoOther: the kernel locks a file for its removal.
 func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, xfs)
@@ -165,7 +166,8 @@ func TestARemovalThatHangsStopsNoOther(t *testing.T) {
 	w.emptied()
 }
 
-// TestCopiesThatHangLeaveTheirSlots: tenants that work together hold the slots for seconds only.
+// TestCopiesThatHangLeaveTheirSlots: even several tenants together block the slots for seconds
+// only.
 func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, xfs)
@@ -186,7 +188,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 	}
 	w.eventually("all hang", func() bool { return b.troubles.hanging() == hostile })
 	if entries := b.slots.copies.Entries(); len(entries) > 0 {
-		t.Errorf("slots are held or waited for: %v", entries)
+		t.Errorf("slots are in use or waited for: %v", entries)
 	}
 	for _, id := range ids {
 		if reasons, _ := w.reasons(b, id); fmt.Sprint(reasons) != "[CopyStalled]" {
@@ -210,7 +212,7 @@ func TestCopiesThatHangLeaveTheirSlots(t *testing.T) {
 	}
 }
 
-// TestAPoolWithoutAFreeHelperIsReported: what hangs then takes from others.
+// TestAPoolWithoutAFreeHelperIsReported: helpers that hang are missing for other calls.
 func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
 	w := newWorld(t)
 	pool := mounter.Helpers{Pool: "freeze", Limit: 64}
@@ -227,12 +229,12 @@ func TestAPoolWithoutAFreeHelperIsReported(t *testing.T) {
 			return m.Name == "helpers" && m.Labels["pool"] == "freeze" && m.Value == float64(busy)
 		})
 		if i < 0 {
-			t.Errorf("no metric says that %d helpers are busy", busy)
+			t.Errorf("no metric has %d busy helpers", busy)
 		}
 	}
 	for _, p := range b.exec.pools() {
 		if withoutHelpers[p.Pool] == "" {
-			t.Errorf("the condition does not say what a pool %q without helpers means", p.Pool)
+			t.Errorf("the condition does not have the effect of a pool %q without helpers", p.Pool)
 		}
 	}
 }
@@ -273,14 +275,14 @@ func TestTheNamespaceOfAVolumeIsKept(t *testing.T) {
 	})
 }
 
-// TestTroublesAreForgotten: the reason for a failure may be gone after some minutes, or with the
-// next copy; a copy that hangs is told for as long as it hangs.
-func TestTroublesAreForgotten(t *testing.T) {
+// TestOldFailuresAreNotReported: the reason for a failure may no longer exist after some minutes,
+// or after the next copy. A copy that hangs is reported until it ends.
+func TestOldFailuresAreNotReported(t *testing.T) {
 	var all troubles
 	failed, hangs := fair.Claim{Volume: "failed"}, fair.Claim{Volume: "hangs"}
 	all.failed(failed, "a lease")
 	endsFirst, endsSecond := all.hang(hangs, time.Now(), "a lock"), all.hang(hangs, time.Now(), "a lock")
-	all.failed(hangs, "a lease") // must not hide that it hangs
+	all.failed(hangs, "a lease") // must not hide the copy that hangs
 	all.well(hangs)
 	for source, want := range map[string]string{"failed": "CopyFailed", "hangs": "CopyStalled"} {
 		if c := all.conditions(source); len(c) != 1 || c[0].Reason != want {
@@ -288,12 +290,12 @@ func TestTroublesAreForgotten(t *testing.T) {
 		}
 	}
 	if err := all.check(failed); err != nil {
-		t.Errorf("a copy that failed forbids the next one: %v", err)
+		t.Errorf("a failed copy prevents the next copy: %v", err)
 	}
 	endsFirst()
 	endsFirst()
 	if err := all.check(hangs); !errors.Is(err, backend.ErrPrecondition) {
-		t.Errorf("a copy beside one that hangs: %v", err)
+		t.Errorf("a copy beside a copy that hangs: %v", err)
 	}
 	all.mu.Lock()
 	for _, old := range all.bySource {
@@ -301,21 +303,21 @@ func TestTroublesAreForgotten(t *testing.T) {
 	}
 	all.mu.Unlock()
 	if c := all.conditions("failed"); c != nil {
-		t.Errorf("an old failure is still told: %v", c)
+		t.Errorf("an old failure is still reported: %v", c)
 	}
 	another := fair.Claim{Volume: "another"}
 	if all.failed(another, ""); len(all.bySource) != 2 {
 		t.Errorf("kept: %v", all.bySource)
 	}
 	if all.well(another); all.conditions("another") != nil {
-		t.Error("a failure is told after a good copy")
+		t.Error("a failure is reported after a successful copy")
 	}
 	if endsSecond(); all.conditions("hangs") != nil || all.check(hangs) != nil || all.hanging() != 0 {
-		t.Error("a copy that has ended still counts as one that hangs")
+		t.Error("a copy that has ended still counts as hanging")
 	}
 }
 
-// TestACopyWithoutAFreezeIsLogged: it is what a power cut would have left.
+// TestACopyWithoutAFreezeIsLogged: the copy has the state of a power cut.
 func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
 	w := newRoot(t, xfs)
 	var warnings []string
@@ -334,12 +336,13 @@ func TestACopyWithoutAFreezeIsLogged(t *testing.T) {
 	}
 	if len(warnings) != 1 || !strings.HasPrefix(warnings[0], v.ID+" CopyUnfrozen: ") ||
 		!strings.HasSuffix(warnings[0], "a write hangs") {
-		t.Errorf("the warnings are %q, want one with the volume and the reason", warnings)
+		t.Errorf("the warnings are %q, want a single warning with the volume and the reason", warnings)
 	}
 }
 
-// TestACopyWithoutProgressSaysWhere: to the log once, to health, and to a call that joins it.
-func TestACopyWithoutProgressSaysWhere(t *testing.T) {
+// TestACopyWithoutProgressNamesTheEntry: once in the log, in the health, and in the error of a call
+// that joins the copy.
+func TestACopyWithoutProgressNamesTheEntry(t *testing.T) {
 	var warnings []string
 	all := troubles{warn: func(volume, reason, message string) {
 		warnings = append(warnings, volume+" "+reason+" "+message)
@@ -356,24 +359,24 @@ func TestACopyWithoutProgressSaysWhere(t *testing.T) {
 		w.report(r)
 		if got := job.Progress().String(); !strings.HasPrefix(got, "50 bytes so far") ||
 			strings.Contains(got, `no progress at "held" since `) != (tc.want != "") {
-			t.Errorf("after %s without progress a call that joins is told %q", tc.idle, got)
+			t.Errorf("after %s without progress a call that joins returns %q", tc.idle, got)
 		}
 		conditions := all.conditions("v")
 		if got := fmt.Sprint(conditions); (len(conditions) > 0) != (tc.want != "") || !strings.Contains(got, tc.want) {
 			t.Errorf("after %s without progress the conditions are %s", tc.idle, got)
 		}
 		if one := all.bySource["v"]; one != nil && (one.since.Before(before) || time.Since(one.since) < tc.idle) {
-			t.Errorf("it hangs since %s, want the last progress, at %s", one.since, before)
+			t.Errorf("the copy hangs since %s, want the time of the last progress, %s", one.since, before)
 		}
 	}
 	if got := fmt.Sprint(warnings); len(warnings) != 1 || !strings.HasPrefix(got, "[v CopyStalled ") ||
 		!strings.Contains(got, `"held"`) {
-		t.Errorf("the warnings are %s, want one", got)
+		t.Errorf("the warnings are %s, want a single warning", got)
 	}
 }
 
-// TestATenantWithTooManyCopiesThatHang: each keeps a helper process.
-func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
+// TestCopiesThatHangAreLimitedByTenant: each of them keeps a helper process.
+func TestCopiesThatHangAreLimitedByTenant(t *testing.T) {
 	var all troubles
 	claim := func(i int, tenant string) fair.Claim {
 		return fair.Claim{Tenant: tenant, Volume: fmt.Sprint(tenant, i)}
@@ -387,7 +390,7 @@ func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
 	}
 	if err := all.check(claim(maxHanging, "a")); !errors.Is(err, backend.ErrPrecondition) ||
 		!strings.HasSuffix(err.Error(), ": a0, a1, a2, a3, a4, a5, a6, a7") {
-		t.Errorf("one more copy of the tenant: %v, want ErrPrecondition with the volumes", err)
+		t.Errorf("a further copy of the tenant: %v, want ErrPrecondition with the volumes", err)
 	}
 	for _, other := range []fair.Claim{claim(0, "b"), {Volume: "unknown"}} {
 		if err := all.check(other); err != nil {
@@ -396,7 +399,7 @@ func TestATenantWithTooManyCopiesThatHang(t *testing.T) {
 	}
 }
 
-// held returns the number of slots that are held.
+// held returns the number of slots in use.
 func held(slots *fair.Slots) (n int) {
 	for _, e := range slots.Entries() {
 		if e.Running {
@@ -406,8 +409,8 @@ func held(slots *fair.Slots) (n int) {
 	return n
 }
 
-// TestNoTenantAndNoKindHoldsAllSlots: for each resource of a node, of a hundred claims of one
-// tenant or volume half of the slots are held, and of one kind all but one.
+// TestNoTenantAndNoKindHoldsAllSlots: a hundred claims of a single tenant or volume get half of the
+// slots of a resource. A hundred claims of a single kind get all slots but one.
 func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 	s := newSlots()
 	for name, resource := range map[string]struct {
@@ -447,9 +450,9 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 				if n := held(resource.slots); n != tc.most {
-					t.Fatalf("%d of %d slots are held, want %d", n, resource.number, tc.most)
+					t.Fatalf("%d of %d slots are in use, want %d", n, resource.number, tc.most)
 				}
-				for i := range resource.number - tc.most { // the rest is for others, all of it
+				for i := range resource.number - tc.most { // other claims get all remaining slots
 					other := fmt.Sprint("other", i)
 					release, err := resource.slots.Acquire(ctx, fair.Claim{Kind: other, Tenant: other, Volume: other})
 					if err != nil {
@@ -458,7 +461,7 @@ func TestNoTenantAndNoKindHoldsAllSlots(t *testing.T) {
 					defer release()
 				}
 				if n := held(resource.slots); n != resource.number {
-					t.Errorf("%d slots are held, want %d", n, resource.number)
+					t.Errorf("%d slots are in use, want %d", n, resource.number)
 				}
 			})
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// noNamespace is why tests that mount can't run.
+// noNamespace is the reason why tests that mount cannot run, or nil.
 var noNamespace error
 
 func TestMain(m *testing.M) {
@@ -42,16 +42,16 @@ func newDisk(t *testing.T, options string) *world {
 	return w
 }
 
-func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
+func TestCreateOnAFullDiskLeavesNothing(t *testing.T) {
 	w := newDisk(t, "size=4m,nr_inodes=40")
 	b := w.open()
 	v := w.create(b, "before")
-	for i := 0; ; i++ { // others use up every inode
+	for i := 0; ; i++ { // other files use up all inodes
 		if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, fmt.Sprint(i)), nil, 0o600); err != nil {
 			break
 		}
 	}
-	for free := range 3 { // a volume takes three inodes: each failure is one step further
+	for free := range 3 { // a volume takes three inodes: each failure is a step later
 		if free > 0 {
 			if err := os.Remove(w.path(volumesDir, v.ID, dataDir, fmt.Sprint(free))); err != nil {
 				t.Fatal(err)
@@ -75,7 +75,7 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 		}
 	}
 	if b.catalog.Reserved() != v.Size {
-		t.Errorf("%d bytes are promised, want those of the one volume", b.catalog.Reserved())
+		t.Errorf("%d bytes are reserved, want those of the only volume", b.catalog.Reserved())
 	}
 	if ready, err := b.Probe(context.Background()); !ready || err != nil {
 		t.Errorf("Probe = %v, %v: a full disk is no reason to restart", ready, err)
@@ -90,22 +90,22 @@ func TestAFullDiskIsExhaustedAndNothingIsLeft(t *testing.T) {
 	w.create(b, "after")
 }
 
-// TestNoMoreIsPromisedThanTheDiskHas: volumes that hold nothing yet count with their size.
-func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
+// TestReservationsFitOnTheDisk: empty volumes count with their size.
+func TestReservationsFitOnTheDisk(t *testing.T) {
 	ctx := context.Background()
 	w := newDisk(t, "size=64m")
 	b := w.open()
 	refused := func(name string, size int64) {
 		t.Helper()
-		promised := b.catalog.Reserved()
+		reserved := b.catalog.Reserved()
 		if _, err := b.Create(ctx, backend.CreateOptions{Name: name, Required: size}); !errors.Is(err,
 			backend.ErrExhausted) {
-			t.Errorf("Create of %d bytes beside %d that are promised = %v, want ErrExhausted", size, promised, err)
+			t.Errorf("Create of %d bytes beside %d reserved bytes = %v, want ErrExhausted", size, reserved, err)
 		}
 		if left := append(w.names(stagingDir), w.names(trashDir)...); len(left) > 0 ||
-			b.catalog.Reserved() != promised {
-			t.Errorf("after a refusal %v are left, and %d bytes are promised, before %d", left, b.catalog.Reserved(),
-				promised)
+			b.catalog.Reserved() != reserved {
+			t.Errorf("after the error %v are left, and %d bytes are reserved, before %d", left, b.catalog.Reserved(),
+				reserved)
 		}
 	}
 	refused("larger than the disk", 65*mib)
@@ -116,14 +116,14 @@ func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
 			t.Fatal(err)
 		}
 		if b.catalog.Reserved() > 64*mib {
-			t.Fatalf("%d bytes are promised of a disk of %d", b.catalog.Reserved(), 64*mib)
+			t.Fatalf("%d bytes are reserved of a disk of %d", b.catalog.Reserved(), 64*mib)
 		}
 		if !full {
 			last = v
 		}
 	}
 	if b.catalog.Reserved() < 48*mib {
-		t.Errorf("%d bytes are promised: the disk has room for more", b.catalog.Reserved())
+		t.Errorf("%d bytes are reserved: the disk has space for more", b.catalog.Reserved())
 	}
 	refused("one more", 8*mib)
 	if err := b.Delete(ctx, last.ID, nil); err != nil {
@@ -131,12 +131,12 @@ func TestNoMoreIsPromisedThanTheDiskHas(t *testing.T) {
 	}
 	w.emptied()
 	if _, err := b.Create(ctx, backend.CreateOptions{Name: "in its place", Required: 8 * mib}); err != nil {
-		t.Errorf("in the place of a deleted volume: %v", err)
+		t.Errorf("after the deletion of a volume: %v", err)
 	}
 }
 
 // btrfs has no fixed number of inodes, and reports 0 of 0.
-func TestAnEmptyFilesystemHasRoom(t *testing.T) {
+func TestAnEmptyFilesystemHasCapacity(t *testing.T) {
 	everywhere(t, func(w *world, _ testdisk.Filesystem) {
 		b := w.open()
 		if c, err := b.Capacity(context.Background(), backend.CreateOptions{}); err != nil || c.Available == 0 {
@@ -148,8 +148,8 @@ func TestAnEmptyFilesystemHasRoom(t *testing.T) {
 	})
 }
 
-// TestChangesOnAFullDisk: an expansion that the disk has no room for is final, so that the user may
-// ask for less. No other change is.
+// TestChangesOnAFullDisk: the error of an expansion on a full disk is final, so that the user can
+// ask for less. The errors of other changes are not.
 func TestChangesOnAFullDisk(t *testing.T) {
 	ctx := context.Background()
 	w := newDisk(t, "size=64m,nr_inodes=40")
@@ -162,7 +162,7 @@ func TestChangesOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := ""
-	for i := 0; ; i++ { // others use up every inode, and a record takes one
+	for i := 0; ; i++ { // other files use up all inodes, and a record takes an inode
 		name := w.path(volumesDir, v.ID, dataDir, fmt.Sprint(i))
 		if err := os.WriteFile(name, nil, 0o600); err != nil {
 			break
@@ -210,8 +210,10 @@ func TestAReadOnlyRoot(t *testing.T) {
 	if c, err := b.Capacity(ctx, backend.CreateOptions{}); err != nil || c.Available != 0 {
 		t.Errorf("Capacity = %+v, %v", c, err)
 	}
-	if _, err := b.Create(ctx, backend.CreateOptions{Name: "x", Required: 1, Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) || !strings.Contains(err.Error(), "read-only") {
-		t.Errorf("Create = %v, want ErrExhausted, as another node may have room, and why", err)
+	if _, err := b.Create(ctx, backend.CreateOptions{Name: "x", Required: 1,
+		Access: []backend.Access{{}}}); !errors.Is(err, backend.ErrExhausted) || !strings.Contains(err.Error(),
+		"read-only") {
+		t.Errorf("Create = %v, want ErrExhausted, as another node may have space, with the reason", err)
 	}
 	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("Delete on a read-only root = %v, want ErrUnavailable", err)
@@ -220,19 +222,19 @@ func TestAReadOnlyRoot(t *testing.T) {
 		t.Errorf("Modify on a read-only root = %v, want ErrUnavailable", err)
 	}
 	if _, err := b.Mount(ctx, v.ID, backend.Access{ReadOnly: true}); err != nil {
-		t.Errorf("Mount = %v: volumes can still be read", err)
+		t.Errorf("Mount = %v, want nil: volumes can still be read", err)
 	}
 	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Severity != backend.Degraded {
 		t.Errorf("StorageHealth = %+v, %v", c, err)
 	}
 	readOnly(0)
 	if ready, err := b.Probe(ctx); !ready || err != nil {
-		t.Errorf("Probe = %v, %v when it is writable again", ready, err)
+		t.Errorf("Probe = %v, %v on the root that is writable again", ready, err)
 	}
 	w.create(b, "after")
 }
 
-func TestAWholeFilesystemIsOurs(t *testing.T) {
+func TestCapacityOfAFilesystemOfItsOwn(t *testing.T) {
 	w := newDisk(t, "size=64m")
 	b := w.open()
 	v, err := b.Create(context.Background(),
@@ -246,12 +248,12 @@ func TestAWholeFilesystemIsOurs(t *testing.T) {
 	}
 	after, err := b.Capacity(context.Background(), backend.CreateOptions{})
 	if err != nil || before.Available != 16<<20 || after != before {
-		t.Errorf("%d bytes are left, and %d when the volume uses what it was promised (%v)", before.Available,
+		t.Errorf("%d bytes are available, and %d when the volume uses its reservation (%v)", before.Available,
 			after.Available, err)
 	}
 }
 
-func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
+func TestDeleteRejectsAMountedVolume(t *testing.T) {
 	w := newDisk(t, "size=4m")
 	kubelet := filepath.Join(filepath.Dir(w.cfg.Root), "kubelet")
 	if err := os.Mkdir(kubelet, 0o755); err != nil {
@@ -274,9 +276,9 @@ func TestAVolumeThatIsMountedForRealIsNotDeleted(t *testing.T) {
 	}
 	defer m.Unmount(ctx, target)
 	if err := b.Delete(ctx, v.ID, nil); !errors.Is(err, backend.ErrInUse) || !strings.Contains(err.Error(), target) {
-		t.Errorf("Delete = %v, want ErrInUse that says where", err)
+		t.Errorf("Delete = %v, want ErrInUse with the path", err)
 	}
-	b.Close() // a new driver, and one that knows nothing of the mount
+	b.Close() // a new driver, without a record of the mount
 	m, err = mounter.New(kubelet, kubelet+".frozen")
 	if err != nil {
 		t.Fatal(err)
@@ -329,19 +331,19 @@ func TestTheTrashIsNotEmptiedThroughAMount(t *testing.T) {
 				t.Error("removeTree = nil")
 			}
 			if _, err := os.Stat(filepath.Join(inTrash, "precious")); err != nil {
-				t.Errorf("what was mounted in the trash is %v", err)
+				t.Errorf("the content of the mount in the trash: %v", err)
 			}
 		})
 	}
 }
 
-func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
+func TestMountedEntriesOfTheTrashAreNotRemoved(t *testing.T) {
 	w := newDisk(t, "size=4m")
 	host, err := mounter.New(filepath.Dir(w.cfg.Root), w.cfg.Root+".frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var blind bool // as if Delete had not seen the mount
+	var blind bool // true: Delete does not find the mount
 	b := w.open(func(c *Config) {
 		c.Images = changed{Images: host, users: func(source string) ([]string, error) {
 			if blind && strings.Contains(source, volumesDir) {
@@ -366,18 +368,18 @@ func TestWhatIsMountedFromTheTrashStays(t *testing.T) {
 	}
 	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
 	if other := w.create(b, "other"); b.Delete(context.Background(), other.ID, nil) != nil {
-		t.Error("another volume can't be deleted")
+		t.Error("another volume cannot be deleted")
 	}
-	w.eventually("emptied but for one", func() bool { return len(w.names(trashDir)) == 1 })
+	w.eventually("emptied except for an entry", func() bool { return len(w.names(trashDir)) == 1 })
 	if _, err := os.Stat(filepath.Join(target, "f")); err != nil {
-		t.Errorf("a file in use is %v", err)
+		t.Errorf("a file in use: %v", err)
 	}
 	if c, _ := b.StorageHealth(context.Background()); len(c) != 1 || c[0].Reason != "TrashStuck" {
 		t.Errorf("StorageHealth = %+v", c)
 	}
 }
 
-func TestAnImmutableFileKeepsTheTrashFull(t *testing.T) {
+func TestAnImmutableFileIsReportedAsTrashStuck(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "v")
@@ -396,7 +398,7 @@ func TestAnImmutableFileKeepsTheTrashFull(t *testing.T) {
 	}
 	w.eventually("stuck", func() bool { return b.count.stuck.Load() != nil })
 	if why := *b.count.stuck.Load(); !strings.Contains(why, unix.EPERM.Error()) {
-		t.Errorf("stuck because of %s, want %v", why, unix.EPERM)
+		t.Errorf("the trash is stuck: %s, want %v", why, unix.EPERM)
 	}
 	unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, 0)
 	b.wakeTrash()

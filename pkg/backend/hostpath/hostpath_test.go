@@ -38,10 +38,10 @@ func TestHostpathKeepsTheContract(t *testing.T) {
 	}
 }
 
-// uses makes a backend use Images.
+// uses returns a change of the Config that sets Images.
 func uses(m mounter.Images) func(c *Config) { return func(c *Config) { c.Images = m } }
 
-// changed has the methods of its Images, except for those that a test replaces.
+// changed has the methods of its Images, except for the methods that a test replaces.
 type changed struct {
 	mounter.Images
 	users   func(source string) ([]string, error)
@@ -83,7 +83,7 @@ func (c changed) Freeze(ctx context.Context, tenant string, images []string, lim
 	return c.freeze(ctx, tenant, images, limit, cut)
 }
 
-// kinds are those of volumes, with parameters that they can have.
+// kinds are the kinds of volumes, with their parameters.
 var kinds = map[string]backendtest.Kind{
 	"directory": {Mutable: map[string][2]string{labelKey: {"a", "b"}}},
 	"image": {
@@ -92,7 +92,7 @@ var kinds = map[string]backendtest.Kind{
 	},
 }
 
-// world is a root with what is around it, on which one backend after another can be opened.
+// world is a root with its surroundings. Backends are opened on it one after another.
 type world struct {
 	*testing.T
 	cfg Config
@@ -159,7 +159,7 @@ func (w *world) restart(b *Backend) *Backend {
 	return w.open()
 }
 
-// refused opens a backend and waits for the reason why it isn't ready, which it returns.
+// refused opens a backend, waits until it is not ready, and returns the reason.
 func (w *world) refused(change ...func(*Config)) error {
 	w.Helper()
 	b := w.start(change...)
@@ -220,28 +220,28 @@ func (w *world) emptied() {
 	w.eventually("emptied", func() bool { return len(w.names(trashDir)) == 0 })
 }
 
-func TestFilesAreFoundAgainByTheNextProcess(t *testing.T) {
+func TestVolumesSurviveARestart(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
 	if err := os.WriteFile(w.path(volumesDir, v.ID, dataDir, "f"), []byte("data"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	promised := b.catalog.Reserved()
+	reserved := b.catalog.Reserved()
 	b.Close()
 	b = w.open()
 	if again := w.create(b, "pvc-1"); again.ID != v.ID || again.Size != v.Size {
 		t.Errorf("found %+v, want %+v", again, v)
 	}
-	if b.catalog.Reserved() != promised {
-		t.Errorf("%d bytes are promised, before %d", b.catalog.Reserved(), promised)
+	if b.catalog.Reserved() != reserved {
+		t.Errorf("%d bytes are reserved, before %d", b.catalog.Reserved(), reserved)
 	}
 	if data, err := os.ReadFile(w.path(volumesDir, v.ID, dataDir, "f")); string(data) != "data" {
 		t.Errorf("the file holds %q, %v", data, err)
 	}
 }
 
-func TestWhatACrashLeftIsSwept(t *testing.T) {
+func TestIncompleteObjectsAreSwept(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
 	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er", "volumes/lost+found",
@@ -253,15 +253,15 @@ func TestWhatACrashLeftIsSwept(t *testing.T) {
 	b := w.open()
 	if sick, _, err := b.ListHealth(context.Background(), "", 10); err != nil || len(sick) != 0 ||
 		len(w.names(volumesDir)) != 2 {
-		t.Errorf("what isn't ours is a volume that is %+v, %v, of %v", sick, err, w.names(volumesDir))
+		t.Errorf("ListHealth = %+v, %v, want no conditions; volumes/ has %v", sick, err, w.names(volumesDir))
 	}
 	if got := b.count.swept.Load(); got != 1 || len(w.names(stagingDir)) != 0 {
-		t.Errorf("%d things swept, %v left in staging", got, w.names(stagingDir))
+		t.Errorf("%d objects were swept, %v is left in staging", got, w.names(stagingDir))
 	}
 	w.emptied()
 }
 
-func TestARecordThatCantBeReadIsReportedAndLeftAlone(t *testing.T) {
+func TestAnUnreadableRecordIsReportedAndUnchanged(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		record func(good []byte) []byte
@@ -304,14 +304,14 @@ func TestARecordThatCantBeReadIsReportedAndLeftAlone(t *testing.T) {
 				t.Errorf("Health = %+v, %v", c, err)
 			}
 			if _, err := b.Get(ctx, good.ID, nil); err != nil {
-				t.Errorf("the other volume is %v", err)
+				t.Errorf("the other volume: %v", err)
 			}
 			_, getErr := b.Get(ctx, bad.ID, nil)
 			_, createErr := b.Create(ctx, backend.CreateOptions{Name: "bad", Access: []backend.Access{{}}})
 			_, mountErr := b.Mount(ctx, bad.ID, backend.Access{})
 			for _, err := range []error{getErr, createErr, mountErr, b.Delete(ctx, bad.ID, nil)} {
 				if err == nil || errors.Is(err, backend.ErrNotFound) {
-					t.Errorf("a call for the volume = %v, want what is wrong with it", err)
+					t.Errorf("a call for the volume = %v, want the error of its record", err)
 				}
 			}
 			if page, _, _ := b.List(ctx, "", 10); len(page) != 1 || page[0].ID != good.ID {
@@ -347,7 +347,7 @@ func TestTheRootsIdentity(t *testing.T) {
 	for name, tc := range map[string]struct {
 		prepare func(w *world) // after a first start, with one volume
 		change  func(*Config)
-		refused string // "" if it is served
+		refused string // "" if the root is served
 	}{
 		"the same again":     {func(*world) {}, nil, ""},
 		"the memory is lost": {func(w *world) { os.Remove(w.cfg.Seen) }, nil, ""},
@@ -397,13 +397,13 @@ func TestTheRootsIdentity(t *testing.T) {
 				return
 			}
 			if err := w.refused(tc.change); !strings.Contains(err.Error(), tc.refused) {
-				t.Errorf("refused because of %v, want %s", err, tc.refused)
+				t.Errorf("not ready: %v, want %s", err, tc.refused)
 			}
 		})
 	}
 }
 
-func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
+func TestAdoptRootServesTheRootOfAnotherNode(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -412,16 +412,16 @@ func TestAdoptRootTakesWhatAPersonSays(t *testing.T) {
 	w.refused(onNode2)
 	b = w.open(onNode2, func(c *Config) { c.Adopt = true })
 	if _, err := b.Get(context.Background(), v.ID, nil); err != nil {
-		t.Errorf("the adopted volume is %v", err)
+		t.Errorf("the adopted volume: %v", err)
 	}
 	b.Close()
-	w.open(onNode2).Close() // once is enough
-	w.refused()             // and it is no longer the first node's
+	w.open(onNode2).Close() // one start with --adopt-root is enough
+	w.refused()             // and the root no longer belongs to the first node
 }
 
-// All nodes of a cluster are told of all lost roots. The one that a disk was taken from says that
-// it has lost it.
-func TestAnAdoptedDiskIsntTheOneThatItsOldNodeLost(t *testing.T) {
+// TestAnAdoptedRootIsNotLostOnItsNewNode: all nodes of a cluster get the same list of lost roots.
+// The list has the UUID of a disk that the first node misses, as it was moved to another node.
+func TestAnAdoptedRootIsNotLostOnItsNewNode(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
 	onNode2 := func(c *Config) { c.Node, c.Seen = "node-2", c.Seen+".2" }
@@ -436,7 +436,7 @@ func TestAnAdoptedDiskIsntTheOneThatItsOldNodeLost(t *testing.T) {
 	w.open(onNode2, lost).Close()
 }
 
-// uuids are what a driver says that misses a root.
+// uuids finds the UUID in the error of a driver that misses a root.
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
 const identityFile = store.IdentityFile
@@ -451,7 +451,7 @@ type identity struct {
 	Created time.Time `json:"created"`
 }
 
-// nameless writes an identity that is whole, and names nothing.
+// nameless writes a complete identity without a UUID.
 func nameless(w *world, path string) {
 	w.Helper()
 	file, err := identityFormat.Encode(identity{Node: "node-1"})
@@ -460,9 +460,9 @@ func nameless(w *world, path string) {
 	}
 }
 
-// TestALostRootIsGivenUpOnce: what is said of one root holds for no other, nor for the same node's
-// next one.
-func TestALostRootIsGivenUpOnce(t *testing.T) {
+// TestALostRootIsReplacedOnce: a UUID in the list of lost roots has no effect on other roots, nor
+// on the next root of the same node.
+func TestALostRootIsReplacedOnce(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
 	unmounted := 0
@@ -484,7 +484,7 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	}
 	lost := unmount()
 	if err := w.refused(); !strings.Contains(err.Error(), lost) {
-		t.Errorf("the driver misses %v, want it to name %s", err, lost)
+		t.Errorf("not ready: %v, want an error with %s", err, lost)
 	}
 	gone := func(c *Config) { c.Lost = []string{uuid.NewString(), lost} }
 	w.refused(func(c *Config) { c.Lost = []string{uuid.NewString()} })
@@ -494,14 +494,14 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	second := unmount()
 	w.refused(gone)
 
-	// The first disk turns up again. It is served when it isn't called lost any more, and then it
-	// is missed like any.
+	// The first disk comes back. It is served when its UUID is no longer in the list, and its next
+	// loss is noticed.
 	if err := errors.Join(os.RemoveAll(w.cfg.Root), os.Rename(w.cfg.Root+"1", w.cfg.Root)); err != nil {
 		t.Fatal(err)
 	}
 	both := func(c *Config) { c.Lost = []string{lost, second} }
 	if err := w.refused(both); !strings.Contains(err.Error(), "remove it from") {
-		t.Errorf("refused because of %v", err)
+		t.Errorf("not ready: %v", err)
 	}
 	gone = func(c *Config) { c.Lost = []string{second} }
 	w.open(gone).Close()
@@ -509,7 +509,7 @@ func TestALostRootIsGivenUpOnce(t *testing.T) {
 	w.refused(gone)
 }
 
-func TestAnAdoptedDiskIsTheOneThatIsRemembered(t *testing.T) {
+func TestAnAdoptedRootIsRecordedAsServed(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
 	first, second := w.cfg.Root, w.cfg.Root+"2"
@@ -524,7 +524,7 @@ func TestAnAdoptedDiskIsTheOneThatIsRemembered(t *testing.T) {
 	w.refused()
 }
 
-func TestARootThatComesLaterIsServed(t *testing.T) {
+func TestARootThatIsMountedLaterIsServed(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
 	if err := os.Rename(w.cfg.Root, w.cfg.Root+".away"); err != nil {
@@ -542,7 +542,7 @@ func TestOneProcessServesARoot(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	if err := w.refused(); !strings.Contains(err.Error(), "another process") {
-		t.Errorf("refused because of %v", err)
+		t.Errorf("not ready: %v", err)
 	}
 	b.Close()
 	w.open()
@@ -566,7 +566,7 @@ func TestARootThatWasReplacedIsNotServed(t *testing.T) {
 	_, roomErr := b.Capacity(ctx, backend.CreateOptions{})
 	for _, err := range []error{createErr, getErr, mountErr, listErr, roomErr, b.Delete(ctx, v.ID, nil)} {
 		if !errors.Is(err, backend.ErrUnavailable) {
-			t.Errorf("a call while another disk is there = %v, want ErrUnavailable", err)
+			t.Errorf("a call while the path leads to another directory = %v, want ErrUnavailable", err)
 		}
 	}
 	if ready, err := b.Probe(ctx); ready || !errors.Is(err, backend.ErrNotReady) {
@@ -576,11 +576,11 @@ func TestARootThatWasReplacedIsNotServed(t *testing.T) {
 		t.Errorf("StorageHealth = %+v, %v", c, err)
 	}
 	if _, err := os.Stat(filepath.Join(w.cfg.Root+".away", volumesDir, v.ID)); err != nil {
-		t.Errorf("the volume is %v", err)
+		t.Errorf("the volume: %v", err)
 	}
 }
 
-func TestAForgedLinkIsNotFollowed(t *testing.T) {
+func TestTheTrashIsEmptiedWithoutFollowingLinks(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -600,11 +600,11 @@ func TestAForgedLinkIsNotFollowed(t *testing.T) {
 	}
 	w.emptied()
 	if _, err := os.Stat(filepath.Join(outside, "sub")); err != nil {
-		t.Errorf("emptying the trash followed a link: %v", err)
+		t.Errorf("the emptying of the trash followed a link: %v", err)
 	}
 }
 
-func TestADeletedVolumesSpaceComesBack(t *testing.T) {
+func TestTheFilesOfADeletedVolumeAreRemoved(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
 	v := w.create(b, "pvc-1")
@@ -629,7 +629,7 @@ func TestADeletedVolumesSpaceComesBack(t *testing.T) {
 	}
 }
 
-func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
+func TestABackgroundPanicIsReportedAndTheTaskRestarted(t *testing.T) {
 	var mu sync.Mutex
 	var reported []error
 	panics := 1
@@ -658,7 +658,7 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 	defer mu.Unlock()
 	var p *guard.Panic
 	if len(reported) != 1 || !errors.As(reported[0], &p) || !strings.Contains(string(p.Stack), "unmounted") {
-		t.Errorf("reported were %v, want the panic with its stack", reported)
+		t.Errorf("Report got %v, want the panic with its stack", reported)
 	}
 	if c, err := b.StorageHealth(context.Background()); err != nil || len(c) != 1 || c[0].Reason != "TaskPanicked" ||
 		!strings.Contains(c[0].Message, "no mounts") {
@@ -669,7 +669,7 @@ func TestAPanicInTheBackgroundIsReportedAndTheTaskGoesOn(t *testing.T) {
 	}
 }
 
-func TestPromisesOfAbsurdRecordsDontOverflow(t *testing.T) {
+func TestReservedBytesDoNotOverflow(t *testing.T) {
 	var x index
 	huge := content{Size: 1 << 62}
 	x.Replace(contents{Volumes: []*volume{{ID: "a", content: huge}, {ID: "b", content: huge},
@@ -693,8 +693,8 @@ func known[T any](object T, err error) T {
 	return object
 }
 
-// TestNoPathHasAName: an ID is a digest, so that a name cannot lead out of the root.
-func TestNoPathHasAName(t *testing.T) {
+// TestPathsDoNotContainNames: an ID is a digest, so that a name cannot lead out of the root.
+func TestPathsDoNotContainNames(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)
 	b := w.open()
@@ -738,7 +738,7 @@ func FuzzCreate(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name, key, value string, required, limit int64) {
 		if required < 0 || limit < 0 || (limit > 0 && required > limit) {
-			return // the driver's to refuse
+			return // the driver rejects these
 		}
 		o := backend.CreateOptions{Name: name, Required: required, Limit: limit,
 			Parameters: map[string]string{key: value}, Access: []backend.Access{{}}}
@@ -754,12 +754,12 @@ func FuzzCreate(f *testing.F) {
 			t.Error(err)
 		}
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 6 {
-			t.Errorf("the root holds %v, %v", entries, err)
+			t.Errorf("the root has %v, %v", entries, err)
 		}
 	})
 }
 
-func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
+func TestAnExpansionThatWasNotRecordedCanBeRepeated(t *testing.T) {
 	ctx := context.Background()
 	for name, create := range map[string]func(w *world, b *Backend) backend.Volume{
 		"directory": func(w *world, b *Backend) backend.Volume { return w.create(b, "v") },
@@ -781,24 +781,24 @@ func TestAGrowthThatCouldNotBeRecordedIsNotDone(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, _, err := b.Expand(ctx, v.ID, backend.ExpandOptions{Required: want}); err == nil {
-				t.Fatal("Expand = nil, though its record can't be written")
+				t.Fatal("Expand = nil, although the record cannot be written")
 			}
 			if err := os.RemoveAll(inTheWay); err != nil {
 				t.Fatal(err)
 			}
 			if size, _, err := b.Expand(ctx, v.ID, backend.ExpandOptions{Required: want}); err != nil || size != want {
-				t.Errorf("once more: %d, %v, want %d", size, err, want)
+				t.Errorf("the second Expand: %d, %v, want %d", size, err, want)
 			}
 			b = w.restart(b)
 			if got, err := b.Get(ctx, v.ID, nil); err != nil || got.Size != want || b.catalog.Reserved() != want {
-				t.Errorf("after a restart it has %d bytes, %v, and %d are promised, want %d", got.Size, err,
+				t.Errorf("after a restart the volume has %d bytes, %v, and %d are reserved, want %d", got.Size, err,
 					b.catalog.Reserved(), want)
 			}
 		})
 	}
 }
 
-func TestAFreezeThatStaysIsTold(t *testing.T) {
+func TestAFilesystemThatStaysFrozenIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.Images = changed{Images: w.cfg.Images,
 		freeze: func(ctx context.Context, tenant string, _ []string, _ time.Duration,
@@ -808,7 +808,7 @@ func TestAFreezeThatStaysIsTold(t *testing.T) {
 	c := copying{Backend: w.open(), store: &root{Store: new(store.Store)}, job: &copyJob{Job: new(jobs.Job)}}
 	src, dst := w.file("src"), w.file("dst")
 	if err := c.clonePointInTime(context.Background(), src, dst); !errors.Is(err, mounter.ErrFrozen) {
-		t.Errorf("cut = %v, want ErrFrozen", err)
+		t.Errorf("clonePointInTime = %v, want ErrFrozen", err)
 	}
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/causeway-csi/causeway/pkg/backend"
 )
 
-// obstacles are what a test puts in the place of a file or directory. A FIFO has no other side: to
-// open or read it without O_NONBLOCK takes for ever.
+// obstacles are made by a test at the path of a file or directory. An open of the FIFO without
+// O_NONBLOCK never returns.
 var obstacles = map[string]func(path, victim string) error{
 	"FIFO": func(path, _ string) error { return unix.Mkfifo(path, 0o600) },
 	"file": func(path, _ string) error { return os.WriteFile(path, []byte("obstacle"), 0o600) },
@@ -30,7 +30,7 @@ var obstacles = map[string]func(path, victim string) error{
 	"link": func(path, victim string) error { return os.Symlink(victim, path) },
 }
 
-// scene is a root with objects of each type, of which the bad ones get an obstacle.
+// scene is a root with good and bad objects of each type. The bad objects get an obstacle.
 type scene struct {
 	*world
 	good, bad, badImage       backend.Volume
@@ -65,7 +65,7 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// put puts an obstacle in the place of a path, which is moved out of the root.
+// put moves the file at a path out of the root, and makes an obstacle at this path.
 func (s *scene) put(place, obstacle, victim string) {
 	s.Helper()
 	err := os.Rename(place, filepath.Join(s.TempDir(), "away"))
@@ -92,7 +92,7 @@ func (s *scene) soon(what string, do func()) {
 	}
 }
 
-// serves makes sure that every call returns, and that those for good objects work.
+// serves checks that every call returns, and that calls for good objects succeed.
 func (s *scene) serves(b *Backend) {
 	s.Helper()
 	ctx := context.Background()
@@ -137,7 +137,7 @@ func (s *scene) serves(b *Backend) {
 	works("Metrics", func() error { b.Metrics(); return nil })
 }
 
-// survives makes sure that calls for bad objects return. Their errors depend on the obstacle.
+// survives checks that calls for bad objects return. Their errors depend on the obstacle.
 func (s *scene) survives(b *Backend) {
 	s.Helper()
 	ctx := context.Background()
@@ -167,7 +167,7 @@ func (s *scene) survives(b *Backend) {
 	})
 }
 
-// ends closes b, and makes sure that no link led to the good volume.
+// ends closes b, and checks that no link led to the good volume.
 func (s *scene) ends(b *Backend) {
 	s.Helper()
 	s.soon("Close", func() {
@@ -180,8 +180,8 @@ func (s *scene) ends(b *Backend) {
 	}
 }
 
-// TestAnObstacleInTheRootHarmsNothingElse starts a backend on a root in which something else is in
-// the place of one file or directory.
+// TestAnObstacleInTheRootHarmsNothingElse starts a backend on a root with an obstacle at the path
+// of a file or directory.
 func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 	for name, place := range map[string]func(s *scene) string{
 		"leftover of the identity": func(s *scene) string { return s.path(identityFile + ".new") },
@@ -201,16 +201,16 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 			return s.path(snapshotsDir, s.badImageSnapshot.ID,
 				imageFile)
 		},
-		"group":                     func(s *scene) string { return s.path(groupsDir, s.group) },
-		"record of a group":         func(s *scene) string { return s.path(groupsDir, s.group, recordFile) },
-		"entry of the trash":        func(s *scene) string { return s.path(trashDir, "x") },
-		"entry of the staging area": func(s *scene) string { return s.path(stagingDir, "x") },
+		"group":              func(s *scene) string { return s.path(groupsDir, s.group) },
+		"record of a group":  func(s *scene) string { return s.path(groupsDir, s.group, recordFile) },
+		"entry of the trash": func(s *scene) string { return s.path(trashDir, "x") },
+		"entry of staging/":  func(s *scene) string { return s.path(stagingDir, "x") },
 		"data in the trash": func(s *scene) string {
 			os.Mkdir(s.path(trashDir, "y"),
 				0o700)
 			return s.path(trashDir, "y", dataDir)
 		},
-		"record in the staging area": func(s *scene) string {
+		"record in staging/": func(s *scene) string {
 			os.Mkdir(s.path(stagingDir, "y"), 0o700)
 			return s.path(stagingDir, "y", recordFile)
 		},
@@ -221,23 +221,23 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 				s := newScene(t)
 				s.put(place(s), obstacle, filepath.Dir(filepath.Dir(s.precious)))
 				b := s.open()
-				if name == "volume" && obstacle == "link" { // to another tenant's data, which nobody must be sent to
+				if name == "volume" && obstacle == "link" { // the message must not lead to another tenant's data
 					c, err := b.Health(context.Background(), s.bad.ID)
 					if err != nil || len(c) != 1 || c[0].Reason != "RecordUnreadable" ||
 						strings.Contains(c[0].Message, "untouched") || !strings.Contains(c[0].Message,
 						place(s)+": unexpected file type") {
-						t.Errorf("Health = %+v, %v, want RecordUnreadable without the data's place", c, err)
+						t.Errorf("Health = %+v, %v, want RecordUnreadable without the path of the data", c, err)
 					}
 				}
 				s.serves(b)
 				s.survives(b)
 				s.emptied()
 				var want []string
-				if name == "record in the staging area" { // it may have been the record of a group's member
+				if name == "record in staging/" { // the record may have been that of a member of a group
 					want = []string{"y"}
 				}
 				if left := s.names(stagingDir); !slices.Equal(left, want) {
-					t.Errorf("%v is left in the staging area, want %v", left, want)
+					t.Errorf("%v is left in staging/, want %v", left, want)
 				}
 				s.ends(b)
 			})
@@ -245,7 +245,8 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 	}
 }
 
-// TestAnObstacleThatComesLaterHarmsNothingElse has it in the place of an object that is served.
+// TestAnObstacleThatComesLaterHarmsNothingElse makes an obstacle at the path of an object that is
+// served.
 func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
@@ -268,7 +269,7 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 				t.Parallel()
 				s := newScene(t)
 				b := s.open()
-				victim := filepath.Dir(filepath.Dir(s.precious)) // has what a link needs to lead to data
+				victim := filepath.Dir(filepath.Dir(s.precious)) // a link to this directory leads to data
 				if path.Base(tc.place(s)) == dataDir {
 					victim = filepath.Dir(s.precious)
 				}
@@ -292,7 +293,7 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 					same := "the path of the data is obstructed: "
 					_, taken := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 					calls := map[string]error{"Mount": err, "Snapshot": taken, "Health": errors.New(c[0].Message)}
-					if path.Base(tc.place(s)) != dataDir { // which goes to the trash with its link
+					if path.Base(tc.place(s)) != dataDir { // Delete moves the data to the trash with its link
 						calls["Delete"] = b.Delete(ctx, v.ID, nil)
 					}
 					for call, err := range calls {
@@ -314,8 +315,8 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 	}
 }
 
-// TestAnObstacleThatARootCannotDoWithoutIsNamed starts a backend that cannot serve.
-func TestAnObstacleThatARootCannotDoWithoutIsNamed(t *testing.T) {
+// TestAnObstacleThatPreventsTheStartIsNamed starts a backend that cannot become ready.
+func TestAnObstacleThatPreventsTheStartIsNamed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		place func(w *world) string
 		right string
@@ -338,11 +339,11 @@ func TestAnObstacleThatARootCannotDoWithoutIsNamed(t *testing.T) {
 				s.soon("the start", func() {
 					if err := s.refused(); !strings.Contains(err.Error(), tc.place(s.world)) &&
 						!strings.Contains(err.Error(), filepath.Base(tc.place(s.world))) {
-						t.Errorf("refused because of %v, want the path %s", err, tc.place(s.world))
+						t.Errorf("not ready: %v, want the path %s", err, tc.place(s.world))
 					}
 				})
 				if _, err := os.Lstat(tc.place(s.world)); err != nil {
-					t.Errorf("the obstacle is %v", err)
+					t.Errorf("the obstacle: %v", err)
 				}
 			})
 		}
@@ -358,7 +359,7 @@ func (w *world) record(dir string, file []byte, err error) {
 	}
 }
 
-// member puts an incomplete member of a group into the staging area, and returns its directory.
+// member puts an incomplete member of a group into staging/, and returns its directory.
 func (w *world) member(g *group, i int) string {
 	w.Helper()
 	m := g.Members[i]
@@ -369,14 +370,14 @@ func (w *world) member(g *group, i int) string {
 	return m.Incomplete
 }
 
-// A group is there from its commit on. If its members can't be moved, or its record can't be read,
-// then they are in the staging area, and nowhere else.
+// A group exists from its commit on. If its members cannot be moved, or its record cannot be read,
+// staging/ has the only copy of the members.
 func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
 		spoil, mend func(w *world, g *group) error
 	}{
-		"a member's place is taken": {
+		"the path of a member is taken": {
 			func(w *world, g *group) error { return os.MkdirAll(w.path(snapshotsDir, g.Members[0].ID, "x"), 0o700) },
 			func(w *world, g *group) error { return os.RemoveAll(w.path(snapshotsDir, g.Members[0].ID)) },
 		},
@@ -407,7 +408,7 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 			file, err := groupFormat.Encode(g)
 			w.record(path.Join(groupsDir, g.ID), file, err)
 			first, second := w.member(g, 0), w.member(g, 1)
-			w.record(path.Join(stagingDir, "unknown"), nil, nil) // its record may have been a member's
+			w.record(path.Join(stagingDir, "unknown"), nil, nil) // its record may have been that of a member
 			obstructed := w.path(stagingDir, "obstructed", recordFile)
 			if err := errors.Join(os.Mkdir(w.path(stagingDir, "another"), 0o700),
 				os.MkdirAll(obstructed, 0o700)); err != nil {
@@ -418,10 +419,10 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 			}
 			b = w.open()
 			if _, err := b.Get(ctx, good.ID, nil); err != nil {
-				t.Errorf("the volume is %v", err)
+				t.Errorf("the volume: %v", err)
 			}
 			if _, err := b.GetGroup(ctx, g.ID, nil, nil); err == nil || errors.Is(err, backend.ErrNotFound) {
-				t.Errorf("GetGroup = %v, want what is wrong with it", err)
+				t.Errorf("GetGroup = %v, want the error of the group", err)
 			}
 			for _, member := range []string{first, second} {
 				place := path.Join(snapshotsDir,
@@ -429,13 +430,13 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 				_, half := os.Stat(w.path(member, recordFile))
 				_, final := os.Stat(w.path(place, recordFile))
 				if half != nil && final != nil {
-					t.Errorf("a member is gone: %v, %v", half, final)
+					t.Errorf("a member is missing: %v, %v", half, final)
 				}
 			}
 			left := w.names(stagingDir)
 			if slices.Contains(left, "another") || !slices.Contains(left, "unknown") ||
 				!slices.Contains(left, "obstructed") {
-				t.Errorf("%v is left in the staging area, want the members and the two that are not known", left)
+				t.Errorf("%v is left in staging/, want the members and the two unknown entries", left)
 			}
 			b.Close()
 			if err := tc.mend(w, g); err != nil {
@@ -443,7 +444,7 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 			}
 			b = w.open()
 			if got, err := b.GetGroup(ctx, g.ID, nil, nil); err != nil || len(got.Snapshots) != 2 {
-				t.Errorf("GetGroup = %+v, %v when it is mended, want two snapshots", got, err)
+				t.Errorf("GetGroup = %+v, %v after the repair, want two snapshots", got, err)
 			}
 		})
 	}
@@ -466,10 +467,10 @@ func TestAnEntryThatCannotBeSweptIsReported(t *testing.T) {
 	t.Cleanup(func() { unix.Unmount(stuck, unix.MNT_DETACH) })
 	b = w.open()
 	if _, err := b.Get(ctx, v.ID, nil); err != nil {
-		t.Errorf("the volume is %v", err)
+		t.Errorf("the volume: %v", err)
 	}
 	if left := w.names(stagingDir); len(left) != 1 {
-		t.Errorf("%v is left in the staging area, want the mount alone", left)
+		t.Errorf("%v is left in staging/, want only the mount", left)
 	}
 	if c, err := b.StorageHealth(ctx); err != nil || len(c) != 1 || c[0].Reason != "SweepFailed" ||
 		!strings.Contains(c[0].Message, "stuck") {

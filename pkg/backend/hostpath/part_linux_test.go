@@ -20,7 +20,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
 
-// node is a world with what a node mounts with.
+// node is a world with a Host that mounts its volumes.
 type node struct {
 	*world
 	*Backend
@@ -28,7 +28,7 @@ type node struct {
 	kubelet string
 }
 
-// newNode is a node whose root is an xfs of its own.
+// newNode returns a node whose root is an xfs.
 func newNode(t *testing.T, name string) *node {
 	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
 	testdisk.Filesystem{Type: "ext4"}.Need(t)
@@ -46,7 +46,7 @@ func newNode(t *testing.T, name string) *node {
 	return n
 }
 
-// mount mounts a volume until the test is over, and returns a file in it.
+// mount mounts a volume until the end of the test, and returns the path of a file in the volume.
 func (n *node) mount(id string) string {
 	n.Helper()
 	m, err := n.Mount(context.Background(), id, backend.Access{})
@@ -69,7 +69,8 @@ func (n *node) mount(id string) string {
 func (n *node) disk(name string) (id, file string) {
 	n.Helper()
 	v, err := n.Create(context.Background(), backend.CreateOptions{
-		Name: name, Required: 32 * mib, Access: []backend.Access{{FSType: "ext4"}}, Parameters: map[string]string{kindKey: string(image)},
+		Name: name, Required: 32 * mib, Access: []backend.Access{{FSType: "ext4"}},
+		Parameters: map[string]string{kindKey: string(image)},
 	})
 	if err != nil {
 		n.Fatal(err)
@@ -77,11 +78,12 @@ func (n *node) disk(name string) (id, file string) {
 	return v.ID, n.mount(v.ID)
 }
 
-// kept returns the number in the snapshot that a part has of one volume.
+// kept returns the number in the only snapshot of a part.
 func (n *node) kept(part backend.Part) uint64 {
 	n.Helper()
 	v, err := n.Restore(context.Background(), part.Snapshots[0].ID, backend.CreateOptions{
-		Name: "of " + part.Cut, Access: []backend.Access{{FSType: "ext4"}}, Parameters: map[string]string{kindKey: string(image)},
+		Name: "of " + part.Cut, Access: []backend.Access{{FSType: "ext4"}},
+		Parameters: map[string]string{kindKey: string(image)},
 	})
 	if err != nil {
 		n.Fatal(err)
@@ -90,8 +92,8 @@ func (n *node) kept(part backend.Part) uint64 {
 	return binary.LittleEndian.Uint64(data)
 }
 
-// inTurns writes 1, 2, 3… to files, to each when the number is durable in the one before. last is
-// durable in all. What it returns ends that.
+// inTurns writes 1, 2, 3… to files in turns: to a file once the number is durable in the file
+// before. last is durable in all files. end stops the writer.
 func inTurns(t *testing.T, last *atomic.Uint64, names ...string) (end func()) {
 	var files []*os.File
 	for _, name := range names {
@@ -129,7 +131,7 @@ func inTurns(t *testing.T, last *atomic.Uint64, names ...string) (end func()) {
 	})
 }
 
-// together returns a question that is answered with yes when all have asked it.
+// together returns a hook that waits until it was called by all parts, and returns nil then.
 func together(all int64) func(context.Context) error {
 	done := make(chan struct{})
 	var asked atomic.Int64
@@ -146,12 +148,12 @@ func together(all int64) func(context.Context) error {
 	}
 }
 
-// partsOf makes the parts of a group, with one volume on each node, as a router does that is slow:
-// one node is frozen already when the next one hears of it.
+// partsOf makes the parts of a group, with one volume on each node, as a slow router does: a node
+// is frozen before the next node gets the call.
 func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.Part {
 	t.Helper()
 	all := slices.Sorted(slices.Values(ids))
-	for try := 0; ; try++ { // a slow machine may not make it under a freeze at once
+	for try := 0; ; try++ { // on a slow machine the first attempts can exceed the limit of a freeze
 		parts, errs := make([]backend.Part, len(nodes)), make([]error, len(nodes))
 		frozen, durable := together(int64(len(nodes))), together(int64(len(nodes)))
 		cut := fmt.Sprint(name, " ", try)
@@ -167,7 +169,7 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 					Frozen: func(ctx context.Context) error { begin(); return frozen(ctx) },
 				})
 				if errs[i] != nil {
-					cancel() // nobody need wait for this one
+					cancel() // the other parts need not wait for this part
 				}
 			})
 			<-begun.Done()
@@ -191,12 +193,12 @@ func partsOf(t *testing.T, name string, nodes []*node, ids []string) []backend.P
 			return parts
 		}
 		if try == 20 {
-			t.Fatalf("the last of %d tries: %v", try, failed)
+			t.Fatalf("the last of %d attempts: %v", try, failed)
 		}
 	}
 }
 
-func TestPartsOnTwoNodesAreOfOneMoment(t *testing.T) {
+func TestPartsOnTwoNodesShareAPointInTime(t *testing.T) {
 	nodes := []*node{newNode(t, "node-1"), newNode(t, "node-2")}
 	var ids, files []string
 	for _, n := range nodes {
@@ -227,25 +229,25 @@ func TestPartsOnTwoNodesAreOfOneMoment(t *testing.T) {
 		}
 		early, late := nodes[0].kept(parts[0]), nodes[1].kept(parts[1])
 		if late > early || early > late+1 || late < before[i] {
-			t.Errorf("group %d: the first node's part has %d, the other one's, which is written later, %d; %d was "+
-				"acknowledged before", i, early, late, before[i])
+			t.Errorf("group %d: the part of the first node has %d, the part of the second, which is written later, "+
+				"has %d; %d was durable before", i, early, late, before[i])
 		}
 	}
 }
 
-// left makes sure that there is nothing of a part.
-func (n *node) left(id string, promised int64) {
+// left checks that no object of a part is left.
+func (n *node) left(id string, reserved int64) {
 	n.Helper()
 	if got := slices.Concat(n.names(stagingDir), n.names(snapshotsDir), n.names(groupsDir)); len(got) > 0 ||
-		n.catalog.Reserved() != promised {
-		n.Errorf("left: %v, %d bytes", got, n.catalog.Reserved()-promised)
+		n.catalog.Reserved() != reserved {
+		n.Errorf("left: %v, %d bytes", got, n.catalog.Reserved()-reserved)
 	}
 	if _, err := n.GetPart(context.Background(), id); !errors.Is(err, backend.ErrNotFound) {
 		n.Errorf("GetPart = %v, want ErrNotFound", err)
 	}
 }
 
-func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
+func TestAPartFailsWhenTheCallerAnswersTooLate(t *testing.T) {
 	n := newNode(t, "node-1")
 	images := n.Backend.cfg.Images
 	n.Backend.cfg.Images = changed{Images: images,
@@ -256,16 +258,16 @@ func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
 	id, file := n.disk("v")
 	var last atomic.Uint64
 	defer inTurns(t, &last, file)()
-	promised, nobody := n.catalog.Reserved(), errors.New("nobody has answered")
+	reserved, noAnswer := n.catalog.Reserved(), errors.New("no answer")
 	for name, tc := range map[string]struct {
 		late func(ctx context.Context) error
 		want error
 	}{
-		"it says so":  {func(ctx context.Context) error { <-ctx.Done(); return nobody }, nobody},
-		"it says yes": {func(ctx context.Context) error { <-ctx.Done(); return nil }, context.DeadlineExceeded},
-		"nobody looks": {func(ctx context.Context) error {
+		"an error": {func(ctx context.Context) error { <-ctx.Done(); return noAnswer }, noAnswer},
+		"nil":      {func(ctx context.Context) error { <-ctx.Done(); return nil }, context.DeadlineExceeded},
+		"nil after the thaw": {func(ctx context.Context) error {
 			<-ctx.Done()
-			start := last.Load() // and nobody need wait for it
+			start := last.Load() // and the caller returns only after further writes
 			n.eventually("written to", func() bool { return last.Load() > start+1 })
 			return nil
 		}, mounter.ErrThawed},
@@ -273,30 +275,30 @@ func TestAPartThatIsWaitedForTooLongIsNotMade(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o, asked, err := partOf(id), false, error(nil)
 			o.Frozen = func(ctx context.Context) error { asked = true; return tc.late(ctx) }
-			o.Durable = func(context.Context) error { t.Error("it is said to be durable"); return nil }
-			for try := 0; !asked && try < 20; try++ { // a slow machine may take as long to freeze
+			o.Durable = func(context.Context) error { t.Error("Durable was called"); return nil }
+			for try := 0; !asked && try < 20; try++ { // on a slow machine the freeze alone can exceed the limit
 				_, err = n.SnapshotPart(context.Background(), o)
 			}
 			if !errors.Is(err, mounter.ErrThawed) || !errors.Is(err, tc.want) {
 				t.Errorf("SnapshotPart = %v, want %v, and ErrThawed", err, tc.want)
 			}
-			n.left(volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"), promised)
+			n.left(volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"), reserved)
 		})
 	}
 }
 
-// partOf are the options of a part that has all volumes of its group.
+// partOf returns the options of a part that has all volumes of its group.
 func partOf(ids ...string) backend.PartOptions {
 	return backend.PartOptions{
 		GroupOptions: backend.GroupOptions{Name: "g", Sources: ids}, All: slices.Sorted(slices.Values(ids)), Cut: "c",
 	}
 }
 
-func TestCloseEndsAPartAndLeavesNothing(t *testing.T) {
+func TestCloseRollsBackAPart(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()
 	o := partOf(w.images(b, "a", "b")...)
-	promised := b.catalog.Reserved()
+	reserved := b.catalog.Reserved()
 	for _, hook := range []*func(context.Context) error{&o.Frozen, &o.Durable} {
 		o.Frozen, o.Durable = nil, nil
 		closed := make(chan error)
@@ -307,16 +309,16 @@ func TestCloseEndsAPartAndLeavesNothing(t *testing.T) {
 		}
 		if _, err := b.SnapshotPart(context.Background(), o); !errors.Is(err, backend.ErrUnavailable) ||
 			!errors.Is(err, context.Canceled) {
-			t.Errorf("SnapshotPart = %v, want ErrUnavailable, and what the question ended with", err)
+			t.Errorf("SnapshotPart = %v, want ErrUnavailable and the error of the hook", err)
 		}
 		if err := <-closed; err != nil {
 			t.Fatal(err)
 		}
 		b = w.open()
 		if got := b.count.swept.Load(); got > 0 {
-			t.Errorf("%d things were left", got)
+			t.Errorf("%d objects are left", got)
 		}
-		(&node{world: w, Backend: b}).left(volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"), promised)
+		(&node{world: w, Backend: b}).left(volumeid.New(volumeid.Group, volumeid.SeveralNodes, "g"), reserved)
 	}
 }
 
@@ -333,7 +335,7 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the first release reads, it still gets.
+	// The first release can still read all groups that are not parts.
 	var first struct {
 		ID      string    `json:"id"`
 		Name    string    `json:"name"`
@@ -354,16 +356,16 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 		if err := b.Close(); err != nil {
 			t.Fatal(err)
 		}
-		partFormat = groupFormat // is all that it knows
+		partFormat = groupFormat // the only format that it reads
 		b = w.open()
 		_, err := b.GetGroup(ctx, part.ID, nil, nil)
 		for _, err := range []error{err, b.DeleteGroup(ctx, part.ID, nil, nil)} {
 			if !errors.Is(err, record.ErrNewer) || errors.Is(err, backend.ErrNotFound) {
-				t.Errorf("an older release says %v, want that a newer one wrote it", err)
+				t.Errorf("an older release returns %v, want ErrNewer", err)
 			}
 		}
 		if got, err := b.GetGroup(ctx, whole.ID, nil, nil); err != nil || len(got.Snapshots) != 2 {
-			t.Errorf("a group is %+v, %v", got, err)
+			t.Errorf("the group: %+v, %v", got, err)
 		}
 		if err := b.Close(); err != nil {
 			t.Fatal(err)
@@ -371,12 +373,12 @@ func TestAnOlderReleaseLeavesPartsAlone(t *testing.T) {
 		partFormat = current
 		b = w.open()
 		if got, err := b.GetPart(ctx, part.ID); err != nil || got.Settled != settled || len(got.Snapshots) != 2 {
-			t.Errorf("afterwards the part is %+v, %v", got, err)
+			t.Errorf("afterwards the part: %+v, %v", got, err)
 		}
 	}
 }
 
-func TestASettleThatFailsIsMadeAgain(t *testing.T) {
+func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
 	ctx := context.Background()
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs"})
 	b := w.open()

@@ -49,8 +49,8 @@ func setSources(volumes []backend.Volume, old []oldSource) {
 	}
 }
 
-// TestMakeOldRoot writes oldRoot if CAUSEWAY_GENERATE is set. It belongs to the code of that
-// release: another root needs another name.
+// TestMakeOldRoot writes oldRoot if CAUSEWAY_GENERATE is set. Run it with the code of that release:
+// the root of another release gets another name.
 func TestMakeOldRoot(t *testing.T) {
 	if os.Getenv("CAUSEWAY_GENERATE") == "" {
 		t.Skip("CAUSEWAY_GENERATE is not set")
@@ -189,8 +189,8 @@ func (w *world) records() map[string]string {
 	return all
 }
 
-// TestARootOfAnEarlierReleaseIsServed: an upgrade finds everything, changes no record by itself,
-// and can delete and restore what the earlier release made.
+// TestARootOfAnEarlierReleaseIsServed: after an upgrade all objects are found, no record changes by
+// itself, and the objects of the earlier release can be deleted and restored.
 func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)

@@ -20,7 +20,7 @@ func imageOptions(name string, parameters, mutable map[string]string) backend.Cr
 	return o
 }
 
-func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
+func TestSettingsAreStoredAppliedAndReset(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)
 	var tuned []mounter.Mount
@@ -53,13 +53,13 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(tuned) != i {
-				t.Errorf("after %v what is mounted was changed %d times, want %d", step.change, len(tuned), i)
+				t.Errorf("after %v the mount was changed %d times, want %d", step.change, len(tuned), i)
 			}
 		}
 		b = w.restart(b)
 		got, err := b.Get(ctx, v.ID, nil)
 		if err != nil || !maps.Equal(got.Mutable, step.want) {
-			t.Errorf("after %v it is %v, %v, want %v", step.change, got.Mutable, err, step.want)
+			t.Errorf("after %v the settings are %v, %v, want %v", step.change, got.Mutable, err, step.want)
 		}
 	}
 	m, err := b.Mount(ctx, v.ID, backend.Access{})
@@ -68,11 +68,11 @@ func TestSettingsAreKeptAppliedAndUndone(t *testing.T) {
 	}
 	if err := b.Modify(ctx, v.ID, map[string]string{"direct-io": "false"}, nil); err != nil ||
 		!tuned[len(tuned)-1].Buffered {
-		t.Errorf("%v, %+v, want it buffered", err, tuned[len(tuned)-1])
+		t.Errorf("%v, %+v, want a buffered mount", err, tuned[len(tuned)-1])
 	}
 }
 
-func TestSettingsThatCantBe(t *testing.T) {
+func TestInvalidSettingsAreRejected(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)
 	b := w.open()
@@ -86,22 +86,23 @@ func TestSettingsThatCantBe(t *testing.T) {
 		parameters map[string]string
 	}
 	wrong := map[string]setting{
-		"an unknown key":              {disk.ID, map[string]string{"color": "blue"}},
-		"an unknown key beside a one": {disk.ID, map[string]string{"label": "x", "color": "blue"}},
-		"a kind":                      {disk.ID, map[string]string{"kind": "directory"}},
-		"readahead of a directory":    {directory.ID, map[string]string{"readahead": "1Mi"}},
-		"direct I/O of a directory":   {directory.ID, map[string]string{"direct-io": "true"}},
-		"no number":                   {disk.ID, map[string]string{"readahead": "much"}},
-		"an odd number":               {disk.ID, map[string]string{"readahead": "4097"}},
-		"too large a number":          {disk.ID, map[string]string{"readahead": "2Gi"}},
-		"no truth value":              {disk.ID, map[string]string{"direct-io": "yes"}},
-		"an image that isn't held":    {disk.ID, map[string]string{"enforce": "off"}},
-		"no such enforcement":         {directory.ID, map[string]string{"enforce": "please"}},
-		"a label with a line feed":    {disk.ID, map[string]string{"label": "a\nb"}},
-		"a label that is no UTF-8":    {disk.ID, map[string]string{"label": "a\xffb"}},
-		"a label that is too long":    {disk.ID, map[string]string{"label": strings.Repeat("ü", maxLabel/2) + "x"}},
+		"an unknown key":             {disk.ID, map[string]string{"color": "blue"}},
+		"an unknown and a known key": {disk.ID, map[string]string{"label": "x", "color": "blue"}},
+		"a kind":                     {disk.ID, map[string]string{"kind": "directory"}},
+		"readahead of a directory":   {directory.ID, map[string]string{"readahead": "1Mi"}},
+		"direct I/O of a directory":  {directory.ID, map[string]string{"direct-io": "true"}},
+		"no number":                  {disk.ID, map[string]string{"readahead": "much"}},
+		"an odd number":              {disk.ID, map[string]string{"readahead": "4097"}},
+		"too large a number":         {disk.ID, map[string]string{"readahead": "2Gi"}},
+		"not a boolean":              {disk.ID, map[string]string{"direct-io": "yes"}},
+		"an image without a limit":   {disk.ID, map[string]string{"enforce": "off"}},
+		"no such enforcement":        {directory.ID, map[string]string{"enforce": "please"}},
+		"a label with a line feed":   {disk.ID, map[string]string{"label": "a\nb"}},
+		"a label that is not UTF-8":  {disk.ID, map[string]string{"label": "a\xffb"}},
+		"a label that is too long":   {disk.ID, map[string]string{"label": strings.Repeat("ü", maxLabel/2) + "x"}},
 	}
-	for _, c := range "\u007f\u0080\u0085\u009b\u009f\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff" {
+	for _, c := range "\u007f\u0080\u0085\u009b\u009f\u061c\u200e\u200f\u2028\u2029" +
+		"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff" {
 		wrong[fmt.Sprintf("a label with %U", c)] = setting{disk.ID, map[string]string{"label": "a" + string(c) + "b"}}
 	}
 	for name, tc := range wrong {
@@ -111,7 +112,7 @@ func TestSettingsThatCantBe(t *testing.T) {
 				t.Errorf("Modify = %v, want ErrInvalid", err)
 			}
 			if after, _ := b.Get(ctx, tc.id, nil); !maps.Equal(before.Mutable, after.Mutable) {
-				t.Errorf("it was %v and is %v", before.Mutable, after.Mutable)
+				t.Errorf("the settings were %v and are %v", before.Mutable, after.Mutable)
 			}
 			o := backend.CreateOptions{Name: "new", Access: []backend.Access{{}}, Parameters: before.Parameters,
 				Mutable: tc.parameters}
@@ -122,8 +123,8 @@ func TestSettingsThatCantBe(t *testing.T) {
 	}
 }
 
-// TestInlineVolumesHaveNoSettings: a pod's author chooses the kind, and nothing that an
-// administrator would.
+// TestInlineVolumesHaveNoSettings: the author of a pod chooses only the kind. All other settings
+// are those of an administrator.
 func TestInlineVolumesHaveNoSettings(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
@@ -136,13 +137,13 @@ func TestInlineVolumesHaveNoSettings(t *testing.T) {
 		}
 	}
 	if _, err := b.CreateInline(context.Background(), handle, imageOptions("", nil, nil)); err != nil {
-		t.Errorf("with nothing but a kind: %v", err)
+		t.Errorf("with only a kind: %v", err)
 	}
 }
 
-// TestTheChartKnowsOurSizes: the chart's policy for inline volumes lets one without a size through
-// where the standard is small enough, and knows which images are too small.
-func TestTheChartKnowsOurSizes(t *testing.T) {
+// TestTheChartHasTheSizesOfTheDriver: the chart's policy for inline volumes has the default size,
+// for volumes without a size, and the smallest sizes of images.
+func TestTheChartHasTheSizesOfTheDriver(t *testing.T) {
 	policy, err := os.ReadFile("../../../charts/causeway/templates/hostpath/admission.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -153,7 +154,7 @@ func TestTheChartKnowsOurSizes(t *testing.T) {
 			"'btrfs' ? '%dMi' : '%[1]dMi')", minSizes["ext4"]>>20, minSizes["xfs"]>>20, minSizes["btrfs"]>>20),
 	} {
 		if !strings.Contains(string(policy), want) {
-			t.Errorf("the policy doesn't have %s", want)
+			t.Errorf("the policy does not have %s", want)
 		}
 	}
 }

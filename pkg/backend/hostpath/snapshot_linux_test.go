@@ -34,7 +34,7 @@ func everywhere(t *testing.T, test func(w *world, f testdisk.Filesystem)) {
 	}
 }
 
-// newRoot is a world whose root is a filesystem of its own, on a loop device.
+// newRoot returns a world whose root is a filesystem of its own, on a loop device.
 func newRoot(t *testing.T, f testdisk.Filesystem) *world {
 	if noNamespace != nil {
 		namespace.Skip(t, noNamespace)
@@ -67,7 +67,7 @@ func TestHostpathKeepsTheContractWhereFilesShareBlocks(t *testing.T) {
 
 const mib = 1 << 20
 
-// device makes an image without a filesystem, that is used as a block device.
+// device makes an image without a filesystem, for use as a block device.
 func (w *world) device(b *Backend, name string, size int64) backend.Volume {
 	w.Helper()
 	v, err := b.Create(context.Background(), deviceOptions(name, size))
@@ -79,7 +79,8 @@ func (w *world) device(b *Backend, name string, size int64) backend.Volume {
 
 func deviceOptions(name string, size int64) backend.CreateOptions {
 	return backend.CreateOptions{
-		Name: name, Required: size, Access: []backend.Access{{Block: true}}, Parameters: map[string]string{kindKey: string(image)},
+		Name: name, Required: size, Access: []backend.Access{{Block: true}},
+		Parameters: map[string]string{kindKey: string(image)},
 	}
 }
 
@@ -92,7 +93,7 @@ func (w *world) snapshot(b *Backend, v backend.Volume, name string) backend.Snap
 	return n
 }
 
-// disk is the path of a volume's image.
+// disk returns the path of a volume's image.
 func (w *world) disk(id string) string { return w.path(volumesDir, id, imageFile) }
 
 func (w *world) write(file string, offset int64, data []byte) {
@@ -116,7 +117,7 @@ func (w *world) read(file string) []byte {
 	return data
 }
 
-func TestASnapshotKeepsWhatWasThere(t *testing.T) {
+func TestASnapshotKeepsItsContent(t *testing.T) {
 	ctx := context.Background()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
@@ -146,11 +147,11 @@ func TestASnapshotKeepsWhatWasThere(t *testing.T) {
 			}
 		}
 		if got := known(b.snapshot(n.ID)).Cloned; got != f.Reflinks {
-			t.Errorf("it was cloned: %v, want %v", got, f.Reflinks)
+			t.Errorf("Cloned = %v, want %v", got, f.Reflinks)
 		}
-		if f.Reflinks { // 4 KiB of data, and what the filesystem adds; never its 8 MiB
+		if f.Reflinks { // 4 KiB of data and the metadata of the filesystem, not 8 MiB
 			if held := known(b.snapshot(n.ID)).Held; held < 4096 || held > mib {
-				t.Errorf("it holds %d bytes", held)
+				t.Errorf("the snapshot holds %d bytes", held)
 			}
 		}
 		again := w.restart(b)
@@ -166,13 +167,13 @@ func TestASnapshotKeepsWhatWasThere(t *testing.T) {
 			}
 		}
 		if again.catalog.Reserved() != 0 {
-			t.Errorf("%d bytes are promised to nothing", again.catalog.Reserved())
+			t.Errorf("%d bytes are reserved without an object", again.catalog.Reserved())
 		}
 		w.emptied()
 	})
 }
 
-func TestADirectoryIsCopiedWithAllThatIsInIt(t *testing.T) {
+func TestTheCopyOfADirectoryIsComplete(t *testing.T) {
 	ctx := context.Background()
 	everywhere(t, func(w *world, f testdisk.Filesystem) {
 		b := w.open()
@@ -256,7 +257,7 @@ func TestASourceOfManySmallFiles(t *testing.T) {
 	}
 }
 
-// mkdirAll makes depth directories in one another, whatever PATH_MAX is.
+// mkdirAll makes depth nested directories, also beyond PATH_MAX.
 func mkdirAll(in string, depth int, name string) error {
 	at, err := unix.Open(in, unix.O_PATH|unix.O_DIRECTORY, 0)
 	for i := 0; err == nil && i < depth; i++ {
@@ -271,7 +272,7 @@ func mkdirAll(in string, depth int, name string) error {
 	return err
 }
 
-// depthOf returns how many directories of that name are in one another.
+// depthOf returns the number of nested directories of a name.
 func depthOf(t *testing.T, in, name string) (depth int) {
 	at, err := unix.Open(in, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -296,7 +297,7 @@ func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
 		users: func(string) ([]string, error) { return []string{"/there"}, nil }}
 	_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 	if !errors.Is(err, backend.ErrPrecondition) || !strings.Contains(err.Error(), "/there") {
-		t.Errorf("Snapshot = %v, want ErrPrecondition that says where", err)
+		t.Errorf("Snapshot = %v, want ErrPrecondition with the path", err)
 	}
 	if _, err := b.Clone(ctx, v.ID, deviceOptions("c", 0)); !errors.Is(err, backend.ErrPrecondition) {
 		t.Errorf("Clone = %v, want ErrPrecondition", err)
@@ -312,7 +313,7 @@ func TestAMountedImageIsNotCopiedSlowly(t *testing.T) {
 	}
 }
 
-// slowCopy is a volume on ext4 of which a copy takes a while, and what stops that while.
+// slowCopy returns a volume on ext4 whose copies wait until finish is called.
 func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func()) {
 	w = newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	b = w.open()
@@ -321,7 +322,7 @@ func slowCopy(t *testing.T) (w *world, b *Backend, v backend.Volume, finish func
 	return w, b, v, occupy(t, b.slots.copies)
 }
 
-// occupy takes all slots of a resource for other tenants until release is called.
+// occupy takes all slots of a resource, for other tenants, until release is called.
 func occupy(t *testing.T, s *fair.Slots) (release func()) {
 	t.Helper()
 	var releases []func()
@@ -358,20 +359,20 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 	other := w.device(b, "other", 8*mib)
 	if _, err := b.Snapshot(short(), backend.SnapshotOptions{Name: "n", Source: other.ID}); !errors.Is(err,
 		backend.ErrExists) {
-		t.Errorf("the same name for another volume: %v, want ErrExists", err)
+		t.Errorf("a snapshot of another volume with the same name: %v, want ErrExists", err)
 	}
 	if err := b.Delete(context.Background(), v.ID, nil); !errors.Is(err, backend.ErrInUse) {
 		t.Errorf("Delete of the source: %v, want ErrInUse", err)
 	}
 	id := volumeid.New(volumeid.Snapshot, b.Node(), o.Name)
 	if err := b.DeleteSnapshot(context.Background(), id, nil); !errors.Is(err, backend.ErrInUse) {
-		t.Errorf("DeleteSnapshot of what is being made: %v, want ErrInUse", err)
+		t.Errorf("DeleteSnapshot of a snapshot that is being made: %v, want ErrInUse", err)
 	}
 	if page, _, err := b.ListSnapshots(context.Background(), "", "", 10); err != nil || len(page) > 0 {
 		t.Errorf("listed: %v, %v", page, err)
 	}
 	if _, err := b.Mount(context.Background(), v.ID, backend.Access{Block: true}); !errors.Is(err, backend.ErrBusy) {
-		t.Errorf("Mount of an image that must keep still: %v, want ErrBusy", err)
+		t.Errorf("Mount of an image that must not be written to: %v, want ErrBusy", err)
 	}
 	finish()
 	n, err := b.Snapshot(context.Background(), o)
@@ -386,7 +387,7 @@ func TestACopyOutlivesItsCallersAndARetryJoinsIt(t *testing.T) {
 	}
 }
 
-func TestACopyOfWhatIsWrittenToMeanwhileIsThrownAway(t *testing.T) {
+func TestTheCopyOfAChangedImageIsDiscarded(t *testing.T) {
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	o := backend.SnapshotOptions{Name: "n", Source: v.ID}
@@ -403,11 +404,11 @@ func TestACopyOfWhatIsWrittenToMeanwhileIsThrownAway(t *testing.T) {
 		t.Errorf("Snapshot = %v, want ErrBusy", err)
 	}
 	if _, err := b.Snapshot(context.Background(), o); err != nil {
-		t.Errorf("once more: %v", err)
+		t.Errorf("the second Snapshot: %v", err)
 	}
 }
 
-func TestCloseEndsACopyAndLeavesNothing(t *testing.T) {
+func TestCloseRollsBackACopy(t *testing.T) {
 	w, b, v, finish := slowCopy(t)
 	defer finish()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
@@ -422,7 +423,7 @@ func TestCloseEndsACopyAndLeavesNothing(t *testing.T) {
 	w.emptied()
 }
 
-func TestAFailedCopyIsToldToTheNextCaller(t *testing.T) {
+func TestAFailedCopyIsReportedToTheNextCaller(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	ctx, cancel := context.WithCancel(context.Background())
 	broken, given := errors.New("the kernel won't say"), make(chan struct{})
@@ -439,12 +440,12 @@ func TestAFailedCopyIsToldToTheNextCaller(t *testing.T) {
 	}
 	close(given)
 	if _, err := b.Snapshot(context.Background(), o); !errors.Is(err, broken) {
-		t.Errorf("the next call: %v, want why it failed", err)
+		t.Errorf("the next call: %v, want the error of the copy", err)
 	}
 }
 
-// TestASnapshotOfAFileWithALease: a lease that nobody releases is a fault of the volume's users,
-// not of the driver.
+// TestASnapshotOfAFileWithALease: a lease that no process releases is an error of the volume's
+// users, not of the driver.
 func TestASnapshotOfAFileWithALease(t *testing.T) {
 	w := newWorld(t)
 	b := w.open()
@@ -492,7 +493,7 @@ func TestASnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 			if err := os.Truncate(w.path(volumesDir, v.ID, dataDir, "big"), mib); err != nil {
 				t.Fatal(err)
 			}
-			w.eventually("possible again", func() bool { // on btrfs from the next commit on
+			w.eventually("possible again", func() bool { // on btrfs after the next commit
 				testdisk.Syncfs(t, w.path())
 				_, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 				return err == nil
@@ -535,7 +536,7 @@ func TestDeltasAppliedToTheOlderImageGiveTheNewer(t *testing.T) {
 			scribble(t, random, w.disk(v.ID), 16*mib)
 			all = append(all, w.snapshot(b, v, fmt.Sprint("n", round)))
 		}
-		if err := b.Delete(ctx, v.ID, nil); err != nil { // they answer for themselves
+		if err := b.Delete(ctx, v.ID, nil); err != nil { // the snapshots do not need their volume
 			t.Fatal(err)
 		}
 		for range 20 {
@@ -547,7 +548,7 @@ func TestDeltasAppliedToTheOlderImageGiveTheNewer(t *testing.T) {
 					0, nil, each)
 			})
 			if !bytes.Equal(old, young) {
-				t.Fatalf("snapshot %d with the changes up to %d isn't that", i, j)
+				t.Fatalf("snapshot %d with the changes up to %d differs from that snapshot", i, j)
 			}
 			empty := make([]byte, len(young))
 			apply(t, empty, young, func(each func(int64, int64) error) error {
@@ -555,7 +556,7 @@ func TestDeltasAppliedToTheOlderImageGiveTheNewer(t *testing.T) {
 					nil, each)
 			})
 			if !bytes.Equal(empty, young) {
-				t.Fatalf("what snapshot %d has allocated isn't all of it", j)
+				t.Fatalf("the allocated ranges of snapshot %d lack data", j)
 			}
 		}
 	})
@@ -573,7 +574,7 @@ func apply(t *testing.T, old, young []byte, report func(each func(offset, length
 	}
 }
 
-// scribble writes to random places of a file, and makes holes.
+// scribble writes to random offsets of a file, and punches holes.
 func scribble(t *testing.T, random *rand.Rand, name string, size int64) {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
@@ -599,12 +600,13 @@ func scribble(t *testing.T, random *rand.Rand, name string, size int64) {
 	}
 }
 
-// images makes images with filesystems, which a fake has formatted.
+// images makes images with filesystems, formatted by a fake.
 func (w *world) images(b *Backend, names ...string) (ids []string) {
 	w.Helper()
 	for _, name := range names {
 		v, err := b.Create(context.Background(), backend.CreateOptions{
-			Name: name, Required: 8 * mib, Access: []backend.Access{{}}, Parameters: map[string]string{kindKey: string(image)},
+			Name: name, Required: 8 * mib, Access: []backend.Access{{}},
+			Parameters: map[string]string{kindKey: string(image)},
 		})
 		if err != nil {
 			w.Fatal(err)
@@ -614,13 +616,13 @@ func (w *world) images(b *Backend, names ...string) (ids []string) {
 	return ids
 }
 
-func TestASnapshotOfADeviceInUseIsOfOneMoment(t *testing.T) {
+func TestASnapshotOfADeviceInUseIsOfAPointInTime(t *testing.T) {
 	for _, f := range testdisk.All {
 		if !f.Reflinks {
 			continue
 		}
 		t.Run(f.Type, func(t *testing.T) {
-			const size, late = 640 * mib, 600 * mib // more than is cloned in one piece under a freeze
+			const size, late = 640 * mib, 600 * mib // more than a freeze clones in one piece
 			w := newRoot(t, f)
 			b := w.open()
 			v := w.device(b, "v", size)
@@ -630,7 +632,7 @@ func TestASnapshotOfADeviceInUseIsOfOneMoment(t *testing.T) {
 			}
 			defer disk.Close()
 			block := make([]byte, 4096)
-			for i := range int64(4000) { // as in an image that has been in use
+			for i := range int64(4000) { // fragments, as of an image that has been in use
 				if _, err := disk.WriteAt(block, (2*i+1)*16*4096); err != nil {
 					t.Fatal(err)
 				}
@@ -639,7 +641,7 @@ func TestASnapshotOfADeviceInUseIsOfOneMoment(t *testing.T) {
 			var writer sync.WaitGroup
 			writer.Go(func() {
 				own := make([]byte, 4096)
-				for n := uint64(1); ; n++ { // first one place, then the other
+				for n := uint64(1); ; n++ { // first to one offset, then to the other
 					select {
 					case <-done:
 						return
@@ -666,7 +668,7 @@ func TestASnapshotOfADeviceInUseIsOfOneMoment(t *testing.T) {
 				copied.Close()
 				one, two := binary.LittleEndian.Uint64(first[:]), binary.LittleEndian.Uint64(second[:])
 				if err := errors.Join(err1, err2); err != nil || two > one {
-					t.Errorf("snapshot %d has the write %d and not the earlier %d, %v", i, two, two, err)
+					t.Errorf("snapshot %d has write %d but not the earlier write %d, %v", i, two, two, err)
 				}
 			}
 			close(done)
@@ -679,21 +681,21 @@ func TestACloneOfAnImageWhoseGrowthWasInterrupted(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "xfs"})
 	b := w.open()
 	v := w.device(b, "v", 8*mib)
-	if err := os.Truncate(w.disk(v.ID), 16*mib); err != nil { // the driver died before it wrote that down
+	if err := os.Truncate(w.disk(v.ID), 16*mib); err != nil { // the driver died before it wrote the record
 		t.Fatal(err)
 	}
 	b = w.restart(b)
 	clone, err := b.Clone(context.Background(), v.ID, deviceOptions("clone", 0))
 	if err != nil || clone.Size != 16*mib || b.catalog.Reserved() != 32*mib {
-		t.Errorf("Clone = %+v, %v, and %d bytes are promised", clone, err, b.catalog.Reserved())
+		t.Errorf("Clone = %+v, %v, and %d bytes are reserved", clone, err, b.catalog.Reserved())
 	}
 }
 
-func TestAStartDoesNotDependOnWriting(t *testing.T) {
+func TestAStartOnAFullDiskReadsTheSizesOfImages(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4", Size: 64 * mib})
 	b := w.open()
 	v := w.device(b, "v", 8*mib)
-	if err := os.Truncate(w.disk(v.ID), 16*mib); err != nil { // the driver died before it wrote that down
+	if err := os.Truncate(w.disk(v.ID), 16*mib); err != nil { // the driver died before it wrote the record
 		t.Fatal(err)
 	}
 	fill(t, w.path("filler"))
@@ -703,18 +705,18 @@ func TestAStartDoesNotDependOnWriting(t *testing.T) {
 	}
 }
 
-func TestASnapshotOfASubvolumeThatNobodyCountsHoldsItsSize(t *testing.T) {
+func TestASnapshotWithoutQuotasReservesTheSizeOfItsVolume(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "btrfs", Size: 300 * mib})
 	b := w.open()
 	v := w.create(b, "v")
 	before := b.catalog.Reserved()
 	w.snapshot(b, v, "n")
 	if held := b.catalog.Reserved() - before; held != v.Size {
-		t.Errorf("it holds %d bytes of the volume's %d", held, v.Size)
+		t.Errorf("the snapshot reserves %d bytes, the volume %d", held, v.Size)
 	}
 }
 
-func TestADiskThatWasFullAtTheStartCanDoItsBestLater(t *testing.T) {
+func TestAbilitiesAreProbedAgainAfterAFullDisk(t *testing.T) {
 	for _, f := range []testdisk.Filesystem{{Type: "xfs", Size: 400 * mib}, {Type: "btrfs", Size: 300 * mib}} {
 		t.Run(f.Type, func(t *testing.T) {
 			w := newRoot(t, f)
@@ -725,7 +727,7 @@ func TestADiskThatWasFullAtTheStartCanDoItsBestLater(t *testing.T) {
 			if err := os.Remove(w.path("filler")); err != nil {
 				t.Fatal(err)
 			}
-			w.eventually("cut", func() bool {
+			w.eventually("possible", func() bool {
 				w.sync()
 				_, err := b.SnapshotGroup(context.Background(), backend.GroupOptions{Name: "g", Sources: ids})
 				return err == nil
@@ -799,7 +801,7 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 			if n.Source == ids[1] {
 				got := w.read(w.path(snapshotsDir, n.ID, imageFile))
 				if string(got[4*mib:4*mib+8]) != "together" {
-					t.Errorf("a member holds %q", got[4*mib:4*mib+8])
+					t.Errorf("a member has %q", got[4*mib:4*mib+8])
 				}
 			}
 		}
@@ -831,7 +833,7 @@ func TestADamagedGroupKeepsItsMembers(t *testing.T) {
 		t.Errorf("%d members are left", got)
 	}
 	if _, err := b.GetGroup(context.Background(), g.ID, nil, nil); err == nil || errors.Is(err, backend.ErrNotFound) {
-		t.Errorf("GetGroup = %v, want what is wrong with its record", err)
+		t.Errorf("GetGroup = %v, want the error of its record", err)
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// idle lets the last sign of a call grow old.
+// idle waits until the last activity of a call is old.
 func (t *traffic) idle() { t.last.Store(time.Now().Add(-time.Hour).UnixNano()) }
 
 func TestCallsThatRunAreTraffic(t *testing.T) {
@@ -34,17 +34,17 @@ func TestCallsThatRunAreTraffic(t *testing.T) {
 		t.Error("busy long after the call")
 	}
 	if calls.touch(); !calls.busy() {
-		t.Error("not busy after a sign of a call")
+		t.Error("not busy after the activity of a call")
 	}
 }
 
-// TestCopiesMakeProgressUnderCalls: calls without pause delay a copy, and do not stop it.
+// TestCopiesMakeProgressUnderCalls: uninterrupted calls delay a copy but do not stop it.
 func TestCopiesMakeProgressUnderCalls(t *testing.T) {
 	var calls traffic
 	defer calls.begin()()
 	start := time.Now()
 	calls.giveWay()
 	if waited := time.Since(start); waited < maxYield {
-		t.Errorf("gave way for %s beside a call, want %s at least", waited, maxYield)
+		t.Errorf("gave way for %s beside a call, want at least %s", waited, maxYield)
 	}
 }

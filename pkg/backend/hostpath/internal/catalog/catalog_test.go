@@ -50,7 +50,7 @@ func (c *Catalog[V, S, G]) snapshotsOf(source, after string) (keys []string) {
 	return keys
 }
 
-func TestPagesAreInOrderAndSkipWhatIsHidden(t *testing.T) {
+func TestPagesAreInOrderWithoutHiddenVolumes(t *testing.T) {
 	c := filled()
 	for _, tc := range []struct {
 		after string
@@ -73,7 +73,7 @@ func TestPagesAreInOrderAndSkipWhatIsHidden(t *testing.T) {
 	}
 }
 
-func TestALookupSaysWhyThereIsNoObject(t *testing.T) {
+func TestLookupErrors(t *testing.T) {
 	c := filled()
 	if v, err := c.Volume("inline"); err != nil || v.key != "inline" {
 		t.Errorf("a hidden volume: %v, %v", v, err)
@@ -143,7 +143,7 @@ func TestAProjectIsTakenWhileAVolumeHasIt(t *testing.T) {
 	}
 }
 
-func TestAGroupComesWithItsMembers(t *testing.T) {
+func TestPutGroupAddsItsMembers(t *testing.T) {
 	c := filled()
 	c.PutGroup(&object{key: "h"}, &object{key: "s4", source: "v3"}, &object{key: "s5", source: "v1"})
 	c.PutSnapshot(&object{key: "s6", source: "v3"})
@@ -157,7 +157,7 @@ func TestAGroupComesWithItsMembers(t *testing.T) {
 	}
 }
 
-func TestReplaceForgetsWhatWasThere(t *testing.T) {
+func TestReplaceRemovesTheOldObjects(t *testing.T) {
 	c := filled()
 	c.Replace(Contents[*object, *object, *object]{Volumes: []*object{{key: "new", reserved: 5}}})
 	if got := c.Stats(); got != (Stats{Volumes: 1, Reserved: 5}) || c.ProjectTaken(7) || len(c.Volumes()) != 1 ||

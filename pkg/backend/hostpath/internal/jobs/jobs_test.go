@@ -15,7 +15,8 @@ func reason(err error) Reason {
 	return -1
 }
 
-// blocked starts a job that makes "made" of "source" until finish is called with its result.
+// blocked starts a job that makes "made" from "source". The job ends with the result that finish
+// gets.
 func blocked(t *testing.T, j *Jobs) (job *Job, finish func(error)) {
 	t.Helper()
 	started, result := make(chan *Job), make(chan error)
@@ -49,7 +50,7 @@ func TestACallJoinsTheJobThatRuns(t *testing.T) {
 	waiting := make(chan error, 1)
 	go func() { waiting <- j.RunOrJoin(gone, "made", "source", []string{"source"}, never) }()
 	cancel()
-	// Whether the call has joined before its context ends is not known.
+	// The context of the call may end before or after the call has joined.
 	if err := <-waiting; !errors.Is(err, context.Canceled) &&
 		(reason(err) != Busy || !strings.HasSuffix(err.Error(), "42 bytes so far, no progress")) {
 		t.Errorf("a call that gives up: %v", err)

@@ -2,7 +2,7 @@ package store
 
 import "testing"
 
-func TestRoomThatIsLeft(t *testing.T) {
+func TestAvailableSpace(t *testing.T) {
 	const G = 1 << 30
 	for name, tc := range map[string]struct {
 		disk     Space
