@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// The first benchmarks measure a copy beside cp -a of the same tree, each until it is durable.
+// The first benchmarks measure a copy and a cp -a of the same tree, both until the copy is durable.
 
-// each runs a benchmark of a copy of src, on each filesystem that is on a disk.
+// each benchmarks copies of src, on each filesystem of a disk.
 func each(b *testing.B, makeIt func(b *testing.B, src string), ours func(b *testing.B, src, dst string)) {
 	for _, f := range filesystems[1:] {
 		f.size = 4 << 30
@@ -26,7 +26,7 @@ func each(b *testing.B, makeIt func(b *testing.B, src string), ours func(b *test
 				must(b, os.RemoveAll(dst))
 				run(b, "sync", "-f", dir)
 			}
-			for range 3 { // the first copies pay for the blocks of the image
+			for range 3 { // the first copies allocate the blocks of the image
 				cp(b, src, dir+"/first")
 				clean(b, dir+"/first")
 			}
@@ -101,7 +101,8 @@ func BenchmarkFileOf1GiB(b *testing.B) {
 	})
 }
 
-// BenchmarkDepth measures the time for each entry at several depths. It is to be about the same.
+// BenchmarkDepth measures the time for each entry at several depths. It should be about the same
+// for all.
 func BenchmarkDepth(b *testing.B) {
 	for _, name := range []string{"tmpfs", "ext4"} {
 		for _, depth := range []int{10, 1000, 10_000} {
@@ -126,7 +127,7 @@ func BenchmarkDepth(b *testing.B) {
 					run(b, "sync", "-f", dir)
 					b.StartTimer()
 				}
-				once(Options{}) // it pays for the blocks of the image
+				once(Options{}) // the first copy allocates the blocks of the image
 				for b.Loop() {
 					once(Options{Progress: &p})
 				}

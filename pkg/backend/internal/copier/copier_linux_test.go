@@ -19,7 +19,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// noNamespace is why tests that mount can't run.
+// noNamespace is the reason why tests that mount cannot run, or nil.
 var noNamespace error
 
 func TestMain(m *testing.M) {
@@ -27,16 +27,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// filesystem is what source and target are on.
+// filesystem is the filesystem of source and target.
 type filesystem struct {
 	name    string
 	size    int64 // of an image, in bytes
 	options string
-	clones  bool     // it can share blocks
+	clones  bool     // the filesystem can share blocks
 	make    []string // arguments for mkfs
 }
 
-// Without noatime to look at a link would change it.
+// noatime: otherwise reading a link would change its times.
 var filesystems = []filesystem{
 	{name: "tmpfs", options: "size=512m"},
 	{name: "ext4", size: 512 << 20, options: "noatime", make: []string{"-N", "100000"}},
@@ -44,8 +44,8 @@ var filesystems = []filesystem{
 	{name: "btrfs", size: 512 << 20, options: "noatime", clones: true},
 }
 
-// mount returns a directory on which a new filesystem is mounted. It skips the test where that
-// can't be.
+// mount returns a directory on which a new filesystem is mounted. mount skips the test if the
+// kernel cannot mount the filesystem.
 func (f filesystem) mount(t testing.TB) string {
 	t.Helper()
 	if noNamespace != nil {
@@ -63,7 +63,7 @@ func (f filesystem) mount(t testing.TB) string {
 	return dir
 }
 
-// onDisk is f in a file.
+// onDisk returns f as a filesystem in a file.
 func (f filesystem) onDisk() testdisk.Filesystem {
 	return testdisk.Filesystem{Type: f.name, Size: f.size, Options: f.options, Make: f.make}
 }
@@ -82,7 +82,7 @@ func everywhere(t *testing.T, test func(t *testing.T, dir string, f filesystem))
 	}
 }
 
-// must ends the test if err isn't nil.
+// must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -90,7 +90,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// open opens a file until the test is over.
+// open opens a file until the end of the test.
 func open(t testing.TB, path string, flags int) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, flags, 0o600)
@@ -99,7 +99,7 @@ func open(t testing.TB, path string, flags int) *os.File {
 	return f
 }
 
-// way is how content may be copied.
+// way is a way to copy content.
 type way struct {
 	name             string
 	noClone, noRange bool
@@ -129,12 +129,12 @@ func copyTreeWith(ctx context.Context, t testing.TB, src, dst string, w way, o O
 	w.set(&tree.content)
 	err := tree.copy()
 	if left := descriptors(t, dst); left != 1 {
-		t.Errorf("%d descriptors are open in the target, want ours", left)
+		t.Errorf("%d descriptors are open in the target, want only that of the test", left)
 	}
 	return tree.content.how(), err
 }
 
-// descriptors returns how many descriptors there are of files whose paths begin like this.
+// descriptors returns the number of open descriptors of files whose paths have a prefix.
 func descriptors(t testing.TB, path string) (n int) {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
@@ -148,7 +148,7 @@ func descriptors(t testing.TB, path string) (n int) {
 	return n
 }
 
-// describe returns all that a copy keeps, by path.
+// describe returns all properties that a copy keeps, by path.
 func describe(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	fd, err := unix.Open(dir, openDir, 0)
@@ -236,7 +236,7 @@ func describeNode(t testing.TB, fd int, st *unix.Statx_t) string {
 	return s
 }
 
-// equal fails the test where two descriptions differ.
+// equal fails the test if two descriptions differ.
 func equal(t testing.TB, got, want map[string]string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(want)) {
@@ -246,12 +246,12 @@ func equal(t testing.TB, got, want map[string]string) {
 	}
 	for name := range got {
 		if _, ok := want[name]; !ok {
-			t.Errorf("%.200q is in the copy only", name)
+			t.Errorf("%.200q is only in the copy", name)
 		}
 	}
 }
 
-// allocated returns how many bytes of a file are no hole.
+// allocated returns the number of bytes of a file that are not in holes.
 func allocated(t testing.TB, path string) (n int64) {
 	t.Helper()
 	f := open(t, path, os.O_RDONLY)
@@ -269,7 +269,7 @@ func allocated(t testing.TB, path string) (n int64) {
 	}
 }
 
-// pattern returns bytes none of which is zero.
+// pattern returns bytes that are not zero.
 func pattern(n int, seed byte) []byte {
 	return bytes.Repeat([]byte{seed | 1, 2, 3, 4, 5, 6, 7}, n/7+1)[:n]
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// writeParts writes a file of a size with data at some places, and returns it open.
+// writeParts writes a file of a size with data at some offsets, and returns the file, open.
 func writeParts(t testing.TB, path string, size int64, parts map[int64]int) *os.File {
 	t.Helper()
 	f := open(t, path, os.O_RDWR|os.O_CREATE|os.O_EXCL)
@@ -76,7 +76,8 @@ func TestFileIsTheSame(t *testing.T) {
 	})
 }
 
-// sameContent makes sure that two files have the same bytes, and that got has no less holes.
+// sameContent checks that two files have the same bytes, and that got has at least the holes of
+// want.
 func sameContent(t *testing.T, got, want string) {
 	t.Helper()
 	a, err := os.ReadFile(got)
@@ -87,7 +88,7 @@ func sameContent(t *testing.T, got, want string) {
 		t.Errorf("%d bytes of other content, want %d", len(a), len(b))
 	}
 	if a, b := allocated(t, got), allocated(t, want); a > b {
-		t.Errorf("%d bytes are allocated, and %d in the source", a, b)
+		t.Errorf("%d bytes are allocated, %d in the source", a, b)
 	}
 }
 
@@ -102,7 +103,7 @@ func TestFileSharesItsBlocks(t *testing.T) {
 				src := src
 				if name != "plain" {
 					if f.name != "btrfs" {
-						t.Skip("only btrfs has it")
+						t.Skip("only btrfs has this flag")
 					}
 					src = open(t, filepath.Join(dir, name), os.O_RDWR|os.O_CREATE)
 					attribute(t, src)
@@ -131,7 +132,7 @@ func setNoCow(t *testing.T, f *os.File) {
 	must(t, unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|noCow)))
 }
 
-// shared tells whether every extent of a file is shared.
+// shared reports whether every extent of a file is shared.
 func shared(t *testing.T, f *os.File) bool {
 	t.Helper()
 	type extent struct {
@@ -157,7 +158,7 @@ func shared(t *testing.T, f *os.File) bool {
 	return m.mapped > 0
 }
 
-// TestNoCowDiffers: the flag of the target is made that of the source, or they could share nothing.
+// TestNoCowDiffers: the target gets the flag of the source: otherwise both could not share blocks.
 func TestNoCowDiffers(t *testing.T) {
 	f := filesystems[3]
 	dir := f.mount(t)
@@ -186,7 +187,7 @@ func TestCloneOrUnsupported(t *testing.T) {
 }
 
 // TestLargeFilesAreSharedInSteps: a file of a tree is shared step by step, so that its copy ends
-// with the context. A step without data takes no time: a file may be 8 EiB long.
+// with the context. Steps without data are skipped: a file may be 8 EiB long.
 func TestLargeFilesAreSharedInSteps(t *testing.T) {
 	for _, f := range filesystems {
 		if !f.clones {
@@ -194,7 +195,8 @@ func TestLargeFilesAreSharedInSteps(t *testing.T) {
 		}
 		dir := f.mount(t)
 		for name, size := range map[string]int64{
-			"up to a step": 2 * step, "data at the end": 2*step + 4321, "a hole at the end": 5 * step, "the longest": math.MaxInt64,
+			"up to a step": 2 * step, "data at the end": 2*step + 4321, "a hole at the end": 5 * step,
+			"the longest": math.MaxInt64,
 		} {
 			t.Run(f.name+"/"+name, func(t *testing.T) {
 				src := writeParts(t, dir+"/"+name, size,
@@ -228,7 +230,7 @@ func TestLargeFilesAreSharedInSteps(t *testing.T) {
 	}
 }
 
-// sameParts makes sure that the data of two files is the same, and at the same offsets.
+// sameParts checks that two files have the same data at the same offsets.
 func sameParts(t *testing.T, got, want *os.File) {
 	t.Helper()
 	for at := int64(0); ; {
@@ -252,7 +254,7 @@ func sameParts(t *testing.T, got, want *os.File) {
 	}
 }
 
-// TestLargeFileThatShrinks: a step that is not there any more ends the sharing, not the copy.
+// TestLargeFileThatShrinks: a step beyond the end ends the sharing of blocks, but not the copy.
 func TestLargeFileThatShrinks(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		src := writeParts(t, dir+"/src", step+5000, map[int64]int{0: 10_000, step: 5000})
@@ -362,7 +364,7 @@ func TestFileOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestLargeFileMakesProgress: a file that takes long is no file that hangs.
+// TestLargeFileMakesProgress: a file that takes long does not count as hanging.
 func TestLargeFileMakesProgress(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, _ filesystem) {
 		src := writeParts(t, dir+"/src", 40<<20, map[int64]int{0: 40 << 20})
@@ -376,14 +378,14 @@ func TestLargeFileMakesProgress(t *testing.T) {
 			site.since = long
 			must(t, c.copy(context.Background(), &site, int(src.Fd()), int(dst.Fd()), 40<<20))
 			if site.since.Equal(long) {
-				t.Errorf("%s: no progress is noted", w.name)
+				t.Errorf("%s: no progress was recorded", w.name)
 			}
 		}
 	})
 }
 
-// TestFlushReturnsTheErrorOfAWrite: the disk below the filesystem has room for less than a chunk.
-// The filesystem does not know that, so only the write to the disk fails.
+// TestFlushReturnsTheErrorOfAWrite: the disk below the filesystem has less space than a chunk. The
+// filesystem cannot find out, so only the write to the disk fails.
 func TestFlushReturnsTheErrorOfAWrite(t *testing.T) {
 	fs := testdisk.Filesystem{Type: "ext4"}
 	fs.Need(t)
@@ -414,6 +416,6 @@ func TestFlushReturnsTheErrorOfAWrite(t *testing.T) {
 		err = flush(int(f.Fd()), at, chunk)
 	}
 	if err == nil {
-		t.Errorf("flush hid that the disk is full; fsync returns %v", f.Sync())
+		t.Errorf("flush did not return the error of the full disk; fsync returns %v", f.Sync())
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// otherUser is the user of processes that stand for a tenant.
+// otherUser is the user of processes that play a tenant.
 const otherUser = 65534
 
-// again returns a command that runs one test of this program in a process of its own, with a
-// variable in its environment: as another user where this one is the machine's root. That user may
-// use dir.
+// again returns a command that runs a single test of this program in another process, with a
+// variable in its environment. If the test runs as root of the machine, the process runs as
+// otherUser, who may use dir.
 func again(t *testing.T, dir, test, variable string) *exec.Cmd {
 	t.Helper()
 	binary, err := os.ReadFile("/proc/self/exe")
@@ -39,7 +39,7 @@ func again(t *testing.T, dir, test, variable string) *exec.Cmd {
 	return cmd
 }
 
-// publicDir returns a directory that every user may use, until the test is over.
+// publicDir returns a directory that every user may use, until the end of the test.
 func publicDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "copier")
@@ -53,14 +53,15 @@ func publicDir(t *testing.T) string {
 // and the directory of the files.
 const asHolder = "CAUSEWAY_TEST_AS_LEASE_HOLDER"
 
-// TestAsLeaseHolder is that process, and nothing elsewhere. It ends with its standard input.
+// TestAsLeaseHolder is the main function of that process, and does nothing otherwise. The process
+// ends with its standard input.
 func TestAsLeaseHolder(t *testing.T) {
 	mode, dir, ok := strings.Cut(os.Getenv(asHolder), " ")
 	if !ok {
 		return
 	}
 	breaks := make(chan os.Signal, 1)
-	signal.Notify(breaks, unix.SIGIO) // which would end the process
+	signal.Notify(breaks, unix.SIGIO) // otherwise SIGIO would end the process
 	paths, err := filepath.Glob(dir + "/held*")
 	must(t, err)
 	var files []*os.File
@@ -75,7 +76,7 @@ func TestAsLeaseHolder(t *testing.T) {
 		go func() {
 			for range breaks {
 				for _, f := range files {
-					// it is being broken
+					// the lease is being broken
 					if lease, err := unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0); err == nil && lease != unix.F_WRLCK {
 						_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 					}
@@ -87,8 +88,8 @@ func TestAsLeaseHolder(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// plantLeases makes a tree with n files on which a process of its owner holds leases, until the
-// test is over. It returns the top.
+// plantLeases makes a tree with n files on which a process of its owner holds leases until the end
+// of the test. plantLeases returns the top.
 func plantLeases(t *testing.T, mode string, n int) string {
 	t.Helper()
 	dir := publicDir(t)
@@ -116,7 +117,7 @@ func plantLeases(t *testing.T, mode string, n int) string {
 	})
 	for lines, said := bufio.NewScanner(stdout), ""; ; {
 		if !lines.Scan() {
-			t.Fatalf("the holder of leases has ended: %s", said)
+			t.Fatalf("the process with the leases has ended: %s", said)
 		}
 		if lines.Text() == fmt.Sprint("holds ", n) {
 			go io.Copy(io.Discard, stdout)
@@ -126,8 +127,8 @@ func plantLeases(t *testing.T, mode string, n int) string {
 	}
 }
 
-// TestLeasesThatAreKept: a tenant who releases no lease ends the copy of the own tree, soon and
-// with the name of the file. Files without one are no way around it: the limit is one for all.
+// TestLeasesThatAreKept: a tenant who releases no lease ends only the copy of their own tree, soon
+// and with the name of the file. The time limit holds for the whole tree.
 func TestLeasesThatAreKept(t *testing.T) {
 	src := plantLeases(t, "keep", 50)
 	// The kernel ends a lease after /proc/sys/fs/lease-break-time, by default 45 s: a copy that
@@ -138,7 +139,7 @@ func TestLeasesThatAreKept(t *testing.T) {
 	}
 }
 
-// TestLeasesHaveOneBudget: once a copy has waited as long as it may, it waits for no other file.
+// TestLeasesHaveOneBudget: once a copy has used up its budget, it does not wait for other files.
 func TestLeasesHaveOneBudget(t *testing.T) {
 	src := plantLeases(t, "keep", 4)
 	var budget leases
@@ -151,10 +152,10 @@ func TestLeasesHaveOneBudget(t *testing.T) {
 			t.Errorf("file %d: %v, want ErrLease", i, err)
 		}
 		unix.Close(fd)
-		cancel() // to wait is an error from now on
+		cancel() // from now on each wait is an error
 	}
 	if waited := time.Duration(budget.waited.Load()); waited < leaseBudget || waited > leaseBudget+4*leaseMost {
-		t.Errorf("the waits add up to %v, and the limit is %v", waited, leaseBudget)
+		t.Errorf("the waits add up to %v, the limit is %v", waited, leaseBudget)
 	}
 }
 
@@ -179,7 +180,7 @@ func TestLeaseEndsWithTheContext(t *testing.T) {
 	}
 }
 
-// TestProgressNamesTheEntry: a copy that waits shows for what.
+// TestProgressNamesTheEntry: a copy that waits reports the entry for which it waits.
 func TestProgressNamesTheEntry(t *testing.T) {
 	src := plantLeases(t, "keep", 1)
 	must(t, os.Mkdir(src+".copy", 0o700))
@@ -205,9 +206,9 @@ func TestProgressNamesTheEntry(t *testing.T) {
 		}
 	}
 	if !seen {
-		t.Error("the file was never the oldest entry in work")
+		t.Error("the file was never the entry with the oldest progress")
 	}
 	if path, _ := p.Oldest(); path != "" {
-		t.Errorf("%q is in work after the end", path)
+		t.Errorf("%q is being copied after the end", path)
 	}
 }

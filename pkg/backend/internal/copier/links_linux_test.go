@@ -53,7 +53,7 @@ func TestHardLinks(t *testing.T) {
 			dst := dir + "/" + w.name
 			_, err := copyTree(context.Background(), t, dir+"/src", dst, w)
 			must(t, err)
-			equal(t, describe(t, dst), want) // the times of the top too, and no name more
+			equal(t, describe(t, dst), want) // also the times of the top, without additional names
 			for path, what := range want {
 				if !strings.Contains(path, "/first") {
 					continue
@@ -68,7 +68,7 @@ func TestHardLinks(t *testing.T) {
 	})
 }
 
-// TestHardLinksWithoutNeed: a tree in which no file has two names needs no directory for them.
+// TestHardLinksWithoutNeed: a tree without hard links needs no directory for them.
 func TestHardLinksWithoutNeed(t *testing.T) {
 	base := t.TempDir()
 	must(t, os.MkdirAll(base+"/src/sub", 0o700))
@@ -80,8 +80,8 @@ func TestHardLinksWithoutNeed(t *testing.T) {
 	}
 }
 
-// TestHardLinksUpToTheLimit: the copy of a file with as many names as the filesystem permits has no
-// room for one more name.
+// TestHardLinksUpToTheLimit: the copy of a file with as many names as the filesystem permits cannot
+// have an additional name.
 func TestHardLinksUpToTheLimit(t *testing.T) {
 	const most = 65000 // EXT4_LINK_MAX
 	f := filesystems[1]
@@ -94,7 +94,7 @@ func TestHardLinksUpToTheLimit(t *testing.T) {
 		must(t, os.Link(dir+"/src/file", fmt.Sprint(dir, "/src/", []string{"a", "b/c"}[i%2], "/", i)))
 	}
 	if err := os.Link(dir+"/src/file", dir+"/src/one more"); !errors.Is(err, unix.EMLINK) {
-		t.Fatalf("one more name: %v, want EMLINK", err)
+		t.Fatalf("an additional name: %v, want EMLINK", err)
 	}
 	var p Progress
 	_, err := copyTreeWith(context.Background(), t, dir+"/src", dir+"/dst", ways[0], Options{Workers: 3, Progress: &p})
@@ -112,8 +112,8 @@ func TestHardLinksUpToTheLimit(t *testing.T) {
 	}
 }
 
-// TestHardLinksOfFilesThatChange: names come and go during the copy. Each name in the copy has the
-// content of its file, and the directory for hard links is gone.
+// TestHardLinksOfFilesThatChange: names are added and removed during the copy. Each name in the
+// copy has the content of its file, and the directory for hard links is removed.
 func TestHardLinksOfFilesThatChange(t *testing.T) {
 	dir := filesystems[0].mount(t)
 	const dirs, files = 8, 40
@@ -161,7 +161,8 @@ func TestHardLinksOfFilesThatChange(t *testing.T) {
 	}
 }
 
-// TestHardLinksOfManyFilesOutside: one listing of the directory does not return all that is left.
+// TestHardLinksOfManyFilesOutside: a single listing does not return all names that are left in the
+// directory.
 func TestHardLinksOfManyFilesOutside(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		must(t, os.MkdirAll(dir+"/src/sub", 0o700))

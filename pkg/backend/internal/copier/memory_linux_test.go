@@ -11,11 +11,12 @@ import (
 	"testing"
 )
 
-// asCopier is set in the environment of a process that makes one copy: source and target, with a
+// asCopier is set in the environment of a process that makes a copy, to source and target with a
 // line feed between them.
 const asCopier = "CAUSEWAY_TEST_AS_COPIER"
 
-// TestAsCopier is that process, and nothing elsewhere. It prints the largest memory that it had.
+// TestAsCopier is the main function of that process, and does nothing otherwise. It prints the peak
+// of the resident memory.
 func TestAsCopier(t *testing.T) {
 	src, dst, ok := strings.Cut(os.Getenv(asCopier), "\n")
 	if !ok {
@@ -28,7 +29,7 @@ func TestAsCopier(t *testing.T) {
 	fmt.Printf("%s", status)
 }
 
-// peak returns the largest resident memory of a process that copies a tree, in bytes.
+// peak returns the peak of the resident memory of a process that copies a tree, in bytes.
 func peak(t testing.TB, src, dst string) int64 {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestAsCopier$")
@@ -47,8 +48,8 @@ func peak(t testing.TB, src, dst string) int64 {
 }
 
 // vast makes a tree of more than 3n entries: n in one directory, n empty directories in another,
-// and files with two names, the second ones in directories of 100; and a chain. It returns the
-// number.
+// and files with two names, the second names in directories of 100; and a chain. vast returns the
+// number of entries.
 func vast(t testing.TB, dir string, n, depth int) int {
 	t.Helper()
 	for _, sub := range []string{"wide", "empty", "links", "deep"} {
@@ -82,6 +83,6 @@ func TestMemory(t *testing.T) {
 	}
 	t.Logf("%d and %d KiB", peaks[0]>>10, peaks[1]>>10)
 	if grown := peaks[1] - peaks[0]; grown > 8<<20 {
-		t.Errorf("ten times as many entries take %d bytes more", grown)
+		t.Errorf("ten times as many entries take %d additional bytes", grown)
 	}
 }

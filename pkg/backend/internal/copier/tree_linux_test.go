@@ -22,24 +22,24 @@ import (
 const acl = "\x02\x00\x00\x00" + "\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\x00\x00\x00\x00" +
 	"\x04\x00\x05\x00\xff\xff\xff\xff" + "\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff"
 
-// capability is that of a program that may open low ports.
+// capability is the attribute of a program that may open low ports.
 const capability = "\x01\x00\x00\x02\x00\x04\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// inInitialNamespace tells whether this process may make devices and give files away.
+// inInitialNamespace reports whether this process may make devices and change owners.
 func inInitialNamespace(t testing.TB) bool {
 	users, err := os.ReadFile("/proc/self/uid_map")
 	must(t, err)
 	return strings.Join(strings.Fields(string(users)), " ") == "0 0 4294967295" && os.Geteuid() == 0
 }
 
-// stamp gives a file times of its own.
+// stamp sets unusual times.
 func stamp(t testing.TB, path string, n int64) {
 	t.Helper()
 	ts := []unix.Timespec{{Sec: 1e9 + n, Nsec: 123456789}, {Sec: 1e9 + 2*n, Nsec: 987654321}}
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, path, ts, unix.AT_SYMLINK_NOFOLLOW))
 }
 
-// plant makes a tree with everything in it that a copy must keep.
+// plant makes a tree with all properties that a copy must keep.
 func plant(t testing.TB, dir string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -71,7 +71,8 @@ func plant(t testing.TB, dir string) {
 	if inInitialNamespace(t) {
 		plantPrivileged(t, in)
 	}
-	must(t, unix.Setxattr(in("default"), "system.posix_acl_default", []byte(acl), 0)) // not for what is in it already
+	// not inherited by existing entries
+	must(t, unix.Setxattr(in("default"), "system.posix_acl_default", []byte(acl), 0))
 	n := int64(0)
 	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error { n++; return err }))
 	must(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry,
@@ -82,7 +83,7 @@ func plant(t testing.TB, dir string) {
 	}))
 }
 
-// plantPrivileged adds what only the machine's root can make.
+// plantPrivileged adds entries that only root of the machine can make.
 func plantPrivileged(t testing.TB, in func(string) string) {
 	t.Helper()
 	must(t, unix.Mknod(in("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
@@ -90,7 +91,7 @@ func plantPrivileged(t testing.TB, in func(string) string) {
 	for i, name := range []string{"a", "a/b/c", "dense", "a/away", "fifo", "socket", "null"} {
 		must(t, os.Lchown(in(name), 1000+i, 100_000+i))
 	}
-	must(t, unix.Chmod(in("dense"), 0o6755)) // chown took it away
+	must(t, unix.Chmod(in("dense"), 0o6755)) // chown has removed the setuid bits
 	must(t, unix.Setxattr(in("-rf"), "security.capability", []byte(capability), 0))
 	must(t, unix.Setxattr(in("a/b"), "trusted.secret", []byte("t"), 0))
 	must(t, unix.Lsetxattr(in("link"), "trusted.link", []byte("t"), 0))
@@ -112,7 +113,7 @@ func TestTreeKeepsEverything(t *testing.T) {
 				equal(t, describe(t, src), want)
 				if a, b := allocated(t, filepath.Join(dst, "a/sparse")), allocated(t,
 					filepath.Join(src, "a/sparse")); a > b {
-					t.Errorf("%d bytes are allocated, and %d in the source", a, b)
+					t.Errorf("%d bytes are allocated, %d in the source", a, b)
 				}
 				if cloned := how == Cloned; cloned != (f.clones && !w.noClone) {
 					t.Errorf("%v on %s", how, f.name)
@@ -185,7 +186,7 @@ func TestTreeOfAnyShape(t *testing.T) {
 	})
 }
 
-// TestTreeOfNothing: the attributes of the top are copied even if there is nothing in it.
+// TestTreeOfNothing: the attributes of the top are copied even if the tree is empty.
 func TestTreeOfNothing(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/src", 0o3775))
@@ -195,7 +196,7 @@ func TestTreeOfNothing(t *testing.T) {
 	equal(t, describe(t, dir+"/dst"), describe(t, dir+"/src"))
 }
 
-// TestTreeInheritsNothing: where the target is has no say in what the copy is like.
+// TestTreeInheritsNothing: the copy does not depend on the parent directory of the target.
 func TestTreeInheritsNothing(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		must(t, os.MkdirAll(dir+"/src/sub", 0o700))
@@ -214,7 +215,7 @@ func TestTreeInheritsNothing(t *testing.T) {
 	})
 }
 
-// chain makes directories in one another, each with a file and a directory beside it.
+// chain makes nested directories, each with a file and a directory beside it.
 func chain(t testing.TB, top string, depth int, name string) {
 	t.Helper()
 	at, err := unix.Open(top, openDir, 0)
@@ -235,7 +236,7 @@ func chain(t testing.TB, top string, depth int, name string) {
 	must(t, unix.Close(at))
 }
 
-// scarce lets this process have n more descriptors than it has, until what it returns is called.
+// scarce limits this process to n additional descriptors, until the returned function is called.
 func scarce(t *testing.T, n int) func() {
 	t.Helper()
 	var limit unix.Rlimit
@@ -246,7 +247,7 @@ func scarce(t *testing.T, n int) func() {
 	return func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }
 }
 
-// TestTreeThatIsDeep: the descriptors are as few as the comment of Tree says.
+// TestTreeThatIsDeep: a copy uses no more descriptors than the comment of Tree promises.
 func TestTreeThatIsDeep(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/src", 0o700))
@@ -272,7 +273,7 @@ func TestTreeOfManyFiles(t *testing.T) {
 	f := filesystems[1]
 	dir := f.mount(t)
 	must(t, os.MkdirAll(dir+"/src/sub", 0o700))
-	const n = 12_000 // 100,000 take no other way, only longer: see the benchmark
+	const n = 12_000 // 100,000 only take longer: see the benchmark
 	for i := range n {
 		must(t, os.WriteFile(fmt.Sprintf("%s/src/%d", dir, i), fmt.Append(nil, i), 0o600))
 	}
@@ -303,13 +304,13 @@ func TestTreeWithAMountInside(t *testing.T) {
 			defer unix.Unmount(at, unix.MNT_DETACH)
 			_, err := copyTree(context.Background(), t, src, src+".copy", ways[0])
 			if !errors.Is(err, unix.EXDEV) || !strings.Contains(err.Error(), `"a/mounted\n"`) {
-				t.Errorf("Tree = %v, want EXDEV and where", err)
+				t.Errorf("Tree = %v, want EXDEV and the path", err)
 			}
 		})
 	}
 }
 
-// churn calls what again and again until what it returns is called.
+// churn calls change repeatedly until the returned function is called.
 func churn(what func()) (stop func()) {
 	var over atomic.Bool
 	done := make(chan struct{})
@@ -322,7 +323,7 @@ func churn(what func()) (stop func()) {
 	return func() { over.Store(true); <-done }
 }
 
-// swap is an attack: two entries change places all the time.
+// swap is an attack: two entries exchange their names all the time.
 func swap(a, b string) func() {
 	return churn(func() { unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) })
 }
@@ -342,7 +343,7 @@ func TestTreeUnderAttack(t *testing.T) {
 	must(t, os.WriteFile(src+"/a/file", []byte("mine"), 0o600))
 	must(t, os.Symlink(precious, src+"/link"))
 	must(t, os.Symlink(precious+"/secret", src+"/file link"))
-	must(t, unix.Mkfifo(src+"/fifo", 0o600)) // to open it would be to wait for ever
+	must(t, unix.Mkfifo(src+"/fifo", 0o600)) // an open would never return
 	stops := []func(){swap(src+"/a/victim", src+"/link"), swap(src+"/a/file", src+"/file link"),
 		swap(src+"/a/file", src+"/fifo")}
 	whole := 0
@@ -373,11 +374,12 @@ func TestTreeUnderAttack(t *testing.T) {
 		stop()
 	}
 	if whole == 0 {
-		t.Error("the victim was never copied: the test shows nothing")
+		t.Error("the victim was never copied: the test proves nothing")
 	}
 }
 
-// TestTreeThatChanges: what comes and goes is no error, and what stays is in the copy.
+// TestTreeThatChanges: entries that are added or removed cause no error, and all other entries are
+// in the copy.
 func TestTreeThatChanges(t *testing.T) {
 	dir := filesystems[0].mount(t)
 	src := dir + "/src"
@@ -402,7 +404,7 @@ func TestTreeThatChanges(t *testing.T) {
 	}
 }
 
-// begin returns a worker of a copy from src to dst, which it makes, and the top of the copy, open.
+// begin makes dst, and returns a worker of a copy from src to dst, and the top of the copy, open.
 func begin(t *testing.T, src, dst string) (*walker, *dir) {
 	t.Helper()
 	must(t, os.Mkdir(dst, 0o700))
@@ -415,8 +417,8 @@ func begin(t *testing.T, src, dst string) (*walker, *dir) {
 	return &walker{tree: tree}, top
 }
 
-// TestTreeRemovesWhatVanished: a directory that was listed and is not there any more leaves no
-// trace in the copy, not even in the times of its parent.
+// TestTreeRemovesWhatVanished: a directory that was removed after its listing leaves no trace in
+// the copy, not even in the times of its parent.
 func TestTreeRemovesWhatVanished(t *testing.T) {
 	for now, change := range map[string]func(path string) error{
 		"gone":   os.Remove,
@@ -449,7 +451,7 @@ func TestTreeRemovesWhatVanished(t *testing.T) {
 	}
 }
 
-// TestTreeLeavesTheSourceAsItIs: not even its times of access change.
+// TestTreeLeavesTheSourceAsItIs: not even the times of access change.
 func TestTreeLeavesTheSourceAsItIs(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(dir+"/src/sub", 0o700))
@@ -482,7 +484,7 @@ func TestTreeIsCanceled(t *testing.T) {
 		before, routines := descriptors(t, ""), runtime.NumGoroutine()
 		_, err := Tree(ctx, src, dst, o)
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("Tree = %v, want that it was canceled", err)
+			t.Errorf("Tree = %v, want Canceled", err)
 		}
 		leftNothing(t, before, routines)
 		stop()
@@ -490,16 +492,16 @@ func TestTreeIsCanceled(t *testing.T) {
 	}
 }
 
-// leftNothing fails the test unless there are as many descriptors as before a copy, and soon no
-// more goroutines: one that has done its last work may still be about to end.
+// leftNothing fails the test if more descriptors are open than before a copy, or if more goroutines
+// run after a while: a goroutine may need a moment to end.
 func leftNothing(t *testing.T, before, routines int) {
 	t.Helper()
 	if now := descriptors(t, ""); now != before {
-		t.Fatalf("%d descriptors are open, and %d were before", now, before)
+		t.Fatalf("%d descriptors are open, %d before", now, before)
 	}
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines run, and %d did before", runtime.NumGoroutine(), routines)
+			t.Fatalf("%d goroutines run, %d before", runtime.NumGoroutine(), routines)
 		}
 	}
 }
@@ -528,11 +530,12 @@ func TestTreeIntoItself(t *testing.T) {
 	}
 }
 
-// asNobody is set in the environment of the test below where it is nobody: what it copies.
+// asNobody is set in the environment of the test below when it runs as user nobody, to the source
+// of the copy.
 const asNobody = "CAUSEWAY_TEST_AS_NOBODY"
 
-// TestTreeWithoutPrivileges: what can't be read or made again is an error that names it, not a hole
-// in the copy.
+// TestTreeWithoutPrivileges: an entry that cannot be read or made causes an error that names it,
+// and is not silently missing.
 func TestTreeWithoutPrivileges(t *testing.T) {
 	if dir := os.Getenv(asNobody); dir != "" {
 		_, err := copyTree(context.Background(), t, dir+"/src", dir+"/to/dst", ways[0])
@@ -540,7 +543,7 @@ func TestTreeWithoutPrivileges(t *testing.T) {
 		return
 	}
 	if !inInitialNamespace(t) {
-		t.Skip("only the machine's root can become somebody else")
+		t.Skip("only root of the machine can change its user")
 	}
 	for name, makeIt := range map[string]func(path string) error{
 		"no permission": func(path string) error { return os.WriteFile(path, nil, 0) },
@@ -566,14 +569,14 @@ func TestTreeWithoutPrivileges(t *testing.T) {
 	}
 }
 
-// TestTreeIsDurable: the power goes when Tree has returned. What the filesystem hadn't written by
-// then is lost.
+// TestTreeIsDurable: the power fails when Tree has returned. Data that the filesystem has not
+// written by then is lost.
 func TestTreeIsDurable(t *testing.T) {
 	for _, f := range filesystems[1:] {
 		if f.name != "xfs" {
-			f.options += ",commit=300" // or time alone would write everything out
+			f.options += ",commit=300" // otherwise the filesystem would commit after 5 s
 		}
-		for _, files := range []int{8, 200} { // one by one, with 8 directories, and all at once
+		for _, files := range []int{8, 200} { // synced one by one (with 8 directories), and all at once
 			t.Run(fmt.Sprint(f.name, files), func(t *testing.T) {
 				powerCut(t, f, files)
 			})
@@ -594,7 +597,7 @@ func powerCut(t *testing.T, f filesystem, files int) {
 	_, err := copyTree(context.Background(), t, src, dir+"/dst", ways[0])
 	must(t, err)
 	top := open(t, dir, os.O_RDONLY)
-	must(t, top.Sync()) // the entry of dst is the caller's
+	must(t, top.Sync()) // the caller syncs the entry of dst
 	must(t, top.Close())
 	must(t, os.WriteFile(dir+"/unsynced", nil, 0o600))
 	name, err := os.ReadFile(filepath.Join(loopOf(t, dir), "loop/backing_file"))
@@ -605,12 +608,12 @@ func powerCut(t *testing.T, f filesystem, files int) {
 	after := t.TempDir()
 	f.onDisk().Attach(t, image+".after", after)
 	if _, err := os.Lstat(after + "/unsynced"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what nobody synced is not lost, so this was no power cut: %v", err)
+		t.Errorf("a file that was not synced still exists, so the power was not cut: %v", err)
 	}
 	equal(t, describe(t, after+"/dst"), describe(t, src))
 }
 
-// loopOf returns where the kernel tells of the loop device that is mounted on a directory.
+// loopOf returns the directory in sysfs of the loop device that is mounted on a directory.
 func loopOf(t *testing.T, dir string) string {
 	t.Helper()
 	out, err := exec.Command("findmnt", "-no", "SOURCE", dir).Output()
@@ -618,8 +621,8 @@ func loopOf(t *testing.T, dir string) string {
 	return filepath.Join("/sys/block", filepath.Base(strings.TrimSpace(string(out))))
 }
 
-// TestYield: each worker calls Yield, between entries and within large files, and a copy stands
-// still while all calls wait.
+// TestYield: each worker calls Yield, between entries and within large files, and a copy pauses
+// while all calls wait.
 func TestYield(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	for i := range 100 {
@@ -641,12 +644,12 @@ func TestYield(t *testing.T) {
 	}()
 	<-asked
 	if n := o.Progress.Entries(); n > 0 {
-		t.Errorf("%d entries are done before the first Yield returned", n)
+		t.Errorf("%d entries were copied before the first Yield returned", n)
 	}
 	close(gate)
 	must(t, <-ended)
 	if n := o.Progress.Entries(); n != 101 {
-		t.Errorf("%d entries are done, want 101", n)
+		t.Errorf("%d entries were copied, want 101", n)
 	}
 
 	large := writeParts(t, src+"/large", 40<<20, map[int64]int{0: 40 << 20})

@@ -18,8 +18,8 @@ import (
 // deepName is the name of the directories of a chain.
 const deepName = "a directory with a name"
 
-// sameChain fails the test where two chains differ. It takes one level at a time: paths to the
-// lower ones would be too long to be kept.
+// sameChain fails the test if two chains differ. It compares level by level, as the paths of the
+// lower levels are too long.
 func sameChain(t *testing.T, got, want string, depth int) {
 	t.Helper()
 	var at [2]int
@@ -58,7 +58,7 @@ func sameChain(t *testing.T, got, want string, depth int) {
 	}
 }
 
-// TestTreeOfManyLevels: no path from the top to these levels can be given to the kernel.
+// TestTreeOfManyLevels: the kernel rejects the paths from the top to the lower levels as too long.
 func TestTreeOfManyLevels(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		depth := 2000
@@ -78,7 +78,7 @@ func TestTreeOfManyLevels(t *testing.T) {
 	})
 }
 
-// TestTreeThatIsTooDeep: the limit is MaxDepth, not less and not more.
+// TestTreeThatIsTooDeep: the limit is exactly MaxDepth.
 func TestTreeThatIsTooDeep(t *testing.T) {
 	dir := filesystems[0].mount(t)
 	must(t, os.Mkdir(dir+"/src", 0o700))
@@ -102,9 +102,9 @@ func TestTreeThatIsTooDeep(t *testing.T) {
 	}
 }
 
-// bush makes directories in one another, each with wide subdirectories, of which every fourth
-// begins a chain that is deeper than a window. So each of the upper directories leaves the window,
-// and is opened again, many times.
+// bush makes nested directories with many subdirectories, of which every fourth begins a chain that
+// is deeper than a window. So each of the upper directories leaves the window, and is opened again,
+// many times.
 func bush(t testing.TB, top string, depth, wide int) {
 	t.Helper()
 	for level := range depth {
@@ -123,7 +123,8 @@ func bush(t testing.TB, top string, depth, wide int) {
 	}
 }
 
-// TestTreeWithoutTypes: this filesystem does not tell the types of entries in its listings.
+// TestTreeWithoutTypes: the filesystem of this test does not report the types of entries in
+// listings.
 func TestTreeWithoutTypes(t *testing.T) {
 	f := filesystems[1]
 	f.make = []string{"-O", "^filetype"}
@@ -140,7 +141,7 @@ func TestTreeWithoutTypes(t *testing.T) {
 func TestWindow(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		bush(t, dir+"/src", 12, 8)
-		for i := range 600 { // more than one read returns
+		for i := range 600 { // more than a single read returns
 			must(t, os.MkdirAll(fmt.Sprintf("%s/src/deeper/wide/a directory of many %d/sub", dir, i), 0o755))
 		}
 		for i := range 5 {
@@ -159,8 +160,8 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestListingGoesOn: a listing that was closed goes on behind any entry, even from a position that
-// is that of another one.
+// TestListingGoesOn: a listing that was closed resumes behind any entry, even from the position of
+// another entry.
 func TestListingGoesOn(t *testing.T) {
 	everywhere(t, func(t *testing.T, dir string, f filesystem) {
 		for i := range 700 {
@@ -207,8 +208,8 @@ func TestListingGoesOn(t *testing.T) {
 	})
 }
 
-// walkDown fills the directories of a copy from the top down to a depth, and returns the one there,
-// filled.
+// walkDown fills the directories of a copy from the top down to a depth, and returns the last
+// directory, filled.
 func walkDown(t *testing.T, w *walker, d *dir, depth int) *dir {
 	t.Helper()
 	for {
@@ -224,7 +225,7 @@ func walkDown(t *testing.T, w *walker, d *dir, depth int) *dir {
 	}
 }
 
-// goOn ends a copy that walkDown has begun.
+// goOn completes a copy that walkDown has begun.
 func goOn(w *walker) error {
 	d, err := w.descend()
 	if d == nil || err != nil {
@@ -233,17 +234,18 @@ func goOn(w *walker) error {
 	return w.subtree(d)
 }
 
-// TestDirectoriesThatMove: the tenant changes a directory above the work of the copy, outside the
-// window. It has 11 subdirectories, each with a chain below it. The copy is in the first of them.
+// TestDirectoriesThatMove: the tenant changes a directory above the current directory of the copy,
+// outside the window. The changed directory has 11 subdirectories, each with a chain below it. The
+// copy is in the first subdirectory.
 func TestDirectoriesThatMove(t *testing.T) {
 	const level = 3
 	names := func(i int) string { return fmt.Sprint("subdirectory ", i) }
 	for _, test := range []struct {
 		name   string
-		change func(src, changed, sub string) error // sub is the subdirectory of changed that the copy is in
-		whole  bool                                 // all of the directory is copied
+		change func(src, changed, sub string) error // sub is the current subdirectory of changed
+		whole  bool                                 // the whole directory is copied
 		before int32                                // searches from the top before the change
-		moves  int32                                // and after it: for it, and for its parent
+		moves  int32                                // searches after the change, for the directory and its parent
 		err    error
 	}{
 		{"it", func(src, changed, _ string) error { return os.Rename(changed, src+"/elsewhere") }, true, 0, 1, nil},
@@ -299,15 +301,15 @@ func TestDirectoriesThatMove(t *testing.T) {
 			}
 			if test.whole {
 				equal(t, got, want)
-			} else if test.err == nil && len(got) != 1+(len(want)-1)/11 { // what the first subdirectory has
-				t.Errorf("%d entries are in the copy, and %d in the source", len(got), len(want))
+			} else if test.err == nil && len(got) != 1+(len(want)-1)/11 { // only the entries of the first subdirectory
+				t.Errorf("%d entries are in the copy, %d in the source", len(got), len(want))
 			}
 		})
 	}
 }
 
-// TestDirectoriesThatKeepMoving: whatever the tenant moves, and whenever, nothing from outside the
-// tree gets into the copy, all that is not moved does, and the copy ends.
+// TestDirectoriesThatKeepMoving: for all moves at any time, no data from outside the tree gets into
+// the copy, all entries that are not moved do, and the copy ends.
 func TestDirectoriesThatKeepMoving(t *testing.T) {
 	dir := filesystems[0].mount(t)
 	src := dir + "/src"
@@ -325,7 +327,7 @@ func TestDirectoriesThatKeepMoving(t *testing.T) {
 	must(t, os.Symlink(dir+"/precious", src+"/link"))
 	chain := "/deeper/0" + strings.Repeat("/x/y", window/2)
 	top := int(open(t, src, os.O_RDONLY).Fd())
-	rename := func(from, to string, flags uint) { // as the tenant, who cannot use a link to the outside
+	rename := func(from, to string, flags uint) { // follows no link: a tenant's link cannot lead out of the volume
 		a, err := openAt(top, "."+filepath.Dir(from), openDir)
 		if err != nil {
 			return
@@ -376,12 +378,12 @@ func TestDirectoriesThatKeepMoving(t *testing.T) {
 	}
 }
 
-// TestTargetThatChanges: a copy in which directories come or go that it has not made is an error,
-// not an incomplete copy.
+// TestTargetThatChanges: if another process adds or removes directories of the target, the copy
+// fails.
 func TestTargetThatChanges(t *testing.T) {
 	for name, change := range map[string]func(dst string) error{
-		"one more": func(dst string) error { return os.Mkdir(dst+"/one more", 0o700) },
-		"one less": func(dst string) error { return os.Remove(dst + "/3") },
+		"an additional directory": func(dst string) error { return os.Mkdir(dst+"/one more", 0o700) },
+		"a missing directory":     func(dst string) error { return os.Remove(dst + "/3") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			base := t.TempDir()
@@ -413,7 +415,7 @@ func TestEntriesThatComeTwice(t *testing.T) {
 		must(t, err)
 		must(t, w.everything(top.open))
 		if top.left != left {
-			t.Errorf("%d directories are to come, and %d after the first listing", top.left, left)
+			t.Errorf("%d directories are left, %d after the first listing", top.left, left)
 		}
 		must(t, w.leave(top.open))
 		must(t, w.push(top))
@@ -423,7 +425,7 @@ func TestEntriesThatComeTwice(t *testing.T) {
 	})
 }
 
-// TestTreeIntoADirectoryWithEntries: they could be taken for entries of the copy.
+// TestTreeIntoADirectoryWithEntries: the copy could mistake existing entries for its own.
 func TestTreeIntoADirectoryWithEntries(t *testing.T) {
 	base := t.TempDir()
 	must(t, os.MkdirAll(base+"/src", 0o700))
@@ -435,7 +437,7 @@ func TestTreeIntoADirectoryWithEntries(t *testing.T) {
 	}
 }
 
-// countdown is a context that ends when it is asked for the n-th time.
+// countdown is a context that ends at the n-th call of Err.
 type countdown struct {
 	context.Context
 	n atomic.Int64
@@ -448,7 +450,7 @@ func (c *countdown) Err() error {
 	return nil
 }
 
-// TestTreeEndsAnywhere: wherever a copy ends early, it leaves no descriptor and no goroutine.
+// TestTreeEndsAnywhere: a copy that ends early at any point leaves no descriptor and no goroutine.
 func TestTreeEndsAnywhere(t *testing.T) {
 	dir := filesystems[0].mount(t)
 	bush(t, dir+"/src", 3, 5)
@@ -470,7 +472,7 @@ func TestTreeEndsAnywhere(t *testing.T) {
 		}
 		leftNothing(t, before, routines)
 		must(t, dst.Close())
-		if n > 100 && !done { // the others take longer, and no other way
+		if n > 100 && !done { // the others only take longer
 			n += n / 10
 		}
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// outside says why there is no mount namespace of our own, if there is none.
+// outside is the reason why this process has no mount namespace of its own, or nil.
 var outside error
 
 func TestMain(m *testing.M) {
@@ -29,11 +29,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// filesystem is one that files may be on.
+// filesystem is a filesystem for the files of a test.
 type filesystem struct {
 	name    string
 	kind    string
-	size    int64    // of an image, in bytes: about the least that mkfs takes; 0 if there is none
+	size    int64    // of an image, in bytes: about the smallest that mkfs accepts; 0 without an image
 	mkfs    []string // arguments
 	options string   // for mount
 	reflink bool
@@ -51,8 +51,8 @@ var filesystems = []filesystem{
 	{"tmpfs", "tmpfs", 0, nil, "size=64m", false},
 }
 
-// mount makes a filesystem and mounts it. It skips the test where that can't be done. It is gone
-// after the test.
+// mount makes a filesystem and mounts it until the end of the test. mount skips the test if that is
+// impossible.
 func (f filesystem) mount(t testing.TB) (dir string) {
 	t.Helper()
 	if outside != nil {
@@ -79,7 +79,7 @@ func run(t testing.TB, name string, args ...string) {
 	}
 }
 
-// volume is a file that changes, and of which snapshots are made.
+// volume is a file that changes, with snapshots.
 type volume struct {
 	*os.File
 	*rand.Rand
@@ -105,7 +105,7 @@ func (v *volume) remove(f *os.File) {
 	}
 }
 
-// sizeOf returns how long a file is.
+// sizeOf returns the size of a file.
 func sizeOf(t testing.TB, f *os.File) int64 {
 	t.Helper()
 	info, err := f.Stat()
@@ -115,7 +115,7 @@ func sizeOf(t testing.TB, f *os.File) int64 {
 	return info.Size()
 }
 
-// snapshot returns what the file is now, for ever.
+// snapshot returns a copy of the current file.
 func (v *volume) snapshot() *os.File {
 	v.t.Helper()
 	v.made++
@@ -135,7 +135,7 @@ func (v *volume) snapshot() *os.File {
 	return s
 }
 
-// change does one of the things that happen to an image.
+// change changes the file as an image is changed in use.
 func (v *volume) change() {
 	v.t.Helper()
 	size := sizeOf(v.t, v.File)
@@ -150,7 +150,7 @@ func (v *volume) change() {
 		_, err = v.WriteAt(v.random(length), at)
 	case 2:
 		_, err = v.WriteAt(v.random(min(length, 200)), at)
-	case 3: // the same again
+	case 3: // the same data again
 		data := content(v.t, v.File)
 		_, err = v.WriteAt(data[at:at+length], at)
 	case 4:
@@ -170,12 +170,12 @@ func (v *volume) change() {
 			}
 		}
 	}
-	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // tmpfs can't zero
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) { // tmpfs has no FALLOC_FL_ZERO_RANGE
 		v.t.Fatal(err)
 	}
 }
 
-// random returns bytes that may be compressed, and may not.
+// random returns bytes, of which some can be compressed.
 func (v *volume) random(n int64) []byte {
 	data := make([]byte, n)
 	letters := 1 << v.IntN(9)
@@ -196,7 +196,8 @@ func TestSnapshotsOfAnImage(t *testing.T) {
 	}
 }
 
-// playWith changes a volume, and holds each snapshot against the one before and against the first.
+// playWith changes a volume, and compares each snapshot with the snapshot before and with the
+// first.
 func playWith(t *testing.T, v *volume) {
 	size := int64(300<<10 + 4*Block)
 	if v.IntN(2) == 0 {
@@ -220,20 +221,20 @@ func playWith(t *testing.T, v *volume) {
 		for _, base := range []*os.File{last, first} {
 			from := v.Int64N(size)
 			holds(t, base, now, v.reflink, 0)
-			holds(t, base, now, true, from) // a broken promise, where there is no reflink
+			holds(t, base, now, true, from) // related is wrong on filesystems without reflinks
 			holds(t, now, base, v.reflink, min(from, sizeOf(t, base)))
 		}
 		last = now
 	}
-	if err := v.Truncate(0); err != nil { // the source goes, and nothing changes
+	if err := v.Truncate(0); err != nil { // the snapshots do not depend on the source
 		t.Fatal(err)
 	}
 	holds(t, first, v.snapshot(), v.reflink, 0)
 }
 
-func TestWhatIsAllocatedButNotWrittenIsNoData(t *testing.T) {
+func TestUnwrittenExtentsAreNotData(t *testing.T) {
 	for _, f := range filesystems {
-		if f.kind == "tmpfs" { // which writes zeros
+		if f.kind == "tmpfs" { // tmpfs writes zeros
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {
@@ -243,7 +244,7 @@ func TestWhatIsAllocatedButNotWrittenIsNoData(t *testing.T) {
 				t.Fatal(err, failed)
 			}
 			files := map[string]*os.File{"the file": v.File}
-			if f.reflink { // a copy is all data
+			if f.reflink { // without a reflink the copy has no holes
 				files["its snapshot"] = v.snapshot()
 			}
 			for name, file := range files {
@@ -257,9 +258,9 @@ func TestWhatIsAllocatedButNotWrittenIsNoData(t *testing.T) {
 	}
 }
 
-// TestWhatIsReported: the same data written again is another block to the filesystem. So where that
-// is reported, the filesystem was asked, and where it isn't, the data was read.
-func TestWhatIsReported(t *testing.T) {
+// TestRewrittenBlocksAreReported: a block that was rewritten with the same data has a new address.
+// If it is reported, Delta compared addresses. Otherwise Delta read the data.
+func TestRewrittenBlocksAreReported(t *testing.T) {
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			v := newVolume(t, f.mount(t), f.reflink, 0)
@@ -297,8 +298,8 @@ func TestWhatIsReported(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotOnTheDiskYet is in allocated blocks that count as zeros there still.
-func TestWhatIsNotOnTheDiskYet(t *testing.T) {
+// TestDataThatIsNotOnTheDiskYet: until the data is written, its blocks are unwritten extents.
+func TestDataThatIsNotOnTheDiskYet(t *testing.T) {
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			v := newVolume(t, f.mount(t), f.reflink, 0)
@@ -316,8 +317,8 @@ func TestWhatIsNotOnTheDiskYet(t *testing.T) {
 	}
 }
 
-// TestHalfAnExtentIsClonedOverTheOther: the two halves of a compressed extent are said to be at the
-// same address.
+// TestHalfAnExtentIsClonedOverTheOther: the filesystem reports the same address for both halves of
+// a compressed extent.
 func TestHalfAnExtentIsClonedOverTheOther(t *testing.T) {
 	for _, f := range filesystems {
 		if !f.reflink {
@@ -341,14 +342,14 @@ func TestHalfAnExtentIsClonedOverTheOther(t *testing.T) {
 	}
 }
 
-// TestSmallFiles: a filesystem may keep them beside their names, where there are no addresses.
+// TestSmallFiles: a filesystem may store small files inline, without addresses.
 func TestSmallFiles(t *testing.T) {
 	for _, f := range filesystems {
 		t.Run(f.name, func(t *testing.T) {
 			v := newVolume(t, f.mount(t), f.reflink, 0)
 			last := v.snapshot()
 			for i, size := 0, 1; size < 3000; i++ {
-				if i%2 == 0 { // once larger, once another content
+				if i%2 == 0 { // alternately larger and with other content
 					size = size*3/2 + 1
 				}
 				if _, err := v.WriteAt(v.random(int64(size)), 0); err != nil {
@@ -365,10 +366,10 @@ func TestSmallFiles(t *testing.T) {
 	}
 }
 
-// TestManySmallExtents needs several windows of each file, with different ends.
+// TestManySmallExtents has files that take several windows with different ends.
 func TestManySmallExtents(t *testing.T) {
 	for _, f := range filesystems {
-		if f.name != f.kind { // it takes its time
+		if f.name != f.kind { // the others take long
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {
@@ -400,7 +401,7 @@ func TestManySmallExtents(t *testing.T) {
 	}
 }
 
-// TestTwoDisksWithTheSameAddresses: the promise is broken, and nothing is missed still.
+// TestTwoDisksWithTheSameAddresses: related is wrong, but no difference is missed.
 func TestTwoDisksWithTheSameAddresses(t *testing.T) {
 	for _, f := range filesystems {
 		if !f.reflink {
@@ -420,7 +421,7 @@ func TestTwoDisksWithTheSameAddresses(t *testing.T) {
 	}
 }
 
-// TestBlocksThatAreMovedMeanwhile: the filesystem moves whatever it can.
+// TestBlocksThatAreMovedMeanwhile: the filesystem moves blocks during Delta.
 func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
 	if _, err := exec.LookPath("btrfs"); err != nil {
 		t.Skip(err)
@@ -461,18 +462,19 @@ func TestBlocksThatAreMovedMeanwhile(t *testing.T) {
 	close(stop)
 	group.Wait()
 	if moved == 0 {
-		t.Error("nothing was moved: that proves nothing")
+		t.Error("no extent was moved: the test proves nothing")
 	}
 }
 
-// TestWhoMovesExtentsOnXFSChangesTheirNumber, which is what Delta relies on.
-func TestWhoMovesExtentsOnXFSChangesTheirNumber(t *testing.T) {
+// TestMovingExtentsOnXFSChangesTheirNumber: Delta relies on that.
+func TestMovingExtentsOnXFSChangesTheirNumber(t *testing.T) {
 	if _, err := exec.LookPath("xfs_fsr"); err != nil {
 		t.Skip(err)
 	}
 	v := newVolume(t, filesystems[0].mount(t), true, 0)
 	const blocks = 200
-	for at := int64(blocks - 1); at >= 0; at-- { // backwards, and synced each time, or it would be one extent
+	// backwards, with a sync each time: otherwise the file would have a single extent
+	for at := int64(blocks - 1); at >= 0; at-- {
 		if _, err := v.WriteAt(fill(Block, byte(1+at)), 2*at*Block); err != nil {
 			t.Fatal(err)
 		}
@@ -503,7 +505,7 @@ func TestWhoMovesExtentsOnXFSChangesTheirNumber(t *testing.T) {
 	holds(t, base, target, true, 0)
 }
 
-func TestManyAtOnceTakeTurns(t *testing.T) {
+func TestConcurrentRequestsAreSerialized(t *testing.T) {
 	v := newVolume(t, filesystems[0].mount(t), true, 0)
 	if _, err := v.WriteAt(v.random(1<<20), 0); err != nil {
 		t.Fatal(err)
@@ -526,14 +528,14 @@ func TestManyAtOnceTakeTurns(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	if err := Allocated(ctx, base, 0, nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("while another has its turn: %v", err)
+		t.Errorf("while another request runs: %v", err)
 	}
 }
 
 var benchMiB = flag.Int64("image-mib", 256, "size of the image in BenchmarkDelta")
 
-// BenchmarkDelta finds 1 % of an image that was changed in pieces of 4 KiB, and reads both images
-// to compare.
+// BenchmarkDelta finds the 1 % of an image that was changed in pieces of 4 KiB. For comparison it
+// also reads both images.
 func BenchmarkDelta(b *testing.B) {
 	for _, f := range filesystems {
 		if !f.reflink || (f.name != "xfs" && f.name != "btrfs") {
@@ -563,7 +565,7 @@ func BenchmarkDelta(b *testing.B) {
 	}
 }
 
-// measure runs the ways to find a difference, each with cold and with warm caches.
+// measure runs each way to find the differences, with cold and with warm caches.
 func measure(b *testing.B, dir string, base, target *os.File) {
 	ctx := context.Background()
 	ways := []struct {
@@ -598,7 +600,7 @@ func measure(b *testing.B, dir string, base, target *os.File) {
 	}
 }
 
-// forget drops what is cached of files, and of the image of their filesystem.
+// forget drops the page cache of files, and of the image of their filesystem.
 func forget(b *testing.B, dir string, files ...*os.File) {
 	b.Helper()
 	source, err := exec.Command("findmnt", "-no", "SOURCE", dir).Output()

@@ -13,10 +13,10 @@ import (
 	"testing"
 )
 
-// span is a range as it was reported.
+// span is a reported range.
 type span struct{ offset, length int64 }
 
-// collect returns an Each that remembers what it was called for.
+// collect returns an Each that collects the ranges.
 func collect(spans *[]span) Each {
 	return func(offset, length int64) error {
 		*spans = append(*spans, span{offset, length})
@@ -24,7 +24,7 @@ func collect(spans *[]span) Each {
 	}
 }
 
-// newFile returns a file with this content.
+// newFile returns a file with a content.
 func newFile(t testing.TB, content []byte) *os.File {
 	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "")
@@ -38,8 +38,8 @@ func newFile(t testing.TB, content []byte) *os.File {
 	return f
 }
 
-// legal fails the test unless spans keep what the package promises for an offset to start from and
-// a size.
+// legal fails the test unless spans have the form that the package documents, for a first offset
+// and a size.
 func legal(t testing.TB, spans []span, from, size int64) {
 	t.Helper()
 	last := floor(from)
@@ -62,7 +62,7 @@ func apply(spans []span, from, onto []byte) {
 	}
 }
 
-// content returns what a file holds.
+// content returns the content of a file.
 func content(t testing.TB, f *os.File) []byte {
 	t.Helper()
 	data, err := os.ReadFile(f.Name())
@@ -72,9 +72,8 @@ func content(t testing.TB, f *os.File) []byte {
 	return data
 }
 
-// holds makes sure that Allocated and Delta tell all of two files: from an offset on, nothing that
-// they don't report has data, or differs. Without a promise and with Verified, nothing that they
-// report is the same.
+// holds checks Allocated and Delta for two files: from an offset on, all data and all differences
+// are reported. If related is false, and with Verified, all reported blocks differ.
 func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 	t.Helper()
 	ctx := context.Background()
@@ -89,7 +88,7 @@ func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := make([]byte, size) // what base has, cut or filled up to target's size
+	before := make([]byte, size) // the content of base, truncated or extended to target's size
 	copy(before, old)
 	for name, c := range map[string]struct {
 		spans []span
@@ -101,14 +100,14 @@ func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 		"compared":  {compared, before},
 	} {
 		legalFor := c.spans
-		if name == "exact" { // it may be cut where the ranges were that were read
+		if name == "exact" { // Verified may split ranges at the ends of those that it gets
 			legalFor = nil
 		}
 		legal(t, legalFor, from, size)
 		got := bytes.Clone(c.onto)
 		apply(c.spans, now, got)
 		if at := diff(got[from:], now[from:]); at >= 0 {
-			t.Fatalf("%s from %d: byte %d isn't there: %v", name, from, int64(at)+from, c.spans)
+			t.Fatalf("%s from %d: byte %d is missing: %v", name, from, int64(at)+from, c.spans)
 		}
 	}
 	for _, spans := range [][]span{exact, compared} {
@@ -116,14 +115,14 @@ func holds(t testing.TB, base, target *os.File, related bool, from int64) {
 			for at := s.offset; at < s.offset+s.length; at += Block {
 				end := min(at+Block, size)
 				if bytes.Equal(before[at:end], now[at:end]) {
-					t.Fatalf("block %d is the same, and is reported", at)
+					t.Fatalf("block %d is equal, but is reported", at)
 				}
 			}
 		}
 	}
 }
 
-// diff returns the first place where two contents differ, or -1.
+// diff returns the first offset at which two contents differ, or -1.
 func diff(a, b []byte) int {
 	if bytes.Equal(a, b) {
 		return -1
@@ -136,7 +135,7 @@ func diff(a, b []byte) int {
 	return len(a)
 }
 
-// fill returns n bytes that aren't zero.
+// fill returns n bytes with a value.
 func fill(n int, with byte) []byte { return bytes.Repeat([]byte{with}, n) }
 
 func TestFilesOfAllSizes(t *testing.T) {
@@ -157,7 +156,7 @@ func TestFilesOfAllSizes(t *testing.T) {
 	}
 }
 
-func TestWhatDiffersIsExactWithoutAPromise(t *testing.T) {
+func TestDeltaOfUnrelatedFilesIsExact(t *testing.T) {
 	old := fill(2*chunk+100, 'a')
 	now := bytes.Clone(old)
 	for _, at := range []int{0, 3*Block - 1, 3 * Block, chunk - 1, chunk, 2*chunk + 99} {
@@ -173,7 +172,7 @@ func TestWhatDiffersIsExactWithoutAPromise(t *testing.T) {
 	}
 }
 
-func TestWhereThereIsNothingToStartFrom(t *testing.T) {
+func TestOffsetsOutOfRange(t *testing.T) {
 	base, target := newFile(t, fill(3*Block, 'a')), newFile(t, fill(2*Block, 'b'))
 	never := func(offset, length int64) error { return fmt.Errorf("called for %d, %d", offset, length) }
 	for _, from := range []int64{-1, -Block, 2*Block + 1, 3 * Block} {
@@ -192,7 +191,7 @@ func TestWhereThereIsNothingToStartFrom(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoFile(t *testing.T) {
+func TestOnlyRegularFilesAreAccepted(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +209,7 @@ func TestWhatIsNoFile(t *testing.T) {
 	}
 }
 
-func TestAnErrorOfEachEndsIt(t *testing.T) {
+func TestAnErrorOfEachEndsTheIteration(t *testing.T) {
 	old := make([]byte, 4*chunk)
 	now := bytes.Clone(old)
 	for at := 0; at < len(now); at += 2 * Block {
@@ -271,7 +270,7 @@ func TestRangesAreMerged(t *testing.T) {
 	}
 }
 
-func TestALongRangeComesInPieces(t *testing.T) {
+func TestLongRangesAreSplit(t *testing.T) {
 	var got []span
 	m := newMerger(0, 10*maxRange, collect(&got))
 	for at := int64(0); at < 3*maxRange; at += maxRange / 2 {
@@ -284,12 +283,12 @@ func TestALongRangeComesInPieces(t *testing.T) {
 	}
 }
 
-// disk is what a test says about the extents of a file.
+// disk is a filesystem that returns given extents of a file.
 type disk struct {
 	extents []extent
-	atOnce  int // how many are told at once
+	atOnce  int // number of extents in an answer
 	looks   int
-	moved   func(look int, e []extent) // changes what is told
+	moved   func(look int, e []extent) // changes the answer
 }
 
 func (d *disk) window(_ context.Context, start, limit int64) ([]extent, int64, error) {
@@ -314,7 +313,7 @@ func (d *disk) window(_ context.Context, start, limit int64) ([]extent, int64, e
 	return found, limit, nil
 }
 
-// pair is two files, and what is said about their extents.
+// pair returns the comparison of two files with given extents.
 func pair(t *testing.T, old, now []byte, base, target *disk) *delta {
 	b, n := newFile(t, old), newFile(t, now)
 	return &delta{
@@ -324,32 +323,32 @@ func pair(t *testing.T, old, now []byte, base, target *disk) *delta {
 	}
 }
 
-func TestAddressesAreBelievedOnlyWhereTheyProveSomething(t *testing.T) {
+func TestOnlyPlainExtentsAreComparedByAddress(t *testing.T) {
 	data := func(start, end, physical int64) extent {
 		return extent{start: start * Block, end: end * Block, physical: physical * Block, plain: true}
 	}
 	doubtful := func(start, end int64) extent { return extent{start: start * Block, end: end * Block} }
-	// The files differ in block 1 alone. What is reported beside it was not read.
+	// The files differ only in block 1. Other reported blocks were not read.
 	for name, tc := range map[string]struct {
 		base, target []extent
 		want         []span
 	}{
-		"the same place": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 100)}, nil},
-		"another place":  {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 200)}, []span{{0, 4 * Block}}},
-		"two other places": {[]extent{data(0, 4, 100)}, []extent{data(0, 2, 200), data(2, 4, 300)},
+		"the same address": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 100)}, nil},
+		"another address":  {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 200)}, []span{{0, 4 * Block}}},
+		"two other addresses": {[]extent{data(0, 4, 100)}, []extent{data(0, 2, 200), data(2, 4, 300)},
 			[]span{{0, 4 * Block}}},
-		"one block elsewhere": {[]extent{data(0, 4, 100)},
+		"a block at another address": {[]extent{data(0, 4, 100)},
 			[]extent{data(0, 1, 100), data(1, 2, 300), data(2, 4, 102)}, []span{{Block, Block}}},
-		"the same place, cut": {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(2, 4, 102)},
+		"the same address, split": {[]extent{data(0, 4, 100)}, []extent{data(0, 1, 100), data(2, 4, 102)},
 			[]span{{Block, Block}}},
-		"the place of another block": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 101)}, []span{{0, 4 * Block}}},
-		"two holes":                  {nil, nil, nil},
-		"data and a hole":            {[]extent{data(2, 3, 100)}, nil, []span{{2 * Block, Block}}},
-		"a hole and data":            {nil, []extent{data(3, 4, 100)}, []span{{3 * Block, Block}}},
-		"doubts about both":          {[]extent{doubtful(0, 4)}, []extent{doubtful(0, 4)}, []span{{Block, Block}}},
-		"doubts about base":          {[]extent{doubtful(0, 4)}, []extent{data(0, 4, 100)}, []span{{Block, Block}}},
-		"doubts about target":        {[]extent{data(0, 4, 100)}, []extent{doubtful(0, 4)}, []span{{Block, Block}}},
-		"doubts and a hole":          {[]extent{doubtful(0, 1)}, []extent{doubtful(1, 2)}, []span{{Block, Block}}},
+		"the address of another block": {[]extent{data(0, 4, 100)}, []extent{data(0, 4, 101)}, []span{{0, 4 * Block}}},
+		"two holes":                    {nil, nil, nil},
+		"data and a hole":              {[]extent{data(2, 3, 100)}, nil, []span{{2 * Block, Block}}},
+		"a hole and data":              {nil, []extent{data(3, 4, 100)}, []span{{3 * Block, Block}}},
+		"both doubtful":                {[]extent{doubtful(0, 4)}, []extent{doubtful(0, 4)}, []span{{Block, Block}}},
+		"base doubtful":                {[]extent{doubtful(0, 4)}, []extent{data(0, 4, 100)}, []span{{Block, Block}}},
+		"target doubtful":              {[]extent{data(0, 4, 100)}, []extent{doubtful(0, 4)}, []span{{Block, Block}}},
+		"doubtful and a hole":          {[]extent{doubtful(0, 1)}, []extent{doubtful(1, 2)}, []span{{Block, Block}}},
 	} {
 		for atOnce := 1; atOnce <= 3; atOnce++ {
 			now := make([]byte, 4*Block)
@@ -367,17 +366,17 @@ func TestAddressesAreBelievedOnlyWhereTheyProveSomething(t *testing.T) {
 	}
 }
 
-func TestExtentsThatMoveAreLookedAtAgainAndThenRead(t *testing.T) {
+func TestExtentsThatMoveAreRequestedAgainThenRead(t *testing.T) {
 	old, now := fill(2*Block, 'a'), fill(2*Block, 'a')
 	now[Block] = 'b'
 	place := func() []extent { return []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}} }
 	for name, tc := range map[string]struct {
-		stays int // from which look on base stays where it is
+		stays int // the look from which on base is not moved
 		want  []span
 		looks int
 	}{
-		"base stays":                 {0, nil, 2},               // the disk says it is the same
-		"base moves once":            {2, []span{{0, 8192}}, 4}, // and then is elsewhere
+		"base stays":                 {0, nil, 2},               // the disk returns equal addresses
+		"base moves once":            {2, []span{{0, 8192}}, 4}, // and then has another address
 		"base moves again and again": {100, []span{{Block, Block}}, 2 * looks},
 	} {
 		base := &disk{extents: place(), atOnce: 10,
@@ -390,12 +389,12 @@ func TestExtentsThatMoveAreLookedAtAgainAndThenRead(t *testing.T) {
 	}
 }
 
-func TestWhereExtentsAreCountedOneLookIsEnough(t *testing.T) {
+func TestCountedExtentsAreRequestedOnce(t *testing.T) {
 	old, now := fill(2*Block, 'a'), fill(2*Block, 'a')
 	now[Block] = 'b'
 	place := []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}}
 	for name, tc := range map[string]struct {
-		changes int // how often the number changes
+		changes int // how many times the number changes
 		want    []span
 		looks   int
 	}{
@@ -422,7 +421,7 @@ func TestWhereExtentsAreCountedOneLookIsEnough(t *testing.T) {
 	}
 }
 
-// TestOneFileEndsInABlock: the block is at the same place, and one file sees more of it.
+// TestOneFileEndsInABlock: both files share a block, but one file ends in it.
 func TestOneFileEndsInABlock(t *testing.T) {
 	now := fill(2*Block, 'a')
 	one := []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}}
@@ -438,15 +437,14 @@ func TestOneFileEndsInABlock(t *testing.T) {
 	}
 }
 
-// TestAnyDisk makes disks of which the layout is known, a few blocks each, and the blocks smaller
-// than ours.
+// TestAnyDisk makes disks with a known layout of a few blocks, which are smaller than Block.
 func TestAnyDisk(t *testing.T) {
 	const unit, units = Block / 4, 64
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		blocks := [units * 4][]byte{} // of the disk, by address
 		for i := range blocks {
-			blocks[i] = fill(unit, byte(1+i%3)) // other addresses may hold the same
+			blocks[i] = fill(unit, byte(1+i%3)) // blocks at other addresses may be equal
 		}
 		layout := func(like *disk) (*disk, []byte) {
 			d, data := &disk{atOnce: 1 + r.IntN(5)}, make([]byte, units*unit)
@@ -459,7 +457,8 @@ func TestAnyDisk(t *testing.T) {
 					if at < 0 {
 						continue
 					}
-					e.physical, e.plain = like.extents[at].physical+i*unit-like.extents[at].start, like.extents[at].plain
+					e.physical, e.plain = like.extents[at].physical+i*unit-like.extents[at].start,
+						like.extents[at].plain
 				} else if r.IntN(4) == 0 {
 					continue
 				}
@@ -483,12 +482,12 @@ func TestAnyDisk(t *testing.T) {
 		legal(t, got, from, size)
 		apply(got, now, old)
 		if at := diff(old[from:size], now[from:]); at >= 0 {
-			t.Fatalf("seed %d from %d: byte %d isn't there: %v", seed, from, at, got)
+			t.Fatalf("seed %d from %d: byte %d is missing: %v", seed, from, at, got)
 		}
 	}
 }
 
-// TestManyExtents needs more windows than one.
+// TestManyExtents needs several windows.
 func TestManyExtents(t *testing.T) {
 	const pieces = 5000
 	path := filepath.Join(t.TempDir(), "sparse")

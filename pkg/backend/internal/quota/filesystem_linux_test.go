@@ -16,7 +16,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// noNamespace is why tests that mount can't run.
+// noNamespace is the reason why tests that mount cannot run, or nil.
 var noNamespace error
 
 func TestMain(m *testing.M) {
@@ -24,19 +24,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// filesystem is one that holds directories to sizes. xfs and ext4 do it in few kernels' builds:
-// make test-vm has one.
+// filesystem is a filesystem with quotas for directories. Few kernels are built with those of xfs
+// and ext4: make test-vm has such a kernel.
 type filesystem struct {
 	name    string
 	kind    string
 	size    int64    // of an image, in bytes
 	mkfs    []string // arguments
 	options string   // for mount
-	quotas  uint64   // what enables them on btrfs, once it is mounted
+	quotas  uint64   // command that enables quotas on btrfs after the mount
 	want    Mechanism
 }
 
-// What BTRFS_IOC_QUOTA_CTL does: linux/btrfs.h.
+// Commands of BTRFS_IOC_QUOTA_CTL: linux/btrfs.h.
 const (
 	enableGroups  = 1
 	disableQuotas = 2
@@ -52,22 +52,22 @@ var (
 		Mechanism{Kind: Subvolume, Simple: true}}
 )
 
-// onEach runs a test on each of the filesystems, in an open directory of it.
+// onEach runs a test in an open directory of each filesystem.
 func onEach(t *testing.T, all []filesystem, test func(t *testing.T, f filesystem, root *os.File)) {
 	for _, f := range all {
 		t.Run(f.name, func(t *testing.T) { test(t, f, f.mount(t)) })
 	}
 }
 
-// The names of tests say on what they run: see the list in test/vm.
+// The names of tests select the kernel on which they run: see the list in test/vm.
 var (
 	projectFilesystems = []filesystem{xfs, ext4}
 	groupFilesystems   = []filesystem{btrfs}
 	simpleFilesystems  = []filesystem{simple}
 )
 
-// mount makes a filesystem, mounts it, and has its quotas enabled. It skips the test where that
-// can't be.
+// mount makes a filesystem, mounts it, and enables its quotas. mount skips the test if that is
+// impossible.
 func (f filesystem) mount(t testing.TB) *os.File {
 	t.Helper()
 	image := f.image(t)
@@ -92,7 +92,7 @@ func (f filesystem) image(t testing.TB) string {
 	return f.onDisk().Image(t)
 }
 
-// attach mounts an image until the test is over.
+// attach mounts an image until the end of the test.
 func (f filesystem) attach(t testing.TB, image string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -100,7 +100,7 @@ func (f filesystem) attach(t testing.TB, image string) (dir string) {
 	return dir
 }
 
-// onDisk is f in a file. Few kernels have project quotas.
+// onDisk returns f as a filesystem in a file. Few kernels have project quotas.
 func (f filesystem) onDisk() testdisk.Filesystem {
 	return testdisk.Filesystem{Type: f.kind, Size: f.size, Make: f.mkfs, Options: f.options,
 		Rare: f.want.Kind == Project}
@@ -120,7 +120,7 @@ func run(t testing.TB, name string, args ...string) {
 	}
 }
 
-// must ends the test if err isn't nil.
+// must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -128,7 +128,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// open opens a file or directory until the test is over.
+// open opens a file or directory until the end of the test.
 func open(t testing.TB, path string) *os.File {
 	t.Helper()
 	f, err := os.Open(path)
@@ -137,7 +137,7 @@ func open(t testing.TB, path string) *os.File {
 	return f
 }
 
-// found returns what Find does, which must be what there is.
+// found returns the result of Find, and checks it.
 func (f filesystem) found(t testing.TB, root *os.File) Mechanism {
 	t.Helper()
 	m, err := Find(context.Background(), root)
@@ -147,7 +147,7 @@ func (f filesystem) found(t testing.TB, root *os.File) Mechanism {
 	return m
 }
 
-// volume makes a directory that is held to size bytes, and opens it.
+// volume makes a directory with a limit of size bytes, and opens it.
 func (f filesystem) volume(t testing.TB, root *os.File, name string, size int64) (*os.File, Mark) {
 	t.Helper()
 	path := filepath.Join(root.Name(), name)
@@ -156,17 +156,17 @@ func (f filesystem) volume(t testing.TB, root *os.File, name string, size int64)
 	return open(t, path), mark
 }
 
-// look returns what Look does, which must find something.
+// look returns the result of Look, which must succeed.
 func look(t testing.TB, dir *os.File, mark Mark) Usage {
 	t.Helper()
-	must(t, with(dir, unix.Syncfs)) // btrfs knows only what is committed
+	must(t, with(dir, unix.Syncfs)) // btrfs counts only committed data
 	u, err := Look(dir, mark)
 	must(t, err)
 	return u
 }
 
-// fill writes to a new file until it can't, or has written most bytes, and returns how many that
-// were. It does so as a pod does that isn't privileged: on ext4 no limit holds for who has
+// fill writes to a new file until a write fails or most bytes are written, and returns their
+// number. fill writes as an unprivileged pod does: on ext4 no limit holds for a process with
 // CAP_SYS_RESOURCE.
 func fill(t testing.TB, path string, most int64) (written int64) {
 	t.Helper()
@@ -204,7 +204,7 @@ func fill(t testing.TB, path string, most int64) (written int64) {
 func asPod(do func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocks it: the thread ends with the goroutine
+		runtime.LockOSThread() // without an unlock: the thread ends with the goroutine
 		done <- func() error {
 			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 			var data [2]unix.CapUserData

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refused says why Find finds nothing that would hold.
+// refused returns the result and the error of Find, which must be ErrNotEnforced.
 func refused(t *testing.T, dir *os.File) (Mechanism, string) {
 	t.Helper()
 	m, err := Find(context.Background(), dir)
@@ -23,7 +23,7 @@ func refused(t *testing.T, dir *os.File) (Mechanism, string) {
 	return m, err.Error()
 }
 
-func TestProjectsAreFoundOnlyWhereTheyHold(t *testing.T) {
+func TestProjectsAreFoundOnlyIfEnforced(t *testing.T) {
 	with := func(f filesystem, options string, mkfs ...string) filesystem {
 		f.name, f.options, f.mkfs = f.kind+" with "+options, options, mkfs
 		return f
@@ -36,16 +36,17 @@ func TestProjectsAreFoundOnlyWhereTheyHold(t *testing.T) {
 		{with(xfs, "uquota"), "unmount the xfs, and mount it with the option prjquota"},
 		{with(xfs, "pqnoenforce"), "not pqnoenforce"},
 		{with(ext4, "noatime"), "tune2fs -O project,quota"},
-		{with(ext4, "noatime,errors=continue", "-O", "quota,project"), "counts what projects use but has no limits"},
+		{with(ext4, "noatime,errors=continue", "-O", "quota,project"),
+			"counts the usage of projects but has no limits"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := c.mount(t)
 			if m, why := refused(t, root); m != (Mechanism{}) || !strings.Contains(why, c.want) {
 				t.Errorf("Find = %+v, %q, want %q", m, why, c.want)
 			}
-			// As when the options were changed under a driver that runs.
+			// As if the mount options changed while the driver runs.
 			if _, err := Make(Mechanism{Kind: Project}, root, "v", Options{Size: mib, Volume: "v"}); err == nil {
-				t.Error("Make made a directory that nothing holds")
+				t.Error("Make made a directory whose limit is not enforced")
 			}
 			if names, err := os.ReadDir(root.Name()); err != nil ||
 				strings.Contains(strings.Join(namesOf(names), " "), "v") {
@@ -64,7 +65,7 @@ func namesOf(entries []os.DirEntry) (names []string) {
 	return names
 }
 
-func TestOtherFilesystemsHoldNothing(t *testing.T) {
+func TestOtherFilesystemsHaveNoLimits(t *testing.T) {
 	if _, why := refused(t, open(t, "/dev/shm")); !strings.Contains(why, "no quota") {
 		t.Errorf("Find on tmpfs: %q", why)
 	}
@@ -73,11 +74,11 @@ func TestOtherFilesystemsHoldNothing(t *testing.T) {
 	defer os.Remove(dir)
 	must(t, Discard(open(t, "/dev/shm"), filepath.Base(dir), nil))
 	if err := Discard(open(t, "/dev"), "shm", nil); err == nil {
-		t.Error("Discard went into a mount")
+		t.Error("Discard entered a mount")
 	}
 }
 
-func TestGroupsAreFoundOnlyWhereTheyHold(t *testing.T) {
+func TestGroupsAreFoundOnlyIfEnforced(t *testing.T) {
 	off := btrfs
 	off.quotas = 0
 	root := off.mount(t)
@@ -98,13 +99,13 @@ func TestGroupsAreFoundOnlyWhereTheyHold(t *testing.T) {
 		t.Errorf("Make where quotas are off: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(root.Name(), "held")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it is left: %v", err)
+		t.Errorf("the directory is left: %v", err)
 	}
 	must(t, control(root, enableGroups))
 	btrfs.found(t, root)
-	must(t, Set(dir, mark, 4*mib)) // one that was made before is counted, too
+	must(t, Set(dir, mark, 4*mib)) // a directory that was made before is counted, too
 	if u := look(t, dir, mark); !u.Holds(4 * mib) {
-		t.Errorf("its limit is %+v", u)
+		t.Errorf("the limit is %+v", u)
 	}
 	must(t, control(root, disableQuotas))
 	if _, err := Look(dir, mark); !errors.Is(err, ErrNotEnforced) {
@@ -113,14 +114,14 @@ func TestGroupsAreFoundOnlyWhereTheyHold(t *testing.T) {
 	must(t, Discard(root, "volume", nil))
 }
 
-func TestGroupsAreAwaitedUntilTheyAreCounted(t *testing.T) {
+func TestGroupsAreAwaitedDuringARescan(t *testing.T) {
 	f := btrfs
 	f.quotas, f.size = 0, 512<<20
 	root := f.mount(t)
 	mark, err := Make(f.want, root, "volume", Options{})
 	must(t, err)
 	dir := open(t, filepath.Join(root.Name(), "volume"))
-	const extents = 4000 // which take a while to count
+	const extents = 4000 // the rescan takes a while
 	file, err := os.Create(filepath.Join(dir.Name(), "file"))
 	must(t, err)
 	defer file.Close()
@@ -138,20 +139,20 @@ func TestGroupsAreAwaitedUntilTheyAreCounted(t *testing.T) {
 	var counting rescanArgs
 	must(t, rescanStatus.call(root, unsafe.Pointer(&counting)))
 	if _, err := Find(ctx, root); counting.running != 0 && !errors.Is(err, context.Canceled) {
-		t.Errorf("Find = %v while it is counting", err)
+		t.Errorf("Find = %v during the rescan", err)
 	}
 	start := time.Now()
 	f.found(t, root)
-	t.Logf("at first it was counting: %d; Find took %s", counting.running, time.Since(start))
+	t.Logf("the rescan was running: %d; Find took %s", counting.running, time.Since(start))
 	must(t, rescanStatus.call(root, unsafe.Pointer(&counting)))
 	if u, err := Look(dir, mark); counting.running != 0 || err != nil || u.Used < extents*4096 {
-		t.Errorf("after Find it counts: %d, and knows of %+v, %v", counting.running, u, err)
+		t.Errorf("after Find the rescan is running: %d; Look = %+v, %v", counting.running, u, err)
 	}
 }
 
-// TestGroupsThatLostCountAreNotTrusted makes btrfs lose count as administrators do: a snapshot is
-// put into a group whose members it shares extents with.
-func TestGroupsThatLostCountAreNotTrusted(t *testing.T) {
+// TestGroupsThatAreInconsistentAreRejected makes the counts of btrfs inconsistent as administrators
+// do: by adding a snapshot to a group with whose members it shares extents.
+func TestGroupsThatAreInconsistentAreRejected(t *testing.T) {
 	root := btrfs.mount(t)
 	dir, mark := btrfs.volume(t, root, "volume", 8*mib)
 	fill(t, filepath.Join(dir.Name(), "file"), 4*mib)

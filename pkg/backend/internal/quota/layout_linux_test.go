@@ -5,11 +5,11 @@ import (
 	"unsafe"
 )
 
-func TestStructsAreLaidOutAsTheKernels(t *testing.T) {
+func TestStructsHaveTheLayoutOfTheKernel(t *testing.T) {
 	for name, size := range map[string][2]uintptr{
 		"fs_disk_quota":  {unsafe.Sizeof(diskQuota{}), 112},
 		"fs_quota_statv": {unsafe.Sizeof(quotaState{}), 160},
-		// Where no number of a call says how long it is, offsets do as well.
+		// For structs whose size is in no ioctl number, offsets are compared.
 		"d_bcount":   {unsafe.Offsetof(diskQuota{}.used), 40},
 		"d_icount":   {unsafe.Offsetof(diskQuota{}.files), 48},
 		"d_rtb":      {unsafe.Offsetof(diskQuota{}.realtime), 72},
@@ -26,9 +26,9 @@ func TestStructsAreLaidOutAsTheKernels(t *testing.T) {
 	}
 }
 
-// TestNumbersOfCallsSayHowLongTheirStructsAre: the number of an ioctl has the size of its argument
-// in bits 16 to 29.
-func TestNumbersOfCallsSayHowLongTheirStructsAre(t *testing.T) {
+// TestNumbersOfIoctlsHaveTheSizesOfTheirStructs: the number of an ioctl has the size of its
+// argument in bits 16 to 29.
+func TestNumbersOfIoctlsHaveTheSizesOfTheirStructs(t *testing.T) {
 	for _, c := range []struct {
 		request
 		size uintptr
@@ -50,7 +50,7 @@ func TestNumbersOfCallsSayHowLongTheirStructsAre(t *testing.T) {
 		{waitSync, unsafe.Sizeof(uint64(0))},
 	} {
 		if got := c.number >> 16 & 0x3fff; got != c.size {
-			t.Errorf("%s takes %d bytes, and the struct has %d", c.name, got, c.size)
+			t.Errorf("%s takes %d bytes, the struct has %d", c.name, got, c.size)
 		}
 	}
 }

@@ -6,16 +6,17 @@ import (
 	"testing"
 )
 
-func TestProjectsOfOthersAreLeftAlone(t *testing.T) {
+func TestProjectsOfOtherProgramsAreUnchanged(t *testing.T) {
 	onEach(t, projectFilesystems, func(t *testing.T, f filesystem, root *os.File) {
 		const people, limit = 7, 3 * mib
 		must(t, os.Mkdir(filepath.Join(root.Name(), "theirs"), 0o755))
 		theirs := open(t, filepath.Join(root.Name(), "theirs"))
 		must(t, enterProject(theirs, people))
-		for _, id := range []uint32{people, candidate("volume", 0)} { // one with a file, one with a limit only
+		// a project with a file, and a project with only a limit
+		for _, id := range []uint32{people, candidate("volume", 0)} {
 			must(t, limitProject(root, id, limit))
 		}
-		must(t, os.Mkdir(filepath.Join(root.Name(), "used"), 0o755)) // one with files only
+		must(t, os.Mkdir(filepath.Join(root.Name(), "used"), 0o755)) // a project with only files
 		must(t, enterProject(open(t, filepath.Join(root.Name(), "used")), candidate("volume", 1)))
 
 		taken := func(id uint32) bool { return id == candidate("volume", 2) }
@@ -31,7 +32,7 @@ func TestProjectsOfOthersAreLeftAlone(t *testing.T) {
 				t.Errorf("the limit of project %d is %d units, %v", id, q.hardLimit, err)
 			}
 		}
-		// Within a project of somebody's, each volume has its own all the same.
+		// Inside a project of another program, each volume nevertheless has its own project.
 		mark, err = Make(f.want, theirs, "inside", Options{Mode: 0o700, Size: mib, Volume: "inside"})
 		must(t, err)
 		inside := open(t, filepath.Join(theirs.Name(), "inside"))

@@ -19,7 +19,7 @@ const mib = 1 << 20
 // slack is how much of a limit a filesystem may use for itself, in bytes.
 const slack = mib
 
-// What holds on every filesystem is one test for each kind, as no kernel has them all.
+// The contract of all filesystems has a test for each kind, as no kernel supports all kinds.
 
 func TestProjectsKeepTheContract(t *testing.T) { testContract(t, projectFilesystems) }
 func TestGroupsKeepTheContract(t *testing.T)   { testContract(t, groupFilesystems) }
@@ -32,15 +32,15 @@ func testContract(t *testing.T, all []filesystem) {
 	onEach(t, all, func(t *testing.T, f filesystem, top *os.File) {
 		for name, test := range map[string]func(t *testing.T, f filesystem, root *os.File){
 			"no byte beyond the limit":                       limitHolds,
-			"a limit is raised, lowered and taken away":      limitChanges,
-			"sizes are rounded up, and no more than a block": sizesAreRounded,
-			"what is below counts, and can't be moved away":  allOfTheTreeCounts,
+			"a limit is raised, lowered and removed":         limitChanges,
+			"sizes are rounded up to at most a block":        sizesAreRounded,
+			"the whole tree counts, and cannot be moved out": allOfTheTreeCounts,
 			"an error leaves nothing":                        errorsLeaveNothing,
 			"at the same time":                               manyAtOnce,
 			"without a limit":                                noLimit,
-			"Look tells of what isn't a volume":              lookTellsOfStrangers,
-			"Discard leaves what is ordinary":                discardOfTheOrdinary,
-			"Discard":                                        discard,
+			"Look and Set reject other directories":          lookRejectsOtherDirectories,
+			"Discard keeps plain files and directories":      discardKeepsPlainFiles,
+			"Discard": discard,
 		} {
 			t.Run(name, func(t *testing.T) {
 				dir, err := os.MkdirTemp(top.Name(), "")
@@ -58,28 +58,28 @@ func limitHolds(t *testing.T, f filesystem, root *os.File) {
 	other, otherMark := f.volume(t, root, "other", size)
 	info, err := dir.Stat()
 	if err != nil || info.Mode() != fs.ModeDir|0o757 {
-		t.Errorf("its mode is %v, %v", info.Mode(), err)
+		t.Errorf("the mode is %v, %v", info.Mode(), err)
 	}
 	if u := look(t, dir, mark); !u.Holds(size) || u.Used > 64<<10 {
-		t.Errorf("a new one: %+v", u)
+		t.Errorf("a new volume: %+v", u)
 	}
 	path := filepath.Join(dir.Name(), "file")
 	if n := fill(t, path, 2*size); n > size || n < size-slack {
 		t.Errorf("%d bytes could be written, of %d", n, size)
 	}
 	if u := look(t, dir, mark); !u.Holds(size) || u.Used > size || u.Used < size-2*slack {
-		t.Errorf("the full one: %+v", u)
+		t.Errorf("the full volume: %+v", u)
 	}
 	if u := look(t, other, otherMark); !u.Holds(size) || u.Used > 64<<10 {
-		t.Errorf("the other one: %+v", u)
+		t.Errorf("the other volume: %+v", u)
 	}
 	if n := fill(t, filepath.Join(other.Name(), "file"), size/2); n != size/2 {
-		t.Errorf("%d bytes could be written to the other one", n)
+		t.Errorf("%d bytes could be written to the other volume", n)
 	}
 	must(t, os.Remove(path))
 	must(t, with(dir, unix.Syncfs))
 	if n := fill(t, path, size/2); n != size/2 {
-		t.Errorf("%d bytes could be written after all was removed", n)
+		t.Errorf("%d bytes could be written after all files were removed", n)
 	}
 }
 
@@ -94,11 +94,11 @@ func limitChanges(t *testing.T, f filesystem, root *os.File) {
 		t.Errorf("raised: %+v", u)
 	}
 	if n := fill(t, file("2"), 100*mib); n < 4*mib-slack || n > 4*mib+slack {
-		t.Errorf("%d bytes more could be written", n)
+		t.Errorf("%d more bytes could be written", n)
 	}
 	must(t, Set(dir, mark, 6*mib))
 	if u := look(t, dir, mark); !u.Holds(6*mib) || u.Used < 7*mib {
-		t.Errorf("below what is used: %+v", u)
+		t.Errorf("a limit below the usage: %+v", u)
 	}
 	if n := fill(t, file("3"), mib); n != 0 {
 		t.Errorf("%d bytes could be written beyond the lower limit", n)
@@ -117,7 +117,7 @@ func sizesAreRounded(t *testing.T, f filesystem, root *os.File) {
 	for _, size := range []int64{1, 511, 512, 1000, 1025, 4097, 1<<20 - 1, 1<<40 + 1, 1 << 60} {
 		must(t, Set(dir, mark, size))
 		if u := look(t, dir, mark); !u.Holds(size) {
-			t.Errorf("of %d bytes it made %d", size, u.Limit)
+			t.Errorf("the limit for %d bytes is %d", size, u.Limit)
 		}
 	}
 }
@@ -143,7 +143,7 @@ func allOfTheTreeCounts(t *testing.T, f filesystem, root *os.File) {
 			t.Errorf("%s to another volume: %v", name, err)
 		}
 	}
-	// The directory around it moves with all that is in it, as from staging/ to volumes/.
+	// The parent directory moves with its content, as from staging/ to volumes/.
 	must(t, os.Mkdir(filepath.Join(root.Name(), "half"), 0o700))
 	must(t, os.Mkdir(filepath.Join(root.Name(), "volumes"), 0o700))
 	half := open(t, filepath.Join(root.Name(), "half"))
@@ -153,7 +153,7 @@ func allOfTheTreeCounts(t *testing.T, f filesystem, root *os.File) {
 	moved := open(t, filepath.Join(root.Name(), "volumes", "id", "data"))
 	if n := fill(t, filepath.Join(moved.Name(), "file"), 10*mib); n > 4*mib || n < 4*mib-slack ||
 		!look(t, moved, mark).Holds(4*mib) {
-		t.Errorf("%d bytes could be written after it was moved: %+v", n, look(t, moved, mark))
+		t.Errorf("%d bytes could be written after the move: %+v", n, look(t, moved, mark))
 	}
 }
 
@@ -161,13 +161,13 @@ func errorsLeaveNothing(t *testing.T, f filesystem, root *os.File) {
 	m := f.found(t, root)
 	must(t, os.Mkdir(filepath.Join(root.Name(), "there"), 0o755))
 	if _, err := Make(m, root, "there", Options{Size: mib, Volume: "v"}); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("Make of what exists: %v", err)
+		t.Errorf("Make of an existing name: %v", err)
 	}
 	if _, err := Make(m, root, "there/below", Options{Size: mib, Volume: "v"}); f.want.Kind == Subvolume && err == nil {
-		t.Error("a name with a slash was taken")
+		t.Error("a name with a slash was accepted")
 	}
 	if _, err := Make(m, root, "", Options{Size: mib, Volume: "v"}); err == nil {
-		t.Error("an empty name was taken")
+		t.Error("an empty name was accepted")
 	}
 	if _, err := Make(Mechanism{}, root, "none", Options{Volume: "v"}); !errors.Is(err, ErrNotEnforced) {
 		t.Errorf("Make without a mechanism: %v", err)
@@ -175,10 +175,10 @@ func errorsLeaveNothing(t *testing.T, f filesystem, root *os.File) {
 	all := func(uint32) bool { return true }
 	if _, err := Make(m, root, "taken", Options{Size: mib, Volume: "v", Taken: all}); f.want.Kind == Project &&
 		err == nil {
-		t.Error("a project was found where all are taken")
+		t.Error("a project was found although all are in use")
 	}
 	if _, err := os.Stat(filepath.Join(root.Name(), "none")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("something is left: %v", err)
+		t.Errorf("a directory is left: %v", err)
 	}
 }
 
@@ -215,7 +215,7 @@ func noLimit(t *testing.T, f filesystem, root *os.File) {
 		t.Errorf("%d bytes could be written", n)
 	}
 	if u := look(t, dir, mark); u.Limit != 0 || u.Used < 10*mib || u.Used > 11*mib {
-		t.Errorf("its use is %+v", u)
+		t.Errorf("the usage is %+v", u)
 	}
 	must(t, Set(dir, mark, 12*mib))
 	if n := fill(t, filepath.Join(dir.Name(), "more"), 10*mib); n > 2*mib {
@@ -223,7 +223,7 @@ func noLimit(t *testing.T, f filesystem, root *os.File) {
 	}
 }
 
-func lookTellsOfStrangers(t *testing.T, f filesystem, root *os.File) {
+func lookRejectsOtherDirectories(t *testing.T, f filesystem, root *os.File) {
 	dir, mark := f.volume(t, root, "volume", mib)
 	must(t, os.Mkdir(filepath.Join(root.Name(), "plain"), 0o755))
 	plain := open(t, filepath.Join(root.Name(), "plain"))
@@ -232,12 +232,12 @@ func lookTellsOfStrangers(t *testing.T, f filesystem, root *os.File) {
 		"Set of a plain directory":   Set(plain, mark, mib),
 		"Look with an unknown mark":  func() error { _, err := Look(dir, Mark{}); return err }(),
 		"Set with an unknown mark":   Set(dir, Mark{}, mib),
-		"Look with the other's mark": func() error { _, err := Look(dir, other(mark)); return err }(),
-		"Set with the other's mark":  Set(dir, other(mark), mib),
+		"Look with the wrong kind":   func() error { _, err := Look(dir, other(mark)); return err }(),
+		"Set with the wrong kind":    Set(dir, other(mark), mib),
 		"Look at another filesystem": func() error { _, err := Look(open(t, t.TempDir()), mark); return err }(),
 		"Set of another filesystem":  Set(open(t, "/dev"), mark, mib),
 		"Look at no subvolume's top": func() error { _, err := Look(plain, Mark{Kind: Subvolume}); return err }(),
-		"Look in a project of nobody": func() error {
+		"Look in an unknown project": func() error {
 			_,
 				err := Look(dir, Mark{Kind: Project, Project: 7})
 			return err
@@ -257,7 +257,7 @@ func other(m Mark) Mark {
 	return Mark{Kind: Project, Project: firstProject}
 }
 
-func discardOfTheOrdinary(t *testing.T, f filesystem, root *os.File) {
+func discardKeepsPlainFiles(t *testing.T, f filesystem, root *os.File) {
 	must(t, os.MkdirAll(filepath.Join(root.Name(), "plain", "below"), 0o755))
 	must(t, os.WriteFile(filepath.Join(root.Name(), "file"), nil, 0o600))
 	dir, mark := f.volume(t, root, "volume", 2*mib)
@@ -279,19 +279,19 @@ func discardOfTheOrdinary(t *testing.T, f filesystem, root *os.File) {
 		t.Errorf("the limit is %+v", u)
 	}
 	if err := Discard(root, "../"+filepath.Base(root.Name()), nil); err == nil {
-		t.Error("a way out of the directory was taken")
+		t.Error("Discard followed a path out of the directory")
 	}
 }
 
 func discard(t *testing.T, f filesystem, root *os.File) {
-	for round := range 2 { // the second time it is found as if it had never been
+	for round := range 2 { // in the second round no trace of the first is left
 		dir, mark := f.volume(t, root, "volume", 4*mib)
 		must(t, os.Mkdir(filepath.Join(dir.Name(), "a"), 0o700))
 		fill(t, filepath.Join(dir.Name(), "a", "file"), 100*mib)
 		if f.want.Kind == Project {
 			must(t, Discard(root, "volume", func(id uint32) bool { return id == mark.Project }))
 			if u := look(t, dir, mark); !u.Holds(4 * mib) {
-				t.Errorf("without its limit, which is another's, too: %+v", u)
+				t.Errorf("Discard removed a limit that another volume has, too: %+v", u)
 			}
 		}
 		dir.Close()
@@ -301,16 +301,16 @@ func discard(t *testing.T, f filesystem, root *os.File) {
 		must(t, os.RemoveAll(dir.Name()))
 		if f.want.Kind == Project {
 			q, err := getProject(root, mark.Project)
-			// xfs takes its time
+			// xfs removes the usage with a delay
 			for deadline := time.Now().Add(10 * time.Second); err == nil && !q.empty() && time.Now().Before(deadline); {
 				time.Sleep(10 * time.Millisecond)
 				q, err = getProject(root, mark.Project)
 			}
 			if err != nil || !q.empty() {
-				t.Errorf("left of project %d: %+v, %v", mark.Project, q, err)
+				t.Errorf("usage left in project %d: %+v, %v", mark.Project, q, err)
 			}
 			if want := candidate(dir.Name(), 0); mark.Project != want {
-				t.Errorf("in round %d its project is %d, want %d", round, mark.Project, want)
+				t.Errorf("in round %d the project is %d, want %d", round, mark.Project, want)
 			}
 		}
 	}
@@ -319,8 +319,7 @@ func discard(t *testing.T, f filesystem, root *os.File) {
 	}
 }
 
-// powerCut cuts the power after a file was synced that was made after all else, as the record of a
-// volume is.
+// powerCut cuts the power after a file was synced that was made last, as the record of a volume is.
 func powerCut(t *testing.T, f filesystem, root *os.File) {
 	first, firstMark := f.volume(t, root, "first", 4*mib)
 	must(t, Set(first, firstMark, 6*mib))
@@ -336,12 +335,11 @@ func powerCut(t *testing.T, f filesystem, root *os.File) {
 	must(t, err)
 	must(t, errors.Join(record.Sync(), with(root, unix.Fsync)))
 
-	// What is in the image now has been written by the filesystem, in an order that it may be cut
-	// off in.
+	// The image has the writes of the filesystem so far: the state after a power cut.
 	image := backing(t, root)
 	copied := filepath.Join(t.TempDir(), "disk")
 	run(t, "cp", "--sparse=always", image, copied)
-	// two with one ID can't be mounted at once
+	// two filesystems with the same UUID cannot be mounted at once
 	must(t, errors.Join(record.Close(), first.Close(), second.Close(), third.Close(), root.Close()))
 	must(t, unix.Unmount(root.Name(), 0))
 	again := open(t, f.attach(t, copied))
@@ -361,13 +359,13 @@ func powerCut(t *testing.T, f filesystem, root *os.File) {
 	}
 }
 
-// promise is what a volume's record says.
+// promise is the content of a volume's record.
 type promise struct {
 	mark Mark
 	size int64
 }
 
-// backing returns the file that a filesystem is in.
+// backing returns the file of a mounted filesystem.
 func backing(t *testing.T, root *os.File) string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")

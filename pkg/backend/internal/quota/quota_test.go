@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestCandidatesAreTheSameInEveryTryAndInTheRange(t *testing.T) {
+func TestCandidatesAreStableAndInRange(t *testing.T) {
 	seen := map[uint32]bool{}
 	for n := range candidates {
 		id := candidate("volume", n)
@@ -15,11 +15,11 @@ func TestCandidatesAreTheSameInEveryTryAndInTheRange(t *testing.T) {
 		seen[id] = true
 	}
 	if candidate("volume", 0) == candidate("other", 0) {
-		t.Error("two volumes begin with the same")
+		t.Error("two volumes have the same first candidate")
 	}
 }
 
-func TestALimitHoldsASizeIfItIsThatButForRounding(t *testing.T) {
+func TestHoldsAllowsForRounding(t *testing.T) {
 	for _, c := range []struct {
 		limit, size int64
 		want        bool

@@ -25,7 +25,7 @@ func snapshots(t *testing.T, f filesystem, root *os.File) {
 	must(t, os.WriteFile(filepath.Join(dir.Name(), "inside", "f"), nil, 0o600))
 	_, err = Snapshot(dir, root, "snapshot", 0, true)
 	must(t, err)
-	must(t, os.Truncate(path, mib)) // it changes no more
+	must(t, os.Truncate(path, mib)) // the snapshot does not change any more
 	snapshot := open(t, filepath.Join(root.Name(), "snapshot"))
 	if info, err := os.Stat(filepath.Join(snapshot.Name(), "file")); err != nil || info.Size() != 6*mib {
 		t.Errorf("the snapshot has %v, %v", info, err)
@@ -40,20 +40,20 @@ func snapshots(t *testing.T, f filesystem, root *os.File) {
 	must(t, err)
 	restored := open(t, filepath.Join(root.Name(), "restored"))
 	if info, err := restored.Stat(); err != nil || info.Mode() != fs.ModeDir|0o751 {
-		t.Errorf("the mode of the restored one is %v, %v", info.Mode(), err)
+		t.Errorf("the mode of the restored volume is %v, %v", info.Mode(), err)
 	}
 	u := look(t, restored, mark)
 	shared := int64(6 * mib)
 	if f.want.Simple {
-		shared = 0 // it counts for the volume that wrote it
+		shared = 0 // shared blocks count for the volume that wrote them
 	}
 	if !u.Holds(8*mib) || u.Used < shared || u.Used > shared+mib {
-		t.Errorf("the restored one has %+v", u)
+		t.Errorf("the restored volume has %+v", u)
 	}
 	if n := fill(t, filepath.Join(restored.Name(), "more"), 100*mib); n > 8*mib-shared || n < 8*mib-shared-slack {
-		t.Errorf("%d bytes could be written to the restored one", n)
+		t.Errorf("%d bytes could be written to the restored volume", n)
 	}
-	// No less of a volume in which there is no room for anything.
+	// The same for a full volume.
 	full, _ := f.volume(t, root, "full", 4*mib)
 	for i := range 4 {
 		fill(t, filepath.Join(full.Name(), fmt.Sprint(i)), 100*mib)
@@ -64,11 +64,11 @@ func snapshots(t *testing.T, f filesystem, root *os.File) {
 	must(t, err)
 	again := open(t, filepath.Join(root.Name(), "full again"))
 	if u := look(t, again, mark); !u.Holds(4 * mib) {
-		t.Errorf("the full one, restored, has %+v", u)
+		t.Errorf("the restored full volume has %+v", u)
 	}
 	must(t, Set(again, mark, 8*mib))
 	if n := fill(t, filepath.Join(again.Name(), "more"), 100*mib); n < 4*mib-2*slack {
-		t.Errorf("%d bytes could be written to it after it grew", n)
+		t.Errorf("%d bytes could be written to the volume after its expansion", n)
 	}
 	for _, name := range []string{"volume", "snapshot", "restored", "full", "of full", "full again"} {
 		must(t, Discard(root, name, nil))
@@ -88,32 +88,34 @@ func TestGroupsSnapshotErrorsLeaveNothing(t *testing.T) {
 	}
 	for _, parent := range []*os.File{elsewhere, open(t, t.TempDir())} {
 		if _, err := Snapshot(dir, parent, "s", 0, true); !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("onto another filesystem: %v", err)
+			t.Errorf("to another filesystem: %v", err)
 		}
 	}
 	if _, err := Snapshot(dir, root, "plain", 0, true); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("onto what exists: %v", err)
+		t.Errorf("to an existing name: %v", err)
 	}
 	must(t, control(root, disableQuotas))
 	if _, err := Snapshot(dir, root, "s", mib, false); !errors.Is(err, ErrNotEnforced) {
 		t.Errorf("with a limit where quotas are off: %v", err)
 	}
 	if _, err := os.Lstat(filepath.Join(root.Name(), "s")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is left: %v", err)
+		t.Errorf("the subvolume is left: %v", err)
 	}
 }
 
-// TestGroupsGoWithAllThatAPodMade: a pod may make subvolumes and snapshots in its volume, make them
-// read-only, and fill the volume until nothing more can be done in it.
-func TestGroupsGoWithAllThatAPodMade(t *testing.T)       { onEach(t, groupFilesystems, hostile) }
-func TestSimpleGroupsGoWithAllThatAPodMade(t *testing.T) { onEach(t, simpleFilesystems, hostile) }
+// TestGroupsOfNestedSubvolumesAreDiscarded: a pod may make subvolumes and snapshots in its volume,
+// make them read-only, and fill the volume until no change is possible in it.
+func TestGroupsOfNestedSubvolumesAreDiscarded(t *testing.T) { onEach(t, groupFilesystems, hostile) }
+func TestSimpleGroupsOfNestedSubvolumesAreDiscarded(t *testing.T) {
+	onEach(t, simpleFilesystems, hostile)
+}
 
 func hostile(t *testing.T, f filesystem, root *os.File) {
 	before := groups(t, root)
 	other, otherMark := f.volume(t, root, "other", mib)
 	dir, _ := f.volume(t, root, "volume", 8*mib)
 	nested := []*os.File{dir}
-	for i := range 20 { // one in the other, below directories
+	for i := range 20 { // nested, below directories
 		sub := filepath.Join(nested[i].Name(), "a", "b\xff")
 		must(t, os.MkdirAll(sub, 0o700))
 		in := open(t, sub)
@@ -121,7 +123,7 @@ func hostile(t *testing.T, f filesystem, root *os.File) {
 		must(t, errors.Join(err, in.Close()))
 		nested = append(nested, open(t, filepath.Join(sub, "sub")))
 	}
-	for i := range 100 { // many in one place
+	for i := range 100 { // many in the same directory
 		_, err := Make(f.want, dir, fmt.Sprint("many", i), Options{})
 		must(t, err)
 	}
@@ -138,19 +140,19 @@ func hostile(t *testing.T, f filesystem, root *os.File) {
 		must(t, Discard(root, "volume", nil))
 	}
 	if _, err := os.Lstat(dir.Name()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is left: %v", err)
+		t.Errorf("the subvolume is left: %v", err)
 	}
-	for _, subvolume := range nested { // until then the kernel keeps what is open
+	for _, subvolume := range nested { // the kernel keeps open subvolumes until they are closed
 		subvolume.Close()
 	}
 	run(t, "btrfs", "subvolume", "sync", root.Name())
 	must(t, with(root, unix.Syncfs))
 	must(t, Sweep(root))
 	if after := groups(t, root); after != before+1 {
-		t.Errorf("there are %d quota groups, after %d and one of a volume that stays", after, before)
+		t.Errorf("there are %d quota groups, want %d and that of the volume that stays", after, before)
 	}
 	if u := look(t, other, otherMark); !u.Holds(mib) {
-		t.Errorf("the one that stays has %+v", u)
+		t.Errorf("the volume that stays has %+v", u)
 	}
 }
 

@@ -15,7 +15,7 @@ type value struct {
 	Size int64  `json:"size,omitempty"`
 }
 
-// root returns a directory, and its path.
+// root returns an open directory and its path.
 func root(t testing.TB) (*beneath.Dir, string) {
 	path := t.TempDir()
 	d, err := beneath.Open(path)
@@ -26,7 +26,7 @@ func root(t testing.TB) (*beneath.Dir, string) {
 	return d, path
 }
 
-func TestWhatWasWrittenIsRead(t *testing.T) {
+func TestReadReturnsTheWrittenValue(t *testing.T) {
 	f, want := Format{Version: 1}, value{Name: "ä<>\u2028", Size: 1 << 60}
 	dir, _ := root(t)
 	if err := f.Create(dir, "r.json", want); err != nil {
@@ -41,7 +41,7 @@ func TestWhatWasWrittenIsRead(t *testing.T) {
 	}
 }
 
-func TestReplaceLeavesTheOldOrTheNew(t *testing.T) {
+func TestReplaceLeavesTheOldOrTheNewFile(t *testing.T) {
 	f := Format{Version: 1}
 	dir, path := root(t)
 	if err := os.WriteFile(filepath.Join(path, "r.json.new"), []byte("what a crash left"), 0o600); err != nil {
@@ -61,13 +61,13 @@ func TestReplaceLeavesTheOldOrTheNew(t *testing.T) {
 	}
 }
 
-func TestDamageIsTold(t *testing.T) {
+func TestDamageIsReported(t *testing.T) {
 	f := Format{Version: 1}
 	good, err := f.Encode(value{Name: "volume", Size: 4096})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range len(good) - 2 { // the newline is no loss
+	for i := range len(good) - 2 { // the file is valid without its newline
 		if err := f.Decode(good[:i], &value{}); !errors.Is(err, ErrDamaged) {
 			t.Errorf("cut after %d bytes: %v, want ErrDamaged", i, err)
 		}
@@ -90,7 +90,7 @@ func TestDamageIsTold(t *testing.T) {
 	}
 }
 
-func TestAnOlderVersionIsUpgradedAndANewerOneRefused(t *testing.T) {
+func TestOldVersionsAreUpgradedAndNewVersionsRejected(t *testing.T) {
 	older, err := Format{Version: 1}.Encode(map[string]string{"title": "volume"})
 	if err != nil {
 		t.Fatal(err)
@@ -112,14 +112,14 @@ func TestAnOlderVersionIsUpgradedAndANewerOneRefused(t *testing.T) {
 		t.Errorf("Decode = %v, want ErrNewer", err)
 	}
 	if err := current.Decode([]byte(`{"version":3,"signature":"who knows"}`), &got); !errors.Is(err, ErrNewer) {
-		t.Errorf("Decode = %v, want ErrNewer for a file of another form too", err)
+		t.Errorf("Decode = %v, want ErrNewer also for a file in another form", err)
 	}
 	if err := (Format{Version: 2}).Decode(older, &got); !errors.Is(err, ErrDamaged) {
 		t.Errorf("Decode without an upgrade = %v, want ErrDamaged", err)
 	}
 }
 
-func TestOnlyAFileInTheDirectoryIsRead(t *testing.T) {
+func TestOnlyRegularFilesAreRead(t *testing.T) {
 	f := Format{Version: 1}
 	dir, path := root(t)
 	good, _ := f.Encode(value{Name: "secret"})
@@ -154,7 +154,7 @@ func TestOnlyAFileInTheDirectoryIsRead(t *testing.T) {
 	}
 }
 
-func TestWhatIsTooLargeToBeReadIsNotWritten(t *testing.T) {
+func TestRecordsOverTheLimitAreNotWritten(t *testing.T) {
 	f := Format{Version: 1}
 	dir, _ := root(t)
 	want := value{Name: strings.Repeat("x", maxSize/2)}
@@ -185,7 +185,7 @@ func FuzzDecode(f *testing.F) {
 		case err == nil:
 			again, err := format.Encode(v)
 			if err != nil || format.Decode(again, &v) != nil {
-				t.Errorf("%q was read and can't be written: %v", file, err)
+				t.Errorf("%q was read but cannot be written: %v", file, err)
 			}
 		case !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer):
 			t.Errorf("Decode(%q) = %v", file, err)
