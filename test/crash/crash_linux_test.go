@@ -1,5 +1,6 @@
-// Package crash kills the driver, at every named point and at random, and looks at what the next one finds: every
-// acknowledged volume with its data, nothing half-made, and a retry of the interrupted call that succeeds.
+// Package crash kills the driver, at every crash point and at random, and checks the state that the
+// next driver finds: every acknowledged volume with its data, no incomplete object, and success of
+// another attempt of the interrupted call.
 package crash
 
 import (
@@ -89,7 +90,7 @@ func points(t *testing.T) []string {
 	return names
 }
 
-// world is a node with its kubelet directory, on which one driver after another runs.
+// world is a node with its kubelet directory, for a sequence of drivers.
 type world struct {
 	*testing.T
 	bin, dir, root, kubelet string
@@ -105,7 +106,7 @@ type world struct {
 func newWorld(t *testing.T, bin string) *world {
 	dir, err := os.MkdirTemp("", "crash")
 	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir) // as the kernel will tell what is mounted there
+		dir, err = filepath.EvalSymlinks(dir) // as the kernel will report the mount
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -244,7 +245,7 @@ type life struct {
 	copied          *life  // made from the snapshot, and later from the volume
 }
 
-// kind is what a volume is made of, and how it is used.
+// kind is the kind of a volume and its use.
 type kind string
 
 const (
@@ -281,7 +282,7 @@ func (l *life) parameters() map[string]string {
 	return map[string]string{"kind": "image"}
 }
 
-// data returns the path of what the driver keeps of the volume.
+// data returns the path of the volume's data below the root.
 func (l *life) data() string {
 	if l.kind == directory {
 		return filepath.Join(l.root, "volumes", l.id, "data")
@@ -289,7 +290,7 @@ func (l *life) data() string {
 	return filepath.Join(l.root, "volumes", l.id, "image.raw")
 }
 
-// files is how many files a pod writes: more than the trash removes in one go.
+// files is the number of files that a pod writes: more than the trash removes at once.
 const files = 300
 
 func (l *life) create(ctx context.Context) error { return l.createFrom(ctx, nil) }
@@ -319,7 +320,7 @@ func (l *life) publish(ctx context.Context) error {
 	return err
 }
 
-// write is what a pod does.
+// write makes the writes of a pod.
 func (l *life) write(context.Context) error {
 	if l.kind == device {
 		return l.writeDevice()
@@ -341,7 +342,7 @@ func (l *life) writeDevice() error {
 	return errors.Join(err, dev.Sync(), dev.Close(), l.check(l.target))
 }
 
-// publishAgain finds what was written.
+// publishAgain checks the writes.
 func (l *life) publishAgain(ctx context.Context) error {
 	if err := l.publish(ctx); err != nil {
 		return err
@@ -373,7 +374,7 @@ func (l *life) delete(ctx context.Context) error {
 	return err
 }
 
-// inline is what a pod with an inline volume adds: made, used and ended at once.
+// inline adds a pod with an inline volume: made, used and ended at once.
 func (l *life) inlineRequest() *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
 		VolumeId: fmt.Sprintf("csi-%064x",
@@ -424,7 +425,7 @@ func (l *life) endGroup(ctx context.Context) error {
 	return err
 }
 
-// restore makes a volume of the snapshot, while this one is used.
+// restore makes a volume of the snapshot, while this volume is used.
 func (l *life) restore(ctx context.Context) error {
 	return l.copyOf(ctx, "restored", &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: l.snapshot},
@@ -444,7 +445,7 @@ func (l *life) copyOf(ctx context.Context, what string, source *csi.VolumeConten
 	return l.copied.createFrom(ctx, source)
 }
 
-// look finds in the copy what was written to its source.
+// look checks that the copy has the writes of its source.
 func (l *life) look(ctx context.Context) error {
 	c := l.copied
 	for _, call := range []func(context.Context) error{c.stage, c.publish} {
@@ -453,7 +454,7 @@ func (l *life) look(ctx context.Context) error {
 		}
 	}
 	original := *c
-	original.name = l.name // which is what was written
+	original.name = l.name // which are the writes
 	err := original.check(c.target)
 	return errors.Join(err, c.unpublish(ctx), c.unstage(ctx))
 }
@@ -471,7 +472,7 @@ func (l *life) modify(ctx context.Context) error {
 	return err
 }
 
-// step is one call of a life, or what a pod does.
+// step is a call of a life, or an action of a pod.
 type step struct {
 	name string
 	do   func(*life, context.Context) error
@@ -504,7 +505,7 @@ var steps = []step{
 	{"delete", (*life).delete},
 }
 
-// at returns the number of a step, and after that of the one that follows it.
+// at returns the number of a step, and the number of the step after it.
 func (l *life) at(name string) int {
 	i := slices.IndexFunc(steps, func(s step) bool { return s.name == name })
 	if i < 0 {
@@ -560,12 +561,12 @@ func (l *life) check(path string) error {
 	return nil
 }
 
-// between reports whether one step was acknowledged, and another one hasn't been begun.
+// between reports whether a step was acknowledged, and another step has not begun.
 func (l *life) between(done, begun string) bool {
 	return l.next >= l.after(done) && l.next < l.at(begun)
 }
 
-// kept makes sure that what was acknowledged is there.
+// kept checks that acknowledged objects exist.
 func (l *life) kept() {
 	l.Helper()
 	data := l.data()
@@ -611,7 +612,7 @@ func interrupted(err error) bool {
 	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.Canceled
 }
 
-// whole makes sure that every volume on disk is one that the driver lists, and whole.
+// whole checks that every volume on disk is listed by the driver, and complete.
 func (w *world) whole() {
 	w.Helper()
 	list, err := w.ListVolumes(context.Background(), &csi.ListVolumesRequest{})
@@ -702,8 +703,8 @@ type death struct {
 
 func (d death) String() string { return fmt.Sprintf("%s:%d", d.point, d.time) }
 
-// often says how many times a life gets to points that more than one call has on its way: a volume, an inline one, a
-// snapshot, what is restored, a clone and a group are all created.
+// often returns the number of times that a life reaches a crash point shared by several calls: a
+// volume, an inline volume, a snapshot, a restored volume, a clone and a group are all created.
 var often = map[string]int{"create": 6, "copy": 3, "delete": 3, "freeze": 2, "restore": 2}
 
 // deaths are all points, with each kind of volume that gets there.
@@ -743,8 +744,8 @@ func deaths(t *testing.T) []death {
 	return all
 }
 
-// newWorldFor is a world whose root can do what there is to be: cut images while they are mounted, or copy a directory
-// file by file.
+// newWorldFor is a world whose root has the required capability: snapshots of mounted images, or
+// copies of a directory file by file.
 func newWorldFor(t *testing.T, bin string, d death) *world {
 	t.Helper()
 	if d.point == "copy:tree" || d.point == "trash:burst" ||
@@ -764,7 +765,7 @@ func newWorldFor(t *testing.T, bin string, d death) *world {
 // all is set in the environment where nothing is to be left out: make crash does it.
 const all = "CAUSEWAY_CRASH_ALL"
 
-// part returns some of what there is to try, another part in each run, as all of it takes minutes.
+// part returns a part of the cases, another part in each run, as all of them take minutes.
 func part[T any](t *testing.T, tries []T, one int) []T {
 	t.Helper()
 	if os.Getenv(all) != "" {

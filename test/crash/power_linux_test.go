@@ -23,11 +23,12 @@ import (
 	"github.com/causeway-csi/causeway/internal/testdisk"
 )
 
-// When only the driver dies, the kernel still writes out what it was given, and a missing fsync is never seen. Here the
-// root is a filesystem in a file. The file is copied at the moment the power goes, and the next driver gets the copy:
-// what the filesystem hadn't written by then is lost. A disk that lies about its cache is not in the picture.
+// When only the driver dies, the kernel still writes out its cache, and a missing fsync is never
+// seen. Here the root is a filesystem in a file. The file is copied at the moment of the power cut,
+// and the next driver gets the copy: data that the filesystem had not written by then is lost. A
+// disk with a false write cache is not simulated.
 
-// filesystem is what a root may be on.
+// filesystem is the filesystem of a root.
 type filesystem struct {
 	name    string
 	size    int64  // of an image, in bytes: about the least that mkfs takes
@@ -139,14 +140,14 @@ func (d *disk) cut() {
 // unsynced is a file that no power cut leaves.
 const unsynced = "unsynced"
 
-// survivors returns a copy of the disk, with what the filesystem has written to it by now.
+// survivors returns a copy of the disk, with the data that the filesystem has written to it by now.
 func (d *disk) survivors() string {
 	d.Helper()
 	if err := os.WriteFile(filepath.Join(d.root, unsynced), nil, 0o600); err != nil {
 		d.Fatal(err)
 	}
 	after := d.image + ".after"
-	for deadline := time.Now().Add(patience); ; { // the disk of one moment: nothing was written while it was copied
+	for deadline := time.Now().Add(patience); ; { // the disk of a single moment: nothing was written while it was copied
 		before, rest := d.written()
 		d.run("cp", d.image, after)
 		if now, still := d.written(); rest && still && before == now {
@@ -185,7 +186,7 @@ func (d *disk) lost() {
 	}
 }
 
-// known makes sure that the driver says of a volume what was acknowledged.
+// known checks that the driver reports a volume as acknowledged.
 func (l *life) known() {
 	l.Helper()
 	_, err := l.ControllerGetVolumeHealth(context.Background(), &csi.ControllerGetVolumeHealthRequest{VolumeId: l.id})
@@ -208,7 +209,7 @@ type outage struct {
 	kind    kind
 	during  string // a step, or "identity", which is the first start
 	point   string // where the driver dies; it lives if this is ""
-	retried bool   // another driver does what this one died of, and then the power goes
+	retried bool   // the next driver recovers from the death of this driver, and then the power is cut
 }
 
 // ways are the crash points on the way of a step, by the first part of their names.
@@ -240,7 +241,8 @@ func (o outage) passes(point string, f filesystem) bool {
 	return true
 }
 
-// outages are one for each thing that is acknowledged, and two for each crash point on the way there.
+// outages has an outage for each acknowledged object, and two for each crash point on the way
+// there.
 func outages(t *testing.T, f filesystem) []outage {
 	t.Helper()
 	all := []outage{
@@ -304,7 +306,7 @@ func (o outage) happen(d *disk, l *life) {
 	d.cut()
 }
 
-// lead makes what there has to be before the moment: acknowledged, and written out long ago.
+// lead makes the objects that must exist before the moment: acknowledged, and written out before.
 func (o outage) lead(l *life) error {
 	l.unwritten = true
 	if o.during == "create" {
@@ -327,7 +329,7 @@ func (o outage) lead(l *life) error {
 	return nil
 }
 
-// retry does once more what was interrupted, and takes it back.
+// retry repeats the interrupted call, and undoes it.
 func (o outage) retry(l *life) error {
 	undo := map[string]string{"snapshot": "delete snapshot", "restore": "delete what was restored",
 		"group": "end group"}[o.during]
@@ -371,7 +373,7 @@ func (o outage) test(t *testing.T, bin string, f filesystem) {
 	if o.during == "identity" {
 		must(l.do(steps[l.at("create")]))
 	}
-	must(o.retry(l)) // what isn't there can be made, and what is there can be found
+	must(o.retry(l)) // a missing object can be made, and an existing object can be found
 	for _, name := range []string{"create", "delete"} {
 		must(other.do(steps[other.at(name)]))
 	}

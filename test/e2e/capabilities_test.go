@@ -18,7 +18,7 @@ import (
 	"github.com/causeway-csi/causeway/pkg/driver"
 )
 
-// declared is what of a driver file can be compared with what the driver says of itself.
+// declared has the fields of a driver file that can be compared with the driver's capabilities.
 type declared struct {
 	DriverInfo struct {
 		Name         string
@@ -29,7 +29,8 @@ type declared struct {
 	InlineVolumes                                            []any
 }
 
-// exceptions are what a driver has and its configuration doesn't declare, by "configuration capability", with the reason.
+// exceptions are capabilities that a driver has and its configuration does not declare, by
+// "configuration capability", with the reason.
 var exceptions = map[string]string{
 	"hostpath-directory block":            "a directory is no device",
 	"hostpath-directory groupSnapshot":    "images only: docs/explanation/snapshots.md",
@@ -101,7 +102,7 @@ func TestTheDeclarationsAreTheDrivers(t *testing.T) {
 	}
 }
 
-// compareDeclaration compares the configuration in dir with what its driver can do.
+// compareDeclaration compares the configuration in dir with the capabilities of its driver.
 func compareDeclaration(t *testing.T, dir string, b backend.Backend) {
 	t.Helper()
 	name := filepath.Base(dir)
@@ -148,7 +149,7 @@ func compareDeclaration(t *testing.T, dir string, b backend.Backend) {
 	}
 }
 
-// capabilities returns what the driver of a backend can do, in the words of the suite.
+// capabilities returns the capabilities of the driver of a backend, in the words of the suite.
 func capabilities(b backend.Backend) map[string]bool {
 	controller := func(want csi.ControllerServiceCapability_RPC_Type) bool {
 		return slices.ContainsFunc(driver.ControllerCapabilities(b).GetCapabilities(),
@@ -188,10 +189,11 @@ func capabilities(b backend.Backend) map[string]bool {
 		"volumeLimits":        limits,
 		// CSI has no word for these. Several nodes read an attached disk. They write to it as a block device only, and RWX is for filesystems, too.
 		"capReadOnlyMany": attaches, "RWX": false,
-		// CSI has no word for these either. They are false of a driver for many nodes, without VOLUME_MOUNT_GROUP, and whose CSIDriver says
-		// that mounts have no labels of their own; the last is what a driver lacks.
+		// CSI has no word for these either. They are false for a driver for many nodes, without
+		// VOLUME_MOUNT_GROUP, whose CSIDriver has no mount option for labels; the last is a missing
+		// capability.
 		"singleNodeVolume": false, "volumeMountGroup": false, "seLinuxMount": false, "FSResizeFromSourceNotSupported": false,
-		// Nor for these, which are what the volumes are for.
+		// Nor for these, which are purposes of the volumes.
 		"persistence": true, "block": true, "exec": true, "fsGroup": true, "multipods": true, "multiplePVsSameID": true,
 	}
 }

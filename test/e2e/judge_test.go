@@ -68,7 +68,7 @@ func TestARunIsJudged(t *testing.T) {
 	two, unreachable := features{ssh: true, nodes: 2}, features{nodes: 2}
 	for name, test := range map[string]struct {
 		ran  []result.Spec
-		all  []string // beside those; one that is left out, where it is nil
+		all  []string // beside those; a nil entry is left out
 		in   features
 		want string // in the only problem; empty if there is none
 	}{

@@ -15,7 +15,7 @@ func TestAMissedGoalIsSeen(t *testing.T) {
 		{AtMost(1.2), -0.3, false},
 		{Under(25), 24.99, true},
 		{Under(25), 25, false},
-		{Under(25), 0, false}, // what can't be read
+		{Under(25), 0, false}, // an unreadable input
 	} {
 		if got := c.asked.met(c.figure); got != c.want {
 			t.Errorf("%s %v, of %v: met is %v", c.asked.word, c.asked.limit, c.figure, got)

@@ -41,7 +41,7 @@ func (w *world) listsFail(words ...string) {
 		words...)
 }
 
-// health returns the one thing that is wrong with a volume.
+// health returns the only condition of a volume.
 func (w *world) health(id string) csi.VolumeHealthErrorType {
 	w.Helper()
 	resp, err := w.ControllerGetVolumeHealth(w.soon(), &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
@@ -59,7 +59,7 @@ func TestANodeBehindACutNetworkIsAwayAndTheOthersGoOn(t *testing.T) {
 	sa, sb := w.snapshot("sa", va), w.snapshot("sb", vb)
 	w.must(a.host.cut())
 
-	late, cancel := context.WithTimeout(ctx, time.Second) // nobody has noticed yet
+	late, cancel := context.WithTimeout(ctx, time.Second) // no program has noticed yet
 	defer cancel()
 	if _, err := w.CreateVolume(late, create("late", "a")); !again(err) {
 		t.Errorf("a volume on a node that is cut off: %v", err)
@@ -214,7 +214,7 @@ func (w *world) look() {
 	w.nodes["b"].start()
 }
 
-// lostAt waits until nobody answers at an address.
+// lostAt waits until no node answers at an address.
 func (w *world) lostAt(address string) {
 	w.Helper()
 	w.wantReady("(" + address + ")")

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// nameServer answers for one name, with what the test says.
+// nameServer answers for a single name, as the test sets.
 type nameServer struct {
 	packets net.PacketConn
 	streams net.Listener
@@ -23,11 +23,11 @@ type nameServer struct {
 
 const nodesName = "nodes.test"
 
-// maxPacket is how long an answer over UDP may be, in bytes, whatever a client says that it takes: as the oldest servers
-// have it. What is longer is cut, and says so.
+// maxPacket is the maximum size of an answer over UDP, in bytes, for any client: the limit of the
+// oldest servers. A longer answer is cut, and marked as such.
 const maxPacket = 512
 
-// newNameServer starts one on the wire.
+// newNameServer starts a name server on the wire.
 func newNameServer(w *wire) (*nameServer, error) {
 	s := &nameServer{}
 	err := w.in(func() (err error) {

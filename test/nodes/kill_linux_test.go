@@ -46,9 +46,9 @@ func TestANodeThatIsKilledWhileItMakesAVolumeHasOne(t *testing.T) {
 	w.holds(ids...)
 }
 
-// revived makes sure that one node has died at a point, and starts it again, and with it those that would die there too: a
-// retry that may go anywhere goes to the node with most room, which is another one as soon as somebody else on this machine
-// has written to the disk that they share.
+// revived checks that a node has died at a crash point, and starts it again, and with it those that
+// would die there too: another attempt may use any node, and uses the node with most room. That is
+// another node as soon as a program on this machine has written to the disk that they share.
 func (w *world) revived(point string) {
 	w.Helper()
 	var dead []*node

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network is a network namespace. A thread of this process lives in it: what is done on that thread is done in there, and
-// when the thread ends, and the processes that it started with it, nothing holds the namespace any more.
+// network is a network namespace. A thread of this process runs in it: functions on that thread run
+// in the namespace. The namespace ends with the thread and the processes that the thread started.
 type network struct {
 	thread int
 	do     chan func()
@@ -30,7 +30,7 @@ func newNetwork() (*network, error) {
 	n := &network{do: make(chan func())}
 	ready := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: a thread that was elsewhere must serve nobody else
+		runtime.LockOSThread() // for ever: a thread of another namespace must serve no other goroutine
 		n.thread = unix.Gettid()
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		ready <- err
@@ -83,8 +83,8 @@ func (n *network) dial(address string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// wire is a bridge with everyone on it, in a namespace of its own. Its own address is that of the name server, and of
-// whoever else isn't a node.
+// wire is a bridge with all hosts, in a namespace of its own. Its own address belongs to the name
+// server, and to each program that is no node.
 type wire struct{ *network }
 
 const wireAddress = "10.9.0.1"
@@ -131,8 +131,8 @@ func (w *wire) plug(name, address string) (*host, error) {
 	return h, nil
 }
 
-// hardware returns the hardware address that goes with an address: so an address that moves to another machine is there
-// at once, and not when all others have forgotten the old one.
+// hardware returns the hardware address for an address: so an address that moves to another machine
+// is there at once, and does not wait until all others have forgotten the old hardware address.
 func hardware(address string) string {
 	return "02:00:" + strings.ReplaceAll(fmt.Sprintf("% x", netip.MustParseAddr(address).AsSlice()), " ", ":")
 }
@@ -154,7 +154,7 @@ func (h *host) move(address string) error {
 	return err
 }
 
-// process is one that runs on a host.
+// process is a process on a host.
 type process struct {
 	cmd    *exec.Cmd
 	log    string // where it writes to
@@ -212,7 +212,7 @@ func (p *process) stop() error {
 	}
 }
 
-// goOn ends what stop has begun.
+// goOn ends the effect of stop.
 func (p *process) goOn() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
 
 // killed reports whether the process has been ended by SIGKILL, as a crash point does.
@@ -226,7 +226,7 @@ func (p *process) killed() bool {
 	return ok && s.Signaled() && s.Signal() == syscall.SIGKILL
 }
 
-// said returns what the process, and those that wrote to the same log before, have written.
+// said returns the output of the process, and of earlier processes with the same log.
 func (p *process) said() string {
 	text, err := os.ReadFile(p.log)
 	return string(text) + errText(err)
@@ -261,7 +261,7 @@ func (p *process) waiting(port int) (bytes int, err error) {
 	return bytes, nil
 }
 
-// check returns what the machine lacks for all this.
+// check returns the missing requirements of the machine.
 func check() error {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return errors.New("ip is missing, of the package iproute2")
@@ -279,7 +279,7 @@ func check() error {
 	return nil
 }
 
-// closed closes what there is to close, whatever becomes of it.
+// closed closes all resources, also after errors.
 func closed(all ...io.Closer) {
 	for _, c := range all {
 		c.Close()

@@ -158,8 +158,9 @@ func (n *node) shows() {
 	}
 }
 
-// reconnect has all nodes and the router meet anew, by what is in their directories: a node that is started anew meets a
-// router that runs, and a router that is started anew meets nodes that run.
+// reconnect makes all nodes and the router meet again, with the files in their directories: a node
+// that is started again meets a running router, and a router that is started again meets running
+// nodes.
 func (w *world) reconnect() {
 	w.Helper()
 	w.nodes["a"].kill()
@@ -185,7 +186,8 @@ func TestCertificatesAreReplacedWhileEverythingRuns(t *testing.T) {
 	w.certify(renewed)
 	w.reconnect()
 
-	// Another CA, by the steps of docs/how-to/certificates.md: believed by all, then used by all, then the only one.
+	// Another CA, by the steps of docs/how-to/certificates.md: accepted by all, then used by all,
+	// then the only CA.
 	first, next := filepath.Join(w.dir, "first.crt"), filepath.Join(w.dir, "next")
 	w.copyFile(first, filepath.Join(w.certs, "ca.crt"))
 	w.must(second(peertls.Make(next, peertls.MakeOptions{})))
@@ -212,7 +214,7 @@ func TestCertificatesAreReplacedWhileEverythingRuns(t *testing.T) {
 	}
 	w.holds(v)
 
-	// What doesn't go together isn't used.
+	// Certificates that do not match are not used.
 	w.must(os.WriteFile(filepath.Join(b.certificates, "tls.key"), nil, 0o600))
 	w.process.kill()
 	w.router.start()

@@ -1,6 +1,7 @@
-// Package nodes runs the driver as a cluster does: a process on each of three nodes and a router before them, each on a
-// machine's network of its own, with one wire, a name server and certificates. Then it takes away what a cluster may lose,
-// and looks at the nodes' disks: nothing lost, nothing there twice.
+// Package nodes runs the driver as a cluster does: a process on each of three nodes and a router
+// before them, each on a network of its own machine, with a wire, a name server and certificates.
+// Then it makes the faults of a cluster, and checks the nodes' disks: nothing lost, nothing there
+// twice.
 package nodes
 
 import (
@@ -34,7 +35,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/peertls"
 )
 
-// patience is how long is waited for what comes in the end.
+// patience is the limit for an expected event.
 const patience = 90 * time.Second
 
 const (
@@ -92,7 +93,7 @@ func useNameServer(dir string) error {
 		syscall.Mount(file, "/etc/resolv.conf", "", syscall.MS_BIND, ""))
 }
 
-// world is a cluster: a wire, nodes on it, a name server and, mostly, one router.
+// world is a cluster: a wire, nodes on it, a name server and, mostly, a router.
 type world struct {
 	*testing.T
 	dir, certs string
@@ -257,7 +258,7 @@ func (n *node) startToDie(point string) {
 // peer is where the router reaches the node.
 func (n *node) peer() string { return fmt.Sprintf("%s:%d", n.host.address, peerPort) }
 
-// hasSaid reports whether the log has all of the words in one line.
+// hasSaid reports whether the log has all of the words in the same line.
 func (p *process) hasSaid(words ...string) bool {
 	for line := range strings.Lines(p.said()) {
 		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
@@ -314,7 +315,7 @@ func (r *router) start() {
 	r.ControllerClient, r.identity = csi.NewControllerClient(r.conn), csi.NewIdentityClient(r.conn)
 }
 
-// said returns what the router has written.
+// said returns the output of the router.
 func (r *router) said() string { return r.process.said() }
 
 // connect waits until a process listens at its endpoint.
@@ -348,7 +349,7 @@ func (w *world) await(what string, is func() bool) {
 	}
 }
 
-// get returns what the router's HTTP endpoint says, or why it says nothing.
+// get returns the body from the router's HTTP endpoint, or an error.
 func (r *router) get(path string) string {
 	r.world.Helper()
 	client := http.Client{Timeout: patience,
@@ -380,7 +381,7 @@ func (r *router) wantReady(words ...string) {
 	})
 }
 
-// settled waits until so many nodes answer, and nobody is silent.
+// settled waits until so many nodes answer, and no node is silent.
 func (r *router) settled(n int) {
 	r.world.Helper()
 	var how string
@@ -418,7 +419,7 @@ func topology(node string) *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{nodeKey: node}}
 }
 
-// create is a request for an empty volume, on a node if one is named.
+// create is a request for an empty volume, on a node if the caller names it.
 func create(name string, on ...string) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{mountable()},
 		CapacityRange: &csi.CapacityRange{RequiredBytes: mib}}
@@ -433,7 +434,7 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-// soon is the context of a call that gets an answer, whatever it is, before its deadline.
+// soon is the context of a call that gets an answer of any kind before its deadline.
 func (w *world) soon() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	w.Cleanup(cancel)
@@ -478,7 +479,7 @@ func retry[T any](w *world, call func(context.Context) (T, error)) T {
 	}
 }
 
-// again reports whether an error is one after which a sidecar tries again, and that leaves open what was done.
+// again reports whether a sidecar repeats the call after an error that leaves its effect open.
 func again(err error) bool {
 	return slices.Contains([]codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted},
 		status.Code(err))
@@ -500,7 +501,7 @@ func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	}
 }
 
-// onDisk returns the IDs of what is in a directory of the nodes' roots, whatever anybody says.
+// onDisk returns the IDs in a directory of the nodes' roots, from the disks alone.
 func (w *world) onDisk(what string) (ids []string) {
 	w.Helper()
 	for _, n := range w.nodes {

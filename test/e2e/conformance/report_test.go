@@ -12,7 +12,7 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
 
-// TestThePageIsTheReports: nobody writes the page by hand.
+// TestThePageIsTheReports: the page is never written by hand.
 func TestThePageIsTheReports(t *testing.T) {
 	root, err := sources()
 	if err != nil {
@@ -61,7 +61,8 @@ func TestWhatIsGood(t *testing.T) {
 	}
 }
 
-// TestWhatIsSaid: a failure, and what is wrong with a run as a whole, are on the page; a skip has its reason.
+// TestWhatIsSaid: a failure, and the errors of a run as a whole, are on the page; a skip has its
+// reason.
 func TestWhatIsSaid(t *testing.T) {
 	run := storage([]result.Result{{
 		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Provider: "local", Procs: 8, Problems: []string{"2 specs were skipped that shouldn't be"},
@@ -90,7 +91,8 @@ func TestWhatIsSaid(t *testing.T) {
 	}
 }
 
-// TestRunsOfOneConfiguration: what isn't the same each time is flaky, whatever it was the last time.
+// TestRunsOfOneConfiguration: a result that differs between runs is flaky, also if the last run
+// passed.
 func TestRunsOfOneConfiguration(t *testing.T) {
 	of := func(driver string, seconds float64, states ...result.State) result.Result {
 		r := result.Result{Configuration: "hostpath-image", Scope: "full", Seconds: seconds,

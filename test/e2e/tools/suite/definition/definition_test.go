@@ -382,7 +382,7 @@ func TestWhatHasNoEffectIsNoted(t *testing.T) {
 }
 
 // TestTheValuesAreUpstreams compares the values, the defaults and the errors with those of
-// upstream's reader, which logs what it has read.
+// upstream's reader, which logs its values.
 func TestTheValuesAreUpstreams(t *testing.T) {
 	for name, text := range map[string]string{
 		"everything": good,
@@ -419,7 +419,7 @@ func TestTheValuesAreUpstreams(t *testing.T) {
 	}
 }
 
-// upstream returns what upstream's reader reads of a definition.
+// upstream returns the values of upstream's reader for a definition.
 func upstream(t *testing.T, path string) (string, error) {
 	t.Helper()
 	var log bytes.Buffer
