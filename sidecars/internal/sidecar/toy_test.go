@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// toy is a controller with a behaviour that a test sets.
+// toy is a controller with an outcome that a test sets.
 type toy struct {
 	name     string
 	needs    Needs
