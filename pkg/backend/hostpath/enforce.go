@@ -115,7 +115,7 @@ func (b *Backend) enforceAnew(ctx context.Context, s *root, v *volume) error {
 		return fmt.Errorf("%w: %w", backend.ErrInvalid, why)
 	case wanted != off && why == nil:
 		return b.enforce(dir, v, nil)
-	case wanted != off || !v.Enforced: // the limit was not removed yet, or there never was one
+	case wanted != off || !v.Enforced: // the limit was not removed yet, or the volume never had a limit
 		return nil
 	case why != nil:
 		return fmt.Errorf("%w: cannot remove the limit now: %w", backend.ErrUnavailable, why)

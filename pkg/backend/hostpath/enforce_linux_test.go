@@ -42,9 +42,9 @@ func onQuotas(t *testing.T, all []testdisk.Filesystem, test func(w *world)) {
 }
 
 // quotas enables or disables the quotas of btrfs.
-func (w *world) quotas(what string) {
+func (w *world) quotas(command string) {
 	w.Helper()
-	if out, err := exec.Command("btrfs", "quota", what, w.cfg.Root).CombinedOutput(); err != nil {
+	if out, err := exec.Command("btrfs", "quota", command, w.cfg.Root).CombinedOutput(); err != nil {
 		w.Fatalf("%v: %s", err, out)
 	}
 }
@@ -272,8 +272,8 @@ func TestSizesThatCannotBeEnforced(t *testing.T) {
 	if _, err := b.Create(ctx, o); !errors.Is(err, backend.ErrExhausted) || !strings.Contains(err.Error(), "quota") {
 		t.Errorf("Create = %v, want ErrExhausted with a remedy", err)
 	}
-	if room, err := b.Capacity(ctx, o); err != nil || room.Available != 0 {
-		t.Errorf("Capacity = %+v, %v, want none", room, err)
+	if capacity, err := b.Capacity(ctx, o); err != nil || capacity.Available != 0 {
+		t.Errorf("Capacity = %+v, %v, want none", capacity, err)
 	}
 	for name, sick := range map[string]int{preferred: 1, off: 0, "": 0} {
 		v := w.held(b, "v"+name, mib, name)

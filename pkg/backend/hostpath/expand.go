@@ -10,8 +10,8 @@ import (
 )
 
 // Expand reserves more space for a volume, and makes an image longer: first the file, then the
-// record, so that no record has more than its file. A repeated call completes an interrupted one.
-// The node grows the filesystem of an image.
+// record, so that no record has more than its file. A repeated call completes an interrupted
+// expansion. The node grows the filesystem of an image.
 func (b *Backend) Expand(ctx context.Context, id string, o backend.ExpandOptions) (size int64, node bool, err error) {
 	s, err := b.ready()
 	if err != nil {

@@ -77,7 +77,7 @@ func TestACopyThatHangsIsGivenUp(t *testing.T) {
 	if n := b.troubles.hanging(); n != 1 {
 		t.Errorf("%d copies hang, want 1", n)
 	}
-	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "of the good one", Source: good.ID}); err != nil {
+	if _, err := b.Snapshot(ctx, backend.SnapshotOptions{Name: "of the good volume", Source: good.ID}); err != nil {
 		t.Errorf("another volume: %v", err)
 	}
 
@@ -365,8 +365,9 @@ func TestACopyWithoutProgressNamesTheEntry(t *testing.T) {
 		if got := fmt.Sprint(conditions); (len(conditions) > 0) != (tc.want != "") || !strings.Contains(got, tc.want) {
 			t.Errorf("after %s without progress the conditions are %s", tc.idle, got)
 		}
-		if one := all.bySource["v"]; one != nil && (one.since.Before(before) || time.Since(one.since) < tc.idle) {
-			t.Errorf("the copy hangs since %s, want the time of the last progress, %s", one.since, before)
+		if entry := all.bySource["v"]; entry != nil &&
+			(entry.since.Before(before) || time.Since(entry.since) < tc.idle) {
+			t.Errorf("the copy hangs since %s, want the time of the last progress, %s", entry.since, before)
 		}
 	}
 	if got := fmt.Sprint(warnings); len(warnings) != 1 || !strings.HasPrefix(got, "[v CopyStalled ") ||

@@ -125,12 +125,12 @@ func TestReservationsFitOnTheDisk(t *testing.T) {
 	if b.catalog.Reserved() < 48*mib {
 		t.Errorf("%d bytes are reserved: the disk has space for more", b.catalog.Reserved())
 	}
-	refused("one more", 8*mib)
+	refused("another", 8*mib)
 	if err := b.Delete(ctx, last.ID, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.emptied()
-	if _, err := b.Create(ctx, backend.CreateOptions{Name: "in its place", Required: 8 * mib}); err != nil {
+	if _, err := b.Create(ctx, backend.CreateOptions{Name: "instead", Required: 8 * mib}); err != nil {
 		t.Errorf("after the deletion of a volume: %v", err)
 	}
 }
@@ -173,8 +173,8 @@ func TestChangesOnAFullDisk(t *testing.T) {
 		_, _, expand = b.Expand(ctx, id, backend.ExpandOptions{Required: size + 1})
 		return expand, b.Modify(ctx, id, map[string]string{labelKey: "x"}, nil)
 	}
-	for _, one := range []backend.Volume{v, disk} {
-		expand, modify := calls(one.ID, one.Size)
+	for _, volume := range []backend.Volume{v, disk} {
+		expand, modify := calls(volume.ID, volume.Size)
 		if !errors.Is(expand, backend.ErrOutOfRange) || errors.Is(expand, backend.ErrExhausted) {
 			t.Errorf("Expand = %v, want ErrOutOfRange", expand)
 		}
@@ -185,8 +185,8 @@ func TestChangesOnAFullDisk(t *testing.T) {
 	if err := os.Remove(last); err != nil {
 		t.Fatal(err)
 	}
-	for _, one := range []backend.Volume{v, disk} {
-		if expand, modify := calls(one.ID, one.Size); expand != nil || modify != nil {
+	for _, volume := range []backend.Volume{v, disk} {
+		if expand, modify := calls(volume.ID, volume.Size); expand != nil || modify != nil {
 			t.Errorf("with a free inode: %v, %v", expand, modify)
 		}
 	}
@@ -266,12 +266,12 @@ func TestDeleteRejectsAMountedVolume(t *testing.T) {
 	b := w.open(func(c *Config) { c.Images = m })
 	v := w.create(b, "v")
 	ctx := context.Background()
-	what, err := b.Mount(ctx, v.ID, backend.Access{})
+	mount, err := b.Mount(ctx, v.ID, backend.Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	target := filepath.Join(kubelet, "target")
-	if err := m.Mount(ctx, what, target); err != nil {
+	if err := m.Mount(ctx, mount, target); err != nil {
 		t.Fatal(err)
 	}
 	defer m.Unmount(ctx, target)

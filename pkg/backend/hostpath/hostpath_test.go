@@ -92,7 +92,7 @@ var kinds = map[string]backendtest.Kind{
 	},
 }
 
-// world is a root with its surroundings. Backends are opened on it one after another.
+// world is a root with its surroundings. Backends are opened on the root one after another.
 type world struct {
 	*testing.T
 	cfg Config
@@ -150,7 +150,7 @@ func (w *world) open(change ...func(*Config)) *Backend {
 	return b
 }
 
-// restart closes a backend and opens the next one.
+// restart closes a backend and opens the next backend.
 func (w *world) restart(b *Backend) *Backend {
 	w.Helper()
 	if err := b.Close(); err != nil {
@@ -179,11 +179,11 @@ func (w *world) refused(change ...func(*Config)) error {
 	return err
 }
 
-func (w *world) eventually(what string, done func() bool) {
+func (w *world) eventually(state string, done func() bool) {
 	w.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			w.Fatalf("not %s after 20 s", what)
+			w.Fatalf("not %s after 20 s", state)
 		}
 	}
 }
@@ -245,7 +245,7 @@ func TestIncompleteObjectsAreSwept(t *testing.T) {
 	w := newWorld(t)
 	w.open().Close()
 	for _, name := range []string{"staging/half/data", "trash/old/data/deep/er", "volumes/lost+found",
-		"volumes/somebody's/record.json"} {
+		"volumes/unknown/record.json"} {
 		if err := os.MkdirAll(w.path(name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -269,9 +269,9 @@ func TestAnUnreadableRecordIsReportedAndUnchanged(t *testing.T) {
 	}{
 		"torn":  {func(b []byte) []byte { return b[:len(b)/2] }, "RecordUnreadable"},
 		"empty": {func([]byte) []byte { return nil }, "RecordUnreadable"},
-		"of a newer one": {func([]byte) []byte { return []byte(`{"version":2,"crc32c":"0","data":{}}`) },
+		"of a newer version": {func([]byte) []byte { return []byte(`{"version":2,"crc32c":"0","data":{}}`) },
 			"RecordOfNewerVersion"},
-		"of an older one": {func([]byte) []byte { return []byte(`{"version":0,"crc32c":"44136fa3","data":{}}`) },
+		"of an older version": {func([]byte) []byte { return []byte(`{"version":0,"crc32c":"44136fa3","data":{}}`) },
 			"RecordUnreadable"},
 		"of another volume": {func(b []byte) []byte {
 			other := &volume{ID: "a" + strings.Repeat("0", 56), Name: "other", content: content{Size: 1}}
@@ -351,7 +351,7 @@ func TestTheRootsIdentity(t *testing.T) {
 	}{
 		"the same again":     {func(*world) {}, nil, ""},
 		"the memory is lost": {func(w *world) { os.Remove(w.cfg.Seen) }, nil, ""},
-		"an empty disk where a filled one was": {func(w *world) {
+		"an empty disk instead of a filled disk": {func(w *world) {
 			os.Rename(w.cfg.Root, w.cfg.Root+".away")
 			os.Mkdir(w.cfg.Root, 0o700)
 		}, nil, "is its disk mounted?"},

@@ -66,19 +66,19 @@ func newScene(t *testing.T) *scene {
 }
 
 // put moves the file at a path out of the root, and makes an obstacle at this path.
-func (s *scene) put(place, obstacle, victim string) {
+func (s *scene) put(target, obstacle, victim string) {
 	s.Helper()
-	err := os.Rename(place, filepath.Join(s.TempDir(), "away"))
+	err := os.Rename(target, filepath.Join(s.TempDir(), "away"))
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	if err := errors.Join(err, obstacles[obstacle](place, victim)); err != nil {
+	if err := errors.Join(err, obstacles[obstacle](target, victim)); err != nil {
 		s.Fatal(err)
 	}
 }
 
 // soon fails the test if do does not return.
-func (s *scene) soon(what string, do func()) {
+func (s *scene) soon(call string, do func()) {
 	s.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -88,7 +88,7 @@ func (s *scene) soon(what string, do func()) {
 	select {
 	case <-done:
 	case <-time.After(30 * time.Second):
-		s.Fatalf("%s hangs", what)
+		s.Fatalf("%s hangs", call)
 	}
 }
 
@@ -96,11 +96,11 @@ func (s *scene) soon(what string, do func()) {
 func (s *scene) serves(b *Backend) {
 	s.Helper()
 	ctx := context.Background()
-	works := func(what string, call func() error) {
+	works := func(name string, call func() error) {
 		s.Helper()
-		s.soon(what, func() {
+		s.soon(name, func() {
 			if err := call(); err != nil {
-				s.Errorf("%s = %v", what, err)
+				s.Errorf("%s = %v", name, err)
 			}
 		})
 	}
@@ -183,7 +183,7 @@ func (s *scene) ends(b *Backend) {
 // TestAnObstacleInTheRootHarmsNothingElse starts a backend on a root with an obstacle at the path
 // of a file or directory.
 func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
-	for name, place := range map[string]func(s *scene) string{
+	for name, target := range map[string]func(s *scene) string{
 		"leftover of the identity": func(s *scene) string { return s.path(identityFile + ".new") },
 		"leftover of the memory":   func(s *scene) string { return s.cfg.Seen + ".new" },
 		"volume":                   func(s *scene) string { return s.path(volumesDir, s.bad.ID) },
@@ -219,13 +219,13 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 			t.Run(name+"/"+obstacle, func(t *testing.T) {
 				t.Parallel()
 				s := newScene(t)
-				s.put(place(s), obstacle, filepath.Dir(filepath.Dir(s.precious)))
+				s.put(target(s), obstacle, filepath.Dir(filepath.Dir(s.precious)))
 				b := s.open()
 				if name == "volume" && obstacle == "link" { // the message must not lead to another tenant's data
 					c, err := b.Health(context.Background(), s.bad.ID)
 					if err != nil || len(c) != 1 || c[0].Reason != "RecordUnreadable" ||
 						strings.Contains(c[0].Message, "untouched") || !strings.Contains(c[0].Message,
-						place(s)+": unexpected file type") {
+						target(s)+": unexpected file type") {
 						t.Errorf("Health = %+v, %v, want RecordUnreadable without the path of the data", c, err)
 					}
 				}
@@ -250,9 +250,9 @@ func TestAnObstacleInTheRootHarmsNothingElse(t *testing.T) {
 func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 	ctx := context.Background()
 	for name, tc := range map[string]struct {
-		place func(s *scene) string
-		right string // an obstacle that has the right type
-		image bool
+		target func(s *scene) string
+		right  string // an obstacle that has the right type
+		image  bool
 	}{
 		"volume": {func(s *scene) string { return s.path(volumesDir, s.bad.ID) }, "", false},
 		"data of a volume": {func(s *scene) string { return s.path(volumesDir, s.bad.ID, dataDir) }, "directory",
@@ -270,10 +270,10 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 				s := newScene(t)
 				b := s.open()
 				victim := filepath.Dir(filepath.Dir(s.precious)) // a link to this directory leads to data
-				if path.Base(tc.place(s)) == dataDir {
+				if path.Base(tc.target(s)) == dataDir {
 					victim = filepath.Dir(s.precious)
 				}
-				s.put(tc.place(s), obstacle, victim)
+				s.put(tc.target(s), obstacle, victim)
 				v := s.bad
 				if tc.image {
 					v = s.badImage
@@ -293,12 +293,12 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 					same := "the path of the data is obstructed: "
 					_, taken := b.Snapshot(ctx, backend.SnapshotOptions{Name: "n", Source: v.ID})
 					calls := map[string]error{"Mount": err, "Snapshot": taken, "Health": errors.New(c[0].Message)}
-					if path.Base(tc.place(s)) != dataDir { // Delete moves the data to the trash with its link
+					if path.Base(tc.target(s)) != dataDir { // Delete moves the data to the trash with its link
 						calls["Delete"] = b.Delete(ctx, v.ID, nil)
 					}
 					for call, err := range calls {
 						if err == nil || !strings.Contains(err.Error(), same) ||
-							!strings.Contains(err.Error(), tc.place(s)+": unexpected file type") {
+							!strings.Contains(err.Error(), tc.target(s)+": unexpected file type") {
 							t.Errorf("%s = %v, want %q and the path of the link", call, err, same)
 						}
 						if call != "Health" && !errors.Is(err, backend.ErrPrecondition) {
@@ -318,8 +318,8 @@ func TestAnObstacleThatComesLaterHarmsNothingElse(t *testing.T) {
 // TestAnObstacleThatPreventsTheStartIsNamed starts a backend that cannot become ready.
 func TestAnObstacleThatPreventsTheStartIsNamed(t *testing.T) {
 	for name, tc := range map[string]struct {
-		place func(w *world) string
-		right string
+		target func(w *world) string
+		right  string
 	}{
 		"identity": {func(w *world) string { return w.path(identityFile) }, ""},
 		"memory":   {func(w *world) string { return w.cfg.Seen }, ""},
@@ -335,14 +335,14 @@ func TestAnObstacleThatPreventsTheStartIsNamed(t *testing.T) {
 			t.Run(name+"/"+obstacle, func(t *testing.T) {
 				t.Parallel()
 				s := newScene(t)
-				s.put(tc.place(s.world), obstacle, s.path(volumesDir))
+				s.put(tc.target(s.world), obstacle, s.path(volumesDir))
 				s.soon("the start", func() {
-					if err := s.refused(); !strings.Contains(err.Error(), tc.place(s.world)) &&
-						!strings.Contains(err.Error(), filepath.Base(tc.place(s.world))) {
-						t.Errorf("not ready: %v, want the path %s", err, tc.place(s.world))
+					if err := s.refused(); !strings.Contains(err.Error(), tc.target(s.world)) &&
+						!strings.Contains(err.Error(), filepath.Base(tc.target(s.world))) {
+						t.Errorf("not ready: %v, want the path %s", err, tc.target(s.world))
 					}
 				})
-				if _, err := os.Lstat(tc.place(s.world)); err != nil {
+				if _, err := os.Lstat(tc.target(s.world)); err != nil {
 					t.Errorf("the obstacle: %v", err)
 				}
 			})
@@ -425,10 +425,10 @@ func TestMembersOfACommittedGroupAreNotSwept(t *testing.T) {
 				t.Errorf("GetGroup = %v, want the error of the group", err)
 			}
 			for _, member := range []string{first, second} {
-				place := path.Join(snapshotsDir,
+				target := path.Join(snapshotsDir,
 					strings.TrimSuffix(path.Base(member), member[strings.LastIndex(member, "-"):]))
 				_, half := os.Stat(w.path(member, recordFile))
-				_, final := os.Stat(w.path(place, recordFile))
+				_, final := os.Stat(w.path(target, recordFile))
 				if half != nil && final != nil {
 					t.Errorf("a member is missing: %v, %v", half, final)
 				}

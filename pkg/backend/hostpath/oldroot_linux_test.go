@@ -124,9 +124,9 @@ func unpackEntry(path string, header *tar.Header, body io.Reader) error {
 	return f.Truncate(size)
 }
 
-// TestAnInterruptedRootOfAnEarlierReleaseIsServed: an upgrade after a crash finishes what the
-// earlier release committed, sweeps what it did not, and keeps the data and the records of all
-// others.
+// TestAnInterruptedRootOfAnEarlierReleaseIsServed: an upgrade after a crash completes the objects
+// that the earlier release committed, sweeps its incomplete objects, and keeps the data and the
+// records of all others.
 func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t)
@@ -135,10 +135,10 @@ func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 	unchanged(w)
 	before := w.records()
 	b := w.open()
-	equal := func(what string, got, want any, err error) {
+	equal := func(call string, got, want any, err error) {
 		t.Helper()
 		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s = %+v, %v\nwant %+v", what, got, err, want)
+			t.Errorf("%s = %+v, %v\nwant %+v", call, got, err, want)
 		}
 	}
 	volumes, _, err := b.List(ctx, "", 100)
@@ -155,7 +155,7 @@ func TestAnInterruptedRootOfAnEarlierReleaseIsServed(t *testing.T) {
 		t.Errorf("the archive has %d volumes, %d snapshots, %d parts and %d files", len(volumes), len(snapshots),
 			len(h.Parts), len(h.Files))
 	}
-	w.eventually("without what was interrupted",
+	w.eventually("without the interrupted objects",
 		func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
 	equal("the files", w.sums(), h.Files, nil)
 	for name, was := range before {
@@ -207,10 +207,10 @@ func unchanged(w *world) {
 func changeAll(w *world, b *Backend, h interruptedContent) {
 	w.Helper()
 	ctx := context.Background()
-	no := func(what string, err error) {
+	no := func(call string, err error) {
 		w.Helper()
 		if err != nil {
-			w.Errorf("%s: %v", what, err)
+			w.Errorf("%s: %v", call, err)
 		}
 	}
 	for _, v := range h.Volumes {

@@ -396,7 +396,7 @@ func TestAFailedSettlePartCanBeRepeated(t *testing.T) {
 	if err := os.RemoveAll(next); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(next, []byte("what a crash left"), 0o600); err != nil {
+	if err := os.WriteFile(next, []byte("left by a crash"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b = w.restart(b)

@@ -222,7 +222,7 @@ func TestARootOfAnEarlierReleaseIsServed(t *testing.T) {
 	if after := w.records(); !reflect.DeepEqual(after, before) {
 		t.Errorf("a start changed records: %v\nwere %v", after, before)
 	}
-	w.eventually("without what was interrupted",
+	w.eventually("without the interrupted objects",
 		func() bool { return len(w.names(stagingDir))+len(w.names(trashDir)) == 0 })
 	for _, n := range h.Snapshots {
 		if n.Group != "" {

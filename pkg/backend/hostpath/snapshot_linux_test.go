@@ -749,14 +749,14 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 			}
 			return
 		}
-		nothing := func(what string, err, want error) {
+		nothing := func(call string, err, want error) {
 			t.Helper()
 			if !errors.Is(err, want) {
-				t.Errorf("%s: %v, want %v", what, err, want)
+				t.Errorf("%s: %v, want %v", call, err, want)
 			}
 			if got := slices.Concat(w.names(stagingDir), w.names(snapshotsDir), w.names(groupsDir)); len(got) > 0 ||
 				b.catalog.Reserved() != before {
-				t.Errorf("%s has left %v, %d bytes", what, got, b.catalog.Reserved()-before)
+				t.Errorf("%s has left %v, %d bytes", call, got, b.catalog.Reserved()-before)
 			}
 		}
 		_, err := b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g",
@@ -766,7 +766,7 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: append(slices.Clone(ids), "none")})
 		nothing("a group with an unknown volume", err, backend.ErrNotFound)
 		images := b.cfg.Images
-		torn := errors.New("thawed by somebody")
+		torn := errors.New("thawed by another process")
 		b.cfg.Images = changed{Images: images,
 			freeze: func(ctx context.Context, tenant string, paths []string, limit time.Duration,
 				cut func(context.Context) error) error {

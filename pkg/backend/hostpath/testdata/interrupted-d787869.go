@@ -94,8 +94,9 @@ func settleOne(b *Backend) (all []backend.Part, err error) {
 	return all, err
 }
 
-// interrupt leaves what crashes leave: after the commit of a group, a member is where it was made;
-// of a creation, of the cut of a group, and of the removal of a deleted volume, some files.
+// interrupt makes the root look as after crashes: a member of a committed group is still in
+// staging/, and a creation, a group snapshot and the removal of a deleted volume have left some
+// files.
 func (w *world) interrupt(volume string, committed *group, snapshot string) error {
 	created := w.path(stagingDir, volume+"-interrupted")
 	return errors.Join(

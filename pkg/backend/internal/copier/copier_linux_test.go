@@ -112,7 +112,7 @@ func (w way) set(c *content) {
 	c.noRange.Store(w.noRange)
 }
 
-// copyTree copies a directory to a new one, and returns an error as Tree does.
+// copyTree copies a directory to a new directory, and returns an error as Tree does.
 func copyTree(ctx context.Context, t testing.TB, src, dst string, w way) (How, error) {
 	t.Helper()
 	return copyTreeWith(ctx, t, src, dst, w, Options{Workers: 4})

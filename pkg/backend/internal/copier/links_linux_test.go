@@ -54,11 +54,11 @@ func TestHardLinks(t *testing.T) {
 			_, err := copyTree(context.Background(), t, dir+"/src", dst, w)
 			must(t, err)
 			equal(t, describe(t, dst), want) // also the times of the top, without additional names
-			for path, what := range want {
+			for path, description := range want {
 				if !strings.Contains(path, "/first") {
 					continue
 				}
-				_, list, _ := strings.Cut(what, " is [")
+				_, list, _ := strings.Cut(description, " is [")
 				if names := strings.Count(list, `"`) / 2; nlink(t,
 					dst+"/"+path) != uint64(names) {
 					t.Errorf("%s has %d names, want %d", path, nlink(t, dst+"/"+path), names)

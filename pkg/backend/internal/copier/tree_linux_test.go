@@ -284,13 +284,13 @@ func TestTreeOfManyFiles(t *testing.T) {
 
 func TestTreeWithAMountInside(t *testing.T) {
 	outer, inner := filesystems[0].mount(t), filesystems[0]
-	for _, what := range []string{"another filesystem", "a directory of the same", "a file"} {
-		t.Run(what, func(t *testing.T) {
-			src := filepath.Join(outer, what)
+	for _, kind := range []string{"another filesystem", "a directory of the same", "a file"} {
+		t.Run(kind, func(t *testing.T) {
+			src := filepath.Join(outer, kind)
 			at := filepath.Join(src, "a", "mounted\n")
 			must(t, os.MkdirAll(at, 0o700))
 			from, flags, kind := "none", uintptr(0), inner.name
-			switch what {
+			switch kind {
 			case "a directory of the same":
 				must(t, os.Mkdir(outer+"/precious", 0o700))
 				from, flags, kind = outer+"/precious", unix.MS_BIND, ""
@@ -311,13 +311,13 @@ func TestTreeWithAMountInside(t *testing.T) {
 }
 
 // churn calls change repeatedly until the returned function is called.
-func churn(what func()) (stop func()) {
+func churn(change func()) (stop func()) {
 	var over atomic.Bool
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for !over.Load() {
-			what()
+			change()
 		}
 	}()
 	return func() { over.Store(true); <-done }
@@ -352,9 +352,9 @@ func TestTreeUnderAttack(t *testing.T) {
 		if _, err := copyTree(context.Background(), t, src, dst, ways[0]); err != nil {
 			t.Fatal(err)
 		}
-		for path, what := range describe(t, dst) {
+		for path, description := range describe(t, dst) {
 			if strings.Contains(path, "secret") {
-				t.Fatalf("%s is in the copy: %s", path, what)
+				t.Fatalf("%s is in the copy: %s", path, description)
 			}
 			if strings.Contains(path, "victim/sub/") {
 				whole++

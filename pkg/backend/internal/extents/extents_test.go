@@ -369,7 +369,7 @@ func TestOnlyPlainExtentsAreComparedByAddress(t *testing.T) {
 func TestExtentsThatMoveAreRequestedAgainThenRead(t *testing.T) {
 	old, now := fill(2*Block, 'a'), fill(2*Block, 'a')
 	now[Block] = 'b'
-	place := func() []extent { return []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}} }
+	layout := func() []extent { return []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}} }
 	for name, tc := range map[string]struct {
 		stays int // the look from which on base is not moved
 		want  []span
@@ -379,10 +379,10 @@ func TestExtentsThatMoveAreRequestedAgainThenRead(t *testing.T) {
 		"base moves once":            {2, []span{{0, 8192}}, 4}, // and then has another address
 		"base moves again and again": {100, []span{{Block, Block}}, 2 * looks},
 	} {
-		base := &disk{extents: place(), atOnce: 10,
+		base := &disk{extents: layout(), atOnce: 10,
 			moved: func(look int, e []extent) { e[0].physical += int64(min(look-1, tc.stays)) * Block }}
 		var got []span
-		err := pair(t, old, now, base, &disk{extents: place(), atOnce: 10}).run(context.Background(), 0, collect(&got))
+		err := pair(t, old, now, base, &disk{extents: layout(), atOnce: 10}).run(context.Background(), 0, collect(&got))
 		if err != nil || !slices.Equal(got, tc.want) || base.looks != tc.looks {
 			t.Errorf("%s: %v, %v after %d looks, want %v after %d", name, got, err, base.looks, tc.want, tc.looks)
 		}
@@ -392,7 +392,7 @@ func TestExtentsThatMoveAreRequestedAgainThenRead(t *testing.T) {
 func TestCountedExtentsAreRequestedOnce(t *testing.T) {
 	old, now := fill(2*Block, 'a'), fill(2*Block, 'a')
 	now[Block] = 'b'
-	place := []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}}
+	layout := []extent{{start: 0, end: 2 * Block, physical: 100 * Block, plain: true}}
 	for name, tc := range map[string]struct {
 		changes int // how many times the number changes
 		want    []span
@@ -402,8 +402,8 @@ func TestCountedExtentsAreRequestedOnce(t *testing.T) {
 		"some are moved":        {1, nil, 2},
 		"more and more of them": {100, []span{{Block, Block}}, looks},
 	} {
-		base := &disk{extents: place, atOnce: 10}
-		d, asked := pair(t, old, now, base, &disk{extents: place, atOnce: 10}), 0
+		base := &disk{extents: layout, atOnce: 10}
+		d, asked := pair(t, old, now, base, &disk{extents: layout, atOnce: 10}), 0
 		d.count = func() ([2]uint32, error) {
 			asked++
 			return [2]uint32{7, uint32(min(asked/2, tc.changes))}, nil

@@ -68,7 +68,7 @@ type Options struct {
 	// permissions, independent of the umask; on btrfs a full subvolume has no space for a later
 	// change
 	Mode   fs.FileMode
-	Size   int64                     // bytes; 0: no limit, and Set can give it one
+	Size   int64                     // bytes; 0: no limit; Set can add a limit
 	Volume string                    // the ID of the volume, from which that of a project is derived
 	Taken  func(project uint32) bool // reports whether a project is in the record of any volume; may be nil
 }

@@ -44,7 +44,7 @@ func TestReadReturnsTheWrittenValue(t *testing.T) {
 func TestReplaceLeavesTheOldOrTheNewFile(t *testing.T) {
 	f := Format{Version: 1}
 	dir, path := root(t)
-	if err := os.WriteFile(filepath.Join(path, "r.json.new"), []byte("what a crash left"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(path, "r.json.new"), []byte("left by a crash"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []value{{Name: "old"}, {Name: "new"}} {
@@ -104,7 +104,7 @@ func TestOldVersionsAreUpgradedAndNewVersionsRejected(t *testing.T) {
 	if err := current.Decode(older, &got); err != nil || got.Name != "volume" {
 		t.Errorf("Decode = %+v, %v", got, err)
 	}
-	newer, err := Format{Version: 3}.Encode(map[string]string{"what": "nobody knows yet"})
+	newer, err := Format{Version: 3}.Encode(map[string]string{"field": "of a later version"})
 	if err != nil {
 		t.Fatal(err)
 	}

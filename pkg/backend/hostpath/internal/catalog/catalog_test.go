@@ -99,14 +99,14 @@ func second[T any](_ T, err error) error { return err }
 
 func TestReservationsAddUp(t *testing.T) {
 	c := filled()
-	room := func(size int64) func(int64) int64 { return func(reserved int64) int64 { return size - reserved } }
+	available := func(size int64) func(int64) int64 { return func(reserved int64) int64 { return size - reserved } }
 	if c.Reserved() != 154 {
 		t.Fatalf("%d bytes are reserved", c.Reserved())
 	}
-	if err := c.Reserve(7, room(160)); !errors.As(err, new(*Full)) || c.Reserved() != 154 {
+	if err := c.Reserve(7, available(160)); !errors.As(err, new(*Full)) || c.Reserved() != 154 {
 		t.Errorf("Reserve = %v, and %d bytes are reserved", err, c.Reserved())
 	}
-	if err := c.Reserve(6, room(160)); err != nil || c.Reserved() != 160 {
+	if err := c.Reserve(6, available(160)); err != nil || c.Reserved() != 160 {
 		t.Errorf("Reserve = %v, and %d bytes are reserved", err, c.Reserved())
 	}
 	c.PutVolume(&object{key: "v0", reserved: 4, project: 9})

@@ -92,8 +92,8 @@ func compare(root *beneath.Dir, has, seen *identity, cfg Config) error {
 		return fmt.Errorf("the root %s is %s, which --lost-roots lists as lost: remove it from the list",
 			cfg.Root, has.UUID)
 	case has.Node != cfg.Node:
-		return fmt.Errorf("the root %s belongs to node %q, this is %q: to serve it all the same, start the driver "+
-			"once with --adopt-root", cfg.Root, has.Node, cfg.Node)
+		return fmt.Errorf("the root %s belongs to node %q, this is %q: to serve the root nevertheless, start the "+
+			"driver once with --adopt-root", cfg.Root, has.Node, cfg.Node)
 	case seen != nil && seen.UUID != has.UUID:
 		return fmt.Errorf("the root %s is %s, but %s was served here: is the right disk mounted? If that root is "+
 			"lost for good: --lost-roots=%[3]s, lostRoots in the chart", cfg.Root, has.UUID, seen.UUID)
@@ -110,8 +110,8 @@ func unused(root *beneath.Dir, name string) error {
 	}
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if n != "lost+found" && n != IdentityFile+".new" && n != lockFile {
-			return fmt.Errorf("the root %s has no %s and is not empty: it holds %.64q. To serve it all the same, "+
-				"start the driver once with --adopt-root", name, IdentityFile, n)
+			return fmt.Errorf("the root %s has no %s and is not empty: it contains %.64q. To serve the root "+
+				"nevertheless, start the driver once with --adopt-root", name, IdentityFile, n)
 		}
 	}
 	return nil

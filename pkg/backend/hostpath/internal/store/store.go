@@ -70,7 +70,7 @@ type Store struct {
 	whole  bool // the root is the top of a filesystem that belongs to the store alone
 }
 
-// Open opens the root, verifies that it is the right one and that no other process serves it, and
+// Open opens the root, verifies that it is the right root and that no other process serves it, and
 // makes its directories. Open never makes the root itself: on the mount point of an absent data
 // disk, that would hide the mistake. The caller closes the store.
 func Open(cfg Config) (_ *Store, err error) {
