@@ -476,20 +476,29 @@ func TestTreeIsCanceled(t *testing.T) {
 		must(t, os.Mkdir(fmt.Sprint(dir, "/dst", n), 0o700))
 		src, dst := open(t, dir+"/src", os.O_RDONLY), open(t, fmt.Sprint(dir, "/dst", n), os.O_RDONLY)
 		o := Options{Workers: 3, Progress: new(Progress)}
-		stop := churn(func() {
-			if o.Progress.Bytes() >= int64(n)<<22 {
-				cancel()
-			}
-		})
 		before, routines := descriptors(t, ""), runtime.NumGoroutine()
-		_, err := Tree(ctx, src, dst, o)
+		_, err := Tree(cancelAt{ctx, cancel, o.Progress, int64(n) << 22}, src, dst, o)
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Tree = %v, want Canceled", err)
 		}
 		leftNothing(t, before, routines)
-		stop()
 		cancel()
 	}
+}
+
+// cancelAt is a context that is canceled by the first look at its error after a number of bytes.
+type cancelAt struct {
+	context.Context
+	cancel   context.CancelFunc
+	progress *Progress
+	bytes    int64
+}
+
+func (c cancelAt) Err() error {
+	if c.progress.Bytes() >= c.bytes {
+		c.cancel()
+	}
+	return c.Context.Err()
 }
 
 // leftNothing fails the test if more descriptors are open than before a copy, or if more goroutines
