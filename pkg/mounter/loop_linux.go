@@ -85,7 +85,7 @@ func (l *loops) attach(file *os.File, o loopOptions) (dev *os.File, was bool, er
 	if err != nil {
 		return nil, false, err
 	}
-	n, found, err := l.of(b)
+	n, found, err := l.ofFile(file, b)
 	if err != nil {
 		return nil, false, err
 	}
@@ -195,8 +195,18 @@ func reset(dev *os.File, readOnly bool) error {
 	return setDeviceReadOnly(dev, readOnly)
 }
 
-// of returns the number of the device whose backing file is b. Errors: ErrNoAnswer if another
-// device does not answer, and could be the device of b.
+// ofFile returns the number of the device whose backing file is file, which has the identity b.
+// Errors: ErrNoAnswer if a device does not answer, and could be the device of the file.
+func (l *loops) ofFile(file *os.File, b backing) (n int, ok bool, err error) {
+	n, ok, err = l.of(b)
+	if errors.Is(err, ErrNoAnswer) && isOpenOnce(file) {
+		return 0, false, nil
+	}
+	return n, ok, err
+}
+
+// of returns the number of the device whose backing file is b. Errors: ErrNoAnswer if no device is
+// known to have the file, and some devices do not answer.
 func (l *loops) of(b backing) (n int, ok bool, err error) {
 	if n, ok := l.hint(b); ok {
 		if has, err := l.has(n, b); err == nil && has {
@@ -208,6 +218,7 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
+	var silent error
 	for _, name := range names {
 		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(name)), "loop"))
 		if err != nil {
@@ -216,6 +227,10 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 		has, err := l.has(n, b)
 		// The device was detached meanwhile, or its file is on a dead filesystem, where b is not.
 		if errors.Is(err, unix.ENXIO) || isDead(err) {
+			continue
+		}
+		if errors.Is(err, ErrNoAnswer) {
+			silent = err
 			continue
 		}
 		if errors.Is(err, fs.ErrNotExist) { // a missing node does not prove that the device is detached
@@ -229,7 +244,19 @@ func (l *loops) of(b backing) (n int, ok bool, err error) {
 			return n, true, nil
 		}
 	}
-	return 0, false, nil
+	return 0, false, silent
+}
+
+// isOpenOnce reports whether file is the only open description of its file on this node. Then no
+// loop device has the file, as a device keeps its file open. The question does not reach the
+// devices: the kernel grants a write lease only to the sole user of a file. false proves nothing,
+// as some filesystems grant no leases. See F_SETLEASE in fcntl(2).
+func isOpenOnce(file *os.File) bool {
+	if _, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		return false
+	}
+	_, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	return err == nil
 }
 
 // has reports whether device n has the backing file b. The device itself confirms a positive answer
@@ -356,6 +383,25 @@ func (l *loops) showsOn(id fileID, n int) {
 		l.shown = map[fileID]int{}
 	}
 	l.shown[id] = n
+}
+
+// usersOf returns the users of the backing file that fd, a descriptor with O_PATH, refers to. See
+// users.
+func (l *loops) usersOf(fd int, b backing) ([]string, error) {
+	paths, err := l.users(b)
+	if !errors.Is(err, ErrNoAnswer) {
+		return paths, err
+	}
+	// O_NONBLOCK: a lease of another process fails the open, which then does not wait.
+	file, failed := os.OpenFile(procPath(fd), os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if failed != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if isOpenOnce(file) {
+		return nil, nil
+	}
+	return nil, err
 }
 
 // users returns the sorted mount points of the device with the backing file b and of its

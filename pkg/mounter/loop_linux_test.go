@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -130,11 +131,37 @@ func TestStalledDeviceDelaysNoOtherImage(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// A new process does not know the file of the device, which may be the image.
+	// A new process does not know the file of the device. An image that no process has open is not
+	// that file.
 	again := realMounter(t)(b.kubelet)
-	if _, err := again.MountPointsOf(m.Source); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), device) {
-		t.Errorf("MountPointsOf of a new Mounter = %v, want ErrNoAnswer that names the device", err)
+	unanswered := func(image string) {
+		t.Helper()
+		if _, err := again.MountPointsOf(image); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), device) {
+			t.Errorf("MountPointsOf(%s) of a new Mounter = %v, want ErrNoAnswer that names the device", image, err)
+		}
 	}
+	if users, err := again.MountPointsOf(m.Source); err != nil || len(users) > 0 {
+		t.Errorf("MountPointsOf an image that is not open = %v, %v", users, err)
+	}
+	unanswered(b.path("outer", "image"))
+	open, err := os.Open(m.Source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unanswered(m.Source)
+	if err := again.Mount(ctx, m, b.path("other")); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("Mount of an open image = %v, want ErrNoAnswer", err)
+	}
+	open.Close()
+	if err := again.Mount(ctx, m, b.path("other")); err != nil {
+		t.Errorf("Mount of an image that is not open: %v", err)
+	}
+	// The search continues past the device that does not answer.
+	found, err := realMounter(t)(b.kubelet).MountPointsOf(m.Source)
+	if err != nil || !slices.Equal(found, []string{b.path("other")}) {
+		t.Errorf("MountPointsOf a mounted image = %v, %v", found, err)
+	}
+	b.unmount(b.path("other"))
 	end()
 	if users, err := again.MountPointsOf(m.Source); err != nil || len(users) > 0 {
 		t.Errorf("MountPointsOf when the device answers again = %v, %v", users, err)

@@ -38,7 +38,7 @@ func (l *linux) Tune(ctx context.Context, m Mount) error {
 
 // tuneFile tunes the loop device of file, if file is attached. b is the identity of file.
 func (l *loops) tuneFile(file *os.File, b backing, o loopOptions) error {
-	n, found, err := l.of(b)
+	n, found, err := l.ofFile(file, b)
 	if err != nil || !found {
 		return err
 	}

@@ -24,7 +24,7 @@ func (l *linux) MountPointsOf(source string) ([]string, error) {
 	}
 	defer src.close()
 	if src.kind() == unix.S_IFREG {
-		return l.loops.users(src.backing())
+		return l.loops.usersOf(src.fd, src.backing())
 	}
 	name, own, err := findFD(src.fd)
 	if err != nil {

@@ -33,7 +33,7 @@ func (l *linux) NewUUID(ctx context.Context, image *os.File, fsType string, sect
 		return err
 	}
 	defer release()
-	if n, used, err := l.loops.of(b); err != nil {
+	if n, used, err := l.loops.ofFile(image, b); err != nil {
 		return err
 	} else if used && !released(n, b) {
 		return fmt.Errorf("%w: %s is attached to %s", ErrBusy, image.Name(), loopPath(n))
