@@ -30,7 +30,7 @@ IMAGE_FLAGS =
 # More flags of test/e2e: another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
-.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
+.PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 demo: ## build the driver and watch it create, mount, fill, share and delete a volume
@@ -77,11 +77,13 @@ bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: doc
 bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/reference/benchmarks.md
 	@$(GO) -C test/cluster run ./bench
 own-driver: ## run the commands of docs/tutorials/write-your-own-driver.md and docs/how-to/attached-disks.md outside of this tree
-	@./hack/own-driver
-	@./hack/own-driver docs/how-to/attached-disks.md
+	@./hack/follow-page --sanity docs/tutorials/write-your-own-driver.md
+	@./hack/follow-page --sanity docs/how-to/attached-disks.md
 own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
-	@./hack/own-driver --cluster
-	@./hack/own-driver docs/how-to/attached-disks.md
+	@./hack/follow-page --cluster --sanity docs/tutorials/write-your-own-driver.md
+	@./hack/follow-page --sanity docs/how-to/attached-disks.md
+quickstart: ## run the commands of docs/tutorials/quickstart.md outside of this tree; root, Debian
+	@./hack/follow-page --cluster docs/tutorials/quickstart.md
 attached-cluster: ## deploy examples/attached on a cluster on this machine, and move a pod with its data (ATTACHED=--suite); root, Debian
 	@./hack/attached-cluster $(ATTACHED)
 generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc

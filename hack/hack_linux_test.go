@@ -123,39 +123,45 @@ func TestFuzzFailsWhereItTestsNothing(t *testing.T) {
 	}
 }
 
-func TestOwnDriverDoesWhatThePageSays(t *testing.T) {
+func TestFollowPage(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip(err)
 	}
-	const passed = "echo 5 Passed, 0 Failed; ls causeway/hack/own-driver\n"
+	const passed = "echo 5 Passed, 0 Failed; ls causeway/hack/follow-page\n"
 	clone := "```sh\ngit clone https://github.com/causeway-csi/causeway\n"
+	sanity := []string{"--sanity"}
 	for _, c := range []struct {
-		name, page string
-		pass       bool
-		want       string
+		name  string
+		flags []string
+		page  string
+		pass  bool
+		want  string
 	}{
-		{"all is well", clone + "cd causeway\n```\nthen\n```sh\ncd ..\n" + passed + "```\n", true, "5 Passed"},
-		{"a command fails", clone + "false\n" + passed + "```\n", false, "following"},
-		{"a command of an earlier block fails", clone + "false\n```\n```sh\n" + passed + "```\n", false, "following"},
-		{"what fails is not to be run", clone + passed + "```\n```go\nfalse\n```\n```\nfalse\n```\nfalse\n", true, "5 Passed"},
-		{"it would be fetched from the network", "```sh\ngit clone https://github.invalid/causeway\n" + passed + "```\n", false, "not allowed"},
-		{"there are no commands", passed, false, "csi-sanity didn't run"},
-		{"its word is in a command only", clone + ": 5 Passed, 0 Failed\n```\n", false, "csi-sanity didn't run"},
-		{"no spec ran", clone + "echo 0 Passed, 0 Failed\n```\n", false, "csi-sanity didn't run"},
-		{"it prints what the page shows", clone + passed + "echo one two\n```\n```text\none\ntwo\n```\n", true, "5 Passed"},
-		{"it prints something else", clone + passed + "echo one two\n```\n```text\none\nthree\n```\n", false, "nothing printed: three"},
-		{"a spec failed", clone + "echo 5 Passed, 1 Failed\n```\n", false, "csi-sanity didn't run"},
-		{"a block for a cluster is left out", clone + passed + "```\n```sh cluster\nfalse\n```\n", true, "5 Passed"},
-		{"a module is from this tree", clone + ": gonew\ngo mod download -json github.com/causeway-csi/causeway@latest\n" + passed + "echo\n```\n", true, "5 Passed"},
-		{"a test isn't there", clone + passed + "echo 'ok x [no tests to run]'\n```\n", false, "didn't run"},
-		{"a test was skipped", clone + passed + "echo '--- SKIP: TestX (0.00s)'\n```\n", false, "didn't run"},
+		{"all is well", sanity, clone + "cd causeway\n```\nthen\n```sh\ncd ..\n" + passed + "```\n", true, "5 Passed"},
+		{"a command fails", sanity, clone + "false\n" + passed + "```\n", false, "following"},
+		{"a command of an earlier block fails", sanity, clone + "false\n```\n```sh\n" + passed + "```\n", false, "following"},
+		{"what fails is not to be run", sanity, clone + passed + "```\n```go\nfalse\n```\n```\nfalse\n```\nfalse\n", true, "5 Passed"},
+		{"it would be fetched from the network", sanity, "```sh\ngit clone https://github.invalid/causeway\n" + passed + "```\n", false, "not allowed"},
+		{"there are no commands", sanity, passed, false, "csi-sanity didn't run"},
+		{"its word is in a command only", sanity, clone + ": 5 Passed, 0 Failed\n```\n", false, "csi-sanity didn't run"},
+		{"no spec ran", sanity, clone + "echo 0 Passed, 0 Failed\n```\n", false, "csi-sanity didn't run"},
+		{"it prints what the page shows", sanity, clone + passed + "echo one two\n```\n```text\none\ntwo\n```\n", true, "5 Passed"},
+		{"it prints something else", sanity, clone + passed + "echo one two\n```\n```text\none\nthree\n```\n", false, "nothing printed: three"},
+		{"a spec failed", sanity, clone + "echo 5 Passed, 1 Failed\n```\n", false, "csi-sanity didn't run"},
+		{"a block for a cluster is left out", sanity, clone + passed + "```\n```sh cluster\nfalse\n```\n", true, "5 Passed"},
+		{"a module is from this tree", sanity, clone + ": gonew\ngo mod download -json github.com/causeway-csi/causeway@latest\n" + passed + "echo\n```\n", true, "5 Passed"},
+		{"a test isn't there", sanity, clone + passed + "echo 'ok x [no tests to run]'\n```\n", false, "didn't run"},
+		{"a test was skipped", sanity, clone + passed + "echo '--- SKIP: TestX (0.00s)'\n```\n", false, "didn't run"},
+		{"the page shows its output", nil, clone + "echo one\n```\n```text\none\n```\n", true, ""},
+		{"the page shows another output", nil, clone + "echo one\n```\n```text\ntwo\n```\n", false, "nothing printed: two"},
+		{"the page shows no output", nil, clone + passed + "```\n", false, "nothing was verified"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			page := filepath.Join(t.TempDir(), "page.md")
 			if err := os.WriteFile(page, []byte(c.page), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command("./own-driver", page)
+			cmd := exec.Command("./follow-page", append(c.flags, page)...)
 			tmp := t.TempDir()
 			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
 			out, err := cmd.CombinedOutput()
