@@ -46,7 +46,7 @@ var tagged = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$`)
 func findVersion(ctx context.Context, root, tag string) (version, error) {
 	v := version{tag: tag, revision: "unknown"}
 	if !tagged.MatchString(tag) {
-		return v, fmt.Errorf("--version=%q can't be a tag", tag)
+		return v, fmt.Errorf("--version=%q cannot be a tag", tag)
 	}
 	if _, err := os.Stat(filepath.Join(root, ".git")); errors.Is(err, fs.ErrNotExist) {
 		return v, nil

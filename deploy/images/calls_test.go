@@ -72,7 +72,7 @@ var runs = map[string]int{
 // parameter called name.
 var methods = map[string]int{"tool": 3, "output": 4}
 
-// programs returns the programs that a file runs, with where, and the places where that can't be told.
+// programs returns the programs that a file runs, with where, and the places where that cannot be told.
 func programs(file string) (calls map[string]string, unknown []string, err error) {
 	files := token.NewFileSet()
 	source, err := parser.ParseFile(files, file, nil, parser.SkipObjectResolution)

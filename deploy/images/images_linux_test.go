@@ -69,7 +69,7 @@ func TestImagesHaveNothingElse(t *testing.T) {
 			}
 			i := slices.IndexFunc(patterns, func(p string) bool { return regexp.MustCompile(p).MatchString(file) })
 			if i < 0 {
-				t.Errorf("%s: %s isn't on the list of what may be there", p.name, file)
+				t.Errorf("%s: %s is not on the list of what may be there", p.name, file)
 				return
 			}
 			used[patterns[i]] = true
@@ -140,7 +140,7 @@ func TestImagesSayWhatTheyAre(t *testing.T) {
 		if found[p.sbomPath()] != string(beside) ||
 			!strings.Contains(string(beside), "pkg:deb/debian/ca-certificates@") || strings.Contains(string(beside),
 			"e2fsprogs") != p.tools {
-			t.Errorf("%s: the SBOM in the image isn't the one beside it, or isn't of the image", p.name)
+			t.Errorf("%s: the SBOM in the image is not the one beside it, or is not of the image", p.name)
 		}
 		if text := found[p.copyrightPath()]; !strings.Contains(text, "Apache License") ||
 			!strings.Contains(text, "\nGo\n") || !strings.Contains(text, "google.golang.org/grpc v1.") {

@@ -59,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 	source := flags.String("driver-source", "",
 		"directory of a main package that uses pkg/csidriver: the image driver gets that program; relative to the "+
 			"working directory")
-	lock := flags.Bool("lock", false, "don't make images, but find the newest packages of Debian for "+lockName)
+	lock := flags.Bool("lock", false, "do not make images, but find the newest packages of Debian for "+lockName)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

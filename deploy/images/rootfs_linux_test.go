@@ -166,7 +166,7 @@ func unpackImage(t *testing.T, name string) container {
 			t.Fatal(err)
 		}
 	}
-	for _, dir := range []string{c.root, c.run, filepath.Dir(c.root)} { // for users who aren't root
+	for _, dir := range []string{c.root, c.run, filepath.Dir(c.root)} { // for users who are not root
 		if err := os.Chmod(dir, 0o777); err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +199,7 @@ var mountless = sync.OnceValue(func() error {
 	return cmd.Run()
 })
 
-// namespaces are a mount namespace, and for users who aren't root a user namespace in which they are.
+// namespaces are a mount namespace, and for users who are not root a user namespace in which they are.
 func namespaces() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	if os.Geteuid() != 0 {
@@ -222,7 +222,7 @@ func (c *container) mount(t *testing.T, path string) string {
 	return dir
 }
 
-// command returns a command of the container, as a user. A test is skipped where that can't be, unless CAUSEWAY_MUST_MOUNT
+// command returns a command of the container, as a user. A test is skipped where that cannot be, unless CAUSEWAY_MUST_MOUNT
 // says that it can.
 func (c container) command(t *testing.T, user string, args ...string) *exec.Cmd {
 	t.Helper()
@@ -462,7 +462,7 @@ func TestArm64IsComplete(t *testing.T) {
 	for _, want := range append([]string{"/lib/ld-linux-aarch64.so.1", "/lib/aarch64-linux-gnu/libc.so.6",
 		"/lib/aarch64-linux-gnu/libgcc_s.so.1"}, tools...) {
 		if !paths[want] {
-			t.Errorf("%s isn't there", want)
+			t.Errorf("%s is not there", want)
 		}
 	}
 	used := map[string]bool{}

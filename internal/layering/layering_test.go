@@ -93,7 +93,7 @@ var rooms = map[string]struct{ may, not []string }{
 	"pkg/backend/hostpath/internal/store": {[]string{"golang.org/x/sys", "github.com/google/uuid", module + "pkg/backend/internal", module + "pkg/mounter", module + "internal/beneath", module + "internal/crashpoint", module + "internal/guard"}, append([]string{"os/exec"}, logging...)}, // mounter.IsFilesystem
 }
 
-// never are imports that even a wide prefix above doesn't allow.
+// never are imports that even a wide prefix above does not allow.
 var never = map[string][]string{
 	"pkg/csidriver": {module + "pkg/backend/"},
 	"pkg/driver":    {module + "pkg/backend/"},
@@ -170,7 +170,7 @@ func TestWhoImportsWhom(t *testing.T) {
 		}
 		for name := range rooms {
 			if !seen[name] {
-				t.Errorf("%s has rules but isn't there on %s: take its row out of rooms", name, goos)
+				t.Errorf("%s has rules but is not there on %s: take its row out of rooms", name, goos)
 			}
 		}
 	}

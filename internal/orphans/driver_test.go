@@ -179,7 +179,7 @@ func TestReports(t *testing.T) {
 		t.Errorf("a node's name reaches the terminal as %s", got)
 	}
 	if err := r.Text(failing{}); err == nil {
-		t.Error("what can't be written isn't an error")
+		t.Error("what cannot be written is not an error")
 	}
 }
 

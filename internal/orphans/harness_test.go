@@ -53,7 +53,7 @@ func (l *lister) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 // page returns which of n entries are on the page with a token, and the token of the next.
 func (l *lister) page(n int, token string, limit int32) (from, to int, next string, err error) {
 	if call := l.calls.Add(1); call == l.failAt {
-		return 0, 0, "", status.Error(codes.Unavailable, "node-2 doesn't answer")
+		return 0, 0, "", status.Error(codes.Unavailable, "node-2 does not answer")
 	}
 	if token != "" {
 		if from, err = strconv.Atoi(token); err != nil {

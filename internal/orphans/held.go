@@ -50,7 +50,7 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 		return nil, err
 	}
 	if !can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] {
-		return nil, errors.New("it can't list volumes (LIST_VOLUMES): ask the controller's socket, or that of a node " +
+		return nil, errors.New("it cannot list volumes (LIST_VOLUMES): ask the controller's socket, or that of a node " +
 			"which serves its own storage")
 	}
 	volumes, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
@@ -63,7 +63,7 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 	}
 	if !can[csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS] {
 		if can[csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT] {
-			return nil, errors.New("it makes snapshots and can't list them (LIST_SNAPSHOTS)")
+			return nil, errors.New("it makes snapshots and cannot list them (LIST_SNAPSHOTS)")
 		}
 		return sorted(volumes, nil)
 	}

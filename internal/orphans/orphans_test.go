@@ -96,7 +96,7 @@ func TestBadInputLeadsToNoConclusion(t *testing.T) {
 		"nothing":           {"", "stdin is empty"},
 		"blank lines":       {" \n\n", "stdin is empty"},
 		"the mark alone":    {mark, "no objects"},
-		"no mark":           {whole, "doesn't end with a line that says complete"},
+		"no mark":           {whole, "does not end with a line that says complete"},
 		"cut short":         {whole[:len(whole)/2], "in the middle of the JSON"},
 		"cut by a brace":    {whole[:strings.LastIndex(whole, "}")], "in the middle of the JSON"},
 		"cut, and the mark": {whole[:len(whole)/2] + mark, "invalid character"},
@@ -108,9 +108,9 @@ func TestBadInputLeadsToNoConclusion(t *testing.T) {
 		"more after the mark": {whole + mark + whole, "it says \"complete"},
 		"YAML":                {"apiVersion: v1\nitems: []\n" + mark, "YAML"},
 		"YAML of many":        {"---\nkind: List\n", "YAML"},
-		"a table":             {"NAME  CAPACITY\npvc-1 1Gi\n", "isn't what kubectl get -o json prints"},
-		"IDs alone":           {v1 + "\n" + v2 + "\n", "isn't what kubectl get -o json prints"},
-		"an array":            {"[" + whole + "]" + mark, "isn't what kubectl get -o json prints"},
+		"a table":             {"NAME  CAPACITY\npvc-1 1Gi\n", "is not what kubectl get -o json prints"},
+		"IDs alone":           {v1 + "\n" + v2 + "\n", "is not what kubectl get -o json prints"},
+		"an array":            {"[" + whole + "]" + mark, "is not what kubectl get -o json prints"},
 		"other JSON":          {`{"volumes":["` + v1 + `"]}` + mark, "no kind"},
 		"an error in JSON": {`{"kind":"Status","status":"Failure","message":"x"}` + mark,
 			"an error of the API server"},
@@ -382,7 +382,7 @@ func FuzzStdin(f *testing.F) {
 			t.Errorf("%q is taken", s)
 		}
 		if err == nil && strings.Contains(s, v1) && !text.ids[v1] {
-			t.Errorf("%q names %s, and that isn't seen", s, v1)
+			t.Errorf("%q names %s, and that is not seen", s, v1)
 		}
 	})
 }

@@ -115,7 +115,7 @@ func cutShort(dec *json.Decoder, n int) error {
 		return fmt.Errorf("%w: stdin is empty: did kubectl get fail, or was kubectl exec run without -i?",
 			ErrNoConclusion)
 	}
-	return fmt.Errorf("%w: stdin doesn't end with a line that says %s, so kubectl may have failed half-way: run it "+
+	return fmt.Errorf("%w: stdin does not end with a line that says %s, so kubectl may have failed half-way: run it "+
 		"as (sleep 60; kubectl get … -o json && echo %s)",
 		ErrNoConclusion, endMark, endMark)
 }
@@ -135,7 +135,7 @@ func (t *text) end(r io.Reader, documents int) error {
 		"items:"), strings.HasPrefix(said, "kind:"):
 		return fmt.Errorf("%w: stdin is YAML: run kubectl get with -o json", ErrNoConclusion)
 	}
-	return fmt.Errorf("%w: stdin isn't what kubectl get -o json prints: it says %.100q", ErrNoConclusion, said)
+	return fmt.Errorf("%w: stdin is not what kubectl get -o json prints: it says %.100q", ErrNoConclusion, said)
 }
 
 // document reads an object, or a list of objects.

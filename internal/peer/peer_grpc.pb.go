@@ -34,18 +34,18 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type PeerClient interface {
 	// Locate tells whether a volume of that name is here, and how much room there is for one. It is ABORTED while a call
-	// that makes a volume of that name runs. A class that can't be meant is INVALID_ARGUMENT only where there is no volume.
+	// that makes a volume of that name runs. A class that cannot be meant is INVALID_ARGUMENT only where there is no volume.
 	Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error)
 	// SnapshotPart makes the part of a group of snapshots whose volumes are here; other nodes make the other parts. Each
 	// step is asked for by one message and answered by one. If the stream ends before COMMIT is answered, there is no
-	// part, or one that isn't settled. Where the part is there already, BEGIN is answered with it.
+	// part, or one that is not settled. Where the part is there already, BEGIN is answered with it.
 	SnapshotPart(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SnapshotPartRequest, SnapshotPartResponse], error)
 	// GetPart returns a part. Errors: NOT_FOUND.
 	GetPart(ctx context.Context, in *GetPartRequest, opts ...grpc.CallOption) (*Part, error)
 	// SettlePart says that all parts of that cut are there: from now on it is deleted with its group only.
 	// Errors: NOT_FOUND, FAILED_PRECONDITION if it is of another cut.
 	SettlePart(ctx context.Context, in *SettlePartRequest, opts ...grpc.CallOption) (*SettlePartResponse, error)
-	// DiscardPart deletes a part of that cut that isn't settled. Where there is none, that is no error.
+	// DiscardPart deletes a part of that cut that is not settled. Where there is none, that is no error.
 	// Errors: FAILED_PRECONDITION if it is settled, of another cut, or a volume is being made of it.
 	DiscardPart(ctx context.Context, in *DiscardPartRequest, opts ...grpc.CallOption) (*DiscardPartResponse, error)
 }
@@ -116,18 +116,18 @@ func (c *peerClient) DiscardPart(ctx context.Context, in *DiscardPartRequest, op
 // for forward compatibility.
 type PeerServer interface {
 	// Locate tells whether a volume of that name is here, and how much room there is for one. It is ABORTED while a call
-	// that makes a volume of that name runs. A class that can't be meant is INVALID_ARGUMENT only where there is no volume.
+	// that makes a volume of that name runs. A class that cannot be meant is INVALID_ARGUMENT only where there is no volume.
 	Locate(context.Context, *LocateRequest) (*LocateResponse, error)
 	// SnapshotPart makes the part of a group of snapshots whose volumes are here; other nodes make the other parts. Each
 	// step is asked for by one message and answered by one. If the stream ends before COMMIT is answered, there is no
-	// part, or one that isn't settled. Where the part is there already, BEGIN is answered with it.
+	// part, or one that is not settled. Where the part is there already, BEGIN is answered with it.
 	SnapshotPart(grpc.BidiStreamingServer[SnapshotPartRequest, SnapshotPartResponse]) error
 	// GetPart returns a part. Errors: NOT_FOUND.
 	GetPart(context.Context, *GetPartRequest) (*Part, error)
 	// SettlePart says that all parts of that cut are there: from now on it is deleted with its group only.
 	// Errors: NOT_FOUND, FAILED_PRECONDITION if it is of another cut.
 	SettlePart(context.Context, *SettlePartRequest) (*SettlePartResponse, error)
-	// DiscardPart deletes a part of that cut that isn't settled. Where there is none, that is no error.
+	// DiscardPart deletes a part of that cut that is not settled. Where there is none, that is no error.
 	// Errors: FAILED_PRECONDITION if it is settled, of another cut, or a volume is being made of it.
 	DiscardPart(context.Context, *DiscardPartRequest) (*DiscardPartResponse, error)
 	mustEmbedUnimplementedPeerServer()

@@ -72,11 +72,11 @@ func readCA(bundle, key []byte) (*authority, error) {
 	}
 	both, err := tls.X509KeyPair(bundle, key)
 	if err != nil {
-		return nil, fmt.Errorf("%s can't be used with %s: %w", caKeyFile, caFile, err)
+		return nil, fmt.Errorf("%s cannot be used with %s: %w", caKeyFile, caFile, err)
 	}
 	signer, ok := both.PrivateKey.(crypto.Signer)
 	if !ok || !certs[0].IsCA {
-		return nil, fmt.Errorf("%s: the first certificate, of %s, isn't that of a CA", caFile, describe(certs[0]))
+		return nil, fmt.Errorf("%s: the first certificate, of %s, is not that of a CA", caFile, describe(certs[0]))
 	}
 	if now := time.Now(); now.After(certs[0].NotAfter) {
 		return nil, expired(certs[0], now)

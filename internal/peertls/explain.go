@@ -29,10 +29,10 @@ func (p *pair) explain(leaf *x509.Certificate, err error, usage x509.ExtKeyUsage
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return expired(invalid.Cert, t)
 	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
-		return fmt.Errorf("the certificate of %s isn't for %s: its extended key usage is %s", describe(leaf),
+		return fmt.Errorf("the certificate of %s is not for %s: its extended key usage is %s", describe(leaf),
 			usageWord(usage), usageWords(leaf))
 	}
-	return fmt.Errorf("the certificate of %s can't be verified: %w", describe(leaf), err)
+	return fmt.Errorf("the certificate of %s cannot be verified: %w", describe(leaf), err)
 }
 
 // expired returns the error of a certificate that is not valid at t.
@@ -135,7 +135,7 @@ func why(err error) error {
 	case errors.As(err, &record) && record.Conn != nil: // set if the first bytes were not TLS
 		return fmt.Errorf("it speaks plain text, no TLS: its first bytes are %s", word(string(record.RecordHeader[:])))
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return fmt.Errorf("it didn't complete the handshake in time: %w", err)
+		return fmt.Errorf("it did not complete the handshake in time: %w", err)
 	}
 	return err
 }

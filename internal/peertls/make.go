@@ -91,7 +91,7 @@ type leaf struct {
 func (o MakeOptions) leaves(dir string) ([]leaf, error) {
 	var all []leaf
 	if o.Valid < 0 {
-		return nil, fmt.Errorf("certificates can't be valid for %s", o.Valid)
+		return nil, fmt.Errorf("certificates cannot be valid for %s", o.Valid)
 	}
 	if o.Client != "" {
 		all = append(all, leaf{KindRouter, filepath.Join(dir, "router"), o.Client, x509.ExtKeyUsageClientAuth})
@@ -122,7 +122,7 @@ var legalName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]|\.[A-Za-z0-9_-])*
 // checkLegal returns an error for a name that a certificate or a directory cannot have.
 func checkLegal(name string) error {
 	if len(name) > 253 || !legalName.MatchString(name) || !filepath.IsLocal(name) {
-		return fmt.Errorf("%q can't be the name in a certificate: that has 1 to 253 letters, digits, dashes, "+
+		return fmt.Errorf("%q cannot be the name in a certificate: that has 1 to 253 letters, digits, dashes, "+
 			"underscores and single dots, and starts with a letter or digit", name)
 	}
 	return nil
@@ -146,7 +146,7 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	}
 	until, err := ca.checkKept(l, have)
 	if err != nil {
-		return until, nil, fmt.Errorf("%s is there and isn't what is asked for, and is only replaced when it is "+
+		return until, nil, fmt.Errorf("%s is there and is not what is asked for, and is only replaced when it is "+
 			"renewed (--renew): %w", filepath.Join(l.dir, certFile), err)
 	}
 	if now, err := readFile(bundle.path); err == nil && bytes.Equal(now, ca.bundle) {

@@ -69,7 +69,7 @@ func TestWhatIsMadeWorks(t *testing.T) {
 	got := tree(t, dir)
 	for _, name := range wanted {
 		if got[name] == "" {
-			t.Errorf("%s isn't there", name)
+			t.Errorf("%s is not there", name)
 		}
 	}
 	if len(got) != len(wanted) || len(made) != 5 {
@@ -107,14 +107,14 @@ func TestANodesLeafIsNoRouters(t *testing.T) {
 	}
 	s.stop()
 	for _, line := range log.take() {
-		says(t, "the victim", line, "isn't for clients (clientAuth)")
+		says(t, "the victim", line, "is not for clients (clientAuth)")
 	}
 	if len(s.peers) != 0 {
 		t.Errorf("%q called", s.peers)
 	}
 	thief, _ := open(t, filepath.Join(dir, "router"))
 	_, err := serve(t, grpc.Creds(thief.Server(router))).call(thief.Client(""))
-	errorSays(t, "the router as a server", err, "isn't for servers (serverAuth)")
+	errorSays(t, "the router as a server", err, "is not for servers (serverAuth)")
 }
 
 func TestWhatIsInTheCertificates(t *testing.T) {
@@ -289,7 +289,7 @@ func TestMakeGuessesNothing(t *testing.T) {
 		"a CA without key": {remove("ca.key"), MakeOptions{Client: router}, []string{"ca.crt without its ca.key"}},
 		"a key without CA": {remove("ca.crt"), MakeOptions{Client: router}, []string{"ca.key without its ca.crt"}},
 		"another CA's key": {write("ca.key", keyOf(t, other)), MakeOptions{Client: router},
-			[]string{"ca.key can't be used with ca.crt"}},
+			[]string{"ca.key cannot be used with ca.crt"}},
 		"a CA of garbage": {write("ca.crt", []byte("x")), MakeOptions{Client: router},
 			[]string{"ca.crt: no certificate"}},
 		"no CA any more": {remove("ca.crt", "ca.key"), MakeOptions{Client: router},
@@ -304,7 +304,7 @@ func TestMakeGuessesNothing(t *testing.T) {
 			[]string{"no certificate in PEM form", "only replaced"}},
 		"a leaf as CA": {func(dir string) error {
 			return errors.Join(write("ca.crt", stranger[1])(dir), write("ca.key", stranger[2])(dir))
-		}, MakeOptions{Client: router}, []string{"isn't that of a CA"}},
+		}, MakeOptions{Client: router}, []string{"is not that of a CA"}},
 		"a CA that is over": {func(dir string) error {
 			return errors.Join(write("ca.crt", late.bundle)(dir), write("ca.key", keyOf(t, late))(dir))
 		}, MakeOptions{Client: router, Renew: true}, []string{"late CA", "has expired"}},

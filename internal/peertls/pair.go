@@ -28,7 +28,7 @@ func parse(c content) (*pair, error) {
 	p := &pair{cas: cas, roots: x509.NewCertPool()}
 	for _, ca := range cas {
 		if !ca.IsCA {
-			return nil, fmt.Errorf("%s: the certificate of %s isn't that of a CA", caFile, describe(ca))
+			return nil, fmt.Errorf("%s: the certificate of %s is not that of a CA", caFile, describe(ca))
 		}
 		p.roots.AddCert(ca)
 	}
@@ -37,7 +37,7 @@ func parse(c content) (*pair, error) {
 		return nil, err
 	}
 	if p.certificate, err = tls.X509KeyPair(c[1], c[2]); err != nil {
-		return nil, fmt.Errorf("%s can't be used with %s, the certificate of %s: %w", keyFile, certFile,
+		return nil, fmt.Errorf("%s cannot be used with %s, the certificate of %s: %w", keyFile, certFile,
 			describe(chain[0]), err)
 	}
 	p.certificate.Leaf = chain[0]
@@ -59,7 +59,7 @@ func certificates(name string, data []byte) ([]*x509.Certificate, error) {
 		}
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, fmt.Errorf("%s: certificate %d in it can't be read: %w", name, len(all)+1, err)
+			return nil, fmt.Errorf("%s: certificate %d in it cannot be read: %w", name, len(all)+1, err)
 		}
 		all = append(all, c)
 	}
@@ -121,7 +121,7 @@ func checkUsage(c *x509.Certificate, usage x509.ExtKeyUsage) error {
 	if slices.Contains(c.ExtKeyUsage, usage) {
 		return nil
 	}
-	return fmt.Errorf("the certificate of %s isn't for %s: its extended key usage is %s", describe(c), usageWord(usage),
+	return fmt.Errorf("the certificate of %s is not for %s: its extended key usage is %s", describe(c), usageWord(usage),
 		usageWords(c))
 }
 

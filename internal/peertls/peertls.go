@@ -67,7 +67,7 @@ func (id *Identity) current() *pair {
 		return err
 	})
 	if err != nil {
-		id.report(fmt.Errorf("certificates in %s have changed and can't be used, the old ones stay in use: %w", id.dir,
+		id.report(fmt.Errorf("certificates in %s have changed and cannot be used, the old ones stay in use: %w", id.dir,
 			err))
 	}
 	if note != nil {

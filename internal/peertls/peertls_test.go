@@ -127,34 +127,34 @@ func TestRefusedClients(t *testing.T) {
 		"a node's": {
 			shows: ca.leaf(t, node, forServers),
 			seen:  []string{"refused our certificate", "bad certificate"},
-			told:  []string{"isn't for clients (clientAuth)", "is servers (serverAuth)", "node-a"},
+			told:  []string{"is not for clients (clientAuth)", "is servers (serverAuth)", "node-a"},
 		},
 		"a node's with the router's name": {
 			shows: ca.leaf(t, router, forServers),
 			seen:  []string{"refused our certificate"},
-			told:  []string{"isn't for clients (clientAuth)", "is servers (serverAuth)", "causeway-router"},
+			told:  []string{"is not for clients (clientAuth)", "is servers (serverAuth)", "causeway-router"},
 		},
 		"one that says nothing of its use": {
 			shows: ca.leaf(t, router, forClients, saysNoUse),
 			seen:  []string{"refused our certificate"},
-			told:  []string{"isn't for clients (clientAuth)", "not set"},
+			told:  []string{"is not for clients (clientAuth)", "not set"},
 		},
 		"one for anything": {
 			shows: ca.leaf(t, router, x509.ExtKeyUsageAny),
 			seen:  []string{"refused our certificate"},
-			told:  []string{"isn't for clients (clientAuth)", "is anything"},
+			told:  []string{"is not for clients (clientAuth)", "is anything"},
 		},
 		"the CA's": {
 			shows: content{ca.bundle, ca.bundle, keyOf(t, ca)},
 			seen:  []string{"refused our certificate"},
-			told:  []string{"the CA 'CN=test CA'", "isn't for clients"},
+			told:  []string{"the CA 'CN=test CA'", "is not for clients"},
 		},
 		"one that has expired": {
 			shows: ca.leaf(t, router, forClients, hasExpired),
 			seen:  []string{"refused our certificate", "expired certificate", "causeway-router", "until "},
 			told:  []string{"causeway-router has expired", "valid until"},
 		},
-		"one that isn't valid yet": {
+		"one that is not valid yet": {
 			shows: ca.leaf(t, router, forClients, isEarly),
 			seen:  []string{"refused our certificate", "expired certificate"},
 			told:  []string{"causeway-router is not valid before"},
@@ -170,7 +170,7 @@ func TestRefusedClients(t *testing.T) {
 		"TLS 1.2": {
 			dials: credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}),
 			seen:  []string{"protocol version not supported"},
-			told:  []string{"doesn't speak TLS 1.3"},
+			told:  []string{"does not speak TLS 1.3"},
 		},
 		"a client that wants another server": {
 			dials: identity(t, ca.leaf(t, router, forClients)).Client("node-b"),
@@ -234,8 +234,8 @@ func TestRefusedServers(t *testing.T) {
 		"one of the future": {ca.leaf(t, node, forServers, isEarly), []string{"node-a is not valid before "}},
 		"an expired CA's":   {trusting(gone.leaf(t, node, forServers)), []string{"the CA 'CN=gone CA' has expired"}},
 		"the router's": {ca.leaf(t, node, forClients),
-			[]string{"node-a isn't for servers (serverAuth)", "is clients (clientAuth)"}},
-		"one of no known use": {ca.leaf(t, node, forServers, saysNoUse), []string{"isn't for servers", "not set"}},
+			[]string{"node-a is not for servers (serverAuth)", "is clients (clientAuth)"}},
+		"one of no known use": {ca.leaf(t, node, forServers, saysNoUse), []string{"is not for servers", "not set"}},
 		"one without a name": {ca.leaf(t, node, forServers, func(c *x509.Certificate) { c.DNSNames = nil }),
 			[]string{"wrong name", "no DNS name"}},
 	} {
@@ -430,7 +430,7 @@ func TestAPortScanDoesNotFloodTheLog(t *testing.T) {
 	}
 }
 
-// deadConn can't be written to, as its peer has closed it; the reason can still be read.
+// deadConn cannot be written to, as its peer has closed it; the reason can still be read.
 type deadConn struct {
 	net.Conn
 	reason error
@@ -495,23 +495,23 @@ func TestOpenRefuses(t *testing.T) {
 		"a key as CA": {content{good[2], good[1], good[2]},
 			[]string{"ca.crt: no certificate", "1 PEM blocks of another kind"}},
 		"a leaf as CA": {content{good[1], good[1], good[2]},
-			[]string{"ca.crt", "node-a isn't that of a CA"}},
+			[]string{"ca.crt", "node-a is not that of a CA"}},
 		"a CA that is cut off": {content{slices.Concat(ca.bundle, ca.bundle[:100]), good[1], good[2]},
 			[]string{"ca.crt: 1 of 2 PEM blocks", "cut off or damaged"}},
 		"a CA of garbage": {content{encode("CERTIFICATE", []byte("x")), good[1], good[2]},
-			[]string{"ca.crt: certificate 1 in it can't be read"}},
+			[]string{"ca.crt: certificate 1 in it cannot be read"}},
 		"a certificate that is no PEM": {content{good[0], []byte("x"), good[2]},
 			[]string{"tls.crt: no certificate in PEM form"}},
 		"a certificate cut off": {content{good[0], good[1][:200], good[2]},
 			[]string{"tls.crt: 1 of 1 PEM blocks"}},
 		"a key that is no PEM": {content{good[0], good[1], []byte("x")},
-			[]string{"tls.key can't be used with tls.crt", "PEM"}},
+			[]string{"tls.key cannot be used with tls.crt", "PEM"}},
 		"a certificate as key": {content{good[0], good[1], good[1]},
-			[]string{"tls.key can't be used", "certificate rather than a key"}},
+			[]string{"tls.key cannot be used", "certificate rather than a key"}},
 		"another's key": {content{good[0], good[1], another[2]},
-			[]string{"tls.key can't be used with tls.crt, the certificate of node-a", "does not match"}},
+			[]string{"tls.key cannot be used with tls.crt, the certificate of node-a", "does not match"}},
 		"a key of garbage": {content{good[0], good[1], encode("PRIVATE KEY", []byte("x"))},
-			[]string{"tls.key can't be used"}},
+			[]string{"tls.key cannot be used"}},
 		"a file without end": {content{make([]byte, maxFile+1), good[1], good[2]},
 			[]string{"ca.crt: file too large"}},
 	} {
@@ -538,7 +538,7 @@ func TestOpenRefuses(t *testing.T) {
 	errorSays(t, "a directory as key", err, "tls.key: unexpected file type: it is a directory")
 }
 
-// TestOpenReportsWhatPeersWillRefuse: it doesn't stop, as the file may be replaced.
+// TestOpenReportsWhatPeersWillRefuse: it does not stop, as the file may be replaced.
 func TestOpenReportsWhatPeersWillRefuse(t *testing.T) {
 	ca, peers := newTestCA(t, "test CA"), newTestCA(t, "the peers' CA")
 	of := func(ca, believed *authority, change ...func(*x509.Certificate)) content {
@@ -604,7 +604,7 @@ func TestRotation(t *testing.T) {
 	errorSays(t, "the old that believes anyone", err, "refused our certificate", "unknown certificate authority")
 	s.stop()
 	for _, line := range log.take() {
-		if strings.Contains(line, "can't be used") {
+		if strings.Contains(line, "cannot be used") {
 			t.Errorf("reported: %s", line)
 		}
 	}
@@ -649,9 +649,9 @@ func TestAHalfWrittenPairKeepsTheOld(t *testing.T) {
 		words []string // of the only report
 	}{
 		{certFile, next[1][:50], []string{"tls.crt: 1 of 1 PEM blocks", dir, "the old ones stay in use"}},
-		{certFile, next[1], []string{"tls.key can't be used with tls.crt", "the old ones stay in use"}},
+		{certFile, next[1], []string{"tls.key cannot be used with tls.crt", "the old ones stay in use"}},
 		{caFile, nil, []string{"ca.crt: no certificate", "the old ones stay in use"}},
-		{caFile, ca.bundle, []string{"tls.key can't be used with tls.crt"}},
+		{caFile, ca.bundle, []string{"tls.key cannot be used with tls.crt"}},
 	}
 	for _, step := range steps {
 		if err := os.WriteFile(filepath.Join(dir, step.name), step.data, 0o600); err != nil {

@@ -147,7 +147,7 @@ func (h *handshake) why(err error) error {
 	case isAlert(err) && h.ours != nil:
 		return fmt.Errorf("it refused us: %w (%s)", err, h.ours.describeOurs())
 	case len(h.versions) > 0 && !slices.Contains(h.versions, tls.VersionTLS13):
-		return fmt.Errorf("it doesn't speak TLS 1.3, and nothing older is spoken here: %w", err)
+		return fmt.Errorf("it does not speak TLS 1.3, and nothing older is spoken here: %w", err)
 	}
 	return why(err)
 }

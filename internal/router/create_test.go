@@ -230,7 +230,7 @@ func TestANameOfAnotherSizeIsFoundWhereItIs(t *testing.T) {
 	}
 }
 
-// TestOneNameIsMadeOnce makes a volume while another call makes it and its node can't be told from
+// TestOneNameIsMadeOnce makes a volume while another call makes it and its node cannot be told from
 // the others by room.
 func TestOneNameIsMadeOnce(t *testing.T) {
 	c := newCluster(t, "a", "b", "c")
@@ -267,7 +267,7 @@ func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 	for name, tc := range map[string]struct{ first, second codes.Code }{
 		"one fails for good":                      {codes.OK, codes.Internal},
 		"one fails for good, another for a while": {codes.Internal, codes.Unavailable},
-		"one can't make it, another is away":      {codes.InvalidArgument, codes.Unavailable},
+		"one cannot make it, another is away":     {codes.InvalidArgument, codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := c.volume(name, order[1].id) // and that answer was lost
@@ -291,7 +291,7 @@ func TestANameThatCantBeLookedForIsNotFinal(t *testing.T) {
 		m.fails("Locate", codes.InvalidArgument)
 	}
 	_, err := c.CreateVolume(context.Background(), create("w"))
-	wantCode(t, err, codes.InvalidArgument) // which a node says only of a name that it doesn't have
+	wantCode(t, err, codes.InvalidArgument) // which a node says only of a name that it does not have
 }
 
 // TestSecretsAreForTheNodeThatMakesTheVolume: all are asked for the name, and the others needn't

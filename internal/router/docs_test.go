@@ -30,7 +30,7 @@ func TestTheDocumentedMetricsAreTheMetrics(t *testing.T) {
 	}
 	for name, there := range documented {
 		if !there {
-			t.Errorf("docs/reference/metrics.md has %s, the router hasn't", name)
+			t.Errorf("docs/reference/metrics.md has %s, the router has not", name)
 		}
 	}
 }

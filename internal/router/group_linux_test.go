@@ -239,7 +239,7 @@ func TestAGroupIsCutShort(t *testing.T) {
 				}
 				_, err := c.group(name, images...)
 				if err == nil {
-					t.Error("the call didn't fail")
+					t.Error("the call did not fail")
 				}
 				if strings.Contains(at, "COMMIT") || strings.Contains(at, "Part") {
 					wantCode(t, err, codes.Unavailable)

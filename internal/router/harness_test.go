@@ -141,7 +141,7 @@ func (c *cluster) at(names ...string) {
 	c.look()
 }
 
-// later makes it so much later that nodes without an address don't count any more. The router must
+// later makes it so much later that nodes without an address do not count any more. The router must
 // have missed them.
 func (c *cluster) later() {
 	c.Helper()
@@ -381,7 +381,7 @@ func (m *machine) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	if f.err != nil {
 		return nil, f.err
 	}
-	resp, err := handler(context.WithoutCancel(ctx), req) // a node isn't always told in time
+	resp, err := handler(context.WithoutCancel(ctx), req) // a node is not always told in time
 	if f.after != nil {
 		f.after()
 	}

@@ -308,7 +308,7 @@ func TestWhoIsNotBelieved(t *testing.T) {
 				t.Errorf("the router believes %q", got)
 			}
 			if _, err := c.CreateVolume(context.Background(), create(name, "b")); err != nil {
-				t.Errorf("b can't be reached: %v", err)
+				t.Errorf("b cannot be reached: %v", err)
 			}
 			m.stop()
 			c.at("a", "b")
@@ -829,7 +829,7 @@ func TestForgottenNodes(t *testing.T) {
 			}))
 		},
 	}
-	write("a # which answers, and so isn't gone\n\n  gone\n")
+	write("a # which answers, and so is not gone\n\n  gone\n")
 	if resp, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume}); err != nil ||
 		resp.GetVolume().GetVolumeId() != volume {
 		t.Errorf("while it answers: %v, %v", resp, err)
@@ -875,7 +875,7 @@ func TestForgottenNodes(t *testing.T) {
 	write("\n")
 	for name, del := range deletes {
 		if err := del(); err == nil {
-			t.Errorf("%s: deleted, though its node isn't forgotten any more", name)
+			t.Errorf("%s: deleted, though its node is not forgotten any more", name)
 		}
 	}
 	c.wantSaid("the forgotten nodes are now: none")
@@ -883,7 +883,7 @@ func TestForgottenNodes(t *testing.T) {
 		t.Errorf("a directory as list = %v, want ErrType", err)
 	}
 	if _, err := OpenForgotten(filepath.Join(c.dir, "none"), c.report); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a list that isn't there: %v", err)
+		t.Errorf("a list that is not there: %v", err)
 	}
 }
 

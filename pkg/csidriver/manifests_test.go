@@ -34,13 +34,13 @@ func TestTheManifestsCommandLinesAreRead(t *testing.T) {
 		// too.
 		if other, err := parse(program(), []string{"--kubelet-dir=" + o.kubeletDir}, env(nil)); err != nil ||
 			other.endpoint != o.endpoint || other.driverName != o.driverName {
-			t.Errorf("--endpoint=%s and --driver-name=%s aren't the defaults %s and %s, %v", o.endpoint, o.driverName,
+			t.Errorf("--endpoint=%s and --driver-name=%s are not the defaults %s and %s, %v", o.endpoint, o.driverName,
 				other.endpoint, other.driverName, err)
 		}
 		// The records of the root must survive the pod, so they are below the mounted kubelet
 		// directory.
 		if rel, err := filepath.Rel(o.kubeletDir, o.stateDir); err != nil || !filepath.IsLocal(rel) {
-			t.Errorf("--state-dir=%s isn't in %s", o.stateDir, o.kubeletDir)
+			t.Errorf("--state-dir=%s is not in %s", o.stateDir, o.kubeletDir)
 		}
 	}
 }

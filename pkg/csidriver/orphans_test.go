@@ -23,11 +23,11 @@ func TestOrphansDefaults(t *testing.T) {
 	}
 	csiEndpoint := env(map[string]string{"CSI_ENDPOINT": "unix:///csi/csi.sock"})
 	if o, err = parseOrphans(program(), nil, csiEndpoint); err != nil || o.endpoint != "unix:///csi/csi.sock" {
-		t.Errorf("CSI_ENDPOINT isn't used: %+v, %v", o, err)
+		t.Errorf("CSI_ENDPOINT is not used: %+v, %v", o, err)
 	}
 	if o, err = parseOrphans(program(), []string{"--endpoint=unix:///x.sock"}, csiEndpoint); err != nil ||
 		o.endpoint != "unix:///x.sock" {
-		t.Errorf("--endpoint isn't used: %+v, %v", o, err)
+		t.Errorf("--endpoint is not used: %+v, %v", o, err)
 	}
 	for _, bad := range []string{"--output=yaml", "--endpoint=/csi.sock", "--settle=-1s", "--timeout=-1s",
 		"--no-such-flag", "stray", "--delete"} {

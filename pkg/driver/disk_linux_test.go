@@ -155,7 +155,7 @@ func startWithDisks(t *testing.T) *testDriver {
 	t.Helper()
 	testdisk.NeedLoops(t)
 	if realMounter == nil || inUserNamespace {
-		t.Skip("this process can't mount a loop device")
+		t.Skip("this process cannot mount a loop device")
 	}
 	return startDriver(t, func(d *testDriver) {
 		d.real, d.disks = true, &disks{dir: filepath.Join(d.dir, "volumes"), all: map[string]*disk{}}

@@ -278,7 +278,7 @@ func TestBackendErrorsOfGroups(t *testing.T) {
 		backend.ErrExists:       codes.AlreadyExists,
 		backend.ErrInvalid:      codes.InvalidArgument,
 		backend.ErrInUse:        codes.FailedPrecondition,
-		backend.ErrPrecondition: codes.FailedPrecondition, // they can't be snapshotted together
+		backend.ErrPrecondition: codes.FailedPrecondition, // they cannot be snapshotted together
 		backend.ErrExhausted:    codes.ResourceExhausted,
 		backend.ErrBusy:         codes.Aborted,
 		backend.ErrUnavailable:  codes.Unavailable,

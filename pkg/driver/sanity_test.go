@@ -163,7 +163,7 @@ func (r *sanityRun) check(t *testing.T, name string) {
 			t.Errorf("%s: left in %s: %v, mounts %v, %v, %v", name, dir, left, users, err, err2)
 		}
 	}
-	t.Logf("%s: %d specs passed, %d don't apply", name, r.passed, sum(r.skipped))
+	t.Logf("%s: %d specs passed, %d do not apply", name, r.passed, sum(r.skipped))
 }
 
 func sum(m map[string]int) (n int) {

@@ -292,9 +292,9 @@ func TestErrorsAreScrubbed(t *testing.T) {
 			"password": "gehe\nim"},
 		VolumeCapabilities: []*csi.VolumeCapability{capability(sharedMode, "noexec", "staple", "user=hunter2")},
 	}
-	got := newScrubber(req).scrub(`can't log in with correct horse battery, correct horse, eyJhbGciOi, staple, ` +
+	got := newScrubber(req).scrub(`cannot log in with correct horse battery, correct horse, eyJhbGciOi, staple, ` +
 		`hunter2, "gehe\nim", abcdef, noexec: abc is no alphabet`)
-	if want := `can't log in with ***, ***, ***, ***, ***, "***", ***, noexec: abc is no alphabet`; got != want {
+	if want := `cannot log in with ***, ***, ***, ***, ***, "***", ***, noexec: abc is no alphabet`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

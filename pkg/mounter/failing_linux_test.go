@@ -57,7 +57,7 @@ func TestFailuresOfFilesystemsAreTold(t *testing.T) {
 			}
 			b.unmount(b.path("staging"))
 			if all, err := b.Failing(); err != nil || len(all) > 0 {
-				t.Errorf("Failing of what isn't mounted = %v, %v", all, err)
+				t.Errorf("Failing of what is not mounted = %v, %v", all, err)
 			}
 			b.mount(m, b.path("staging")) // which mends it
 			if all, err := b.Failing(); err != nil || len(all) > 0 {

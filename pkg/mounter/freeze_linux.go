@@ -239,7 +239,7 @@ func openMount(infos []*mountinfo.Info) (*os.File, error) {
 		}
 		unix.Close(fd)
 	}
-	return nil, fmt.Errorf("%w: it is mounted at %s, and that can't be opened", ErrBusy, infos[0].Mountpoint)
+	return nil, fmt.Errorf("%w: it is mounted at %s, and that cannot be opened", ErrBusy, infos[0].Mountpoint)
 }
 
 // flush writes the page cache of a device to its file. known means that the device is mounted as a

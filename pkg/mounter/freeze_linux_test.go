@@ -365,7 +365,7 @@ func TestWhatAStrangerHasFrozenStaysSo(t *testing.T) {
 		t.Errorf("Freeze = %v, want ErrBusy that names %s", err, second)
 	}
 	if isFrozen(t, paths[first]) || !isFrozen(t, paths[second]) {
-		t.Error("ours is frozen still, or the stranger's isn't")
+		t.Error("ours is frozen still, or the stranger's is not")
 	}
 	if err := fsIoctl(f, thawFS); err != nil {
 		t.Error(err)
@@ -416,7 +416,7 @@ func TestAnImageThatIsMountedByHandIsFrozen(t *testing.T) {
 		}
 		err := b.Freeze(context.Background(), "", []string{m.Source}, eternity, func(context.Context) error {
 			if path := map[bool]string{false: outside, true: inner}[hidden]; !isFrozen(t, path) {
-				t.Errorf("hidden %v: it isn't frozen", hidden)
+				t.Errorf("hidden %v: it is not frozen", hidden)
 			}
 			return nil
 		})
@@ -449,7 +449,7 @@ func TestWhatWasWrittenToADeviceIsInItsImageAtTheCut(t *testing.T) {
 		}
 		defer image.Close()
 		if _, err := image.ReadAt(got, 4096); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("what was written isn't in the image, %v", err)
+			t.Errorf("what was written is not in the image, %v", err)
 		}
 		return nil
 	})

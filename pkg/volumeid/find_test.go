@@ -37,7 +37,7 @@ func TestAnIDIsFoundWhateverStandsAroundIt(t *testing.T) {
 		for reader, wrap := range map[string]func(io.Reader) io.Reader{"whole": whole,
 			"byte by byte": iotest.OneByteReader} {
 			if got := found(t, text, wrap); !slices.Contains(got, volume) {
-				t.Errorf("%s, %s: %q isn't in %q", name, reader, volume, got)
+				t.Errorf("%s, %s: %q is not in %q", name, reader, volume, got)
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func TestAFinderFindsEveryIDOfManyInARow(t *testing.T) {
 	got := found(t, text.String(), iotest.HalfReader)
 	for _, id := range want {
 		if !slices.Contains(got, id) {
-			t.Errorf("%s isn't found", id)
+			t.Errorf("%s is not found", id)
 		}
 	}
 }

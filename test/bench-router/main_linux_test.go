@@ -8,7 +8,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/namespace"
 )
 
-// noNamespace is why drivers, which mount, can't run.
+// noNamespace is why drivers, which mount, cannot run.
 var noNamespace error
 
 func TestMain(m *testing.M) {

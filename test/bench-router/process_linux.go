@@ -99,7 +99,7 @@ func (p *process) address(what string) (string, error) {
 	}
 	m := regexp.MustCompile(`msg="serving ` + what + `" endpoint=(\S+)`).FindSubmatch(log)
 	if m == nil {
-		return "", fmt.Errorf("%s doesn't say where it serves %s: %s", p.dir, what, log)
+		return "", fmt.Errorf("%s does not say where it serves %s: %s", p.dir, what, log)
 	}
 	return string(m[1]), nil
 }

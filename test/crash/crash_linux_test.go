@@ -398,7 +398,7 @@ func (l *life) unpublishInline(ctx context.Context) error {
 func (l *life) cut(ctx context.Context) error {
 	resp, err := l.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "of " + l.name, SourceVolumeId: l.id})
 	if err == nil && !resp.GetSnapshot().GetReadyToUse() {
-		err = errors.New("the snapshot isn't ready to use")
+		err = errors.New("the snapshot is not ready to use")
 	}
 	l.snapshot = resp.GetSnapshot().GetSnapshotId()
 	return err

@@ -43,7 +43,7 @@ var filesystems = []filesystem{
 	{"btrfs", 128 << 20, "loop,commit=300"},
 }
 
-// need skips the test where the filesystem can't be made or mounted.
+// need skips the test where the filesystem cannot be made or mounted.
 func (f filesystem) need(t *testing.T) {
 	t.Helper()
 	testdisk.Filesystem{Type: f.name}.Need(t)

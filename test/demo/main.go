@@ -17,7 +17,7 @@ import (
 
 func main() {
 	if err := namespace.Enter(); err != nil {
-		fmt.Fprintln(os.Stderr, "The demo mounts volumes, which it can't do here:", err)
+		fmt.Fprintln(os.Stderr, "The demo mounts volumes, which it cannot do here:", err)
 		fmt.Fprintln(os.Stderr, advice(err))
 		os.Exit(1)
 	}

@@ -129,9 +129,9 @@ func compareDeclaration(t *testing.T, dir string, b backend.Backend) {
 		got := d.DriverInfo.Capabilities[capability]
 		switch _, excepted := exceptions[key]; {
 		case excepted && got:
-			t.Errorf("%s: it is declared, and an exception says that it isn't", key)
+			t.Errorf("%s: it is declared, and an exception says that it is not", key)
 		case excepted && !has:
-			t.Errorf("%s: it is an exception, and the driver hasn't got it", key)
+			t.Errorf("%s: it is an exception, and the driver has not got it", key)
 		case !excepted && got != has:
 			t.Errorf("%s: declared: %v; the driver has it: %v", key, got, has)
 		}

@@ -134,7 +134,7 @@ func judge(r *result.Result, e expected, f features, all []result.Spec) {
 			left[i]++
 			r.Specs = append(r.Specs, s)
 		} else if r.Scope == full {
-			r.Problems = append(r.Problems, "didn't run: "+s.Name)
+			r.Problems = append(r.Problems, "did not run: "+s.Name)
 		}
 		ran[s.Name] = true
 	}
@@ -188,7 +188,7 @@ func judgeRan(r *result.Result, e expected, f features) map[string]bool {
 			r.Specs[i].Reason = s.Message
 		case s.State == result.Skipped && !expected:
 			r.Problems = append(r.Problems,
-				fmt.Sprintf("skipped, and expected.yaml hasn't it: %s: %s", s.Name, s.Message))
+				fmt.Sprintf("skipped, and expected.yaml has not it: %s: %s", s.Name, s.Message))
 		case s.State == result.Skipped:
 			r.Specs[i].Reason = reason
 		case expected:

@@ -11,7 +11,7 @@ import (
 	"github.com/causeway-csi/causeway/test/e2e/result"
 )
 
-// ginkgoReport has a spec of each state, and the parts of a suite that aren't specs.
+// ginkgoReport has a spec of each state, and the parts of a suite that are not specs.
 const ginkgoReport = `[{
 "SpecialSuiteFailureReasons": ["Suite Timeout Elapsed"],
 "SpecReports": [
@@ -24,7 +24,7 @@ const ginkgoReport = `[{
  {"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: p] [Slow] s"],
   "LeafNodeType": "It", "LeafNodeText": "panics", "State": "panicked", "NumAttempts": 1, "Failure": {"Message": "oh"}},
  {"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: p] s"],
-  "LeafNodeType": "It", "LeafNodeText": "isn't selected", "State": "skipped", "NumAttempts": 0}
+  "LeafNodeType": "It", "LeafNodeText": "is not selected", "State": "skipped", "NumAttempts": 0}
 ]}]`
 
 func TestAReportIsRead(t *testing.T) {
@@ -46,7 +46,7 @@ func TestAReportIsRead(t *testing.T) {
 	if !reflect.DeepEqual(got.ran, want) {
 		t.Errorf("the specs that ran are\n%+v\nwant\n%+v", got.ran, want)
 	}
-	if len(got.all) != 4 || got.all[3].Name != "[Testpattern: p] s isn't selected" {
+	if len(got.all) != 4 || got.all[3].Name != "[Testpattern: p] s is not selected" {
 		t.Errorf("all specs are %+v", got.all)
 	}
 	if want := []string{"Suite Timeout Elapsed", "SynchronizedAfterSuite: failed: no"}; !slices.Equal(got.wrong, want) {
@@ -78,13 +78,13 @@ func TestARunIsJudged(t *testing.T) {
 			spec("stops the kubelet", result.Skipped)}, in: unreachable},
 		"a failure": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
 			spec("bad", result.Failed)}, in: two, want: "failed: bad"},
-		"a skip that isn't expected": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
-			spec("other", result.Skipped)}, in: two, want: "expected.yaml hasn't it: other"},
+		"a skip that is not expected": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
+			spec("other", result.Skipped)}, in: two, want: "expected.yaml has not it: other"},
 		"an expected skip that passes": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Passed)},
 			in: two, want: "has it skipped: skip"},
 		"an expected skip that is gone": {ran: []result.Spec{spec("good", result.Passed)}, in: two,
 			want: "no such spec: skip"},
-		"a spec that didn't run": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, in: two, want: "didn't run: forgotten"},
+		"a spec that did not run": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "forgotten"}, in: two, want: "did not run: forgotten"},
 		"nothing is left out any more": {ran: []result.Spec{spec("good", result.Passed),
 			spec("skip", result.Skipped)}, all: []string{}, in: two, want: "0 specs are left out"},
 		"more is left out": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped)}, all: []string{"huge one", "huge two"}, in: two, want: "2 specs are left out"},
@@ -95,9 +95,9 @@ func TestARunIsJudged(t *testing.T) {
 		"one node, and none is missed": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
 			spec("moves", result.Passed)}, in: features{ssh: true, nodes: 1}, want: "has it skipped: moves"},
 		"two nodes, and one is missed": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
-			spec("moves", result.Skipped)}, in: two, want: "hasn't it: moves"},
+			spec("moves", result.Skipped)}, in: two, want: "has not it: moves"},
 		"a skip that holds without only": {ran: []result.Spec{spec("good", result.Passed), spec("skip", result.Skipped),
-			spec("stops the kubelet", result.Skipped)}, in: two, want: "hasn't it: stops the kubelet"},
+			spec("stops the kubelet", result.Skipped)}, in: two, want: "has not it: stops the kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := result.Result{Scope: full, Specs: slices.Clone(test.ran)}
@@ -155,7 +155,7 @@ func TestADefinitionAloneAllowsSkips(t *testing.T) {
 	}
 	r = result.Result{Scope: full, Specs: []result.Spec{{Name: "a", State: result.Failed, Message: "oh"}}}
 	judge(&r, c.expected, features{nodes: 1}, append(r.Specs, result.Spec{Name: "b"}))
-	if got := strings.Join(r.Problems, "; "); got != "failed: a: oh; didn't run: b; nothing passed" {
+	if got := strings.Join(r.Problems, "; "); got != "failed: a: oh; did not run: b; nothing passed" {
 		t.Errorf("the problems are %q", got)
 	}
 }

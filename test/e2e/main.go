@@ -140,7 +140,7 @@ func start(ctx context.Context, o options) error {
 	}
 	_, file, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(file) {
-		return errors.New("this was built with -trimpath: it doesn't know where its sources are")
+		return errors.New("this was built with -trimpath: it does not know where its sources are")
 	}
 	here := filepath.Dir(file)
 	if o.report == "" {

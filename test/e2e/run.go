@@ -94,7 +94,7 @@ func (r *run) all(ctx context.Context) (err error) {
 		}
 	}
 	if bad > 0 {
-		return fmt.Errorf("%d of %d runs aren't as they should be; the results are in %s", bad,
+		return fmt.Errorf("%d of %d runs are not as they should be; the results are in %s", bad,
 			r.options.runs*len(r.configs), r.options.report)
 	}
 	say("all is as it should be, after %.0f s; the results are in %s", time.Since(start).Seconds(), r.options.report)

@@ -172,5 +172,5 @@ func (d *sshd) systemctl(args string) (string, error) {
 		}
 		return "active\n", nil
 	}
-	return "", fmt.Errorf("systemctl here doesn't know %q", args)
+	return "", fmt.Errorf("systemctl here does not know %q", args)
 }

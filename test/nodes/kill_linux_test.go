@@ -119,7 +119,7 @@ func TestARouterThatIsKilledInTheMiddleOfACallLeavesOneVolume(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	a := w.nodes["a"]
 	var ids []string
-	// When the node has the call, and hasn't read it.
+	// When the node has the call, and has not read it.
 	w.must(a.stop())
 	before, err := a.waiting(peerPort)
 	w.must(err)
@@ -216,7 +216,7 @@ func TestNodesThatAreGoneForGoodAreForgottenAndRemembered(t *testing.T) {
 	w.listsFail(a.peer()) // it has an address still
 	a.start()
 	w.settled(2)
-	w.holds(v) // it answers, so it isn't forgotten, and nothing of it was deleted
+	w.holds(v) // it answers, so it is not forgotten, and nothing of it was deleted
 	w.holdsSnapshots(s)
 	for _, err := range deletes() {
 		w.must(err)

@@ -207,7 +207,7 @@ func (p *process) stop() error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%q don't stop", running)
+			return fmt.Errorf("%q do not stop", running)
 		}
 	}
 }
@@ -239,7 +239,7 @@ func errText(err error) string {
 	return ""
 }
 
-// waiting returns how many bytes are there for the process that it hasn't read yet, on connections to a port.
+// waiting returns how many bytes are there for the process that it has not read yet, on connections to a port.
 func (p *process) waiting(port int) (bytes int, err error) {
 	for _, family := range []string{"tcp", "tcp6"} {
 		table, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "net", family))

@@ -115,7 +115,7 @@ func TestOnlyTheRouterMayTalkToANode(t *testing.T) {
 	}{
 		{"without a certificate", showing(tls.Certificate{}), "client didn't provide a certificate"},
 		{"with another CA's certificate", showing(w.pair(filepath.Join(other, "router"))), "wrong CA"},
-		{"with the node's own certificate", showing(w.pair(a.certificates)), "isn't for clients (clientAuth)"},
+		{"with the node's own certificate", showing(w.pair(a.certificates)), "is not for clients (clientAuth)"},
 		{"with another name", showing(w.pair(filepath.Join(same, "router"))),
 			"wrong name: the certificate is that of somebody"},
 		{"with plain text", insecure.NewCredentials(), "it speaks plain text, no TLS"},
@@ -154,7 +154,7 @@ func (n *node) shows() {
 		Certificates: []tls.Certificate{n.pair(filepath.Join(n.certs, "router"))}})
 	n.must(conn.HandshakeContext(n.soon()))
 	if !conn.ConnectionState().PeerCertificates[0].Equal(n.pair(n.certificates).Leaf) {
-		n.Errorf("%s doesn't show the certificate that it has", n.name)
+		n.Errorf("%s does not show the certificate that it has", n.name)
 	}
 }
 

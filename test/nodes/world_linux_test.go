@@ -139,7 +139,7 @@ func newWorld(t *testing.T, names ...string) *world {
 	return w
 }
 
-// must ends the test if err isn't nil.
+// must ends the test if err is not nil.
 func (w *world) must(err error) {
 	w.Helper()
 	if err != nil {
@@ -391,7 +391,7 @@ func (r *router) settled(n int) {
 	})
 }
 
-// lost waits until a node doesn't answer any more.
+// lost waits until a node does not answer any more.
 func (r *router) lost(n *node) {
 	r.world.Helper()
 	r.wantReady("\n" + n.id + " (" + n.peer())

@@ -169,7 +169,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Refuses what no schema can: values that don't go together. */}}
+{{/* Refuses what no schema can: values that do not go together. */}}
 {{/* Whether hostpath.csiDriver has a trait: what the values say, or what hostpath has and a backend of one's own may not. "true" or "". */}}
 {{- define "causeway.trait" -}}
 {{- $said := index .root.Values.hostpath.csiDriver .name -}}
@@ -180,7 +180,7 @@ imagePullSecrets:
 {{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* no kind is known without a cluster */}}
 {{- range $name, $has := dict "snapshotClass" "snapshot.storage.k8s.io/v1/VolumeSnapshotClass" "groupSnapshotClass" "groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass" -}}
 {{- if and (index $.Values.hostpath $name).create (not ($.Capabilities.APIVersions.Has $has)) -}}
-{{- fail (printf "hostpath.%s: the cluster doesn't serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/how-to/install.md)" $name $has) -}}
+{{- fail (printf "hostpath.%s: the cluster does not serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/how-to/install.md)" $name $has) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -188,7 +188,7 @@ imagePullSecrets:
 {{- fail "namespace.create: Helm needs the release's namespace before it can make any object. Set namespace.name to another namespace, or make this one yourself (charts/causeway/README.md)" -}}
 {{- end -}}
 {{- if not (regexMatch (ternary "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" "^[a-z]([a-z0-9-]*[a-z0-9])?$" (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version)) (include "causeway.fullname" .)) -}}
-{{- fail (printf "the release's name begins all names, and a Service can't be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
+{{- fail (printf "the release's name begins all names, and a Service cannot be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
 {{- end -}}
 {{- range concat .Values.hostpath.extraArgs .Values.hostpath.backendArgs -}}
 {{- if and $.Values.hostpath.enabled (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
@@ -233,7 +233,7 @@ imagePullSecrets:
 {{- with lookup "apps/v1" "DaemonSet" (include "causeway.namespaceName" .) (printf "%s-node" (include "causeway.fullname" .)) -}}
 {{- $was := dig "metadata" "annotations" "causeway.dev/driver" $.Values.hostpath.driverName . -}}
 {{- if ne $was $.Values.hostpath.driverName -}}
-{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and can't be called otherwise: uninstall it first, or make another release, with classes of other names" $was) -}}
+{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and cannot be called otherwise: uninstall it first, or make another release, with classes of other names" $was) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -265,7 +265,7 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{/* The drivers' log, where it isn't the default. */}}
+{{/* The drivers' log, where it is not the default. */}}
 {{- define "causeway.logArgs" -}}
 {{- if ne .Values.log.format "text" }}
 - --log-format={{ .Values.log.format }}

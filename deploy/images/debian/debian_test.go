@@ -309,13 +309,13 @@ func TestALockHasWhatIsSigned(t *testing.T) {
 		want   string
 	}{
 		"it is too old": {func(map[string][]byte) {}, now.Add(48 * time.Hour), "out of date"},
-		"it isn't signed": {func(f map[string][]byte) {
+		"it is not signed": {func(f map[string][]byte) {
 			f["/debian/dists/bookworm/InRelease"] = []byte("Codename: bookworm\nSHA256:\n")
 		}, now, "gpgv"},
 		"it is another suite's": {func(f map[string][]byte) {
 			f["/debian/dists/bookworm/InRelease"] = f["/debian-security/dists/bookworm-security/InRelease"]
 		}, now, "is of"},
-		"the index is another one": {func(f map[string][]byte) { f["/debian/dists/bookworm/main/binary-amd64/Packages.xz"][7]++ }, now, "isn't the one that is signed"},
+		"the index is another one": {func(f map[string][]byte) { f["/debian/dists/bookworm/main/binary-amd64/Packages.xz"][7]++ }, now, "is not the one that is signed"},
 	} {
 		files := debianMirror(t, "1", sign)
 		tc.change(files)
@@ -324,6 +324,6 @@ func TestALockHasWhatIsSigned(t *testing.T) {
 		}
 	}
 	if l, err := renew(files, now, "a", "gone"); err == nil {
-		t.Errorf("a package that isn't there: %+v", l)
+		t.Errorf("a package that is not there: %+v", l)
 	}
 }

@@ -174,7 +174,7 @@ func (p *picker) follow(name string) (owned, error) {
 		}
 		name = path.Join(target, strings.TrimPrefix(name, next.Path))
 	}
-	return owned{}, fmt.Errorf("the links at %s don't end", name)
+	return owned{}, fmt.Errorf("the links at %s do not end", name)
 }
 
 // link returns the first symbolic link on the way to name.

@@ -175,7 +175,7 @@ func (s suite) index(ctx context.Context, mirror string, sums map[string]entry, 
 		return nil, err
 	}
 	if sum(content) != want.sum || int64(len(content)) != want.size {
-		return nil, fmt.Errorf("%s isn't the one that is signed: the mirror is being updated, or lies", name)
+		return nil, fmt.Errorf("%s is not the one that is signed: the mirror is being updated, or lies", name)
 	}
 	plain, err := xz.NewReader(bytes.NewReader(content))
 	if err != nil {

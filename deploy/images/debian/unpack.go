@@ -93,7 +93,7 @@ func decompress(name string, content []byte) (io.Reader, error) {
 	case ".tar":
 		return bytes.NewReader(content), nil
 	}
-	return nil, fmt.Errorf("%s is compressed in a way that isn't known here", name)
+	return nil, fmt.Errorf("%s is compressed in a way that is not known here", name)
 }
 
 // untar returns the regular files and links of an archive. A hard link becomes a copy.
@@ -117,7 +117,7 @@ func untar(r io.Reader) (files []oci.File, err error) {
 		case tar.TypeLink:
 			to, ok := contents[path.Join("/", h.Linkname)]
 			if !ok {
-				return nil, fmt.Errorf("%s is a hard link to %s, which hasn't come before it", f.Path, h.Linkname)
+				return nil, fmt.Errorf("%s is a hard link to %s, which has not come before it", f.Path, h.Linkname)
 			}
 			f.Content = to
 			f.Mode |= h.FileInfo().Mode() & (fs.ModeSetuid | fs.ModeSetgid)

@@ -44,7 +44,7 @@ func TestAnSBOMIsSPDX(t *testing.T) {
 	ids, purls := map[string]bool{}, map[string]*spdx.Package{}
 	for _, p := range doc.Packages {
 		if id := string(p.PackageSPDXIdentifier); ids[id] || notID.MatchString(id) {
-			t.Errorf("the ID %s isn't of one package", id)
+			t.Errorf("the ID %s is not of one package", id)
 		} else {
 			ids[id] = true
 		}

@@ -426,7 +426,7 @@ func TestCloseRollsBackACopy(t *testing.T) {
 func TestAFailedCopyIsReportedToTheNextCaller(t *testing.T) {
 	w := newRoot(t, testdisk.Filesystem{Type: "ext4"})
 	ctx, cancel := context.WithCancel(context.Background())
-	broken, given := errors.New("the kernel won't say"), make(chan struct{})
+	broken, given := errors.New("the kernel will not say"), make(chan struct{})
 	b := w.open(func(c *Config) {
 		c.Images = changed{Images: c.Images, users: func(string) ([]string, error) {
 			cancel()
@@ -773,7 +773,7 @@ func TestAGroupIsAllOrNothing(t *testing.T) {
 				return errors.Join(images.Freeze(ctx, tenant, paths, limit, cut), torn)
 			}}
 		_, err = b.SnapshotGroup(ctx, backend.GroupOptions{Name: "g", Sources: ids})
-		nothing("a group whose freeze didn't last", err, torn)
+		nothing("a group whose freeze did not last", err, torn)
 		b.cfg.Images = images
 
 		w.write(w.disk(ids[1]), 4*mib, []byte("together"))

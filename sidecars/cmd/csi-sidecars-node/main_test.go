@@ -22,7 +22,7 @@ func TestTheCommandLine(t *testing.T) {
 				"--node-driver-registrar-mode=kubelet-registration-probe"}, 0},
 		{"flags of what is off are refused", []string{"--controllers=livenessprobe", path}, 2},
 		{"a health port is a port", []string{path, "--livenessprobe-health-port=healthz"}, 2},
-		{"a controller of the other binary isn't here", []string{"--controllers=attacher"}, 2},
+		{"a controller of the other binary is not here", []string{"--controllers=attacher"}, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := command().Main(c.args); got != c.code {

@@ -133,7 +133,7 @@ func (s lockSource) text(e ast.Expr) string {
 	case *ast.CallExpr:
 		return s.call(e)
 	}
-	s.Fatalf("the test can't compute %#v", e)
+	s.Fatalf("the test cannot compute %#v", e)
 	return ""
 }
 
@@ -163,7 +163,7 @@ func (s lockSource) call(c *ast.CallExpr) string {
 			}
 		}
 	}
-	s.Fatalf("the test can't compute a call of %s", called(c))
+	s.Fatalf("the test cannot compute a call of %s", called(c))
 	return ""
 }
 

@@ -34,7 +34,7 @@ func TestTheFlagsPageIsTrue(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, page.Bytes()) {
-		t.Errorf("%s isn't what the command says: run make generate-flags", path)
+		t.Errorf("%s is not what the command says: run make generate-flags", path)
 	}
 }
 
@@ -103,9 +103,9 @@ func TestErrorsOfTheCommandLineNameTheRemedy(t *testing.T) {
 			"set only --http-endpoint"},
 		{"no workers", "--controllers=attacher --worker-threads=0", "must be above zero"},
 		{"an unknown gate", "--controllers=attacher --feature-gates=Nothing=true", "unrecognized feature gate"},
-		{"a gate that can't be off", "--controllers=attacher --feature-gates=ReleaseLeaderElectionOnExit=false",
+		{"a gate that cannot be off", "--controllers=attacher --feature-gates=ReleaseLeaderElectionOnExit=false",
 			"take it away"},
-		{"a registrar that doesn't say where", "--controllers=node-driver-registrar", "kubelet-registration-path"},
+		{"a registrar that does not say where", "--controllers=node-driver-registrar", "kubelet-registration-path"},
 		{"no socket", "--controllers=attacher --csi-address=", "say where the driver's socket is"},
 		{"a network address", "--controllers=attacher --csi-address=tcp://1.2.3.4:5",
 			"only sockets in the file system"},

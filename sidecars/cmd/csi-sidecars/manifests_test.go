@@ -180,7 +180,7 @@ func TestTheChartsRights(t *testing.T) {
 			continue
 		}
 		if have, err := os.ReadFile(path); err != nil || string(have) != want {
-			t.Errorf("%s, %v, isn't what csi-sidecars rbac prints: run make generate-rbac", path, err)
+			t.Errorf("%s, %v, is not what csi-sidecars rbac prints: run make generate-rbac", path, err)
 		}
 	}
 }

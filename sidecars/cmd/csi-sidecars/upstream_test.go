@@ -46,7 +46,7 @@ func TestEveryFlagOfUpstreamsBinariesIsTaken(t *testing.T) {
 		t.Run(u.controller, func(t *testing.T) {
 			theirs := declared(t, filepath.Join(moduleDir(t, u.module), u.directory))
 			if len(theirs) < 10 {
-				t.Fatalf("only these flags were found, which can't be all: %v", theirs)
+				t.Fatalf("only these flags were found, which cannot be all: %v", theirs)
 			}
 			for _, flags := range []map[string]string{theirs, logging, common} {
 				for name, fallback := range flags {
@@ -193,7 +193,7 @@ func (s source) flag(call *ast.CallExpr) (name, fallback string, ok bool) {
 	case "Parse", "Visit", "NewFlagSet", "Set":
 		return "", "", false
 	}
-	s.Fatalf("the test can't read flag.%s", to.Sel.Name)
+	s.Fatalf("the test cannot read flag.%s", to.Sel.Name)
 	return "", "", false
 }
 
@@ -233,7 +233,7 @@ func (s source) value(e ast.Expr) constant.Value {
 			return s.value(spec)
 		}
 	}
-	s.Fatalf("the test can't compute %#v", e)
+	s.Fatalf("the test cannot compute %#v", e)
 	return nil
 }
 

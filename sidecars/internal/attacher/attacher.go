@@ -50,7 +50,7 @@ func (c *controller) Flags(f *sidecar.Flags) {
 		"how often attachments are compared with what the driver lists, where it lists them")
 	f.Int(&c.maxEntries, "max-entries", 0,
 		"`entries` of a page when the driver lists volumes; 0 leaves it to the driver")
-	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose PersistentVolume doesn't say one")
+	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose PersistentVolume does not say one")
 }
 
 func (c *controller) Validate() error {

@@ -11,12 +11,12 @@ func TestTheRulesSee(t *testing.T) {
 	const controller, node, driver, classes = "controller.yaml", "node.yaml", "csidriver.yaml", "classes.yaml"
 	for _, tc := range []struct{ name, file, old, new, want string }{
 		{"it is attached", driver, "attachRequired: false", "attachRequired: true", "the CSIDriver: spec"},
-		{"inline volumes aren't known", driver, "podInfoOnMount: true", "podInfoOnMount: false", "the CSIDriver: spec"},
+		{"inline volumes are not known", driver, "podInfoOnMount: true", "podInfoOnMount: false", "the CSIDriver: spec"},
 		{"no inline volumes", driver, "[Persistent, Ephemeral]", "[Persistent]", "the CSIDriver: spec"},
-		{"room isn't counted", driver, "storageCapacity: true", "storageCapacity: false", "the CSIDriver: spec"},
+		{"room is not counted", driver, "storageCapacity: true", "storageCapacity: false", "the CSIDriver: spec"},
 		{"the group's policy is left out", driver, "fsGroupPolicy: File", "", "the CSIDriver: spec"},
 		{"labels by mount", driver, "seLinuxMount: false", "seLinuxMount: true", "the CSIDriver: spec"},
-		{"a field that doesn't exist", driver, "seLinuxMount: false", "seLinuxMounts: false", "unknown field"},
+		{"a field that does not exist", driver, "seLinuxMount: false", "seLinuxMounts: false", "unknown field"},
 		{"another driver's name", driver, "name: hostpath.csi.causeway.dev", "name: hostpath.csi.k8s.io",
 			"the CSIDriver: spec"},
 
@@ -70,7 +70,7 @@ func TestTheRulesSee(t *testing.T) {
 
 		{"a release beside the kustomization's", node, "ghcr.io/causeway-csi/driver:dev",
 			"ghcr.io/causeway-csi/driver:v1", "images: images"},
-		{"an image that isn't set", kustomization, "- name: ghcr.io/causeway-csi/driver",
+		{"an image that is not set", kustomization, "- name: ghcr.io/causeway-csi/driver",
 			"- name: ghcr.io/causeway-csi/drivers", "the kustomization's"},
 		{"another image", node, "ghcr.io/causeway-csi/csi-sidecars-node", "ghcr.io/causeway-csi/csi-sidecars",
 			"the container of"},

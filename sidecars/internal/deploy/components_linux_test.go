@@ -172,7 +172,7 @@ func TestParameters(t *testing.T) {
 		}
 		for name := range parameters {
 			if !strings.Contains(page, "\n| `"+name+"` |") {
-				t.Errorf("docs/reference/parameters.md doesn't know %s", name)
+				t.Errorf("docs/reference/parameters.md does not know %s", name)
 			}
 		}
 	}

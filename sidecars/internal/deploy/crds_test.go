@@ -45,12 +45,12 @@ func TestCRDsAreThePinnedModules(t *testing.T) {
 	}
 	for name, text := range theirs {
 		if !bytes.Equal(ours[name], text) {
-			t.Errorf("charts/causeway/crds/%s isn't the module's: run hack/crds", name)
+			t.Errorf("charts/causeway/crds/%s is not the module's: run hack/crds", name)
 		}
 	}
 	for name := range ours {
 		if theirs[name] == nil {
-			t.Errorf("charts/causeway/crds/%s isn't in the module: run hack/crds", name)
+			t.Errorf("charts/causeway/crds/%s is not in the module: run hack/crds", name)
 		}
 	}
 }

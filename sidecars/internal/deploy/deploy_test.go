@@ -163,7 +163,7 @@ func (s sidecar) check(text string) []string {
 	}
 	for name, ok := range s.values {
 		if got := given[name]; !ok(got) {
-			wrong = append(wrong, fmt.Sprintf("--%s=%s: the reason that stands there doesn't hold for that", name, got))
+			wrong = append(wrong, fmt.Sprintf("--%s=%s: the reason that stands there does not hold for that", name, got))
 		}
 	}
 	for _, name := range s.mustNot {
@@ -198,7 +198,7 @@ func TestFlagsOfSidecars(t *testing.T) {
 			t.Errorf("%s: %s", name, wrong)
 		}
 		if !strings.Contains(text, s.release) {
-			t.Errorf("%s doesn't say that it is for %s", name, s.release)
+			t.Errorf("%s does not say that it is for %s", name, s.release)
 		}
 		if page := read(t, "docs", "explanation", "router.md"); !strings.Contains(page,
 			"(../../deploy/sidecars/"+name+".args)") {
@@ -211,7 +211,7 @@ func TestFlagsOfSidecars(t *testing.T) {
 func TestTheCheckSees(t *testing.T) {
 	comment := "# A reason that is long enough to be one.\n"
 	for _, tc := range []struct{ name, sidecar, old, new, want string }{
-		{"a flag that upstream hasn't", "csi-provisioner", "--enable-capacity\n",
+		{"a flag that upstream has not", "csi-provisioner", "--enable-capacity\n",
 			"--enable-capacity\n\n" + comment + "--enable-magic\n", "--enable-magic: upstream has no such flag"},
 		{"another sidecar's flag", "csi-resizer", "--leader-election\n", "--leader-election\n\n" + comment + "--immediate-topology=false\n", "--immediate-topology: upstream has no such flag"},
 		{"a value of another kind", "csi-provisioner", "--timeout=60s", "--timeout=60", "--timeout=60 is no duration"},
@@ -240,7 +240,7 @@ func TestTheCheckSees(t *testing.T) {
 		{"a rare poll", "csi-provisioner", "-interval=1m", "-interval=1h", "--capacity-poll-interval=1h: the reason"},
 		{"a short time-out", "csi-provisioner", "--timeout=60s", "--timeout=10s", "--timeout=10s: the reason"},
 		{"nobody is elected", "csi-snapshotter", "--leader-election\n", "", "--leader-election=, false"},
-		{"a gate with which it doesn't end", "csi-snapshotter", "--leader-election\n", "--leader-election\n\n" + comment + "--feature-gates=ReleaseLeaderElectionOnExit=true\n", "--feature-gates must not be there"},
+		{"a gate with which it does not end", "csi-snapshotter", "--leader-election\n", "--leader-election\n\n" + comment + "--feature-gates=ReleaseLeaderElectionOnExit=true\n", "--feature-gates must not be there"},
 		{"short names", "csi-snapshotter", "--leader-election\n", "--leader-election\n\n" + comment + "--snapshot-name-uuid-length=8\n", "--snapshot-name-uuid-length must not be there"},
 		{"few workers", "csi-snapshotter", "--worker-threads=100", "--worker-threads=10",
 			"--worker-threads=10: the reason"},
@@ -282,7 +282,7 @@ func TestTheFlagsAreUpstreams(t *testing.T) {
 				}
 			}
 			if len(got) == 0 {
-				t.Skipf("%s isn't there", dir)
+				t.Skipf("%s is not there", dir)
 			}
 			delete(got, "feature-gates") // which all have
 			if !maps.Equal(got, s.flags) {
@@ -327,7 +327,7 @@ func declared(t *testing.T, file string, flags map[string]string) {
 func TestUpstreamTakesTheFlags(t *testing.T) {
 	dir := os.Getenv("CAUSEWAY_SIDECARS")
 	if dir == "" {
-		t.Skip("CAUSEWAY_SIDECARS doesn't say where csi-provisioner, csi-snapshotter and csi-resizer are")
+		t.Skip("CAUSEWAY_SIDECARS does not say where csi-provisioner, csi-snapshotter and csi-resizer are")
 	}
 	for name := range sidecars {
 		args, _ := arguments(read(t, "deploy", "sidecars", name+".args"))

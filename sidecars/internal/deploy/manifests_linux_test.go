@@ -54,7 +54,7 @@ type object struct {
 // documents splits a file of YAML.
 func documents(text string) []string { return regexp.MustCompile(`(?m)^---\n`).Split(text, -1) }
 
-// parse reads the files of deploy/linux. A field that doesn't exist is an error.
+// parse reads the files of deploy/linux. A field that does not exist is an error.
 func parse(files map[string]string) (*manifests, error) {
 	m := &manifests{accounts: map[string]core.ServiceAccount{}, images: map[string]string{}}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -227,7 +227,7 @@ func (m *manifests) checkForgotten() []string {
 	pod := m.controller.Spec.Template.Spec
 	mount, v := volume(pod, container(pod, "driver"), "forgotten-nodes")
 	if v.ConfigMap == nil {
-		return []string{"the ConfigMap isn't mounted"}
+		return []string{"the ConfigMap is not mounted"}
 	}
 	dir, key := filepath.Split(m.router()["forgotten-nodes"])
 	text, there := m.forgotten.Data[key]
@@ -272,7 +272,7 @@ func (m *manifests) checkCertificates() (wrong []string) {
 		driver := container(side.pod, "driver")
 		mount, v := volume(side.pod, driver, "certs")
 		if v.Secret == nil {
-			wrong = append(wrong, side.secret+" isn't mounted")
+			wrong = append(wrong, side.secret+" is not mounted")
 			continue
 		}
 		wrong = append(wrong, differ(map[string][2]any{

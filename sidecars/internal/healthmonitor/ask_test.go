@@ -19,7 +19,7 @@ type apiUID = apitypes.UID
 
 var slow = []*csi.VolumeHealth_VolumeHealthEntry{degraded("Slow", "")}
 
-// five has five volumes that aren't well, which is three pages.
+// five has five volumes that are not well, which is three pages.
 func five() *fakeDriver {
 	return holding(sickness{"vol-a": slow, "vol-b": slow, "vol-c": slow, "vol-d": slow, "vol-e": slow})
 }

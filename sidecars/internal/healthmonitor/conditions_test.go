@@ -22,7 +22,7 @@ func TestPrintable(t *testing.T) {
 		{"plain words stay", "disk 3 of 4 failed", 99, "disk 3 of 4 failed"},
 		{"lines become one", "one\r\ntwo\tthree", 99, "one two three"},
 		{"control characters and what turns text around are spaces", "a\x1b[31mb\x00c\u202ed", 99, "a [31mb c d"},
-		{"what isn't UTF-8 is marked", "a\xff\xfeb", 99, "a\ufffdb"},
+		{"what is not UTF-8 is marked", "a\xff\xfeb", 99, "a\ufffdb"},
 		{"what just fits stays", "ééé", 6, "ééé"},
 		{"what is too long is cut between runes", strings.Repeat("é", 20), 16, strings.Repeat("é", 6) + "…"},
 		{"what is much too long is, too", strings.Repeat("é", 1<<20), 16, strings.Repeat("é", 6) + "…"},
@@ -40,13 +40,13 @@ func TestWord(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"a word stays", "BadBlocks", "BadBlocks"},
 		{"two by colon and comma stay", "A:b,C_9", "A:b,C_9"},
-		{"what can't be in one is an underscore", "disk failed\n!", "disk_failed__"},
+		{"what cannot be in one is an underscore", "disk failed\n!", "disk_failed__"},
 		{"it begins with a letter", "99_Bottles", "Bottles"},
-		{"it doesn't end in punctuation", "Slow,:", "Slow"},
+		{"it does not end in punctuation", "Slow,:", "Slow"},
 		{"nothing has a word", "", "Unspecified"},
 		{"noise has one, too", "\x00é9", "Unspecified"},
 		{"it is cut to 256 bytes", strings.Repeat("a", 300), strings.Repeat("a", 256)},
-		{"and doesn't end in punctuation then", strings.Repeat("a", 255) + ":b", strings.Repeat("a", 255)},
+		{"and does not end in punctuation then", strings.Repeat("a", 255) + ":b", strings.Repeat("a", 255)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := word(c.in); got != c.want {

@@ -123,7 +123,7 @@ func (c *Cluster) restConfig() (*rest.Config, error) {
 	if path == "" && c.master == "" {
 		config, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, fmt.Errorf("%w: say --kubeconfig where this isn't a pod", err)
+			return nil, fmt.Errorf("%w: say --kubeconfig where this is not a pod", err)
 		}
 		return config, err
 	}

@@ -46,7 +46,7 @@ func TestElectionsThatCannotWorkAreRefused(t *testing.T) {
 		{name: "nobody is elected", change: func(e *election) { e.on = false }, on: none},
 		{name: "a mode without election", change: func(e *election) { e.on, e.mode = false, perController },
 			on: cluster, want: "add --leader-election"},
-		{name: "a mode that isn't there", change: func(e *election) { e.mode = "double" }, on: cluster,
+		{name: "a mode that is not there", change: func(e *election) { e.mode = "double" }, on: cluster,
 			want: "--leader-election-mode=double"},
 		{name: "nobody to elect", on: none, want: "no controller that is on is ever elected"},
 		{name: "a lease as short as a renewal", change: func(e *election) { e.lease = e.renew }, on: cluster,
@@ -163,7 +163,7 @@ func TestATermEndsByOurOwnClock(t *testing.T) {
 	is("asleep for too long", false, 0)
 	b.err = errors.New("away")
 	term.Update(t.Context(), mine)
-	is("it isn't renewed", false, 1)
+	is("it is not renewed", false, 1)
 	b.err = nil
 	term.Get(t.Context())
 	is("it still has our name", false, 1)
@@ -211,7 +211,7 @@ func TestALeaseThatSomebodyElseHasIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// way is where requests go that aren't held back.
+// way is where requests go that are not held back.
 type way []string
 
 func (w *way) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -20,7 +20,7 @@ func TestEveryGateIsInTheOneTable(t *testing.T) {
 	all := utilfeature.DefaultMutableFeatureGate.GetAll()
 	for _, g := range gates {
 		if _, ok := all[g]; !ok {
-			t.Errorf("%s isn't registered", g)
+			t.Errorf("%s is not registered", g)
 		}
 	}
 }
@@ -41,7 +41,7 @@ func TestTheGatesAreUpstreams(t *testing.T) {
 	}
 	for _, g := range gates {
 		if !slices.Contains(upstream, g) {
-			t.Errorf("upstream hasn't %s any more", g)
+			t.Errorf("upstream has not %s any more", g)
 		}
 	}
 }
@@ -91,7 +91,7 @@ func TestGatesOnTheCommandLine(t *testing.T) {
 		{name: "none"},
 		{name: "one of upstream's", gates: map[string]bool{"Topology": false}},
 		{name: "one that nobody has", gates: map[string]bool{"Teleport": true}, want: "Teleport"},
-		{name: "the release of leases can't be turned off", gates: map[string]bool{string(release): false},
+		{name: "the release of leases cannot be turned off", gates: map[string]bool{string(release): false},
 			want: "always released"},
 		{name: "but on", gates: map[string]bool{string(release): true}},
 	} {
@@ -102,6 +102,6 @@ func TestGatesOnTheCommandLine(t *testing.T) {
 	}
 	if c := (&Cluster{gates: map[string]bool{"Topology": false}}); c.Gate("Topology") ||
 		!(&Cluster{}).Gate("CSIVolumeGroupSnapshot") {
-		t.Error("a gate isn't what the command line, or upstream, says")
+		t.Error("a gate is not what the command line, or upstream, says")
 	}
 }

@@ -191,7 +191,7 @@ func (m *driverManifest) takeArgs(args []string) (err error) {
 	for _, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
 		if why, ok := fixed[name]; ok {
-			return fmt.Errorf("--%s can't be set in a manifest: %s", name, why)
+			return fmt.Errorf("--%s cannot be set in a manifest: %s", name, why)
 		}
 		if name != "controllers" && name != "http-endpoint" {
 			m.args = append(m.args, arg)

@@ -25,7 +25,7 @@ func TestMetricsGetTheirControllerWhereOneIsKnown(t *testing.T) {
 	const one = head + `depth{name="nobody's",zone="z"} 2
 depth{controller="provisioner",name="claims",zone="z"} 1
 `
-	for range 2 { // it doesn't add up
+	for range 2 { // it does not add up
 		if err := testutil.GatherAndCompare(prometheus.Gatherers{Labeled{registry, of}},
 			strings.NewReader(one)); err != nil {
 			t.Error(err)

@@ -405,7 +405,7 @@ func TestGuardSeesWhoComes(t *testing.T) {
 		{name: "a dead one who is known",
 			l: lease{name: "new", others: one.others,
 				dead: map[string]metav1.MicroTime{"old-b": *dead.Spec.RenewTime}}, then: dead},
-		{name: "a dead one who isn't dead", l: lease{name: "new", others: one.others, dead: map[string]metav1.MicroTime{"old-b": {}}}, then: dead, want: "the dead has taken the lease old-b"},
+		{name: "a dead one who is not dead", l: lease{name: "new", others: one.others, dead: map[string]metav1.MicroTime{"old-b": {}}}, then: dead, want: "the dead has taken the lease old-b"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -450,7 +450,7 @@ func TestTheOneLeaseIsFreeWhenItsHolderGivesItUpOrDies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := fake.NewClientset(paper("one", "him"))
 			start := time.Now()
-			time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it isn't dead before
+			time.AfterFunc(2*time.Second, alive(t, c, "one", "him")) // it is not dead before
 			if dead := quick(perController).awaitFree(within(t), c, others); dead == nil || len(dead) > 0 ||
 				time.Since(start) < 2*time.Second {
 				t.Errorf("got %v after %v", dead, time.Since(start))
@@ -506,7 +506,7 @@ func TestHealthIsThatOfTheElection(t *testing.T) {
 	}
 	dog, _ := e.dogs.Load("new")
 	if reflect.ValueOf(dog).Elem().FieldByName("le").UnsafePointer() != reflect.ValueOf(elector).UnsafePointer() {
-		t.Error("the watch dog isn't told of its election, and would bark at nobody")
+		t.Error("the watch dog is not told of its election, and would bark at nobody")
 	}
 }
 

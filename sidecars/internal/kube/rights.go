@@ -34,7 +34,7 @@ func (r *Rights) flags(f *sidecar.Flags, name, account string) {
 		"namespace of the pods, of their service account, and of the leases unless --leader-election-namespace names "+
 			"another (default: that one, else default)")
 	f.Bool(&r.Secrets, "driver-secrets", false, "the driver's classes name secrets, which are read in every namespace")
-	f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes aren't everywhere, so nodes are watched")
+	f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes are not everywhere, so nodes are watched")
 	f.Bool(&r.Attach, "driver-attach", true, "the driver attaches volumes, so nothing is deleted that is attached")
 	f.Bool(&r.Snapshots, "driver-snapshots", true, "the driver takes snapshots, and makes volumes of them")
 	f.Bool(&r.Groups, "driver-groups", true, "the driver takes snapshots of groups")

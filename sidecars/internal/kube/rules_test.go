@@ -55,13 +55,13 @@ var sources = map[string]source{
 	},
 }
 
-// ours are rights that upstream's manifest doesn't have, not even in a comment, and why we do.
+// ours are rights that upstream's manifest does not have, not even in a comment, and why we do.
 var ours = map[string]string{
 	"provisioner: storage.k8s.io volumeattributesclasses get": "it gets the class that a claim names " +
 		"(prepareProvision); with upstream's manifest only a service account that it shares with the resizer may",
 }
 
-// theirs are rights that upstream's manifest has and we don't, and why not.
+// theirs are rights that upstream's manifest has and we do not, and why not.
 var theirs = map[string]string{
 	"*:  events list":   "a recorder lists none",
 	"*:  events watch":  "nor watches any",
@@ -81,7 +81,7 @@ var theirs = map[string]string{
 	"snapshot-controller: groupsnapshot.storage.k8s.io volumegroupsnapshots/status patch":        "it updates it",
 }
 
-// unseen are rights whose use can't be seen in the source.
+// unseen are rights whose use cannot be seen in the source.
 var unseen = map[string]string{
 	"provisioner:  pods get":            "owner.Lookup gets objects of any kind",
 	"provisioner: apps replicasets get": "owner.Lookup gets objects of any kind",
@@ -114,23 +114,23 @@ func TestRulesAreUpstreams(t *testing.T) {
 		mine := rights(s.all)
 		for r := range mine {
 			if !active[r] && !commented[r] && !explained(ours, oursLeft, controller, r) {
-				t.Errorf("%s isn't in upstream's manifest: take it away, or say why it is needed", name(controller, r))
+				t.Errorf("%s is not in upstream's manifest: take it away, or say why it is needed", name(controller, r))
 			}
 		}
 		for _, upstreams := range []map[triple]bool{active, commented} {
 			for r := range upstreams {
 				if !mine[r] && r.resource != "leases" && !explained(theirs, theirsLeft, controller, r) {
-					t.Errorf("%s is in upstream's manifest only: add it, or say why it isn't needed",
+					t.Errorf("%s is in upstream's manifest only: add it, or say why it is not needed",
 						name(controller, r))
 				}
 			}
 		}
 	}
 	for what := range oursLeft {
-		t.Errorf("an exception of ours isn't one: %s", what)
+		t.Errorf("an exception of ours is not one: %s", what)
 	}
 	for what := range theirsLeft {
-		t.Errorf("an exception of upstream's isn't one: %s", what)
+		t.Errorf("an exception of upstream's is not one: %s", what)
 	}
 }
 
@@ -171,7 +171,7 @@ func TestRulesFollowOptions(t *testing.T) {
 			[]string{"persistentvolumes"}},
 		"a resizer that takes volumes as free": {ResizerRules(false, false, true), []string{"pods", "secrets"},
 			[]string{"volumeattributesclasses"}},
-		"a resizer that doesn't modify": {ResizerRules(true, true, false), []string{"volumeattributesclasses"},
+		"a resizer that does not modify": {ResizerRules(true, true, false), []string{"volumeattributesclasses"},
 			[]string{"pods", "secrets"}},
 		"a snapshotter without groups": {SnapshotterRules(false, false),
 			[]string{"secrets", "volumegroupsnapshotcontents",
@@ -182,7 +182,7 @@ func TestRulesFollowOptions(t *testing.T) {
 			[]string{"volumegroupsnapshots"}},
 		"a provisioner without secrets": {without(func(o *ProvisionerRuleOptions) { o.Secrets = false }),
 			[]string{"secrets"}, nil},
-		"one that doesn't attach": {without(func(o *ProvisionerRuleOptions) { o.Publish = false }),
+		"one that does not attach": {without(func(o *ProvisionerRuleOptions) { o.Publish = false }),
 			[]string{"volumeattachments"}, nil},
 		"one without snapshots": {without(func(o *ProvisionerRuleOptions) {
 			o.Snapshots,
@@ -264,7 +264,7 @@ func manifest(t *testing.T, s source) (active, commented map[triple]bool) {
 }
 
 // TestRulesAreWhatUpstreamCalls reads the source: each call of a client, informer or lister needs a right, and each right that
-// changes something, or that isn't an informer's, needs a call.
+// changes something, or that is not an informer's, needs a call.
 func TestRulesAreWhatUpstreamCalls(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles five controllers where that was never done")
@@ -287,7 +287,7 @@ func TestRulesAreWhatUpstreamCalls(t *testing.T) {
 		}
 	}
 	for what := range unseenLeft {
-		t.Errorf("what can't be seen isn't there: %s", what)
+		t.Errorf("what cannot be seen is not there: %s", what)
 	}
 }
 

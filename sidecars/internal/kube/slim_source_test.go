@@ -77,7 +77,7 @@ func load(t *testing.T, readers, patterns []string) (program *ssa.Program, own, 
 		t.Fatal(err)
 	}
 	if packages.PrintErrors(loaded) > 0 {
-		t.Fatal("what is to be looked at doesn't compile")
+		t.Fatal("what is to be looked at does not compile")
 	}
 	program, _ = ssautil.Packages(loaded, ssa.BareInits|ssa.InstantiateGenerics)
 	program.Build()

@@ -42,7 +42,7 @@ func managed(namespace, name string) metav1.ObjectMeta {
 	}
 }
 
-// bigPod is a pod with every kind of volume that matters, and much that doesn't.
+// bigPod is a pod with every kind of volume that matters, and much that does not.
 func bigPod() *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: managed("shop", "till-0"),

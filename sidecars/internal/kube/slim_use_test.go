@@ -126,7 +126,7 @@ func TestWhatSlimKeepsIsFoundOut(t *testing.T) {
 	}
 	for _, name := range []string{"Pod", "PodSpec", "Volume", "VolumeSource", "PodStatus", "Node"} {
 		if !kept.types[name] {
-			t.Errorf("%s isn't among the types of which a part is kept", name)
+			t.Errorf("%s is not among the types of which a part is kept", name)
 		}
 	}
 }

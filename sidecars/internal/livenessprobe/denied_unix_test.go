@@ -78,7 +78,7 @@ func TestWhoIsToBlameForALostDriver(t *testing.T) {
 		}, 500, "connection refused"},
 		{"its successor is not ready", func(t *testing.T, path string) {
 			t.Cleanup((&driver{ready: wrapperspb.Bool(false)}).serve(t, path))
-		}, 500, "isn't ready"},
+		}, 500, "is not ready"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := socketPath(t)

@@ -118,8 +118,8 @@ func TestHealthzSaysWhatTheDriverSays(t *testing.T) {
 		body   string
 	}{
 		{"a driver that is ready is healthy", &driver{ready: wrapperspb.Bool(true)}, 200, "ok"},
-		{"a driver that doesn't say is ready, by the spec", &driver{}, 200, "ok"},
-		{"a driver that isn't ready fails", &driver{ready: wrapperspb.Bool(false)}, 500, "isn't ready"},
+		{"a driver that does not say is ready, by the spec", &driver{}, 200, "ok"},
+		{"a driver that is not ready fails", &driver{ready: wrapperspb.Bool(false)}, 500, "is not ready"},
 		{"a driver with an error fails, and the error is told",
 			&driver{Err: status.Error(codes.FailedPrecondition, "no mount.cifs")}, 500, "no mount.cifs"},
 		{"a driver whose error has the code of a failed dial fails",

@@ -44,7 +44,7 @@ func (c *capacityFlags) flags(f *sidecar.Flags) {
 	f.Bool(&c.on, "enable-capacity", false,
 		"publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
 	f.Bool(&c.immediate, "capacity-for-immediate-binding", false,
-		"publish it for classes with immediate binding, too; the scheduler doesn't need that")
+		"publish it for classes with immediate binding, too; the scheduler does not need that")
 	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "how often the driver is asked how much room there is")
 	f.Int(&c.level, "capacity-ownerref-level", 1,
 		"who owns those objects, from the pod $POD_NAME on: -1 nobody, 0 the pod, 1 its StatefulSet or DaemonSet, 2 "+

@@ -70,7 +70,7 @@ func (c *controller) Flags(f *sidecar.Flags) {
 	f.Bool(&c.immediateTopology, "immediate-topology", true,
 		"with immediate binding, offer the driver all nodes; false makes no demands")
 	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of claim and volume")
-	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose class doesn't say one")
+	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose class does not say one")
 	f.Bool(&c.publishReadOnly, "controller-publish-readonly", false,
 		"mark volumes of read-only claims so that they are attached read-only")
 	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true,

@@ -45,7 +45,7 @@ func (c *controller) Flags(f *sidecar.Flags) {
 		"how long the driver may take to tell its name; it is asked until it does")
 	f.Duration(&c.deprecated, "connection-timeout", 0, "accepted for old manifests, without effect")
 	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz that fails when the registration socket is "+
-		"gone or doesn't answer; 0 for none."+
+		"gone or does not answer; 0 for none."+
 		" /healthz/node-driver-registrar of --http-endpoint says the same")
 	f.String(&c.mode, "mode", "", "with "+probeMode+", as old manifests have it in an exec probe, the process ends "+
 		"with success at once. Use /healthz/node-driver-registrar instead")

@@ -231,7 +231,7 @@ func (p *process) wait(t *testing.T) error {
 	case err := <-p.ended:
 		return err
 	case <-time.After(guard):
-		t.Fatal("Run doesn't return")
+		t.Fatal("Run does not return")
 		return nil
 	}
 }
@@ -542,7 +542,7 @@ func TestValidate(t *testing.T) {
 		{"a Windows path is one", func(c *controller) { c.endpoint = `C:\var\lib\kubelet\plugins\csi.example.com\csi.sock` }, ""},
 		{"the kubelet's path is required", func(c *controller) { c.endpoint = "" }, "required"},
 		{"the kubelet takes no URL", func(c *controller) { c.endpoint = "unix://" + endpoint }, "plain path"},
-		{"the kubelet couldn't open a path that is too long",
+		{"the kubelet could not open a path that is too long",
 			func(c *controller) { c.endpoint = "/" + strings.Repeat("x", maxSocketPath) }, "shorter"},
 		{"a registry is required", func(c *controller) { c.registry = "" }, "plugin-registration-path"},
 		{"a driver needs time", func(c *controller) { c.timeout = 0 }, "timeout"},

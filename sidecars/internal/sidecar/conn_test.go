@@ -31,7 +31,7 @@ func (s *small) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.
 	return &csi.GetPluginInfoResponse{Name: "small.example.com", VendorVersion: "1"}, nil
 }
 
-// Probe isn't ready at first.
+// Probe is not ready at first.
 func (s *small) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.probes.Add(1) > 1)}, nil
 }
@@ -130,7 +130,7 @@ func TestADriverIsIdentifiedWhenItComesAndIsReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	if env.Driver != "small.example.com" || s.probes.Load() < 2 {
-		t.Errorf("found %q after %d probes, though it wasn't ready at the first", env.Driver, s.probes.Load())
+		t.Errorf("found %q after %d probes, though it was not ready at the first", env.Driver, s.probes.Load())
 	}
 	if !env.Controller[csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME] ||
 		env.Controller[csi.ControllerServiceCapability_RPC_EXPAND_VOLUME] ||
@@ -196,7 +196,7 @@ func TestNobodyCallsWhoDoesNotLead(t *testing.T) {
 	}
 	if _, err := csi.NewIdentityClient(conn).Probe(soon(t),
 		&csi.ProbeRequest{}); status.Code(err) != codes.Unavailable || s.probes.Load() != 0 {
-		t.Errorf("what isn't asked for a controller goes the same way: %v", err)
+		t.Errorf("what is not asked for a controller goes the same way: %v", err)
 	}
 	lost.Store(false)
 	if err := await(soon(t), conn, socket); err != nil {
@@ -238,7 +238,7 @@ func TestCallsAreCountedByDriverControllerAndCode(t *testing.T) {
 		"resizer small.example.com Unimplemented /csi.v1.Controller/ControllerExpandVolume true",
 	} {
 		if !strings.Contains(said.String(), want) {
-			t.Errorf("%q isn't in\n%s", want, &said)
+			t.Errorf("%q is not in\n%s", want, &said)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (c *Command) Help(w io.Writer) {
 		}
 	}
 	fmt.Fprint(w, "\nA controller's flag also works without its prefix: --timeout=30s is for every controller that "+
-		"has a timeout and isn't\ngiven one of its own. Without either, each has upstream's default.\n")
+		"has a timeout and is not\ngiven one of its own. Without either, each has upstream's default.\n")
 }
 
 func byName(k Controller) string {

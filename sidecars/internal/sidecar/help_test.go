@@ -21,7 +21,7 @@ func TestHelpHasEveryFlagOnce(t *testing.T) {
 		"  --red-timeout", "how long a `call` may take (default 10s)", "(default 5; also --red-threads)",
 	} {
 		if !strings.Contains(help.String(), want) {
-			t.Errorf("%q isn't in\n%s", want, &help)
+			t.Errorf("%q is not in\n%s", want, &help)
 		}
 	}
 	for _, e := range c.table.entries {
@@ -42,7 +42,7 @@ func TestMarkdownIsOneTableForEach(t *testing.T) {
 		"| `--blue-loud` | `false` | be loud |\n",
 	} {
 		if !strings.Contains(page.String(), want) {
-			t.Errorf("%q isn't in\n%s", want, &page)
+			t.Errorf("%q is not in\n%s", want, &page)
 		}
 	}
 }

@@ -92,7 +92,7 @@ func TestHealthzIsThatOfAllButTheDriver(t *testing.T) {
 		t.Errorf("one of them: %d %s", code, body)
 	}
 	if code, _ := ask(s, "/healthz/c"); code != http.StatusNotFound {
-		t.Errorf("one that isn't there: %d", code)
+		t.Errorf("one that is not there: %d", code)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestMetricsAreThoseOfAllAndOneBadOneHidesNone(t *testing.T) {
 	}
 }
 
-// broken is a gatherer that can't.
+// broken is a gatherer that cannot.
 type broken struct{}
 
 func (broken) Gather() ([]*dto.MetricFamily, error) { return nil, errors.New("broken") }

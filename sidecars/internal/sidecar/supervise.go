@@ -128,7 +128,7 @@ func (s *supervisor) report(err error) {
 	if f.Stack != "" {
 		more = append(more, "stack", f.Stack)
 	}
-	klog.FromContext(s.work).Error(f.Err, "Can't go on", more...)
+	klog.FromContext(s.work).Error(f.Err, "Cannot go on", more...)
 	if w, err := os.OpenFile(terminationLog, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
 		fmt.Fprintln(w, f.Error())
 		w.Close()

@@ -36,7 +36,7 @@ func play(t *testing.T, c *Command, args string, until string, d *diary) int {
 	case got := <-code:
 		return got
 	case <-soon(t).Done():
-		t.Fatalf("it doesn't end; so far: %s", d)
+		t.Fatalf("it does not end; so far: %s", d)
 	}
 	return -1
 }
@@ -52,7 +52,7 @@ func TestAllIsBuiltBeforeAnyIsLedAndEndsBeforeTheRelease(t *testing.T) {
 	got := d.String()
 	for _, want := range []string{"connect , build a, build b, run", "release"} {
 		if !strings.Contains(got, want) {
-			t.Errorf("%q isn't in %q", want, got)
+			t.Errorf("%q is not in %q", want, got)
 		}
 	}
 	if !strings.HasSuffix(got, ", release") || strings.Count(got, "end ") != 2 {
@@ -83,11 +83,11 @@ func TestWhatFailsEndsAll(t *testing.T) {
 		run   error
 		after string // a word of the diary
 	}{
-		{name: "one that can't be built", bad: toy{build: errors.New("no bricks")}},
+		{name: "one that cannot be built", bad: toy{build: errors.New("no bricks")}},
 		{name: "one that returns", bad: toy{run: returned(nil)}, after: "release"},
 		{name: "one that returns an error", bad: toy{run: returned(errors.New("enough"))}, after: "release"},
 		{name: "one that panics", bad: toy{run: func(context.Context) error { panic("oh") }}, after: "release"},
-		{name: "an election that can't go on", run: errors.New("an old one is back")},
+		{name: "an election that cannot go on", run: errors.New("an old one is back")},
 		{name: "a lost lease", run: fmt.Errorf("%w: mine", ErrLost)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestWhatFailsEndsAll(t *testing.T) {
 				t.Errorf("it ended with %d", code)
 			}
 			if !strings.Contains(d.String(), c.after) {
-				t.Errorf("%q isn't in %q", c.after, &d)
+				t.Errorf("%q is not in %q", c.after, &d)
 			}
 		})
 	}
@@ -120,7 +120,7 @@ func TestFailuresAreCountedByControllerAndKind(t *testing.T) {
 		s.Fail(errors.New("a consequence"))
 		if _, body := ask(s.server, "/metrics"); !strings.Contains(body, c.want) ||
 			strings.Count(body, "failures_total{") != 1 {
-			t.Errorf("%q isn't all there is of failures in\n%s", c.want, body)
+			t.Errorf("%q is not all there is of failures in\n%s", c.want, body)
 		}
 		if !errors.Is(s.failure(), c.err) || s.work.Err() == nil {
 			t.Errorf("the first failure is %v, and the work goes on: %v", s.failure(), s.work.Err())
@@ -270,7 +270,7 @@ func TestABuildThatNeverReturnsDoesNotKeepTheProcess(t *testing.T) {
 	select {
 	case <-code:
 	case <-soon(t).Done():
-		t.Error("it doesn't end")
+		t.Error("it does not end")
 	}
 }
 
@@ -302,7 +302,7 @@ func TestABuildThatPanicsIsNamed(t *testing.T) {
 	}
 }
 
-// A cluster that can't be reached keeps the process from being ready, and /readyz says for whom it
+// A cluster that cannot be reached keeps the process from being ready, and /readyz says for whom it
 // waits.
 func TestNobodyIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
 	s := newSupervisor(t.Context(), onPath(command(&alone{connect: errors.New("away")})))
@@ -317,7 +317,7 @@ func TestNobodyIsReadyBeforeTheAPIServerAnswers(t *testing.T) {
 	}
 }
 
-// onPath gives a command that wasn't parsed the path of metrics.
+// onPath gives a command that was not parsed the path of metrics.
 func onPath(c *Command) *Command {
 	c.metricsPath = "/metrics"
 	return c

@@ -31,7 +31,7 @@ func TestADriverThatDiesIsComeBackTo(t *testing.T) {
 	s.claim(10, 11)
 	s.until("the claim is in flight", func(context.Context) error {
 		if made.Load() == 0 {
-			return fmt.Errorf("it isn't")
+			return fmt.Errorf("it is not")
 		}
 		return nil
 	})
@@ -41,14 +41,14 @@ func TestADriverThatDiesIsComeBackTo(t *testing.T) {
 	}
 	r.ends(1)
 	if !contains(r, "the connection to the driver was lost") {
-		t.Error("it doesn't say why it ended")
+		t.Error("it does not say why it ended")
 	}
 	s.released()
 
 	next := s.start(works) // as the kubelet does, before the driver is back
 	if body := next.answers("/readyz",
 		http.StatusServiceUnavailable); body != "waiting for the driver at "+s.driver.Socket+"\n" {
-		t.Errorf("it isn't ready as %s", body)
+		t.Errorf("it is not ready as %s", body)
 	}
 	next.answers("/healthz", http.StatusOK)
 	s.driver.Hook(nil)
@@ -96,13 +96,13 @@ func TestAnAPIServerThatIsAway(t *testing.T) {
 	s.plane.StopAPIServer()
 	leader.ends(1)
 	if !contains(leader, "the lease was lost") {
-		t.Error("it doesn't say that it lost its lease")
+		t.Error("it does not say that it lost its lease")
 	}
 	next := s.patiently(works)
 	next.says("Still waiting for the API server")
 	next.answers("/healthz", http.StatusOK)
 	if body := next.answers("/readyz", http.StatusServiceUnavailable); body != "waiting for the API server\n" {
-		t.Errorf("it isn't ready as %s", body)
+		t.Errorf("it is not ready as %s", body)
 	}
 	s.serverBack()
 	s.claim(10, 20)

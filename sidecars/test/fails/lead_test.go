@@ -78,7 +78,7 @@ func TestALeaderThatIsKilledIsReplaced(t *testing.T) {
 	s.settled()
 }
 
-// A stopped process doesn't see its lease end, and believes that it leads when it goes on: with calls that it was about to make,
+// A stopped process does not see its lease end, and believes that it leads when it goes on: with calls that it was about to make,
 // and for a whole renew deadline, if it only asked client-go.
 func TestALeaderThatWasAsleepDoesNothingMore(t *testing.T) {
 	s := newScene(t)
@@ -137,7 +137,7 @@ func (s *scene) stopped(before func(*replica), args ...string) {
 		s.Errorf("it took %v", took)
 	}
 	if l, err := s.lease(s.Context(), s.combined()); err != nil || holder(l) == leader.identity() {
-		s.Error("the lease isn't released: ", errors.Join(err))
+		s.Error("the lease is not released: ", errors.Join(err))
 	}
 	all()
 	other.leads()

@@ -64,7 +64,7 @@ func (s *scene) migrated() {
 	s.Helper()
 	l, err := s.lease(s.Context(), s.combined())
 	if err != nil || l.Annotations["migration.csi.k8s.io/status"] != "completed" {
-		s.Errorf("the lease isn't noted as migrated: %v, %v", l.GetAnnotations(), err)
+		s.Errorf("the lease is not noted as migrated: %v, %v", l.GetAnnotations(), err)
 	}
 }
 

@@ -87,9 +87,9 @@ func (r *replica) says(words string) {
 		case contains(r, words):
 			return nil
 		case over:
-			r.s.Fatalf("process %d ended with %d and didn't say %q", r.Pid(), r.ExitCode(), words)
+			r.s.Fatalf("process %d ended with %d and did not say %q", r.Pid(), r.ExitCode(), words)
 		}
-		return errors.New("it doesn't")
+		return errors.New("it does not")
 	})
 }
 
@@ -156,7 +156,7 @@ func (r *replica) ends(code int) time.Duration {
 	select {
 	case <-r.Ended():
 	case <-time.After(patience):
-		r.s.Fatalf("process %d doesn't end", r.Pid())
+		r.s.Fatalf("process %d does not end", r.Pid())
 	}
 	if got := r.ExitCode(); got != code {
 		r.s.Errorf("process %d ended with %d, want %d", r.Pid(), got, code)

@@ -117,18 +117,18 @@ func TestWhatFailsIsNamedCountedAndEndsTheProcess(t *testing.T) {
 			want := fmt.Sprintf(`csi_sidecars_controller_failures_total{controller=%q,kind=%q} 1`, c.of, c.kind)
 			s.until("the failure is counted", func(ctx context.Context) error {
 				if body := r.answers("/metrics", http.StatusOK); !strings.Contains(body, want) {
-					return fmt.Errorf("%q isn't there", want)
+					return fmt.Errorf("%q is not there", want)
 				}
 				return nil
 			})
 			r.ends(1)
-			all := append(slices.Clone(c.says), `"Can't go on"`)
+			all := append(slices.Clone(c.says), `"Cannot go on"`)
 			if c.of != "" {
 				all = append(all, fmt.Sprintf("failed=%q", c.of))
 			}
 			for _, words := range all {
 				if !contains(r, words) {
-					t.Errorf("%q isn't in the log", words)
+					t.Errorf("%q is not in the log", words)
 				}
 			}
 			s.released()
@@ -136,7 +136,7 @@ func TestWhatFailsIsNamedCountedAndEndsTheProcess(t *testing.T) {
 	}
 }
 
-// A second signal is for those who can't wait.
+// A second signal is for those who cannot wait.
 func TestASecondSignalEndsTheProcessAtOnce(t *testing.T) {
 	s := newScene(t)
 	self, err := os.Executable()

@@ -56,7 +56,7 @@ func TestAVolumeThatIsAttachedIsNotDeleted(t *testing.T) {
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the provisioner says that it can't delete what is attached", func(ctx context.Context) error {
+	until(t, "the provisioner says that it cannot delete what is attached", func(ctx context.Context) error {
 		events, err := world.Kube.CoreV1().Events("").List(ctx,
 			metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volume.Name})
 		if err == nil && !slices.ContainsFunc(events.Items,

@@ -51,7 +51,7 @@ func (l *lab) checkSkipped(controller string) {
 	l.Helper()
 	line := fmt.Sprintf(`"Controller is skipped" name=%q reason="not supported by the driver`, controller)
 	if !strings.Contains(l.s.Log(), line) {
-		l.Errorf("the log doesn't say %s", line)
+		l.Errorf("the log does not say %s", line)
 	}
 	l.checkHealth(controller, http.StatusOK)
 }
@@ -83,7 +83,7 @@ func withoutController(answer proto.Message) {
 	}
 }
 
-// withoutNode is a driver whose node service isn't on this socket.
+// withoutNode is a driver whose node service is not on this socket.
 func withoutNode(_ context.Context, c *rig.Call) error {
 	if strings.HasPrefix(c.Method, "Node") {
 		return status.Error(codes.Unimplemented, "unknown service csi.v1.Node")

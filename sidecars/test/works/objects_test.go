@@ -128,7 +128,7 @@ func await[O any](t *testing.T, name, what string, get func(context.Context) (O,
 			return err
 		}
 		if !is(o) {
-			return fmt.Errorf("it isn't: %+v", o)
+			return fmt.Errorf("it is not: %+v", o)
 		}
 		return nil
 	})

@@ -27,7 +27,7 @@ func TestAClaimGetsAVolumeAndItsVolumeGoesWithIt(t *testing.T) {
 }
 
 // checkDeleted fails the test unless a volume that was made by the storage was deleted by a call. Upstream may make that call
-// again, where it hasn't seen yet that the PersistentVolume is gone.
+// again, where it has not seen yet that the PersistentVolume is gone.
 func (l *lab) checkDeleted(volume *corev1.PersistentVolume) {
 	l.Helper()
 	handle := volume.Spec.CSI.VolumeHandle

@@ -13,7 +13,7 @@ import (
 	"github.com/causeway-csi/causeway/sidecars/test/rig"
 )
 
-// topological has a driver whose volumes aren't everywhere, and upstream's defaults. strict has the opposites.
+// topological has a driver whose volumes are not everywhere, and upstream's defaults. strict has the opposites.
 var (
 	topological = shared{setup: setup{name: "topology", controllers: all + ",health-monitor",
 		driver: rig.DriverOptions{Topology: true}, zones: []string{"a", "b"}}}

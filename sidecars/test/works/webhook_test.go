@@ -27,7 +27,7 @@ func TestTheCRDsRefuseWhatTheWebhookRefused(t *testing.T) {
 	t.Parallel()
 	files := must(filepath.Glob("../testdata/webhook/*.yaml"))(t)
 	if len(files) < 50 {
-		t.Fatalf("there are %d cases, which can't be all", len(files))
+		t.Fatalf("there are %d cases, which cannot be all", len(files))
 	}
 	client := must(dynamic.NewForConfig(world.Config()))(t)
 	for _, file := range files {

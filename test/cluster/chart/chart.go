@@ -85,7 +85,7 @@ func split(text string) (all []Object, err error) {
 		found := source.FindStringSubmatch(part)
 		if found == nil {
 			if strings.TrimSpace(part) != "" {
-				err = errors.Join(err, fmt.Errorf("helm doesn't say where this is from:\n%s", part))
+				err = errors.Join(err, fmt.Errorf("helm does not say where this is from:\n%s", part))
 			}
 			continue
 		}

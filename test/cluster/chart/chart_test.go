@@ -50,7 +50,7 @@ func TestFilesAreRendered(t *testing.T) {
 	for path, want := range files {
 		have, err := os.ReadFile(filepath.Join(Sources(), path))
 		if err != nil || string(have) != want {
-			t.Errorf("%s, %v, isn't what the chart makes: run make chart, and look at what changes", path, err)
+			t.Errorf("%s, %v, is not what the chart makes: run make chart, and look at what changes", path, err)
 		}
 	}
 	old, err := filepath.Glob(filepath.Join("testdata", "*.yaml"))
@@ -128,7 +128,7 @@ func TestWhatIsRefused(t *testing.T) {
 			"missing property 'kind'"},
 		"a filesystem for directories": {"hostpath: {storageClasses: {x: {kind: directory, fsType: ext4}}}",
 			"/hostpath/storageClasses/x"},
-		"a parameter that isn't there": {"hostpath: {storageClasses: {x: {kind: image, parameters: {size: " +
+		"a parameter that is not there": {"hostpath: {storageClasses: {x: {kind: image, parameters: {size: " +
 			"1Gi}}}}", "'size' not allowed"},
 		"no replicas": {"hostpath: {controller: {replicas: 0}}",
 			"/hostpath/controller/replicas"},
@@ -164,7 +164,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"no time at all": {"hostpath: {controller: {timeout: 0m0s}}",
 			"/hostpath/controller/timeout"},
 		"a test of nothing": {"tests: {size: 500m}", "/tests/size"},
-		"an issuer who isn't asked": {"hostpath: {certificates: {issuerRef: {name: x}}}",
+		"an issuer who is not asked": {"hostpath: {certificates: {issuerRef: {name: x}}}",
 			"issuerRef goes with source: cert-manager"},
 		"a mount option that is misspelled": {"hostpath: {storageClasses: {x: {kind: image, mountOptions: " +
 			"[noatim]}}}", "/hostpath/storageClasses/x"},
@@ -176,7 +176,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"two defaults": {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: " +
 			"{kind: directory, default: true}}}", "x, z are all the default"},
 		"a name that YAML takes for a number": {"hostpath: {driverName: \"1e3\"}", "/hostpath/driverName"},
-		"a gate without which it doesn't run": {"hostpath: {controller: {extraArgs: " +
+		"a gate without which it does not run": {"hostpath: {controller: {extraArgs: " +
 			"[\"--feature-gates=AnnotateFsResize=true,Topology=false\"]}}", "/hostpath/controller/extraArgs/0"},
 		"a client without its certificates": {"hostpath: {extraArgs: [--peer-client=mine]}",
 			"goes with certificates.source: secrets"},
@@ -190,7 +190,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"a label that is the chart's": {"commonLabels: {app.kubernetes.io/part-of: x}",
 			"invalid propertyName 'app.kubernetes.io/part-of'"},
 		"a comma in a path": {"hostpath: {root: \"/mnt/a,b\"}", "/hostpath/root"},
-		"traces that can't leave": {"{env: {OTEL_EXPORTER_OTLP_ENDPOINT: x}, networkPolicy: {enabled: " +
+		"traces that cannot leave": {"{env: {OTEL_EXPORTER_OTLP_ENDPOINT: x}, networkPolicy: {enabled: " +
 			"true}}", "say networkPolicy.nodeEgress"},
 		"a flag that is none": {"hostpath: {controller: {extraArgs: [strict-topology]}}",
 			"/hostpath/controller/extraArgs/0"},
@@ -350,10 +350,10 @@ func TestCertificates(t *testing.T) {
 		return nil
 	}
 	if err := believes(nodes, router, "causeway-router", x509.ExtKeyUsageClientAuth); err != nil {
-		t.Errorf("a node doesn't believe the router: %v", err)
+		t.Errorf("a node does not believe the router: %v", err)
 	}
 	if err := believes(router, nodes, "causeway-nodes", x509.ExtKeyUsageServerAuth); err != nil {
-		t.Errorf("the router doesn't believe a node: %v", err)
+		t.Errorf("the router does not believe a node: %v", err)
 	}
 	if believes(nodes, nodes, "causeway-nodes", x509.ExtKeyUsageClientAuth) == nil {
 		t.Error("a node believes another node, which may then call it")
@@ -520,7 +520,7 @@ func TestNamesThatLookLikeNumbers(t *testing.T) {
 	args := []string{"template", "7", Directory(), "--namespace=2024"}
 	// Since Kubernetes 1.36 it may be (RelaxedServiceNameValidation).
 	if _, err := Helm(t.Context(), bin, append(args, "--kube-version=v1.35.3")...); err == nil ||
-		!strings.Contains(err.Error(), "a Service can't be called 7-causeway") {
+		!strings.Contains(err.Error(), "a Service cannot be called 7-causeway") {
 		t.Errorf("%v", err)
 	}
 	args = append(args, "--kube-version=v1.37.1")

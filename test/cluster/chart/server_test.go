@@ -50,7 +50,7 @@ func begin(t *testing.T) *server {
 	return s
 }
 
-// module returns where a module is that crds/go.mod names, which is fetched if it isn't there.
+// module returns where a module is that crds/go.mod names, which is fetched if it is not there.
 func (s *server) module(path string) string {
 	s.Helper()
 	cmd := exec.CommandContext(s.Context(), "go", "mod", "download", "-json")
@@ -151,7 +151,7 @@ func TestServer(t *testing.T) {
 		run  func(*server)
 	}{
 		{"every object is taken", everyObject},
-		{"what isn't taken", notTaken},
+		{"what is not taken", notTaken},
 		{"Pod Security", podSecurity},
 		{"what the policies refuse", policies},
 		{"no policy, nothing refused", noPolicies},
@@ -202,7 +202,7 @@ func notTaken(s *server) {
 			return strings.Replace(o, "priorityClassName:",
 				"priorityClass:", 1)
 		}), "priorityClass"},
-		"a value that isn't": {node(func(o string) string {
+		"a value that is not": {node(func(o string) string {
 			return strings.Replace(o, "Bidirectional", "Both",
 				1)
 		}), "Both"},
@@ -258,7 +258,7 @@ func podSecurity(s *server) {
 // attempt is an object of a user, and the policies' answer.
 type attempt struct {
 	name, object string
-	refused      string // empty where it isn't
+	refused      string // empty where it is not
 }
 
 // Names of a volume and of a snapshot as the driver makes them.
@@ -361,7 +361,7 @@ func policies(s *server) {
 			{"one too long", volume(usual, volumeHandle+"0", on(usual)), badVolume},
 			{"one too short", volume(usual, volumeHandle[1:], on(usual)), badVolume},
 			{"with a line more", volume(usual, volumeHandle+"\n", on(usual)), badVolume},
-			{"with letters that aren't used", volume(usual, "a"+strings.Repeat("w", 56), on(usual)), badVolume},
+			{"with letters that are not used", volume(usual, "a"+strings.Repeat("w", 56), on(usual)), badVolume},
 			{"no affinity, as Kubernetes' own tests make one", volume(usual, volumeHandle, ""), ""},
 			{"another driver's volume", volume(other, "/etc", ""), ""},
 			{"a volume of no driver", strings.Replace(volume(other, "/etc", ""),
@@ -476,7 +476,7 @@ func (s *server) inForce(args ...string) {
 		"-")
 }
 
-// attempt asks the server for an object, which isn't kept, and compares the answer.
+// attempt asks the server for an object, which is not kept, and compares the answer.
 func (s *server) attempt(object, refused string) error {
 	out, err := s.try(object, "create", "--dry-run=server", "--validate=ignore", "-f", "-")
 	if refused == "" && err != nil || refused != "" && (err == nil || !strings.Contains(out, refused)) {
@@ -554,7 +554,7 @@ func lookedUp(s *server) {
 	s.kubectl(class, "create", "-f", "-")
 	s.kubectl("", "delete", "--wait=false", "volumeattributesclass", "fast")
 	refused("fast is being deleted", "--set=hostpath.volumeAttributesClasses.fast.readahead=1Mi")
-	refused("can't be called otherwise", "--set=hostpath.driverName=other.csi.example.com")
+	refused("cannot be called otherwise", "--set=hostpath.driverName=other.csi.example.com")
 
 	s.Namespace("2024", nil)
 	numbers := []string{"--skip-crds", "--set=hostpath.driverName=numbers.csi.example.com,fullnameOverride=numbers,hostpath.snapshotClass.name=numbers,hostpath.groupSnapshotClass.name=numbers",
@@ -573,7 +573,7 @@ func lookedUp(s *server) {
 	}
 
 	s.kubectl("", "delete", "crd", "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io")
-	refused("hostpath.groupSnapshotClass: the cluster doesn't serve " +
+	refused("hostpath.groupSnapshotClass: the cluster does not serve " +
 		"groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass")
 }
 

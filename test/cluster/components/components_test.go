@@ -211,7 +211,7 @@ func TestEveryComponentIsATool(t *testing.T) {
 	}
 }
 
-// A program of ours is built anew when it changes, as its sources aren't in a go.sum.
+// A program of ours is built anew when it changes, as its sources are not in a go.sum.
 func TestSourcesAreAPartOfTheKey(t *testing.T) {
 	b := module(t, greeting)
 	before, err := b.directory(t.Context())

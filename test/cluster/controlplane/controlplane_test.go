@@ -87,7 +87,7 @@ func claim(name, class string) *core.PersistentVolumeClaim {
 	}
 }
 
-// create returns a function that fails the test when an object couldn't be created.
+// create returns a function that fails the test when an object could not be created.
 func create[T any](t *testing.T) func(T, error) T {
 	return func(created T, err error) T {
 		t.Helper()
@@ -183,7 +183,7 @@ func testUser(t *testing.T, p *controlplane.Plane, c *kubernetes.Clientset) {
 
 func testServiceAccount(t *testing.T, p *controlplane.Plane, c *kubernetes.Clientset) {
 	if _, err := p.ServiceAccountConfig(t.Context(), "default", "nobody"); !apierrors.IsNotFound(err) {
-		t.Errorf("account that isn't there: got %v, want NotFound", err)
+		t.Errorf("account that is not there: got %v, want NotFound", err)
 	}
 	path, err := p.ServiceAccountKubeconfig(t.Context(), "default", "default")
 	if err != nil {
@@ -289,7 +289,7 @@ func testOutage(t *testing.T, p *controlplane.Plane, c *kubernetes.Clientset) {
 		t.Error("the API server answers after it was stopped")
 	}
 	if err := p.Err(); err != nil {
-		t.Errorf("something ended that wasn't stopped: %v", err)
+		t.Errorf("something ended that was not stopped: %v", err)
 	}
 	if err := p.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
@@ -340,7 +340,7 @@ func empty(t *testing.T, dir string) {
 	}
 }
 
-// shortTempDir is a test's directory whose name isn't the test's, for sockets in it.
+// shortTempDir is a test's directory whose name is not the test's, for sockets in it.
 func shortTempDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cp")

@@ -126,7 +126,7 @@ func served(ctx context.Context, client dynamic.Interface, found *discovery.Disc
 		}
 		if !slices.ContainsFunc(kinds.APIResources,
 			func(r meta.APIResource) bool { return r.Name == d.Spec.Names.Plural }) {
-			return fmt.Errorf("%s isn't served yet in %s", d.Spec.Names.Plural, kinds.GroupVersion)
+			return fmt.Errorf("%s is not served yet in %s", d.Spec.Names.Plural, kinds.GroupVersion)
 		}
 	}
 	return nil

@@ -204,7 +204,7 @@ func (p *Plane) etcd() Etcd {
 func (p *Plane) startEtcd(ctx context.Context) error {
 	e := p.etcd()
 	if len(e.Socket) > 100 {
-		return fmt.Errorf("a socket can't have a name as long as %s: choose another directory", e.Socket)
+		return fmt.Errorf("a socket cannot have a name as long as %s: choose another directory", e.Socket)
 	}
 	if err := p.launch(etcd, e.Args()); err != nil {
 		return err
@@ -317,7 +317,7 @@ func (p *Plane) await(ctx context.Context, name string, ready func(context.Conte
 		case <-p.running[name].Done():
 			return p.running[name].Err()
 		case <-ctx.Done():
-			return fmt.Errorf("%s isn't ready (%w): %w; the end of its log:\n%s", name, ctx.Err(), err,
+			return fmt.Errorf("%s is not ready (%w): %w; the end of its log:\n%s", name, ctx.Err(), err,
 				process.Tail(p.LogFile(name), 20))
 		case <-time.After(20 * time.Millisecond):
 		}

@@ -125,7 +125,7 @@ func (c *Cluster) Up(ctx context.Context, o provider.Options) error {
 
 // Down is provider.Provider's, and leaves the cluster as it is.
 func (c *Cluster) Down(context.Context) error {
-	fmt.Fprintf(c.options.Log, "cluster at %s: it runs on, as it isn't this program's to end\n", c.host)
+	fmt.Fprintf(c.options.Log, "cluster at %s: it runs on, as it is not this program's to end\n", c.host)
 	return nil
 }
 

@@ -31,7 +31,7 @@ func cluster(t *testing.T, o Options) (*Cluster, *bytes.Buffer) {
 	return c, &log
 }
 
-// wants fails the test if an error hasn't all of the words. Without words there must be none.
+// wants fails the test if an error has not all of the words. Without words there must be none.
 func wants(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if len(words) == 0 {
@@ -63,7 +63,7 @@ func TestAClusterThatIsThere(t *testing.T) {
 	})
 	server.Node(t, "silent", "linux", func(n *core.Node) { n.Status.Conditions = nil })
 	log.Reset()
-	wants(t, c.Status(ctx, log), "silent", "hasn't said")
+	wants(t, c.Status(ctx, log), "silent", "has not said")
 	for _, want := range []string{"Kubernetes v1.37.", "node good-1: linux/", "node windows: windows/", "cordoned\n",
 		"node silent: linux/, kubelet , not ready\n"} {
 		if !strings.Contains(log.String(), want) {
@@ -235,7 +235,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// TestLogsOfWhatCannotBeReached takes a pod whose kubelet isn't there.
+// TestLogsOfWhatCannotBeReached takes a pod whose kubelet is not there.
 func TestLogsOfWhatCannotBeReached(t *testing.T) {
 	server := readytest.Start(t)
 	server.Say(core.PodStatus{Phase: core.PodRunning, ContainerStatuses: []core.ContainerStatus{
@@ -256,7 +256,7 @@ func TestLogsOfWhatCannotBeReached(t *testing.T) {
 		if err = c.Logs(t.Context(), dir); err != nil {
 			break
 		}
-		time.Sleep(50 * time.Millisecond) // the pod doesn't run yet
+		time.Sleep(50 * time.Millisecond) // the pod does not run yet
 	}
 	wants(t, err, "log of main in kube-system/p")
 	if got := files(t, dir); !slices.Contains(got, "kube-system/p/pod.yaml") {

@@ -67,7 +67,7 @@ func (c *Cluster) load(ctx context.Context, archive string) error {
 	}
 	index, err := layout.ImageIndexFromPath(dir)
 	if err != nil {
-		return fmt.Errorf("it isn't an OCI layout: %w", err)
+		return fmt.Errorf("it is not an OCI layout: %w", err)
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {

@@ -114,7 +114,7 @@ func TestLoadFails(t *testing.T) {
 	}{
 		{"there is no registry", good, true, []string{good, "--registry=registry.example.com/team"}},
 		{"there is no file", good + "0", false, []string{good + "0"}},
-		{"the name isn't full", short, false, []string{short, "thing:v1"}},
+		{"the name is not full", short, false, []string{short, "thing:v1"}},
 		{"it is no layout", tarOf(t, "manifest.json", "[]"), false, []string{"OCI layout"}},
 		{"there is no image", tarOf(t, "index.json", `{"schemaVersion":2}`), false, []string{"no image"}},
 		{"a file is elsewhere", tarOf(t, "../index.json", "{}"), false, []string{"escapes"}},

@@ -74,7 +74,7 @@ func (s *scene) killedInCopy(n local.Node, begin func()) {
 	}
 	files, err := strconv.Atoi(got[0])
 	if err != nil || files <= 300 || files >= copied {
-		s.Fatalf("when the driver was killed, %d of %d files were copied: that isn't the middle", files, copied)
+		s.Fatalf("when the driver was killed, %d of %d files were copied: that is not the middle", files, copied)
 	}
 	s.same("volumes and snapshots in the middle of a copy", before, got[1]+" "+got[2])
 	s.Logf("killed after %d of %d files", files, copied)
@@ -131,7 +131,7 @@ func (s *scene) pid(n local.Node, pod, container string) int {
 				return err
 			}
 		}
-		return fmt.Errorf("it isn't among:\n%s", tasks)
+		return fmt.Errorf("it is not among:\n%s", tasks)
 	})
 	return pid
 }
@@ -196,7 +196,7 @@ func TestDriverKilledInPublishes(t *testing.T) {
 	s.same("volumes and snapshots", "24 0", s.held(n))
 }
 
-// The driver's pod goes and comes while pods use their volumes, which they don't notice.
+// The driver's pod goes and comes while pods use their volumes, which they do not notice.
 func TestDriverReplacedUnderPods(t *testing.T) {
 	s := begin(t)
 	n := nodes[0]

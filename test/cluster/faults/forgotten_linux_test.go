@@ -98,7 +98,7 @@ func (s *scene) orphans(code int, ids ...string) {
 		got := string(out)
 		for _, id := range ids {
 			if !strings.Contains(got, id) {
-				return fmt.Errorf("%s isn't in\n%s", id, got)
+				return fmt.Errorf("%s is not in\n%s", id, got)
 			}
 		}
 		if cmd.ProcessState.ExitCode() != code ||

@@ -141,7 +141,7 @@ func TestNodeRestarted(t *testing.T) {
 	s.goesOn("writer", "/directory", "/image")
 }
 
-// A node comes back without its data disk: an empty directory isn't taken for it. Nothing is deleted, and no pod starts.
+// A node comes back without its data disk: an empty directory is not taken for it. Nothing is deleted, and no pod starts.
 func TestNodeWithoutItsDisk(t *testing.T) {
 	s := begin(t)
 	n := nodes[0]
@@ -159,7 +159,7 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), false))
 	const reason = "was served here: is its disk mounted?"
-	s.until("the driver to say why it isn't ready", func() error {
+	s.until("the driver to say why it is not ready", func() error {
 		log, err := s.try("-n", install.Namespace, "logs", s.driverPod(n), "-c", "driver")
 		if err == nil && !strings.Contains(log, reason) {
 			err = fmt.Errorf("its log:\n%s", log)
@@ -183,7 +183,7 @@ func TestNodeWithoutItsDisk(t *testing.T) {
 	s.says("Pod/writer", reason)
 	s.same("the deleted claim's volume", "Released", s.value("pv/"+volume, "{.status.phase}"))
 	s.same("the writer's container and restarts", was, s.identity("writer"))
-	s.same("what is where the disk isn't mounted", "", s.on(n, "ls -A "+local.StorageDir))
+	s.same("what is where the disk is not mounted", "", s.on(n, "ls -A "+local.StorageDir))
 
 	s.must(n.PowerOff(s.Context()))
 	s.must(n.PowerOn(s.Context(), true))

@@ -71,7 +71,7 @@ spec:
 // only says that a pod has to be on a node.
 func only(node string) string { return "  nodeSelector: {kubernetes.io/hostname: " + node + "}" }
 
-// forGood says that a pod isn't evicted from a node that has been silent for five minutes, as others are.
+// forGood says that a pod is not evicted from a node that has been silent for five minutes, as others are.
 const forGood = "  tolerations: [{key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute}]"
 
 // rather says that a pod would like to be on a node.

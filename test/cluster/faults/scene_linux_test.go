@@ -230,7 +230,7 @@ func (s *scene) kubectl(args ...string) string {
 	return out
 }
 
-// value returns a field of an object, by a JSONPath, or that it can't be had.
+// value returns a field of an object, by a JSONPath, or that it cannot be had.
 func (s *scene) value(object, path string) string {
 	out, err := s.try("get", object, "-o", "jsonpath="+path)
 	if err != nil {

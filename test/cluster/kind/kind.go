@@ -169,7 +169,7 @@ func (c *Cluster) runs(ctx context.Context, found []nodes.Node, o provider.Optio
 	}
 	for _, n := range found {
 		if err := n.CommandContext(ctx, "test", "-d", StorageDir).Run(); err != nil {
-			return false, fmt.Errorf("node %s of cluster %s doesn't do what it is told (%w): start its container "+
+			return false, fmt.Errorf("node %s of cluster %s does not do what it is told (%w): start its container "+
 				"again, or end the cluster (down)", n, c.name, err)
 		}
 	}
@@ -180,7 +180,7 @@ func (c *Cluster) runs(ctx context.Context, found []nodes.Node, o provider.Optio
 func (c *Cluster) own() error {
 	_, err := os.Stat(c.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("kind has a cluster %s that this program hasn't started: use another name, or end it (kind "+
+		return fmt.Errorf("kind has a cluster %s that this program has not started: use another name, or end it (kind "+
 			"delete cluster --name %s)", c.name, c.name)
 	}
 	return err
@@ -349,7 +349,7 @@ func load(n nodes.Node, tar string) error {
 // running returns the nodes of the cluster, which must have been started wholly.
 func (c *Cluster) running() ([]nodes.Node, error) {
 	if _, err := os.Stat(c.up()); err != nil {
-		return nil, fmt.Errorf("cluster %s doesn't run: start it (up)", c.name)
+		return nil, fmt.Errorf("cluster %s does not run: start it (up)", c.name)
 	}
 	found, err := c.nodes()
 	if err == nil && len(found) == 0 {

@@ -133,7 +133,7 @@ func fakeCluster(t *testing.T) (*Cluster, *fakeEngine) {
 	return &Cluster{name: "trial", dir: dir, log: &logger{}, engine: e}, e
 }
 
-// wants fails the test if an error hasn't all of the words. Without words there must be none.
+// wants fails the test if an error has not all of the words. Without words there must be none.
 func wants(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if len(words) == 0 {
@@ -167,9 +167,9 @@ func TestLifeOfACluster(t *testing.T) {
 
 	wants(t, c.Down(ctx)) // there is none
 	e.done(t)
-	wants(t, c.Load(ctx, "a.tar"), "doesn't run")
-	wants(t, c.Status(ctx, &log), "doesn't run")
-	wants(t, c.Logs(ctx, "logs"), "doesn't run")
+	wants(t, c.Load(ctx, "a.tar"), "does not run")
+	wants(t, c.Status(ctx, &log), "does not run")
+	wants(t, c.Logs(ctx, "logs"), "does not run")
 
 	e.create = func() { c.log.V(0).Infof("at %s", "work"); c.log.V(1).Info("not to be told") }
 	wants(t, c.Up(ctx, two))
@@ -272,8 +272,8 @@ func TestUpRemovesWhatAKilledOneLeft(t *testing.T) {
 func TestSomebodyElsesClusterIsLeftAlone(t *testing.T) {
 	c, e := fakeCluster(t)
 	e.nodes = []nodes.Node{&fakeNode{name: "trial-control-plane", role: "control-plane"}}
-	wants(t, c.Up(t.Context(), provider.Options{Nodes: 2}), "hasn't started", "kind delete cluster --name trial")
-	wants(t, c.Down(t.Context()), "hasn't started")
+	wants(t, c.Up(t.Context(), provider.Options{Nodes: 2}), "has not started", "kind delete cluster --name trial")
+	wants(t, c.Down(t.Context()), "has not started")
 	e.done(t)
 	if len(e.nodes) != 1 {
 		t.Error("its node is gone")
@@ -333,7 +333,7 @@ func TestKindTakesTheConfiguration(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(home, ".kube")); !os.IsNotExist(err) {
-		t.Errorf("got %v, want that the user's kubeconfig isn't touched", err)
+		t.Errorf("got %v, want that the user's kubeconfig is not touched", err)
 	}
 }
 
@@ -343,6 +343,6 @@ func TestAClusterThatCameMeanwhileIsNotDeleted(t *testing.T) {
 	e.Err = errors.New(`node(s) already exist for a cluster with the name "trial"`)
 	wants(t, c.Up(t.Context(), provider.Options{Nodes: 2}), "already exist")
 	e.done(t, "create trial")
-	wants(t, c.Down(t.Context()), "hasn't started")
+	wants(t, c.Down(t.Context()), "has not started")
 	e.done(t)
 }

@@ -54,7 +54,7 @@ func (n Node) load(ctx context.Context, tar string) error {
 func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 	data, err := os.ReadFile(c.kubeconfig())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cluster %s isn't up", c.name)
+		return nil, fmt.Errorf("cluster %s is not up", c.name)
 	}
 	return data, err
 }
@@ -62,7 +62,7 @@ func (c *Cluster) Kubeconfig(context.Context) ([]byte, error) {
 // Logs is provider.Provider's. Logs copies existing logs, also of a cluster that did not start.
 func (c *Cluster) Logs(_ context.Context, dir string) error {
 	if _, err := os.Stat(c.dir); err != nil {
-		return fmt.Errorf("cluster %s isn't there: %w", c.name, err)
+		return fmt.Errorf("cluster %s is not there: %w", c.name, err)
 	}
 	sources := map[string]string{"plane": c.plane()}
 	nodes, err := filepath.Glob(filepath.Join(c.dir, "nodes", "*"))
@@ -116,7 +116,7 @@ func copyLogs(from, to string, deep bool) error {
 func (c *Cluster) Status(ctx context.Context, w io.Writer) error {
 	s, err := readSpec(c.files)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cluster %s isn't up", c.name)
+		return fmt.Errorf("cluster %s is not up", c.name)
 	}
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func (c *Cluster) Status(ctx context.Context, w io.Writer) error {
 		}
 		if i, err := c.init(name); err != nil {
 			errs = append(errs, err)
-			fmt.Fprintf(w, "%s: doesn't run\n", what)
+			fmt.Fprintf(w, "%s: does not run\n", what)
 		} else {
 			fmt.Fprintf(w, "%s: process %d\n", what, i.pid)
 		}

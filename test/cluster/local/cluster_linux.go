@@ -111,7 +111,7 @@ func supported(o provider.Options) error {
 		}
 	}
 	if len(missing) > 0 {
-		return errors.New("a local cluster needs programs that aren't here: " + strings.Join(missing, ", "))
+		return errors.New("a local cluster needs programs that are not here: " + strings.Join(missing, ", "))
 	}
 	return nil
 }
@@ -137,7 +137,7 @@ func (c *Cluster) runs(ctx context.Context, o provider.Options) (bool, error) {
 	}
 	s, err := readSpec(c.files)
 	if err != nil {
-		return false, fmt.Errorf("cluster %s is there, and can't be understood: %w; end it first (down)", c.name, err)
+		return false, fmt.Errorf("cluster %s is there, and cannot be understood: %w; end it first (down)", c.name, err)
 	}
 	for _, name := range append([]string{""}, names(s)...) {
 		if _, err := c.init(name); err != nil {

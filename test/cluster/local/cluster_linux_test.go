@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// cluster returns the tests' cluster, which isn't up, and is taken down in the end.
+// cluster returns the tests' cluster, which is not up, and is taken down in the end.
 func cluster(t *testing.T) *Cluster {
 	t.Helper()
 	c, err := New(testName)
@@ -134,7 +134,7 @@ func TestACluster(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a node can't change this machine's programs, and sees no other's disk", func(t *testing.T) {
+	t.Run("a node cannot change this machine's programs, and sees no other's disk", func(t *testing.T) {
 		n := nodes(t, c)[0]
 		for _, path := range []string{"/usr/x", "/etc/x", "/bin/x"} {
 			if _, err := n.Run(ctx, "touch", path); err == nil || !strings.Contains(err.Error(), "Read-only") {
@@ -214,7 +214,7 @@ func TestACluster(t *testing.T) {
 			t.Fatal(err)
 		}
 		if now := hardware(t, c, n); now[0] != addresses[0] {
-			t.Errorf("with a node the bridge's hardware address went from %s to %s: who remembers it doesn't find "+
+			t.Errorf("with a node the bridge's hardware address went from %s to %s: who remembers it does not find "+
 				"the plane", addresses[0], now[0])
 		}
 		if _, err := n.Run(ctx, "true"); err == nil {
@@ -223,7 +223,7 @@ func TestACluster(t *testing.T) {
 		if err := c.Status(ctx, &bytes.Buffer{}); err == nil {
 			t.Error("the status is good while a node is off")
 		}
-		if err := c.Up(ctx, o); err == nil || !strings.Contains(err.Error(), "node-2 doesn't run") {
+		if err := c.Up(ctx, o); err == nil || !strings.Contains(err.Error(), "node-2 does not run") {
 			t.Errorf("up, while a node is off: %v", err)
 		}
 		if err := n.PowerOn(ctx, false); err != nil {
@@ -248,7 +248,7 @@ func TestACluster(t *testing.T) {
 			t.Error("its /run has outlived it")
 		}
 	})
-	t.Run("a loop device that doesn't go by itself", func(t *testing.T) { // as kubelets have them for block volumes
+	t.Run("a loop device that does not go by itself", func(t *testing.T) { // as kubelets have them for block volumes
 		n := nodes(t, c)[1]
 		on(t, n, "sh", "-c", "truncate -s 1M "+StorageDir+"/block && losetup -f "+StorageDir+"/block")
 		if err := n.PowerOff(ctx); err != nil {
@@ -325,7 +325,7 @@ func killUp(t *testing.T, c *Cluster, moment func(*Cluster) bool) {
 		case <-ended:
 			t.Fatalf("it has ended before that: %s", &said)
 		case <-limit:
-			t.Fatal("that moment doesn't come")
+			t.Fatal("that moment does not come")
 		default:
 		}
 	}

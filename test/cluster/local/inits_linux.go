@@ -76,9 +76,9 @@ func (f files) init(node string) (initProcess, error) {
 		}
 	}
 	if node == "" {
-		return initProcess{}, errors.New("the control plane doesn't run")
+		return initProcess{}, errors.New("the control plane does not run")
 	}
-	return initProcess{}, fmt.Errorf("%s doesn't run", node)
+	return initProcess{}, fmt.Errorf("%s does not run", node)
 }
 
 // spawn starts an init process in namespaces of its own. It outlives this process.
@@ -166,6 +166,6 @@ func (f files) kill(pid int) error {
 			return fmt.Errorf("wait for process %d: %w", pid, err)
 		}
 	}
-	return fmt.Errorf("process %d of %s, or one in its namespaces, doesn't end a minute after SIGKILL: something in "+
+	return fmt.Errorf("process %d of %s, or one in its namespaces, does not end a minute after SIGKILL: something in "+
 		"the kernel holds it", pid, f.dir)
 }

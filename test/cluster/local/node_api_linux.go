@@ -29,7 +29,7 @@ type Node struct {
 func (c *Cluster) Nodes() ([]Node, error) {
 	s, err := readSpec(c.files)
 	if err != nil {
-		return nil, fmt.Errorf("cluster %s isn't there: %w", c.name, err)
+		return nil, fmt.Errorf("cluster %s is not there: %w", c.name, err)
 	}
 	var all []Node
 	for _, n := range s.nodes() {
@@ -119,7 +119,7 @@ func (n Node) Kill(program string) error {
 	path := n.cluster.node(n.Name).pid(program)
 	was, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("%s doesn't run on %s: %w", program, n.Name, err)
+		return fmt.Errorf("%s does not run on %s: %w", program, n.Name, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), nodePatience)
 	defer cancel()

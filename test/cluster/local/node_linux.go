@@ -287,7 +287,7 @@ func serveCRI(ctx context.Context, own nodeFiles) error {
 			unix.Kill(pid, unix.SIGTERM)
 		}
 	}
-	return fmt.Errorf("it doesn't serve kubelets:\n%s", out)
+	return fmt.Errorf("it does not serve kubelets:\n%s", out)
 }
 
 // importImages gives containerd the images that every node has, when it answers.

@@ -71,7 +71,7 @@ func (s *scene) run(line string) string {
 func (s *scene) documented(line string) string {
 	s.Helper()
 	if !strings.Contains(s.page, "\n"+line+"\n") {
-		s.Fatalf("docs/how-to/install.md doesn't say %q", line)
+		s.Fatalf("docs/how-to/install.md does not say %q", line)
 	}
 	return line
 }
@@ -138,7 +138,7 @@ func TestInstall(t *testing.T) {
 		{"the least privileges", podSecurity},
 		{"rights", rights},
 		{"a directory of one's own", ownDirectory},
-		{"cert-manager that isn't there", withoutCertManager},
+		{"cert-manager that is not there", withoutCertManager},
 		{"other paths and another name", replaced},
 		{"another namespace", otherNamespace},
 		{"some nodes only", someNodes},
@@ -241,14 +241,14 @@ func podSecurity(s *scene) {
 	for i, tc := range []struct {
 		name, level string
 		pod         core.PodSpec
-		refused     string // empty where it isn't
+		refused     string // empty where it is not
 	}{
 		{"the controller passes the highest level", "restricted", controller, ""},
 		{"which is in force", "restricted", loose, "seccompProfile"},
-		{"a node's pod doesn't pass it", "restricted", node, "privileged"},
+		{"a node's pod does not pass it", "restricted", node, "privileged"},
 		{"nor the one below", "baseline", node, "privileged"},
 		{"a node's pod passes the level of our namespace", "privileged", node, ""},
-		{"without privileges it can't mount for others", "privileged", weak,
+		{"without privileges it cannot mount for others", "privileged", weak,
 			"Bidirectional mount propagation is available only to privileged containers"},
 	} {
 		in := fmt.Sprintf("%s-%d", tc.level, i)
@@ -349,7 +349,7 @@ func replaced(s *scene) {
 	if len(lines) != 3 {
 		s.Fatalf("the page has %d such lines", len(lines))
 	}
-	// Those have the driver's name, and can't be changed.
+	// Those have the driver's name, and cannot be changed.
 	s.run("kubectl delete -l app.kubernetes.io/part-of=causeway " +
 		"storageclasses,volumesnapshotclasses,volumegroupsnapshotclasses")
 	for _, l := range lines {

@@ -133,7 +133,7 @@ func TestAChildDiesWithAParentThatIsKilled(t *testing.T) {
 	}
 }
 
-// A thread ends with a goroutine that is locked to it and doesn't unlock it. A child that the thread had started itself
+// A thread ends with a goroutine that is locked to it and does not unlock it. A child that the thread had started itself
 // would go with it.
 func TestAChildOutlivesTheThreadThatAskedForIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")

@@ -99,7 +99,7 @@ stop)
 	CTR -n k8s.io tasks kill -s SIGTERM "$2"
 	;;
 *)
-	echo "crictl here doesn't know: $*" >&2
+	echo "crictl here does not know: $*" >&2
 	exit 1
 	;;
 esac

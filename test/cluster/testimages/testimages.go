@@ -82,7 +82,7 @@ func busyboxFiles() ([]oci.File, error) {
 		return nil, err
 	}
 	if libraries, err := needed(content); err != nil || len(libraries) > 0 {
-		return nil, errors.Join(err, fmt.Errorf("%s isn't linked statically (it needs %s): Debian's busybox-static is",
+		return nil, errors.Join(err, fmt.Errorf("%s is not linked statically (it needs %s): Debian's busybox-static is",
 			path, strings.Join(libraries, ", ")))
 	}
 	applets, err := exec.Command(path, "--list").Output()

@@ -85,7 +85,7 @@ func create(ctx context.Context, client kubernetes.Interface, n *core.Node) erro
 		return err
 	}
 	if there.Annotations[Annotation] != AnnotationValue {
-		return fmt.Errorf("there is a node %s already that isn't simulated", n.Name)
+		return fmt.Errorf("there is a node %s already that is not simulated", n.Name)
 	}
 	return nil
 }

@@ -108,7 +108,7 @@ func eventually(t *testing.T, what string, done func(context.Context) (bool, str
 	}
 }
 
-// created fails the test when an object couldn't be created.
+// created fails the test when an object could not be created.
 func created[T any](t *testing.T) func(T, error) {
 	return func(_ T, err error) {
 		t.Helper()

@@ -82,9 +82,9 @@ var notRun = []Run{
 		NotRun: "the driver has no mounter for Windows yet"},
 	{Suite: "external-storage", Backend: "hostpath", OS: "windows", Configuration: "directory",
 		NotRun: "the driver has no mounter for Windows yet, and here is no Windows machine"},
-	{Suite: "csi-sanity", Backend: "smb", OS: "linux", Configuration: "process", NotRun: "the backend isn't there yet"},
+	{Suite: "csi-sanity", Backend: "smb", OS: "linux", Configuration: "process", NotRun: "the backend is not there yet"},
 	{Suite: "external-storage", Backend: "smb", OS: "linux", Configuration: "share",
-		NotRun: "the backend isn't there yet"},
+		NotRun: "the backend is not there yet"},
 }
 
 // storage combines runs of the external-storage suite with a configuration into a Run. A spec with

@@ -24,7 +24,7 @@ func TestThePageIsTheReports(t *testing.T) {
 	}
 	page, err := os.ReadFile(filepath.Join(root, "docs", "reference", "conformance.md"))
 	if err != nil || string(page) != r.page() {
-		t.Errorf("docs/reference/conformance.md, %v, isn't what conformance.json says: run make conformance", err)
+		t.Errorf("docs/reference/conformance.md, %v, is not what conformance.json says: run make conformance", err)
 	}
 	if !r.good() {
 		t.Errorf("it says that something failed:\n%s", strings.Join(r.failures(), "\n"))
@@ -50,7 +50,7 @@ func TestWhatIsGood(t *testing.T) {
 		want bool
 	}{
 		"nothing":                    {nil, false},
-		"only what isn't run":        {notRun, false},
+		"only what is not run":       {notRun, false},
 		"a run":                      {append([]Run{passed}, notRun...), true},
 		"a failure":                  {[]Run{passed, failed}, false},
 		"a run in which nothing ran": {[]Run{passed, empty}, false},
@@ -65,7 +65,7 @@ func TestWhatIsGood(t *testing.T) {
 // reason.
 func TestWhatIsSaid(t *testing.T) {
 	run := storage([]result.Result{{
-		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Provider: "local", Procs: 8, Problems: []string{"2 specs were skipped that shouldn't be"},
+		Configuration: "hostpath-image", Scope: "full", Nodes: 2, Provider: "local", Procs: 8, Problems: []string{"2 specs were skipped that should not be"},
 		Specs: []result.Spec{
 			{Name: "one", State: result.Passed},
 			{Name: "two", State: result.Failed, Message: "no | luck"},
@@ -84,9 +84,9 @@ func TestWhatIsSaid(t *testing.T) {
 	run.Failed = failed
 	page := Report{Runs: []Run{run}}.page()
 	for _, want := range []string{"image, full, 2 nodes (local), 8 at once | 1 | 1 | 2 |", `two: failed: no \| luck`,
-		"2 specs were skipped that shouldn't be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
+		"2 specs were skipped that should not be", "| 1 | what is known |", "| 1 | left out: it needs ssh |"} {
 		if !strings.Contains(page, want) {
-			t.Errorf("the page doesn't have %q:\n%s", want, page)
+			t.Errorf("the page does not have %q:\n%s", want, page)
 		}
 	}
 }

@@ -52,10 +52,10 @@ func TestChart(t *testing.T) {
 		{"upgrade to this chart", upgraded},
 		{"roll back", rolledBack},
 		{"upgrade again", upgradedAgain},
-		{"what can't change is refused before anything is", refused},
+		{"what cannot change is refused before anything is", refused},
 		{"other certificates", certificates},
 		{"Windows nodes", windows},
-		{"helm test fails where a volume can't hold what is written", testFails},
+		{"helm test fails where a volume cannot hold what is written", testFails},
 		{"uninstall", uninstalled},
 		{"install again", installedAgain},
 		{"the end", ended},
@@ -189,7 +189,7 @@ func begun(s *story) {
 	s.goOn()
 }
 
-// refused: Helm would find out halfway that a class can't change, with the driver replaced already.
+// refused: Helm would find out halfway that a class cannot change, with the driver replaced already.
 func refused(s *story) {
 	generations := func() string {
 		return s.kubectl("-n", install.Namespace, "get", "daemonsets,deployments", "-o",
@@ -197,12 +197,12 @@ func refused(s *story) {
 	}
 	before, history := generations(), s.run("history", "causeway")
 	for set, want := range map[string]string{
-		"hostpath.driverName=other.csi.example.com":                                   "can't be called otherwise",
-		"hostpath.storageClasses.causeway-hostpath.reclaimPolicy=Retain":              "a class can't change",
-		"hostpath.storageClasses.causeway-hostpath-image.fsType=xfs":                  "a class can't change",
-		"hostpath.volumeAttributesClasses.causeway-hostpath-read-ahead.readahead=2Mi": "a class can't change",
-		"hostpath.groupSnapshotClass.deletionPolicy=Retain":                           "a class can't change",
-		"hostpath.csiDriver.inlineVolumes=false":                                      "it can't change",
+		"hostpath.driverName=other.csi.example.com":                                   "cannot be called otherwise",
+		"hostpath.storageClasses.causeway-hostpath.reclaimPolicy=Retain":              "a class cannot change",
+		"hostpath.storageClasses.causeway-hostpath-image.fsType=xfs":                  "a class cannot change",
+		"hostpath.volumeAttributesClasses.causeway-hostpath-read-ahead.readahead=2Mi": "a class cannot change",
+		"hostpath.groupSnapshotClass.deletionPolicy=Retain":                           "a class cannot change",
+		"hostpath.csiDriver.inlineVolumes=false":                                      "it cannot change",
 	} {
 		if _, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now, "--set="+set); err == nil ||
 			!strings.Contains(err.Error(), want) {
@@ -290,7 +290,7 @@ func windows(s *story) {
 	}
 }
 
-// testFails: 16 MiB don't go into an image of 12. Nothing is left of that either, and the next test works.
+// testFails: 16 MiB do not go into an image of 12. Nothing is left of that either, and the next test works.
 func testFails(s *story) {
 	_, err := s.helm.Upgrade(s.Context(), chart.Directory(), s.now,
 		"--set=hostpath.certificates.generation=2,tests.size=12Mi")
@@ -305,7 +305,7 @@ func testFails(s *story) {
 	s.run("test", "causeway", "--timeout="+patience.String())
 }
 
-// uninstalled: nothing is left but the CRDs, which all snapshots hang on, the namespace, which isn't Helm's, and the data.
+// uninstalled: nothing is left but the CRDs, which all snapshots hang on, the namespace, which is not Helm's, and the data.
 func uninstalled(s *story) {
 	s.undisturbed()
 	s.written = s.lengths("/directory", "/image")
@@ -653,7 +653,7 @@ spec:
 `
 
 // writers are a pod on each node that appends the next number and the time to a log in each volume, with fsync, and ends with an
-// error if it can't.
+// error if it cannot.
 const writers = `apiVersion: apps/v1
 kind: StatefulSet
 metadata: {name: writer, namespace: writers}

@@ -82,10 +82,10 @@ func notReady(n core.Node) string {
 		case c.Status == core.ConditionTrue:
 			return ""
 		default:
-			return "it isn't ready: " + c.Reason + ": " + c.Message
+			return "it is not ready: " + c.Reason + ": " + c.Message
 		}
 	}
-	return "its kubelet hasn't said that it is ready"
+	return "its kubelet has not said that it is ready"
 }
 
 // Good returns the names of the nodes that pods can be placed on.

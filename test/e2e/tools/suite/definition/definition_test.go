@@ -81,7 +81,7 @@ func fieldsOf(t *testing.T, path string, e ast.Expr, all map[string]string) {
 	case *ast.Ident:
 		all[path] = e.Name
 	default:
-		t.Errorf("%s has a type that this test doesn't know: %T", path, e)
+		t.Errorf("%s has a type that this test does not know: %T", path, e)
 	}
 }
 
