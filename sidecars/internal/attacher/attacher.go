@@ -40,17 +40,18 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "timeout", 15*time.Second, "how long one call that attaches or detaches may take")
-	f.Int(&c.workers, "worker-threads", 10, "how many volumes are attached or detached at once")
+	f.Duration(&c.timeout, "timeout", 15*time.Second, "time limit of a call that attaches or detaches a volume")
+	f.Int(&c.workers, "worker-threads", 10, "maximum number of volumes that are attached or detached at the "+
+		"same time")
 	f.Old("worker-threads", "worker-thread") // as in the KEP's manifest
 	c.retry.Flags(f)
 	c.limits.Flags(f)
-	f.Duration(&c.resync, "resync", 10*time.Minute, "how often all objects are looked at again")
+	f.Duration(&c.resync, "resync", 10*time.Minute, "interval at which all objects are processed again")
 	f.Duration(&c.reconcile, "reconcile-sync", time.Minute,
-		"how often attachments are compared with what the driver lists, where it lists them")
+		"interval at which attachments are compared with the driver's list, if the driver can list")
 	f.Int(&c.maxEntries, "max-entries", 0,
-		"`entries` of a page when the driver lists volumes; 0 leaves it to the driver")
-	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose PersistentVolume does not say one")
+		"maximum number of `entries` in a page of ListVolumes; 0: the driver decides")
+	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose PersistentVolume names none")
 }
 
 func (c *controller) Validate() error {

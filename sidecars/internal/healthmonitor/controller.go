@@ -30,29 +30,31 @@ func New(c *kube.Cluster) sidecar.Controller { return &controller{cluster: c} }
 func (c *controller) Name() string { return "health-monitor" }
 
 func (c *controller) About() string {
-	return "Writes what the driver says of its volumes' health into the status of claims, into events and into metrics."
+	return "Writes the health of volumes, as the driver reports it, to the status of claims, to events and " +
+		"to metrics."
 }
 
 // Flags has the names and defaults of upstream's csi-external-health-monitor-controller.
 func (c *controller) Flags(f *sidecar.Flags) {
 	o := &c.options
 	f.Duration(&o.ListInterval, "list-volumes-interval", 5*time.Minute,
-		"how long after a round the next one begins, where the driver can list")
+		"pause between two rounds, if the driver can list volumes")
 	f.Duration(&o.GetInterval, "monitor-interval", time.Minute,
-		"the same where each volume is asked for, and after a list that failed")
-	f.Duration(&o.Timeout, "timeout", 15*time.Second, "how long one call to the driver may take")
+		"pause between two rounds that query each volume, and after a failed list")
+	f.Duration(&o.Timeout, "timeout", 15*time.Second, "time limit of a call to the driver")
 	f.Int(&o.Workers, "worker-threads", 10,
-		"how many volumes are asked for, and how many claims are written, at a time")
-	f.Int(&o.PageSize, "max-entries", 500, "how many volumes a page of a list may have; 0 leaves it to the driver")
+		"maximum number of volumes that are queried, and of claims that are written, at the same time")
+	f.Int(&o.PageSize, "max-entries", 500, "maximum number of volumes in a page of a list; 0: the driver decides")
 	f.Bool(&o.PodEvents, "pod-events", true,
-		"make events on the pods that use a volume, too; that needs a cache of all pods")
+		"write events on the pods that use a volume, too; this needs a cache of all pods")
 	c.limits.Flags(f)
 	f.Bool(&c.nodeWatcher, "enable-node-watcher", false,
-		"refused if true: the driver itself says which volumes are inaccessible, and upstream's own watcher is gone "+
-			"since the redesign of KEP-1432")
+		"an error if true: the driver itself reports inaccessible volumes, and the redesign of KEP-1432 "+
+			"removed upstream's node watcher")
 	f.Duration(&c.unused, "volume-list-add-interval", 5*time.Minute,
-		"taken and ignored, so that upstream's manifests work: there is no queue to add to")
-	f.Duration(&c.unused, "node-list-add-interval", 5*time.Minute, "taken and ignored, as there is no node watcher")
+		"accepted and ignored, so that upstream's manifests work: there is no queue")
+	f.Duration(&c.unused, "node-list-add-interval", 5*time.Minute, "accepted and ignored, as there is no "+
+		"node watcher")
 }
 
 func (c *controller) Validate() error {

@@ -62,8 +62,8 @@ func New() *Cluster { return &Cluster{resync: time.Hour} }
 // Flags declares the flags of the process.
 func (c *Cluster) Flags(f *sidecar.Flags) {
 	f.String(&c.kubeconfig, "kubeconfig", "",
-		"the `file` that says where the API server is and who we are (default: $KUBECONFIG, else the pod's service "+
-			"account)")
+		"kubeconfig `file` with the address of the API server and the credentials (default: $KUBECONFIG, "+
+			"else the pod's service account)")
 	f.String(&c.master, "master", "", "the API server's `address`, instead of the one in --kubeconfig")
 	f.Declare(func(s *flag.FlagSet) {
 		s.Var(cliflag.NewMapStringBool(&c.gates), "feature-gates",
@@ -205,8 +205,8 @@ var unlimited = Limits{QPS: -1}
 
 // Flags declares the two flags of upstream.
 func (l *Limits) Flags(f *sidecar.Flags) {
-	f.Float(&l.QPS, "kube-api-qps", 5, "`requests` a second to the API server, on average, for this controller alone")
-	f.Int(&l.Burst, "kube-api-burst", 10, "`requests` to the API server that may come at once")
+	f.Float(&l.QPS, "kube-api-qps", 5, "average `requests` per second of this controller to the API server")
+	f.Int(&l.Burst, "kube-api-burst", 10, "maximum burst of `requests` to the API server")
 }
 
 // Validate returns an error for limits that permit no request.
@@ -261,8 +261,8 @@ type Retry struct{ Start, Max time.Duration }
 // Flags declares the two flags of upstream.
 func (r *Retry) Flags(f *sidecar.Flags) {
 	f.Duration(&r.Start, "retry-interval-start", time.Second,
-		"how long the first retry waits. Each further one waits twice as long, up to retry-interval-max")
-	f.Duration(&r.Max, "retry-interval-max", 5*time.Minute, "how long a retry waits at most")
+		"delay before the first retry. It doubles with each retry, up to retry-interval-max")
+	f.Duration(&r.Max, "retry-interval-max", 5*time.Minute, "maximum delay before a retry")
 }
 
 // Validate returns an error for intervals without a pause.

@@ -58,18 +58,19 @@ type election struct {
 func (e *election) flags(f *sidecar.Flags) {
 	f.Bool(&e.on, "leader-election", false, "elect one replica; the others wait")
 	f.String(&e.mode, "leader-election-mode", single,
-		"single: one lease for all controllers, csi-sidecars-<driver>. per-controller: those of upstream's binaries, "+
-			"for as long as some of these still run")
+		"single: one lease for all controllers, csi-sidecars-<driver>. per-controller: the leases of "+
+			"upstream's binaries, for a cluster in which some of these still run")
 	f.String(&e.namespace, "leader-election-namespace", "",
-		"where leases are (default: $POD_NAMESPACE, else the pod's own namespace, else default)")
+		"namespace of the leases (default: $POD_NAMESPACE, else the pod's own namespace, else default)")
 	f.Declare(func(s *flag.FlagSet) {
-		s.Var(cliflag.NewMapStringString(&e.labels), "leader-election-labels", "labels for leases, as `key=value,…`")
+		s.Var(cliflag.NewMapStringString(&e.labels), "leader-election-labels", "labels of leases, as `key=value,…`")
 	})
 	f.Duration(&e.lease, "leader-election-lease-duration", 15*time.Second,
-		"how long others wait for a leader that is silent before they take over")
+		"time for which other replicas wait for a silent leader before one of them takes over")
 	f.Duration(&e.renew, "leader-election-renew-deadline", 10*time.Second,
-		"how long a leader tries to renew its lease before it ends itself")
-	f.Duration(&e.retry, "leader-election-retry-period", 5*time.Second, "how often a leader renews, and others look")
+		"time for which a leader tries to renew its lease before the process ends")
+	f.Duration(&e.retry, "leader-election-retry-period", 5*time.Second, "interval at which a leader renews "+
+		"its lease, and other replicas check it")
 }
 
 // validate returns an error for durations that client-go rejects, and for elections without

@@ -64,7 +64,7 @@ func (c *Cluster) ManifestCommand() sidecar.Subcommand {
 			f.String(&m.nodeImage, "node-image", registry+"csi-sidecars-node:"+sidecar.Release(),
 				"image of csi-sidecars-node")
 			f.String(&m.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's --root-dir on the nodes")
-			m.flags(f, "what the objects' names begin with: a DNS label of at most 52 characters (default: the "+
+			m.flags(f, "prefix of the objects' names: a DNS label of at most 52 characters (default: the "+
 				"driver's name, with - for each dot; csi-snapshot without a driver)",
 				"service account of the Deployment (default: <name>-controller)")
 		},

@@ -33,11 +33,12 @@ func (r *Rights) flags(f *sidecar.Flags, name, account string) {
 	f.String(&r.Namespace, "namespace", "",
 		"namespace of the pods, of their service account, and of the leases unless --leader-election-namespace names "+
 			"another (default: that one, else default)")
-	f.Bool(&r.Secrets, "driver-secrets", false, "the driver's classes name secrets, which are read in every namespace")
-	f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes are not everywhere, so nodes are watched")
-	f.Bool(&r.Attach, "driver-attach", true, "the driver attaches volumes, so nothing is deleted that is attached")
-	f.Bool(&r.Snapshots, "driver-snapshots", true, "the driver takes snapshots, and makes volumes of them")
-	f.Bool(&r.Groups, "driver-groups", true, "the driver takes snapshots of groups")
+	f.Bool(&r.Secrets, "driver-secrets", false, "the driver's classes name secrets; these are read in every "+
+		"namespace")
+	f.Bool(&r.Topology, "driver-topology", true, "the driver's volumes have a topology, so nodes are watched")
+	f.Bool(&r.Attach, "driver-attach", true, "the driver attaches volumes, so attached volumes are not deleted")
+	f.Bool(&r.Snapshots, "driver-snapshots", true, "the driver makes snapshots, and volumes from snapshots")
+	f.Bool(&r.Groups, "driver-groups", true, "the driver makes group snapshots")
 }
 
 // RBACCommand prints the permissions that the selected controllers need with the given flags, and
@@ -47,7 +48,7 @@ func (c *Cluster) RBACCommand() sidecar.Subcommand {
 	return sidecar.Subcommand{
 		About: "print the rights that the controllers need with these flags, as kubectl apply takes them",
 		Flags: func(f *sidecar.Flags) {
-			r.flags(f, "what the objects' names begin with; two drivers must not have the same (default: "+
+			r.flags(f, "prefix of the objects' names; two drivers must have different prefixes (default: "+
 				"<namespace>-<service-account>)",
 				"service account that gets the rights (default: csi-sidecars)")
 		},

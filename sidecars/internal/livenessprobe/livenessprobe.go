@@ -36,11 +36,10 @@ func (*controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "probe-timeout", 3*time.Second, "how long the driver may take to answer one probe")
-	f.Var(&c.port, "health-port", "port, or `host:port`, where /healthz answers for the driver; 0 for none. It stays "+
-		"apart from --http-endpoint, whose"+
-		" /healthz answers for this process: neither container is to be killed for the other's fault. There, "+
-		"/healthz/livenessprobe says the same")
+	f.Duration(&c.timeout, "probe-timeout", 3*time.Second, "time limit of a probe of the driver")
+	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz for the driver; 0 for none. It is "+
+		"separate from --http-endpoint, whose /healthz is for this process: neither container should be "+
+		"killed for a failure of the other. /healthz/livenessprobe of --http-endpoint has the same answer")
 }
 
 func (c *controller) Validate() error {

@@ -42,18 +42,19 @@ type capacityFlags struct {
 func (c *capacityFlags) flags(f *sidecar.Flags) {
 	c.all = f
 	f.Bool(&c.on, "enable-capacity", false,
-		"publish how much room there is, as CSIStorageCapacity objects in $NAMESPACE")
+		"publish the available capacity, as CSIStorageCapacity objects in $NAMESPACE")
 	f.Bool(&c.immediate, "capacity-for-immediate-binding", false,
-		"publish it for classes with immediate binding, too; the scheduler does not need that")
-	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "how often the driver is asked how much room there is")
+		"publish capacity for classes with immediate binding, too; the scheduler does not need this")
+	f.Duration(&c.poll, "capacity-poll-interval", time.Minute, "interval of GetCapacity calls")
 	f.Int(&c.level, "capacity-ownerref-level", 1,
-		"who owns those objects, from the pod $POD_NAME on: -1 nobody, 0 the pod, 1 its StatefulSet or DaemonSet, 2 "+
-			"its Deployment")
-	f.Int(&c.threads, "capacity-threads", 1, "how many of those objects are worked on at once")
+		"owner of the CSIStorageCapacity objects, from the pod $POD_NAME upwards: -1 none, 0 the pod, 1 its "+
+			"StatefulSet or DaemonSet, 2 its Deployment")
+	f.Int(&c.threads, "capacity-threads", 1, "maximum number of CSIStorageCapacity objects that are "+
+		"processed at the same time")
 	f.Float(&c.limits.QPS, "kube-api-capacity-qps", 1,
-		"`requests` a second to the API server for those objects, on average")
+		"average `requests` per second for CSIStorageCapacity objects to the API server")
 	f.Int(&c.limits.Burst, "kube-api-capacity-burst", 5,
-		"`requests` to the API server for those objects that may come at once")
+		"maximum burst of `requests` for CSIStorageCapacity objects to the API server")
 }
 
 func (c *capacityFlags) validate() error {

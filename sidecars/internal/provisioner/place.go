@@ -34,13 +34,13 @@ type nodeFlags struct {
 func (n *nodeFlags) flags(f *sidecar.Flags) {
 	n.all = f
 	f.Bool(&n.on, "node-deployment", false,
-		"this is one of many, one on each node ($NODE_NAME), and makes volumes for its node only")
+		"a provisioner runs on each node ($NODE_NAME), and creates volumes for that node only")
 	f.Bool(&n.immediate, "node-deployment-immediate-binding", true,
-		"with node-deployment, also take claims that no node was selected for")
+		"with node-deployment, process claims without a selected node, too")
 	f.Duration(&n.base, "node-deployment-base-delay", 20*time.Second,
-		"with node-deployment, how long to wait before trying to own such a claim")
+		"with node-deployment, delay before the process tries to own such a claim")
 	f.Duration(&n.max, "node-deployment-max-delay", time.Minute,
-		"with node-deployment, how long to wait for that at most")
+		"with node-deployment, maximum delay before the process tries to own such a claim")
 }
 
 func (n *nodeFlags) validate(elected bool) error {

@@ -59,26 +59,29 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "timeout", 10*time.Second, "how long one call to the driver may take")
-	f.Int(&c.workers, "worker-threads", 100, "how many volumes are made, and how many are deleted, at once")
+	f.Duration(&c.timeout, "timeout", 10*time.Second, "time limit of a call to the driver")
+	f.Int(&c.workers, "worker-threads", 100, "maximum number of volumes that are created, and that are "+
+		"deleted, at the same time")
 	c.retry.Flags(f)
 	c.limits.Flags(f)
-	f.String(&c.prefix, "volume-name-prefix", "pvc", "what a volume's name begins with")
+	f.String(&c.prefix, "volume-name-prefix", "pvc", "prefix of volume names")
 	f.Int(&c.uuidLength, "volume-name-uuid-length", -1,
-		"`letters` of the claim's UID in a volume's name; -1 keeps them all")
-	f.Bool(&c.strictTopology, "strict-topology", false, "with late binding, offer the driver the selected node only")
+		"`length` of the claim's UID in a volume name; -1: the whole UID")
+	f.Bool(&c.strictTopology, "strict-topology", false, "with late binding, send the driver the topology of "+
+		"the selected node only")
 	f.Bool(&c.immediateTopology, "immediate-topology", true,
-		"with immediate binding, offer the driver all nodes; false makes no demands")
-	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of claim and volume")
-	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose class does not say one")
+		"with immediate binding, send the driver the topology of all nodes; false: none")
+	f.Bool(&c.metadata, "extra-create-metadata", false, "send the driver the names of claim and volume")
+	f.String(&c.defaultFSType, "default-fstype", "", "`filesystem` of volumes whose class names none")
 	f.Bool(&c.publishReadOnly, "controller-publish-readonly", false,
 		"mark volumes of read-only claims so that they are attached read-only")
 	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true,
-		"refuse a claim that would make a block device of a snapshot of files, or the reverse, without the "+
-			"annotation that allows it")
-	f.Int(&c.cloningThreads, "cloning-protection-threads", 1, "how many sources of clones are released at once")
+		"reject a claim that restores a snapshot of a filesystem as a block device, or the reverse, without "+
+			"the annotation that permits it")
+	f.Int(&c.cloningThreads, "cloning-protection-threads", 1, "maximum number of clone sources that are "+
+		"released at the same time")
 	f.Duration(&c.sweep, "snapshot-orphan-sweep-interval", 5*time.Minute,
-		"how often snapshots are freed of finalizers that nobody needs any more; 0 for never")
+		"interval at which unneeded finalizers are removed from snapshots; 0: never")
 	f.Bool(&c.pprof, "enable-pprof", false,
 		"serve Go's profiles at /debug/pprof/ on --http-endpoint, for the whole process")
 	c.capacity.flags(f)

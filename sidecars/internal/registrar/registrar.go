@@ -38,15 +38,15 @@ func (*controller) About() string { return "Registers the driver with the kubele
 
 func (c *controller) Flags(f *sidecar.Flags) {
 	f.String(&c.endpoint, "kubelet-registration-path", "",
-		"the driver's socket as the host sees it, such as /var/lib/kubelet/plugins/<driver>/csi.sock. Required")
+		"path of the driver's socket on the host, such as /var/lib/kubelet/plugins/<driver>/csi.sock. Required")
 	f.String(&c.registry, "plugin-registration-path", "/registration",
-		"where the kubelet's directory plugins_registry is mounted; C:\\registration is usual on Windows")
+		"path at which the kubelet's directory plugins_registry is mounted; usually C:\\registration on Windows")
 	f.Duration(&c.timeout, "timeout", time.Second,
-		"how long the driver may take to tell its name; it is asked until it does")
+		"time limit of a call for the driver's name; the call is repeated until it succeeds")
 	f.Duration(&c.deprecated, "connection-timeout", 0, "accepted for old manifests, without effect")
-	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz that fails when the registration socket is "+
-		"gone or does not answer; 0 for none."+
-		" /healthz/node-driver-registrar of --http-endpoint says the same")
+	f.Var(&c.port, "health-port", "port, or `host:port`, of a /healthz that fails when the registration "+
+		"socket is gone or does not answer; 0 for none. /healthz/node-driver-registrar of --http-endpoint "+
+		"has the same answer")
 	f.String(&c.mode, "mode", "", "with "+probeMode+", as old manifests have it in an exec probe, the process ends "+
 		"with success at once. Use /healthz/node-driver-registrar instead")
 }

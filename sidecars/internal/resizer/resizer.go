@@ -49,18 +49,20 @@ func (c *sidecarController) About() string {
 func (c *sidecarController) Flags(f *sidecar.Flags) {
 	c.flags = f
 	f.Duration(&c.timeout, "timeout", 10*time.Second,
-		"how long one call may take. If it is set, it wins over resize-timeout and modify-timeout")
-	f.Duration(&c.resizeTimeout, "resize-timeout", 10*time.Second, "how long one call that grows a volume may take")
-	f.Duration(&c.modifyTimeout, "modify-timeout", 10*time.Second, "how long one call that changes a volume may take")
-	f.Int(&c.workers, "workers", 10, "how many volumes are grown, and how many are changed, at once")
+		"time limit of a call. It overrides resize-timeout and modify-timeout")
+	f.Duration(&c.resizeTimeout, "resize-timeout", 10*time.Second, "time limit of a ControllerExpandVolume call")
+	f.Duration(&c.modifyTimeout, "modify-timeout", 10*time.Second, "time limit of a ControllerModifyVolume call")
+	f.Int(&c.workers, "workers", 10, "maximum number of volumes that are expanded, and that are changed, at "+
+		"the same time")
 	f.Old("workers", "worker-threads")
 	c.retry.Flags(f)
 	c.limits.Flags(f)
-	f.Duration(&c.resync, "resync-period", 10*time.Minute, "how often all objects are looked at again")
+	f.Duration(&c.resync, "resync-period", 10*time.Minute, "interval at which all objects are processed again")
 	f.Bool(&c.metadata, "extra-modify-metadata", false,
-		"tell the driver the names of claim and volume when one is changed")
+		"send the driver the names of claim and volume when a volume is changed")
 	f.Bool(&c.handleInUse, "handle-volume-inuse-error", true,
-		"watch pods, so that a volume which must be unused to grow is tried again when it is")
+		"watch pods, so that the expansion of a volume that must not be in use is repeated when the volume "+
+			"is no longer in use")
 }
 
 func (c *sidecarController) Validate() error {

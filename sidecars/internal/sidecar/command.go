@@ -83,21 +83,21 @@ type options struct {
 
 func (o *options) flags(f *Flags, byDefault string) {
 	f.String(&o.controllers, "controllers", byDefault,
-		"which controllers run: names with commas between them, `*` for all but those that must be named, -name for "+
-			"one less")
+		"controllers to run: a comma-separated list of names; `*` for all controllers that need not be "+
+			"named, -name to exclude a controller")
 	f.String(&o.csiAddress, "csi-address", "/run/csi/socket",
 		"the CSI driver's socket: a path, unix:///path or unix:path")
 	f.String(&o.httpEndpoint, "http-endpoint", "",
 		"`host:port` for metrics, /healthz, /healthz/<controller> and /readyz, for all controllers; none if empty")
-	f.String(&o.metricsAddress, "metrics-address", "", "what --http-endpoint was called before")
-	f.String(&o.metricsPath, "metrics-path", "/metrics", "where --http-endpoint has the metrics")
+	f.String(&o.metricsAddress, "metrics-address", "", "deprecated: the old name of --http-endpoint")
+	f.String(&o.metricsPath, "metrics-path", "/metrics", "path of the metrics at --http-endpoint")
 	f.Duration(&o.patience, "shutdown-timeout", 4*time.Second,
-		"how long controllers may finish what they do after SIGTERM; then leases are released and the process ends. "+
-			"Keep it below the pod's grace period")
+		"time for which controllers may complete their work after SIGTERM; then leases are released and the "+
+			"process ends. It must be shorter than the pod's grace period")
 	f.Int(&o.maxLog, "max-grpc-log-length", -1,
-		"`letters` of the driver's answers that are logged at level 5; -1 for all")
+		"maximum `length` of a driver's response in the log at level 5; -1: no limit")
 	f.Bool(&o.maxProcs, "automaxprocs", true,
-		"accepted as upstream's binaries have it, without effect: Go keeps to the container's CPU limit by itself")
+		"accepted for compatibility with upstream, without effect: Go respects the container's CPU limit")
 	f.Bool(&o.showVersion, "version", false, "print the version and exit")
 }
 

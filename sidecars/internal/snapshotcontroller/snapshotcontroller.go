@@ -42,16 +42,18 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Int(&c.workers, "worker-threads", 10, "how many objects of each kind are worked on at once")
+	f.Int(&c.workers, "worker-threads", 10, "maximum number of objects of each kind that are processed at "+
+		"the same time")
 	c.retry.Flags(f)
 	c.limits.Flags(f)
-	f.Duration(&c.resync, "resync-period", 15*time.Minute, "how often all objects are looked at again")
+	f.Duration(&c.resync, "resync-period", 15*time.Minute, "interval at which all objects are processed again")
 	f.Bool(&c.distributed, "enable-distributed-snapshotting", false,
-		"leave each snapshot to the snapshotter on the node that has the volume")
+		"assign each snapshot to the snapshotter on the node of its volume")
 	f.Bool(&c.keepMode, "prevent-volume-mode-conversion", true,
-		"refuse a claim that would make a block device of a snapshot of files, or the reverse, without the "+
-			"annotation that allows it")
-	f.Duration(&c.waitCRDs, "retry-crd-interval-max", 30*time.Second, "how long to wait for the CRDs at the start")
+		"reject a claim that restores a snapshot of a filesystem as a block device, or the reverse, without "+
+			"the annotation that permits it")
+	f.Duration(&c.waitCRDs, "retry-crd-interval-max", 30*time.Second, "maximum time to wait for the CRDs at "+
+		"the start")
 }
 
 func (c *controller) Validate() error {

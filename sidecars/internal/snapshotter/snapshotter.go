@@ -53,20 +53,21 @@ func (c *controller) About() string {
 }
 
 func (c *controller) Flags(f *sidecar.Flags) {
-	f.Duration(&c.timeout, "timeout", time.Minute, "how long one call to the driver may take")
-	f.Int(&c.workers, "worker-threads", 10, "how many snapshots, and how many groups, are worked on at once")
+	f.Duration(&c.timeout, "timeout", time.Minute, "time limit of a call to the driver")
+	f.Int(&c.workers, "worker-threads", 10, "maximum number of snapshots, and of groups, that are processed "+
+		"at the same time")
 	c.retry.Flags(f)
 	c.limits.Flags(f)
-	f.Duration(&c.resync, "resync-period", 15*time.Minute, "how often all objects are looked at again")
-	f.String(&c.prefix, "snapshot-name-prefix", "snapshot", "what a snapshot's name begins with")
+	f.Duration(&c.resync, "resync-period", 15*time.Minute, "interval at which all objects are processed again")
+	f.String(&c.prefix, "snapshot-name-prefix", "snapshot", "prefix of snapshot names")
 	f.Int(&c.uuidLength, "snapshot-name-uuid-length", -1,
-		"`letters` of the UID in a snapshot's name; -1 keeps them all")
-	f.String(&c.groupPrefix, "groupsnapshot-name-prefix", "groupsnapshot", "what a group snapshot's name begins with")
+		"`length` of the UID in a snapshot name; -1: the whole UID")
+	f.String(&c.groupPrefix, "groupsnapshot-name-prefix", "groupsnapshot", "prefix of group snapshot names")
 	f.Int(&c.groupLength, "groupsnapshot-name-uuid-length", -1,
-		"`letters` of the UID in a group snapshot's name; -1 keeps them all")
-	f.Bool(&c.metadata, "extra-create-metadata", false, "tell the driver the names of the objects a snapshot is for")
+		"`length` of the UID in a group snapshot name; -1: the whole UID")
+	f.Bool(&c.metadata, "extra-create-metadata", false, "send the driver the names of the objects of a snapshot")
 	f.Bool(&c.nodeDeployment, "node-deployment", false,
-		"this is one of many, one on each node ($NODE_NAME), and takes the snapshots of its node's volumes only")
+		"a snapshotter runs on each node ($NODE_NAME), and makes snapshots of that node's volumes only")
 }
 
 func (c *controller) Validate() error {
