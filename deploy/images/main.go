@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string) error {
 	m := maker{root: root}
 	flags := flag.NewFlagSet("images [flags] [image…]", flag.ContinueOnError)
 	tag := flags.String("version", "dev", "tag of the images, which the programs say too")
-	platforms := flags.String("platforms", "linux/amd64,linux/arm64,windows/amd64", "what to make images for")
+	platforms := flags.String("platforms", "linux/amd64,linux/arm64,windows/amd64", "platforms of the images")
 	flags.StringVar(&m.out, "out", filepath.Join(root, "bin", "images"), "directory for the images")
 	flags.StringVar(&m.windowsBase, "windows-base", "",
 		"image of a registry that Windows images are put on, with its digest: "+windowsBase+"@sha256:…")

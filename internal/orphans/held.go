@@ -50,8 +50,8 @@ func list(ctx context.Context, conn grpc.ClientConnInterface, o Options) (*held,
 		return nil, err
 	}
 	if !can[csi.ControllerServiceCapability_RPC_LIST_VOLUMES] {
-		return nil, errors.New("it cannot list volumes (LIST_VOLUMES): ask the controller's socket, or that of a node " +
-			"which serves its own storage")
+		return nil, errors.New("it cannot list volumes (LIST_VOLUMES): ask the controller's socket, or that of a " +
+			"node which serves its own storage")
 	}
 	volumes, err := pages(ctx, o, func(ctx context.Context, token string) ([]Orphan, string, error) {
 		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: o.Page, StartingToken: token},

@@ -76,7 +76,7 @@ func find(ctx context.Context, conn grpc.ClientConnInterface, objects io.Reader,
 	now func() time.Time) (Report, error) {
 	h, err := list(ctx, conn, o)
 	if err != nil {
-		return Report{}, fmt.Errorf("list what the driver holds: %w", err)
+		return Report{}, fmt.Errorf("list the driver's volumes and snapshots: %w", err)
 	}
 	if o.Listed != nil {
 		o.Listed(len(h.volumes), len(h.snapshots)+len(h.members()))
@@ -87,9 +87,9 @@ func find(ctx context.Context, conn grpc.ClientConnInterface, objects io.Reader,
 		return Report{}, err
 	}
 	if waited := now().Sub(listed); len(t.begin) > 0 && waited < o.Settle {
-		return Report{}, fmt.Errorf("%w: the objects came %s after the volumes were listed, and it must be %s at "+
-			"least: of what was being made then,"+
-			" the object may not have been written yet. Put a sleep before kubectl get", ErrNoConclusion,
+		return Report{}, fmt.Errorf("%w: the objects came %s after the list of volumes, and must come at least %s "+
+			"after it: the object of a volume that was being made may not exist yet. Put a sleep before "+
+			"kubectl get", ErrNoConclusion,
 			waited.Round(time.Millisecond), o.Settle)
 	}
 	if err := t.read(objects); err != nil {

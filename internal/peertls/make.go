@@ -146,8 +146,8 @@ func (ca *authority) provide(l leaf, o MakeOptions) (time.Time, []file, error) {
 	}
 	until, err := ca.checkKept(l, have)
 	if err != nil {
-		return until, nil, fmt.Errorf("%s is there and is not what is asked for, and is only replaced when it is "+
-			"renewed (--renew): %w", filepath.Join(l.dir, certFile), err)
+		return until, nil, fmt.Errorf("%s exists and differs from the request, and is only replaced with --renew: "+
+			"%w", filepath.Join(l.dir, certFile), err)
 	}
 	if now, err := readFile(bundle.path); err == nil && bytes.Equal(now, ca.bundle) {
 		return until, nil, nil

@@ -121,7 +121,8 @@ func checkUsage(c *x509.Certificate, usage x509.ExtKeyUsage) error {
 	if slices.Contains(c.ExtKeyUsage, usage) {
 		return nil
 	}
-	return fmt.Errorf("the certificate of %s is not for %s: its extended key usage is %s", describe(c), usageWord(usage),
+	return fmt.Errorf("the certificate of %s is not for %s: its extended key usage is %s", describe(c),
+		usageWord(usage),
 		usageWords(c))
 }
 

@@ -82,7 +82,7 @@ func (n *node) judge(ctx context.Context, err error, trailer metadata.MD) error 
 	case code == codes.Unimplemented:
 		return status.Errorf(codes.Unavailable, "the driver of node %s is too old for this call: %s", n, text)
 	}
-	return status.Errorf(codes.Unavailable, "node %s: what became of the call is not known: %s", n, text)
+	return status.Errorf(codes.Unavailable, "node %s: the outcome of the call is not known: %s", n, text)
 }
 
 // onward returns the context of a call to a node: with the deadline and the metadata of the call

@@ -179,7 +179,7 @@ func (f *Fake) checkSource(m Mount) error {
 			continue
 		}
 		if used, err := readFake(other); err == nil && used == id {
-			return fmt.Errorf("%w: %s has the UUID of what is mounted at %s", ErrFormat, m.Source, path)
+			return fmt.Errorf("%w: %s has the UUID of the filesystem that is mounted at %s", ErrFormat, m.Source, path)
 		}
 	}
 	return nil

@@ -315,7 +315,7 @@ func TestALockHasWhatIsSigned(t *testing.T) {
 		"it is another suite's": {func(f map[string][]byte) {
 			f["/debian/dists/bookworm/InRelease"] = f["/debian-security/dists/bookworm-security/InRelease"]
 		}, now, "is of"},
-		"the index is another one": {func(f map[string][]byte) { f["/debian/dists/bookworm/main/binary-amd64/Packages.xz"][7]++ }, now, "is not the one that is signed"},
+		"the index is another one": {func(f map[string][]byte) { f["/debian/dists/bookworm/main/binary-amd64/Packages.xz"][7]++ }, now, "differs from the signed index"},
 	} {
 		files := debianMirror(t, "1", sign)
 		tc.change(files)

@@ -200,7 +200,7 @@ func (p *picker) addLibrary(name string) error {
 			return p.add(path.Join(dir, name))
 		}
 	}
-	return fmt.Errorf("none of the packages has %s, which it needs: add the one that has it, and make images-lock",
+	return fmt.Errorf("no package has %s, which it needs: add the package that has it, and run make images-lock",
 		name)
 }
 
@@ -223,7 +223,8 @@ func (t *Tree) needs(content []byte) ([]string, error) {
 	}
 	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
 		if paths, err := f.DynString(tag); err != nil || len(paths) > 0 {
-			return nil, errors.Join(fmt.Errorf("it looks for libraries in %q, and here nobody does", paths), err)
+			return nil, errors.Join(fmt.Errorf("it looks for libraries in %q, which the image does not search",
+				paths), err)
 		}
 	}
 	needed, err := f.ImportedLibraries()

@@ -154,7 +154,7 @@ func verified(ctx context.Context, keyring string, signed []byte) ([]byte, error
 	cmd.Stderr = &complaint
 	text, err := cmd.Output()
 	if errors.Is(err, exec.ErrNotFound) {
-		return nil, errors.New("without gpgv nobody can say that it is Debian's: install the packages gpgv and " +
+		return nil, errors.New("gpgv is needed to verify Debian's signature: install the packages gpgv and " +
 			"debian-archive-keyring")
 	}
 	if err != nil {
@@ -175,7 +175,8 @@ func (s suite) index(ctx context.Context, mirror string, sums map[string]entry, 
 		return nil, err
 	}
 	if sum(content) != want.sum || int64(len(content)) != want.size {
-		return nil, fmt.Errorf("%s is not the one that is signed: the mirror is being updated, or lies", name)
+		return nil, fmt.Errorf("%s differs from the signed index: the mirror is being updated, or is not to be trusted",
+			name)
 	}
 	plain, err := xz.NewReader(bytes.NewReader(content))
 	if err != nil {

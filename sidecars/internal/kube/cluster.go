@@ -184,8 +184,8 @@ func (c *Cluster) full(ctx context.Context) bool {
 		c.server.Ready("reading objects: " + strings.Join(missing, ", "))
 		if time.Since(said) > stillWaiting {
 			said = time.Now()
-			klog.InfoS("Still reading objects, without which no controller runs. The lines above say why, if the API "+
-				"server refuses", "kinds", missing)
+			klog.InfoS("Still reading objects, without which no controller runs. The lines above have the reason, "+
+				"if the API server refuses", "kinds", missing)
 		}
 	}
 }

@@ -81,8 +81,8 @@ func (e *election) validate(on []sidecar.Controller) error {
 	}
 	if !e.on {
 		if e.mode == perController {
-			return errors.New("--leader-election-mode is set, but nobody is elected: add --leader-election, or take " +
-				"it away")
+			return errors.New("--leader-election-mode is set without --leader-election: add --leader-election, or " +
+				"remove it")
 		}
 		return nil
 	}

@@ -72,7 +72,7 @@ func TestNobodyReadsWhatSlimDrops(t *testing.T) {
 	}
 	for what := range harmless {
 		if !slices.ContainsFunc(found, func(f finding) bool { return f.what == what }) {
-			t.Errorf("harmless speaks of %q, which nobody does", what)
+			t.Errorf("harmless names %q, which no code does", what)
 		}
 	}
 }

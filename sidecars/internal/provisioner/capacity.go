@@ -76,8 +76,8 @@ func (c *capacityFlags) pod(getenv func(string) string) (namespace, name string,
 	case namespace == "":
 		err = errors.New("--enable-capacity needs the namespace for its objects in the environment: NAMESPACE")
 	case c.level >= 0 && name == "":
-		err = errors.New("--enable-capacity needs the pod's name in the environment, to find who owns its objects: " +
-			"POD_NAME (or --capacity-ownerref-level=-1)")
+		err = errors.New("--enable-capacity needs the pod's name in the environment, to find the owner of " +
+			"its objects: POD_NAME (or --capacity-ownerref-level=-1)")
 	}
 	return namespace, name, err
 }
@@ -147,7 +147,8 @@ func (c *controller) owner(own kube.Clients, namespace, pod string) (*metav1.Own
 	}
 	ref, err := owner.Lookup(own.Config, namespace, pod, schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, level)
 	if err != nil {
-		return nil, fmt.Errorf("--capacity-ownerref-level=%d: who owns the pod %s/%s: %w", level, namespace, pod, err)
+		return nil, fmt.Errorf("--capacity-ownerref-level=%d: find the owner of the pod %s/%s: %w", level,
+			namespace, pod, err)
 	}
 	return ref, nil
 }

@@ -78,7 +78,7 @@ func (c *controller) place(env *sidecar.Env, clients kube.Clients) (place, error
 		}
 		info, err := upstream.GetNodeInfo(env.Conn, c.timeout)
 		if err != nil {
-			return p, fmt.Errorf("what node this is: %w", err)
+			return p, fmt.Errorf("find the topology of this node: %w", err)
 		}
 		p.node = &upstream.NodeDeployment{NodeName: name, ClaimInformer: shared.Core().V1().PersistentVolumeClaims(),
 			ImmediateBinding: c.nodes.immediate, BaseDelay: c.nodes.base, MaxDelay: c.nodes.max, NodeInfo: info}

@@ -25,7 +25,7 @@ func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 3, "how often provisioning is timed, each way in turn; medians are printed")
 	flag.IntVar(&o.claims, "claims", 200, "how many claims are provisioned in a round")
-	flag.IntVar(&o.percent, "percent", 100, "how full the API server is, in `percent` of what the goals are for")
+	flag.IntVar(&o.percent, "percent", 100, "load of the API server, in `percent` of the load that the goals name")
 	flag.DurationVar(&o.idle, "idle", 40*time.Second, "how long after their start processes are looked at")
 	flag.DurationVar(&o.window, "window", 30*time.Second, "how long requests are counted")
 	flag.StringVar(&o.only, "only", "",

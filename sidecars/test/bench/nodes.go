@@ -87,7 +87,7 @@ func nodeStatus(i int) corev1.NodeStatus {
 		corev1.NodePIDPressure, corev1.NodeReady} {
 		s.Conditions = append(s.Conditions,
 			corev1.NodeCondition{Type: c, Status: "False", Reason: "KubeletHas" + string(c),
-				Message: "kubelet has what it needs: " + string(c), LastHeartbeatTime: metav1.Now(),
+				Message: "kubelet has enough: " + string(c), LastHeartbeatTime: metav1.Now(),
 				LastTransitionTime: metav1.Now()})
 	}
 	s.Conditions[3].Status = corev1.ConditionTrue
