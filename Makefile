@@ -1,57 +1,57 @@
-# Every target is one line. hack/go finds a Go that is new enough, or fetches one.
+# hack/go runs an installed Go that is new enough, or fetches one.
 GO ?= ./hack/go
 # go.work is for editors.
 export GOWORK = off
 RACE = $(shell command -v cc >/dev/null 2>&1 && echo -race)
-# Tests wait for disks as much as they compute: one package more than there are cores keeps those busy.
+# Tests often wait for disks: one more package than cores keeps the cores busy.
 PACKAGES = $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 2) + 1)
 PLATFORMS = linux/amd64 linux/arm64 windows/amd64 windows/arm64 darwin/amd64 darwin/arm64
 
-# Modules of their own, so that the product's go.mod stays small. Their tests run on Linux.
+# Separate modules keep the product's go.mod small. Their tests run on Linux.
 MODULES = test/cluster sidecars/test test/e2e deploy/images
-# Of Kubernetes' suite everything is compiled as its program is, or it would be compiled a second time, which takes minutes.
+# The flags of the suite's program, for all of its packages: with other flags Go would compile Kubernetes a second time, which takes minutes.
 SUITE = CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) -C test/e2e/tools/suite
-# Of these modules go.work has the kit, whose version in their go.mod is that of a release.
+# go.work gives these modules the kit of this tree; their go.mod names a release.
 EXAMPLES = ./examples/attached/... ./examples/minimal/...
-# What stands on client-go takes minutes to compile for a platform, so it is vetted for those it is meant for.
+# Packages that use client-go take minutes to compile, so they are vetted for their own platforms only.
 SIDECARS = $(GO) -C sidecars
 
 # golangci-lint runs the go command.
 GOLANGCI = PATH=$$($(CURDIR)/hack/go env GOROOT)/bin:$$PATH $$(CGO_ENABLED=0 $(CURDIR)/hack/go -C $(CURDIR)/tools/golangci-lint tool -n golangci-lint) run --allow-serial-runners --config=$(CURDIR)/.golangci.yml
 
-# gRPC's trace pages call methods by name, for which the linker would keep every method of every type: 30 MB of csi-sidecars.
+# gRPC's trace pages call methods by name: the linker would keep every method of every type, 30 MB of csi-sidecars.
 TAGS = grpcnotrace
 LDFLAGS = -s -w -X main.version=$(VERSION) -X github.com/causeway-csi/causeway/sidecars/internal/sidecar.version=$(VERSION)
 
-# Images: the tag, what they are for, and more flags, as --windows-base=… (docs/how-to/images.md).
+# Images: the tag, the platforms, and more flags, such as --windows-base=… (docs/how-to/images.md).
 VERSION = dev
 IMAGES = linux/amd64,linux/arm64,windows/amd64
 IMAGE_FLAGS =
-# More flags of test/e2e: another provider, one kind, several runs (docs/contributing/e2e.md).
+# More flags of test/e2e, such as another provider, one kind, several runs (docs/contributing/e2e.md).
 E2E =
 
 .PHONY: help demo cluster-demo test crash hostile test-vm test-sidecars test-images test-cluster e2e e2e-full build images images-lock bench bench-router bench-sidecars bench-cluster own-driver own-driver-cluster quickstart attached-cluster generate generate-flags generate-rbac generate-manifest chart conformance fuzz vet lint plots docs docs-serve
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1	\2/p' Makefile
-demo: ## build the driver and watch it create, mount, fill, share and delete a volume
+demo: ## build the driver, and create, mount, fill, share and delete volumes with it
 	@$(GO) run ./test/demo
-cluster-demo: ## start a Kubernetes cluster on this machine, install the driver, use it, and take all of it down; root, Debian
+cluster-demo: ## start a Kubernetes cluster on this machine, install the driver, use it, and remove all of it; root, Debian
 	@$(GO) -C test/cluster run ./demo
-test: ## run all tests, with the race detector where there is a C compiler
+test: ## run all tests, with the race detector if there is a C compiler
 	$(GO) test -p $(PACKAGES) $(RACE) ./...
 	$(SIDECARS) test -p $(PACKAGES) $(RACE) ./...
-crash: ## kill the driver at every point and cut the power at every point: all that make test does a part of
+crash: ## kill the driver and cut the power at every crash point; make test runs a part of these
 	CAUSEWAY_CRASH_ALL=1 $(GO) test -count=1 -timeout 30m ./test/crash
-hostile: ## do to the driver what tenants can do, and measure what others notice: make test does a short form
+hostile: ## run the attacks of tenants, and measure their effect on other volumes; make test runs a short form
 	@$(GO) run ./test/hostile
 test-vm: ## run the tests that need another kernel, such as one with project quotas, in a guest (Debian, amd64)
 	@$(GO) run ./test/vm
-test-sidecars: ## run csi-sidecars before a real API server, and apply the manifests to one, which is built once (10 minutes, cold)
+test-sidecars: ## run csi-sidecars with a real API server, and apply the manifests to it; builds the server once (10 minutes)
 	$(GO) -C test/cluster run ./build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kwok
 	set -e; $(GO) -C test/cluster test -count=1 -timeout 20m $$($(GO) -C test/cluster list ./... | grep -v -e /faults -e /local -e /chart/live); $(GO) -C sidecars/test test -timeout 20m ./...
-test-images: ## build the images for this machine and run what is in them; root, or an ordinary user's namespaces
+test-images: ## build the images for this machine and run their programs; root, or an ordinary user's namespaces
 	$(GO) -C deploy/images test -count=1 ./...
-test-cluster: ## break a real cluster on this machine in every way that the docs speak of, and upgrade the chart on one; root, Debian
+test-cluster: ## cause the documented failures on a cluster on this machine, and upgrade the chart on another; root, Debian
 	$(GO) -C test/cluster run ./build
 	$(GO) -C test/cluster test -count=1 -timeout 40m ./local ./faults ./chart/live
 e2e: ## run one spec of each of Kubernetes' storage suites, for directories and for images, in a cluster (E2E=--provider=kind): docs/contributing/e2e.md
@@ -59,42 +59,42 @@ e2e: ## run one spec of each of Kubernetes' storage suites, for directories and 
 	$(GO) -C test/e2e run . $(E2E)
 e2e-full: ## run all of Kubernetes' storage specs
 	$(GO) -C test/e2e run . --full $(E2E)
-conformance: ## run csi-sanity, our own tests and all of the storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR takes earlier results of the suite)
+conformance: ## run csi-sanity, all tests and the whole storage suite, and write docs/reference/conformance.md (CONFORMANCE=--storage=DIR uses earlier results of the suite)
 	@$(GO) -C test/e2e run ./conformance $(CONFORMANCE)
 build: ## build the driver and the sidecars into bin/ (VERSION=v1.2.3)
 	$(GO) build -trimpath -ldflags='$(LDFLAGS)' -tags $(TAGS) -o bin/ ./cmd/...
 	$(SIDECARS) build -trimpath -ldflags='$(LDFLAGS)' -tags $(TAGS) -o $(CURDIR)/bin/ ./cmd/...
-images: ## make the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
+images: ## build the images without Docker: bin/images/*.tar (VERSION=v1.2.3, IMAGES=linux/amd64)
 	@$(GO) -C deploy/images run . --version=$(VERSION) --platforms=$(IMAGES) $(IMAGE_FLAGS)
-images-lock: ## take the newest packages of Debian 12 for the images: deploy/images/debian.lock
+images-lock: ## select the newest packages of Debian 12 for the images: deploy/images/debian.lock
 	@$(GO) -C deploy/images run . --lock
-bench: ## measure the driver beside the old way: docs/reference/benchmarks.md
+bench: ## measure the driver beside its alternatives: docs/reference/benchmarks.md
 	@$(GO) run ./test/bench
-bench-router: ## measure what the router adds to a call, and what it costs before hundreds of nodes: docs/reference/benchmarks.md
+bench-router: ## measure the cost of the router for a call, and with hundreds of nodes: docs/reference/benchmarks.md
 	@$(GO) run ./test/bench-router
 bench-sidecars: ## measure csi-sidecars beside upstream's separate binaries: docs/reference/benchmarks.md
 	@$(GO) -C sidecars/test run ./bench
-bench-cluster: ## measure how long pods with claims take to be ready, beside pods without: docs/reference/benchmarks.md
+bench-cluster: ## measure the start of pods with claims, beside pods without claims: docs/reference/benchmarks.md
 	@$(GO) -C test/cluster run ./bench
 own-driver: ## run the commands of docs/tutorials/write-your-own-driver.md and docs/how-to/attached-disks.md outside of this tree
 	@./hack/follow-page --sanity docs/tutorials/write-your-own-driver.md
 	@./hack/follow-page --sanity docs/how-to/attached-disks.md
-own-driver-cluster: ## the same, with a pod on a cluster on this machine; root, Debian
+own-driver-cluster: ## own-driver, with a pod on a cluster on this machine; root, Debian
 	@./hack/follow-page --cluster --sanity docs/tutorials/write-your-own-driver.md
 	@./hack/follow-page --sanity docs/how-to/attached-disks.md
 quickstart: ## run the commands of docs/tutorials/quickstart.md outside of this tree; root, Debian
 	@./hack/follow-page --cluster docs/tutorials/quickstart.md
 attached-cluster: ## deploy examples/attached on a cluster on this machine, and move a pod with its data (ATTACHED=--suite); root, Debian
 	@./hack/attached-cluster $(ATTACHED)
-generate: ## make the Go files of internal/peer/peer.proto anew; needs protoc
+generate: ## generate the Go files of internal/peer/peer.proto; needs protoc
 	./hack/generate $(GO)
-generate-flags: ## make docs/reference/sidecar-flags.md anew
+generate-flags: ## generate docs/reference/sidecar-flags.md
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheFlagsPageIsTrue ./cmd/csi-sidecars
-generate-manifest: ## make the objects in docs/how-to/sidecars-manifests.md anew
+generate-manifest: ## generate the objects in docs/how-to/sidecars-manifests.md
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheManifestPageIsTrue ./cmd/csi-sidecars
-generate-rbac: ## make the chart's roles anew
+generate-rbac: ## generate the chart's roles
 	CAUSEWAY_GENERATE=1 $(SIDECARS) test -count=1 -run TestTheChartsRights ./cmd/csi-sidecars
-chart: ## render what is made of the chart anew: deploy/linux, deploy/windows, its README, the tests' files
+chart: ## render the files that come from the chart: deploy/linux, deploy/windows, its README, the tests' files
 	@$(GO) -C test/cluster run ./chart/render
 fuzz: ## run every fuzz target for a few seconds
 	./hack/fuzz $(GO)

@@ -1,4 +1,4 @@
-{{/* The name that all names begin with. */}}
+{{/* Prefix of all names. */}}
 {{- define "causeway.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
@@ -9,17 +9,17 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Where everything is that is in a namespace, as YAML has it. */}}
+{{/* Namespace of all namespaced objects, as YAML. */}}
 {{- define "causeway.namespace" -}}
 {{- include "causeway.namespaceName" . | toYaml -}}
 {{- end -}}
 
-{{/* The same as it is, to compare it and to look things up. */}}
+{{/* The same as plain text, for comparisons and lookups. */}}
 {{- define "causeway.namespaceName" -}}
 {{- .Values.namespace.name | default .Release.Namespace -}}
 {{- end -}}
 
-{{/* Labels of every object. No selector has them, so they may change. */}}
+{{/* Labels of every object. No selector uses them, so they may change. */}}
 {{- define "causeway.labels" -}}
 app.kubernetes.io/part-of: causeway
 app.kubernetes.io/instance: {{ toYaml .Release.Name }}
@@ -30,7 +30,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
-{{/* An image: (dict "root" $ "image" "driver"). A digest comes before a tag. */}}
+{{/* An image: (dict "root" $ "image" "driver"). A digest overrides a tag. */}}
 {{- define "causeway.image" -}}
 {{- $images := .root.Values.images -}}
 {{- $image := index $images .image -}}
@@ -42,7 +42,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* What a container says that needs no rights. */}}
+{{/* Security context of a container without privileges. */}}
 {{- define "causeway.unprivileged" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -52,26 +52,26 @@ capabilities: {drop: [ALL]}
 {{/* The pod's part of a Windows HostProcess pod: KEP-3636, and Kubernetes' rules for such pods. */}}
 {{- define "causeway.hostProcess" -}}
 os: {name: windows}
-hostNetwork: true   # which a HostProcess pod has to have
+hostNetwork: true   # required for HostProcess pods
 securityContext:
   windowsOptions:
     hostProcess: true
     runAsUserName: {{ .runAsUserName | quote }}
 {{- end -}}
 
-{{/* Environment for tracing, and whatever else is asked for. */}}
+{{/* Environment variables from the value env, for tracing for example. */}}
 {{- define "causeway.extraEnv" -}}
 {{- range $name, $value := .Values.env }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end -}}
 
-{{/* Whether the driver's disks are attached to nodes: then its controller is a backend of its own and no router. "true" or "". */}}
+{{/* Whether the driver's disks are attached to nodes: its controller then has a backend and no router. "true" or "". */}}
 {{- define "causeway.attached" -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.csiDriver.attachRequired -}}true{{- end -}}
 {{- end -}}
 
-{{/* The names of the secrets for the way between router and nodes. */}}
+{{/* Names of the secrets of router and nodes. */}}
 {{- define "causeway.routerSecret" -}}
 {{- .Values.hostpath.certificates.routerSecret | default (printf "%s-router-%s" (include "causeway.fullname" .) (include "causeway.secretSuffix" .)) -}}
 {{- end -}}
@@ -79,12 +79,12 @@ securityContext:
 {{- .Values.hostpath.certificates.nodesSecret | default (printf "%s-nodes-%s" (include "causeway.fullname" .) (include "causeway.secretSuffix" .)) -}}
 {{- end -}}
 
-{{/* Helm's own secrets have other names: it deletes them when another source is chosen, and may not meet what is somebody else's. */}}
+{{/* Generated secrets have names of their own: Helm deletes them when another source is selected, and must not delete the user's secrets. */}}
 {{- define "causeway.secretSuffix" -}}
 {{- eq .Values.hostpath.certificates.source "generate" | ternary "generated" "tls" -}}
 {{- end -}}
 
-{{/* A token for the API, as automountServiceAccountToken would put it into every container. */}}
+{{/* A token for the API. automountServiceAccountToken would put it into every container. */}}
 {{- define "causeway.apiAccess" -}}
 - name: api-access
   projected:
@@ -95,7 +95,7 @@ securityContext:
     - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 {{- end -}}
 
-{{/* Where a controller's pods may be: (dict "controller" … "name" …). */}}
+{{/* Placement of a controller's pods: (dict "controller" … "name" …). */}}
 {{- define "causeway.controllerPlacement" -}}
 {{- with .controller.priorityClassName }}
 priorityClassName: {{ toYaml . }}
@@ -104,14 +104,14 @@ nodeSelector: {{- merge (dict "kubernetes.io/os" "linux") .controller.nodeSelect
 tolerations:
 - {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
 - {key: CriticalAddonsOnly, operator: Exists}
-# Both may be on one node, as after the other was away: then nothing is made until others have been started elsewhere. They
-# keep nothing, so that needn't take the usual 5 minutes.
+# Both pods may be on one node, for example after the other node was away. If that node fails, volumes cannot be created until
+# other pods have started elsewhere. The pods have no state, so 30 s replace the usual 5 minutes.
 - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
 - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
 {{- with .controller.tolerations }}
 {{ toYaml . }}
 {{- end }}
-# Not a must, or a cluster of one node could never have both.
+# Not a requirement, or a cluster of one node could not run both pods.
 topologySpreadConstraints:
 - maxSkew: 1
   topologyKey: kubernetes.io/hostname
@@ -124,7 +124,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* The probes of a program of ours: (dict "port" "driver-http" "ready" true). */}}
+{{/* Probes of a container: (dict "port" "driver-http" "ready" true). */}}
 {{- define "causeway.probes" -}}
 livenessProbe:
   httpGet: {path: /healthz, port: {{ .port }}}
@@ -137,7 +137,7 @@ readinessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* A budget: (dict "root" $ "name" …). */}}
+{{/* A PodDisruptionBudget: (dict "root" $ "name" …). */}}
 {{- define "causeway.budget" -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -147,12 +147,12 @@ metadata:
   labels: {{- include "causeway.labels" .root | nindent 4 }}
 spec:
   maxUnavailable: 1
-  unhealthyPodEvictionPolicy: AlwaysAllow   # one that waits for its certificates must not keep a node from being drained
+  unhealthyPodEvictionPolicy: AlwaysAllow   # a pod that waits for its certificates must not prevent the drain of a node
   selector:
     matchLabels: {app.kubernetes.io/name: {{ .name }}}
 {{- end -}}
 
-{{/* An account that gives no token away: (dict "root" $ "name" …). */}}
+{{/* A service account whose token is not mounted automatically: (dict "root" $ "name" …). */}}
 {{- define "causeway.account" -}}
 apiVersion: v1
 kind: ServiceAccount
@@ -169,37 +169,37 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Refuses what no schema can: values that do not go together. */}}
-{{/* Whether hostpath.csiDriver has a trait: what the values say, or what hostpath has and a backend of one's own may not. "true" or "". */}}
+{{/* Whether hostpath.csiDriver has a trait: as the values say, else as hostpath has it, else not. "true" or "". */}}
 {{- define "causeway.trait" -}}
 {{- $said := index .root.Values.hostpath.csiDriver .name -}}
 {{- if kindIs "bool" $said -}}{{ if $said }}true{{ end }}{{- else if not .root.Values.hostpath.backendArgs -}}true{{- end -}}
 {{- end -}}
 
+{{/* Rejects combinations of values that a schema cannot reject. */}}
 {{- define "causeway.validate" -}}
-{{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* no kind is known without a cluster */}}
+{{- if and .Values.hostpath.enabled (.Capabilities.APIVersions.Has "storage.k8s.io/v1/CSIDriver") -}}{{/* without a cluster no kind is known */}}
 {{- range $name, $has := dict "snapshotClass" "snapshot.storage.k8s.io/v1/VolumeSnapshotClass" "groupSnapshotClass" "groupsnapshot.storage.k8s.io/v1/VolumeGroupSnapshotClass" -}}
 {{- if and (index $.Values.hostpath $name).create (not ($.Capabilities.APIVersions.Has $has)) -}}
-{{- fail (printf "hostpath.%s: the cluster does not serve %s. Make the CRDs first, as an installation without --skip-crds does, or set create to false (docs/how-to/install.md)" $name $has) -}}
+{{- fail (printf "hostpath.%s: the cluster does not serve %s. Create the CRDs first, as an installation without --skip-crds does, or set create to false (docs/how-to/install.md)" $name $has) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.namespace.create (eq (include "causeway.namespaceName" .) .Release.Namespace) -}}
-{{- fail "namespace.create: Helm needs the release's namespace before it can make any object. Set namespace.name to another namespace, or make this one yourself (charts/causeway/README.md)" -}}
+{{- fail "namespace.create: Helm needs the release's namespace before it can make any object. Set namespace.name to another namespace, or create this namespace yourself (charts/causeway/README.md)" -}}
 {{- end -}}
 {{- if not (regexMatch (ternary "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" "^[a-z]([a-z0-9-]*[a-z0-9])?$" (semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version)) (include "causeway.fullname" .)) -}}
-{{- fail (printf "the release's name begins all names, and a Service cannot be called %s: set fullnameOverride, or give the release another name" (include "causeway.fullname" .)) -}}
+{{- fail (printf "the release's name is the prefix of all names, and a Service cannot be called %s: set fullnameOverride, or use another release name" (include "causeway.fullname" .)) -}}
 {{- end -}}
 {{- range concat .Values.hostpath.extraArgs .Values.hostpath.backendArgs -}}
 {{- if and $.Values.hostpath.enabled (regexMatch "^--?peer-client(=|$)" .) (ne $.Values.hostpath.certificates.source "secrets") -}}
-{{- fail "hostpath.extraArgs: --peer-client goes with certificates.source: secrets. The certificates that the chart makes are for causeway-router" -}}
+{{- fail "hostpath.extraArgs: --peer-client requires certificates.source: secrets. The certificates of the chart are for causeway-router" -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.issuerRef (ne .Values.hostpath.certificates.source "cert-manager") -}}
-{{- fail "hostpath.certificates.issuerRef goes with source: cert-manager" -}}
+{{- fail "hostpath.certificates.issuerRef requires source: cert-manager" -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled (or (hasPrefix (printf "%s/" .Values.kubeletDir) (printf "%s/" .Values.hostpath.root)) (hasPrefix (printf "%s/" .Values.hostpath.root) (printf "%s/" .Values.kubeletDir))) -}}
-{{- fail "hostpath.root and kubeletDir: one is in the other" -}}
+{{- fail "hostpath.root and kubeletDir: one directory contains the other" -}}
 {{- end -}}
 {{- $defaults := list -}}
 {{- range $name, $class := .Values.hostpath.storageClasses -}}
@@ -208,38 +208,38 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled (gt (len $defaults) 1) -}}
-{{- fail (printf "hostpath.storageClasses: %s are all the default, which one class is" (join ", " $defaults)) -}}
+{{- fail (printf "hostpath.storageClasses: %s are the default: only one class may be the default" (join ", " $defaults)) -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled (eq .Values.hostpath.driverName .Values.smb.driverName) -}}
 {{- fail "hostpath.driverName and smb.driverName are the same: two drivers need two names" -}}
 {{- end -}}
 {{- include "causeway.validateAttached" . -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.certificates.nodesDirectory (ne .Values.hostpath.certificates.source "secrets") -}}
-{{- fail "hostpath.certificates.nodesDirectory goes with source: secrets. A directory on each node is filled by you" -}}
+{{- fail "hostpath.certificates.nodesDirectory requires source: secrets. You fill the directory on each node" -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled (eq (include "causeway.routerSecret" .) (include "causeway.nodesSecret" .)) -}}
-{{- fail "hostpath.certificates.routerSecret and nodesSecret are the same: each side has its own key, and not the other's" -}}
+{{- fail "hostpath.certificates.routerSecret and nodesSecret are the same: router and nodes must have different keys" -}}
 {{- end -}}
 {{- if and .Values.hostpath.enabled .Values.hostpath.windows.enabled .Values.hostpath.certificates.nodesDirectory -}}
-{{- fail "hostpath.certificates.nodesDirectory is a directory of Linux nodes: with Windows nodes all share a secret" -}}
+{{- fail "hostpath.certificates.nodesDirectory is a directory of Linux nodes: with Windows nodes all nodes share a secret" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.nodeEgress) (or (hasKey .Values.env "OTEL_EXPORTER_OTLP_ENDPOINT") (hasKey .Values.env "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")) -}}
-{{- fail "env has where traces go, and networkPolicy lets nothing out of the nodes: say networkPolicy.nodeEgress" -}}
+{{- fail "env has the destination of traces, and networkPolicy permits no traffic from the nodes: set networkPolicy.nodeEgress" -}}
 {{- end -}}
 {{- if and .Values.snapshotController.enabled (not .Values.hostpath.enabled) -}}
-{{- fail "snapshotController.enabled: it runs in hostpath's controller, which is off" -}}
+{{- fail "snapshotController.enabled: the snapshot controller runs in hostpath's controller, which is disabled" -}}
 {{- end -}}
 {{- if .Values.hostpath.enabled -}}
 {{- with lookup "apps/v1" "DaemonSet" (include "causeway.namespaceName" .) (printf "%s-node" (include "causeway.fullname" .)) -}}
 {{- $was := dig "metadata" "annotations" "causeway.dev/driver" $.Values.hostpath.driverName . -}}
 {{- if ne $was $.Values.hostpath.driverName -}}
-{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and cannot be called otherwise: uninstall it first, or make another release, with classes of other names" $was) -}}
+{{- fail (printf "hostpath.driverName: this release's driver is called %s, in volumes and paths, and cannot be called otherwise: uninstall it first, or install another release, with classes of other names" $was) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses values that do not go together with disks that are attached, or without them. */}}
+{{/* Rejects combinations of values with and without attached disks. */}}
 {{- define "causeway.validateAttached" -}}
 {{- $hostpath := .Values.hostpath -}}
 {{- if include "causeway.attached" . -}}
@@ -256,16 +256,16 @@ imagePullSecrets:
 {{- fail "hostpath.controller.privileged: one pod serves the storage of its node. Set hostpath.controller.replicas to 1" -}}
 {{- end -}}
 {{- if and $hostpath.controller.privileged (not $hostpath.controller.nodeSelector) -}}
-{{- fail "hostpath.controller.privileged: on another node the controller would find other storage. Set hostpath.controller.nodeSelector to labels of one node" -}}
+{{- fail "hostpath.controller.privileged: on another node the controller would have other storage. Set hostpath.controller.nodeSelector to labels of one node" -}}
 {{- end -}}
 {{- else if and $hostpath.enabled $hostpath.controller.privileged -}}
-{{- fail "hostpath.controller.privileged goes with hostpath.csiDriver.attachRequired: a router needs no storage" -}}
+{{- fail "hostpath.controller.privileged requires hostpath.csiDriver.attachRequired: a router needs no storage" -}}
 {{- else if and $hostpath.enabled (or $hostpath.controller.backendArgs $hostpath.controller.secretName) -}}
-{{- fail "hostpath.controller.backendArgs and secretName go with hostpath.csiDriver.attachRequired: a router has no backend" -}}
+{{- fail "hostpath.controller.backendArgs and secretName require hostpath.csiDriver.attachRequired: a router has no backend" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* The drivers' log, where it is not the default. */}}
+{{/* Log flags of a driver, if they differ from the defaults. */}}
 {{- define "causeway.logArgs" -}}
 {{- if ne .Values.log.format "text" }}
 - --log-format={{ .Values.log.format }}
@@ -297,7 +297,7 @@ imagePullSecrets:
 - --livenessprobe-health-port={{ .probe }}
 {{- end -}}
 
-{{/* Who may read metrics. */}}
+{{/* Sources that may read metrics. */}}
 {{- define "causeway.metricsIngress" -}}
 - from:
   {{- with .Values.networkPolicy.metricsFrom }}

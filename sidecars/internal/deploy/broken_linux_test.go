@@ -42,7 +42,7 @@ func TestTheRulesSee(t *testing.T) {
 			"subPath"},
 		{"another file", controller, "/forgotten/nodes", "/forgotten/node", "its key is there"},
 		{"no file", controller, "- --forgotten-nodes=/forgotten/nodes", "", "--forgotten-nodes"},
-		{"a node is forgotten", controller, "# a node's name on each line", "node-1", "a node is in it"},
+		{"a node is forgotten", controller, "# one node name per line", "node-1", "a node is in it"},
 
 		{"capacity without a pod's name", controller, "{name: POD_NAME,", "{name: POD,", "capacity: env"},
 		{"capacity of the ReplicaSet", controller, "ownerref-level=2", "ownerref-level=1", "capacity: owner"},
@@ -142,7 +142,7 @@ func TestTheRulesSee(t *testing.T) {
 			"no row for driver: allowPrivilegeEscalation"},
 		{"any system call", controller, "seccompProfile: {type: RuntimeDefault}", "",
 			"no row for csi-sidecars: no seccomp profile"},
-		{"a writable image", node, "privileged: true   # docs/how-to/install.md says for what\n          " +
+		{"a writable image", node, "privileged: true   # docs/how-to/install.md has the reasons\n          " +
 			"readOnlyRootFilesystem: true", "privileged: true", "no row for driver: a writable root filesystem"},
 		{"the node's disk", node, "hostPath: {path: /dev, type: Directory}", "hostPath: {path: /, type: Directory}",
 			"no row for driver: hostPath `/`"},

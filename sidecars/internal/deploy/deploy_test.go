@@ -215,7 +215,7 @@ func TestTheCheckSees(t *testing.T) {
 			"--enable-capacity\n\n" + comment + "--enable-magic\n", "--enable-magic: upstream has no such flag"},
 		{"another sidecar's flag", "csi-resizer", "--leader-election\n", "--leader-election\n\n" + comment + "--immediate-topology=false\n", "--immediate-topology: upstream has no such flag"},
 		{"a value of another kind", "csi-provisioner", "--timeout=60s", "--timeout=60", "--timeout=60 is no duration"},
-		{"no reason", "csi-resizer", "# There are two replicas.\n--leader-election", "\n--leader-election",
+		{"no reason", "csi-resizer", "# The Deployment has two replicas.\n--leader-election", "\n--leader-election",
 			"--leader-election has no reason"},
 		{"two flags on a line", "csi-resizer", "--leader-election", "--leader-election --v=5",
 			"neither a flag nor a comment"},

@@ -165,33 +165,33 @@ func TestWhatIsRefused(t *testing.T) {
 			"/hostpath/controller/timeout"},
 		"a test of nothing": {"tests: {size: 500m}", "/tests/size"},
 		"an issuer who is not asked": {"hostpath: {certificates: {issuerRef: {name: x}}}",
-			"issuerRef goes with source: cert-manager"},
+			"issuerRef requires source: cert-manager"},
 		"a mount option that is misspelled": {"hostpath: {storageClasses: {x: {kind: image, mountOptions: " +
 			"[noatim]}}}", "/hostpath/storageClasses/x"},
 		"a registry with a scheme": {"images: {registry: \"https://registry.example\"}",
 			"/images/registry"},
 		"a tag with a space":                {"images: {tag: \"dev \"}", "/images/tag"},
-		"a root in the kubelet's directory": {"hostpath: {root: /var/lib/kubelet/volumes}", "one is in the other"},
-		"a root around the kubelet's":       {"hostpath: {root: /var/lib}", "one is in the other"},
+		"a root in the kubelet's directory": {"hostpath: {root: /var/lib/kubelet/volumes}", "one directory contains the other"},
+		"a root around the kubelet's":       {"hostpath: {root: /var/lib}", "one directory contains the other"},
 		"two defaults": {"hostpath: {storageClasses: {x: {kind: image, default: true}, z: " +
-			"{kind: directory, default: true}}}", "x, z are all the default"},
+			"{kind: directory, default: true}}}", "x, z are the default"},
 		"a name that YAML takes for a number": {"hostpath: {driverName: \"1e3\"}", "/hostpath/driverName"},
 		"a gate without which it does not run": {"hostpath: {controller: {extraArgs: " +
 			"[\"--feature-gates=AnnotateFsResize=true,Topology=false\"]}}", "/hostpath/controller/extraArgs/0"},
 		"a client without its certificates": {"hostpath: {extraArgs: [--peer-client=mine]}",
-			"goes with certificates.source: secrets"},
+			"requires certificates.source: secrets"},
 		"a name that YAML takes for another": {"hostpath: {driverName: \"off\"}", "/hostpath/driverName"},
 		"a value that is taken away":         {"hostpath: {node: {resources: null}}", "missing property 'resources'"},
 		"half of the values taken away":      {"hostpath: null", "missing property 'hostpath'"},
 		"an issuer without a name": {"hostpath: {certificates: {source: cert-manager, issuerRef: {kind: " +
 			"ClusterIssuer}}}", "/hostpath/certificates/issuerRef"},
 		"one secret for both sides": {"hostpath: {certificates: {source: secrets, routerSecret: x, " +
-			"nodesSecret: x}}", "each side has its own key"},
+			"nodesSecret: x}}", "must have different keys"},
 		"a label that is the chart's": {"commonLabels: {app.kubernetes.io/part-of: x}",
 			"invalid propertyName 'app.kubernetes.io/part-of'"},
 		"a comma in a path": {"hostpath: {root: \"/mnt/a,b\"}", "/hostpath/root"},
 		"traces that cannot leave": {"{env: {OTEL_EXPORTER_OTLP_ENDPOINT: x}, networkPolicy: {enabled: " +
-			"true}}", "say networkPolicy.nodeEgress"},
+			"true}}", "set networkPolicy.nodeEgress"},
 		"a flag that is none": {"hostpath: {controller: {extraArgs: [strict-topology]}}",
 			"/hostpath/controller/extraArgs/0"},
 		"environment that is taken": {"env: {NODE_NAME: x}", "NODE_NAME"},
@@ -202,7 +202,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"two drivers of one name": {"hostpath: {driverName: smb.csi.causeway.dev}",
 			"two drivers need two names"},
 		"a directory that nobody fills": {"hostpath: {certificates: {nodesDirectory: /etc/certs}}",
-			"goes with source: secrets"},
+			"requires source: secrets"},
 		"disks of hostpath that are attached": {"hostpath: {csiDriver: {attachRequired: true}}",
 			"hostpath has no disks to attach"},
 		"attachRequired that is a word": {`hostpath: {backendArgs: [--a], csiDriver: {attachRequired: ""}}`,
@@ -220,7 +220,7 @@ func TestWhatIsRefused(t *testing.T) {
 			"Set hostpath.controller.nodeSelector"},
 		"a forgotten node without a router": {attachedWith("", ", forgottenNodes: [a]"), "only a router reads it"},
 		"a snapshot controller without a pod": {"{hostpath: {enabled: false}, snapshotController: {enabled: true}}",
-			"it runs in hostpath's controller, which is off"},
+			"hostpath's controller, which is disabled"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := renderWith(t, bin, tc.values); err == nil || !strings.Contains(err.Error(), tc.want) {

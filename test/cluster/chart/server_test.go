@@ -525,7 +525,7 @@ func changed(s *server) {
 		"--set=hostpath.forgottenNodes={node-17}"); err != nil {
 		s.Fatal(err)
 	}
-	if err := s.release("causeway", "install", "second", Directory(), "--skip-crds", "--set=hostpath.driverName=second.csi.example.com"); err == nil || !strings.Contains(err.Error(), "each driver needs classes of its own") {
+	if err := s.release("causeway", "install", "second", Directory(), "--skip-crds", "--set=hostpath.driverName=second.csi.example.com"); err == nil || !strings.Contains(err.Error(), "each driver needs its own classes") {
 		s.Errorf("a second driver with the classes of the first: %v", err)
 	}
 	s.kubectl("", "-n", "causeway", "patch", "configmap", "causeway-forgotten-nodes", "--field-manager=kubectl-edit",
