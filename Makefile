@@ -104,13 +104,14 @@ vet: ## go vet for every platform
 	set -e; for m in $(MODULES); do echo "vet $$m"; CGO_ENABLED=0 $(GO) -C $$m vet ./...; done
 	echo "vet the examples"; GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GO) vet $(EXAMPLES)
 	$(SUITE) vet ./...
-lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter over pages and comments (.vale.ini)
-	out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; exit 1; }
-	$(GOLANGCI) ./...
-	set -e; for m in sidecars $(MODULES) test/e2e/tools/suite; do (cd $$m && echo "lint $$m" && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...); done
-	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES)
-	$(GO) -C tools/plots run . -root ../.. -check
-	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*_test.go' ':!*.pb.go')
+lint: ## gofmt, golangci-lint (.golangci.yml), and the prose linter for pages and comments (.vale.ini)
+	@failed=; out=$$($$($(GO) env GOROOT)/bin/gofmt -l .); test -z "$$out" || { echo "gofmt: $$out"; failed=gofmt; }; \
+	$(GOLANGCI) ./... || failed="$$failed ."; \
+	for m in sidecars $(MODULES) test/e2e/tools/suite; do echo "lint $$m"; (cd $$m && CGO_ENABLED=0 GOFLAGS=-trimpath $(GOLANGCI) ./...) || failed="$$failed $$m"; done; \
+	GOWORK=$(CURDIR)/go.work CGO_ENABLED=0 $(GOLANGCI) $(EXAMPLES) || failed="$$failed examples"; \
+	$(GO) -C tools/plots run . -root ../.. -check || failed="$$failed plots"; \
+	$$($(GO) -C tools/vale tool -n vale) --config=.vale.ini $$(git ls-files '*.md' '*.go' ':!*_test.go' ':!*.pb.go') || failed="$$failed prose"; \
+	test -z "$$failed" || { echo "lint: findings in $$failed"; exit 1; }
 plots: ## draw the plots of the pages from the tables of the pages: docs/reference/plots
 	$(GO) -C tools/plots run . -root ../..
 docs: ## build the documentation site: bin/docs

@@ -33,6 +33,10 @@ type Kind struct {
 	// [backend.CreateOptions].
 	Parameters map[string]string
 
+	// Inline are the parameters of the volumes of a [backend.Inliner], which may permit fewer
+	// parameters for them. nil: Parameters.
+	Inline map[string]string
+
 	// Mutable are mutable parameters of a [backend.Modifier], each with two valid values that
 	// differ from its default. The test of a Modifier must set this field.
 	Mutable map[string][2]string
@@ -212,6 +216,14 @@ func (s *subject) request(name string) backend.CreateOptions {
 	}
 }
 
+// inline returns the parameters of the kind's inline volumes.
+func (s *subject) inline() map[string]string {
+	if s.kind.Inline != nil {
+		return s.kind.Inline
+	}
+	return s.kind.Parameters
+}
+
 // with returns the parameters of the kind and a further parameter.
 func (s *subject) with(key, value string) map[string]string {
 	p := map[string]string{key: value}
@@ -324,7 +336,7 @@ func restart(s *subject) {
 	inliner, ok := s.Backend.(backend.Inliner)
 	if ok {
 		if _, err := inliner.CreateInline(ctx, handle,
-			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.inline()}); err != nil {
 			s.Fatal(err)
 		}
 	}
@@ -652,7 +664,7 @@ func inline(s *subject) {
 	ctx := context.Background()
 	handle := "csi-" + strings.Repeat("0123456789abcdef", 4)
 	before := s.state()
-	o := backend.CreateOptions{Required: Size, Access: []backend.Access{{}}, Parameters: s.kind.Parameters}
+	o := backend.CreateOptions{Required: Size, Access: []backend.Access{{}}, Parameters: s.inline()}
 	v, err := b.CreateInline(ctx, handle, o)
 	if err != nil || !v.Inline {
 		s.Fatalf("CreateInline = %+v, %v", v, err)
@@ -689,11 +701,12 @@ func inline(s *subject) {
 	if after := s.state(); after != before {
 		s.Errorf("objects are %s, want %s as before", after, before)
 	}
-	o.Parameters = s.with("color", "blue")
+	o.Parameters = map[string]string{"color": "blue"}
+	maps.Copy(o.Parameters, s.inline())
 	if _, err := b.CreateInline(ctx, handle, o); !errors.Is(err, backend.ErrInvalid) {
 		s.Errorf("CreateInline with an unknown parameter = %v, want ErrInvalid", err)
 	}
-	o.Parameters = s.kind.Parameters
+	o.Parameters = s.inline()
 	for _, bad := range []string{
 		"", "..", "csi-", "csi-1", handle + "0", strings.ToUpper(handle),
 		"csi-" + strings.Repeat("/", 64), persistent.ID,

@@ -210,7 +210,7 @@ func copyRefused(c *copier) {
 	if b, ok := c.Backend.(backend.Inliner); ok {
 		handle := "csi-" + strings.Repeat("0", 64)
 		if _, err := b.CreateInline(context.Background(), handle,
-			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: c.kind.Parameters}); err != nil {
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: c.inline()}); err != nil {
 			c.Fatal(err)
 		}
 		c.refusedCopy(handle, c.request("copy"), backend.ErrNotFound)

@@ -216,7 +216,7 @@ func groupAllOrNothing(s *subject) {
 	if b, ok := s.Backend.(backend.Inliner); ok {
 		handle := "csi-" + strings.Repeat("0", 64)
 		if _, err := b.CreateInline(context.Background(), handle,
-			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.inline()}); err != nil {
 			g.Fatal(err)
 		}
 		bad = append(bad, handle)

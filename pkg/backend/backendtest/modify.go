@@ -172,7 +172,7 @@ func modifyRefused(s *subject) {
 		if b, ok := s.Backend.(backend.Inliner); ok {
 			handle := "csi-" + strings.Repeat("0", 64)
 			if _, err := b.CreateInline(ctx, handle,
-				backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+				backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.inline()}); err != nil {
 				m.Fatal(err)
 			}
 			unknown = append(unknown, handle)

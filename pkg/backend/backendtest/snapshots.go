@@ -292,7 +292,7 @@ func untrustedSnapshots(s *subject) {
 	if b, ok := s.Backend.(backend.Inliner); ok {
 		handle := "csi-" + strings.Repeat("0", 64)
 		if _, err := b.CreateInline(ctx, handle,
-			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.kind.Parameters}); err != nil {
+			backend.CreateOptions{Access: []backend.Access{{}}, Parameters: s.inline()}); err != nil {
 			sn.Fatal(err)
 		}
 		sn.refusedSnapshot(backend.SnapshotOptions{Name: "snap-2", Source: handle}, backend.ErrNotFound)

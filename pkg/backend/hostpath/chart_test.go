@@ -5,7 +5,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/causeway-csi/causeway/pkg/backend"
@@ -43,8 +45,30 @@ func (s *schema) at(t *testing.T, path ...string) *schema {
 	return s
 }
 
+// documented returns the parameters in a section of docs/reference/parameters.md.
+func documented(t *testing.T, section string) (keys []string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "reference", "parameters.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "\n## "+section+"\n")
+	text, _, _ := strings.Cut(rest, "\n## ")
+	table, _, _ := strings.Cut(text, "|\n\n") // the table of parameters comes first
+	for _, row := range parameterRow.FindAllStringSubmatch(table, -1) {
+		keys = append(keys, row[1])
+	}
+	if len(keys) == 0 {
+		t.Errorf("parameters.md has no parameters in the section %s", section)
+	}
+	return keys
+}
+
+var parameterRow = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|")
+
 // TestChartSchemaHasTheDriversParameters compares the parameters in the schema of the chart's
-// values with the parameters of the driver: all names, and each value of an enumeration.
+// values, and those in docs/reference/parameters.md, with the parameters of the driver: all names,
+// and in the schema each value of an enumeration.
 func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "charts", "causeway", "values.schema.json"))
 	if err != nil {
@@ -73,8 +97,8 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 		keys   []string
 		accept func(key, value string) error
 	}{
-		{"StorageClass", []string{"storageClasses", "*", "parameters"}, append([]string{consistencyKey}, mutable...),
-			class},
+		{"StorageClass", []string{"storageClasses", "*", "parameters"}, append(mutable,
+			slices.DeleteFunc(slices.Clone(fixedParameters), func(key string) bool { return key == kindKey })...), class},
 		{"VolumeAttributesClass", []string{"volumeAttributesClasses", "*"}, mutable, class},
 		{"VolumeSnapshotClass", []string{"snapshotClass", "parameters"}, []string{consistencyKey},
 			func(key, value string) error {
@@ -88,7 +112,15 @@ func TestChartSchemaHasTheDriversParameters(t *testing.T) {
 				want) {
 				t.Errorf("the chart has %q, want %q", got, want)
 			}
+			for _, key := range documented(t, c.name) {
+				if !slices.Contains(c.keys, key) && (key != kindKey || c.name != "StorageClass") {
+					t.Errorf("parameters.md has %s in the section %s, the driver has not", key, c.name)
+				}
+			}
 			for key, property := range found {
+				if !slices.Contains(documented(t, c.name), key) && (c.name != "StorageClass" || !slices.Contains(mutable, key)) {
+					t.Errorf("parameters.md has no %s in the section %s", key, c.name)
+				}
 				for _, value := range property.Enum {
 					if err := c.accept(key, value.(string)); err != nil {
 						t.Errorf("the chart accepts %s=%q, the driver does not: %v", key, value, err)

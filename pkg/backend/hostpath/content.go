@@ -19,6 +19,10 @@ type content struct {
 	Sector int    `json:"sector,omitempty"` // of an image, in bytes
 }
 
+// fixedParameters are the parameters of a StorageClass that cannot change. The parameters that can
+// change are knownSettings.
+var fixedParameters = []string{kindKey, consistencyKey}
+
 // planContent returns the content of a new volume. from is the content of its source, or nil.
 func planContent(o backend.CreateOptions, from *content) (content, error) {
 	c := content{Kind: directory}
@@ -29,7 +33,7 @@ func planContent(o backend.CreateOptions, from *content) (content, error) {
 		c.Kind = kind(value)
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
-		if _, ok := knownSettings[key]; !ok && key != kindKey && key != consistencyKey {
+		if _, ok := knownSettings[key]; !ok && !slices.Contains(fixedParameters, key) {
 			return c, fmt.Errorf("%w: unknown parameter %.64q", backend.ErrInvalid, key)
 		}
 	}

@@ -87,7 +87,8 @@ func (c changed) Freeze(ctx context.Context, tenant string, images []string, lim
 var kinds = map[string]backendtest.Kind{
 	"directory": {Mutable: map[string][2]string{labelKey: {"a", "b"}}},
 	"image": {
-		Parameters: map[string]string{kindKey: string(image)},
+		Parameters: map[string]string{kindKey: string(image), directIOKey: "false"},
+		Inline:     map[string]string{kindKey: string(image)},
 		Mutable:    map[string][2]string{labelKey: {"a", "b"}, readAheadKey: {"4096", "1048576"}},
 	},
 }

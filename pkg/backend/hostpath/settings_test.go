@@ -132,8 +132,10 @@ func TestInlineVolumesHaveNoSettings(t *testing.T) {
 	for key, value := range map[string]string{"enforce": "off", "direct-io": "false", "readahead": "1Gi", "label": "x",
 		"consistency": "none"} {
 		o := imageOptions("", map[string]string{key: value}, nil)
-		if v, err := b.CreateInline(context.Background(), handle, o); !errors.Is(err, backend.ErrInvalid) {
-			t.Errorf("%s: %+v, %v", key, v, err)
+		want := fmt.Sprintf("unknown attribute %q of an inline volume: must be size or kind", key)
+		if v, err := b.CreateInline(context.Background(), handle, o); !errors.Is(err, backend.ErrInvalid) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v, want %q", key, v, err, want)
 		}
 	}
 	if _, err := b.CreateInline(context.Background(), handle, imageOptions("", nil, nil)); err != nil {

@@ -38,8 +38,8 @@ func (b *Backend) CreateInline(ctx context.Context, handle string, o backend.Cre
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Parameters)) {
 		if key != kindKey {
-			return backend.Volume{}, fmt.Errorf("%w: unknown attribute %[2]q of an inline volume: must be size or "+
-				"%[1]s", backend.ErrInvalid, kindKey, key)
+			return backend.Volume{}, fmt.Errorf("%w: unknown attribute %.64q of an inline volume: must be size "+
+				"or %s", backend.ErrInvalid, key, kindKey)
 		}
 	}
 	return b.create(ctx, &volume{ID: volumeid.New(volumeid.Inline, b.cfg.Node, handle), Name: handle, Inline: true}, o)

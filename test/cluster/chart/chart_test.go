@@ -259,11 +259,14 @@ func TestThePagesValues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := regexp.MustCompile("(?s)```yaml\n(# values.yaml\n.*?)```").FindSubmatch(page)
-	if found == nil {
+	var values strings.Builder // a minimum, and examples
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(# values.yaml[^\n]*\n.*?)```").FindAllSubmatch(page, -1) {
+		values.Write(block[1])
+	}
+	if values.Len() == 0 {
 		t.Fatal("docs/how-to/install.md has no values")
 	}
-	objects, err := renderWith(t, programs(t), string(found[1]))
+	objects, err := renderWith(t, programs(t), values.String())
 	if err != nil {
 		t.Fatal(err)
 	}
