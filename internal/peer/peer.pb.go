@@ -4,8 +4,8 @@
 // 	protoc        v3.21.12
 // source: internal/peer/peer.proto
 
-// What the driver on a node offers its router beside CSI. Both may be of different releases: a field or a call is only
-// ever added, and what an older node answers with UNIMPLEMENTED, the router does without.
+// The calls of a router to the driver on a node beside CSI. The two can be of different releases: fields and calls are only
+// added, and the router works without a call that an older node answers with UNIMPLEMENTED.
 
 package peer
 
@@ -31,8 +31,8 @@ const (
 	SnapshotPartRequest_UNKNOWN SnapshotPartRequest_Step = 0
 	// Stop writes to the volumes. The other fields come with this one.
 	SnapshotPartRequest_BEGIN SnapshotPartRequest_Step = 1
-	// Cut the snapshots, let writes go on, and make what was cut durable. No writes are stopped for longer than the
-	// node allows: if that takes too long, the answer is an error.
+	// Copy the volumes at this moment, let writes continue, and make the copies durable. Writes are stopped for at most
+	// the node's own time limit: after it the response is an error.
 	SnapshotPartRequest_CUT SnapshotPartRequest_Step = 2
 	// Make the part.
 	SnapshotPartRequest_COMMIT SnapshotPartRequest_Step = 3
@@ -83,7 +83,7 @@ func (SnapshotPartRequest_Step) EnumDescriptor() ([]byte, []int) {
 
 type LocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name, capabilities and parameters. Secrets are for the node that makes the volume.
+	// Name, capabilities and parameters of the volume. Secrets are sent only to the node that creates the volume.
 	Create        *csi.CreateVolumeRequest `protobuf:"bytes,1,opt,name=create,proto3" json:"create,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -128,9 +128,9 @@ func (x *LocateRequest) GetCreate() *csi.CreateVolumeRequest {
 
 type LocateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// ID of the volume of that name; empty if there is none.
+	// ID of the volume of that name; empty if it does not exist.
 	VolumeId string `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	// What GetCapacity answers to the parameters and the capabilities of the request; not set if there is a volume.
+	// Response of GetCapacity for the parameters and capabilities of the request; not set if the volume exists.
 	Room          *csi.GetCapacityResponse `protobuf:"bytes,2,opt,name=room,proto3" json:"room,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -183,11 +183,11 @@ func (x *LocateResponse) GetRoom() *csi.GetCapacityResponse {
 type SnapshotPartRequest struct {
 	state protoimpl.MessageState   `protogen:"open.v1"`
 	Step  SnapshotPartRequest_Step `protobuf:"varint,1,opt,name=step,proto3,enum=causeway.peer.v1.SnapshotPartRequest_Step" json:"step,omitempty"`
-	// Its volumes are those of this node.
+	// The request with the volumes of this node only.
 	Group *csi.CreateVolumeGroupSnapshotRequest `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	// IDs of the group's volumes on all nodes, in ascending order.
 	VolumeIds []string `protobuf:"bytes,3,rep,name=volume_ids,json=volumeIds,proto3" json:"volume_ids,omitempty"`
-	// What all parts that are made together have in common, and no others.
+	// Identifier that is common to all parts that are made together, and to no others.
 	Cut           string `protobuf:"bytes,4,opt,name=cut,proto3" json:"cut,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -253,9 +253,9 @@ func (x *SnapshotPartRequest) GetCut() string {
 
 type SnapshotPartResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The step that is done. It is COMMIT where the part was there already.
+	// The completed step. COMMIT if the part existed already.
 	Done SnapshotPartRequest_Step `protobuf:"varint,1,opt,name=done,proto3,enum=causeway.peer.v1.SnapshotPartRequest_Step" json:"done,omitempty"`
-	// With COMMIT only.
+	// Set with COMMIT only.
 	Part          *Part `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -307,12 +307,12 @@ func (x *SnapshotPartResponse) GetPart() *Part {
 
 type Part struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// With the snapshots of this node.
+	// The group with the snapshots of this node.
 	Group *csi.VolumeGroupSnapshot `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// As in SnapshotPartRequest.
 	VolumeIds []string `protobuf:"bytes,2,rep,name=volume_ids,json=volumeIds,proto3" json:"volume_ids,omitempty"`
 	Cut       string   `protobuf:"bytes,3,opt,name=cut,proto3" json:"cut,omitempty"`
-	// Whether all parts of that cut are known to be there.
+	// Whether all parts of the cut are known to exist.
 	Settled       bool `protobuf:"varint,4,opt,name=settled,proto3" json:"settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
