@@ -22,7 +22,7 @@ import (
 	"github.com/causeway-csi/causeway/internal/helper"
 )
 
-// Kind is the way in which a Mount is made.
+// Kind is the kind of a Mount.
 type Kind string
 
 const (
@@ -33,7 +33,7 @@ const (
 	// Disk is a file as a block device, which is then found in the directory at the path, as
 	// DeviceName.
 	Disk Kind = "disk"
-	// Device is a block device that is mounted already, once more: the path is a file.
+	// Device is the node of a block device that is mounted already. The path is a file.
 	Device Kind = "device"
 	// BlockDevice is a block device of this machine, such as a disk that was attached to it. With
 	// an FSType, the filesystem on the device is mounted, and made first if the device is blank.
@@ -50,13 +50,12 @@ type Mount struct {
 	Kind      Kind
 	Source    string   // the absolute path of the directory, file or device
 	FSType    string   // of an Image: one of FSTypes; of a BlockDevice, too, or "" for the device itself
-	Sector    int      // of an Image or Disk: the logical block size in bytes, which a filesystem depends on
+	Sector    int      // of an Image or Disk: the logical block size in bytes, on which its filesystem depends
 	Options   []string // mount options, each of which passed CheckOptions; none for a Disk or Device
-	ReadOnly  bool     // enforced by the kernel, for any Options
-	Buffered  bool     // of an Image or Disk: its blocks go through this machine's page cache, once more
-	ReadAhead int      // of an Image or Disk: how far its device is read ahead, in bytes; 0 is the kernel's default
-	// of an Image or BlockDevice: the namespace of its claim, for fair shares; "" where it is not
-	// known
+	ReadOnly  bool     // enforced by the kernel, regardless of Options
+	Buffered  bool     // of an Image or Disk: its device uses the page cache of its file, too
+	ReadAhead int      // of an Image or Disk: the read-ahead of its device, in bytes; 0: the kernel's default
+	// of an Image or BlockDevice: the namespace of its claim, for fair shares; "" if it is unknown
 	Tenant string
 
 	// Serial identifies a BlockDevice: a serial number or another name from the storage that no
@@ -91,7 +90,7 @@ func (m Mount) BindFrom(path string) Mount {
 		again.Kind, again.Source = Device, filepath.Join(path, DeviceName)
 	}
 	for _, o := range m.Options {
-		if slices.Contains(directoryOptions, o) { // the others are the filesystem's, and hold for all of its mounts
+		if slices.Contains(directoryOptions, o) { // all others belong to the filesystem, and hold for all of its mounts
 			again.Options = append(again.Options, o)
 		}
 	}
@@ -125,16 +124,16 @@ type Check struct {
 
 // Helpers is a pool of helper processes.
 type Helpers struct {
-	Pool  string // its work
-	Busy  int    // helpers that are at work or hang
+	Pool  string // name
+	Busy  int    // helpers that work or hang
 	Limit int
 }
 
-// Usage is how full the filesystem behind a path is, as statfs(2) tells it. Where the filesystem
-// keeps a limit for the directory (a project quota), the numbers are those of the limit.
+// Usage is the usage of the filesystem at a path, as in statfs(2). If the filesystem has a limit for
+// the directory (a project quota), the numbers are those of the limit.
 type Usage struct {
 	TotalBytes, UsedBytes, AvailableBytes    int64
-	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 where the filesystem has no fixed number of inodes
+	TotalInodes, UsedInodes, AvailableInodes int64 // all 0 for a filesystem without a fixed number of inodes
 }
 
 // Errors that a Host returns wrapped, with the operation and its object.
@@ -177,16 +176,15 @@ type Mounter interface {
 	// their signatures were read, and hold zeroes. A device whose format by Mount was interrupted,
 	// and that was not used since, is formatted again. Every other device without the filesystem is
 	// ErrDevice, and stays unchanged. A device that is mounted elsewhere, or that another program
-	// has open exclusively, is ErrBusy.
+	// has opened exclusively, is ErrBusy.
 	//
 	// A read-only Mount of a BlockDevice never writes to the device. If its filesystem has a log to
 	// replay, the error is ErrDevice: the device must be mounted for writing first. If the Sequence
 	// of the device differs from m's, the error is ErrDevice, too.
 	Mount(ctx context.Context, m Mount, path string) error
 
-	// Unmount takes everything that is mounted at path away and leaves path itself. Unmount never
-	// detaches a healthy mount that is in use: that is ErrBusy. Nothing mounted, or no such path,
-	// is no error.
+	// Unmount removes all mounts at path, and leaves path itself. A healthy mount that is in use is
+	// ErrBusy: Unmount never detaches it. A path without a mount, or a missing path, is no error.
 	Unmount(ctx context.Context, path string) error
 
 	// Remove is Unmount, followed by the removal of path: an empty directory, or a file that a
@@ -195,10 +193,10 @@ type Mounter interface {
 	Remove(ctx context.Context, path string) error
 
 	// Mounted reports whether path shows m's source, mounted by m or by m.BindFrom. Options are not
-	// compared. No such path, or a dead mount, is false.
+	// compared. The result is false for a missing path and for a dead mount.
 	Mounted(ctx context.Context, m Mount, path string) (bool, error)
 
-	// Occupied reports whether anything that is alive is mounted at path.
+	// Occupied reports whether a mount that is not dead is at path.
 	Occupied(ctx context.Context, path string) (bool, error)
 
 	// OtherTargets returns the other paths, sorted, that were mounted below the directory from the
@@ -213,7 +211,7 @@ type Mounter interface {
 	// ErrDevice for a BlockDevice that is smaller than m.Size, or has another Sequence.
 	Grow(ctx context.Context, m Mount, path string) error
 
-	// Usage tells how full the filesystem at path is. Of a block device it tells the size only.
+	// Usage returns the usage of the filesystem at path. For a block device it returns the size only.
 	Usage(ctx context.Context, path string) (Usage, error)
 }
 
