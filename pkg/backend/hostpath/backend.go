@@ -149,13 +149,13 @@ func (b *Backend) part(id string) (*group, error) {
 // runOrJoin is jobs.RunOrJoin. Errors: ErrBusy, ErrExists, ErrUnavailable, those of run and of ctx.
 func (b *Backend) runOrJoin(ctx context.Context, id, description string, sources []string,
 	run func(ctx context.Context, job *jobs.Job) error) error {
-	return unblocked(b.jobs.RunOrJoin(ctx, id, description, sources, run))
+	return jobError(b.jobs.RunOrJoin(ctx, id, description, sources, run))
 }
 
 // exclusive is jobs.Exclusive. Errors: ErrInUse, ErrBusy.
 func (b *Backend) exclusive(ids ...string) (release func(), err error) {
 	release, err = b.jobs.Exclusive(ids...)
-	return release, unblocked(err)
+	return release, jobError(err)
 }
 
 // reserve reserves size bytes, or returns ErrExhausted.

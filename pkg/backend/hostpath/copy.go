@@ -122,7 +122,7 @@ func (c copying) image(ctx context.Context, incomplete *beneath.Dir) (got copied
 
 func (c copying) imageData(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	if c.live == "" {
-		return c.slowly(ctx, src, dst)
+		return c.readAndWrite(ctx, src, dst)
 	}
 	if c.store.reflinks() {
 		switch err := c.clonePointInTime(ctx, src, dst); {
@@ -133,13 +133,13 @@ func (c copying) imageData(ctx context.Context, src, dst *os.File) (copier.How, 
 		}
 	}
 	if c.accept == anyState {
-		return c.slowly(ctx, src, dst)
+		return c.readAndWrite(ctx, src, dst)
 	}
-	return c.unmounted(ctx, src, dst)
+	return c.copyUnmounted(ctx, src, dst)
 }
 
-// slowly copies an image by reading it, as the disk cannot share its blocks.
-func (c copying) slowly(ctx context.Context, src, dst *os.File) (copier.How, error) {
+// readAndWrite copies an image by reading it, as the disk cannot share its blocks.
+func (c copying) readAndWrite(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.traffic.pause()()
 	leave := func() {}
 	if !c.store.reflinks() {
@@ -255,14 +255,14 @@ func (c copying) explain(err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrPrecondition, err)
 }
 
-// unmounted copies an image without writers, and verifies that there were none.
-func (c copying) unmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
+// copyUnmounted copies an image without writers, and verifies that there were none.
+func (c copying) copyUnmounted(ctx context.Context, src, dst *os.File) (copier.How, error) {
 	defer c.jobs.Hold(c.live)()
 	before, err := c.quiet(src)
 	if err != nil {
 		return copier.Copied, err
 	}
-	how, err := c.slowly(ctx, src, dst)
+	how, err := c.readAndWrite(ctx, src, dst)
 	if err != nil {
 		return how, err
 	}
@@ -378,8 +378,8 @@ func (c copying) treeTo(ctx context.Context, dst *os.File) (got copied, err erro
 	return got, err
 }
 
-// took records the result of the copy.
-func (n *snapshot) took(got copied) {
+// setResult records the result of the copy.
+func (n *snapshot) setResult(got copied) {
 	n.Held, n.Cloned = got.held, n.Kind == image && got.how == copier.Cloned
 	n.Size = max(n.Size, got.size)
 }

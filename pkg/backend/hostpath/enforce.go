@@ -174,7 +174,7 @@ func (b *Backend) unenforced(s *root, v *volume) []backend.Condition {
 	_, mutable := v.Mutable[enforceKey]
 	switch {
 	case v.Enforced:
-		u, err := b.look(s, v)
+		u, err := b.quotaUsage(s, v)
 		if err == nil && u.Holds(v.Size) {
 			return nil
 		}
@@ -201,7 +201,7 @@ func (b *Backend) repairLimits(ctx context.Context, s *root) {
 			continue
 		}
 		b.panicked(guard.Do(func() error {
-			if u, err := b.look(s, v); err == nil && !u.Holds(v.Size) {
+			if u, err := b.quotaUsage(s, v); err == nil && !u.Holds(v.Size) {
 				b.repairLimit(s, v)
 			}
 			return nil
@@ -224,7 +224,8 @@ func (b *Backend) repairLimit(s *root, v *volume) {
 	}
 }
 
-func (b *Backend) look(s *root, v *volume) (quota.Usage, error) {
+// quotaUsage returns the usage of a directory, from the quotas of its filesystem.
+func (b *Backend) quotaUsage(s *root, v *volume) (quota.Usage, error) {
 	data, err := openMarked(s.Dir(), s.dataName(v), v)
 	if err != nil {
 		return quota.Usage{}, err
@@ -235,7 +236,7 @@ func (b *Backend) look(s *root, v *volume) (quota.Usage, error) {
 		if err := b.troubles.check(c); err != nil {
 			return quota.Usage{}, err
 		}
-		u, err := b.exec.look(data, *v.Mark)
+		u, err := b.exec.quotaUsage(data, *v.Mark)
 		return u, b.stalled(c, err)
 	}
 	return quota.Look(data, *v.Mark)
@@ -255,7 +256,7 @@ func (b *Backend) Usage(_ context.Context, id string) (u mounter.Usage, known bo
 	if !v.Enforced || v.Mark.Kind != quota.Subvolume {
 		return u, false, nil
 	}
-	q, err := b.look(s, v)
+	q, err := b.quotaUsage(s, v)
 	if errors.Is(err, quota.ErrNotEnforced) { // the volume's health reports the error
 		return u, false, nil
 	}

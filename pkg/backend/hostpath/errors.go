@@ -24,8 +24,8 @@ func found(err error) error {
 var conflicts = map[jobs.Reason]error{jobs.Busy: backend.ErrBusy, jobs.Differs: backend.ErrExists,
 	jobs.InUse: backend.ErrInUse}
 
-// unblocked gives an error of package jobs its class.
-func unblocked(err error) error {
+// jobError gives an error of package jobs its class.
+func jobError(err error) error {
 	c := (*jobs.Conflict)(nil)
 	switch {
 	case errors.As(err, &c):
@@ -78,8 +78,8 @@ func infeasible(err error) error {
 const obstructed = "the path of the data is obstructed: %w: move the data back to this path, or restore it from a " +
 	"backup"
 
-// misplaced converts ErrType, of an element in the path of data, to ErrPrecondition.
-func misplaced(err error) error {
+// wrongType converts ErrType, of an element in the path of data, to ErrPrecondition.
+func wrongType(err error) error {
 	if errors.Is(err, beneath.ErrType) {
 		return fmt.Errorf("%w: "+obstructed, backend.ErrPrecondition, err)
 	}
@@ -91,5 +91,5 @@ func missing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("the data to copy is missing: %w", err)
 	}
-	return misplaced(err)
+	return wrongType(err)
 }

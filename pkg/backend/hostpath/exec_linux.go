@@ -116,9 +116,9 @@ var quotaTask = helper.Task{Name: "quota", Errors: []error{quota.ErrNotEnforced}
 		return quota.Look(dirs[0], r.Mark)
 	}}
 
-// look returns the usage of a directory that is open as a path only. Errors: errNoProgress in
+// quotaUsage returns the usage of a directory that is open as a path only. Errors: errNoProgress in
 // *givenUp if the directory cannot be opened within seconds.
-func (e *executor) look(dir *os.File, mark quota.Mark) (u quota.Usage, err error) {
+func (e *executor) quotaUsage(dir *os.File, mark quota.Mark) (u quota.Usage, err error) {
 	err = e.quota(dir, quotaRequest{Mark: mark}, &u)
 	return u, err
 }

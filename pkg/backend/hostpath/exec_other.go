@@ -31,7 +31,7 @@ func (e *executor) pools() []mounter.Helpers { return nil }
 
 func (e *executor) open(context.Context, *os.File) error { return nil }
 
-func (e *executor) look(dir *os.File, mark quota.Mark) (quota.Usage, error) {
+func (e *executor) quotaUsage(dir *os.File, mark quota.Mark) (quota.Usage, error) {
 	return quota.Look(dir, mark)
 }
 

@@ -242,7 +242,7 @@ func (t *taking) record() error {
 			return err
 		}
 		n.Created = t.group.Created
-		n.took(copied{how: copier.Cloned, size: info.Size(), held: held})
+		n.setResult(copied{how: copier.Cloned, size: info.Size(), held: held})
 		if err := t.reserve(t.store, n.Held); err != nil {
 			return err
 		}

@@ -24,7 +24,7 @@ func (b *Backend) SnapshotPart(ctx context.Context, o backend.PartOptions) (back
 	g, err := b.makeGroup(o.GroupOptions, &group{ID: id, Name: o.Name, All: slices.Clone(o.All), Cut: o.Cut},
 		func(t *taking) error {
 			t.frozen, t.durable = o.Frozen, o.Durable
-			return unblocked(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
+			return jobError(b.jobs.Run(ctx, id, "volumes "+strings.Join(t.sources, ", "), t.sources, t.run))
 		})
 	if err != nil {
 		return backend.Part{}, err

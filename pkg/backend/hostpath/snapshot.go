@@ -87,7 +87,7 @@ func (b *Backend) takeSnapshot(ctx context.Context, s *root, n *snapshot, claim 
 			return err
 		}
 		n.Created = job.pointInTime.UTC()
-		n.took(got)
+		n.setResult(got)
 		b.catalog.Release(reserved)
 		reserved = 0
 		if err := b.reserve(s, n.Held); err != nil {
@@ -120,7 +120,7 @@ func (c copying) estimate(v *volume) (held int64) {
 			held, _ = copier.Held(src)
 		}
 	case v.Enforced:
-		u, _ := c.look(c.store, v)
+		u, _ := c.quotaUsage(c.store, v)
 		held = u.Used
 	}
 	return max(1, held)

@@ -60,7 +60,7 @@ func (b *Backend) create(ctx context.Context, v *volume, o backend.CreateOptions
 	case !errors.Is(err, backend.ErrNotFound):
 		return backend.Volume{}, err
 	}
-	if err := unblocked(b.jobs.Free(v.ID)); err != nil {
+	if err := jobError(b.jobs.Free(v.ID)); err != nil {
 		return backend.Volume{}, err
 	}
 	v.Created, v.namespace = timestamp(), o.Namespace
@@ -190,7 +190,7 @@ func (b *Backend) Mount(_ context.Context, id string, a backend.Access) (mounter
 		return m, err
 	}
 	if _, err := s.data(v); err != nil {
-		return mounter.Mount{}, fmt.Errorf("cannot mount the data of volume %s: %w", v.ID, misplaced(err))
+		return mounter.Mount{}, fmt.Errorf("cannot mount the data of volume %s: %w", v.ID, wrongType(err))
 	}
 	if v.Kind == image {
 		m.Tenant = s.namespaceOf(v)
