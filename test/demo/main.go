@@ -29,7 +29,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "\nThe demo failed:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("\nDone in %s. docs/explanation/how-it-works.md tells what happened.\n",
+	fmt.Printf("\nDone in %s. docs/explanation/how-it-works.md explains these calls.\n",
 		time.Since(start).Round(10*time.Millisecond))
 }
 

@@ -33,7 +33,7 @@ func main() {
 		stop()
 		os.Exit(1)
 	}
-	fmt.Printf("\nAll of it worked, in %d s.\n", int(time.Since(start).Seconds()))
+	fmt.Printf("\nAll steps succeeded, in %d s.\n", int(time.Since(start).Seconds()))
 }
 
 // name is the demo's cluster, which differs from that of a developer.
@@ -49,7 +49,7 @@ func run(ctx context.Context, keep bool) (err error) {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	say("A cluster: two Linux nodes on this machine, and a Windows node that is simulated")
+	say("A cluster: two Linux nodes on this machine, and a simulated Windows node")
 	if err := c.Up(ctx, provider.Options{Nodes: 2, Windows: 1, Keep: keep, Log: os.Stdout}); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func run(ctx context.Context, keep bool) (err error) {
 	if err != nil {
 		return err
 	}
-	say("The driver: its images, made from these sources, and its chart")
+	say("The driver: its images, built from these sources, and its chart")
 	if err := install.Driver(ctx, c, k, os.Stdout); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func run(ctx context.Context, keep bool) (err error) {
 
 // down ends the cluster, even if the demo was interrupted, and looks at the machine.
 func down(c *local.Cluster) error {
-	say("The end: everything is taken down")
+	say("The cluster is removed")
 	if err := c.End(context.Background()); err != nil {
 		return err
 	}

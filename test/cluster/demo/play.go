@@ -58,7 +58,7 @@ func (p play) driver() error {
 
 // volumes has two pods write to two kinds of volumes, on both nodes.
 func (p play) volumes() error {
-	say("Two pods, each with a directory and a disk image, made where the scheduler has put the pod")
+	say("Two pods, each with a directory and a disk image on the node that the scheduler chose")
 	if err := p.apply(objects); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (p play) volumes() error {
 
 // snapshot takes a snapshot of a volume in use, and restores it beside the volume.
 func (p play) snapshot() error {
-	say("A snapshot of the image of demo-0, which goes on writing, and a pod with a restore of it")
+	say("A snapshot of the image of demo-0 while the pod writes, and a pod with a restored volume")
 	if err := p.apply(snapshot); err != nil {
 		return err
 	}
@@ -118,13 +118,13 @@ func (p play) snapshot() error {
 	if len(nodes) != 2 || nodes[0] != nodes[1] {
 		return fmt.Errorf("the restore and its source are on %q: the snapshot is on one node", nodes)
 	}
-	fmt.Printf("The pod with the restore was sent to %s, where the snapshot is.\n", nodes[0])
+	fmt.Printf("The scheduler placed the pod with the restored volume on %s, the node of the snapshot.\n", nodes[0])
 	return nil
 }
 
 // expansion doubles a volume while a pod uses it.
 func (p play) expansion() error {
-	say("The image of demo-1 gets twice as large, while the pod uses it")
+	say("The image of demo-1 grows to twice its size while the pod uses it")
 	before, err := p.blocks("demo-1")
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (p play) replaced() error {
 
 // gone deletes all objects, and verifies that the nodes' disks are empty.
 func (p play) gone() error {
-	say("Everything is deleted, and so is what was on the nodes' disks")
+	say("Everything is deleted, also the data on the nodes' disks")
 	steps := [][]string{
 		{"delete", "pod/restored", "service/demo", "statefulset/demo", "--timeout=60s"},
 		{"wait", "--for=delete", "pod", "-l", "app=demo", "--timeout=60s"},
