@@ -263,6 +263,9 @@ func (q *inquiry) failed(id string, err error) {
 		if slices.ContainsFunc(q.targets[id], target.deleting) {
 			return // as expected
 		}
+		if !slices.ContainsFunc(q.targets[id], target.provisioned) {
+			return // the volume of an administrator, which only nodes know
+		}
 		reason, words = reasonNotFound, "to the CSI driver there is no such volume: it was deleted outside of "+
 			"Kubernetes, or the PV's volumeHandle is wrong: "
 	default:

@@ -211,6 +211,26 @@ func TestAVolumeThatIsBeingDeletedMayBeGone(t *testing.T) {
 	h.wants("status", h.health("claim-a"))
 }
 
+// The controller of a driver need not know the volume of a PV that an administrator wrote.
+func TestAStaticVolumeNeedNotBeKnown(t *testing.T) {
+	objects := bound("a")
+	objects[0].(*v1.PersistentVolume).Annotations = nil
+	d := behind(status.Error(codes.NotFound, "no volume"))
+	h := start(t, newAPI(true, objects...), d)
+	for range 4 {
+		h.look()
+	}
+	h.wants("status", h.health("claim-a"))
+	if _, gets := d.calls(); gets == 0 {
+		t.Error("the monitor did not query the volume")
+	}
+	d.set(func(d *fakeDriver) { d.errs["vol-a"] = status.Error(codes.Unavailable, "its server is away") })
+	h.look()
+	h.look()
+	h.wants("status", h.health("claim-a"), "Inaccessible(NoAnswer) the CSI driver works, but has no "+
+		"answer for this volume, as if its node or storage were away: its server is away")
+}
+
 func TestAnAnswerForAnotherVolumeIsNoAnswer(t *testing.T) {
 	for name, instead := range map[string]*csi.ControllerGetVolumeHealthResponse{
 		"nothing":           {},

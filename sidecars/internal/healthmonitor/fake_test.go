@@ -445,7 +445,8 @@ func bound(n string) []runtime.Object {
 		Spec: v1.PersistentVolumeClaimSpec{VolumeName: "pv-" + n},
 	}
 	volume := &v1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + n, ResourceVersion: "1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + n, ResourceVersion: "1",
+			Annotations: map[string]string{provisionedBy: driverName}},
 		Spec: v1.PersistentVolumeSpec{
 			PersistentVolumeSource: v1.PersistentVolumeSource{CSI: &v1.CSIPersistentVolumeSource{Driver: driverName,
 				VolumeHandle: "vol-" + n}},

@@ -157,6 +157,13 @@ func (t target) deleting() bool {
 	return t.volume.DeletionTimestamp != nil || t.claim.DeletionTimestamp != nil
 }
 
+// provisioned reports whether a provisioner created the PV. A driver need not know the volume of a
+// PV that an administrator wrote (static provisioning).
+func (t target) provisioned() bool { return t.volume.Annotations[provisionedBy] != "" }
+
+// provisionedBy is the annotation that external-provisioner gives to the PVs that it creates.
+const provisionedBy = "pv.kubernetes.io/provisioned-by"
+
 // targets returns the bound volumes of the driver by volume ID: several PVs may share an ID.
 func (m *Monitor) targets() (map[string][]target, error) {
 	volumes, err := m.volumes.List(labels.Everything())
