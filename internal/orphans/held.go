@@ -17,7 +17,7 @@ import (
 // maxMessage is the largest size of a response, in bytes. A page has up to 4 MiB of node IDs alone.
 const maxMessage = 64 << 20
 
-// held has the objects of the driver. All have IDs of package volumeid.
+// held has the objects of the driver. All have IDs of package volumeid, perhaps with an address.
 type held struct {
 	volumes, snapshots []Orphan // sorted by ID, without members of group snapshots
 	groups             []*group
@@ -31,7 +31,13 @@ type group struct {
 
 // named reports whether the group or a member is named.
 func (g *group) named(ids map[string]bool) bool {
-	return ids[g.id] || slices.ContainsFunc(g.snapshots, func(s Orphan) bool { return ids[s.ID] })
+	return ids[key(g.id)] || slices.ContainsFunc(g.snapshots, func(s Orphan) bool { return ids[key(s.ID)] })
+}
+
+// key returns the part of an ID that identifies its object, which a Finder finds in text.
+func key(id string) string {
+	id, _, _ = volumeid.Cut(id)
+	return id
 }
 
 // members returns the snapshots of all groups.
@@ -133,7 +139,7 @@ func sorted(volumes, snapshots map[string]Orphan) (*held, error) {
 	h, groups := &held{}, map[string]*group{}
 	byID := func(a, b Orphan) int { return cmp.Compare(a.ID, b.ID) }
 	for _, v := range slices.SortedFunc(maps.Values(volumes), byID) {
-		switch id, err := volumeid.Parse(v.ID); {
+		switch id, err := volumeid.Parse(key(v.ID)); {
 		case err != nil:
 			return nil, fmt.Errorf("volume %.128q: %w", v.ID, err)
 		case id.Kind == volumeid.Inline: // an inline volume has no object of its own
@@ -142,14 +148,14 @@ func sorted(volumes, snapshots map[string]Orphan) (*held, error) {
 		}
 	}
 	for _, s := range slices.SortedFunc(maps.Values(snapshots), byID) {
-		if _, err := volumeid.Parse(s.ID); err != nil {
+		if _, err := volumeid.Parse(key(s.ID)); err != nil {
 			return nil, fmt.Errorf("snapshot %.128q: %w", s.ID, err)
 		}
 		if s.Group == "" {
 			h.snapshots = append(h.snapshots, s)
 			continue
 		}
-		if _, err := volumeid.Parse(s.Group); err != nil {
+		if _, err := volumeid.Parse(key(s.Group)); err != nil {
 			return nil, fmt.Errorf("snapshot %s is in group %.128q: %w", s.ID, s.Group, err)
 		}
 		if groups[s.Group] == nil {

@@ -113,10 +113,10 @@ func judge(h *held, t *text, o Options) (r Report, err error) {
 	}
 	var volumes, snapshots, members []Orphan
 	for _, v := range h.volumes {
-		volumes = r.Volumes.add(volumes, t.ids[v.ID], v)
+		volumes = r.Volumes.add(volumes, t.ids[key(v.ID)], v)
 	}
 	for _, s := range h.snapshots {
-		snapshots = r.Snapshots.add(snapshots, t.ids[s.ID], s)
+		snapshots = r.Snapshots.add(snapshots, t.ids[key(s.ID)], s)
 	}
 	for _, g := range h.groups {
 		named := g.named(t.ids)

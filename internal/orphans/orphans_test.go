@@ -16,6 +16,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/causeway-csi/causeway/pkg/volumeid"
 )
@@ -283,6 +284,21 @@ func TestAnInlineVolumeIsNeverAnOrphan(t *testing.T) {
 	r, err := Find(context.Background(), l.serve(t), strings.NewReader(listOf(all()...)+mark), Options{})
 	if got := summary(r); err != nil || got != "3/3/0 2/2/0 3/3/0" {
 		t.Errorf("%s, %v", got, err)
+	}
+}
+
+// The ID of central storage ends with the address of the volume, which a PV may spell in another way.
+func TestAnIDWithAnAddress(t *testing.T) {
+	l := full()
+	w1, w2 := volumeid.New(volumeid.Volume, "//server/share", "1"), volumeid.New(volumeid.Volume, "//server/share", "2")
+	c1 := volumeid.New(volumeid.Snapshot, "//server/share", "1")
+	l.volumes = append(l.volumes, &csi.Volume{VolumeId: w1 + "@server/share"}, &csi.Volume{VolumeId: w2 + "@server/share/base"})
+	l.snapshots = append(l.snapshots, &csi.Snapshot{SnapshotId: c1 + "@server/share", CreationTime: timestamppb.New(when)})
+	named := append(all(), pv(w1+"@SERVER/share"))
+	r, err := Find(context.Background(), l.serve(t), strings.NewReader(listOf(named...)+mark), Options{})
+	if got := summary(r); err != nil || got != "5/4/1 3/2/1 3/3/0 a s" || len(r.Orphans) != 2 ||
+		r.Orphans[0].ID != w2+"@server/share/base" || r.Orphans[1].ID != c1+"@server/share" {
+		t.Errorf("%s, %v: %+v", got, err, r.Orphans)
 	}
 }
 

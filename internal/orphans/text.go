@@ -34,15 +34,15 @@ type text struct {
 func newText(h *held) *text {
 	t := &text{ids: map[string]bool{}, kinds: map[string]int{}}
 	for _, v := range h.volumes {
-		t.ids[v.ID] = false
+		t.ids[key(v.ID)] = false
 	}
 	for _, s := range h.snapshots {
-		t.ids[s.ID] = false
+		t.ids[key(s.ID)] = false
 	}
 	for _, g := range h.groups {
-		t.ids[g.id] = false
+		t.ids[key(g.id)] = false
 		for _, s := range g.snapshots {
-			t.ids[s.ID] = false
+			t.ids[key(s.ID)] = false
 		}
 	}
 	t.finder.Found = func(id []byte) {

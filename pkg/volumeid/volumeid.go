@@ -85,6 +85,11 @@ func Parse(s string) (ID, error) {
 	return id, nil
 }
 
+// Cut splits an ID of central storage into the ID that New returned and the address after the first
+// @. found reports whether s has an address. An address tells a backend where the volume is, and
+// does not distinguish volumes.
+func Cut(s string) (id, address string, found bool) { return strings.Cut(s, "@") }
+
 // isDigit reports whether an ID can have the character c.
 func isDigit(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'v' }
 
