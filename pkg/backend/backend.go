@@ -41,6 +41,14 @@ var (
 	// ErrInvalid: this backend never accepts the argument, in any state. INVALID_ARGUMENT.
 	ErrInvalid = errors.New("invalid argument")
 
+	// ErrUnauthenticated: the storage rejects the credentials of the request, or those that the
+	// driver has for it. UNAUTHENTICATED.
+	ErrUnauthenticated = errors.New("credentials rejected")
+
+	// ErrDenied: the storage accepts the credentials, but they do not permit the operation.
+	// PERMISSION_DENIED.
+	ErrDenied = errors.New("permission denied")
+
 	// ErrInUse: the object is in use. It cannot be deleted, or the volume cannot be attached to
 	// another node. FAILED_PRECONDITION.
 	ErrInUse = errors.New("in use")
@@ -87,8 +95,9 @@ type Backend interface {
 	Delete(ctx context.Context, id string, secrets map[string]string) error
 
 	// Mount returns the source, the options and the kind of the mount that gives a the volume. It
-	// changes nothing. The driver calls it before each stage and publish, and to find out whether
-	// the volume supports a. Errors: [ErrNotFound]; [ErrInvalid] if the volume does not support a,
+	// changes nothing. The driver calls it before each stage and before the publish of an inline
+	// volume, and to find out whether the volume supports a. The driver remembers the result for a
+	// staged volume, so that later calls need no answer of the storage. Errors: [ErrNotFound]; [ErrInvalid] if the volume does not support a,
 	// or if a.Context or a.PublishContext is not that of this volume. CSI spec v1.13,
 	// NodeStageVolume, NodePublishVolume and ValidateVolumeCapabilities.
 	Mount(ctx context.Context, id string, a Access) (mounter.Mount, error)
@@ -121,6 +130,19 @@ type CreateOptions struct {
 	// Namespace is the namespace of the claim or the pod, or "" if it is unknown. It distinguishes
 	// tenants for fair shares of a limited resource and has no other effect.
 	Namespace string
+
+	// Claim names the objects of Kubernetes for which the volume is created. A name is "" if it is
+	// unknown. A name must have no effect on whether a repeated Create fits the existing volume: a
+	// claim that is restored from a backup can have another name. Empty for an inline volume.
+	Claim Claim
+}
+
+// Claim names a PersistentVolumeClaim and its PersistentVolume. The provisioner sends the names with
+// --extra-create-metadata. Each consists of DNS labels (RFC 1123), as the API server verifies.
+type Claim struct {
+	Namespace string // namespace of the claim
+	Name      string // name of the claim
+	Volume    string // name of the PersistentVolume
 }
 
 // Access is a use of a volume: its volume capability and the maps of the request.

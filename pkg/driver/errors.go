@@ -42,6 +42,8 @@ var statusCodes = []struct {
 	{backend.ErrInvalid, codes.InvalidArgument},
 	{mounter.ErrPath, codes.InvalidArgument},
 	{mounter.ErrOption, codes.InvalidArgument},
+	{backend.ErrUnauthenticated, codes.Unauthenticated},
+	{backend.ErrDenied, codes.PermissionDenied},
 	{backend.ErrInUse, codes.FailedPrecondition},
 	{backend.ErrPrecondition, codes.FailedPrecondition},
 	{errPrecondition, codes.FailedPrecondition},

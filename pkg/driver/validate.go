@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -51,12 +52,14 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
-// Reserved keys that hold the namespace of a claim, a snapshot, a group snapshot or a pod. The
-// sidecars send the first three with --extra-create-metadata, the kubelet sends the last with
-// podInfoOnMount. Each key is read from its own call only: the author of a pod can write any other
+// Reserved keys that hold the names of a claim, and the namespace of a snapshot, a group snapshot or
+// a pod. The sidecars send all but the last with --extra-create-metadata, the kubelet sends the last
+// with podInfoOnMount. Each key is read from its own call only: the author of a pod can write any other
 // key into the attributes of an inline volume.
 const (
 	claimNamespace    = "csi.storage.k8s.io/pvc/namespace"
+	claimName         = "csi.storage.k8s.io/pvc/name"
+	claimVolume       = "csi.storage.k8s.io/pv/name"
 	snapshotNamespace = "csi.storage.k8s.io/volumesnapshot/namespace"
 	groupNamespace    = "csi.storage.k8s.io/volumegroupsnapshot/namespace"
 	podNamespace      = "csi.storage.k8s.io/pod.namespace"
@@ -73,6 +76,24 @@ func namespaceOf(m map[string]string, key string) string {
 	}
 	return ""
 }
+
+// claimOf returns the claim that the parameters of a CreateVolumeRequest name. A name that no object
+// of Kubernetes can have is "".
+func claimOf(parameters map[string]string) backend.Claim {
+	name := func(key string) string {
+		if n := parameters[key]; len(n) <= maxObjectName && objectName.MatchString(n) {
+			return n
+		}
+		return ""
+	}
+	return backend.Claim{Namespace: name(claimNamespace), Name: name(claimName), Volume: name(claimVolume)}
+}
+
+// maxObjectName is the maximum length of the name of an object: RFC 1123, DNS subdomain.
+const maxObjectName = 253
+
+// objectName matches DNS subdomains.
+var objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // checkName returns an error for a name of a volume or snapshot that the spec does not allow (CSI
 // spec v1.13, CreateVolumeRequest.name and others).
@@ -109,6 +130,7 @@ func (c *controller) createOptions(req *csi.CreateVolumeRequest) (o backend.Crea
 		Parameters: ownKeys(req.GetParameters()),
 		Secrets:    req.GetSecrets(),
 		Namespace:  namespaceOf(req.GetParameters(), claimNamespace),
+		Claim:      claimOf(req.GetParameters()),
 	}
 	if err := required("name", req.GetName()); err != nil {
 		return o, err
