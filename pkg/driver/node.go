@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -13,9 +14,10 @@ import (
 	"github.com/causeway-csi/causeway/pkg/mounter"
 )
 
-// node is the Node service: the backend returns the mount of a volume, and the mounter mounts it.
-// The mount table of the kernel shows which volumes are staged and published. Records hold only the
-// capability and the publish context with which a volume was staged, because no mount shows them.
+// node is the Node service: the backend returns the Mount of a volume, and the mounter mounts it.
+// The mount table of the kernel shows which volumes are staged and published. Records hold the
+// capability and the publish context with which a volume was staged, because no mount shows them,
+// and its Mount, so that calls about a staged volume do not wait for the storage.
 // CSI spec v1.13, Node Service RPC.
 type node struct {
 	csi.UnimplementedNodeServer
@@ -73,8 +75,14 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	if err != nil {
 		return err
 	}
-	st := stagingRecord{VolumeID: id, Capability: vc.digest(), PublishContext: publishContext}
-	if old, ok := n.records.at(path); ok && old != st {
+	// The record contains the options: an option that no mount may have can be a secret.
+	if err := mounter.CheckOptions(mount.Kind, mount.FSType, mount.Options); err != nil {
+		return err
+	}
+	st := stagingRecord{VolumeID: id, Capability: vc.digest(), PublishContext: publishContext,
+		Mount: newStagedMount(mount)}
+	old, wasRecorded := n.records.at(path)
+	if wasRecorded && !old.sameUse(st) {
 		if occupied, err := n.mounter.Occupied(ctx, path); err != nil {
 			return err
 		} else if occupied {
@@ -90,7 +98,7 @@ func (n *node) stage(ctx context.Context, id, path string, vc volumeCapability) 
 	}
 	crashpoint.Reached("stage:recorded")
 	if err := n.mounter.Mount(ctx, mount, path); err != nil {
-		if occupied, look := n.mounter.Occupied(ctx, path); look == nil && !occupied {
+		if occupied, look := n.mounter.Occupied(ctx, path); look == nil && (!occupied || wasRecorded) {
 			err = errors.Join(err, forget())
 		}
 		return err
@@ -165,16 +173,11 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, v
 	case target:
 		return fmt.Errorf("%w: the target path is the staging target path", backend.ErrInvalid)
 	}
-	if err := n.notInline(ctx, req.GetVolumeId()); err != nil {
-		return err
-	}
-	vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
-	vc.PublishContext = req.GetPublishContext()
-	mount, err := n.backend.Mount(ctx, req.GetVolumeId(), vc.Access)
+	mount, err := n.mountToPublish(ctx, req, vc)
 	if err != nil {
 		return err
 	}
-	if staged, err := n.mounter.Mounted(ctx, mount, staging); err != nil {
+	if staged, err := n.isMounted(ctx, mount, staging); err != nil {
 		return err
 	} else if !staged {
 		return fmt.Errorf("%w: the volume is not staged at %s", errPrecondition, staging)
@@ -213,6 +216,22 @@ func (n *node) publish(ctx context.Context, req *csi.NodePublishVolumeRequest, v
 		return errors.Join(err, n.mounter.Remove(context.WithoutCancel(ctx), target))
 	}
 	return nil
+}
+
+// mountToPublish returns the Mount of the volume at the staging path. Without a record of this Mount
+// the backend returns it, or an error for an unknown volume.
+func (n *node) mountToPublish(ctx context.Context,
+	req *csi.NodePublishVolumeRequest, vc volumeCapability) (mounter.Mount, error) {
+	id := req.GetVolumeId()
+	if mount, ok := n.records.mountAt(id, req.GetStagingTargetPath(), req.GetPublishContext()); ok {
+		return mount, nil
+	}
+	if err := n.notInline(ctx, id); err != nil {
+		return mounter.Mount{}, err
+	}
+	vc.Context, vc.Secrets = ownKeys(req.GetVolumeContext()), req.GetSecrets()
+	vc.PublishContext = req.GetPublishContext()
+	return n.backend.Mount(ctx, id, vc.Access)
 }
 
 // asStaged returns an error if the volume was staged with another capability than vc, or if the
@@ -410,11 +429,37 @@ func (n *node) NodeGetStorageHealth(ctx context.Context,
 	return resp, nil
 }
 
-// mountedAs returns the mount of a volume for path, and whether the volume is mounted at path. The
-// backend gets the publish context with which the volume was staged. The requests do not have the
-// access type, and a volume may support both: mountedAs tries the filesystem first, then the block
-// device.
+// mountedAs returns the Mount of a volume for path, and whether the volume is mounted at path. For a
+// staged volume these are the Mounts of its records.
 func (n *node) mountedAs(ctx context.Context, id, path string) (mount mounter.Mount, mounted bool, err error) {
+	mounts, ok := n.records.mountsOf(id)
+	if !ok {
+		return n.mountedByBackend(ctx, id, path)
+	}
+	for _, mount = range mounts {
+		if mounted, err = n.isMounted(ctx, mount, path); mounted || err != nil {
+			return mount, mounted, err
+		}
+	}
+	return mount, false, nil
+}
+
+// isMounted reports whether a staged volume is mounted at path. A missing source is ErrUnavailable:
+// the backend, whose storage is away, was not asked.
+func (n *node) isMounted(ctx context.Context, mount mounter.Mount, path string) (bool, error) {
+	mounted, err := n.mounter.Mounted(ctx, mount, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: the source of the mount is missing: %w", backend.ErrUnavailable, err)
+	}
+	return mounted, err
+}
+
+// mountedByBackend is mountedAs for an inline volume, and for a volume that a release without
+// mounts in its records staged. The backend gets the publish context with which the volume was
+// staged. The requests do not have the access type, and a volume may support both: the filesystem
+// comes first, then the block device.
+func (n *node) mountedByBackend(ctx context.Context,
+	id, path string) (mount mounter.Mount, mounted bool, err error) {
 	a := backend.Access{PublishContext: n.records.publishContext(id)}
 	mount, err = n.backend.Mount(ctx, id, a)
 	if err == nil {

@@ -18,13 +18,17 @@ import (
 	"github.com/causeway-csi/causeway/internal/regular"
 )
 
-// stagingRecord remembers the capability and the publish context of a staged volume. CSI passes
-// them to no later call about the volume but NodePublishVolume. Only the mount table of the kernel
-// shows whether the volume is still staged.
+// stagingRecord remembers the capability, the publish context and the Mount of a staged volume. CSI
+// passes the first two to no later call about the volume but NodePublishVolume. Later calls use the
+// Mount instead of asking the backend, whose storage may not answer. Only the mount table of the
+// kernel shows whether the volume is still staged.
 type stagingRecord struct {
 	VolumeID       string `json:"volumeID"`
 	Capability     digest `json:"use"`
 	PublishContext string `json:"attachment,omitempty"` // a publish context, as JSON with sorted keys; "": none
+
+	// Mount is nil in the records of releases that did not remember it.
+	Mount *stagedMount `json:"mount,omitempty"`
 }
 
 // publishContextText returns a publish context in the form of a record.
@@ -34,6 +38,12 @@ func publishContextText(publishContext map[string]string) (string, error) {
 	}
 	text, err := json.Marshal(publishContext)
 	return string(text), err
+}
+
+// sameUse reports whether both records are of the same volume, with the same capability and publish
+// context.
+func (st stagingRecord) sameUse(other stagingRecord) bool {
+	return st.sameCapability(other) && st.PublishContext == other.PublishContext
 }
 
 // sameCapability reports whether both records are of the same volume, with the same capability.
@@ -191,7 +201,7 @@ func (s *stagingRecords) setLive(path string, live bool) {
 // put writes a record, and returns a function that restores the previous state.
 func (s *stagingRecords) put(path string, st stagingRecord) (undo func() error, err error) {
 	old, was := s.at(path)
-	if was && old == st {
+	if was && old.sameUse(st) && old.Mount.equal(st.Mount) {
 		return func() error { return nil }, nil
 	}
 	if err := s.write(path, st); err != nil {

@@ -48,7 +48,7 @@ func (b *askedBackend) Detach(context.Context, string, string, map[string]string
 func TestABackendGetsSharedWrite(t *testing.T) {
 	b := &askedBackend{}
 	c := &controller{backend: b, topology: &topology{}}
-	n := &node{backend: b, topology: &topology{}}
+	n := &node{backend: b, topology: &topology{}, records: &stagingRecords{}}
 	ctx := context.Background()
 	for name, call := range map[string]func(*csi.VolumeCapability){
 		"CreateVolume": func(u *csi.VolumeCapability) {
